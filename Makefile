@@ -1,0 +1,71 @@
+# Thin targets over deps/setup.py, the CMake presets and pytest. `make help` lists them.
+.DEFAULT_GOAL := build
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+.NOTPARALLEL:
+
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PRESET ?= release
+BIN := build/$(PRESET)/bin
+SETUP := python3 deps/setup.py
+# The value of one of the paths that the set-up knows, e.g. $(call dep,LOWKV_MODEL): a shell expression.
+dep = $$($(SETUP) --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["$(1)"])')
+BUILD = cmake --preset $(1) >build/$(1)-configure.log || { cat build/$(1)-configure.log; exit 1; }; \
+	cmake --build --preset $(1) -j $(JOBS)
+
+.PHONY: help
+help: ## this list
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.PHONY: setup
+setup: ## fetch and build the pinned dependencies into ~/.cache/lowkv (once)
+	@$(SETUP)
+
+.PHONY: build
+build: setup ## build everything (PRESET=release, debug, ...)
+	@mkdir -p build
+	$(call BUILD,$(PRESET))
+
+.PHONY: demo
+demo: build ## compare schemes on a real model, then stream an answer from the packed cache
+	@deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
+
+.PHONY: test
+test: test-cpp test-e2e test-sanitizers ## run all tests, sanitizers included
+
+.PHONY: test-cpp
+test-cpp: build ## C++ tests, every kernel on every implementation
+	@ctest --preset $(PRESET) -j $(JOBS)
+
+.PHONY: test-e2e
+test-e2e: build ## the plug-in and the command on a real model
+	@LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/e2e $(PYTEST_ARGS)
+
+.PHONY: test-sanitizers
+test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
+	@mkdir -p build
+	for preset in asan-ubsan tsan; do
+	    echo "== $$preset"
+	    $(call BUILD,$$preset)
+	    ctest --preset $$preset -j $(JOBS)
+	done
+
+.PHONY: bench
+bench: build ## attention kernels against ggml's, then stock llama-bench with and without the plug-in
+	@mkdir -p build/bench
+	$(BIN)/lowkv bench attention --refcheck --json build/bench/attention.json
+	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
+
+.PHONY: format
+format: ## rewrite our C++ with clang-format
+	@deps/lint.py --format
+
+.PHONY: lint
+lint: build ## clang-format, clang-tidy and links in the documents
+	@deps/lint.py
+
+.PHONY: clean
+clean: ## remove build/ (the cache of dependencies stays)
+	rm -rf build

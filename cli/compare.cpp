@@ -1,0 +1,307 @@
+// lowkv compare: one text under several schemes, beside `exact` and stock llama.cpp's own caches.
+//
+// All caches of one loaded model read the text side by side, chunk by chunk, as an engine would
+// prefill it; each chunk's logits are reduced at once.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app.h"
+#include "compare_report.h"
+#include "lowkv/executor_openmp.h"
+#include "lowkv/scheme.h"
+#include "lowkv_ggml.h"
+#include "metrics.h"
+#include "model.h"
+#include "terminal.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv compare -m model.gguf -f book.txt
+  lowkv compare -m model.gguf -f book.txt --schemes kivi2,kivi4 --stock f16 --windows 8 --tokens 2048
+  lowkv compare -m model.gguf -f book.txt --schemes kivi2,kivi2+window=256,k=channel-3-g32+v=token-2-g32
+  lowkv compare -m model.gguf -f book.txt --json compare.json --plot compare.png
+
+Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
+The table is Markdown, on stdout; progress goes to stderr.)";
+
+struct Options {
+    std::string model, file, json, plot;
+    std::vector<std::string> schemes = {"exact", "kivi4", "kivi2", "int4"};
+    std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
+    std::size_t tokens = 0, windows = 1, skip = 256, decode = 48;
+    std::uint32_t chunk = 512;
+    unsigned threads = default_threads();
+    bool speed = true, verbose = false;
+};
+
+// A cache under comparison.
+struct Row {
+    std::string name;
+    std::optional<std::string> scheme;
+    std::optional<Context> context;
+    Distance distance;
+    double held = 0;  // bytes in our cache now
+    double prefill_seconds = 0;
+    std::vector<double> decode_seconds;
+    double bytes = 0;  // at the end of the last window
+
+    // Does `work` on the context and keeps count of what its cache holds: no other cache changes
+    // meanwhile.
+    template <class F>
+    double work(F&& work) {
+        const double before = total();
+        const Stopwatch watch;
+        std::forward<F>(work)(*context);
+        const double seconds = watch.seconds();
+        held += total() - before;
+        return seconds;
+    }
+    static double total() {
+        const ggml::CacheStats stats = ggml::stats();
+        return static_cast<double>(stats.exact_bytes + stats.packed_bytes);
+    }
+};
+
+ggml_type stock_type(const std::string& name) {
+    constexpr std::array types = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,  GGML_TYPE_Q4_0,
+                                  GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL};
+    std::string names;
+    for (const ggml_type type : types) {
+        if (name == ggml_type_name(type)) return type;
+        names += (names.empty() ? "" : ", ") + std::string(ggml_type_name(type));
+    }
+    throw UsageError("--stock " + name + " is no cache type of llama.cpp: " + names);
+}
+
+std::vector<Row> make_rows(const Options& options, const Model& model, std::uint32_t cells,
+                           double& f16_per_token) {
+    std::vector<Row> rows;
+    ContextOptions settings;
+    settings.cells = cells;
+    settings.chunk = options.chunk;
+    settings.threads = options.threads;
+    settings.all_logits = true;
+    const auto add = [&](std::string name) {
+        Row& row = rows.emplace_back();
+        row.name = std::move(name);
+        row.scheme = settings.scheme;
+        row.held = -Row::total();
+        row.context.emplace(model, settings);
+        row.held += Row::total();
+    };
+    settings.scheme = "exact";
+    add("exact");
+    // Ours is the only cache now: what stock llama.cpp would hold for a token.
+    f16_per_token = ggml::stats().exact_bytes_per_token;
+    for (const std::string& scheme : options.schemes) {
+        if (scheme == "exact") continue;
+        settings.scheme = scheme;
+        add(scheme);
+    }
+    settings.scheme.reset();
+    for (const std::string& name : options.stock) {
+        settings.stock = stock_type(name);
+        add("stock " + name);
+    }
+    return rows;
+}
+
+using Tokens = std::span<const llama_token>;
+
+// Calls f(chunk's first token, chunk) over the text.
+template <class F>
+void each_chunk(Tokens text, std::size_t chunk, F&& f) {
+    for (std::size_t at = 0; at < text.size(); at += chunk) f(at, text.subspan(at, std::min(chunk, text.size() - at)));
+}
+
+// Prefill without logits, then single tokens at the end; the caches take turns.
+void measure_speed(std::vector<Row>& rows, Tokens text, const Options& options) {
+    const Tokens prefill = text.first(text.size() - options.decode);
+    Progress progress("measuring speed:");
+    std::size_t done = 0;
+    const std::size_t total = rows.size() * (prefill.size() + options.decode);
+    each_chunk(prefill, options.chunk, [&](std::size_t, Tokens chunk) {
+        for (Row& row : rows) {
+            row.prefill_seconds += row.work([&](Context& context) { context.decode(chunk); });
+            progress.show(done += chunk.size(), total, row.name);
+        }
+    });
+    for (const llama_token& token : text.last(options.decode)) {
+        for (Row& row : rows) {
+            row.decode_seconds.push_back(row.work([&](Context& context) { context.decode({&token, 1}); }));
+            progress.show(++done, total, row.name);
+        }
+    }
+}
+
+// One window's predictions under each cache, against the first row's.
+void measure_quality(std::vector<Row>& rows, Tokens text, const Options& options, Reference& reference,
+                     Executor& executor, Progress& progress, std::size_t& done, std::size_t total) {
+    for (Row& row : rows) row.work([](Context& context) { context.clear(); });
+    each_chunk(text, options.chunk, [&](std::size_t at, Tokens chunk) {
+        const std::size_t first = at >= options.skip ? 0 : std::min(options.skip - at, chunk.size());
+        const std::size_t last = std::min(chunk.size(), text.size() - 1 - at);  // has a next token
+        for (Row& row : rows) {
+            row.work([&](Context& context) { context.decode(chunk, first < last); });
+            std::vector<const float*> logits;
+            for (std::size_t i = first; i < last; ++i) {
+                logits.push_back(row.context->logits(static_cast<std::int32_t>(i)));
+            }
+            if (!logits.empty()) {
+                if (&row == &rows.front()) reference.set(logits, executor);
+                row.distance.add(reference, logits, text.subspan(at + first + 1, logits.size()), executor);
+            }
+            progress.show(done += chunk.size(), total, row.name);
+        }
+    });
+}
+
+// Windows of the text, each with the model's first token where it wants one.
+std::vector<std::vector<llama_token>> cut(const Model& model, Options& options, const std::vector<llama_token>& text) {
+    const bool bos = llama_vocab_get_add_bos(model.vocab());
+    if (options.tokens == 0) {
+        const std::size_t most = std::min<std::size_t>(4096, model.train_context());
+        options.tokens = std::min(most, text.size() / options.windows + (bos ? 1 : 0));
+    }
+    const std::size_t take = options.tokens - (bos ? 1 : 0);
+    if (text.size() < take * options.windows) {
+        throw Failure("the text has " + count(text.size()) + " tokens; " + count(options.windows) + " x " +
+                      count(options.tokens) + " were asked for: use a longer text, or fewer --tokens or --windows");
+    }
+    if (options.tokens < options.skip + 2 || (options.speed && options.tokens <= options.decode)) {
+        throw Failure("a window of " + count(options.tokens) + " tokens is too short: --skip leaves out the first " +
+                      count(options.skip) + ", and speed is measured on the last " + count(options.decode));
+    }
+    if (options.tokens > model.train_context()) {
+        throw Failure("a window of " + count(options.tokens) + " tokens is longer than the model's context of " +
+                      count(model.train_context()));
+    }
+    std::vector<std::vector<llama_token>> windows(options.windows);
+    for (std::size_t w = 0; w < options.windows; ++w) {
+        if (bos) windows[w].push_back(llama_vocab_bos(model.vocab()));
+        const auto start = text.begin() + static_cast<std::ptrdiff_t>(w * take);
+        windows[w].insert(windows[w].end(), start, start + static_cast<std::ptrdiff_t>(take));
+    }
+    return windows;
+}
+
+Comparison results(const std::vector<Row>& rows, const Model& model, const Options& options, double f16_per_token) {
+    Comparison out;
+    out.model = model.description();
+    out.model_path = options.model;
+    out.text_path = options.file;
+    out.tokens = out.cached = options.tokens;
+    out.windows = options.windows;
+    out.chunk = options.chunk;
+    out.skip = options.skip;
+    out.positions = rows.front().distance.positions();
+    out.decoded = options.speed ? options.decode : 0;
+    out.threads = options.threads;
+    const double f16 = f16_per_token * static_cast<double>(out.cached);
+    for (const Row& row : rows) {
+        ComparedRow& to = out.rows.emplace_back();
+        to.name = row.name;
+        to.stock = !row.scheme;
+        to.kld = row.distance.mean_kld();
+        to.kld_error = row.distance.kld_error();
+        to.kld_999 = row.distance.kld_percentile(0.999);
+        to.same_top = row.distance.same_top();
+        to.perplexity = row.distance.perplexity();
+        to.cache_bytes =
+            row.scheme ? row.held : static_cast<double>(llama_state_seq_get_size(row.context->get(), 0));
+        to.bytes_per_token = to.cache_bytes / static_cast<double>(out.cached);
+        to.compression = f16 / to.cache_bytes;
+        if (row.decode_seconds.empty()) continue;
+        to.prefill_rate = static_cast<double>(options.tokens - options.decode) / row.prefill_seconds;
+        to.decode_rate = 1 / median(row.decode_seconds);
+    }
+    return out;
+}
+
+int compare(Options options) {
+    route_logs(options.verbose);
+    for (std::string& scheme : options.schemes) {
+        std::replace(scheme.begin(), scheme.end(), '+', ',');
+        static_cast<void>(parse_scheme(scheme));
+    }
+    for (const std::string& name : options.stock) static_cast<void>(stock_type(name));
+    const std::string text = read_text(options.file);
+    const Model model(options.model);
+    const auto windows = cut(model, options, model.tokenize(text, false));
+    options.chunk = static_cast<std::uint32_t>(std::min<std::size_t>(options.chunk, options.tokens));
+
+    double f16_per_token = 0;
+    std::vector<Row> rows = make_rows(options, model, static_cast<std::uint32_t>(options.tokens), f16_per_token);
+    std::fprintf(stderr, "%s, %zu caches, %s x %s tokens of %s\n", model.description().c_str(), rows.size(),
+                 count(options.windows).c_str(), count(options.tokens).c_str(), options.file.c_str());
+    if (options.speed) measure_speed(rows, windows.front(), options);
+    Reference reference(model.vocabulary());
+    OpenMPExecutor executor(options.threads);
+    {
+        Progress progress("comparing:");
+        std::size_t done = 0;
+        const std::size_t total = rows.size() * options.windows * options.tokens;
+        for (const auto& window : windows) {
+            measure_quality(rows, window, options, reference, executor, progress, done, total);
+        }
+    }
+    const Comparison comparison = results(rows, model, options, f16_per_token);
+    std::fputs((table(comparison) + "\n" + notes(comparison) + "\n" + summary(comparison)).c_str(), stdout);
+    std::fflush(stdout);
+    if (!options.json.empty()) write_file(options.json, json(comparison));
+    if (!options.plot.empty()) plot(comparison, options.plot);
+    return 0;
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command =
+        app.add_subcommand("compare", "One text under several schemes, beside exact and stock llama.cpp caches");
+    command->footer(footer);
+    command->add_option("-m,--model", options->model, "The model, a GGUF file")->required();
+    command->add_option("-f,--file", options->file, "The text; - is stdin")->required();
+    command->add_option("-s,--schemes", options->schemes, "Schemes; exact is always there, as the reference")
+        ->delimiter(',')
+        ->capture_default_str();
+    command->add_option("--stock", options->stock, "llama.cpp cache types to set beside them; none: leave them out")
+        ->delimiter(',')
+        ->capture_default_str();
+    command->add_option("-n,--tokens", options->tokens, "Tokens of a window; 0: what the text has, at most 4096")
+        ->capture_default_str();
+    command->add_option("-w,--windows", options->windows, "Windows, taken one after another; each starts afresh")
+        ->check(CLI::Range(1, 1000000))
+        ->capture_default_str();
+    command->add_option("--chunk", options->chunk, "Tokens computed at once")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
+    command->add_option("--skip", options->skip, "First positions of a window that are not counted")
+        ->capture_default_str();
+    command->add_option("--decode", options->decode, "Tokens at the end that decode speed is measured on")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
+    command->add_flag("--speed,!--no-speed", options->speed, "Measure speed (default), in one more pass");
+    command->add_option("-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 1024))->capture_default_str();
+    command->add_option("--json", options->json, "Write the figures to this file");
+    command->add_option("--plot", options->plot, "Draw KLD against size into this .png or .svg (needs matplotlib)");
+    command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
+    command->callback([options, &status] {
+        std::erase(options->stock, "none");
+        status = compare(*options);
+    });
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,181 @@
+#include "compare_report.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "app.h"
+#include "nlohmann/json.hpp"
+#include "terminal.h"
+
+#ifndef LOWKV_PLOT_PYTHON
+#define LOWKV_PLOT_PYTHON "python3"
+#endif
+
+namespace lowkv::cli {
+
+namespace {
+
+double change(const Comparison& comparison, const ComparedRow& row) {
+    return 100 * (row.perplexity / comparison.rows.front().perplexity - 1);
+}
+
+std::string signed_percent(double value) {
+    const std::string digits = fixed(value, 2);
+    return (value >= 0 ? "+" : "") + digits;
+}
+
+std::string divergence(double value) {
+    return fixed(value < 0 ? 0 : value, value < 0.1 ? 5 : 3);
+}
+
+std::string plot_script() {
+    const std::filesystem::path binary = executable_directory();
+    for (const std::filesystem::path& candidate :
+         {binary / "plot_compare.py", binary / "../share/lowkv/plot_compare.py",
+#ifdef LOWKV_PLOT_SCRIPT
+          std::filesystem::path(LOWKV_PLOT_SCRIPT),
+#endif
+          std::filesystem::path(__FILE__).parent_path() / "plot_compare.py"}) {
+        if (std::filesystem::exists(candidate)) return candidate.string();
+    }
+    throw Failure("plot_compare.py is not beside the command " + binary.string() + ": install it there");
+}
+
+int run_program(std::vector<std::string> words) {
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    const pid_t child = fork();
+    if (child == 0) {
+        execvp(argv[0], argv.data());
+        _exit(127);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) < 0) return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+std::string table(const Comparison& comparison) {
+    Table table({"cache", "mean KLD", "99.9 % KLD", "same top-1 %", "perplexity", "change %", "KV MiB",
+                 "smaller", "prefill t/s", "decode t/s"});
+    for (const ComparedRow& row : comparison.rows) {
+        const bool reference = &row == &comparison.rows.front();
+        const auto rate = [](double value) { return value > 0 ? fixed(value, 1) : std::string("-"); };
+        table.add({row.name, reference ? "reference" : divergence(row.kld), reference ? "" : divergence(row.kld_999),
+                   reference ? "" : fixed(100 * row.same_top, 1), fixed(row.perplexity, 3),
+                   reference ? "" : signed_percent(change(comparison, row)), mebibytes(row.cache_bytes),
+                   fixed(row.compression, 2) + "x", rate(row.prefill_rate), rate(row.decode_rate)});
+    }
+    return table.text();
+}
+
+std::string notes(const Comparison& comparison) {
+    const auto number = [](std::size_t value) { return count(value); };
+    std::string text = "KLD, top-1 and perplexity change: against the scheme exact, over " +
+                       number(comparison.positions) + " positions (" + number(comparison.windows) +
+                       (comparison.windows == 1 ? " window of " : " windows of ") + number(comparison.tokens) +
+                       " tokens, the first " + number(comparison.skip) + " not counted; chunks of " +
+                       number(comparison.chunk) + "). KV MiB: held for " + number(comparison.cached) +
+                       " tokens, exact window and metadata included; lowkv's by its own count, stock ones by "
+                       "llama_state_seq_get_size.";
+    if (comparison.decoded > 0) {
+        text += " Speed: prefill without logits over the first window; decode the median of " +
+                number(comparison.decoded) + " tokens at its end; caches took turns, " +
+                std::to_string(comparison.threads) + (comparison.threads == 1 ? " thread." : " threads.");
+    }
+    return text + "\n";
+}
+
+std::string summary(const Comparison& comparison) {
+    const ComparedRow* best = nullptr;      // the smallest of ours within 1 % of exact's perplexity
+    const ComparedRow* smallest = nullptr;  // of ours
+    const ComparedRow* stock = nullptr;     // f16
+    for (const ComparedRow& row : comparison.rows) {
+        if (row.name == "stock f16") stock = &row;
+        if (row.stock || &row == &comparison.rows.front()) continue;
+        if (smallest == nullptr || row.cache_bytes < smallest->cache_bytes) smallest = &row;
+        if (change(comparison, row) > 1) continue;
+        if (best == nullptr || row.cache_bytes < best->cache_bytes) best = &row;
+    }
+    if (smallest == nullptr) return "";
+    const auto say = [&](const ComparedRow& row) {
+        std::string text = row.name + " holds the text in " + mebibytes(row.cache_bytes) + " MiB, " +
+                           fixed(row.compression, 1) + " times less than f16, at " +
+                           signed_percent(change(comparison, row)) + " % perplexity";
+        if (stock != nullptr && stock->decode_rate > 0 && row.decode_rate > 0) {
+            text += ", and decodes at " + fixed(row.decode_rate / stock->decode_rate, 2) +
+                    " times stock f16's speed";
+        }
+        return text;
+    };
+    if (best == nullptr) {
+        return "No scheme here stays within 1 % of exact's perplexity; the smallest, " + say(*smallest) + ".\n";
+    }
+    std::string text = "Best trade: " + say(*best);
+    if (smallest != best) {
+        text += "; the smallest, " + smallest->name + ", is " + fixed(smallest->compression, 1) +
+                " times smaller than f16 at " + signed_percent(change(comparison, *smallest)) + " %";
+    }
+    return text + ".\n";
+}
+
+std::string json(const Comparison& comparison) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const ComparedRow& row : comparison.rows) {
+        rows.push_back({{"scheme", row.name},
+                        {"kind", row.stock ? "stock" : "lowkv"},
+                        {"reference", &row == &comparison.rows.front()},
+                        {"mean_kld", row.kld},
+                        {"mean_kld_error", row.kld_error},
+                        {"kld_99.9", row.kld_999},
+                        {"same_top1", row.same_top},
+                        {"perplexity", row.perplexity},
+                        {"perplexity_change_percent", change(comparison, row)},
+                        {"kv_bytes", row.cache_bytes},
+                        {"kv_bytes_source", row.stock ? "llama_state_seq_get_size" : "lowkv"},
+                        {"kv_bytes_per_token", row.bytes_per_token},
+                        {"compression", row.compression},
+                        {"prefill_tokens_per_s", row.prefill_rate},
+                        {"decode_tokens_per_s", row.decode_rate}});
+    }
+    const nlohmann::ordered_json out = {{"model", comparison.model},     {"model_path", comparison.model_path},
+                                        {"text", comparison.text_path},  {"tokens", comparison.tokens},
+                                        {"windows", comparison.windows}, {"chunk", comparison.chunk},
+                                        {"skip", comparison.skip},       {"positions", comparison.positions},
+                                        {"cached", comparison.cached},   {"decoded", comparison.decoded},
+                                        {"threads", comparison.threads}, {"rows", rows}};
+    return out.dump(2) + "\n";
+}
+
+void write_file(const std::string& path, const std::string& text) {
+    std::ofstream file(path, std::ios::binary);
+    file << text;
+    if (!file.flush()) throw Failure("can't write " + path);
+}
+
+void plot(const Comparison& comparison, const std::string& path) {
+    const std::string script = plot_script();
+    const std::string python = environment("LOWKV_PLOT_PYTHON");
+    std::string data = (std::filesystem::temp_directory_path() / "lowkv-compare-XXXXXX").string();
+    const int file = mkstemp(data.data());
+    if (file < 0) throw Failure("can't make a temporary file in " + std::filesystem::temp_directory_path().string());
+    close(file);
+    write_file(data, json(comparison));
+    const int status = run_program({python.empty() ? LOWKV_PLOT_PYTHON : python, script, data, path});
+    std::filesystem::remove(data);
+    if (status != 0) {
+        throw Failure("the picture could not be drawn: it needs a Python with matplotlib (pip install matplotlib), "
+                      "named by LOWKV_PLOT_PYTHON if it isn't " +
+                      std::string(LOWKV_PLOT_PYTHON));
+    }
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,232 @@
+// lowkv doctor: what this machine, this build and this model give, and what to do where it is wrong.
+
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "app.h"
+#include "ggml-backend.h"
+#include "lowkv/codec.h"
+#include "lowkv/implementation.h"
+#include "lowkv/scheme.h"
+#include "model.h"
+#include "plugin_path.h"
+#include "terminal.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv doctor
+  lowkv doctor -m model.gguf
+
+Exit status 1 when something is wrong.)";
+
+struct Options {
+    std::string model, plugin;
+    bool verbose = false;
+};
+
+class Findings {
+  public:
+    void good(const std::string& what, const std::string& value) { line("ok", what, value); }
+    void bad(const std::string& what, const std::string& value, const std::string& remedy) {
+        line("PROBLEM", what, value);
+        std::printf("         %-16s -> %s\n", "", remedy.c_str());
+        ++problems_;
+    }
+    void note(const std::string& what, const std::string& value) { line("-", what, value); }
+    int problems() const { return problems_; }
+
+  private:
+    static void line(const char* state, const std::string& what, const std::string& value) {
+        std::printf("%-8s %-16s %s\n", state, what.c_str(), value.c_str());
+        std::fflush(stdout);
+    }
+    int problems_ = 0;
+};
+
+void look_at_machine(Findings& findings) {
+    findings.good("processor", processor_name());
+    std::string list;
+    for (const Implementation& implementation : implementations()) {
+        list += (list.empty() ? "" : ", ") + std::string(implementation.name) +
+                (implementation.supported ? "" : " (not on this processor)");
+    }
+    try {
+        const Implementation& active = active_implementation();
+        const std::string value = std::string(active.name) + " of " + list;
+        if (active.name == "scalar") {
+            findings.bad("implementation", value, "it works, but slowly: lowkv is quick with AVX2 or AVX-512");
+        } else {
+            findings.good("implementation", value);
+        }
+    } catch (const std::exception& error) {
+        findings.bad("implementation", environment("LOWKV_IMPLEMENTATION"),
+                     std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");
+    }
+    findings.good("threads", std::to_string(default_threads()) + " by default (physical cores that this process may use)");
+    findings.good("memory", bytes(static_cast<double>(available_memory())) + " free of " +
+                                bytes(static_cast<double>(system_memory())));
+}
+
+// The plug-in is loaded in a child: as a stock program would, and without changing this process.
+void look_at_plugin(Findings& findings, const std::string& path) {
+    if (access(path.c_str(), R_OK) != 0) {
+        findings.bad("plug-in", path + " is not there", "build it (make build), or name it with --plugin");
+        return;
+    }
+    std::array<int, 2> answer{};
+    if (pipe(answer.data()) != 0) return;
+    std::fflush(nullptr);
+    const pid_t child = fork();
+    if (child == 0) {
+        close(answer[0]);
+        dup2(answer[1], STDERR_FILENO);
+        void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr) {
+            const char* why = dlerror();
+            std::fprintf(stderr, "%s\n", why == nullptr ? "dlopen failed" : why);
+            _exit(1);
+        }
+        _exit(ggml_backend_load(path.c_str()) == nullptr ? 2 : 0);
+    }
+    close(answer[1]);
+    std::string text;
+    std::array<char, 4096> buffer{};
+    for (ssize_t n = 0; (n = read(answer[0], buffer.data(), buffer.size())) > 0;) {
+        text.append(buffer.data(), static_cast<std::size_t>(n));
+    }
+    close(answer[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+        findings.good("plug-in", path + " loads");
+    } else {
+        findings.bad("plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
+                     "it must find libggml.so.0 and libggml-base.so.0 of the version it was built for (make build)");
+    }
+}
+
+void look_at_ggml(Findings& findings) {
+    const std::string found = ggml_version();
+#ifdef LOWKV_GGML_VERSION
+    const std::string built = LOWKV_GGML_VERSION;
+    if (found != built) {
+        findings.bad("ggml", found + ", lowkv was built for " + built, "run it with the llama.cpp it was built with");
+        return;
+    }
+    findings.good("ggml", found + ", as built for");
+#else
+    findings.good("ggml", found);
+#endif
+    const std::string tools = llama_tools_directory();
+    findings.note("llama.cpp tools", tools.empty() ? "not found beside libggml: lowkv run takes them from the PATH" : tools);
+}
+
+void look_at_environment(Findings& findings) {
+    const std::string path = environment("GGML_BACKEND_PATH");
+    if (path.empty()) {
+        findings.note("GGML_BACKEND_PATH", " not set: stock programs use their own cache (lowkv run sets it)");
+    } else if (path.find("lowkv") == std::string::npos) {
+        findings.bad("GGML_BACKEND_PATH", " " + path, "this is another backend; lowkv run sets it to the plug-in");
+    } else if (access(path.c_str(), R_OK) != 0) {
+        findings.bad("GGML_BACKEND_PATH", " " + path + " is not there", "correct it, or use lowkv run");
+    } else {
+        findings.good("GGML_BACKEND_PATH", " " + path + " (llama-server and most tools need -dev LOWKV too)");
+    }
+    const std::string scheme = environment("LOWKV_SCHEME");
+    try {
+        if (scheme.empty()) {
+            findings.note("LOWKV_SCHEME", "not set: the plug-in takes its default");
+        } else if (scheme == "delegate") {
+            findings.note("LOWKV_SCHEME", "delegate: plain f16 and stock kernels, for tests");
+        } else {
+            findings.good("LOWKV_SCHEME", to_string(parse_scheme(scheme)));
+        }
+    } catch (const std::exception& error) {
+        findings.bad("LOWKV_SCHEME", scheme, error.what());
+    }
+}
+
+void look_at_model(Findings& findings, const std::string& path) {
+    std::optional<Model> model;
+    try {
+        model.emplace(path);
+    } catch (const std::exception& error) {
+        findings.bad("model", path, error.what());
+        return;
+    }
+    const KvShape shape = model->kv_shape();
+    findings.good("model", model->description() + ", context " + count(model->train_context()));
+    const std::string text = count(shape.layers) + " layers, " + count(shape.kv_heads) + " kv heads, head_dim " +
+                             count(shape.key_dim) +
+                             (shape.key_dim == shape.value_dim ? "" : " / " + count(shape.value_dim));
+    if (shape.key_dim != shape.value_dim) {
+        findings.bad("cache", text, "keys and values of different sizes are not packed yet: such layers stay f16");
+        return;
+    }
+    const Shape layer{.kv_heads = shape.kv_heads, .head_dim = shape.key_dim};
+    Table table({"scheme", "bytes a token", "smaller", "cache for " + count(model->train_context()) + " tokens"});
+    try {
+        for (const Preset& preset : presets()) {
+            const Plan plan(preset.scheme.base, layer);
+            const double size = static_cast<double>(plan.packed_bytes()) / plan.block_tokens() * shape.layers;
+            table.add({std::string(preset.name), count(static_cast<std::uint64_t>(size)),
+                       fixed(static_cast<double>(shape.f16_bytes_per_token()) / size, 2) + "x",
+                       bytes(size * model->train_context())});
+        }
+        findings.good("cache", text);
+    } catch (const std::exception& error) {
+        findings.bad("cache", text, error.what());
+        return;
+    }
+    ContextOptions options;
+    options.cells = 256;
+    options.scheme = "kivi2";
+    try {
+        const Context context(*model, options);
+        findings.good("context", "llama.cpp puts the cache into lowkv");
+    } catch (const std::exception& error) {
+        findings.bad("context", "llama.cpp can't use lowkv's cache", error.what());
+    }
+    std::printf("\n%s", table.text().c_str());
+}
+
+int doctor(const Options& options) {
+    route_logs(options.verbose);
+    Findings findings;
+    findings.good("lowkv", LOWKV_VERSION);
+    look_at_machine(findings);
+    look_at_ggml(findings);
+    look_at_plugin(findings, options.plugin.empty() ? plugin_path() : options.plugin);
+    look_at_environment(findings);
+    if (!options.model.empty()) look_at_model(findings, options.model);
+    std::printf("\n%s\n", findings.problems() == 0 ? "No problems." :
+                (std::to_string(findings.problems()) + (findings.problems() == 1 ? " problem." : " problems.")).c_str());
+    return findings.problems() == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("doctor", "Checks this machine, this build and a model");
+    command->footer(footer);
+    command->add_option("-m,--model", options->model, "Look at this model too, a GGUF file");
+    command->add_option("--plugin", options->plugin, "The plug-in to check (default: the one built with this command)");
+    command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
+    command->callback([options, &status] { status = doctor(*options); });
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,58 @@
+#include <cstdio>
+#include <exception>
+
+#include "app.h"
+#include "lowkv/error.h"
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv generate -m model.gguf -p "Why is the sky blue?" --scheme kivi2
+  lowkv compare -m model.gguf -f book.txt --tokens 4096 --plot compare.png
+  lowkv run -- llama-server -m model.gguf -c 32768
+  lowkv schemes kivi2
+  lowkv doctor -m model.gguf
+  lowkv bench attention --quick
+
+Each command explains itself: lowkv COMMAND --help.)";
+
+int message(const char* text, int status) {
+    std::fprintf(stderr, "lowkv: %s\n", text);
+    return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    using namespace lowkv;
+    CLI::App app{"Low-bit KV cache for language models: the cache that attention reads, in 2 to 4 "
+                 "bits, inside llama.cpp."};
+    app.name("lowkv");
+    app.footer(footer);
+    app.set_version_flag("--version", std::string("lowkv ") + LOWKV_VERSION);
+    app.require_subcommand(1);
+    app.get_formatter()->column_width(34);
+    int status = 0;
+    try {
+        cli::add_generate(app, status);
+        cli::add_compare(app, status);
+        cli::add_run(app, status);
+        cli::add_schemes(app, status);
+        cli::add_doctor(app, status);
+        cli::add_bench(app, status);
+        if (argc == 1) {
+            std::fputs(app.help().c_str(), stderr);
+            return 2;
+        }
+        app.parse(argc, argv);
+        return status;
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) == 0 ? 0 : 2;
+    } catch (const cli::UsageError& error) {
+        return message(error.what(), 2);
+    } catch (const Error& error) {
+        return message(error.what(), error.code() == ErrorCode::invalid_scheme ? 2 : 1);
+    } catch (const std::exception& error) {
+        return message(error.what(), 1);
+    }
+}

@@ -1,0 +1,211 @@
+#include "model.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+
+#include "app.h"
+#include "lowkv_ggml.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+struct Log {
+    bool verbose = false;
+    ggml_log_level level = GGML_LOG_LEVEL_NONE;  // of the line that continues
+    std::string line;                            // of that level, so far
+    std::string cache_buffers;                   // names of the buffers that hold caches
+};
+
+Log& log_state() {
+    static Log log;
+    return log;
+}
+
+// Warnings that only state what the user asked for. That a cache is stock llama.cpp's is on purpose
+// here; where it isn't, Context's own check refuses it.
+bool expected(std::string_view line) {
+    return line.find("lowkv: NOT active") != std::string_view::npos ||
+           line.find("the full capacity of the model will not be utilized") != std::string_view::npos;
+}
+
+void end_line(Log& log) {
+    // "llama_kv_cache:        CPU KV buffer size =   180.00 MiB"
+    if (const std::size_t at = log.line.find(" KV buffer size"); at != std::string::npos) {
+        const std::size_t start = log.line.rfind(' ', at - 1);
+        log.cache_buffers += log.line.substr(start + 1, at - start - 1) + " ";
+    }
+    const bool shown = log.level == GGML_LOG_LEVEL_ERROR ||
+                       (log.level == GGML_LOG_LEVEL_WARN && !expected(log.line)) || log.verbose;
+    if (shown) std::fputs(log.line.c_str(), stderr);
+    log.line.clear();
+}
+
+void receive_log(ggml_log_level level, const char* text, void* /*user*/) {
+    Log& log = log_state();
+    if (level != GGML_LOG_LEVEL_CONT) log.level = level;
+    log.line += text;
+    if (!log.line.empty() && log.line.back() == '\n') end_line(log);
+}
+
+std::string metadata(const llama_model* model, const std::string& key) {
+    std::array<char, 256> buffer{};
+    const int n = llama_model_meta_val_str(model, key.c_str(), buffer.data(), buffer.size());
+    return n < 0 ? "" : buffer.data();
+}
+
+}  // namespace
+
+void route_logs(bool verbose) {
+    log_state().verbose = verbose;
+    llama_log_set(receive_log, nullptr);
+}
+
+Model::Model(const std::string& path) {
+    if (!std::filesystem::is_regular_file(path)) throw Failure("there is no model file " + path);
+    static const bool registered = [] {
+        llama_backend_init();
+        ggml_backend_register(ggml::backend_reg());
+        return true;
+    }();
+    static_cast<void>(registered);
+    std::array<ggml_backend_dev_t, 2> devices = {ggml::device(), nullptr};
+    llama_model_params params = llama_model_default_params();
+    params.devices = devices.data();
+    params.n_gpu_layers = -1;
+    model_.reset(llama_model_load_from_file(path.c_str(), params));
+    if (!model_) {
+        throw Failure("llama.cpp can't load " + path + " (the lines above say why; --verbose says more)");
+    }
+    if (llama_model_has_encoder(get()) || !llama_model_has_decoder(get())) {
+        throw Failure(path + " is not a decoder-only language model: lowkv serves those");
+    }
+}
+
+std::string Model::description() const {
+    std::array<char, 256> buffer{};
+    llama_model_desc(get(), buffer.data(), buffer.size());
+    const std::string name = metadata(get(), "general.name");
+    return name.empty() ? buffer.data() : name + " (" + buffer.data() + ")";
+}
+
+std::uint32_t Model::train_context() const {
+    return static_cast<std::uint32_t>(llama_model_n_ctx_train(get()));
+}
+
+std::uint32_t Model::vocabulary() const {
+    return static_cast<std::uint32_t>(llama_vocab_n_tokens(vocab()));
+}
+
+KvShape Model::kv_shape() const {
+    const std::string architecture = metadata(get(), "general.architecture");
+    const auto dimension = [&](const char* key) {
+        const std::string value = metadata(get(), architecture + ".attention." + key);
+        if (!value.empty()) return static_cast<std::uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+        return static_cast<std::uint32_t>(llama_model_n_embd(get()) / std::max(llama_model_n_head(get()), 1));
+    };
+    return {static_cast<std::uint32_t>(llama_model_n_layer(get())),
+            static_cast<std::uint32_t>(llama_model_n_head_kv(get())), dimension("key_length"),
+            dimension("value_length")};
+}
+
+std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special) const {
+    const auto length = static_cast<std::int32_t>(text.size());
+    std::vector<llama_token> tokens(text.size() + 8);
+    const std::int32_t n = llama_tokenize(vocab(), text.c_str(), length, tokens.data(),
+                                          static_cast<std::int32_t>(tokens.size()), add_special, true);
+    if (n < 0) throw Failure("the text has too many tokens");
+    tokens.resize(static_cast<std::size_t>(n));
+    return tokens;
+}
+
+std::string Model::piece(llama_token token) const {
+    std::string text(64, '\0');
+    std::int32_t n = 0;
+    while ((n = llama_token_to_piece(vocab(), token, text.data(), static_cast<std::int32_t>(text.size()), 0,
+                                     false)) < 0) {
+        text.resize(static_cast<std::size_t>(-n));
+    }
+    text.resize(static_cast<std::size_t>(n));
+    return text;
+}
+
+std::optional<std::string> Model::chat(const std::string& system, const std::string& user) const {
+    const char* form = llama_model_chat_template(get(), nullptr);
+    if (form == nullptr) return std::nullopt;
+    std::vector<llama_chat_message> messages;
+    if (!system.empty()) messages.push_back({"system", system.c_str()});
+    messages.push_back({"user", user.c_str()});
+    std::string text(2 * (system.size() + user.size()) + 1024, '\0');
+    for (;;) {
+        const std::int32_t n = llama_chat_apply_template(form, messages.data(), messages.size(), true, text.data(),
+                                                         static_cast<std::int32_t>(text.size()));
+        if (n < 0) return std::nullopt;
+        const auto length = static_cast<std::size_t>(n);
+        const bool fits = length <= text.size();
+        text.resize(length);
+        if (fits) return text;
+    }
+}
+
+void Context::FreeBatch::operator()(llama_batch* batch) const {
+    llama_batch_free(*batch);
+    delete batch;
+}
+
+Context::Context(const Model& model, const ContextOptions& options) {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = options.cells;
+    params.n_batch = params.n_ubatch = options.chunk;
+    params.n_outputs_max = options.all_logits ? 0 : 1;
+    params.n_threads = params.n_threads_batch = static_cast<std::int32_t>(options.threads);
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.op_offload = false;
+    params.no_perf = true;
+    const std::size_t before = ggml::stats().buffers;
+    if (options.scheme) {
+        ggml::set_scheme(*options.scheme);
+        params.offload_kqv = true;
+    } else {
+        params.offload_kqv = false;  // the cache and its attention stay on the CPU backend
+        params.type_k = params.type_v = options.stock;
+    }
+    log_state().cache_buffers.clear();
+    context_.reset(llama_init_from_model(model.get(), params));
+    const std::string what = options.scheme ? "the cache under scheme " + *options.scheme
+                                            : std::string("llama.cpp's ") + ggml_type_name(options.stock) + " cache";
+    if (!context_) throw Failure("llama.cpp can't make a context with " + what + " (--verbose says why)");
+    const std::size_t ours = ggml::stats().buffers - before;
+    if ((ours > 0) != options.scheme.has_value()) {
+        throw Failure(what + " landed in the wrong place (buffers: " + log_state().cache_buffers +
+                      "): the figures would be another cache's. Please report this model");
+    }
+    batch_.reset(new llama_batch(llama_batch_init(static_cast<std::int32_t>(options.chunk), 0, 1)));
+}
+
+void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
+    batch_->n_tokens = static_cast<std::int32_t>(tokens.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        batch_->token[i] = tokens[i];
+        batch_->pos[i] = static_cast<llama_pos>(size_ + i);
+        batch_->n_seq_id[i] = 1;
+        batch_->seq_id[i][0] = 0;
+        batch_->logits[i] = all_logits || i + 1 == tokens.size() ? 1 : 0;
+    }
+    const int result = llama_decode(get(), *batch_);
+    if (result == 1) throw Failure("the context of " + std::to_string(cells()) + " tokens is full: use a larger -c");
+    if (result != 0) throw Failure("llama.cpp failed at token " + std::to_string(size_) + " (llama_decode: " +
+                                   std::to_string(result) + ")");
+    size_ += static_cast<std::uint32_t>(tokens.size());
+}
+
+void Context::clear() {
+    llama_memory_clear(llama_get_memory(get()), true);
+    size_ = 0;
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,89 @@
+#pragma once
+// Models and contexts of llama.cpp, with the lowkv backend in this process: one loaded model serves
+// contexts whose cache is ours and contexts whose cache is stock llama.cpp's.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llama.h"
+
+namespace lowkv::cli {
+
+// llama.cpp's and ggml's messages: warnings and errors on stderr, with `verbose` all of them.
+void route_logs(bool verbose);
+
+// The keys and values that a model keeps per token.
+struct KvShape {
+    std::uint32_t layers = 0, kv_heads = 0, key_dim = 0, value_dim = 0;
+    std::size_t f16_bytes_per_token() const {
+        return std::size_t{2} * layers * kv_heads * (key_dim + value_dim);
+    }
+};
+
+class Model {
+  public:
+    // Registers the backend and loads the file with it as the cache's device. Throws Failure.
+    explicit Model(const std::string& path);
+
+    llama_model* get() const { return model_.get(); }
+    const llama_vocab* vocab() const { return llama_model_get_vocab(get()); }
+    std::string description() const;
+    std::uint32_t train_context() const;
+    std::uint32_t vocabulary() const;
+    KvShape kv_shape() const;
+
+    std::vector<llama_token> tokenize(const std::string& text, bool add_special) const;
+    std::string piece(llama_token token) const;
+    // The text with the model's chat template around it; nullopt when the model has none that
+    // llama.cpp knows.
+    std::optional<std::string> chat(const std::string& system, const std::string& user) const;
+
+  private:
+    struct Free {
+        void operator()(llama_model* model) const { llama_model_free(model); }
+    };
+    std::unique_ptr<llama_model, Free> model_;
+};
+
+struct ContextOptions {
+    std::uint32_t cells = 0;
+    std::uint32_t chunk = 512;         // tokens that one graph works on
+    unsigned threads = 1;
+    bool all_logits = false;           // a chunk may ask for the logits of each of its tokens
+    std::optional<std::string> scheme; // a lowkv scheme, or
+    ggml_type stock = GGML_TYPE_F16;   // a stock llama.cpp cache of this type, on the CPU backend
+};
+
+// One context with one sequence, written front to back.
+class Context {
+  public:
+    // Throws lowkv::Error for a wrong scheme, Failure when the cache didn't land where it should.
+    Context(const Model& model, const ContextOptions& options);
+
+    llama_context* get() const { return context_.get(); }
+    std::uint32_t cells() const { return llama_n_ctx(get()); }
+    std::uint32_t size() const { return size_; }
+
+    // Appends tokens at the end; logits of the last one, or of all. Throws Failure.
+    void decode(std::span<const llama_token> tokens, bool all_logits = false);
+    const float* logits(std::int32_t row) const { return llama_get_logits_ith(get(), row); }
+    void clear();
+
+  private:
+    struct Free {
+        void operator()(llama_context* context) const { llama_free(context); }
+    };
+    struct FreeBatch {
+        void operator()(llama_batch* batch) const;
+    };
+    std::unique_ptr<llama_context, Free> context_;
+    std::unique_ptr<llama_batch, FreeBatch> batch_;
+    std::uint32_t size_ = 0;
+};
+
+}  // namespace lowkv::cli

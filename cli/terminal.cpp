@@ -1,0 +1,201 @@
+#include "terminal.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+#include <utility>
+
+#include "app.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+// The number behind `key` in a /proc file, in the file's unit (kB), as bytes.
+std::size_t proc_bytes(const char* path, std::string_view key) {
+    std::ifstream file(path);
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.compare(0, key.size(), key) != 0) continue;
+        return std::strtoull(line.c_str() + key.size(), nullptr, 10) * 1024;
+    }
+    return 0;
+}
+
+// Columns that a terminal uses for `text`: one per UTF-8 character.
+std::size_t width(std::string_view text) {
+    return static_cast<std::size_t>(std::count_if(
+        text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+}
+
+}  // namespace
+
+std::string fixed(double value, int digits) {
+    std::array<char, 64> buffer{};
+    std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
+    return buffer.data();
+}
+
+std::string count(std::uint64_t value) {
+    std::string digits = std::to_string(value);
+    for (std::size_t at = digits.size(); at > 3;) digits.insert(at -= 3, 1, ',');
+    return digits;
+}
+
+std::string bytes(double value) {
+    const std::array<const char*, 4> units = {"B", "KiB", "MiB", "GiB"};
+    std::size_t unit = 0;
+    while (value >= 1024 && unit + 1 < units.size()) {
+        value /= 1024;
+        ++unit;
+    }
+    return fixed(value, unit == 0 ? 0 : 1) + " " + units[unit];
+}
+
+std::string mebibytes(double value) {
+    return fixed(value / (1024.0 * 1024.0), 1);
+}
+
+Table::Table(std::vector<std::string> header) {
+    rows_.push_back(std::move(header));
+}
+
+void Table::add(std::vector<std::string> row) {
+    row.resize(rows_.front().size());
+    rows_.push_back(std::move(row));
+}
+
+std::string Table::text() const {
+    std::vector<std::size_t> widths(rows_.front().size(), 3);
+    for (const auto& row : rows_) {
+        for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]));
+    }
+    std::string out;
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+        for (std::size_t c = 0; c < widths.size(); ++c) {
+            const std::string pad(widths[c] - width(rows_[r][c]), ' ');
+            out += c == 0 ? "| " + rows_[r][c] + pad : " | " + pad + rows_[r][c];
+        }
+        out += " |\n";
+        if (r != 0) continue;
+        for (std::size_t c = 0; c < widths.size(); ++c) {
+            out += c == 0 ? "| " + std::string(widths[c], '-') : " | " + std::string(widths[c] - 1, '-') + ":";
+        }
+        out += " |\n";
+    }
+    return out;
+}
+
+Progress::Progress(std::string label, bool enabled)
+    : label_(std::move(label)), enabled_(enabled), terminal_(isatty(STDERR_FILENO) == 1),
+      last_(std::chrono::steady_clock::now()) {}
+
+Progress::~Progress() {
+    finish();
+}
+
+void Progress::show(std::uint64_t done, std::uint64_t total, const std::string& detail) {
+    if (!enabled_) return;
+    const auto now = std::chrono::steady_clock::now();
+    const auto pause = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
+    if (now - last_ < pause && (shown_ || !terminal_)) return;
+    last_ = now;
+    shown_ = true;
+    const std::uint64_t percent = total == 0 ? 0 : done * 100 / total;
+    std::fprintf(stderr, "%s%s %s / %s (%llu %%)%s%s%s", terminal_ ? "\r" : "", label_.c_str(),
+                 count(done).c_str(), count(total).c_str(), static_cast<unsigned long long>(percent),
+                 detail.empty() ? "" : "  ", detail.c_str(), terminal_ ? "\x1b[K" : "\n");
+    std::fflush(stderr);
+}
+
+void Progress::finish() {
+    if (enabled_ && terminal_ && shown_) std::fputs("\r\x1b[K", stderr);
+    shown_ = false;
+}
+
+double median(std::vector<double> values) {
+    if (values.empty()) return 0;
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+ProcessMemory process_memory() {
+    return {proc_bytes("/proc/self/status", "VmRSS:"), proc_bytes("/proc/self/status", "VmHWM:")};
+}
+
+std::string processor_name() {
+    std::ifstream file("/proc/cpuinfo");
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.compare(0, 10, "model name") != 0) continue;
+        const std::size_t colon = line.find(": ");
+        if (colon != std::string::npos) return line.substr(colon + 2);
+    }
+    return "unknown";
+}
+
+std::size_t system_memory() {
+    return proc_bytes("/proc/meminfo", "MemTotal:");
+}
+
+std::size_t available_memory() {
+    return proc_bytes("/proc/meminfo", "MemAvailable:");
+}
+
+unsigned default_threads() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    unsigned usable = 1;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) usable = static_cast<unsigned>(CPU_COUNT(&set));
+    std::ifstream smt("/sys/devices/system/cpu/smt/active");
+    int active = 0;
+    if (smt >> active; active == 1 && usable > 1) usable /= 2;
+    return std::max(usable, 1U);
+}
+
+std::string executable_directory() {
+    std::array<char, 4096> path{};
+    const ssize_t n = readlink("/proc/self/exe", path.data(), path.size());
+    if (n <= 0) return ".";
+    const std::string_view full(path.data(), static_cast<std::size_t>(n));
+    return std::string(full.substr(0, full.rfind('/')));
+}
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+std::size_t complete_utf8(std::string_view text) {
+    // The last character's first byte is among the last four bytes, or the text isn't UTF-8.
+    for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
+        const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+        if ((byte & 0xc0U) == 0x80U) continue;
+        const std::size_t need = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+        return need > back ? text.size() - back : text.size();
+    }
+    return text.size();
+}
+
+std::string read_text(const std::string& path) {
+    if (path == "-") return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    std::ifstream file(path, std::ios::binary);
+    std::stringstream text;
+    if (!file || !(text << file.rdbuf())) {
+        throw Failure("can't read the text file " + path + ": " + std::strerror(errno));
+    }
+    return text.str();
+}
+
+}  // namespace lowkv::cli

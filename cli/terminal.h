@@ -1,0 +1,78 @@
+#pragma once
+// What a command shows: figures with units, aligned tables, a progress line, and the machine's
+// memory and processors.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lowkv::cli {
+
+std::string fixed(double value, int digits);
+std::string count(std::uint64_t value);      // 12,345
+std::string bytes(double value);             // "36.4 MiB"
+std::string mebibytes(double value);         // "36.4"
+
+// Columns align on terminals; the text is a Markdown table too. The first column is left-aligned.
+class Table {
+  public:
+    explicit Table(std::vector<std::string> header);
+    void add(std::vector<std::string> row);
+    std::string text() const;
+
+  private:
+    std::vector<std::vector<std::string>> rows_;
+};
+
+// One line on stderr: rewritten in place on a terminal, else a line about every ten seconds.
+class Progress {
+  public:
+    explicit Progress(std::string label, bool enabled = true);
+    ~Progress();
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+    void show(std::uint64_t done, std::uint64_t total, const std::string& detail = {});
+    void finish();  // clears the line on a terminal
+
+  private:
+    std::string label_;
+    bool enabled_, terminal_, shown_ = false;
+    std::chrono::steady_clock::time_point last_;
+};
+
+class Stopwatch {
+  public:
+    Stopwatch() : start_(std::chrono::steady_clock::now()) {}
+    double seconds() const {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
+
+  private:
+    std::chrono::steady_clock::time_point start_;
+};
+
+double median(std::vector<double> values);
+
+// This process, in bytes; 0 where the system doesn't say.
+struct ProcessMemory {
+    std::size_t resident = 0, peak = 0;
+};
+ProcessMemory process_memory();
+
+std::string processor_name();
+std::size_t system_memory();       // bytes, all of it
+std::size_t available_memory();    // bytes
+unsigned default_threads();        // physical cores that this process may use
+std::string executable_directory();
+std::string environment(const char* name);  // empty when unset
+
+// The length of the part of `text` that doesn't end inside a UTF-8 character.
+std::size_t complete_utf8(std::string_view text);
+
+// The whole file, or stdin for "-". Throws Failure.
+std::string read_text(const std::string& path);
+
+}  // namespace lowkv::cli

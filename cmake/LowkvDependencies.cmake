@@ -1,0 +1,78 @@
+# What deps/setup.py has put into its cache, and which parts of the build that allows.
+# The core library needs nothing. A path may also be given with -D, which wins.
+
+if(DEFINED ENV{LOWKV_CACHE_DIR})
+    set(LOWKV_CACHE_DIR "$ENV{LOWKV_CACHE_DIR}")
+else()
+    set(LOWKV_CACHE_DIR "$ENV{HOME}/.cache/lowkv")
+endif()
+set(LOWKV_DEPS_FILE "${LOWKV_CACHE_DIR}/deps.cmake")
+
+if(EXISTS "${LOWKV_DEPS_FILE}")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${LOWKV_DEPS_FILE}")
+    # Scoped, so that a -D on the command line wins over the file.
+    function(lowkv_read_dependencies)
+        include("${LOWKV_DEPS_FILE}")
+        foreach(name LLAMA_SOURCE LLAMA_BUILD GGML_VERSION MODEL DEMO_TEXT HEADERS PYTHON)
+            if(DEFINED LOWKV_${name} AND NOT DEFINED CACHE{LOWKV_${name}})
+                set(LOWKV_${name} "${LOWKV_${name}}" PARENT_SCOPE)
+            endif()
+        endforeach()
+    endfunction()
+    lowkv_read_dependencies()
+endif()
+
+if(LOWKV_LLAMA_SOURCE AND LOWKV_LLAMA_BUILD AND LOWKV_GGML_VERSION)
+    set(lowkv_have_llama ON)
+else()
+    set(lowkv_have_llama OFF)
+endif()
+if(LOWKV_HEADERS)
+    set(lowkv_have_headers ON)
+else()
+    set(lowkv_have_headers OFF)
+endif()
+if(lowkv_have_llama AND lowkv_have_headers)
+    set(lowkv_have_both ON)
+else()
+    set(lowkv_have_both OFF)
+endif()
+
+option(LOWKV_BUILD_PLUGIN "Build the llama.cpp plug-in" ${lowkv_have_llama})
+option(LOWKV_BUILD_CLI "Build the command lowkv (needs the plug-in)" ${lowkv_have_both})
+option(LOWKV_BUILD_TESTS "Build the C++ tests and examples" ${lowkv_have_headers})
+option(LOWKV_WERROR "Treat warnings in lowkv's own code as errors" ON)
+
+if(NOT lowkv_have_llama OR NOT lowkv_have_headers)
+    message(STATUS "lowkv: no complete set of dependencies in ${LOWKV_CACHE_DIR}; "
+                   "for the plug-in, the command and the tests run: python3 deps/setup.py")
+endif()
+if(LOWKV_BUILD_CLI AND NOT LOWKV_BUILD_PLUGIN)
+    message(FATAL_ERROR "LOWKV_BUILD_CLI needs LOWKV_BUILD_PLUGIN")
+endif()
+if((LOWKV_BUILD_PLUGIN OR LOWKV_BUILD_CLI) AND NOT lowkv_have_llama)
+    message(FATAL_ERROR "The plug-in needs llama.cpp: run python3 deps/setup.py llama, "
+                        "or set LOWKV_LLAMA_SOURCE, LOWKV_LLAMA_BUILD and LOWKV_GGML_VERSION")
+endif()
+if((LOWKV_BUILD_CLI OR LOWKV_BUILD_TESTS) AND NOT lowkv_have_headers)
+    message(FATAL_ERROR "CLI11 and doctest are needed: run python3 deps/setup.py headers, "
+                        "or set LOWKV_HEADERS to the folder that has CLI/ and doctest/")
+endif()
+
+# llama.cpp as imported targets: only what is linked, and its headers as system headers.
+if(lowkv_have_llama)
+    find_package(OpenMP REQUIRED COMPONENTS CXX)
+    foreach(library ggml-base ggml-cpu ggml llama)
+        add_library(llamacpp::${library} SHARED IMPORTED)
+        set_target_properties(llamacpp::${library} PROPERTIES
+            IMPORTED_LOCATION "${LOWKV_LLAMA_BUILD}/lib${library}.so"
+            IMPORTED_SONAME "lib${library}.so.0"
+            INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/include;${LOWKV_LLAMA_SOURCE}/include")
+    endforeach()
+    set_property(TARGET llamacpp::ggml PROPERTY INTERFACE_LINK_LIBRARIES llamacpp::ggml-base)
+    set_property(TARGET llamacpp::llama PROPERTY INTERFACE_LINK_LIBRARIES llamacpp::ggml)
+    # The one private header that a backend needs: ggml-backend-impl.h.
+    add_library(llamacpp::backend-headers INTERFACE IMPORTED)
+    set_property(TARGET llamacpp::backend-headers PROPERTY
+        INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/src")
+endif()

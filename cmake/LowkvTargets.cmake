@@ -1,0 +1,25 @@
+# Compiler settings of lowkv's own code, and the helper that lists a folder's sources.
+
+add_library(lowkv_settings INTERFACE)
+target_compile_options(lowkv_settings INTERFACE
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Wold-style-cast
+    # Codes must be bit-identical between implementations: no fused multiply-add unless it is written.
+    -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # False alarms of GCC: attributes of __m512i as a template argument (nothing is lost there), and
+    # std::string's operator+ (GCC bug 105651).
+    target_compile_options(lowkv_settings INTERFACE -Wno-ignored-attributes -Wno-restrict)
+endif()
+if(LOWKV_WERROR)
+    target_compile_options(lowkv_settings INTERFACE -Werror)
+endif()
+
+# Sets <out> to the .cpp files of the given folders, found again at each build so that a new file
+# needs no edit here.
+function(lowkv_sources out)
+    set(patterns ${ARGN})
+    list(TRANSFORM patterns PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
+    list(TRANSFORM patterns APPEND "/*.cpp")
+    file(GLOB found CONFIGURE_DEPENDS ${patterns})
+    set(${out} ${found} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# make demo: compares schemes on a real model and a real text, then answers from the packed cache.
+set -euo pipefail
+lowkv=$1 model=$2 text=$3
+
+echo "== One text of about 4,000 tokens under several schemes, beside llama.cpp's own caches"
+"$lowkv" compare --model "$model" --file "$text" --schemes exact,kivi4,kivi2,int4
+
+echo
+echo "== An answer about that text, streamed from a 2-bit cache"
+"$lowkv" generate --model "$model" --scheme kivi2 --chat --temp 0 --tokens 120 --file "$text" \
+    --prompt "What is speculative decoding? Answer in three sentences."

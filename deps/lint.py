@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Checks the form of our own files: clang-format, clang-tidy (on what build/release compiles) and the
+links between documents. Needs `make build` first, for the compile commands."""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("include", "src", "plugins", "cli", "tests", "examples", "bench")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
+LONG = 400
+
+
+def lint_tool(name):
+    """The pinned program from the environment venv-lint, which is made if it is not there."""
+    subprocess.run([sys.executable, ROOT / "deps" / "setup.py", "venv-lint"], check=True)
+    paths = subprocess.run([sys.executable, ROOT / "deps" / "setup.py", "--paths"], check=True,
+                           capture_output=True, text=True).stdout
+    return str(Path(json.loads(paths)["LOWKV_LINT_PYTHON"]).parent / name)
+
+
+def our_code():
+    return sorted(path for folder in CODE for path in (ROOT / folder).rglob("*")
+                  if path.suffix in (".h", ".cpp") and path.is_file())
+
+
+def check_format(rewrite):
+    tool, files = lint_tool("clang-format"), our_code()
+    print(f"clang-format: {len(files)} files", flush=True)
+    mode = ["-i"] if rewrite else ["--dry-run", "-Werror"]
+    return subprocess.run([tool, *mode, *map(str, files)], check=False).returncode == 0
+
+
+def gcc_includes():
+    """omp.h is GCC's. Searched last, so that clang's own intrinsics headers stay in front of GCC's."""
+    found = subprocess.run(["g++", "-print-file-name=include"], capture_output=True, text=True, check=False)
+    return ["--extra-arg=-idirafter", f"--extra-arg={found.stdout.strip()}"] if found.returncode == 0 else []
+
+
+def check_tidy(build, only):
+    commands = json.loads((build / "compile_commands.json").read_text())
+    ours = set(map(str, our_code()))
+    files = sorted({c["file"] for c in commands} & ours)
+    files = [f for f in files if all(word in f for word in only)]
+    arguments = [lint_tool("clang-tidy"), "-p", str(build), "--quiet", "--extra-arg=-w",  # warnings are the compiler's
+                 *gcc_includes()]
+    print(f"clang-tidy: {len(files)} files", flush=True)
+
+    def tidy(file):
+        start = time.monotonic()
+        done = subprocess.run([*arguments, file], capture_output=True, text=True, check=False)
+        return file, done, time.monotonic() - start
+
+    good = True
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        jobs = [pool.submit(tidy, file) for file in files]
+        for count, job in enumerate(concurrent.futures.as_completed(jobs), 1):
+            file, done, seconds = job.result()
+            print(f"[{count}/{len(files)}] {Path(file).relative_to(ROOT)}: {seconds:.0f} s", flush=True)
+            if done.returncode != 0:
+                good = False
+                print(done.stdout, done.stderr, sep="\n", flush=True)
+    return good
+
+
+def anchors(text):
+    """The names that GitHub gives to a document's headings."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?) *#*$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def check_documents():
+    pages = [p for name in DOCUMENTS for p in ([ROOT / name] if name.endswith(".md") else (ROOT / name).rglob("*.md"))]
+    broken = 0
+    for page in filter(Path.exists, pages):
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"\]\(<?([^)>\s]+)>?(?: \"[^\"]*\")?\)", text):
+            if re.match(r"[a-z]+:", link):
+                continue  # another site
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists():
+                problem = "no such file"
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text()):
+                problem = "no such heading"
+            else:
+                continue
+            broken += 1
+            print(f"{page.relative_to(ROOT)}: {link}: {problem}")
+    for path in our_code() + sorted((ROOT / "deps").glob("*.py")):
+        lines = path.read_text().count("\n")
+        if lines > LONG:
+            print(f"warning: {path.relative_to(ROOT)} has {lines} lines (more than {LONG})")
+    print(f"documents: {len(pages)} pages, {broken} broken links", flush=True)
+    return broken == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--format", action="store_true", help="rewrite the code with clang-format, check nothing")
+    parser.add_argument("--check", choices=("format", "tidy", "documents"), help="only this check")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="folder of compile_commands.json")
+    parser.add_argument("only", nargs="*", help="clang-tidy: only files whose path has these words")
+    args = parser.parse_args()
+    if args.format:
+        return 0 if check_format(rewrite=True) else 1
+    checks = {"format": lambda: check_format(rewrite=False), "documents": check_documents,
+              "tidy": lambda: check_tidy(args.build.resolve(), args.only)}
+    failed = [name for name, check in checks.items() if args.check in (None, name) and not check()]
+    print(f"failed: {', '.join(failed)}" if failed else "lint: all good")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

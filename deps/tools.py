@@ -1,0 +1,108 @@
+"""Small helpers of the set-up: hashing, downloads, and commands that show their progress."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tempfile
+from pathlib import Path
+
+
+class SetupError(Exception):
+    """A failure whose message is all that the user needs."""
+
+
+def say(text):
+    print(f"[set-up] {text}", flush=True)
+
+
+def fingerprint(inputs):
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def require(tool, why):
+    path = shutil.which(tool)
+    if not path:
+        raise SetupError(f"{tool} is not installed ({why})")
+    return path
+
+
+def run(command, log, label, cwd=None):
+    """Runs a command into a log file. Shows percent lines or the seconds that it has run, so that
+    nothing is silent for long; on failure, the end of the log."""
+    tty = sys.stdout.isatty()
+    start = shown = time.monotonic()
+    percent = ""
+    with open(log, "a", encoding="utf-8") as out:
+        out.write(f"$ {' '.join(map(str, command))}\n")
+        out.flush()
+        begin = out.tell()
+        with subprocess.Popen(
+            list(map(str, command)), cwd=cwd, stdout=out, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, close_fds=False,  # the lock is inherited
+        ) as process:
+            while process.poll() is None:
+                time.sleep(0.2)
+                now = time.monotonic()
+                if now - shown < (1 if tty else 10):
+                    continue
+                shown = now
+                found = re.findall(r"^\[ *(\d+)%\]", _tail(log, begin), re.MULTILINE)
+                percent = f"{found[-1]} %, " if found else percent
+                line = f"[set-up] {label}: {percent}{now - start:.0f} s"
+                print(f"\r{line}\033[K" if tty else line, end="" if tty else "\n", flush=True)
+        if tty and shown != start:
+            print("\r\033[K", end="", flush=True)
+    if process.returncode != 0:
+        print(_tail(log, begin, 3000), flush=True)
+        raise SetupError(f"{label}: exit status {process.returncode}; the whole log is {log}")
+
+
+def _tail(path, begin, size=4000):
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(begin, file.tell() - size))
+        return file.read().decode(errors="replace")
+
+
+def download(folder, name, digest, fetch):
+    """Returns `folder/name` with the given hash. `fetch(temporary folder)` is called unless the file
+    is there already; it must leave the file in the folder it is given."""
+    target = folder / name
+    if target.exists() and sha256(target) == digest:
+        return target
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        fetch(Path(temporary))
+        got = Path(temporary) / name
+        if not got.exists():
+            raise SetupError(f"the download did not bring {name} but {os.listdir(temporary)}")
+        if sha256(got) != digest:
+            raise SetupError(f"{name}: sha256 is {sha256(got)}, expected {digest}")
+        got.replace(target)
+    return target
+
+
+def compiler_identity():
+    """What makes a native build reusable: the compiler and the instruction sets of this CPU."""
+    command = [os.environ.get("CXX") or "c++", "-dumpmachine", "-dumpfullversion"]
+    try:
+        compiler = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SetupError(f"no C++ compiler: {error}") from None
+    cpu = ""
+    if os.path.exists("/proc/cpuinfo"):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((x for x in lines if x.startswith(("flags", "Features"))), "")
+    return compiler, hashlib.sha256(cpu.encode()).hexdigest()[:12]

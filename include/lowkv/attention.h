@@ -1,0 +1,68 @@
+#pragma once
+// Fused attention: one online-softmax recurrence over exact and packed blocks. No decoded cache is
+// ever written to memory; the largest expanded piece is one tile in a thread's scratch.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "lowkv/cache.h"
+#include "lowkv/executor.h"
+
+namespace lowkv {
+
+// Which cells a query token sees, and what is added to its scores.
+//   none      all cells
+//   causal    token i of n sees cells [0, n_cells - n + i]
+//   additive  f16 or f32 values, one row per query token, one value per cell; -inf hides a cell
+struct Mask {
+    enum class Kind : std::uint8_t { none, causal, additive_f16, additive_f32 };
+    Kind kind = Kind::none;
+    const void* data = nullptr;     // additive only
+    std::size_t row_stride = 0;     // elements between query tokens' rows
+};
+
+struct AttentionParams {
+    float scale = 1.0f;    // multiplies q.k
+    float softcap = 0.0f;  // c > 0: score = c * tanh(score / c), before the mask is added
+    Mask mask;
+    // ALiBi: one slope per query head, or null. Multiplies the additive mask's values; with a
+    // causal mask, -slope * distance is added.
+    const float* alibi_slopes = nullptr;
+    // One logit per query head that takes part in the softmax without a value, or null.
+    const float* sink_logits = nullptr;
+    // Rows (query tokens x query heads per kv head) up to which the integer decode path is used;
+    // above it the tiled f32 path. 0: always f32. The default suits both.
+    std::uint32_t decode_rows = 16;
+};
+
+// Query tokens of one sequence. q and out are f32, [token][head][head_dim] by strides in floats.
+struct AttentionIO {
+    const float* q = nullptr;
+    std::size_t q_token_stride = 0, q_head_stride = 0;
+    float* out = nullptr;
+    std::size_t out_token_stride = 0, out_head_stride = 0;
+    std::uint32_t tokens = 0;
+    std::uint32_t heads = 0;    // a multiple of kv_heads; head h reads kv head h / (heads / kv_heads)
+    std::uint32_t n_cells = 0;  // attend to cells [0, n_cells)
+};
+
+// Scratch memory, reused between calls. Grows as needed; one per thread of control.
+class AttentionWorkspace {
+  public:
+    AttentionWorkspace();
+    ~AttentionWorkspace();
+    AttentionWorkspace(AttentionWorkspace&&) noexcept;
+    AttentionWorkspace& operator=(AttentionWorkspace&&) noexcept;
+    struct Impl;
+    Impl& impl() noexcept { return *impl_; }
+
+  private:
+    std::unique_ptr<Impl> impl_;
+};
+
+// Throws Error(invalid_argument) on shapes that do not fit. A query that sees no cell gets zeros.
+void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
+            AttentionWorkspace& workspace, Executor& executor = serial_executor());
+
+}  // namespace lowkv

@@ -1,0 +1,152 @@
+#pragma once
+// The packed cache of one layer: blocks of consecutive cells, first exact, later packed.
+//
+// Store     owns the blocks' memory: pools, reference counts, a budget in bytes.
+// Sequence  a list of blocks: written in order (append) or at any cell, forked (copy on write),
+//           truncated, packed block by block. A cell is one token's place in the layer.
+//
+// Neither is thread-safe: one thread changes a store and its sequences; attention on a const
+// Sequence may run on many threads meanwhile as long as none changes it.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lowkv/codec.h"
+#include "lowkv/executor.h"
+
+namespace lowkv {
+
+namespace cache {
+struct Block;  // src/cache/block.h
+}
+
+// Bytes and blocks that a store really holds now. A block shared by forks counts once.
+struct StoreStats {
+    std::size_t exact_blocks = 0, packed_blocks = 0;
+    std::size_t exact_bytes = 0, packed_bytes = 0;  // in live blocks
+    // Highest exact + packed so far, with the moments when a block being packed or reopened exists
+    // in both states.
+    std::size_t peak_bytes = 0;
+    std::size_t reserved_bytes = 0;    // taken from the system, free slots included
+    std::size_t budget_bytes = 0;      // 0: none
+    std::uint64_t encoded_blocks = 0;  // since the store was made
+    // A packed block whose cell was written again: decoded, and encoded once more later. Its other
+    // rows are quantized twice.
+    std::uint64_t reopened_blocks = 0;
+};
+
+class Store {
+  public:
+    // budget_bytes 0: no budget. It limits exact_bytes + packed_bytes after each operation. Packing
+    // only ever frees bytes, so it is never refused. Several layers (plans of any shape) may share
+    // a store, and should: its pools are shared with it.
+    explicit Store(std::size_t budget_bytes = 0);
+    ~Store();
+    Store(const Store&) = delete;
+    Store& operator=(const Store&) = delete;
+
+    StoreStats stats() const noexcept;
+
+    struct Impl;  // src/cache/store.h
+    Impl& impl() noexcept { return *impl_; }
+
+  private:
+    std::unique_ptr<Impl> impl_;
+};
+
+// What attention needs of one block. keys == nullptr: no cell of it was ever written; it reads as
+// zeros. The pointers hold until the store's next change.
+struct BlockView {
+    const std::byte* keys = nullptr;
+    const std::byte* values = nullptr;
+    bool packed = false;
+};
+
+// Every operation that throws leaves the sequence and the store as they were.
+class Sequence {
+  public:
+    static constexpr std::uint32_t max_cells = std::uint32_t{1} << 31;
+
+    Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention);
+    ~Sequence();
+    Sequence(Sequence&&) noexcept;
+    Sequence& operator=(Sequence&&) noexcept;
+
+    const Plan& plan() const noexcept { return *plan_; }
+    const Retention& retention() const noexcept { return retention_; }
+    // One past the highest cell written since truncate(), which sets it.
+    std::uint32_t size() const noexcept { return size_; }
+
+    // Appends `tokens` rows of plan().shape().channels() floats each. Nothing is packed by it:
+    // settle() does that, after attention.
+    void append(const float* keys, const float* values, std::uint32_t tokens);
+
+    // Writes row i, at rows + i * row_stride floats, to cells[i]: any order, any cell; blocks
+    // appear as needed. A packed block is reopened, a block shared with a fork is copied first.
+    // Runs of consecutive cells are the quick case.
+    void write_keys(std::span<const std::uint32_t> cells, const float* rows,
+                    std::size_t row_stride);
+    void write_values(std::span<const std::uint32_t> cells, const float* rows,
+                      std::size_t row_stride);
+
+    // One cell's row, decoded if packed; zeros if never written. For tests and for saving state: a
+    // packed cell costs the decoding of its block.
+    void read_key(std::uint32_t cell, float* row) const;
+    void read_value(std::uint32_t cell, float* row) const;
+
+    // Packs every block that has left the window, for a sequence written in order. Call after the
+    // step's attention, so that a step attends to its own tokens exactly. Costs nothing for blocks
+    // that an earlier call has dealt with.
+    void settle(Executor& executor = serial_executor());
+
+    // Packs the named blocks, for hosts that know their cells' ages themselves. Blocks that are
+    // packed, absent or not fully written are left as they are, and so is every block of an exact
+    // scheme. A block shared by forks is packed once, and all of them see it packed.
+    void pack(std::span<const std::uint32_t> blocks, Executor& executor = serial_executor());
+
+    // Shares all blocks; a later write to either side copies the block it touches.
+    Sequence fork() const;
+
+    // Drops every cell at or above `size`. A block cut in two stays as it is, and is reopened if
+    // packed when it is written again. Never fails.
+    void truncate(std::uint32_t size) noexcept;
+
+    std::uint32_t blocks() const noexcept { return static_cast<std::uint32_t>(blocks_.size()); }
+    // Of block number `block` < blocks(). Read from the shared block each time, because a fork may
+    // have packed it meanwhile.
+    BlockView view(std::uint32_t block) const noexcept;
+    bool packed(std::uint32_t block) const noexcept;
+    // Every cell of the block has both its rows.
+    bool full(std::uint32_t block) const noexcept;
+
+  private:
+    enum class Part : std::uint8_t { keys, values };
+
+    Sequence(const Sequence&);
+
+    std::shared_ptr<Store> store_;
+    std::shared_ptr<const Plan> plan_;
+    Retention retention_;
+    std::uint32_t size_ = 0;
+    std::uint32_t settled_ = 0;  // blocks below it need no look from settle()
+    // truncate() cut block size_ / block_tokens in two: its cells at or above size_ are stale. They
+    // can't be cleared at once, because a fork may still need them.
+    bool cut_ = false;
+    std::vector<cache::Block*> blocks_;  // null: absent
+
+    void write(Part part, std::span<const std::uint32_t> cells, const float* rows,
+               std::size_t row_stride);
+    void write_run(Part part, std::uint32_t cell, std::uint32_t count, const float* rows,
+                   std::size_t row_stride) noexcept;
+    void read(Part part, std::uint32_t cell, float* row) const;
+    bool writable(std::uint32_t block) const noexcept;
+    void make_writable(std::span<const std::uint32_t> blocks);
+    void drop_stale_cells(cache::Block& block) noexcept;
+    void check_cell(std::uint64_t cell) const;
+    void release() noexcept;
+};
+
+}  // namespace lowkv

@@ -1,0 +1,92 @@
+#pragma once
+// A plan is a layer's codecs compiled for one shape: sizes, offsets and the kernels to call. Made
+// once; nothing below it asks "which method?" again.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "lowkv/scheme.h"
+
+namespace lowkv {
+
+namespace kernels {
+struct Table;
+}
+
+// The cache of one layer: kv_heads heads of head_dim channels.
+struct Shape {
+    std::uint32_t kv_heads = 0;
+    std::uint32_t head_dim = 0;  // a multiple of 16, at most 256
+    std::uint32_t channels() const noexcept { return kv_heads * head_dim; }
+    friend bool operator==(const Shape&, const Shape&) = default;
+};
+
+// Where things lie in the keys' or the values' half of a packed block. Each head is one section:
+// [header][metadata][codes], so that a head is read front to back and copied alone.
+//   header    fp8 only: two f32 multipliers, for scales and for zeros (powers of two)
+//   metadata  per group row: all scales, then all zeros. Axis::channel: a row is one group of
+//             tokens, an entry one channel. Axis::token: a row is one group of channels, an
+//             entry one token.
+//   codes     16x16 units, see src/kernels/units.h. Exact parts: f16, as in an exact block.
+struct PartLayout {
+    Codec codec;
+    std::uint32_t group = 0;         // effective group: codec.group, at most head_dim along channels
+    std::uint32_t group_rows = 0;    // metadata rows per head
+    std::uint32_t row_entries = 0;   // scales per row
+    std::size_t metadata_offset = 0;  // within a head's section
+    std::size_t codes_offset = 0;     // within a head's section
+    std::size_t head_bytes = 0;       // a multiple of 64
+    std::size_t bytes = 0;            // all heads
+};
+
+class Plan {
+  public:
+    // Throws Error(invalid_argument) for a shape that the kernels can't serve, and
+    // Error(invalid_scheme) for an illegal codec. `implementation` names a kernel set; empty: the
+    // one that LOWKV_IMPLEMENTATION forces, or the best this CPU runs.
+    Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation = {});
+
+    const LayerScheme& scheme() const noexcept { return scheme_; }
+    const Shape& shape() const noexcept { return shape_; }
+    std::uint32_t block_tokens() const noexcept { return block_tokens_; }
+    const PartLayout& keys() const noexcept { return keys_; }
+    const PartLayout& values() const noexcept { return values_; }
+
+    // A block's two states. Exact: keys f16 [channels][block_tokens], then values f16
+    // [block_tokens][channels]: keys by channel and values by token, as attention reads them.
+    std::size_t exact_bytes() const noexcept { return 2 * exact_part_bytes(); }
+    std::size_t exact_part_bytes() const noexcept {
+        return std::size_t{2} * shape_.channels() * block_tokens_;
+    }
+    // Packed: the keys' part, then the values' part.
+    std::size_t packed_bytes() const noexcept { return keys_.bytes + values_.bytes; }
+
+    // Bits per element of the packed part, all metadata and padding included.
+    double key_bits() const noexcept;
+    double value_bits() const noexcept;
+    double bits_per_element() const noexcept { return (key_bits() + value_bits()) / 2; }
+
+    std::string_view implementation() const noexcept;
+    const kernels::Table& kernels() const noexcept { return *kernels_; }
+
+  private:
+    LayerScheme scheme_;
+    Shape shape_;
+    std::uint32_t block_tokens_ = 0;
+    PartLayout keys_, values_;
+    const kernels::Table* kernels_ = nullptr;
+};
+
+// Tokens per block of a layer: 32, or the longest group that runs over tokens.
+std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
+
+// Packs one exact block (layout above) into `packed` (plan.packed_bytes()). Heads [first, last).
+void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
+                  std::uint32_t first_head, std::uint32_t last_head) noexcept;
+
+// The inverse: x^ = code * scale + zero, rounded to f16. Used to reopen a block and to save state;
+// attention never calls it.
+void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) noexcept;
+
+}  // namespace lowkv

@@ -1,0 +1,97 @@
+#pragma once
+// A scheme says what is stored: a key codec, a value codec, a retention policy and per-layer
+// overrides. It has a text form both ways: parse_scheme(to_string(s)) == s.
+//
+//   scheme  := preset ("," option)*  |  option ("," option)*
+//   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N
+//            | "layer." A ["-" B] "=" (preset | codec "/" codec)
+//   codec   := "exact" | ("channel" | "token") "-" bits "-g" group ["-fp8"]
+//
+// Examples: "kivi2", "kivi2,sinks=0", "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
+// "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64".
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lowkv {
+
+// What the elements of one group (one scale and one zero) have in common.
+enum class Axis : std::uint8_t {
+    channel,  // one channel, `group` consecutive tokens
+    token,    // one token, `group` consecutive channels of one head
+};
+
+// How scale and zero are stored (methods.md, section 1).
+enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
+
+// How keys or values are stored once their block is packed. Uniform asymmetric levels.
+struct Codec {
+    static constexpr std::uint8_t exact_bits = 16;
+
+    std::uint8_t bits = exact_bits;  // 2, 3, 4 or 8; 16 means exact (f16, no metadata)
+    Axis axis = Axis::token;
+    // 32, 64 or 128 elements. Along channels it ends at the head: the last group of a head may be
+    // shorter, and a group is never longer than head_dim.
+    std::uint16_t group = 32;
+    Metadata metadata = Metadata::fp16;
+
+    bool exact() const noexcept { return bits == exact_bits; }
+    friend bool operator==(const Codec&, const Codec&) = default;
+};
+
+// Which tokens stay exact. Blocks are the unit: a block is packed when every token in it has left
+// the window; a block that holds a sink is never packed.
+struct Retention {
+    std::uint32_t window = 128;  // newest tokens kept exact
+    std::uint32_t sinks = 5;     // first tokens kept exact
+    // 0: blocks leave the window one by one. N: they leave N tokens at a time (KIVI's sawtooth).
+    std::uint32_t flush = 0;
+
+    friend bool operator==(const Retention&, const Retention&) = default;
+};
+
+struct LayerScheme {
+    Codec key;
+    Codec value;
+    bool exact() const noexcept { return key.exact() && value.exact(); }
+    friend bool operator==(const LayerScheme&, const LayerScheme&) = default;
+};
+
+struct LayerOverride {
+    std::uint32_t first = 0, last = 0;  // inclusive
+    LayerScheme scheme;
+    friend bool operator==(const LayerOverride&, const LayerOverride&) = default;
+};
+
+struct Scheme {
+    LayerScheme base;
+    Retention retention;
+    std::vector<LayerOverride> overrides;  // the last one that names a layer wins
+
+    const LayerScheme& layer(std::uint32_t index) const noexcept;
+    friend bool operator==(const Scheme&, const Scheme&) = default;
+};
+
+struct Preset {
+    std::string_view name;
+    std::string_view summary;  // one line: what it stores, from which paper, when to use it
+    Scheme scheme;
+};
+
+// Every preset, best known first is not implied: in the order that `lowkv schemes` lists them.
+std::span<const Preset> presets();
+
+// Throws Error(invalid_scheme) with the offending word, its place and the legal values.
+Scheme parse_scheme(std::string_view text);
+
+// Canonical text: a preset's name where the codecs are a preset's, then what differs from it.
+std::string to_string(const Scheme& scheme);
+std::string to_string(const Codec& codec);
+
+// Throws Error(invalid_scheme) when a field is outside its legal values.
+void validate(const Scheme& scheme);
+
+}  // namespace lowkv

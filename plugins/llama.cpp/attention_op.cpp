@@ -1,0 +1,54 @@
+#include "attention_op.h"
+
+#include <cstring>
+
+namespace lowkv::ggml {
+
+AttentionOp::AttentionOp(const ggml_tensor& node)
+    : q(node.src[0]), k(node.src[1]), v(node.src[2]), mask(node.src[3]), sinks(node.src[4]) {
+    const auto parameter = [&](int i) {
+        float value = 0;
+        std::memcpy(&value, node.op_params + i, sizeof value);
+        return value;
+    };
+    scale = parameter(0);
+    max_bias = parameter(1);
+    softcap = parameter(2);
+}
+
+std::string AttentionOp::unsupported_heads() const {
+    if (root(k) == root(v)) return "its values are part of its keys (multi-head latent attention)";
+    if (k->ne[0] != v->ne[0])
+        return "its keys have " + std::to_string(k->ne[0]) + " channels per head and its values " +
+               std::to_string(v->ne[0]);
+    if (k->ne[2] != v->ne[2]) return "its keys and values differ in heads";
+    return {};
+}
+
+bool AttentionOp::served_layout() const {
+    const ggml_tensor* keys = root(k);
+    const ggml_tensor* values = root(v);
+    const auto views_all_rows = [](const ggml_tensor* view, const ggml_tensor* whole) {
+        return view->type == GGML_TYPE_F16 && view->nb[1] == whole->nb[1] &&
+               view->nb[2] == static_cast<std::size_t>(view->ne[0]) * view->nb[0] &&
+               (view->ne[3] == 1 || view->nb[3] == whole->nb[2]) &&
+               view->view_offs % whole->nb[2] == 0 && view->ne[0] * view->ne[2] == whole->ne[0];
+    };
+    if (!views_all_rows(k, keys) || !views_all_rows(v, values)) return false;
+    if (k->view_offs / keys->nb[2] != v->view_offs / values->nb[2]) return false;
+    if (k->ne[1] != v->ne[1] || k->ne[3] != v->ne[3] || q->ne[3] != k->ne[3]) return false;
+    if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || q->ne[2] % k->ne[2] != 0)
+        return false;
+    if (sinks != nullptr && sinks->type != GGML_TYPE_F32) return false;
+    if (mask == nullptr) return max_bias == 0.0f;
+    return mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(ggml_fp16_t) &&
+           mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]) &&
+           mask->ne[1] >= q->ne[1] && mask->ne[0] >= k->ne[1];
+}
+
+std::uint32_t AttentionOp::first_stream(const LayerCache& layer) const {
+    return static_cast<std::uint32_t>(k->view_offs /
+                                      (layer.row_bytes(Part::keys) * layer.cells()));
+}
+
+}  // namespace lowkv::ggml

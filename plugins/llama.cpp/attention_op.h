@@ -1,0 +1,29 @@
+#pragma once
+// FLASH_ATTN_EXT in our words, shared by the question whether we support it and its execution.
+
+#include <cstdint>
+#include <string>
+
+#include "buffer.h"
+
+namespace lowkv::ggml {
+
+struct AttentionOp {
+    const ggml_tensor* q = nullptr;     // f32 [head_dim, tokens, heads, streams]
+    const ggml_tensor* k = nullptr;     // view [head_dim, cells, kv_heads, streams]
+    const ggml_tensor* v = nullptr;     // view, the same
+    const ggml_tensor* mask = nullptr;  // f16 [cells, tokens, 1, streams or 1], or null
+    const ggml_tensor* sinks = nullptr;  // f32 [heads], or null
+    float scale = 1.0f, max_bias = 0.0f, softcap = 0.0f;
+
+    explicit AttentionOp(const ggml_tensor& node);
+
+    // Why the heads can't be served packed; empty if they can.
+    std::string unsupported_heads() const;
+    // Whether the layout of this very node is the one that we serve.
+    bool served_layout() const;
+    // The stream that the views begin with.
+    std::uint32_t first_stream(const LayerCache& layer) const;
+};
+
+}  // namespace lowkv::ggml

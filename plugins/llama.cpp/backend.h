@@ -1,0 +1,45 @@
+#pragma once
+// One backend per llama_context: runs the graph splits that touch our tensors.
+
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "delegate.h"
+#include "lowkv/attention.h"
+#include "lowkv/executor_openmp.h"
+
+namespace lowkv::ggml {
+
+class Backend {
+  public:
+    void set_threads(int threads);
+    void set_abort_callback(ggml_abort_callback callback, void* data);
+    ggml_status compute(ggml_cgraph* graph);
+
+  private:
+    InnerCpu cpu_;
+    int threads_ = 4;
+    std::unique_ptr<OpenMPExecutor> executor_ = std::make_unique<OpenMPExecutor>(4);
+    AttentionWorkspace workspace_;
+    ggml_abort_callback abort_ = nullptr;
+    void* abort_data_ = nullptr;
+
+    // Scratch of set_rows() and attention().
+    std::vector<std::uint32_t> cells_;
+    std::vector<float> slopes_;
+
+    ggml_status compute_node(ggml_tensor& node);
+
+    // The operations that we serve on packed layers; false: not in this form.
+    bool set_rows(const ggml_tensor& node, CacheTensor& target);
+    bool attention(const ggml_tensor& node);
+    bool shift_keys(const ggml_tensor& node, CacheTensor& target, ggml_status& status);
+
+    // Any other operation on cache tensors: on f16 copies of them, and back if it writes one.
+    ggml_status compute_on_copies(const ggml_tensor& node);
+
+    void finish_layer(CacheTensor& keys, const ggml_tensor& node, std::uint32_t first_stream);
+};
+
+}  // namespace lowkv::ggml

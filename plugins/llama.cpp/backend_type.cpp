@@ -1,0 +1,128 @@
+// ggml's view of Backend, and the question which operations it gets.
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <string_view>
+
+#include "attention_op.h"
+#include "backend.h"
+#include "cache_name.h"
+#include "lowkv/error.h"
+#include "registry.h"
+#include "report.h"
+
+namespace lowkv::ggml {
+namespace {
+
+Backend& self(ggml_backend_t backend) { return *static_cast<Backend*>(backend->context); }
+
+const char* get_name(ggml_backend_t) { return "LOWKV"; }
+
+void free_backend(ggml_backend_t backend) {
+    delete &self(backend);
+    delete backend;
+}
+
+ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
+    try {
+        return self(backend).compute(graph);
+    } catch (const std::bad_alloc&) {
+        report(GGML_LOG_LEVEL_ERROR, "out of memory");
+        return GGML_STATUS_ALLOC_FAILED;
+    } catch (const std::exception& error) {
+        report(GGML_LOG_LEVEL_ERROR, error.what());
+        return GGML_STATUS_FAILED;
+    }
+}
+
+constexpr ggml_backend_i backend_interface = {
+    .get_name = get_name,
+    .free = free_backend,
+    .set_tensor_async = nullptr,
+    .get_tensor_async = nullptr,
+    .set_tensor_2d_async = nullptr,
+    .get_tensor_2d_async = nullptr,
+    .cpy_tensor_async = nullptr,
+    .synchronize = nullptr,
+    .graph_plan_create = nullptr,
+    .graph_plan_free = nullptr,
+    .graph_plan_update = nullptr,
+    .graph_plan_compute = nullptr,
+    .graph_compute = graph_compute,
+    .event_record = nullptr,
+    .event_wait = nullptr,
+    .graph_optimize = nullptr,
+};
+
+ggml_guid_t guid() {
+    static ggml_guid id = {0x6c, 0x6f, 0x77, 0x6b, 0x76, 0x2d, 0x67, 0x67,
+                           0x6d, 0x6c, 0x2d, 0x63, 0x61, 0x63, 0x68, 0x65};
+    return &id;
+}
+
+// A cache of a real context that is somewhere else: the user thinks that it is ours.
+void warn_if_elsewhere(const ggml_tensor& op) {
+    if (op.op != GGML_OP_SET_ROWS) return;
+    const ggml_tensor* target = root(&op);
+    if (target->buffer == nullptr || target->buffer->size == 0 ||
+        target->buffer->buft == buffer_type() || !parse_cache_name(target->name))
+        return;
+    report_once(GGML_LOG_LEVEL_WARN,
+                std::string("NOT active: the KV cache is in ") +
+                    ggml_backend_buffer_name(target->buffer) +
+                    " memory, so it stays f16 (drop -nkvo, and -ngl below the number of layers)");
+}
+
+void learn_heads(const ggml_tensor& op) {
+    const AttentionOp attention(op);
+    CacheTensor* keys = cache_tensor(attention.k);
+    if (keys == nullptr) return;
+    const CacheTensor* values = cache_tensor(attention.v);
+    std::string reason = attention.unsupported_heads();
+    if (reason.empty() && (values == nullptr || values->layer != keys->layer))
+        reason = "its keys and values are not of one layer";
+    if (reason.empty())
+        keys->layer->learn_shape(static_cast<std::uint32_t>(attention.k->ne[2]),
+                                 static_cast<std::uint32_t>(attention.k->ne[0]));
+    else
+        keys->layer->learn_unsupported(reason);
+}
+
+}  // namespace
+
+// Operations come to us for their cache tensors only: weights stay on the CPU backend, with its
+// repacked layouts. (Weights in a buffer of ours are possible all the same: a projector takes the
+// first device that it finds.)
+bool supports_op(const ggml_tensor* op) {
+    warn_if_elsewhere(*op);
+    bool ours = is_ours(op);
+    for (const ggml_tensor* source : op->src) ours = ours || (source != nullptr && is_ours(source));
+    if (!ours) return false;
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) learn_heads(*op);
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    return cpu != nullptr && ggml_backend_dev_supports_op(cpu, op);
+}
+
+ggml_backend_t new_backend() {
+    try {
+        auto backend = std::make_unique<Backend>();
+        auto* result = new ggml_backend{.guid = guid(),
+                                        .iface = backend_interface,
+                                        .device = device(),
+                                        .context = backend.get()};
+        static_cast<void>(backend.release());
+        return result;
+    } catch (const std::exception& error) {
+        report(GGML_LOG_LEVEL_ERROR, error.what());
+        return nullptr;
+    }
+}
+
+void set_threads(ggml_backend_t backend, int threads) { self(backend).set_threads(threads); }
+
+void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void* data) {
+    self(backend).set_abort_callback(callback, data);
+}
+
+}  // namespace lowkv::ggml

@@ -1,0 +1,194 @@
+// ggml's view of CacheBuffer: the two tables of functions.
+
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "buffer.h"
+#include "registry.h"
+#include "report.h"
+
+namespace lowkv::ggml {
+namespace {
+
+constexpr std::size_t alignment = 64;
+
+CacheBuffer& self(ggml_backend_buffer_t buffer) {
+    return *static_cast<CacheBuffer*>(buffer->context);
+}
+
+// Nothing may be thrown through ggml, and these calls can't fail in its eyes.
+template <class F>
+void guarded(const char* what, F&& f) noexcept {
+    try {
+        f();
+    } catch (const std::exception& error) {
+        report(GGML_LOG_LEVEL_ERROR, std::string(what) + ": " + error.what());
+    }
+}
+
+std::size_t view_offset(const ggml_tensor* tensor) {
+    return tensor->view_src != nullptr ? tensor->view_offs : 0;
+}
+
+void read(const CacheTensor& t, std::size_t offset, std::size_t size, void* out) {
+    t.layer->read(t.part, offset, size, static_cast<std::byte*>(out));
+}
+
+void write(const CacheTensor& t, std::size_t offset, std::size_t size, const void* in) {
+    t.buffer->start();
+    t.layer->write(t.part, offset, size, static_cast<const std::byte*>(in));
+    t.buffer->restored(t, offset, size);
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) { delete &self(buffer); }
+
+void* get_base(ggml_backend_buffer_t buffer) { return self(buffer).base(); }
+
+ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
+    ggml_status status = GGML_STATUS_FAILED;
+    guarded("can't set a cache tensor up", [&] {
+        self(buffer).init_tensor(*tensor);
+        status = GGML_STATUS_SUCCESS;
+    });
+    return status;
+}
+
+void memset_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, std::uint8_t value,
+                   std::size_t offset, std::size_t size) {
+    const CacheTensor* t = cache_tensor(tensor);
+    if (t == nullptr) {
+        std::memset(static_cast<std::byte*>(tensor->data) + offset, value, size);
+        return;
+    }
+    guarded("can't fill cache rows", [&] {
+        const std::vector<std::byte> bytes(size, std::byte{value});
+        write(*t, view_offset(tensor) + offset, size, bytes.data());
+    });
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, std::size_t offset,
+                std::size_t size) {
+    const CacheTensor* t = cache_tensor(tensor);
+    if (t == nullptr) {
+        std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
+        return;
+    }
+    guarded("can't write cache rows",
+            [&] { write(*t, view_offset(tensor) + offset, size, data); });
+}
+
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, std::size_t offset,
+                std::size_t size) {
+    const CacheTensor* t = cache_tensor(tensor);
+    if (t == nullptr) {
+        std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
+        return;
+    }
+    guarded("can't read cache rows",
+            [&] { read(*t, view_offset(tensor) + offset, size, data); });
+}
+
+// A whole stream of one layer onto another (llama.cpp's copy of a sequence between streams): the
+// blocks are shared, nothing is decoded. llama.cpp copies keys and values right after each other;
+// either call copies both.
+bool copy_stream(const CacheTensor& from, std::size_t from_offset, const CacheTensor& to,
+                 std::size_t to_offset, std::size_t size) {
+    if (from.layer != to.layer || from.part != to.part) return false;
+    if (from.layer->mode() != LayerCache::Mode::packed) return false;
+    const std::size_t stream = from.layer->row_bytes(from.part) * from.layer->cells();
+    if (size != stream || from_offset % stream != 0 || to_offset % stream != 0) return false;
+    to.buffer->copy_stream(to, static_cast<std::uint32_t>(from_offset / stream),
+                           static_cast<std::uint32_t>(to_offset / stream));
+    return true;
+}
+
+bool cpy_tensor(ggml_backend_buffer_t, const ggml_tensor* src, ggml_tensor* dst) {
+    const CacheTensor* from = cache_tensor(src);
+    const CacheTensor* to = cache_tensor(dst);
+    if (from == nullptr && to == nullptr) return false;  // ggml's own copy is right
+    if (!ggml_is_contiguous(src) || !ggml_is_contiguous(dst)) return false;
+    const std::size_t size = ggml_nbytes(src);
+    bool done = false;
+    guarded("can't copy cache rows", [&] {
+        if (from != nullptr && to != nullptr) {
+            if (copy_stream(*from, view_offset(src), *to, view_offset(dst), size)) {
+                done = true;
+                return;
+            }
+            std::vector<std::byte> bytes(size);
+            read(*from, view_offset(src), size, bytes.data());
+            write(*to, view_offset(dst), size, bytes.data());
+        } else if (from != nullptr) {
+            read(*from, view_offset(src), size, dst->data);
+        } else if (src->buffer->buft == buffer_type()) {
+            write(*to, view_offset(dst), size, src->data);
+        } else {
+            return;
+        }
+        done = true;
+    });
+    return done;
+}
+
+void clear(ggml_backend_buffer_t buffer, std::uint8_t value) { self(buffer).clear(value); }
+
+constexpr ggml_backend_buffer_i buffer_interface = {
+    .free_buffer = free_buffer,
+    .get_base = get_base,
+    .init_tensor = init_tensor,
+    .memset_tensor = memset_tensor,
+    .set_tensor = set_tensor,
+    .get_tensor = get_tensor,
+    .set_tensor_2d = nullptr,
+    .get_tensor_2d = nullptr,
+    .cpy_tensor = cpy_tensor,
+    .clear = clear,
+    .reset = nullptr,
+};
+
+const char* type_name(ggml_backend_buffer_type_t) { return "LOWKV"; }
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t size) {
+    const auto chosen = setting();
+    if (chosen == nullptr) {
+        report_once(GGML_LOG_LEVEL_ERROR, setting_error());
+        return nullptr;
+    }
+    try {
+        auto buffer = std::make_unique<CacheBuffer>(size, chosen);
+        return ggml_backend_buffer_init(type, buffer_interface, buffer.release(), size);
+    } catch (const std::exception& error) {
+        report(GGML_LOG_LEVEL_ERROR, "can't allocate a buffer of " + std::to_string(size) +
+                                         " bytes: " + error.what());
+        return nullptr;
+    }
+}
+
+std::size_t get_alignment(ggml_backend_buffer_type_t) { return alignment; }
+
+std::size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
+    const auto chosen = setting();
+    return chosen == nullptr ? ggml_nbytes(tensor) : alloc_bytes(*tensor, *chosen);
+}
+
+// The CPU backend would read packed bytes as f16.
+bool is_host(ggml_backend_buffer_type_t) { return false; }
+
+}  // namespace
+
+ggml_backend_buffer_type_t buffer_type() {
+    static ggml_backend_buffer_type type = {
+        .iface = {.get_name = type_name,
+                  .alloc_buffer = alloc_buffer,
+                  .get_alignment = get_alignment,
+                  .get_max_size = nullptr,
+                  .get_alloc_size = get_alloc_size,
+                  .is_host = is_host},
+        .device = device(),
+        .context = nullptr,
+    };
+    return &type;
+}
+
+}  // namespace lowkv::ggml

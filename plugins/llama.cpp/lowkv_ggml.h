@@ -1,0 +1,38 @@
+#pragma once
+// The llama.cpp plug-in, for programs that link it: register the backend in-process, choose the
+// scheme of the caches that are made next, and read what they hold.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "ggml-backend.h"
+
+namespace lowkv::ggml {
+
+// The backend's registry entry: pass it to ggml_backend_register(), then name device() in
+// llama_model_params.devices. One device, "LOWKV".
+ggml_backend_reg_t backend_reg();
+ggml_backend_dev_t device();
+
+// The scheme of caches allocated from now on (llama_init_from_model). Throws lowkv::Error.
+// "delegate" stores plain f16 and runs stock CPU kernels on it: it proves the plumbing.
+void set_scheme(const std::string& text);
+
+// What the live caches hold, all buffers together.
+struct CacheStats {
+    std::string scheme;            // of the newest cache
+    std::size_t buffers = 0;       // live cache buffers
+    std::size_t layers = 0;        // layers served packed (not delegated)
+    std::size_t exact_bytes = 0;   // now
+    std::size_t packed_bytes = 0;  // now
+    std::size_t peak_bytes = 0;    // exact + packed, highest so far
+    std::size_t cells_exact = 0;   // written cells by state, one layer's mean
+    std::size_t cells_packed = 0;
+    double packed_bytes_per_token = 0;  // all layers, keys and values, once packed
+    double exact_bytes_per_token = 0;   // all layers at f16: what stock llama.cpp would hold
+    std::uint64_t reopened_blocks = 0;
+};
+CacheStats stats();
+
+}  // namespace lowkv::ggml

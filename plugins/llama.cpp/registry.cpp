@@ -1,0 +1,175 @@
+// The backend's entry points: registry, device, and the functions of lowkv_ggml.h.
+
+#include "registry.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "buffer.h"
+#include "report.h"
+#include "settings.h"
+
+#ifndef LOWKV_GGML_VERSION
+#error "LOWKV_GGML_VERSION: the ggml version that the headers belong to"
+#endif
+
+namespace lowkv::ggml {
+namespace {
+
+constexpr const char* name = "LOWKV";
+constexpr const char* description = "lowkv low-bit KV cache (CPU)";
+
+ggml_backend_dev_t cpu_device() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
+const char* device_name(ggml_backend_dev_t) { return name; }
+const char* device_description(ggml_backend_dev_t) { return description; }
+
+// The cache lives in host memory. A small number would make llama.cpp's --fit move it back.
+void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
+    *free = *total = 0;
+    if (ggml_backend_dev_t cpu = cpu_device(); cpu != nullptr)
+        ggml_backend_dev_memory(cpu, free, total);
+}
+
+// Integrated: llama.cpp uses it by itself when there is no discrete GPU, and drops it otherwise.
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
+
+void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
+    *props = {};
+    props->name = name;
+    props->description = description;
+    props->type = device_type(dev);
+    device_memory(dev, &props->memory_free, &props->memory_total);
+    // Without it llama.cpp turns mmap off for the whole model.
+    props->caps.mmap_support = true;
+}
+
+ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
+    // A wrong LOWKV_SCHEME ends here: no context can be made, so no tool runs on a plain cache
+    // without noticing. (Refusing to load would not do: llama-bench would go on with stock f16.)
+    if (setting() == nullptr) {
+        report(GGML_LOG_LEVEL_ERROR, setting_error());
+        return nullptr;
+    }
+    return new_backend();
+}
+
+ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t) { return buffer_type(); }
+
+bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) { return supports_op(op); }
+
+// Host memory as well: queries, masks and row numbers are read where the CPU backend left them.
+bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+    return type == buffer_type() || ggml_backend_buft_is_host(type);
+}
+
+const char* reg_name(ggml_backend_reg_t) { return name; }
+std::size_t reg_device_count(ggml_backend_reg_t) { return 1; }
+ggml_backend_dev_t reg_device(ggml_backend_reg_t, std::size_t index) {
+    return index == 0 ? device() : nullptr;
+}
+
+void* reg_proc_address(ggml_backend_reg_t, const char* function) {
+    if (std::strcmp(function, "ggml_backend_set_n_threads") == 0)
+        return reinterpret_cast<void*>(set_threads);
+    if (std::strcmp(function, "ggml_backend_set_abort_callback") == 0)
+        return reinterpret_cast<void*>(set_abort_callback);
+    if (std::strcmp(function, "lowkv_set_scheme") == 0)
+        return reinterpret_cast<void*>(+[](const char* text) -> bool {
+            try {
+                choose(text);
+                return true;
+            } catch (const std::exception& error) {
+                report(GGML_LOG_LEVEL_ERROR, error.what());
+                return false;
+            }
+        });
+    return nullptr;
+}
+
+ggml_backend_reg& registry() {
+    static ggml_backend_reg reg = {
+        .api_version = GGML_BACKEND_API_VERSION,
+        .iface = {.get_name = reg_name,
+                  .get_device_count = reg_device_count,
+                  .get_device = reg_device,
+                  .get_proc_address = reg_proc_address},
+        .context = nullptr,
+    };
+    return reg;
+}
+
+// Last chance to be loud: somebody loaded the plug-in, and nothing ever used it.
+void warn_if_unused() {
+    if (any_cache_made() || setting() == nullptr) return;
+    report(GGML_LOG_LEVEL_WARN,
+           "NOT active: no KV cache was placed on the device LOWKV. Is -dev LOWKV missing, or is "
+           "one of -nkvo, -ngl 0 or a GPU in the way?");
+}
+
+ggml_backend_reg_t load() {
+    // ggml's structures change between versions while its own api_version stays.
+    if (std::strcmp(ggml_version(), LOWKV_GGML_VERSION) != 0) {
+        report(GGML_LOG_LEVEL_ERROR, std::string("this plug-in was built for ggml ") +
+                                         LOWKV_GGML_VERSION + ", but this program has ggml " +
+                                         ggml_version() + "; rebuild one of them");
+        return nullptr;
+    }
+    choose_from_environment();
+    if (setting() == nullptr) report(GGML_LOG_LEVEL_ERROR, setting_error());
+    return &registry();
+}
+
+}  // namespace
+
+ggml_backend_dev_t device() {
+    static ggml_backend_device dev = {
+        .iface = {.get_name = device_name,
+                  .get_description = device_description,
+                  .get_memory = device_memory,
+                  .get_type = device_type,
+                  .get_props = device_props,
+                  .init_backend = device_init,
+                  .get_buffer_type = device_buffer_type,
+                  .get_host_buffer_type = nullptr,
+                  .buffer_from_host_ptr = nullptr,
+                  .supports_op = device_supports_op,
+                  .supports_buft = device_supports_buft,
+                  .offload_op = nullptr,
+                  .event_new = nullptr,
+                  .event_free = nullptr,
+                  .event_synchronize = nullptr},
+        .reg = &registry(),
+        .context = nullptr,
+    };
+    return &dev;
+}
+
+ggml_backend_reg_t backend_reg() {
+    report_to_log(true);
+    if (setting() == nullptr && setting_error().empty()) choose_from_environment();
+    return &registry();
+}
+
+void set_scheme(const std::string& text) { choose(text); }
+
+CacheStats stats() { return live_stats(); }
+
+}  // namespace lowkv::ggml
+
+extern "C" {
+// What ggml_backend_load() and GGML_BACKEND_PATH look for.
+GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
+}
+
+ggml_backend_reg_t ggml_backend_init(void) {
+    ggml_backend_reg_t reg = lowkv::ggml::load();
+    // ggml loads its backends again whenever a tool asks for them.
+    static const bool watching =
+        reg != nullptr && std::atexit(lowkv::ggml::warn_if_unused) == 0;
+    static_cast<void>(watching);
+    return reg;
+}

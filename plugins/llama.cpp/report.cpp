@@ -1,0 +1,44 @@
+#include "report.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+namespace lowkv::ggml {
+namespace {
+std::atomic<bool> to_log_callback{false};
+}
+
+void report_to_log(bool to_log) { to_log_callback = to_log; }
+
+void report(ggml_log_level level, const std::string& text) {
+    const std::string line = "lowkv: " + text + "\n";
+    if (!to_log_callback) {
+        std::fputs(line.c_str(), stderr);
+        return;
+    }
+    ggml_log_callback callback = nullptr;
+    void* user_data = nullptr;
+    ggml_log_get(&callback, &user_data);
+    if (callback != nullptr) callback(level, line.c_str(), user_data);
+}
+
+void report_once(ggml_log_level level, const std::string& text) {
+    static std::mutex mutex;
+    static std::set<std::string> said;
+    {
+        const std::lock_guard lock(mutex);
+        if (!said.insert(text).second) return;
+    }
+    report(level, text);
+}
+
+bool verbose() {
+    const char* value = std::getenv("LOWKV_VERBOSE");
+    return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
+}
+
+}  // namespace lowkv::ggml

@@ -1,0 +1,65 @@
+#include "settings.h"
+
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+
+namespace lowkv::ggml {
+namespace {
+
+constexpr const char* default_scheme = "kivi2";
+
+struct State {
+    std::mutex mutex;
+    std::shared_ptr<const Setting> setting;
+    std::string error;
+};
+
+State& state() {
+    static State instance;
+    return instance;
+}
+
+}  // namespace
+
+void choose(const std::string& text) {
+    auto next = std::make_shared<Setting>();
+    if (text == "delegate") {
+        next->text = text;
+        next->delegate = true;
+    } else {
+        next->scheme = parse_scheme(text);
+        next->text = to_string(next->scheme);
+    }
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    s.setting = std::move(next);
+    s.error.clear();
+}
+
+void choose_from_environment() {
+    const char* value = std::getenv("LOWKV_SCHEME");
+    const std::string text = value != nullptr && *value != '\0' ? value : default_scheme;
+    try {
+        choose(text);
+    } catch (const std::exception& error) {
+        State& s = state();
+        const std::lock_guard lock(s.mutex);
+        s.setting.reset();
+        s.error = "LOWKV_SCHEME=" + text + " is not a scheme: " + error.what();
+    }
+}
+
+std::shared_ptr<const Setting> setting() {
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    return s.setting;
+}
+
+std::string setting_error() {
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    return s.error;
+}
+
+}  // namespace lowkv::ggml

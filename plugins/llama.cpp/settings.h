@@ -1,0 +1,27 @@
+#pragma once
+// What the next cache will hold: LOWKV_SCHEME, or what set_scheme() said.
+
+#include <memory>
+#include <string>
+
+#include "lowkv/scheme.h"
+
+namespace lowkv::ggml {
+
+struct Setting {
+    std::string text;       // canonical text of the scheme, or "delegate"
+    bool delegate = false;  // plain f16 and stock CPU kernels
+    Scheme scheme;
+};
+
+// Replaces the setting. Throws lowkv::Error, and then leaves it as it was.
+void choose(const std::string& text);
+
+// Reads LOWKV_SCHEME (unset or empty: kivi2). A wrong value is remembered, not thrown: the device
+// exists then, but no context can be made on it (see registry.cpp).
+void choose_from_environment();
+
+std::shared_ptr<const Setting> setting();  // null while LOWKV_SCHEME is wrong
+std::string setting_error();               // why setting() is null
+
+}  // namespace lowkv::ggml

@@ -1,0 +1,220 @@
+// Splits an attention over tasks (kv head x query rows x range of cells), lets the implementation's
+// kernels run them, and joins the partial results.
+
+#include "lowkv/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "attention/workspace.h"
+#include "kernels/table.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+using kernels::decode_max_rows;
+using kernels::prefill_max_rows;
+using kernels::Row;
+using kernels::span_tokens;
+
+void check(bool legal, const std::string& message) {
+    if (!legal) throw Error(ErrorCode::invalid_argument, "attend: " + message);
+}
+
+void check_arguments(const Shape& shape, const AttentionIO& io, const AttentionParams& params) {
+    check(io.heads > 0 && io.heads % shape.kv_heads == 0,
+          std::to_string(io.heads) + " query heads are not a multiple of " +
+              std::to_string(shape.kv_heads) + " kv heads");
+    check(io.tokens == 0 || (io.q != nullptr && io.out != nullptr), "q or out is null");
+    const Mask& mask = params.mask;
+    const bool additive =
+        mask.kind == Mask::Kind::additive_f16 || mask.kind == Mask::Kind::additive_f32;
+    check(!additive || mask.data != nullptr, "the additive mask has no data");
+    check(!additive || io.tokens < 2 || mask.row_stride >= io.n_cells,
+          "mask rows of " + std::to_string(mask.row_stride) + " values do not cover " +
+              std::to_string(io.n_cells) + " cells");
+    check(mask.kind != Mask::Kind::causal || io.n_cells >= io.tokens,
+          "a causal mask needs at least as many cells (" + std::to_string(io.n_cells) +
+              ") as query tokens (" + std::to_string(io.tokens) + ")");
+    check(std::isfinite(params.scale) && std::isfinite(params.softcap) && params.softcap >= 0,
+          "scale must be finite, softcap finite and not negative");
+}
+
+// How the rows of one kv head (token-major, then the query heads that share it) and the cells are
+// cut into tasks.
+struct Split {
+    bool decode = false;
+    std::uint32_t rows = 0;        // per kv head
+    std::uint32_t chunk_rows = 0;  // rows per task
+    std::uint32_t chunks = 0;
+    std::uint32_t range_cells = 0;  // cells per task
+    std::uint32_t ranges = 0;
+};
+
+constexpr std::uint32_t ceil_div(std::uint32_t a, std::uint32_t b) { return (a + b - 1) / b; }
+
+Split make_split(const Shape& shape, const AttentionIO& io, const AttentionParams& params,
+                 unsigned threads) {
+    Split split;
+    split.rows = io.tokens * (io.heads / shape.kv_heads);
+    split.decode = split.rows <= params.decode_rows;
+    std::uint32_t ranges = 1;
+    if (split.decode) {
+        split.chunks = ceil_div(split.rows, decode_max_rows);
+        split.chunk_rows = ceil_div(split.rows, split.chunks);
+        // Fewer heads than threads can share evenly: cut the cells too, but not into ranges so
+        // short that joining them costs more than it gains.
+        const std::uint32_t tasks = shape.kv_heads * split.chunks;
+        if (tasks % threads != 0) {
+            ranges = std::min(ceil_div(4 * threads, tasks), ceil_div(io.n_cells, 4 * span_tokens));
+        }
+    } else {
+        // Small prompts get smaller chunks, so that every thread has work.
+        const std::uint32_t even = ceil_div(split.rows * shape.kv_heads, 4 * threads);
+        split.chunk_rows = std::clamp(even, std::uint32_t{24}, prefill_max_rows);
+        split.chunks = ceil_div(split.rows, split.chunk_rows);
+    }
+    const std::uint32_t spans = std::max(ceil_div(io.n_cells, span_tokens), 1u);
+    split.range_cells = ceil_div(spans, std::max(ranges, 1u)) * span_tokens;
+    split.ranges = std::max(ceil_div(io.n_cells, split.range_cells), 1u);
+    return split;
+}
+
+Row make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t token,
+             std::uint32_t head) {
+    Row row;
+    row.q = io.q + token * io.q_token_stride + head * io.q_head_stride;
+    row.limit = io.n_cells;
+    const std::size_t mask_offset = token * params.mask.row_stride;
+    switch (params.mask.kind) {
+        case Mask::Kind::none: break;
+        case Mask::Kind::causal: row.limit = io.n_cells - io.tokens + token + 1; break;
+        case Mask::Kind::additive_f16:
+            row.mask = static_cast<const std::uint16_t*>(params.mask.data) + mask_offset;
+            break;
+        case Mask::Kind::additive_f32:
+            row.mask = static_cast<const float*>(params.mask.data) + mask_offset;
+            break;
+    }
+    if (params.alibi_slopes != nullptr) row.slope = params.alibi_slopes[head];
+    return row;
+}
+
+// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart).
+void join(const float* max, const float* sum, std::size_t stride, const float* out,
+          std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
+          const float* sink_logit, float* result) noexcept {
+    float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
+    for (std::uint32_t i = 0; i < ranges; ++i) top = std::max(top, max[i * stride]);
+    std::fill_n(result, head_dim, 0.0f);
+    if (top == -INFINITY) return;
+    float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
+    for (std::uint32_t i = 0; i < ranges; ++i) {
+        const float weight = std::exp(max[i * stride] - top);
+        if (weight == 0.0f) continue;
+        total += sum[i * stride] * weight;
+        const float* part = out + i * out_stride;
+        for (std::uint32_t c = 0; c < head_dim; ++c) result[c] += part[c] * weight;
+    }
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    for (std::uint32_t c = 0; c < head_dim; ++c) result[c] *= inverse;
+}
+
+}  // namespace
+
+AttentionWorkspace::AttentionWorkspace() : impl_(std::make_unique<Impl>()) {}
+AttentionWorkspace::~AttentionWorkspace() = default;
+AttentionWorkspace::AttentionWorkspace(AttentionWorkspace&&) noexcept = default;
+AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&&) noexcept = default;
+
+void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
+            AttentionWorkspace& workspace, Executor& executor) {
+    const Plan& plan = sequence.plan();
+    const Shape& shape = plan.shape();
+    const std::uint32_t head_dim = shape.head_dim;
+    check_arguments(shape, io, params);
+    if (io.tokens == 0) return;
+
+    AttentionWorkspace::Impl& work = workspace.impl();
+    work.views.assign(ceil_div(std::max(io.n_cells, 1u), plan.block_tokens()), BlockView{});
+    const auto present = std::min<std::size_t>(work.views.size(), sequence.blocks());
+    for (std::uint32_t b = 0; b < present; ++b) work.views[b] = sequence.view(b);
+
+    const Split split = make_split(shape, io, params, executor.threads());
+    const std::uint32_t repeat = io.heads / shape.kv_heads;
+    const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
+    const std::size_t rows_held = chunk_tasks * split.ranges * split.chunk_rows;
+    work.out.resize(rows_held * head_dim);
+    work.max.resize(rows_held);
+    work.sum.resize(rows_held);
+    if (!split.decode) work.scratch.resize(executor.threads());
+    for (auto& scratch : work.scratch) scratch.reserve(kernels::scratch_bytes());
+
+    const auto row_of = [&](std::size_t chunk_task, std::uint32_t i) {
+        const auto kv_head = static_cast<std::uint32_t>(chunk_task / split.chunks);
+        const auto chunk = static_cast<std::uint32_t>(chunk_task % split.chunks);
+        const std::uint32_t row = chunk * split.chunk_rows + i;
+        struct {
+            std::uint32_t token, head;
+            bool exists;
+        } at{row / repeat, kv_head * repeat + row % repeat, row < split.rows};
+        return at;
+    };
+
+    executor.parallel_for(chunk_tasks * split.ranges, [&](std::size_t item, unsigned thread) {
+        const std::size_t chunk_task = item / split.ranges;
+        const auto range = static_cast<std::uint32_t>(item % split.ranges);
+        kernels::Task task;
+        task.plan = &plan;
+        task.views = work.views.data();
+        task.kv_head = static_cast<std::uint32_t>(chunk_task / split.chunks);
+        task.first_cell = range * split.range_cells;
+        task.last_cell = std::min(task.first_cell + split.range_cells, io.n_cells);
+        Row rows[prefill_max_rows];
+        while (task.row_count < split.chunk_rows) {
+            const auto at = row_of(chunk_task, task.row_count);
+            if (!at.exists) break;
+            rows[task.row_count++] = make_row(io, params, at.token, at.head);
+        }
+        task.rows = rows;
+        task.mask = params.mask.kind;
+        task.causal_alibi =
+            params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
+        task.scale = params.scale;
+        task.softcap = params.softcap;
+        task.out = work.out.data() + item * split.chunk_rows * head_dim;
+        task.max = work.max.data() + item * split.chunk_rows;
+        task.sum = work.sum.data() + item * split.chunk_rows;
+        if (split.decode) {
+            plan.kernels().decode(task);
+        } else {
+            task.scratch = work.scratch[thread].data();
+            plan.kernels().prefill(task);
+        }
+        if (split.ranges > 1) return;
+        for (std::uint32_t i = 0; i < task.row_count; ++i) {
+            const auto at = row_of(chunk_task, i);
+            join(task.max + i, task.sum + i, 0, task.out + i * head_dim, 0, 1, head_dim,
+                 params.sink_logits != nullptr ? params.sink_logits + at.head : nullptr,
+                 io.out + at.token * io.out_token_stride + at.head * io.out_head_stride);
+        }
+    });
+    if (split.ranges == 1) return;
+
+    for (std::size_t chunk_task = 0; chunk_task < chunk_tasks; ++chunk_task) {
+        const std::size_t first = chunk_task * split.ranges * split.chunk_rows;
+        for (std::uint32_t i = 0; i < split.chunk_rows; ++i) {
+            const auto at = row_of(chunk_task, i);
+            if (!at.exists) break;
+            join(work.max.data() + first + i, work.sum.data() + first + i, split.chunk_rows,
+                 work.out.data() + (first + i) * head_dim,
+                 std::size_t{split.chunk_rows} * head_dim, split.ranges, head_dim,
+                 params.sink_logits != nullptr ? params.sink_logits + at.head : nullptr,
+                 io.out + at.token * io.out_token_stride + at.head * io.out_head_stride);
+        }
+    }
+}
+
+}  // namespace lowkv

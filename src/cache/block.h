@@ -1,0 +1,27 @@
+#pragma once
+// A block: `block_tokens` consecutive cells of one layer, in one slot of a pool. Forks share it.
+
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+
+namespace lowkv::cache {
+
+inline constexpr std::uint32_t max_block_tokens = 128;
+
+// Which cells of a block have their row.
+using Cells = std::bitset<max_block_tokens>;
+
+// Cells [first, first + count).
+inline Cells cell_range(std::uint32_t first, std::uint32_t count) noexcept {
+    return (~Cells{} >> (max_block_tokens - count)) << first;
+}
+
+struct Block {
+    std::byte* data = nullptr;  // Plan::exact_bytes() or Plan::packed_bytes(), as `packed` says
+    std::uint32_t refs = 1;     // sequences that hold it; above 1 its rows never change
+    bool packed = false;
+    Cells keys, values;  // written; all others read as zeros
+};
+
+}  // namespace lowkv::cache

@@ -1,0 +1,50 @@
+#pragma once
+// What a store does for its sequences: slots by size, the books, the budget.
+
+#include <cstddef>
+#include <map>
+#include <vector>
+
+#include "cache/pool.h"
+#include "lowkv/cache.h"
+
+namespace lowkv {
+
+struct Store::Impl {
+    StoreStats stats;
+    std::map<std::size_t, cache::Pool> pools;  // by slot size; never erased
+
+    cache::Pool& pool(std::size_t slot_bytes) {
+        return pools.try_emplace(slot_bytes, slot_bytes).first->second;
+    }
+
+    // Throws Error(over_budget) if `more` bytes beside those held, less `less`, are too many.
+    void check_budget(std::size_t more, std::size_t less) const;
+
+    // Books a block's bytes in or out.
+    void hold(bool packed, std::size_t bytes) noexcept;
+    void drop(bool packed, std::size_t bytes) noexcept;
+};
+
+namespace cache {
+
+// Slots taken before an operation changes anything. Those not taken over go back.
+class ReservedSlots {
+  public:
+    ReservedSlots(Pool& pool, std::size_t count);
+    ~ReservedSlots();
+    ReservedSlots(const ReservedSlots&) = delete;
+    ReservedSlots& operator=(const ReservedSlots&) = delete;
+
+    std::byte* operator[](std::size_t i) const noexcept { return slots_[i]; }
+    // The first slot not taken over yet.
+    std::byte* take() noexcept { return slots_[taken_++]; }
+
+  private:
+    Pool& pool_;
+    std::vector<std::byte*> slots_;
+    std::size_t taken_ = 0;
+};
+
+}  // namespace cache
+}  // namespace lowkv

@@ -1,0 +1,131 @@
+#include "codec/metadata.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "codec/branchless.h"
+#include "codec/e4m3.h"
+#include "codec/float16.h"
+
+namespace lowkv::codec {
+namespace {
+
+struct Header {
+    float scale_multiplier = 1.0f;
+    float zero_multiplier = 1.0f;
+};
+
+// One value of a section, as stored: bits and the value that they mean.
+struct Half {
+    using Bits = std::uint16_t;
+    static constexpr float smallest = 0x1p-24f;
+    static Bits store(float value, float) noexcept { return f32_to_f16(value); }
+    static float load(Bits bits, float) noexcept { return f16_to_f32(bits); }
+};
+struct Float8 {
+    using Bits = std::uint8_t;
+    static constexpr float smallest = e4m3_smallest;
+    // The multiplier is a power of two: dividing by it and multiplying are exact.
+    static Bits store(float value, float multiplier) noexcept {
+        return f32_to_e4m3(value / multiplier);
+    }
+    static float load(Bits bits, float multiplier) noexcept {
+        return e4m3_to_f32(bits) * multiplier;
+    }
+};
+
+float multiplier_for(float largest) noexcept {
+    if (largest == 0.0f) return 1.0f;
+    // 464 = 0.90625 * 2^9, halfway to the value after 448, still rounds (saturates) to 448.
+    int exponent = 0;
+    const float fraction = std::frexp(largest, &exponent);
+    return std::ldexp(1.0f, exponent - (fraction <= 0.90625f ? 9 : 8));
+}
+
+float largest_magnitude(const float* values, std::size_t count) noexcept {
+    float largest = 0.0f;
+    for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(values[i]));
+    return largest;
+}
+
+// A group that isn't constant keeps a scale above 0.
+void raise_scales(float* scales, std::size_t count, float least) noexcept {
+    const auto least_bits = std::bit_cast<std::int32_t>(least);
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto bits = std::bit_cast<std::int32_t>(scales[i]);
+        const std::int32_t raised = choose(bits, least_bits, least_bits, bits);
+        scales[i] = std::bit_cast<float>(choose(bits, 1, bits, raised));
+    }
+}
+
+template <class Type>
+void write_values(std::byte* out, float* values, std::size_t count, float multiplier) noexcept {
+    typename Type::Bits stored[max_lanes];
+    for (std::size_t i = 0; i < count; ++i) {
+        stored[i] = Type::store(values[i], multiplier);
+        values[i] = Type::load(stored[i], multiplier);
+    }
+    std::memcpy(out, stored, count * sizeof(typename Type::Bits));
+}
+
+template <class Type>
+void read_values(const std::byte* in, float* values, std::size_t count, float multiplier) noexcept {
+    typename Type::Bits stored[max_lanes];
+    std::memcpy(stored, in, count * sizeof(typename Type::Bits));
+    for (std::size_t i = 0; i < count; ++i) values[i] = Type::load(stored[i], multiplier);
+}
+
+template <class Type>
+void write_rows(const PartLayout& layout, std::byte* section, const Header& header,
+                Groups& groups) noexcept {
+    const std::size_t entries = layout.row_entries;
+    std::byte* out = section + layout.metadata_offset;
+    for (std::size_t row = 0; row < layout.group_rows; ++row) {
+        float* scales = groups.scale + row * entries;
+        float* zeros = groups.zero + row * entries;
+        raise_scales(scales, entries, Type::smallest * header.scale_multiplier);
+        write_values<Type>(out, scales, entries, header.scale_multiplier);
+        out += entries * sizeof(typename Type::Bits);
+        write_values<Type>(out, zeros, entries, header.zero_multiplier);
+        out += entries * sizeof(typename Type::Bits);
+    }
+}
+
+template <class Type>
+void read_rows(const PartLayout& layout, const std::byte* section, const Header& header,
+               Groups& groups) noexcept {
+    const std::size_t entries = layout.row_entries;
+    const std::byte* in = section + layout.metadata_offset;
+    for (std::size_t row = 0; row < layout.group_rows; ++row) {
+        read_values<Type>(in, groups.scale + row * entries, entries, header.scale_multiplier);
+        in += entries * sizeof(typename Type::Bits);
+        read_values<Type>(in, groups.zero + row * entries, entries, header.zero_multiplier);
+        in += entries * sizeof(typename Type::Bits);
+    }
+}
+
+}  // namespace
+
+void write_metadata(const PartLayout& layout, std::byte* section, Groups& groups) noexcept {
+    if (layout.codec.metadata == Metadata::fp16) {
+        return write_rows<Half>(layout, section, Header{}, groups);
+    }
+    const std::size_t count = std::size_t{layout.group_rows} * layout.row_entries;
+    const Header header{multiplier_for(largest_magnitude(groups.scale, count)),
+                        multiplier_for(largest_magnitude(groups.zero, count))};
+    std::memcpy(section, &header, sizeof header);
+    write_rows<Float8>(layout, section, header, groups);
+}
+
+void read_metadata(const PartLayout& layout, const std::byte* section, Groups& groups) noexcept {
+    if (layout.codec.metadata == Metadata::fp16) {
+        return read_rows<Half>(layout, section, Header{}, groups);
+    }
+    Header header;
+    std::memcpy(&header, section, sizeof header);
+    read_rows<Float8>(layout, section, header, groups);
+}
+
+}  // namespace lowkv::codec

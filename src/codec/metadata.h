@@ -1,0 +1,29 @@
+#pragma once
+// Scales and zeros of one head's section: rounded to their storage type, written and read.
+//
+// fp8: E4M3 spans 2^-9 .. 448 only, so each section carries two powers of two, one for its scales
+// and one for its zeros; a stored byte means e4m3 * multiplier. The multiplier is the smallest with
+// which the section's largest magnitude still rounds to at most 448.
+
+#include <cstddef>
+
+#include "codec/head.h"
+#include "lowkv/codec.h"
+
+namespace lowkv::codec {
+
+// Group r * row_entries + e is entry e of metadata row r (lowkv/codec.h).
+struct Groups {
+    float scale[max_groups];
+    float zero[max_groups];
+};
+
+constexpr std::size_t metadata_bytes(Metadata type) noexcept {
+    return type == Metadata::fp16 ? 2 : 1;
+}
+
+// Stores the groups and leaves in them what a reader will get. A scale above 0 stays above 0.
+void write_metadata(const PartLayout& layout, std::byte* section, Groups& groups) noexcept;
+void read_metadata(const PartLayout& layout, const std::byte* section, Groups& groups) noexcept;
+
+}  // namespace lowkv::codec

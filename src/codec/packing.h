@@ -1,0 +1,23 @@
+#pragma once
+// Sixteen steps of codes, one byte each, to and from the units of src/kernels/units.h.
+
+#include <cstdint>
+
+#include "codec/head.h"
+#include "kernels/units.h"
+
+namespace lowkv::codec {
+
+// Row s holds the codes of all lanes at step s of a step block.
+struct CodeTile {
+    alignas(64) std::uint8_t row[kernels::unit_steps][max_lanes];
+};
+
+// `codes` is a head's codes, of `head.lanes` x `head.steps`; with 3 bits they must be zero before
+// the head's first tile is packed.
+void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
+               std::uint32_t step_block, std::uint8_t* codes) noexcept;
+void unpack_tile(const std::uint8_t* codes, std::uint32_t bits, const HeadShape& head,
+                 std::uint32_t step_block, CodeTile& tile) noexcept;
+
+}  // namespace lowkv::codec

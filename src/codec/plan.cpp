@@ -1,0 +1,95 @@
+#include <algorithm>
+#include <string>
+
+#include "codec/head.h"
+#include "codec/metadata.h"
+#include "kernels/table.h"
+#include "kernels/units.h"
+#include "lowkv/codec.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+constexpr std::uint32_t least_block_tokens = 32;
+constexpr std::size_t cache_line = 64;
+constexpr std::size_t fp8_header_bytes = 16;  // two f32, padded so that metadata stays aligned
+
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+void check_shape(const Shape& shape) {
+    constexpr std::uint32_t max_kv_heads = 4096;
+    if (shape.head_dim < 16 || shape.head_dim > codec::max_lanes || shape.head_dim % 16 != 0) {
+        throw Error(ErrorCode::invalid_argument, "head_dim " + std::to_string(shape.head_dim) +
+                                                     " is not supported; legal: a multiple of 16 "
+                                                     "from 16 to 256");
+    }
+    if (shape.kv_heads < 1 || shape.kv_heads > max_kv_heads) {
+        throw Error(ErrorCode::invalid_argument, "kv_heads " + std::to_string(shape.kv_heads) +
+                                                     " is not supported; legal: 1 to " +
+                                                     std::to_string(max_kv_heads));
+    }
+}
+
+PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tokens) {
+    PartLayout layout;
+    layout.codec = codec;
+    if (codec.exact()) {
+        layout.bytes = std::size_t{2} * shape.channels() * tokens;
+        return layout;
+    }
+    const bool by_channel = codec.axis == Axis::channel;
+    const std::uint32_t grouped = by_channel ? tokens : shape.head_dim;
+    layout.group = std::min<std::uint32_t>(codec.group, grouped);
+    layout.group_rows = (grouped + layout.group - 1) / layout.group;
+    layout.row_entries = by_channel ? shape.head_dim : tokens;
+    layout.metadata_offset = codec.metadata == Metadata::fp16 ? 0 : fp8_header_bytes;
+    const std::size_t metadata = std::size_t{2} * layout.group_rows * layout.row_entries *
+                                 codec::metadata_bytes(codec.metadata);
+    layout.codes_offset = round_up(layout.metadata_offset + metadata, cache_line);
+    layout.head_bytes = round_up(
+        layout.codes_offset + kernels::codes_bytes(codec.bits, shape.head_dim, tokens), cache_line);
+    layout.bytes = layout.head_bytes * shape.kv_heads;
+    return layout;
+}
+
+double bits_per_element(const PartLayout& layout, const Shape& shape, std::uint32_t tokens) {
+    return 8.0 * static_cast<double>(layout.bytes) /
+           (static_cast<double>(shape.channels()) * tokens);
+}
+
+}  // namespace
+
+std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
+    std::uint32_t tokens = least_block_tokens;
+    for (const Codec& codec : {scheme.key, scheme.value}) {
+        if (!codec.exact() && codec.axis == Axis::channel) {
+            tokens = std::max<std::uint32_t>(tokens, codec.group);
+        }
+    }
+    return tokens;
+}
+
+Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation)
+    : scheme_(scheme), shape_(shape) {
+    validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
+    check_shape(shape);
+    block_tokens_ = lowkv::block_tokens(scheme);
+    keys_ = part_layout(scheme.key, shape, block_tokens_);
+    values_ = part_layout(scheme.value, shape, block_tokens_);
+    kernels_ = &kernels::select(implementation);
+}
+
+double Plan::key_bits() const noexcept {
+    return lowkv::bits_per_element(keys_, shape_, block_tokens_);
+}
+
+double Plan::value_bits() const noexcept {
+    return lowkv::bits_per_element(values_, shape_, block_tokens_);
+}
+
+std::string_view Plan::implementation() const noexcept { return kernels_->name; }
+
+}  // namespace lowkv

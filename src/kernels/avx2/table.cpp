@@ -1,0 +1,46 @@
+// The avx2 implementation: AVX2, FMA, F16C.
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "codec/float16.h"
+#include "kernels/tables.h"
+#include "kernels/target.h"
+#include "kernels/units.h"
+
+LOWKV_TARGET_BEGIN("avx2,fma,f16c")
+namespace lowkv::kernels::avx2 {
+namespace {
+
+#include "kernels/avx2/vocabulary.h"
+//
+#include "kernels/body/math.h"
+//
+#include "kernels/body/matrix.h"
+//
+#include "kernels/body/tile.h"
+//
+#include "kernels/body/softmax.h"
+//
+#include "kernels/body/attend.h"
+
+}  // namespace
+}  // namespace lowkv::kernels::avx2
+LOWKV_TARGET_END
+
+namespace lowkv::kernels {
+
+const Table avx2_table = {
+    "avx2",
+    "AVX2, FMA, F16C",
+    []() noexcept -> bool { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c"); },
+    avx2::decode,
+    avx2::prefill,
+};
+
+}  // namespace lowkv::kernels

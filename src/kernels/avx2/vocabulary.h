@@ -1,0 +1,74 @@
+// AVX2 with FMA and F16C: 8 lanes. Included inside the implementation's namespace and target
+// region; see kernels/body/README.md for what each word means.
+
+constexpr unsigned lanes = 8;
+constexpr unsigned gemm_rows = 6;  // x 2 vectors of 8: 12 of 16 registers accumulate
+constexpr unsigned gemm_vectors = 2;
+
+using F = __m256;
+using I = __m256i;
+
+LOWKV_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
+LOWKV_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+LOWKV_INLINE F load_f16(const std::uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+LOWKV_INLINE F set(float x) { return _mm256_set1_ps(x); }
+LOWKV_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+LOWKV_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+LOWKV_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+LOWKV_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
+LOWKV_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+LOWKV_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
+LOWKV_INLINE F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+LOWKV_INLINE float reduce_max(F a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+LOWKV_INLINE float reduce_add(F a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, index)));
+}
+LOWKV_INLINE F zero_below(F x, float limit, F a) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, set(limit), _CMP_GE_OQ), a);
+}
+LOWKV_INLINE F scale_by_power(F a, F n) {
+    const I exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+LOWKV_INLINE F round(F a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+LOWKV_INLINE I load_bytes(const std::uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+LOWKV_INLINE I set_int(int x) { return _mm256_set1_epi32(x); }
+LOWKV_INLINE I iota() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+LOWKV_INLINE I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
+LOWKV_INLINE I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
+LOWKV_INLINE I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
+LOWKV_INLINE I sub_int(I a, I b) { return _mm256_sub_epi32(a, b); }
+LOWKV_INLINE I shift_left(I a, unsigned n) { return _mm256_slli_epi32(a, static_cast<int>(n)); }
+LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm256_srli_epi32(a, static_cast<int>(n)); }
+LOWKV_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
+LOWKV_INLINE I to_int(F a) { return _mm256_cvtps_epi32(a); }
+LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
+    const I order = _mm256_shuffle_epi32(a, _MM_SHUFFLE(3, 1, 2, 0));
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(p),
+        _mm_packs_epi32(_mm256_castsi256_si128(order), _mm256_extracti128_si256(order, 1)));
+}
+LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
+    int pair;
+    __builtin_memcpy(&pair, p, 4);
+    return _mm256_set1_epi32(pair);
+}
+LOWKV_INLINE I dot_pair(I sum, I a, I b) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}

@@ -1,0 +1,50 @@
+// The avx512 implementation: AVX-512 F, BW, DQ, VL, VNNI.
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "codec/float16.h"
+#include "kernels/tables.h"
+#include "kernels/target.h"
+#include "kernels/units.h"
+
+// GCC 12 takes the undefined pass-through operand in its own intrinsics for a mistake.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+LOWKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+namespace lowkv::kernels::avx512 {
+namespace {
+
+#include "kernels/avx512/vocabulary.h"
+//
+#include "kernels/body/math.h"
+//
+#include "kernels/body/matrix.h"
+//
+#include "kernels/body/tile.h"
+//
+#include "kernels/body/softmax.h"
+//
+#include "kernels/body/attend.h"
+
+}  // namespace
+}  // namespace lowkv::kernels::avx512
+LOWKV_TARGET_END
+
+namespace lowkv::kernels {
+
+const Table avx512_table = {
+    "avx512",
+    "AVX-512 F, BW, DQ, VL, VNNI",
+    []() noexcept -> bool { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni"); },
+    avx512::decode,
+    avx512::prefill,
+};
+
+}  // namespace lowkv::kernels

@@ -1,0 +1,61 @@
+// AVX-512 (F, BW, VL, DQ, VNNI): 16 lanes. Included inside the implementation's namespace and
+// target region; see kernels/body/README.md for what each word means.
+
+constexpr unsigned lanes = 16;
+constexpr unsigned gemm_rows = 12;  // x 2 vectors of 16: 24 of 32 registers accumulate
+constexpr unsigned gemm_vectors = 2;
+
+using F = __m512;
+using I = __m512i;
+
+LOWKV_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+LOWKV_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+LOWKV_INLINE F load_f16(const std::uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+LOWKV_INLINE F set(float x) { return _mm512_set1_ps(x); }
+LOWKV_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+LOWKV_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+LOWKV_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+LOWKV_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+LOWKV_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+LOWKV_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+LOWKV_INLINE F abs(F a) { return _mm512_abs_ps(a); }
+LOWKV_INLINE float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
+LOWKV_INLINE float reduce_add(F a) { return _mm512_reduce_add_ps(a); }
+// a where index < limit, else b
+LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
+    return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(index, limit), b, a);
+}
+LOWKV_INLINE F zero_below(F x, float limit, F a) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_GE_OQ), a);
+}
+LOWKV_INLINE F scale_by_power(F a, F n) { return _mm512_scalef_ps(a, n); }
+LOWKV_INLINE F round(F a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+LOWKV_INLINE I load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+LOWKV_INLINE I set_int(int x) { return _mm512_set1_epi32(x); }
+LOWKV_INLINE I iota() {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+LOWKV_INLINE I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+LOWKV_INLINE I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+LOWKV_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+LOWKV_INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
+LOWKV_INLINE I shift_left(I a, unsigned n) { return _mm512_slli_epi32(a, n); }
+LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm512_srli_epi32(a, n); }
+LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+LOWKV_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
+LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
+    const __m256i words =
+        _mm512_cvtepi32_epi16(_mm512_shuffle_epi32(a, _MM_PERM_DBCA));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
+LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
+    int pair;
+    __builtin_memcpy(&pair, p, 4);
+    return _mm512_set1_epi32(pair);
+}
+LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }

@@ -1,0 +1,206 @@
+// The online-softmax recurrence over spans of cells (FlashAttention's), for exact and packed blocks
+// alike: `decode` multiplies codes as integers, `prefill` expands tiles.
+
+struct Block {
+    Matrix keys, values;
+    bool present = false;
+};
+
+// One head's keys and values in a block: how to read them, exact or packed.
+LOWKV_INLINE Block open_block(const Task& task, unsigned block) {
+    const Plan& plan = *task.plan;
+    const BlockView& view = task.views[block];
+    Block b;
+    b.present = view.keys != nullptr;
+    if (!b.present) return b;
+    const unsigned head_dim = plan.shape().head_dim, tokens = plan.block_tokens();
+    b.keys.layout = &plan.keys();
+    b.keys.lane_count = tokens;
+    b.keys.step_count = head_dim;
+    b.keys.exact_stride = tokens;
+    b.keys.exact = !view.packed || plan.keys().codec.exact();
+    b.keys.folded = plan.keys().codec.axis == Axis::channel;
+    b.keys.data = view.keys + task.kv_head * (b.keys.exact ? std::size_t{2} * head_dim * tokens
+                                                           : plan.keys().head_bytes);
+    b.values.layout = &plan.values();
+    b.values.lane_count = head_dim;
+    b.values.step_count = tokens;
+    b.values.exact_stride = plan.shape().channels();
+    b.values.exact = !view.packed || plan.values().codec.exact();
+    b.values.folded = plan.values().codec.axis == Axis::token;
+    b.values.data = view.values + task.kv_head * (b.values.exact ? std::size_t{2} * head_dim
+                                                                 : plan.values().head_bytes);
+    return b;
+}
+
+LOWKV_INLINE void prefetch(const std::byte* data, std::size_t bytes) {
+    for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at);
+}
+
+// A head's section lies far from the same head's section in the next block: fetch it early.
+LOWKV_INLINE void prefetch_block(const Task& task, unsigned block) {
+    const BlockView& view = task.views[block];
+    if (!view.packed) return;
+    const PartLayout& keys = task.plan->keys();
+    const PartLayout& values = task.plan->values();
+    prefetch(view.keys + task.kv_head * keys.head_bytes, keys.head_bytes);
+    prefetch(view.values + task.kv_head * values.head_bytes, values.head_bytes);
+}
+
+// The rows' queries, contiguous and times the score scale (with a soft-cap c: scale / c).
+LOWKV_INLINE void load_queries(const Task& task, float* q) {
+    const unsigned head_dim = task.plan->shape().head_dim;
+    const F scale = set(task.softcap > 0 ? task.scale / task.softcap : task.scale);
+    for (unsigned r = 0; r < task.row_count; ++r) {
+        for (unsigned c = 0; c < head_dim; c += lanes) {
+            store(q + r * head_dim + c, mul(load(task.rows[r].q + c), scale));
+        }
+    }
+}
+
+LOWKV_INLINE void clear(const Task& task) {
+    const unsigned head_dim = task.plan->shape().head_dim;
+    for (unsigned i = 0; i < task.row_count * head_dim; i += lanes) store(task.out + i, set(0.0f));
+    for (unsigned r = 0; r < task.row_count; ++r) {
+        task.max[r] = minus_infinity;
+        task.sum[r] = 0.0f;
+    }
+}
+
+// Cells that some row may see: the largest limit.
+LOWKV_INLINE unsigned visible_end(const Task& task) {
+    unsigned end = 0;
+    for (unsigned r = 0; r < task.row_count; ++r) {
+        end = task.rows[r].limit > end ? task.rows[r].limit : end;
+    }
+    return end < task.last_cell ? end : task.last_cell;
+}
+
+void decode(const Task& task) noexcept {
+    const unsigned head_dim = task.plan->shape().head_dim;
+    const unsigned tokens = task.plan->block_tokens();
+    const unsigned rows = task.row_count;
+    const bool additive = task.mask == Mask::Kind::additive_f16 ||
+                          task.mask == Mask::Kind::additive_f32;
+    alignas(64) float q[decode_max_rows * max_head_dim];
+    alignas(64) float scores[decode_max_rows][span_tokens];
+    alignas(64) float bias[decode_max_rows][span_tokens];
+    const float* row_bias[decode_max_rows] = {};
+    load_queries(task, q);
+    clear(task);
+
+    const unsigned end = visible_end(task);
+    for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
+        const unsigned left = end - cell;
+        const unsigned block_count =
+            ((left < span_tokens ? left : span_tokens) + tokens - 1) / tokens;
+        const unsigned count = block_count * tokens;
+        if (additive) {
+            for (unsigned r = 0; r < rows; ++r) {
+                if (r > 0 && task.rows[r].mask == task.rows[r - 1].mask) {
+                    row_bias[r] = row_bias[r - 1];
+                    continue;
+                }
+                load_bias(task, task.rows[r].mask, cell, bias[r]);
+                row_bias[r] = bias[r];
+            }
+        }
+        Block blocks[span_tokens / tile_tokens];
+        bool seen = false;
+        for (unsigned b = 0; b < block_count; ++b) {
+            const unsigned at = b * tokens;
+            bool visible = !additive;
+            for (unsigned r = 0; r < rows && !visible; ++r) {
+                if (r > 0 && row_bias[r] == row_bias[r - 1]) continue;
+                visible = any_visible(row_bias[r] + at, tokens);
+            }
+            blocks[b] = visible ? open_block(task, cell / tokens + b) : Block{};
+            seen = seen || visible;
+            for (unsigned r = 0; r < rows; ++r) {
+                for (unsigned t = 0; t < tokens; t += lanes) store(scores[r] + at + t, set(0.0f));
+            }
+            if (!blocks[b].present) continue;
+            if (cell + at + tokens < end) prefetch_block(task, (cell + at) / tokens + 1);
+            select_multiply(blocks[b].keys, rows)(blocks[b].keys, q, head_dim, scores[0] + at,
+                                                  span_tokens);
+        }
+        if (!seen) continue;
+        for (unsigned r = 0; r < rows; ++r) {
+            const float factor = softmax(task, task.rows[r], cell, count, row_bias[r], scores[r],
+                                         task.max + r, task.sum + r);
+            if (factor != 1.0f) rescale_row(task.out + r * head_dim, head_dim, factor);
+        }
+        for (unsigned b = 0; b < block_count; ++b) {
+            if (!blocks[b].present) continue;
+            select_multiply(blocks[b].values, rows)(blocks[b].values, scores[0] + b * tokens,
+                                                    span_tokens, task.out, head_dim);
+        }
+    }
+}
+
+void prefill(const Task& task) noexcept {
+    const unsigned head_dim = task.plan->shape().head_dim;
+    const unsigned tokens = task.plan->block_tokens();
+    const unsigned rows = task.row_count;
+    const bool additive = task.mask == Mask::Kind::additive_f16 ||
+                          task.mask == Mask::Kind::additive_f32;
+    auto* q = reinterpret_cast<float*>(task.scratch);
+    float* scores = q + std::size_t{prefill_max_rows} * max_head_dim;
+    float* key_tile = scores + std::size_t{prefill_max_rows} * span_tokens;
+    float* value_tile = key_tile + std::size_t{tile_tokens} * max_head_dim;
+    alignas(64) float bias[span_tokens];
+    load_queries(task, q);
+    clear(task);
+
+    const unsigned end = visible_end(task);
+    for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
+        const unsigned left = end - cell;
+        const unsigned tile_count =
+            ((left < span_tokens ? left : span_tokens) + tile_tokens - 1) / tile_tokens;
+        const unsigned count = tile_count * tile_tokens;
+        bool visible[span_tokens / tile_tokens] = {};
+        for (unsigned t = 0; t < tile_count; ++t) visible[t] = !additive;
+        for (unsigned r = 0; additive && r < rows; ++r) {
+            if (r > 0 && task.rows[r].mask == task.rows[r - 1].mask) continue;
+            bool all = true;
+            for (unsigned t = 0; t < tile_count; ++t) all = all && visible[t];
+            if (all) break;
+            load_bias(task, task.rows[r].mask, cell, bias);
+            for (unsigned t = 0; t < tile_count; ++t) {
+                visible[t] = visible[t] || any_visible(bias + t * tile_tokens, tile_tokens);
+            }
+        }
+        bool seen = false;
+        for (unsigned t = 0; t < tile_count; ++t) {
+            const unsigned at = t * tile_tokens;
+            for (unsigned r = 0; r < rows; ++r) {
+                float* row = scores + std::size_t{r} * span_tokens + at;
+                for (unsigned i = 0; i < tile_tokens; i += lanes) store(row + i, set(0.0f));
+            }
+            const Block block = visible[t] ? open_block(task, (cell + at) / tokens) : Block{};
+            seen = seen || visible[t];
+            visible[t] = block.present;
+            if (!block.present) continue;
+            expand(block.keys, (cell + at) % tokens, tile_tokens, 0, head_dim, key_tile);
+            gemm(q, head_dim, rows, head_dim, key_tile, tile_tokens, scores + at, span_tokens);
+        }
+        if (!seen) continue;
+        for (unsigned r = 0; r < rows; ++r) {
+            if (additive && (r == 0 || task.rows[r].mask != task.rows[r - 1].mask)) {
+                load_bias(task, task.rows[r].mask, cell, bias);
+            }
+            const float factor =
+                softmax(task, task.rows[r], cell, count, additive ? bias : nullptr,
+                        scores + std::size_t{r} * span_tokens, task.max + r, task.sum + r);
+            if (factor != 1.0f) rescale_row(task.out + r * head_dim, head_dim, factor);
+        }
+        for (unsigned t = 0; t < tile_count; ++t) {
+            if (!visible[t]) continue;
+            const unsigned at = t * tile_tokens;
+            const Block block = open_block(task, (cell + at) / tokens);
+            expand(block.values, 0, head_dim, (cell + at) % tokens, tile_tokens, value_tile);
+            gemm(scores + at, span_tokens, rows, tile_tokens, value_tile, head_dim, task.out,
+                 head_dim);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+// The scalar implementation: plain C++ for any CPU.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "codec/float16.h"
+#include "kernels/tables.h"
+#include "kernels/target.h"
+#include "kernels/units.h"
+
+
+namespace lowkv::kernels::scalar {
+namespace {
+
+#include "kernels/scalar/vocabulary.h"
+//
+#include "kernels/body/math.h"
+//
+#include "kernels/body/matrix.h"
+//
+#include "kernels/body/tile.h"
+//
+#include "kernels/body/softmax.h"
+//
+#include "kernels/body/attend.h"
+
+}  // namespace
+}  // namespace lowkv::kernels::scalar
+
+
+namespace lowkv::kernels {
+
+const Table scalar_table = {
+    "scalar",
+    "plain C++ for any CPU",
+    []() noexcept -> bool { return true; },
+    scalar::decode,
+    scalar::prefill,
+};
+
+}  // namespace lowkv::kernels

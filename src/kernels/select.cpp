@@ -1,0 +1,72 @@
+// Which kernels run: the best that the CPU has, or the one that LOWKV_IMPLEMENTATION names.
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kernels/tables.h"
+#include "lowkv/error.h"
+#include "lowkv/implementation.h"
+
+namespace lowkv {
+
+namespace kernels {
+namespace {
+
+std::string supported_names() {
+    std::string names;
+    for (const Table* table : tables()) {
+        if (!table->supported()) continue;
+        if (!names.empty()) names += ", ";
+        names += table->name;
+    }
+    return names;
+}
+
+}  // namespace
+
+const Table& select(std::string_view name) {
+    std::string_view source = "implementation";
+    if (name.empty()) {
+        const char* forced = std::getenv("LOWKV_IMPLEMENTATION");
+        if (forced != nullptr && *forced != '\0') {
+            name = forced;
+            source = "LOWKV_IMPLEMENTATION";
+        }
+    }
+    for (const Table* table : tables()) {
+        if (name.empty() ? table->supported() : table->name == name) {
+            if (table->supported()) return *table;
+            throw Error(ErrorCode::unsupported, std::string(source) + "=" + std::string(name) +
+                                                    " needs " + std::string(table->description) +
+                                                    ", which this CPU lacks; it runs: " +
+                                                    supported_names());
+        }
+    }
+    throw Error(ErrorCode::unsupported, std::string(source) + "=" + std::string(name) +
+                                            " is not in this build; this CPU runs: " +
+                                            supported_names());
+}
+
+}  // namespace kernels
+
+std::span<const Implementation> implementations() {
+    static const std::vector<Implementation> list = [] {
+        std::vector<Implementation> all;
+        for (const kernels::Table* table : kernels::tables()) {
+            all.push_back({table->name, table->description, table->supported()});
+        }
+        return all;
+    }();
+    return list;
+}
+
+const Implementation& active_implementation() {
+    const std::string_view name = kernels::select({}).name;
+    for (const Implementation& implementation : implementations()) {
+        if (implementation.name == name) return implementation;
+    }
+    throw Error(ErrorCode::unsupported, "no implementation is active");
+}
+
+}  // namespace lowkv

@@ -1,0 +1,67 @@
+#pragma once
+// What an implementation (one instruction set) provides: two functions, both running the same
+// online-softmax recurrence over one kv head and a range of cells.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "lowkv/attention.h"
+#include "lowkv/codec.h"
+
+namespace lowkv::kernels {
+
+inline constexpr std::uint32_t max_head_dim = 256;
+inline constexpr std::uint32_t span_tokens = 128;  // tokens between two softmax steps; >= a block
+inline constexpr std::uint32_t tile_tokens = 32;   // tokens expanded to f32 at a time (prefill)
+inline constexpr std::uint32_t decode_max_rows = 4;
+inline constexpr std::uint32_t prefill_max_rows = 96;
+
+// One query row: a query token's head.
+struct Row {
+    const float* q = nullptr;    // head_dim floats
+    const void* mask = nullptr;  // this token's additive row, from cell 0, or null
+    std::uint32_t limit = 0;     // sees cells [0, limit)
+    float slope = 1.0f;          // multiplies the mask's values (ALiBi)
+};
+
+struct Task {
+    const Plan* plan = nullptr;
+    const BlockView* views = nullptr;
+    std::uint32_t kv_head = 0;
+    std::uint32_t first_cell = 0;  // a multiple of span_tokens
+    std::uint32_t last_cell = 0;   // exclusive
+    const Row* rows = nullptr;
+    std::uint32_t row_count = 0;
+    Mask::Kind mask = Mask::Kind::none;
+    bool causal_alibi = false;  // add -slope * (limit - 1 - cell)
+    float scale = 1.0f;
+    float softcap = 0.0f;
+    // Results, unnormalised: out[row][head_dim] = sum p v, max = row maximum, sum = sum p.
+    float* out = nullptr;
+    float* max = nullptr;
+    float* sum = nullptr;
+    std::byte* scratch = nullptr;  // 64-byte aligned, scratch_bytes()
+};
+
+struct Table {
+    std::string_view name;
+    std::string_view description;
+    bool (*supported)() noexcept;
+    // Few rows (at most decode_max_rows): integer dot products on the codes, see body/matrix.h.
+    void (*decode)(const Task& task) noexcept;
+    // Many rows (at most prefill_max_rows): tiles expanded to f32 in scratch, then f32 products.
+    void (*prefill)(const Task& task) noexcept;
+};
+
+// Scratch that a task needs at most: rows of q and scores, one key and one value tile.
+constexpr std::size_t scratch_bytes() {
+    return sizeof(float) * (std::size_t{prefill_max_rows} * (max_head_dim + span_tokens) +
+                            std::size_t{2} * tile_tokens * max_head_dim);
+}
+
+// By name; empty: what LOWKV_IMPLEMENTATION forces, or the best that this CPU runs. Throws
+// Error(unsupported).
+const Table& select(std::string_view name);
+
+}  // namespace lowkv::kernels

@@ -1,0 +1,17 @@
+#pragma once
+// Compiles a region for an instruction set without per-file flags, so that nothing from a shared
+// header is ever compiled for a CPU that the program may not run on. Include every other header
+// before the region begins.
+
+#define LOWKV_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define LOWKV_TARGET_BEGIN(features) \
+    LOWKV_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define LOWKV_TARGET_END LOWKV_PRAGMA(clang attribute pop)
+#else
+#define LOWKV_TARGET_BEGIN(features) LOWKV_PRAGMA(GCC push_options) LOWKV_PRAGMA(GCC target(features))
+#define LOWKV_TARGET_END LOWKV_PRAGMA(GCC pop_options)
+#endif
+
+#define LOWKV_INLINE [[gnu::always_inline]] static inline
+#define LOWKV_INLINE_LAMBDA __attribute__((always_inline))

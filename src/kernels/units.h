@@ -1,0 +1,80 @@
+#pragma once
+// The order of codes in a packed head: 16x16 units, so that one 64-byte load yields operands of a
+// 4-way integer dot product (vpdpbusd and its kin) after a shift and a mask.
+//
+// A head's codes are a matrix of `lanes` x `steps`: a lane is what a vector lane holds, a step is
+// what a dot product sums over. Keys: lane = token, step = channel. Values: lane = channel,
+// step = token. Both counts are multiples of 16, and lanes * steps of 512.
+//
+//   unit    16 lanes x 16 steps. Number: lane_block * (steps / 16) + step_block.
+//   tile    4 steps of a unit (tile j: steps 4j .. 4j+3) as 64 bytes: byte 4 * lane + (step & 3).
+//   8 bits  tiles 0..3, 256 bytes a unit
+//   4 bits  2 x 64 bytes: byte b of the v-th = tile[2v][b] | tile[2v+1][b] << 4
+//   2 bits  64 bytes: byte b = tile[0][b] | tile[1][b] << 2 | tile[2][b] << 4 | tile[3][b] << 6
+//   3 bits  a pair of units (2p, 2p+1) in 192 bytes: the low 2 bits of unit 2p, of unit 2p+1 (as
+//           2 bits above), then 64 bytes of third bits: bit j of byte b is unit 2p's tile j, bit
+//           4+j is unit 2p+1's tile j
+//
+// It is a permutation of the logical order (methods.md, section 1); tests/codec_layout.cpp says so.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lowkv::kernels {
+
+inline constexpr std::uint32_t unit_lanes = 16;
+inline constexpr std::uint32_t unit_steps = 16;
+
+constexpr std::size_t codes_bytes(std::uint32_t bits, std::uint32_t lanes, std::uint32_t steps) {
+    return std::size_t{lanes} * steps * bits / 8;
+}
+
+// Bytes from the start of a head's codes to unit `unit` (3 bits: to its low 2 bits).
+constexpr std::size_t unit_offset(std::uint32_t bits, std::size_t unit) {
+    return bits == 3 ? (unit / 2) * 192 + (unit % 2) * 64 : unit * 32 * bits;
+}
+
+// One code, for reference code and tests. `lane` and `step` are within the head.
+inline std::uint8_t load_code(const std::uint8_t* codes, std::uint32_t bits, std::uint32_t steps,
+                              std::uint32_t lane, std::uint32_t step) {
+    const std::size_t unit =
+        std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
+    const std::uint32_t tile = step % unit_steps / 4;
+    const std::uint32_t byte = 4 * (lane % unit_lanes) + step % 4;
+    const std::uint8_t* base = codes + unit_offset(bits, unit);
+    switch (bits) {
+        case 8: return base[64 * tile + byte];
+        case 4: return (base[64 * (tile / 2) + byte] >> (4 * (tile % 2))) & 15;
+        case 2: return (base[byte] >> (2 * tile)) & 3;
+        default: {
+            const std::uint8_t* third = codes + (unit / 2) * 192 + 128;
+            const int low = (base[byte] >> (2 * tile)) & 3;
+            const int high = (third[byte] >> (4 * (unit % 2) + tile)) & 1;
+            return static_cast<std::uint8_t>(low | high << 2);
+        }
+    }
+}
+
+// Adds a code to zero-initialised codes.
+inline void store_code(std::uint8_t* codes, std::uint32_t bits, std::uint32_t steps,
+                       std::uint32_t lane, std::uint32_t step, std::uint8_t code) {
+    const std::size_t unit =
+        std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
+    const std::uint32_t tile = step % unit_steps / 4;
+    const std::uint32_t byte = 4 * (lane % unit_lanes) + step % 4;
+    std::uint8_t* base = codes + unit_offset(bits, unit);
+    const auto add = [](std::uint8_t& target, unsigned value) {
+        target = static_cast<std::uint8_t>(target | value);
+    };
+    switch (bits) {
+        case 8: base[64 * tile + byte] = code; return;
+        case 4: add(base[64 * (tile / 2) + byte], unsigned{code} << (4 * (tile % 2))); return;
+        case 2: add(base[byte], unsigned{code} << (2 * tile)); return;
+        default:
+            add(base[byte], (code & 3u) << (2 * tile));
+            add(codes[(unit / 2) * 192 + 128 + byte], (code >> 2u) << (4 * (unit % 2) + tile));
+            return;
+    }
+}
+
+}  // namespace lowkv::kernels

@@ -1,0 +1,74 @@
+#include "scheme/fields.h"
+
+#include <array>
+
+namespace lowkv::scheme {
+namespace {
+
+constexpr std::uint32_t value_of(Axis axis) { return static_cast<std::uint32_t>(axis); }
+constexpr std::uint32_t value_of(Metadata type) { return static_cast<std::uint32_t>(type); }
+
+constexpr std::array axis_choices{Choice{"channel", value_of(Axis::channel)},
+                                  Choice{"token", value_of(Axis::token)}};
+constexpr std::array bits_choices{Choice{"2", 2}, Choice{"3", 3}, Choice{"4", 4}, Choice{"8", 8}};
+constexpr std::array group_choices{Choice{"g32", 32}, Choice{"g64", 64}, Choice{"g128", 128}};
+constexpr std::array metadata_choices{Choice{"fp16", value_of(Metadata::fp16)},
+                                      Choice{"fp8", value_of(Metadata::fp8_e4m3)}};
+
+constexpr std::array fields{
+    CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
+               [](Codec& c, std::uint32_t v) { c.axis = static_cast<Axis>(v); }},
+    CodecField{"number of bits", bits_choices, false,
+               [](const Codec& c) { return std::uint32_t{c.bits}; },
+               [](Codec& c, std::uint32_t v) { c.bits = static_cast<std::uint8_t>(v); }},
+    CodecField{"group", group_choices, false, [](const Codec& c) { return std::uint32_t{c.group}; },
+               [](Codec& c, std::uint32_t v) { c.group = static_cast<std::uint16_t>(v); }},
+    CodecField{"metadata type", metadata_choices, true,
+               [](const Codec& c) { return value_of(c.metadata); },
+               [](Codec& c, std::uint32_t v) { c.metadata = static_cast<Metadata>(v); }},
+};
+
+constexpr std::array codecs{CodecOption{"k", "key codec", &LayerScheme::key},
+                            CodecOption{"v", "value codec", &LayerScheme::value}};
+
+constexpr std::array numbers{RetentionField{"window", &Retention::window, 1u << 20, 1},
+                             RetentionField{"sinks", &Retention::sinks, 1u << 16, 1},
+                             RetentionField{"flush", &Retention::flush, 1u << 20, 32}};
+
+void append_to_list(std::string& list, std::string_view word) {
+    if (!list.empty()) list += ", ";
+    list += word;
+}
+
+}  // namespace
+
+std::span<const CodecField> codec_fields() noexcept { return fields; }
+std::span<const CodecOption> codec_options() noexcept { return codecs; }
+std::span<const RetentionField> retention_fields() noexcept { return numbers; }
+
+std::string legal_words(const CodecField& field) {
+    std::string list;
+    for (const Choice& choice : field.choices) append_to_list(list, choice.word);
+    return list;
+}
+
+std::string legal_numbers(const RetentionField& field) {
+    const std::string range = "from 0 to " + std::to_string(field.max);
+    if (field.multiple_of == 1) return "a number " + range;
+    return "a multiple of " + std::to_string(field.multiple_of) + " " + range;
+}
+
+const Preset* find_preset(std::string_view name) noexcept {
+    for (const Preset& preset : presets()) {
+        if (preset.name == name) return &preset;
+    }
+    return nullptr;
+}
+
+std::string preset_names() {
+    std::string list;
+    for (const Preset& preset : presets()) append_to_list(list, preset.name);
+    return list;
+}
+
+}  // namespace lowkv::scheme

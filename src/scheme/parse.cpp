@@ -1,0 +1,222 @@
+#include <algorithm>
+#include <charconv>
+#include <utility>
+#include <vector>
+
+#include "lowkv/error.h"
+#include "lowkv/scheme.h"
+#include "scheme/fields.h"
+#include "scheme/suggest.h"
+
+namespace lowkv {
+namespace {
+
+constexpr std::string_view layer_prefix = "layer.";
+constexpr std::string_view codec_form = "exact, or axis-bits-gN[-fp8] such as channel-2-g32";
+
+std::string quoted(std::string_view word) { return "\"" + std::string(word) + "\""; }
+
+std::string_view trimmed(std::string_view word) {
+    constexpr std::string_view space = " \t\r\n";
+    const std::size_t first = word.find_first_not_of(space);
+    // Keeps its place in the text even when nothing is left: an error still names the position.
+    if (first == std::string_view::npos) return word.substr(word.size());
+    return word.substr(first, word.find_last_not_of(space) - first + 1);
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+    std::vector<std::string_view> words;
+    for (;;) {
+        const std::size_t end = text.find(separator);
+        words.push_back(text.substr(0, end));
+        if (end == std::string_view::npos) return words;
+        text.remove_prefix(end + 1);
+    }
+}
+
+class Parser {
+  public:
+    explicit Parser(std::string_view text) : text_(text) {}
+
+    Scheme parse() {
+        if (trimmed(text_).empty()) {
+            throw Error(ErrorCode::invalid_scheme, "the scheme is empty; name a preset (" +
+                                                       scheme::preset_names() +
+                                                       ") or spell it out: " + spelled_out());
+        }
+        bool first = true;
+        for (const std::string_view part : split(text_, ',')) {
+            const std::string_view word = trimmed(part);
+            if (word.empty()) reject(word, "is empty", "a preset or an option between commas");
+            const std::size_t equals = word.find('=');
+            if (equals != std::string_view::npos) {
+                option(word.substr(0, equals), word.substr(equals + 1));
+            } else if (first) {
+                scheme_ = preset(word).scheme;
+                from_preset_ = true;
+            } else {
+                reject(word, "is not an option", "options are name=value; a preset comes first");
+            }
+            first = false;
+        }
+        if (!from_preset_) require_both_codecs();
+        return std::move(scheme_);
+    }
+
+  private:
+    std::string_view text_;
+    Scheme scheme_;
+    bool from_preset_ = false;
+    std::vector<std::string_view> given_;
+
+    static std::string spelled_out() { return "k=channel-2-g32,v=token-2-g32"; }
+
+    // `word` is a part of the text: its place is known from its address.
+    [[noreturn]] void reject(std::string_view word, const std::string& problem,
+                             const std::string& legal, std::string_view meant = {}) const {
+        std::string message = "scheme " + quoted(text_) + ": " + quoted(word) + " at position " +
+                              std::to_string(word.data() - text_.data() + 1) + " " + problem;
+        if (!meant.empty()) message += ", did you mean " + std::string(meant) + "?";
+        throw Error(ErrorCode::invalid_scheme, message + "; legal: " + legal);
+    }
+
+    const Preset& preset(std::string_view word) const {
+        if (const Preset* found = scheme::find_preset(word)) return *found;
+        std::vector<std::string_view> names;
+        for (const Preset& candidate : presets()) names.push_back(candidate.name);
+        reject(word, "is not a preset",
+               scheme::preset_names() + ", or spelled out as " + spelled_out(),
+               scheme::closest(word, names));
+    }
+
+    void option(std::string_view name, std::string_view value) {
+        if (name.starts_with(layer_prefix)) return layers(name, value);
+        if (std::ranges::find(given_, name) != given_.end()) {
+            reject(name, "is given twice", "each option once");
+        }
+        given_.push_back(name);
+        for (const scheme::CodecOption& candidate : scheme::codec_options()) {
+            if (candidate.word == name) {
+                scheme_.base.*candidate.codec = codec(value);
+                return;
+            }
+        }
+        for (const scheme::RetentionField& candidate : scheme::retention_fields()) {
+            if (candidate.name == name) {
+                scheme_.retention.*candidate.number = retention_number(value, candidate);
+                return;
+            }
+        }
+        unknown_option(name);
+    }
+
+    [[noreturn]] void unknown_option(std::string_view name) const {
+        std::vector<std::string_view> names;
+        std::string list;
+        for (const auto& candidate : scheme::codec_options()) names.push_back(candidate.word);
+        for (const auto& candidate : scheme::retention_fields()) names.push_back(candidate.name);
+        for (const std::string_view candidate : names) list += std::string(candidate) + "=, ";
+        reject(name, "is not an option",
+               list + "layer.N= or layer.A-B=", scheme::closest(name, names));
+    }
+
+    void require_both_codecs() const {
+        for (const scheme::CodecOption& needed : scheme::codec_options()) {
+            if (std::ranges::find(given_, needed.word) != given_.end()) continue;
+            // Not exact by default: a forgotten codec would be a cache of five times the size.
+            throw Error(ErrorCode::invalid_scheme,
+                        "scheme " + quoted(text_) + " names no " + std::string(needed.name) +
+                            ": start with a preset (" + scheme::preset_names() + ") or add " +
+                            std::string(needed.word) + "=, such as " + spelled_out());
+        }
+    }
+
+    Codec codec(std::string_view text) const {
+        if (text == scheme::exact_word) return {};
+        Codec result;
+        const std::vector<std::string_view> words = split(text, '-');
+        std::size_t next = 0;
+        for (const scheme::CodecField& field : scheme::codec_fields()) {
+            const std::string_view word = next < words.size() ? words[next] : std::string_view{};
+            const auto choice = std::ranges::find(field.choices, word, &scheme::Choice::word);
+            if (choice != field.choices.end()) {
+                field.set(result, choice->value);
+                ++next;
+            } else if (field.optional) {
+                field.set(result, field.choices.front().value);
+            } else if (next == words.size()) {
+                reject(text, "lacks its " + std::string(field.name), legal_codec_words(field));
+            } else {
+                wrong_codec_word(word, field, next == 0);
+            }
+        }
+        if (next < words.size()) {
+            reject(words[next], "does not belong to a codec", std::string(codec_form));
+        }
+        return result;
+    }
+
+    static std::string legal_codec_words(const scheme::CodecField& field) {
+        return scheme::legal_words(field) + " (a codec is " + std::string(codec_form) + ")";
+    }
+
+    [[noreturn]] void wrong_codec_word(std::string_view word, const scheme::CodecField& field,
+                                       bool may_be_exact) const {
+        std::vector<std::string_view> words;
+        for (const scheme::Choice& choice : field.choices) words.push_back(choice.word);
+        if (may_be_exact) words.push_back(scheme::exact_word);
+        reject(word, "is not a legal " + std::string(field.name), legal_codec_words(field),
+               scheme::closest(word, words));
+    }
+
+    void layers(std::string_view name, std::string_view value) {
+        const std::string legal =
+            "layer.N= or layer.A-B=, A <= B < " + std::to_string(scheme::max_layers);
+        const std::vector<std::string_view> range = split(name.substr(layer_prefix.size()), '-');
+        LayerOverride result;
+        result.first = layer_number(range.front(), name, legal);
+        result.last = layer_number(range.back(), name, legal);
+        if (range.size() > 2 || result.first > result.last) {
+            reject(name, "is not a range of layers", legal);
+        }
+        result.scheme = layer_scheme(value);
+        scheme_.overrides.push_back(result);
+    }
+
+    std::uint32_t layer_number(std::string_view word, std::string_view name,
+                               const std::string& legal) const {
+        std::uint32_t value = 0;
+        if (!number(word, value) || value >= scheme::max_layers) {
+            reject(name, "is not a range of layers", legal);
+        }
+        return value;
+    }
+
+    LayerScheme layer_scheme(std::string_view value) const {
+        const std::size_t slash = value.find('/');
+        if (slash == std::string_view::npos) return preset(value).scheme.base;
+        return {.key = codec(value.substr(0, slash)), .value = codec(value.substr(slash + 1))};
+    }
+
+    std::uint32_t retention_number(std::string_view word,
+                                   const scheme::RetentionField& field) const {
+        std::uint32_t value = 0;
+        if (!number(word, value) || !field.legal(value)) {
+            reject(word, "is not a legal " + std::string(field.name), scheme::legal_numbers(field));
+        }
+        return value;
+    }
+
+    // The whole word is a number that fits.
+    static bool number(std::string_view word, std::uint32_t& value) {
+        const char* end = word.data() + word.size();
+        const auto [stopped, error] = std::from_chars(word.data(), end, value);
+        return error == std::errc{} && stopped == end;
+    }
+};
+
+}  // namespace
+
+Scheme parse_scheme(std::string_view text) { return Parser(text).parse(); }
+
+}  // namespace lowkv

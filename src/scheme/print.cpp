@@ -1,0 +1,63 @@
+#include "lowkv/scheme.h"
+#include "scheme/fields.h"
+
+namespace lowkv {
+namespace {
+
+const Preset* preset_of(const LayerScheme& layer) {
+    for (const Preset& preset : presets()) {
+        if (preset.scheme.base == layer) return &preset;
+    }
+    return nullptr;
+}
+
+std::string layer_text(const LayerScheme& layer) {
+    if (const Preset* preset = preset_of(layer)) return std::string(preset->name);
+    return to_string(layer.key) + "/" + to_string(layer.value);
+}
+
+std::string base_text(const LayerScheme& base) {
+    if (const Preset* preset = preset_of(base)) return std::string(preset->name);
+    std::string text;
+    for (const scheme::CodecOption& option : scheme::codec_options()) {
+        if (!text.empty()) text += ",";
+        text += std::string(option.word) + "=" + to_string(base.*option.codec);
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string to_string(const Codec& codec) {
+    if (codec.exact()) return std::string(scheme::exact_word);
+    std::string text;
+    for (const scheme::CodecField& field : scheme::codec_fields()) {
+        const std::uint32_t value = field.get(codec);
+        if (field.optional && value == field.choices.front().value) continue;
+        for (const scheme::Choice& choice : field.choices) {
+            if (choice.value != value) continue;
+            if (!text.empty()) text += "-";
+            text += choice.word;
+        }
+    }
+    return text;
+}
+
+std::string to_string(const Scheme& scheme) {
+    std::string text = base_text(scheme.base);
+    const Preset* preset = preset_of(scheme.base);
+    const Retention usual = preset ? preset->scheme.retention : Retention{};
+    for (const scheme::RetentionField& field : scheme::retention_fields()) {
+        const std::uint32_t number = scheme.retention.*field.number;
+        if (number == usual.*field.number) continue;
+        text.append(",").append(field.name).append("=").append(std::to_string(number));
+    }
+    for (const LayerOverride& layers : scheme.overrides) {
+        text.append(",layer.").append(std::to_string(layers.first));
+        if (layers.last != layers.first) text.append("-").append(std::to_string(layers.last));
+        text.append("=").append(layer_text(layers.scheme));
+    }
+    return text;
+}
+
+}  // namespace lowkv

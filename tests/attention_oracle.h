@@ -1,0 +1,184 @@
+#pragma once
+// Attention in double precision on the decoded cache: what every kernel is checked against.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "codec/e4m3.h"
+#include "codec/float16.h"
+#include "kernels/units.h"
+#include "lowkv/attention.h"
+
+namespace lowkv::test {
+
+// A filled sequence and queries, keys with a few outlier channels as real models have them.
+struct Problem {
+    std::shared_ptr<const Plan> plan;
+    std::optional<Sequence> sequence;
+    std::uint32_t heads = 0, tokens = 0, n_cells = 0;
+    std::vector<float> q;
+
+    Problem(const Scheme& scheme, const Shape& shape, std::uint32_t heads_, std::uint32_t tokens_,
+            std::uint32_t n_cells_, unsigned seed)
+        : plan(std::make_shared<Plan>(scheme.base, shape)), heads(heads_), tokens(tokens_),
+          n_cells(n_cells_) {
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal;
+        sequence.emplace(std::make_shared<Store>(), plan, scheme.retention);
+        const std::uint32_t channels = shape.channels();
+        std::vector<float> keys(std::size_t{n_cells} * channels), values(keys.size());
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+            const bool outlier = i % channels % 29 == 3;
+            keys[i] = normal(random) * (outlier ? 8.0f : 1.0f) + (outlier ? 5.0f : 0.0f);
+            values[i] = normal(random);
+        }
+        sequence->append(keys.data(), values.data(), n_cells);
+        sequence->settle();
+        q.resize(std::size_t{tokens} * heads * shape.head_dim);
+        for (float& x : q) x = normal(random);
+    }
+
+    AttentionIO io(std::vector<float>& out) const {
+        const std::uint32_t head_dim = plan->shape().head_dim;
+        out.assign(q.size(), NAN);
+        AttentionIO io;
+        io.q = q.data();
+        io.out = out.data();
+        io.q_token_stride = io.out_token_stride = std::size_t{heads} * head_dim;
+        io.q_head_stride = io.out_head_stride = head_dim;
+        io.tokens = tokens;
+        io.heads = heads;
+        io.n_cells = n_cells;
+        return io;
+    }
+};
+
+// One element of a packed or exact block, straight from the layout in codec.h: unlike
+// Sequence::read_key(), not rounded to f16 on the way.
+inline double element(const Problem& p, bool key, std::uint32_t cell, std::uint32_t head,
+                      std::uint32_t channel) {
+    const Plan& plan = *p.plan;
+    const std::uint32_t tokens = plan.block_tokens(), d = plan.shape().head_dim;
+    const std::uint32_t token = cell % tokens;
+    const BlockView view = p.sequence->view(cell / tokens);
+    const PartLayout& part = key ? plan.keys() : plan.values();
+    const std::byte* data = key ? view.keys : view.values;
+    const auto f16_at = [](const std::byte* base, std::size_t i) {
+        std::uint16_t bits;
+        std::memcpy(&bits, base + 2 * i, 2);
+        return codec::f16_to_f32(bits);
+    };
+    if (!view.packed || part.codec.exact()) {
+        const std::size_t wide = std::size_t{head} * d + channel;
+        return f16_at(data, key ? wide * tokens + token : token * plan.shape().channels() + wide);
+    }
+    const std::byte* section = data + head * part.head_bytes;
+    const bool by_channel = part.codec.axis == Axis::channel;
+    const std::size_t row = (by_channel ? token : channel) / part.group;
+    const std::size_t scale_at = row * 2 * part.row_entries + (by_channel ? channel : token);
+    const std::size_t zero_at = scale_at + part.row_entries;
+    const std::byte* metadata = section + part.metadata_offset;
+    double scale, zero;
+    if (part.codec.metadata == Metadata::fp16) {
+        scale = f16_at(metadata, scale_at);
+        zero = f16_at(metadata, zero_at);
+    } else {
+        float multiplier[2];
+        std::memcpy(multiplier, section, sizeof multiplier);
+        const auto* bytes = reinterpret_cast<const std::uint8_t*>(metadata);
+        scale = double(codec::e4m3_to_f32(bytes[scale_at])) * multiplier[0];
+        zero = double(codec::e4m3_to_f32(bytes[zero_at])) * multiplier[1];
+    }
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(section + part.codes_offset);
+    const std::uint32_t code =
+        key ? kernels::load_code(codes, part.codec.bits, d, token, channel)
+            : kernels::load_code(codes, part.codec.bits, tokens, channel, token);
+    return code * scale + zero;
+}
+
+// What is added to a score, or -inf.
+inline double bias(const Problem& p, const AttentionParams& params, std::uint32_t token,
+                   std::uint32_t head, std::uint32_t cell) {
+    const double slope = params.alibi_slopes != nullptr ? params.alibi_slopes[head] : 1.0;
+    const std::size_t at = token * params.mask.row_stride + cell;
+    switch (params.mask.kind) {
+        case Mask::Kind::none: return 0;
+        case Mask::Kind::causal: {
+            const double distance = double(p.n_cells - p.tokens + token) - double(cell);
+            if (distance < 0) return -INFINITY;
+            return params.alibi_slopes != nullptr ? -slope * distance : 0;
+        }
+        case Mask::Kind::additive_f16:
+            return slope *
+                   codec::f16_to_f32(static_cast<const std::uint16_t*>(params.mask.data)[at]);
+        case Mask::Kind::additive_f32:
+            return slope * static_cast<const float*>(params.mask.data)[at];
+    }
+    return 0;
+}
+
+inline std::vector<double> oracle(const Problem& p, const AttentionParams& params) {
+    const Shape shape = p.plan->shape();
+    const std::uint32_t d = shape.head_dim, repeat = p.heads / shape.kv_heads;
+    std::vector<double> keys, values;
+    for (std::uint32_t c = 0; c < p.n_cells; ++c) {
+        for (std::uint32_t i = 0; i < shape.channels(); ++i) {
+            keys.push_back(element(p, true, c, i / d, i % d));
+            values.push_back(element(p, false, c, i / d, i % d));
+        }
+    }
+    std::vector<double> out(p.q.size(), 0.0), scores(p.n_cells);
+    for (std::uint32_t t = 0; t < p.tokens; ++t) {
+        for (std::uint32_t h = 0; h < p.heads; ++h) {
+            const float* q = p.q.data() + (std::size_t{t} * p.heads + h) * d;
+            double top = params.sink_logits != nullptr ? params.sink_logits[h] : -INFINITY;
+            for (std::uint32_t c = 0; c < p.n_cells; ++c) {
+                const double* k = keys.data() + std::size_t{c} * shape.channels() + h / repeat * d;
+                double s = 0;
+                for (std::uint32_t i = 0; i < d; ++i) s += q[i] * k[i];
+                s *= params.scale;
+                if (params.softcap > 0) s = params.softcap * std::tanh(s / params.softcap);
+                scores[c] = s + bias(p, params, t, h, c);
+                top = std::max(top, scores[c]);
+            }
+            if (top == -INFINITY) continue;
+            double sum =
+                params.sink_logits != nullptr ? std::exp(params.sink_logits[h] - top) : 0.0;
+            double* o = out.data() + (std::size_t{t} * p.heads + h) * d;
+            for (std::uint32_t c = 0; c < p.n_cells; ++c) {
+                const double w = std::exp(scores[c] - top);
+                const double* v = values.data() + std::size_t{c} * shape.channels() + h / repeat * d;
+                sum += w;
+                for (std::uint32_t i = 0; i < d; ++i) o[i] += w * v[i];
+            }
+            for (std::uint32_t i = 0; i < d; ++i) o[i] /= sum;
+        }
+    }
+    return out;
+}
+
+// Largest error of an output vector (one token's head) over that vector's largest element, worst
+// over all vectors. Infinite when anything is not finite.
+inline double relative_error(const std::vector<float>& got, const std::vector<double>& want,
+                             std::uint32_t head_dim) {
+    double worst = 0;
+    for (std::size_t at = 0; at < got.size(); at += head_dim) {
+        double error = 0, size = 0;
+        for (std::size_t i = at; i < at + head_dim; ++i) {
+            if (!std::isfinite(got[i])) return INFINITY;
+            error = std::max(error, std::fabs(got[i] - want[i]));
+            size = std::max(size, std::fabs(want[i]));
+        }
+        worst = std::max(worst, size > 0 ? error / size : error);
+    }
+    return worst;
+}
+
+}  // namespace lowkv::test

@@ -1,0 +1,118 @@
+#pragma once
+// A block for tests: f16 data to encode, and a reader of the packed bytes that follows the
+// documented layout (lowkv/codec.h, kernels/units.h) element by element, not the encoder's code.
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "codec/e4m3.h"
+#include "codec/float16.h"
+#include "kernels/units.h"
+#include "lowkv/codec.h"
+
+namespace lowkv::test {
+
+enum class Which : std::uint8_t { keys, values };
+inline constexpr Which both[] = {Which::keys, Which::values};
+
+struct Place {
+    std::uint32_t head, channel, token;
+};
+
+class Block {
+  public:
+    Block(const std::string& scheme, Shape shape)
+        : plan(parse_scheme(scheme).base, shape),
+          exact(plan.exact_bytes() / 2),
+          packed(plan.packed_bytes(), std::byte{0xa5}) {}
+
+    Plan plan;
+    std::vector<std::uint16_t> exact;
+    std::vector<std::byte> packed;
+
+    // Calls f(place) for every element of a part.
+    template <class F>
+    void each(F f) const {
+        for (std::uint32_t h = 0; h < plan.shape().kv_heads; ++h) {
+            for (std::uint32_t c = 0; c < plan.shape().head_dim; ++c) {
+                for (std::uint32_t t = 0; t < plan.block_tokens(); ++t) f(Place{h, c, t});
+            }
+        }
+    }
+
+    const PartLayout& layout(Which w) const {
+        return w == Which::keys ? plan.keys() : plan.values();
+    }
+
+    std::size_t index(Which w, Place p) const {
+        const std::size_t channel = std::size_t{p.head} * plan.shape().head_dim + p.channel;
+        if (w == Which::keys) return channel * plan.block_tokens() + p.token;
+        return plan.exact_part_bytes() / 2 + std::size_t{p.token} * plan.shape().channels() +
+               channel;
+    }
+
+    void set(Which w, Place p, float x) { exact[index(w, p)] = codec::f32_to_f16(x); }
+    float get(Which w, Place p) const { return codec::f16_to_f32(exact[index(w, p)]); }
+
+    void encode() {
+        encode_block(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data(), 0,
+                     plan.shape().kv_heads);
+    }
+    Block decoded() const {
+        Block result = *this;
+        decode_block(plan, packed.data(), reinterpret_cast<std::byte*>(result.exact.data()));
+        return result;
+    }
+
+    std::uint8_t code(Which w, Place p) const {
+        const auto* codes =
+            reinterpret_cast<const std::uint8_t*>(section(w, p.head) + layout(w).codes_offset);
+        const std::uint32_t bits = layout(w).codec.bits;
+        if (w == Which::keys) {
+            return kernels::load_code(codes, bits, plan.shape().head_dim, p.token, p.channel);
+        }
+        return kernels::load_code(codes, bits, plan.block_tokens(), p.channel, p.token);
+    }
+    float scale(Which w, Place p) const { return metadata(w, p, 0); }
+    float zero(Which w, Place p) const { return metadata(w, p, 1); }
+
+    // fp8: what a section's stored scales (0) or zeros (1) are multiplied by.
+    float multiplier(Which w, std::uint32_t head, std::uint32_t kind) const {
+        if (layout(w).codec.metadata == Metadata::fp16) return 1.0f;
+        float value = 0;
+        std::memcpy(&value, section(w, head) + 4 * kind, sizeof value);
+        return value;
+    }
+
+    // The group's number within its head.
+    std::uint32_t group(Which w, Place p) const {
+        const PartLayout& part = layout(w);
+        const bool by_channel = part.codec.axis == Axis::channel;
+        const std::uint32_t row = (by_channel ? p.token : p.channel) / part.group;
+        return row * part.row_entries + (by_channel ? p.channel : p.token);
+    }
+
+  private:
+    const std::byte* section(Which w, std::uint32_t head) const {
+        return packed.data() + (w == Which::keys ? 0 : plan.keys().bytes) +
+               layout(w).head_bytes * head;
+    }
+    float metadata(Which w, Place p, std::uint32_t kind) const {
+        const PartLayout& part = layout(w);
+        const std::uint32_t g = group(w, p);
+        const std::size_t item = std::size_t{g / part.row_entries} * 2 * part.row_entries +
+                                 kind * part.row_entries + g % part.row_entries;
+        const std::byte* base = section(w, p.head) + part.metadata_offset;
+        if (part.codec.metadata == Metadata::fp16) {
+            std::uint16_t half = 0;
+            std::memcpy(&half, base + 2 * item, sizeof half);
+            return codec::f16_to_f32(half);
+        }
+        return codec::e4m3_to_f32(static_cast<std::uint8_t>(base[item])) *
+               multiplier(w, p.head, kind);
+    }
+};
+
+}  // namespace lowkv::test

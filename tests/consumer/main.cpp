@@ -1,0 +1,13 @@
+// What a user's program sees of an installed lowkv: headers, the library, and nothing else.
+#include <cstdio>
+
+#include "lowkv/codec.h"
+#include "lowkv/scheme.h"
+
+int main() {
+    const lowkv::Scheme scheme = lowkv::parse_scheme("kivi2");
+    const lowkv::Plan plan(scheme.layer(0), {.kv_heads = 8, .head_dim = 128});
+    std::printf("%s: %.2f bits per element\n", lowkv::to_string(scheme).c_str(),
+                plan.bits_per_element());
+    return plan.packed_bytes() < plan.exact_bytes() ? 0 : 1;
+}

@@ -1,0 +1,176 @@
+// Fused attention equals attention over the decoded cache, in the decode (integer) and the prefill
+// (f32) path, for every codec, head_dim, mask and implementation.
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "attention_oracle.h"
+#include "lowkv/error.h"
+#include "lowkv/implementation.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+// methods.md, section 4. The keys below have outlier channels and peaked softmaxes, which is harsh.
+constexpr double decode_budget = 2e-3;
+constexpr double f32_budget = 1e-5;
+
+bool forced_is_missing() {
+    const char* forced = std::getenv("LOWKV_IMPLEMENTATION");
+    if (forced == nullptr) return false;
+    for (const Implementation& i : implementations()) {
+        if (i.name == forced) return !i.supported;
+    }
+    return true;
+}
+
+void check_case(const std::string& text, Shape shape, std::uint32_t repeat, std::uint32_t tokens,
+                std::uint32_t n_cells, AttentionParams params, unsigned seed, Executor& executor) {
+    const Scheme scheme = parse_scheme(text);
+    const Problem p(scheme, shape, shape.kv_heads * repeat, tokens, n_cells, seed);
+    if (const char* forced = std::getenv("LOWKV_IMPLEMENTATION")) {
+        REQUIRE(p.plan->implementation() == forced);
+    }
+    params.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+    const std::vector<double> want = oracle(p, params);
+    std::vector<float> out;
+    AttentionWorkspace workspace;
+    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " repeat ", repeat,
+         " tokens ", tokens, " cells ", n_cells);
+    params.decode_rows = 0;
+    attend(*p.sequence, p.io(out), params, workspace, executor);
+    CHECK(relative_error(out, want, shape.head_dim) < f32_budget);
+    params.decode_rows = 1u << 30;
+    attend(*p.sequence, p.io(out), params, workspace, executor);
+    CHECK(relative_error(out, want, shape.head_dim) < decode_budget);
+}
+
+const char* const codecs[] = {
+    "exact",
+    "kivi2",
+    "kivi4",
+    "int8",
+    "int4",
+    "k=channel-3-g32,v=token-3-g32",
+    "k=token-2-g64,v=channel-2-g64",
+    "k=channel-8-g128,v=token-8-g128",
+    "k=token-3-g32-fp8,v=channel-4-g32-fp8",
+    "k=channel-2-g64-fp8,v=token-2-g32-fp8",
+    "k=exact,v=token-2-g32",
+    "k=channel-2-g32,v=exact",
+};
+
+}  // namespace
+
+TEST_CASE("every codec and head_dim, decode and f32 path") {
+    if (forced_is_missing()) {
+        MESSAGE("skipped: this CPU lacks the forced implementation");
+        return;
+    }
+    unsigned seed = 1;
+    for (const char* codec : codecs) {
+        for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u}) {
+            const std::string text = std::string(codec) + ",window=40,sinks=3";
+            const std::uint32_t repeat = 1 + seed % 5;
+            check_case(text, {2, head_dim}, repeat, 1 + seed % 3, 500 + seed * 7 % 100, {}, seed,
+                       serial_executor());
+            ++seed;
+        }
+    }
+}
+
+TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
+    if (forced_is_missing()) return;
+    const auto executor = make_thread_executor(3);
+    std::mt19937 random(7);
+    unsigned seed = 100;
+    for (const char* codec : {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64"}) {
+        for (int kind = 0; kind < 4; ++kind) {
+            for (const std::uint32_t tokens : {1u, 3u, 70u}) {
+                ++seed;
+                const std::uint32_t n_cells = 300 + seed % 200, heads = 6;
+                AttentionParams params;
+                params.mask.kind = static_cast<Mask::Kind>(kind);
+                params.mask.row_stride = n_cells;
+                std::vector<float> f32(std::size_t{tokens} * n_cells);
+                std::vector<std::uint16_t> f16(f32.size());
+                for (std::size_t i = 0; i < f32.size(); ++i) {
+                    // A third of the cells hidden, and one whole block.
+                    const std::size_t cell = i % n_cells;
+                    const bool hidden = random() % 3 == 0 || (cell >= 64 && cell < 96);
+                    const int value = static_cast<int>(random() % 16) - 8;
+                    f16[i] = codec::f32_to_f16(hidden ? 0.0f : static_cast<float>(value) / 4);
+                    if (hidden) f16[i] = 0xfc00;
+                    f32[i] = codec::f16_to_f32(f16[i]);
+                }
+                if (params.mask.kind == Mask::Kind::additive_f16) params.mask.data = f16.data();
+                if (params.mask.kind == Mask::Kind::additive_f32) params.mask.data = f32.data();
+                std::vector<float> slopes(heads), sinks(heads);
+                for (std::uint32_t h = 0; h < heads; ++h) {
+                    slopes[h] = std::exp2(-static_cast<float>(h + 1));
+                    sinks[h] = static_cast<float>(h) - 2;
+                }
+                if (seed % 2 == 0 && kind != 0) params.alibi_slopes = slopes.data();
+                if (seed % 3 == 0) params.sink_logits = sinks.data();
+                if (seed % 3 == 1) params.softcap = 5.0f;
+                check_case(std::string(codec) + ",window=32,sinks=1", {2, 64}, heads / 2, tokens,
+                           n_cells, params, seed, *executor);
+            }
+        }
+    }
+}
+
+TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
+    if (forced_is_missing()) return;
+    const Problem p(parse_scheme("kivi2,window=0,sinks=0"), {1, 64}, 2, 2, 128, 3);
+    std::vector<std::uint16_t> mask(2 * 128, 0xfc00);
+    std::fill(mask.begin() + 128, mask.end(), std::uint16_t{0});
+    AttentionParams params;
+    params.mask = {Mask::Kind::additive_f16, mask.data(), 128};
+    AttentionWorkspace workspace;
+    std::vector<float> out;
+    for (const std::uint32_t decode_rows : {0u, 16u}) {
+        params.decode_rows = decode_rows;
+        attend(*p.sequence, p.io(out), params, workspace);
+        for (std::size_t i = 0; i < 128; ++i) CHECK(out[i] == 0.0f);
+        CHECK(out[128] != 0.0f);
+
+        const Sequence empty(std::make_shared<Store>(), p.plan, Retention{});
+        attend(empty, p.io(out), params, workspace);
+        for (const float x : out) CHECK(x == 0.0f);
+    }
+}
+
+TEST_CASE("wrong arguments are refused by name") {
+    const Problem p(parse_scheme("kivi2"), {2, 64}, 4, 2, 64, 3);
+    AttentionWorkspace workspace;
+    std::vector<float> out;
+    const auto says = [&](const char* words,
+                          const std::function<void(AttentionIO&, AttentionParams&)>& change) {
+        AttentionIO io = p.io(out);
+        AttentionParams params;
+        change(io, params);
+        try {
+            attend(*p.sequence, io, params, workspace);
+        } catch (const Error& e) {
+            return std::string(e.what()).find(words) != std::string::npos;
+        }
+        return false;
+    };
+    CHECK(says("3 query heads are not a multiple of 2 kv heads",
+               [](AttentionIO& io, AttentionParams&) { io.heads = 3; }));
+    CHECK(says("q or out is null", [](AttentionIO& io, AttentionParams&) { io.out = nullptr; }));
+    CHECK(says("has no data", [](AttentionIO&, AttentionParams& a) {
+        a.mask.kind = Mask::Kind::additive_f32;
+    }));
+    CHECK(says("at least as many cells", [](AttentionIO& io, AttentionParams& a) {
+        a.mask.kind = Mask::Kind::causal;
+        io.n_cells = 1;
+    }));
+    CHECK(says("finite", [](AttentionIO&, AttentionParams& a) { a.scale = NAN; }));
+}

@@ -1,0 +1,224 @@
+// Schemes as text: round trips over random legal schemes, and what each error says.
+
+#include "lowkv/scheme.h"
+
+#include <doctest/doctest.h>
+
+#include <initializer_list>
+#include <random>
+#include <string>
+
+#include "lowkv/error.h"
+
+using namespace lowkv;
+
+namespace {
+
+class Random {
+  public:
+    explicit Random(unsigned seed) : engine_(seed) {}
+    std::uint32_t below(std::uint32_t n) { return static_cast<std::uint32_t>(engine_() % n); }
+    template <class T>
+    T one_of(std::initializer_list<T> values) {
+        return values.begin()[below(static_cast<std::uint32_t>(values.size()))];
+    }
+    LayerScheme layer() {
+        if (below(3) == 0)
+            return presets()[below(static_cast<std::uint32_t>(presets().size()))].scheme.base;
+        return {.key = codec(), .value = codec()};
+    }
+    Codec codec() {
+        if (below(4) == 0) return {};
+        return {.bits = one_of<std::uint8_t>({2, 3, 4, 8}),
+                .axis = one_of({Axis::channel, Axis::token}),
+                .group = one_of<std::uint16_t>({32, 64, 128}),
+                .metadata = one_of({Metadata::fp16, Metadata::fp8_e4m3})};
+    }
+    Scheme scheme() {
+        Scheme result;
+        result.base = layer();
+        if (below(2)) result.retention.window = below((1u << 20) + 1);
+        if (below(2)) result.retention.sinks = below(65537);
+        if (below(2)) result.retention.flush = 32 * below((1u << 15) + 1);
+        for (std::uint32_t n = below(4); n > 0; --n) {
+            const std::uint32_t first = below(4096);
+            result.overrides.push_back({first, first + below(4096 - first), layer()});
+        }
+        return result;
+    }
+
+  private:
+    std::mt19937 engine_;
+};
+
+std::string message_of(const std::string& text) {
+    try {
+        parse_scheme(text);
+    } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::invalid_scheme);
+        return error.what();
+    }
+    FAIL("accepted: " << text);
+    return {};
+}
+
+void check_error(const std::string& text, std::initializer_list<const char*> parts) {
+    const std::string message = message_of(text);
+    for (const char* part : parts) {
+        CHECK_MESSAGE(message.find(part) != std::string::npos,
+                      "'" << part << "' is not in: " << message);
+    }
+}
+
+void check_invalid(const Scheme& scheme, const std::string& part) {
+    try {
+        validate(scheme);
+    } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::invalid_scheme);
+        CHECK_MESSAGE(std::string(error.what()).find(part) != std::string::npos,
+                      "'" << part << "' is not in: " << error.what());
+        return;
+    }
+    FAIL("validated, but should say: " << part);
+}
+
+}  // namespace
+
+TEST_CASE("random legal schemes validate and come back from their text") {
+    Random random(20260);
+    for (int i = 0; i < 20000; ++i) {
+        const Scheme scheme = random.scheme();
+        const std::string text = to_string(scheme);
+        CAPTURE(text);
+        REQUIRE_NOTHROW(validate(scheme));
+        REQUIRE(parse_scheme(text) == scheme);
+        REQUIRE(to_string(parse_scheme(text)) == text);
+    }
+}
+
+TEST_CASE("presets have the documented contents and are their own canonical text") {
+    for (const Preset& preset : presets()) {
+        CAPTURE(std::string(preset.name));
+        CHECK_NOTHROW(validate(preset.scheme));
+        CHECK(to_string(preset.scheme) == preset.name);
+        CHECK(parse_scheme(preset.name) == preset.scheme);
+        CHECK(preset.scheme.retention == Retention{128, 5, 0});
+        CHECK_FALSE(preset.summary.empty());
+    }
+    CHECK(parse_scheme("exact").base == LayerScheme{});
+    CHECK(parse_scheme("kivi2") == parse_scheme("k=channel-2-g32,v=token-2-g32"));
+    CHECK(parse_scheme("kivi4") == parse_scheme("k=channel-4-g32,v=token-4-g32"));
+    CHECK(parse_scheme("int8") == parse_scheme("k=token-8-g128,v=token-8-g128"));
+    CHECK(parse_scheme("int4") == parse_scheme("k=token-4-g32,v=token-4-g32"));
+}
+
+TEST_CASE("canonical text names presets and only what differs") {
+    const auto canonical = [](const char* text) { return to_string(parse_scheme(text)); };
+    CHECK(canonical("k=channel-2-g32,v=token-2-g32,window=128,sinks=5") == "kivi2");
+    CHECK(canonical(" kivi2 ,\tsinks=0 , window=64 ") == "kivi2,window=64,sinks=0");
+    CHECK(canonical("kivi2,k=channel-4-g32") == "k=channel-4-g32,v=token-2-g32");
+    CHECK(canonical("k=token-3-g64-fp8,v=exact") == "k=token-3-g64-fp8,v=exact");
+    CHECK(canonical("kivi2,layer.0-1=channel-4-g32/token-4-g32,layer.29-29=exact/token-8-g64") ==
+          "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64");
+    CHECK(canonical("kivi2,flush=128") == "kivi2,flush=128");
+}
+
+TEST_CASE("the last override that names a layer wins") {
+    const Scheme scheme = parse_scheme("kivi2,layer.0-3=kivi4,layer.2=exact");
+    CHECK(scheme.layer(0) == parse_scheme("kivi4").base);
+    CHECK(scheme.layer(2).exact());
+    CHECK(scheme.layer(3) == parse_scheme("kivi4").base);
+    CHECK(scheme.layer(4) == parse_scheme("kivi2").base);
+}
+
+TEST_CASE("errors name the word, its position, the legal values and what was meant") {
+    check_error("kivi3", {"\"kivi3\"", "position 1 ", "did you mean kivi2?",
+                          "exact, kivi2, kivi4, int8, int4", "k=channel-2-g32"});
+    check_error("KIVI4", {"did you mean kivi4?"});
+    check_error("  nonsense", {"\"nonsense\"", "position 3 ", "is not a preset"});
+    check_error("", {"empty", "exact, kivi2, kivi4, int8, int4"});
+    check_error(" \t", {"empty"});
+    check_error("kivi2,", {"position 7 ", "is empty"});
+    check_error("kivi2,,sinks=0", {"position 7 ", "is empty"});
+    check_error("kivi2,exact", {"\"exact\"", "position 7 ", "preset comes first"});
+    check_error("kivi2,windows=3", {"\"windows\"", "position 7 ", "did you mean window?",
+                                    "k=, v=, window=, sinks=, flush=, layer.N="});
+    check_error("kivi2,window=1,window=2", {"position 16 ", "given twice"});
+    check_error("kivi2,window=many", {"\"many\"", "position 14 ", "a number from 0 to 1048576"});
+    check_error("kivi2,window=1048577", {"a number from 0 to 1048576"});
+    check_error("kivi2,window=-1", {"\"-1\"", "a number from 0 to 1048576"});
+    check_error("kivi2,window=", {"position 14 "});
+    check_error("kivi2,sinks=65537", {"a number from 0 to 65536"});
+    check_error("kivi2,sinks=99999999999999999999", {"a number from 0 to 65536"});
+    check_error("kivi2,flush=33", {"\"33\"", "a multiple of 32 from 0 to 1048576"});
+}
+
+TEST_CASE("errors inside a codec") {
+    check_error("k=chanel-2-g32,v=exact",
+                {"\"chanel\"", "position 3 ", "axis", "did you mean channel?", "channel, token"});
+    check_error("k=exakt,v=exact", {"did you mean exact?"});
+    check_error("k=channel-5-g32,v=exact", {"\"5\"", "position 11 ", "bits", "2, 3, 4, 8"});
+    check_error("v=token-2-32,k=exact",
+                {"\"32\"", "position 11 ", "group", "did you mean g32?", "g32, g64, g128"});
+    check_error("kivi2,v=token-2", {"\"token-2\"", "lacks its group", "g32, g64, g128"});
+    check_error("kivi2,v=token", {"lacks its number of bits"});
+    check_error("kivi2,v=", {"position 9 ", "axis"});
+    check_error("kivi2,v=token-2-g32-fp9", {"\"fp9\"", "position 21 ", "does not belong"});
+    check_error("kivi2,v=token-2-g32-fp8-x", {"\"x\"", "does not belong"});
+    check_error("k=token-2-g32", {"names no value codec", "add v="});
+    check_error("window=3", {"names no key codec", "start with a preset"});
+}
+
+TEST_CASE("errors in layer overrides") {
+    check_error("kivi2,layer.3-1=kivi4", {"\"layer.3-1\"", "position 7 ", "A <= B < 4096"});
+    check_error("kivi2,layer.4096=kivi4", {"\"layer.4096\"", "A <= B < 4096"});
+    check_error("kivi2,layer.1-2-3=kivi4", {"\"layer.1-2-3\""});
+    check_error("kivi2,layer.x=kivi4", {"\"layer.x\""});
+    check_error("kivi2,layer.=kivi4", {"\"layer.\""});
+    check_error("kivi2,layer.1=kivi5", {"\"kivi5\"", "position 15 ", "did you mean kivi2?"});
+    check_error("kivi2,layer.1=exact/token-9-g32", {"\"9\"", "position 27 ", "2, 3, 4, 8"});
+}
+
+TEST_CASE("schemes built in code are validated field by field") {
+    Scheme scheme = parse_scheme("kivi2");
+    scheme.base.key.bits = 5;
+    check_invalid(scheme, "key codec: 5 is not a legal number of bits; legal: 2, 3, 4, 8");
+    scheme = parse_scheme("kivi2");
+    scheme.base.value.group = 48;
+    check_invalid(scheme, "value codec: 48 is not a legal group; legal: g32, g64, g128");
+    scheme = parse_scheme("kivi2");
+    scheme.base.value.axis = static_cast<Axis>(7);
+    check_invalid(scheme, "axis");
+    scheme = parse_scheme("exact");
+    scheme.base.key.group = 64;
+    check_invalid(scheme, "exact codec");
+    scheme = parse_scheme("kivi2");
+    scheme.retention.flush = 40;
+    check_invalid(scheme, "flush is 40; legal: a multiple of 32");
+    scheme = parse_scheme("kivi2");
+    scheme.overrides.push_back({5, 4, scheme.base});
+    check_invalid(scheme, "layer.5-4");
+    scheme.overrides = {{0, 4096, scheme.base}};
+    check_invalid(scheme, "layer.0-4096");
+}
+
+TEST_CASE("damaged text is refused or round-trips, never worse") {
+    Random random(7);
+    const std::string alphabet = "kv=,-./0123456789 gxlayerctnfpwisu\xff";
+    for (int i = 0; i < 20000; ++i) {
+        std::string text = to_string(random.scheme());
+        for (std::uint32_t n = 1 + random.below(3); n > 0; --n) {
+            const auto size = static_cast<std::uint32_t>(alphabet.size());
+            text[random.below(static_cast<std::uint32_t>(text.size()))] =
+                alphabet[random.below(size)];
+        }
+        CAPTURE(text);
+        try {
+            const Scheme scheme = parse_scheme(text);
+            REQUIRE_NOTHROW(validate(scheme));
+            REQUIRE(parse_scheme(to_string(scheme)) == scheme);
+        } catch (const Error& error) {
+            REQUIRE(error.code() == ErrorCode::invalid_scheme);
+        }
+    }
+}
