@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 
@@ -29,7 +30,8 @@ class Failure : public std::runtime_error {
 // Each adds its subcommand to `app`; when chosen, its callback sets `status`.
 void add_generate(CLI::App& app, int& status);
 void add_compare(CLI::App& app, int& status);
-void add_run(CLI::App& app, int& status);
+// `words` follow a bare -- on the command line.
+void add_run(CLI::App& app, int& status, const std::vector<std::string>& words);
 void add_schemes(CLI::App& app, int& status);
 void add_doctor(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status);

@@ -30,12 +30,15 @@ float normal(std::uint64_t counter) {
     return (static_cast<float>(sum) - 131070.0f) / 37837.0f;
 }
 
-constexpr std::uint64_t key_stream = 1ULL << 40U, value_stream = 2ULL << 40U, query_stream = 3ULL << 40U;
+constexpr std::uint64_t key_stream = 1ULL << 40U, value_stream = 2ULL << 40U,
+                        query_stream = 3ULL << 40U;
 
 class LowkvCase final : public AttentionCase {
   public:
     LowkvCase(const AttentionShape& shape, const std::string& text)
-        : AttentionCase(shape), name_(text), store_(std::make_shared<Store>()),
+        : AttentionCase(shape),
+          name_(text),
+          store_(std::make_shared<Store>()),
           pool_(default_threads()) {
         const Scheme scheme = parse_scheme(text);
         const auto plan = std::make_shared<const Plan>(
@@ -58,12 +61,19 @@ class LowkvCase final : public AttentionCase {
         const std::size_t row = std::size_t{s.q_heads} * s.head_dim;
         output_.assign(row * queries.count, 0.0f);
         executor_.emplace(threads);
-        io_ = {.q = queries.q.data(), .q_token_stride = row, .q_head_stride = s.head_dim,
-               .out = output_.data(), .out_token_stride = row, .out_head_stride = s.head_dim,
-               .tokens = queries.count, .heads = s.q_heads, .n_cells = s.tokens};
+        io_ = {.q = queries.q.data(),
+               .q_token_stride = row,
+               .q_head_stride = s.head_dim,
+               .out = output_.data(),
+               .out_token_stride = row,
+               .out_head_stride = s.head_dim,
+               .tokens = queries.count,
+               .heads = s.q_heads,
+               .n_cells = s.tokens};
         params_ = {};
         params_.scale = s.scale();
-        params_.mask = {.kind = Mask::Kind::additive_f16, .data = queries.mask.data(), .row_stride = s.tokens};
+        params_.mask = {
+            .kind = Mask::Kind::additive_f16, .data = queries.mask.data(), .row_stride = s.tokens};
     }
     void attend() override { lowkv::attend(*sequence_, io_, params_, workspace_, *executor_); }
     const float* output() const override { return output_.data(); }
@@ -98,7 +108,10 @@ struct FreeBackend {
 class GgmlCase final : public AttentionCase {
   public:
     GgmlCase(const AttentionShape& shape, ggml_type type)
-        : AttentionCase(shape), type_(type), backend_(ggml_backend_cpu_init()), cache_(new_context()) {
+        : AttentionCase(shape),
+          type_(type),
+          backend_(ggml_backend_cpu_init()),
+          cache_(new_context()) {
         k_ = ggml_new_tensor_2d(cache_.get(), type, shape.channels(), shape.tokens);
         v_ = ggml_new_tensor_2d(cache_.get(), type, shape.channels(), shape.tokens);
         cache_memory_.reset(ggml_backend_alloc_ctx_tensors(cache_.get(), backend_.get()));
@@ -118,16 +131,19 @@ class GgmlCase final : public AttentionCase {
         graph_memory_.reset();
         graph_context_.reset(new_context());
         ggml_context* context = graph_context_.get();
-        ggml_tensor* q = ggml_new_tensor_3d(context, GGML_TYPE_F32, s.head_dim, s.q_heads, queries.count);
+        ggml_tensor* q =
+            ggml_new_tensor_3d(context, GGML_TYPE_F32, s.head_dim, s.q_heads, queries.count);
         ggml_tensor* mask = ggml_new_tensor_2d(context, GGML_TYPE_F16, s.tokens, queries.count);
-        output_ = ggml_flash_attn_ext(context, ggml_permute(context, q, 0, 2, 1, 3), heads(context, k_),
-                                      heads(context, v_), mask, s.scale(), 0.0f, 0.0f);
+        output_ =
+            ggml_flash_attn_ext(context, ggml_permute(context, q, 0, 2, 1, 3), heads(context, k_),
+                                heads(context, v_), mask, s.scale(), 0.0f, 0.0f);
         graph_ = ggml_new_graph(context);
         ggml_build_forward_expand(graph_, output_);
         graph_memory_.reset(ggml_backend_alloc_ctx_tensors(context, backend_.get()));
         if (!graph_memory_) throw Failure("no memory for ggml's graph");
         ggml_backend_tensor_set(q, queries.q.data(), 0, queries.q.size() * sizeof(float));
-        ggml_backend_tensor_set(mask, queries.mask.data(), 0, queries.mask.size() * sizeof(ggml_fp16_t));
+        ggml_backend_tensor_set(mask, queries.mask.data(), 0,
+                                queries.mask.size() * sizeof(ggml_fp16_t));
         ggml_backend_cpu_set_n_threads(backend_.get(), static_cast<int>(threads));
     }
     void attend() override { ggml_backend_graph_compute(backend_.get(), graph_); }
@@ -176,7 +192,8 @@ std::vector<double> oracle(const AttentionCase& item, const Queries& queries, st
     const std::uint32_t group = s.q_heads / s.kv_heads;
     std::vector<float> key(s.channels()), value(s.channels());
     std::vector<double> out(std::size_t{s.q_heads} * s.head_dim);
-    std::vector<double> maximum(s.q_heads, -std::numeric_limits<double>::infinity()), sum(s.q_heads);
+    std::vector<double> maximum(s.q_heads, -std::numeric_limits<double>::infinity()),
+        sum(s.q_heads);
     for (std::uint32_t token = 0; token < s.tokens; ++token) {
         const double add = static_cast<double>(ggml_fp16_to_fp32(mask[token]));
         if (std::isinf(add)) continue;
@@ -197,7 +214,8 @@ std::vector<double> oracle(const AttentionCase& item, const Queries& queries, st
             }
             const double weight = std::exp(score - maximum[head]);
             sum[head] += weight;
-            for (std::uint32_t d = 0; d < s.head_dim; ++d) out[at + d] += weight * static_cast<double>(value[kv + d]);
+            for (std::uint32_t d = 0; d < s.head_dim; ++d)
+                out[at + d] += weight * static_cast<double>(value[kv + d]);
         }
     }
     for (std::size_t i = 0; i < out.size(); ++i) out[i] /= sum[i / s.head_dim];
@@ -206,9 +224,7 @@ std::vector<double> oracle(const AttentionCase& item, const Queries& queries, st
 
 }  // namespace
 
-float AttentionShape::scale() const {
-    return 1.0f / std::sqrt(static_cast<float>(head_dim));
-}
+float AttentionShape::scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 
 RandomTokens::RandomTokens(const AttentionShape& shape)
     : shape_(shape), mean_(shape.channels(), 0.0f), spread_(shape.channels(), 1.0f) {
@@ -250,7 +266,8 @@ Queries make_queries(const AttentionShape& shape, const RandomTokens& random, st
     return out;
 }
 
-std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape, const std::string& scheme) {
+std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
+                                               const std::string& scheme) {
     return std::make_unique<LowkvCase>(shape, scheme);
 }
 

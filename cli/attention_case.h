@@ -68,11 +68,13 @@ class AttentionCase {
     AttentionShape shape_;
 };
 
-std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape, const std::string& scheme);
+std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
+                                               const std::string& scheme);
 std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
 
-// The largest error of the case's output, relative to the head's largest value, against attention in
-// double precision over the tokens as the case stores them. Looks at the first and the last query.
+// The largest error of the case's output, relative to the head's largest value, against attention
+// in double precision over the tokens as the case stores them. Looks at the first and the last
+// query.
 double check(const AttentionCase& item, const Queries& queries);
 
 }  // namespace lowkv::cli

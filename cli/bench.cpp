@@ -2,16 +2,15 @@
 // cases taking turns on cold caches, beside the floor that memory sets.
 
 #include <omp.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,7 +40,8 @@ constexpr std::uint32_t prefill_queries = 512, probe_queries = 64;
 struct Options {
     std::vector<std::uint32_t> head_dims = {64, 128}, tokens = {1024, 4096, 16384, 65536};
     std::vector<unsigned> threads = {1, 2};
-    std::vector<std::string> heads = {"32/8", "9/3"}, schemes = {"kivi2", "kivi4", "int8", "int4", "exact"},
+    std::vector<std::string> heads = {"32/8", "9/3"},
+                             schemes = {"kivi2", "kivi4", "int8", "int4", "exact"},
                              peers = {"f16", "q8_0", "q4_0"}, ops = {"decode", "prefill"};
     std::string json;
     double limit = 3, budget = 0.5;
@@ -85,17 +85,20 @@ class Reader {
     volatile std::uint64_t sink_ = 0;
 };
 
+// In bytes. From Linux: sysconf repeats what a virtual machine's CPUID claims for the whole host.
 std::size_t last_level_cache() {
-    const long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    return size > 0 ? static_cast<std::size_t>(size) : std::size_t{32} << 20U;
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    std::size_t kibibytes = 0;
+    return file >> kibibytes ? kibibytes * 1024 : std::size_t{32} << 20U;
 }
 
 ggml_type peer_type(const std::string& name) {
-    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1,
-                                 GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0}) {
+    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0,
+                                 GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0}) {
         if (name == ggml_type_name(type)) return type;
     }
-    throw UsageError("--peers " + name + " is no cache type of ggml: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0");
+    throw UsageError("--peers " + name +
+                     " is no cache type of ggml: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0");
 }
 
 std::pair<std::uint32_t, std::uint32_t> parse_heads(const std::string& text) {
@@ -103,8 +106,10 @@ std::pair<std::uint32_t, std::uint32_t> parse_heads(const std::string& text) {
     const char* end = text.data() + text.size();
     const auto [slash, bad] = std::from_chars(text.data(), end, q);
     const bool split = bad == std::errc{} && slash != end && *slash == '/';
-    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 || q % kv != 0) {
-        throw UsageError("--heads " + text + ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
+    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 ||
+        q % kv != 0) {
+        throw UsageError("--heads " + text +
+                         ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
     }
     return {q, kv};
 }
@@ -112,15 +117,19 @@ std::pair<std::uint32_t, std::uint32_t> parse_heads(const std::string& text) {
 class Bench {
   public:
     explicit Bench(const Options& options)
-        : options_(options), reader_(std::max<std::size_t>(std::size_t{256} << 20U, 4 * last_level_cache())),
+        : options_(options),
+          reader_(std::max<std::size_t>(std::size_t{256} << 20U, 4 * last_level_cache())),
           evictor_(2 * last_level_cache()) {
-        for (const unsigned threads : options.threads) bandwidth_[threads] = reader_.bandwidth(threads);
+        for (const unsigned threads : options.threads)
+            bandwidth_[threads] = reader_.bandwidth(threads);
     }
 
     void shape(const AttentionShape& shape) {
         std::vector<std::unique_ptr<AttentionCase>> cases;
-        for (const std::string& scheme : options_.schemes) cases.push_back(make_lowkv_case(shape, scheme));
-        for (const std::string& peer : options_.peers) cases.push_back(make_ggml_case(shape, peer_type(peer)));
+        for (const std::string& scheme : options_.schemes)
+            cases.push_back(make_lowkv_case(shape, scheme));
+        for (const std::string& peer : options_.peers)
+            cases.push_back(make_ggml_case(shape, peer_type(peer)));
         const RandomTokens random(shape);
         // The prompt's last chunk attends before it is packed: prefill is measured in that state.
         const std::uint32_t last = std::min(prefill_queries, shape.tokens / 2);
@@ -148,7 +157,8 @@ class Bench {
         return std::find(options_.ops.begin(), options_.ops.end(), op) != options_.ops.end();
     }
 
-    static void fill(Cases& cases, const RandomTokens& random, std::uint32_t from, std::uint32_t to) {
+    static void fill(Cases& cases, const RandomTokens& random, std::uint32_t from,
+                     std::uint32_t to) {
         constexpr std::uint32_t piece = 256;
         const std::size_t channels = cases.front()->shape().channels();
         std::vector<float> keys(piece * channels), values(piece * channels);
@@ -182,8 +192,9 @@ class Bench {
                 item.attend();
                 const double estimate = time(item, threads) * queries.count / probe.count;
                 if (estimate > options_.limit) {
-                    skipped_.push_back(std::string(op) + " " + describe(shape) + ", " + std::to_string(threads) +
-                                       " threads, " + item.name() + ": about " + fixed(estimate, 1) + " s");
+                    skipped_.push_back(std::string(op) + " " + describe(shape) + ", " +
+                                       std::to_string(threads) + " threads, " + item.name() +
+                                       ": about " + fixed(estimate, 1) + " s");
                     continue;
                 }
                 const double wish = options_.budget / std::max(estimate, 1e-6);
@@ -200,15 +211,17 @@ class Bench {
                 if (repetitions[c] == 0) continue;
                 const std::size_t size = cases[c]->bytes();
                 const double floor = static_cast<double>(size) / bandwidth_[threads];
-                found_.push_back({op, shape, threads, cases[c]->name(), 1e3 * median(seconds[c]), 1e3 * floor,
-                                  options_.refcheck ? check(*cases[c], queries) : -1, size});
+                found_.push_back({op, shape, threads, cases[c]->name(), 1e3 * median(seconds[c]),
+                                  1e3 * floor, options_.refcheck ? check(*cases[c], queries) : -1,
+                                  size});
             }
         }
     }
 
     static std::string describe(const AttentionShape& shape) {
-        return "head_dim " + std::to_string(shape.head_dim) + ", heads " + std::to_string(shape.q_heads) + "/" +
-               std::to_string(shape.kv_heads) + ", " + count(shape.tokens) + " tokens";
+        return "head_dim " + std::to_string(shape.head_dim) + ", heads " +
+               std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + ", " +
+               count(shape.tokens) + " tokens";
     }
 
     Options options_;
@@ -219,8 +232,9 @@ class Bench {
 };
 
 std::string table(const std::vector<Measurement>& found, bool refcheck) {
-    std::vector<std::string> header = {"op",     "head_dim", "heads",    "tokens",     "threads",
-                                       "scheme", "ms",       "floor ms", "% of floor", "vs ggml-f16"};
+    std::vector<std::string> header = {"op",         "head_dim",   "heads", "tokens",
+                                       "threads",    "scheme",     "ms",    "floor ms",
+                                       "% of floor", "vs ggml-f16"};
     if (refcheck) header.emplace_back("max error");
     Table table(header);
     const auto same = [](const Measurement& a, const Measurement& b) {
@@ -231,11 +245,17 @@ std::string table(const std::vector<Measurement>& found, bool refcheck) {
         const auto f16 = std::find_if(found.begin(), found.end(), [&](const Measurement& other) {
             return other.scheme == "ggml-f16" && same(m, other);
         });
-        std::vector<std::string> row = {m.op, std::to_string(m.shape.head_dim),
-                                        std::to_string(m.shape.q_heads) + "/" + std::to_string(m.shape.kv_heads),
-                                        count(m.shape.tokens), std::to_string(m.threads), m.scheme, fixed(m.ms, 3),
-                                        fixed(m.floor_ms, 3), fixed(100 * m.floor_ms / m.ms, 1),
-                                        f16 == found.end() ? "" : fixed(f16->ms / m.ms, 2) + "x"};
+        std::vector<std::string> row = {
+            m.op,
+            std::to_string(m.shape.head_dim),
+            std::to_string(m.shape.q_heads) + "/" + std::to_string(m.shape.kv_heads),
+            count(m.shape.tokens),
+            std::to_string(m.threads),
+            m.scheme,
+            fixed(m.ms, 3),
+            fixed(m.floor_ms, 3),
+            fixed(100 * m.floor_ms / m.ms, 1),
+            f16 == found.end() ? "" : fixed(f16->ms / m.ms, 2) + "x"};
         if (refcheck) {
             std::array<char, 32> error{};
             std::snprintf(error.data(), error.size(), "%.1e", m.error);
@@ -278,35 +298,41 @@ int bench_attention(Options options) {
     for (const std::string& heads : options.heads) static_cast<void>(parse_heads(heads));
     for (const unsigned threads : options.threads) {
         if (threads <= static_cast<unsigned>(omp_get_num_procs())) continue;
-        std::fprintf(stderr, "lowkv: %u threads on %d processors: they will wait for each other\n", threads,
-                     omp_get_num_procs());
+        std::fprintf(stderr, "lowkv: %u threads on %d processors: they will wait for each other\n",
+                     threads, omp_get_num_procs());
     }
     Bench bench(options);
-    const std::size_t total = options.head_dims.size() * options.heads.size() * options.tokens.size();
+    const std::size_t total =
+        options.head_dims.size() * options.heads.size() * options.tokens.size();
     std::size_t done = 0;
     for (const std::uint32_t head_dim : options.head_dims) {
         for (const std::string& heads : options.heads) {
             for (const std::uint32_t tokens : options.tokens) {
-                std::fprintf(stderr, "%zu / %zu  head_dim %u, heads %s, %s tokens\n", ++done, total, head_dim,
-                             heads.c_str(), count(tokens).c_str());
+                std::fprintf(stderr, "%zu / %zu  head_dim %u, heads %s, %s tokens\n", ++done, total,
+                             head_dim, heads.c_str(), count(tokens).c_str());
                 const auto [q_heads, kv_heads] = parse_heads(heads);
                 bench.shape({head_dim, q_heads, kv_heads, tokens});
             }
         }
     }
     std::printf("%s\n", table(bench.found(), options.refcheck).c_str());
-    std::printf("implementation %s, ggml %s; read bandwidth", std::string(active_implementation().name).c_str(),
-                ggml_version());
+    std::printf("implementation %s, ggml %s; read bandwidth",
+                std::string(active_implementation().name).c_str(), ggml_version());
     for (const auto& [threads, value] : bench.bandwidth()) {
-        std::printf(" %s GB/s with %u thread%s%s", fixed(value / 1e9, 1).c_str(), threads, threads == 1 ? "" : "s",
+        std::printf(" %s GB/s with %u thread%s%s", fixed(value / 1e9, 1).c_str(), threads,
+                    threads == 1 ? "" : "s",
                     threads == bench.bandwidth().rbegin()->first ? "" : ",");
     }
-    std::printf("; cold data: %s read before each repetition.\n", bytes(static_cast<double>(bench.evicted())).c_str());
+    std::printf("; cold data: %s read before each repetition.\n",
+                bytes(static_cast<double>(bench.evicted())).c_str());
     if (options.refcheck) {
-        std::printf("max error: against attention in double precision over the cache as stored, relative to a head's "
-                    "largest value.\n");
+        std::printf(
+            "max error: against attention in double precision over the cache as stored, relative "
+            "to a head's "
+            "largest value.\n");
     }
-    for (const std::string& line : bench.skipped()) std::printf("left out (--limit): %s\n", line.c_str());
+    for (const std::string& line : bench.skipped())
+        std::printf("left out (--limit): %s\n", line.c_str());
     if (!options.json.empty()) write_file(options.json, json(bench.found()));
     return 0;
 }
@@ -317,13 +343,16 @@ void add_bench(CLI::App& app, int& status) {
     auto options = std::make_shared<Options>();
     CLI::App* group = app.add_subcommand("bench", "Measures kernels (lowkv bench attention)");
     group->require_subcommand(1);
-    CLI::App* command = group->add_subcommand("attention", "Our attention against ggml's, and against the memory's floor");
+    CLI::App* command = group->add_subcommand(
+        "attention", "Our attention against ggml's, and against the memory's floor");
     command->footer(footer);
     command->add_option("--head-dim", options->head_dims, "Head dimensions")
         ->delimiter(',')
         ->check(CLI::Range(16, 256))
         ->capture_default_str();
-    command->add_option("--heads", options->heads, "Query heads / kv heads")->delimiter(',')->capture_default_str();
+    command->add_option("--heads", options->heads, "Query heads / kv heads")
+        ->delimiter(',')
+        ->capture_default_str();
     command->add_option("--tokens", options->tokens, "Tokens in the cache")
         ->delimiter(',')
         ->check(CLI::Range(2, 16777216))
@@ -332,7 +361,9 @@ void add_bench(CLI::App& app, int& status) {
         ->delimiter(',')
         ->check(CLI::Range(1, 1024))
         ->capture_default_str();
-    command->add_option("-s,--schemes", options->schemes, "Our schemes")->delimiter(',')->capture_default_str();
+    command->add_option("-s,--schemes", options->schemes, "Our schemes")
+        ->delimiter(',')
+        ->capture_default_str();
     command->add_option("--peers", options->peers, "ggml's cache types; none: leave them out")
         ->delimiter(',')
         ->capture_default_str();
@@ -340,15 +371,20 @@ void add_bench(CLI::App& app, int& status) {
         ->delimiter(',')
         ->check(CLI::IsMember({"decode", "prefill"}))
         ->capture_default_str();
-    command->add_flag("--refcheck", options->refcheck, "Check the outputs against a double-precision attention");
-    command->add_option("--limit", options->limit, "Leave out what takes longer than so many seconds at once")
+    command->add_flag("--refcheck", options->refcheck,
+                      "Check the outputs against a double-precision attention");
+    command
+        ->add_option("--limit", options->limit,
+                     "Leave out what takes longer than so many seconds at once")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     command->add_option("--json", options->json, "Write the figures to this file, a list");
-    command->add_flag("--quick", options->quick, "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, kivi2 and kivi4");
+    command->add_flag("--quick", options->quick,
+                      "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, kivi2 and kivi4");
     command->callback([options, &status] {
         std::erase(options->peers, "none");
-        if (options->peers.empty() && options->schemes.empty()) throw UsageError("nothing to measure");
+        if (options->peers.empty() && options->schemes.empty())
+            throw UsageError("nothing to measure");
         status = bench_attention(*options);
     });
 }

@@ -75,8 +75,9 @@ struct Row {
 };
 
 ggml_type stock_type(const std::string& name) {
-    constexpr std::array types = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,  GGML_TYPE_Q4_0,
-                                  GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL};
+    constexpr std::array types = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
+                                  GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
+                                  GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL};
     std::string names;
     for (const ggml_type type : types) {
         if (name == ggml_type_name(type)) return type;
@@ -123,7 +124,8 @@ using Tokens = std::span<const llama_token>;
 // Calls f(chunk's first token, chunk) over the text.
 template <class F>
 void each_chunk(Tokens text, std::size_t chunk, F&& f) {
-    for (std::size_t at = 0; at < text.size(); at += chunk) f(at, text.subspan(at, std::min(chunk, text.size() - at)));
+    for (std::size_t at = 0; at < text.size(); at += chunk)
+        f(at, text.subspan(at, std::min(chunk, text.size() - at)));
 }
 
 // Prefill without logits, then single tokens at the end; the caches take turns.
@@ -140,18 +142,21 @@ void measure_speed(std::vector<Row>& rows, Tokens text, const Options& options) 
     });
     for (const llama_token& token : text.last(options.decode)) {
         for (Row& row : rows) {
-            row.decode_seconds.push_back(row.work([&](Context& context) { context.decode({&token, 1}); }));
+            row.decode_seconds.push_back(
+                row.work([&](Context& context) { context.decode({&token, 1}); }));
             progress.show(++done, total, row.name);
         }
     }
 }
 
 // One window's predictions under each cache, against the first row's.
-void measure_quality(std::vector<Row>& rows, Tokens text, const Options& options, Reference& reference,
-                     Executor& executor, Progress& progress, std::size_t& done, std::size_t total) {
+void measure_quality(std::vector<Row>& rows, Tokens text, const Options& options,
+                     Reference& reference, Executor& executor, Progress& progress,
+                     std::size_t& done, std::size_t total) {
     for (Row& row : rows) row.work([](Context& context) { context.clear(); });
     each_chunk(text, options.chunk, [&](std::size_t at, Tokens chunk) {
-        const std::size_t first = at >= options.skip ? 0 : std::min(options.skip - at, chunk.size());
+        const std::size_t first =
+            at >= options.skip ? 0 : std::min(options.skip - at, chunk.size());
         const std::size_t last = std::min(chunk.size(), text.size() - 1 - at);  // has a next token
         for (Row& row : rows) {
             row.work([&](Context& context) { context.decode(chunk, first < last); });
@@ -161,7 +166,8 @@ void measure_quality(std::vector<Row>& rows, Tokens text, const Options& options
             }
             if (!logits.empty()) {
                 if (&row == &rows.front()) reference.set(logits, executor);
-                row.distance.add(reference, logits, text.subspan(at + first + 1, logits.size()), executor);
+                row.distance.add(reference, logits, text.subspan(at + first + 1, logits.size()),
+                                 executor);
             }
             progress.show(done += chunk.size(), total, row.name);
         }
@@ -169,7 +175,8 @@ void measure_quality(std::vector<Row>& rows, Tokens text, const Options& options
 }
 
 // Windows of the text, each with the model's first token where it wants one.
-std::vector<std::vector<llama_token>> cut(const Model& model, Options& options, const std::vector<llama_token>& text) {
+std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
+                                          const std::vector<llama_token>& text) {
     const bool bos = llama_vocab_get_add_bos(model.vocab());
     if (options.tokens == 0) {
         const std::size_t most = std::min<std::size_t>(4096, model.train_context());
@@ -177,15 +184,24 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options, 
     }
     const std::size_t take = options.tokens - (bos ? 1 : 0);
     if (text.size() < take * options.windows) {
-        throw Failure("the text has " + count(text.size()) + " tokens; " + count(options.windows) + " x " +
-                      count(options.tokens) + " were asked for: use a longer text, or fewer --tokens or --windows");
+        throw Failure("the text has " + count(text.size()) + " tokens; " + count(options.windows) +
+                      " x " + count(options.tokens) +
+                      " were asked for: use a longer text, or fewer --tokens or --windows");
     }
     if (options.tokens < options.skip + 2 || (options.speed && options.tokens <= options.decode)) {
-        throw Failure("a window of " + count(options.tokens) + " tokens is too short: --skip leaves out the first " +
-                      count(options.skip) + ", and speed is measured on the last " + count(options.decode));
+        throw Failure("a window of " + count(options.tokens) +
+                      " tokens is too short: --skip leaves out the first " + count(options.skip) +
+                      ", and speed is measured on the last " + count(options.decode));
+    }
+    if (options.tokens <= options.chunk) {
+        throw Failure("a window of " + count(options.tokens) +
+                      " tokens is a single chunk of --chunk " + count(options.chunk) +
+                      ": a chunk attends to itself exactly, so nothing packed would ever be "
+                      "read. Use more --tokens, or a smaller --chunk");
     }
     if (options.tokens > model.train_context()) {
-        throw Failure("a window of " + count(options.tokens) + " tokens is longer than the model's context of " +
+        throw Failure("a window of " + count(options.tokens) +
+                      " tokens is longer than the model's context of " +
                       count(model.train_context()));
     }
     std::vector<std::vector<llama_token>> windows(options.windows);
@@ -197,7 +213,8 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options, 
     return windows;
 }
 
-Comparison results(const std::vector<Row>& rows, const Model& model, const Options& options, double f16_per_token) {
+Comparison results(const std::vector<Row>& rows, const Model& model, const Options& options,
+                   double f16_per_token) {
     Comparison out;
     out.model = model.description();
     out.model_path = options.model;
@@ -219,12 +236,14 @@ Comparison results(const std::vector<Row>& rows, const Model& model, const Optio
         to.kld_999 = row.distance.kld_percentile(0.999);
         to.same_top = row.distance.same_top();
         to.perplexity = row.distance.perplexity();
-        to.cache_bytes =
-            row.scheme ? row.held : static_cast<double>(llama_state_seq_get_size(row.context->get(), 0));
+        to.cache_bytes = row.scheme
+                             ? row.held
+                             : static_cast<double>(llama_state_seq_get_size(row.context->get(), 0));
         to.bytes_per_token = to.cache_bytes / static_cast<double>(out.cached);
         to.compression = f16 / to.cache_bytes;
         if (row.decode_seconds.empty()) continue;
-        to.prefill_rate = static_cast<double>(options.tokens - options.decode) / row.prefill_seconds;
+        to.prefill_rate =
+            static_cast<double>(options.tokens - options.decode) / row.prefill_seconds;
         to.decode_rate = 1 / median(row.decode_seconds);
     }
     return out;
@@ -240,12 +259,13 @@ int compare(Options options) {
     const std::string text = read_text(options.file);
     const Model model(options.model);
     const auto windows = cut(model, options, model.tokenize(text, false));
-    options.chunk = static_cast<std::uint32_t>(std::min<std::size_t>(options.chunk, options.tokens));
 
     double f16_per_token = 0;
-    std::vector<Row> rows = make_rows(options, model, static_cast<std::uint32_t>(options.tokens), f16_per_token);
-    std::fprintf(stderr, "%s, %zu caches, %s x %s tokens of %s\n", model.description().c_str(), rows.size(),
-                 count(options.windows).c_str(), count(options.tokens).c_str(), options.file.c_str());
+    std::vector<Row> rows =
+        make_rows(options, model, static_cast<std::uint32_t>(options.tokens), f16_per_token);
+    std::fprintf(stderr, "%s, %zu caches, %s x %s tokens of %s\n", model.description().c_str(),
+                 rows.size(), count(options.windows).c_str(), count(options.tokens).c_str(),
+                 options.file.c_str());
     if (options.speed) measure_speed(rows, windows.front(), options);
     Reference reference(model.vocabulary());
     OpenMPExecutor executor(options.threads);
@@ -258,7 +278,8 @@ int compare(Options options) {
         }
     }
     const Comparison comparison = results(rows, model, options, f16_per_token);
-    std::fputs((table(comparison) + "\n" + notes(comparison) + "\n" + summary(comparison)).c_str(), stdout);
+    std::fputs((table(comparison) + "\n" + notes(comparison) + "\n" + summary(comparison)).c_str(),
+               stdout);
     std::fflush(stdout);
     if (!options.json.empty()) write_file(options.json, json(comparison));
     if (!options.plot.empty()) plot(comparison, options.plot);
@@ -269,20 +290,28 @@ int compare(Options options) {
 
 void add_compare(CLI::App& app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command =
-        app.add_subcommand("compare", "One text under several schemes, beside exact and stock llama.cpp caches");
+    CLI::App* command = app.add_subcommand(
+        "compare", "One text under several schemes, beside exact and stock llama.cpp caches");
     command->footer(footer);
     command->add_option("-m,--model", options->model, "The model, a GGUF file")->required();
     command->add_option("-f,--file", options->file, "The text; - is stdin")->required();
-    command->add_option("-s,--schemes", options->schemes, "Schemes; exact is always there, as the reference")
+    command
+        ->add_option("-s,--schemes", options->schemes,
+                     "Schemes; exact is always there, as the reference")
         ->delimiter(',')
         ->capture_default_str();
-    command->add_option("--stock", options->stock, "llama.cpp cache types to set beside them; none: leave them out")
+    command
+        ->add_option("--stock", options->stock,
+                     "llama.cpp cache types to set beside them; none: leave them out")
         ->delimiter(',')
         ->capture_default_str();
-    command->add_option("-n,--tokens", options->tokens, "Tokens of a window; 0: what the text has, at most 4096")
+    command
+        ->add_option("-n,--tokens", options->tokens,
+                     "Tokens of a window; 0: what the text has, at most 4096")
         ->capture_default_str();
-    command->add_option("-w,--windows", options->windows, "Windows, taken one after another; each starts afresh")
+    command
+        ->add_option("-w,--windows", options->windows,
+                     "Windows, taken one after another; each starts afresh")
         ->check(CLI::Range(1, 1000000))
         ->capture_default_str();
     command->add_option("--chunk", options->chunk, "Tokens computed at once")
@@ -290,13 +319,19 @@ void add_compare(CLI::App& app, int& status) {
         ->capture_default_str();
     command->add_option("--skip", options->skip, "First positions of a window that are not counted")
         ->capture_default_str();
-    command->add_option("--decode", options->decode, "Tokens at the end that decode speed is measured on")
+    command
+        ->add_option("--decode", options->decode,
+                     "Tokens at the end that decode speed is measured on")
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
-    command->add_flag("--speed,!--no-speed", options->speed, "Measure speed (default), in one more pass");
-    command->add_option("-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 1024))->capture_default_str();
+    command->add_flag("--speed,!--no-speed", options->speed,
+                      "Measure speed (default), in one more pass");
+    command->add_option("-t,--threads", options->threads, "Threads")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
     command->add_option("--json", options->json, "Write the figures to this file");
-    command->add_option("--plot", options->plot, "Draw KLD against size into this .png or .svg (needs matplotlib)");
+    command->add_option("--plot", options->plot,
+                        "Draw KLD against size into this .png or .svg (needs matplotlib)");
     command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
     command->callback([options, &status] {
         std::erase(options->stock, "none");

@@ -30,9 +30,7 @@ std::string signed_percent(double value) {
     return (value >= 0 ? "+" : "") + digits;
 }
 
-std::string divergence(double value) {
-    return fixed(value < 0 ? 0 : value, value < 0.1 ? 5 : 3);
-}
+std::string divergence(double value) { return fixed(value < 0 ? 0 : value, value < 0.1 ? 5 : 3); }
 
 std::string plot_script() {
     const std::filesystem::path binary = executable_directory();
@@ -44,7 +42,8 @@ std::string plot_script() {
           std::filesystem::path(__FILE__).parent_path() / "plot_compare.py"}) {
         if (std::filesystem::exists(candidate)) return candidate.string();
     }
-    throw Failure("plot_compare.py is not beside the command " + binary.string() + ": install it there");
+    throw Failure("plot_compare.py is not beside the command " + binary.string() +
+                  ": install it there");
 }
 
 int run_program(std::vector<std::string> words) {
@@ -64,32 +63,42 @@ int run_program(std::vector<std::string> words) {
 }  // namespace
 
 std::string table(const Comparison& comparison) {
-    Table table({"cache", "mean KLD", "99.9 % KLD", "same top-1 %", "perplexity", "change %", "KV MiB",
-                 "smaller", "prefill t/s", "decode t/s"});
+    Table table({"cache", "mean KLD", "99.9 % KLD", "same top-1 %", "perplexity", "change %",
+                 "KV MiB", "smaller", "prefill t/s", "decode t/s"});
     for (const ComparedRow& row : comparison.rows) {
         const bool reference = &row == &comparison.rows.front();
-        const auto rate = [](double value) { return value > 0 ? fixed(value, 1) : std::string("-"); };
-        table.add({row.name, reference ? "reference" : divergence(row.kld), reference ? "" : divergence(row.kld_999),
+        const auto rate = [](double value) {
+            return value > 0 ? fixed(value, 1) : std::string("-");
+        };
+        table.add({row.name, reference ? "reference" : divergence(row.kld),
+                   reference ? "" : divergence(row.kld_999),
                    reference ? "" : fixed(100 * row.same_top, 1), fixed(row.perplexity, 3),
-                   reference ? "" : signed_percent(change(comparison, row)), mebibytes(row.cache_bytes),
-                   fixed(row.compression, 2) + "x", rate(row.prefill_rate), rate(row.decode_rate)});
+                   reference ? "" : signed_percent(change(comparison, row)),
+                   mebibytes(row.cache_bytes), fixed(row.compression, 2) + "x",
+                   rate(row.prefill_rate), rate(row.decode_rate)});
     }
     return table.text();
 }
 
 std::string notes(const Comparison& comparison) {
     const auto number = [](std::size_t value) { return count(value); };
-    std::string text = "KLD, top-1 and perplexity change: against the scheme exact, over " +
-                       number(comparison.positions) + " positions (" + number(comparison.windows) +
-                       (comparison.windows == 1 ? " window of " : " windows of ") + number(comparison.tokens) +
-                       " tokens, the first " + number(comparison.skip) + " not counted; chunks of " +
-                       number(comparison.chunk) + "). KV MiB: held for " + number(comparison.cached) +
-                       " tokens, exact window and metadata included; lowkv's by its own count, stock ones by "
-                       "llama_state_seq_get_size.";
+    std::string text =
+        "KLD, top-1 and perplexity change: against the scheme exact, over " +
+        number(comparison.positions) + " positions (" + number(comparison.windows) +
+        (comparison.windows == 1 ? " window of " : " windows of ") + number(comparison.tokens) +
+        " tokens, the first " + number(comparison.skip) + " not counted; chunks of " +
+        number(comparison.chunk) +
+        "; a token sees its own chunk exactly, as when an engine prefills, so a smaller --chunk "
+        "shows larger losses). "
+        "KV MiB: held for " +
+        number(comparison.cached) +
+        " tokens, exact window and metadata included; lowkv's by its own count, stock ones by "
+        "llama_state_seq_get_size.";
     if (comparison.decoded > 0) {
         text += " Speed: prefill without logits over the first window; decode the median of " +
                 number(comparison.decoded) + " tokens at its end; caches took turns, " +
-                std::to_string(comparison.threads) + (comparison.threads == 1 ? " thread." : " threads.");
+                std::to_string(comparison.threads) +
+                (comparison.threads == 1 ? " thread." : " threads.");
     }
     return text + "\n";
 }
@@ -107,8 +116,8 @@ std::string summary(const Comparison& comparison) {
     }
     if (smallest == nullptr) return "";
     const auto say = [&](const ComparedRow& row) {
-        std::string text = row.name + " holds the text in " + mebibytes(row.cache_bytes) + " MiB, " +
-                           fixed(row.compression, 1) + " times less than f16, at " +
+        std::string text = row.name + " holds the text in " + mebibytes(row.cache_bytes) +
+                           " MiB, " + fixed(row.compression, 1) + " times less than f16, at " +
                            signed_percent(change(comparison, row)) + " % perplexity";
         if (stock != nullptr && stock->decode_rate > 0 && row.decode_rate > 0) {
             text += ", and decodes at " + fixed(row.decode_rate / stock->decode_rate, 2) +
@@ -117,12 +126,14 @@ std::string summary(const Comparison& comparison) {
         return text;
     };
     if (best == nullptr) {
-        return "No scheme here stays within 1 % of exact's perplexity; the smallest, " + say(*smallest) + ".\n";
+        return "No scheme here stays within 1 % of exact's perplexity; the smallest, " +
+               say(*smallest) + ".\n";
     }
     std::string text = "Best trade: " + say(*best);
     if (smallest != best) {
         text += "; the smallest, " + smallest->name + ", is " + fixed(smallest->compression, 1) +
-                " times smaller than f16 at " + signed_percent(change(comparison, *smallest)) + " %";
+                " times smaller than f16 at " + signed_percent(change(comparison, *smallest)) +
+                " %";
     }
     return text + ".\n";
 }
@@ -146,12 +157,13 @@ std::string json(const Comparison& comparison) {
                         {"prefill_tokens_per_s", row.prefill_rate},
                         {"decode_tokens_per_s", row.decode_rate}});
     }
-    const nlohmann::ordered_json out = {{"model", comparison.model},     {"model_path", comparison.model_path},
-                                        {"text", comparison.text_path},  {"tokens", comparison.tokens},
-                                        {"windows", comparison.windows}, {"chunk", comparison.chunk},
-                                        {"skip", comparison.skip},       {"positions", comparison.positions},
-                                        {"cached", comparison.cached},   {"decoded", comparison.decoded},
-                                        {"threads", comparison.threads}, {"rows", rows}};
+    const nlohmann::ordered_json out = {
+        {"model", comparison.model},     {"model_path", comparison.model_path},
+        {"text", comparison.text_path},  {"tokens", comparison.tokens},
+        {"windows", comparison.windows}, {"chunk", comparison.chunk},
+        {"skip", comparison.skip},       {"positions", comparison.positions},
+        {"cached", comparison.cached},   {"decoded", comparison.decoded},
+        {"threads", comparison.threads}, {"rows", rows}};
     return out.dump(2) + "\n";
 }
 
@@ -166,15 +178,20 @@ void plot(const Comparison& comparison, const std::string& path) {
     const std::string python = environment("LOWKV_PLOT_PYTHON");
     std::string data = (std::filesystem::temp_directory_path() / "lowkv-compare-XXXXXX").string();
     const int file = mkstemp(data.data());
-    if (file < 0) throw Failure("can't make a temporary file in " + std::filesystem::temp_directory_path().string());
+    if (file < 0)
+        throw Failure("can't make a temporary file in " +
+                      std::filesystem::temp_directory_path().string());
     close(file);
     write_file(data, json(comparison));
-    const int status = run_program({python.empty() ? LOWKV_PLOT_PYTHON : python, script, data, path});
+    const int status =
+        run_program({python.empty() ? LOWKV_PLOT_PYTHON : python, script, data, path});
     std::filesystem::remove(data);
     if (status != 0) {
-        throw Failure("the picture could not be drawn: it needs a Python with matplotlib (pip install matplotlib), "
-                      "named by LOWKV_PLOT_PYTHON if it isn't " +
-                      std::string(LOWKV_PLOT_PYTHON));
+        throw Failure(
+            "the picture could not be drawn: it needs a Python with matplotlib (pip install "
+            "matplotlib), "
+            "named by LOWKV_PLOT_PYTHON if it isn't " +
+            std::string(LOWKV_PLOT_PYTHON));
     }
 }
 

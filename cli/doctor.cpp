@@ -1,4 +1,5 @@
-// lowkv doctor: what this machine, this build and this model give, and what to do where it is wrong.
+// lowkv doctor: what this machine, this build and this model give, and what to do where it is
+// wrong.
 
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -66,7 +67,8 @@ void look_at_machine(Findings& findings) {
         const Implementation& active = active_implementation();
         const std::string value = std::string(active.name) + " of " + list;
         if (active.name == "scalar") {
-            findings.bad("implementation", value, "it works, but slowly: lowkv is quick with AVX2 or AVX-512");
+            findings.bad("implementation", value,
+                         "it works, but slowly: lowkv is quick with AVX2 or AVX-512");
         } else {
             findings.good("implementation", value);
         }
@@ -74,7 +76,8 @@ void look_at_machine(Findings& findings) {
         findings.bad("implementation", environment("LOWKV_IMPLEMENTATION"),
                      std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");
     }
-    findings.good("threads", std::to_string(default_threads()) + " by default (physical cores that this process may use)");
+    findings.good("threads", std::to_string(default_threads()) +
+                                 " by default (physical cores that this process may use)");
     findings.good("memory", bytes(static_cast<double>(available_memory())) + " free of " +
                                 bytes(static_cast<double>(system_memory())));
 }
@@ -82,7 +85,8 @@ void look_at_machine(Findings& findings) {
 // The plug-in is loaded in a child: as a stock program would, and without changing this process.
 void look_at_plugin(Findings& findings, const std::string& path) {
     if (access(path.c_str(), R_OK) != 0) {
-        findings.bad("plug-in", path + " is not there", "build it (make build), or name it with --plugin");
+        findings.bad("plug-in", path + " is not there",
+                     "build it (make build), or name it with --plugin");
         return;
     }
     std::array<int, 2> answer{};
@@ -114,7 +118,8 @@ void look_at_plugin(Findings& findings, const std::string& path) {
         findings.good("plug-in", path + " loads");
     } else {
         findings.bad("plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
-                     "it must find libggml.so.0 and libggml-base.so.0 of the version it was built for (make build)");
+                     "it must find libggml.so.0 and libggml-base.so.0 of the version it was built "
+                     "for (make build)");
     }
 }
 
@@ -123,7 +128,8 @@ void look_at_ggml(Findings& findings) {
 #ifdef LOWKV_GGML_VERSION
     const std::string built = LOWKV_GGML_VERSION;
     if (found != built) {
-        findings.bad("ggml", found + ", lowkv was built for " + built, "run it with the llama.cpp it was built with");
+        findings.bad("ggml", found + ", lowkv was built for " + built,
+                     "run it with the llama.cpp it was built with");
         return;
     }
     findings.good("ggml", found + ", as built for");
@@ -131,19 +137,25 @@ void look_at_ggml(Findings& findings) {
     findings.good("ggml", found);
 #endif
     const std::string tools = llama_tools_directory();
-    findings.note("llama.cpp tools", tools.empty() ? "not found beside libggml: lowkv run takes them from the PATH" : tools);
+    findings.note(
+        "llama.cpp tools",
+        tools.empty() ? "not found beside libggml: lowkv run takes them from the PATH" : tools);
 }
 
 void look_at_environment(Findings& findings) {
     const std::string path = environment("GGML_BACKEND_PATH");
     if (path.empty()) {
-        findings.note("GGML_BACKEND_PATH", " not set: stock programs use their own cache (lowkv run sets it)");
+        findings.note("GGML_BACKEND_PATH",
+                      " not set: stock programs use their own cache (lowkv run sets it)");
     } else if (path.find("lowkv") == std::string::npos) {
-        findings.bad("GGML_BACKEND_PATH", " " + path, "this is another backend; lowkv run sets it to the plug-in");
+        findings.bad("GGML_BACKEND_PATH", " " + path,
+                     "this is another backend; lowkv run sets it to the plug-in");
     } else if (access(path.c_str(), R_OK) != 0) {
-        findings.bad("GGML_BACKEND_PATH", " " + path + " is not there", "correct it, or use lowkv run");
+        findings.bad("GGML_BACKEND_PATH", " " + path + " is not there",
+                     "correct it, or use lowkv run");
     } else {
-        findings.good("GGML_BACKEND_PATH", " " + path + " (llama-server and most tools need -dev LOWKV too)");
+        findings.good("GGML_BACKEND_PATH",
+                      " " + path + " (llama-server and most tools need -dev LOWKV too)");
     }
     const std::string scheme = environment("LOWKV_SCHEME");
     try {
@@ -169,19 +181,23 @@ void look_at_model(Findings& findings, const std::string& path) {
     }
     const KvShape shape = model->kv_shape();
     findings.good("model", model->description() + ", context " + count(model->train_context()));
-    const std::string text = count(shape.layers) + " layers, " + count(shape.kv_heads) + " kv heads, head_dim " +
-                             count(shape.key_dim) +
-                             (shape.key_dim == shape.value_dim ? "" : " / " + count(shape.value_dim));
+    const std::string text =
+        count(shape.layers) + " layers, " + count(shape.kv_heads) + " kv heads, head_dim " +
+        count(shape.key_dim) +
+        (shape.key_dim == shape.value_dim ? "" : " / " + count(shape.value_dim));
     if (shape.key_dim != shape.value_dim) {
-        findings.bad("cache", text, "keys and values of different sizes are not packed yet: such layers stay f16");
+        findings.bad("cache", text,
+                     "keys and values of different sizes are not packed yet: such layers stay f16");
         return;
     }
     const Shape layer{.kv_heads = shape.kv_heads, .head_dim = shape.key_dim};
-    Table table({"scheme", "bytes a token", "smaller", "cache for " + count(model->train_context()) + " tokens"});
+    Table table({"scheme", "bytes a token", "smaller",
+                 "cache for " + count(model->train_context()) + " tokens"});
     try {
         for (const Preset& preset : presets()) {
             const Plan plan(preset.scheme.base, layer);
-            const double size = static_cast<double>(plan.packed_bytes()) / plan.block_tokens() * shape.layers;
+            const double size =
+                static_cast<double>(plan.packed_bytes()) / plan.block_tokens() * shape.layers;
             table.add({std::string(preset.name), count(static_cast<std::uint64_t>(size)),
                        fixed(static_cast<double>(shape.f16_bytes_per_token()) / size, 2) + "x",
                        bytes(size * model->train_context())});
@@ -212,8 +228,11 @@ int doctor(const Options& options) {
     look_at_plugin(findings, options.plugin.empty() ? plugin_path() : options.plugin);
     look_at_environment(findings);
     if (!options.model.empty()) look_at_model(findings, options.model);
-    std::printf("\n%s\n", findings.problems() == 0 ? "No problems." :
-                (std::to_string(findings.problems()) + (findings.problems() == 1 ? " problem." : " problems.")).c_str());
+    std::printf("\n%s\n", findings.problems() == 0
+                              ? "No problems."
+                              : (std::to_string(findings.problems()) +
+                                 (findings.problems() == 1 ? " problem." : " problems."))
+                                    .c_str());
     return findings.problems() == 0 ? 0 : 1;
 }
 
@@ -224,7 +243,8 @@ void add_doctor(CLI::App& app, int& status) {
     CLI::App* command = app.add_subcommand("doctor", "Checks this machine, this build and a model");
     command->footer(footer);
     command->add_option("-m,--model", options->model, "Look at this model too, a GGUF file");
-    command->add_option("--plugin", options->plugin, "The plug-in to check (default: the one built with this command)");
+    command->add_option("--plugin", options->plugin,
+                        "The plug-in to check (default: the one built with this command)");
     command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
     command->callback([options, &status] { status = doctor(*options); });
 }

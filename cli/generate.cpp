@@ -99,17 +99,21 @@ std::string prompt_text(const Options& options) {
 std::vector<llama_token> prompt_tokens(const Model& model, const Options& options) {
     const std::string text = prompt_text(options);
     if (!options.chat) {
-        auto tokens = model.tokenize(options.system.empty() ? text : options.system + "\n\n" + text, true);
+        auto tokens =
+            model.tokenize(options.system.empty() ? text : options.system + "\n\n" + text, true);
         if (tokens.empty()) throw UsageError("the prompt is empty");
         return tokens;
     }
     const std::optional<std::string> chat = model.chat(options.system, text);
     if (!chat) {
-        throw UsageError("this model has no chat template that llama.cpp knows: use --no-chat (the prompt as it is)");
+        throw UsageError(
+            "this model has no chat template that llama.cpp knows: use --no-chat (the prompt as it "
+            "is)");
     }
     // A template may spell out the beginning-of-sequence token; it must not come twice.
     const llama_token bos = llama_vocab_bos(model.vocab());
-    const char* spelled = bos == LLAMA_TOKEN_NULL ? nullptr : llama_vocab_get_text(model.vocab(), bos);
+    const char* spelled =
+        bos == LLAMA_TOKEN_NULL ? nullptr : llama_vocab_get_text(model.vocab(), bos);
     const bool has_bos = spelled != nullptr && *spelled != '\0' && chat->rfind(spelled, 0) == 0;
     return model.tokenize(*chat, !has_bos);
 }
@@ -118,19 +122,22 @@ std::vector<llama_token> prompt_tokens(const Model& model, const Options& option
 std::uint32_t context_cells(const Model& model, const Options& options, std::size_t prompt) {
     const std::uint32_t trained = model.train_context();
     if (options.context > trained) {
-        std::fprintf(stderr, "lowkv: the model was trained on %u tokens, beyond them it may talk nonsense\n", trained);
+        std::fprintf(
+            stderr, "lowkv: the model was trained on %u tokens, beyond them it may talk nonsense\n",
+            trained);
     }
     const std::uint32_t limit = options.context != 0 ? options.context : trained;
     if (prompt >= limit) {
-        throw Failure("the prompt has " + count(prompt) + " tokens and the context " + count(limit) +
-                      ": nothing was computed. " +
+        throw Failure("the prompt has " + count(prompt) + " tokens and the context " +
+                      count(limit) + ": nothing was computed. " +
                       (options.context != 0 && options.context < trained
                            ? "Use a larger -c (the model was trained on " + count(trained) + ")"
                            : std::string("Shorten the prompt, or force a larger -c")));
     }
     if (options.context != 0) return options.context;
     if (options.answer < 0) return trained;
-    const std::size_t wanted = (prompt + static_cast<std::size_t>(options.answer) + 255) / 256 * 256;
+    const std::size_t wanted =
+        (prompt + static_cast<std::size_t>(options.answer) + 255) / 256 * 256;
     return static_cast<std::uint32_t>(std::min<std::size_t>(wanted, trained));
 }
 
@@ -174,12 +181,14 @@ void report(const Outcome& outcome, const Context& context) {
                  rate(outcome.prompt, outcome.prompt_seconds).c_str());
     std::fprintf(stderr, "answer   %s tokens, %s tokens/s\n", count(outcome.answer).c_str(),
                  rate(outcome.answer > 0 ? outcome.answer - 1 : 0, outcome.answer_seconds).c_str());
-    std::fprintf(stderr, "cache    %s for %s tokens: %s packed + %s exact; f16 would hold %s", bytes(held).c_str(),
-                 count(context.size()).c_str(), bytes(static_cast<double>(stats.packed_bytes)).c_str(),
+    std::fprintf(stderr, "cache    %s for %s tokens: %s packed + %s exact; f16 would hold %s",
+                 bytes(held).c_str(), count(context.size()).c_str(),
+                 bytes(static_cast<double>(stats.packed_bytes)).c_str(),
                  bytes(static_cast<double>(stats.exact_bytes)).c_str(), bytes(f16).c_str());
     if (held > 0) std::fprintf(stderr, " (%sx)", fixed(f16 / held, 1).c_str());
     std::fprintf(stderr, ", scheme %s\n", stats.scheme.c_str());
-    std::fprintf(stderr, "process  %s now, %s at most\n", bytes(static_cast<double>(memory.resident)).c_str(),
+    std::fprintf(stderr, "process  %s now, %s at most\n",
+                 bytes(static_cast<double>(memory.resident)).c_str(),
                  bytes(static_cast<double>(memory.peak)).c_str());
 }
 
@@ -206,8 +215,9 @@ int generate(const Options& options) {
             const std::size_t n = std::min<std::size_t>(settings.chunk, prompt.size() - at);
             context.decode({prompt.data() + at, n});
             outcome.prompt += n;
-            progress.show(outcome.prompt, prompt.size(),
-                          fixed(static_cast<double>(outcome.prompt) / watch.seconds(), 0) + " tokens/s");
+            progress.show(
+                outcome.prompt, prompt.size(),
+                fixed(static_cast<double>(outcome.prompt) / watch.seconds(), 0) + " tokens/s");
         }
         outcome.prompt_seconds = watch.seconds();
     }
@@ -242,36 +252,51 @@ int generate(const Options& options) {
 
 void add_generate(CLI::App& app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand("generate", "An answer from a model, streamed from a packed cache");
+    CLI::App* command =
+        app.add_subcommand("generate", "An answer from a model, streamed from a packed cache");
     command->footer(footer);
     command->add_option("-m,--model", options->model, "The model, a GGUF file")->required();
-    command->add_option("-p,--prompt", options->prompt, "The prompt, or what follows --file's text");
-    command->add_option("-f,--file", options->file, "A text file that the prompt starts with; - is stdin");
+    command->add_option("-p,--prompt", options->prompt,
+                        "The prompt, or what follows --file's text");
+    command->add_option("-f,--file", options->file,
+                        "A text file that the prompt starts with; - is stdin");
     command->add_option("--system", options->system, "The system message");
-    command->add_option("-n,--tokens", options->answer, "At most so many tokens of answer; -1: until it ends")
+    command
+        ->add_option("-n,--tokens", options->answer,
+                     "At most so many tokens of answer; -1: until it ends")
         ->capture_default_str();
-    command->add_option("-s,--scheme", options->scheme, "How the cache is stored, see `lowkv schemes`")
+    command
+        ->add_option("-s,--scheme", options->scheme, "How the cache is stored, see `lowkv schemes`")
         ->capture_default_str();
-    command->add_option("-c,--context", options->context,
-                        "Cells of the cache; 0: as many as prompt and answer need, within the model's context")
+    command
+        ->add_option(
+            "-c,--context", options->context,
+            "Cells of the cache; 0: as many as prompt and answer need, within the model's context")
         ->capture_default_str();
-    command->add_option("-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 1024))->capture_default_str();
+    command->add_option("-t,--threads", options->threads, "Threads")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
     command->add_option("--chunk", options->chunk, "Prompt tokens computed at once")
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
     command->add_option("--temp", options->temperature, "Temperature; 0 takes the likeliest token")
         ->check(CLI::Range(0.0f, 100.0f))
         ->capture_default_str();
-    command->add_option("--top-k", options->top_k, "Sample from the k likeliest tokens; 0: all")->capture_default_str();
+    command->add_option("--top-k", options->top_k, "Sample from the k likeliest tokens; 0: all")
+        ->capture_default_str();
     command->add_option("--top-p", options->top_p, "... from the likeliest that make up p; 1: all")
         ->check(CLI::Range(0.0f, 1.0f))
         ->capture_default_str();
-    command->add_option("--min-p", options->min_p, "... from those at least p times as likely as the best")
+    command
+        ->add_option("--min-p", options->min_p,
+                     "... from those at least p times as likely as the best")
         ->check(CLI::Range(0.0f, 1.0f))
         ->capture_default_str();
-    command->add_option("--seed", options->seed, "Seed of the sampler (default: another one each time)");
+    command->add_option("--seed", options->seed,
+                        "Seed of the sampler (default: another one each time)");
     command->add_flag("--chat,!--no-chat", options->chat,
-                      "Put the model's chat template around the prompt (default); --no-chat: the prompt as it is");
+                      "Put the model's chat template around the prompt (default); --no-chat: the "
+                      "prompt as it is");
     command->add_flag("-q,--quiet", options->quiet, "No progress and no figures");
     command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
     command->callback([options, &status] { status = generate(*options); });

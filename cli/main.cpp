@@ -1,5 +1,9 @@
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "app.h"
 #include "lowkv/error.h"
@@ -21,22 +25,37 @@ int message(const char* text, int status) {
     return status;
 }
 
+void require_command(const CLI::App& app, const std::string& word) {
+    std::string names;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+        if (command->get_name() == word) return;
+        names += (names.empty() ? "" : ", ") + command->get_name();
+    }
+    throw lowkv::cli::UsageError("there is no command " + word + "; there are " + names);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     using namespace lowkv;
-    CLI::App app{"Low-bit KV cache for language models: the cache that attention reads, in 2 to 4 "
-                 "bits, inside llama.cpp."};
+    CLI::App app{
+        "Low-bit KV cache for language models: the cache that attention reads, in 2 to 4 "
+        "bits, inside llama.cpp."};
     app.name("lowkv");
     app.footer(footer);
     app.set_version_flag("--version", std::string("lowkv ") + LOWKV_VERSION);
     app.require_subcommand(1);
     app.get_formatter()->column_width(34);
+    // CLI11 gives what follows -- to the command's root: keep it for `run`.
+    char** end = argv + argc;
+    char** dashes =
+        std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
+    const std::vector<std::string> words(dashes == end ? end : dashes + 1, end);
     int status = 0;
     try {
         cli::add_generate(app, status);
         cli::add_compare(app, status);
-        cli::add_run(app, status);
+        cli::add_run(app, status, words);
         cli::add_schemes(app, status);
         cli::add_doctor(app, status);
         cli::add_bench(app, status);
@@ -44,7 +63,8 @@ int main(int argc, char** argv) {
             std::fputs(app.help().c_str(), stderr);
             return 2;
         }
-        app.parse(argc, argv);
+        if (argv[1][0] != '-') require_command(app, argv[1]);
+        app.parse(static_cast<int>(dashes - argv), argv);
         return status;
     } catch (const CLI::ParseError& error) {
         return app.exit(error) == 0 ? 0 : 2;

@@ -37,8 +37,8 @@ void Reference::set(std::vector<const float*> logits, Executor& executor) {
         float* p = probabilities_.data() + position * vocabulary_;
         softmax_[position] = exponentials(logits_[position], vocabulary_, p);
         const float* z = logits_[position];
-        const auto scale =
-            static_cast<float>(std::exp(static_cast<double>(z[softmax_[position].top]) - softmax_[position].log_sum));
+        const auto scale = static_cast<float>(
+            std::exp(static_cast<double>(z[softmax_[position].top]) - softmax_[position].log_sum));
         for (std::uint32_t i = 0; i < vocabulary_; ++i) p[i] *= scale;
     });
 }
@@ -59,12 +59,13 @@ void Distance::add(const Reference& reference, const std::vector<const float*>& 
         // KLD = sum p (log p - log q) = sum p (exact - run) - log_sum(exact) + log_sum(run)
         double cross = 0;
         for (std::uint32_t i = 0; i < n; ++i) {
-            cross += static_cast<double>(p[i]) * (static_cast<double>(exact[i]) - static_cast<double>(run[i]));
+            cross += static_cast<double>(p[i]) *
+                     (static_cast<double>(exact[i]) - static_cast<double>(run[i]));
         }
         const Softmax& theirs = reference.softmax(position);
         const auto token = static_cast<std::size_t>(next[position]);
-        found[position] = {cross - theirs.log_sum + mine.log_sum, mine.log_sum - static_cast<double>(run[token]),
-                           mine.top == theirs.top};
+        found[position] = {cross - theirs.log_sum + mine.log_sum,
+                           mine.log_sum - static_cast<double>(run[token]), mine.top == theirs.top};
     });
     for (const Position& position : found) {
         divergence_.push_back(position.kld);
@@ -101,8 +102,6 @@ double Distance::same_top() const {
     return static_cast<double>(same_top_) / static_cast<double>(positions());
 }
 
-double Distance::perplexity() const {
-    return std::exp(loss_ / static_cast<double>(positions()));
-}
+double Distance::perplexity() const { return std::exp(loss_ / static_cast<double>(positions())); }
 
 }  // namespace lowkv::cli

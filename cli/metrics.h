@@ -43,12 +43,12 @@ class Reference {
 class Distance {
   public:
     // logits[i] predicts next[i], at the reference's i-th position.
-    void add(const Reference& reference, const std::vector<const float*>& logits, std::span<const llama_token> next,
-             Executor& executor);
+    void add(const Reference& reference, const std::vector<const float*>& logits,
+             std::span<const llama_token> next, Executor& executor);
 
     std::size_t positions() const { return divergence_.size(); }
     double mean_kld() const;
-    double kld_error() const;               // standard error of the mean, positions taken as independent
+    double kld_error() const;  // standard error of the mean, positions taken as independent
     double kld_percentile(double p) const;  // p in [0, 1]
     double same_top() const;                // share in [0, 1]
     double perplexity() const;

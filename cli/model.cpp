@@ -30,7 +30,8 @@ Log& log_state() {
 // here; where it isn't, Context's own check refuses it.
 bool expected(std::string_view line) {
     return line.find("lowkv: NOT active") != std::string_view::npos ||
-           line.find("the full capacity of the model will not be utilized") != std::string_view::npos;
+           line.find("the full capacity of the model will not be utilized") !=
+               std::string_view::npos;
 }
 
 void end_line(Log& log) {
@@ -79,7 +80,8 @@ Model::Model(const std::string& path) {
     params.n_gpu_layers = -1;
     model_.reset(llama_model_load_from_file(path.c_str(), params));
     if (!model_) {
-        throw Failure("llama.cpp can't load " + path + " (the lines above say why; --verbose says more)");
+        throw Failure("llama.cpp can't load " + path +
+                      " (the lines above say why; --verbose says more)");
     }
     if (llama_model_has_encoder(get()) || !llama_model_has_decoder(get())) {
         throw Failure(path + " is not a decoder-only language model: lowkv serves those");
@@ -105,8 +107,10 @@ KvShape Model::kv_shape() const {
     const std::string architecture = metadata(get(), "general.architecture");
     const auto dimension = [&](const char* key) {
         const std::string value = metadata(get(), architecture + ".attention." + key);
-        if (!value.empty()) return static_cast<std::uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
-        return static_cast<std::uint32_t>(llama_model_n_embd(get()) / std::max(llama_model_n_head(get()), 1));
+        if (!value.empty())
+            return static_cast<std::uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+        return static_cast<std::uint32_t>(llama_model_n_embd(get()) /
+                                          std::max(llama_model_n_head(get()), 1));
     };
     return {static_cast<std::uint32_t>(llama_model_n_layer(get())),
             static_cast<std::uint32_t>(llama_model_n_head_kv(get())), dimension("key_length"),
@@ -116,8 +120,9 @@ KvShape Model::kv_shape() const {
 std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special) const {
     const auto length = static_cast<std::int32_t>(text.size());
     std::vector<llama_token> tokens(text.size() + 8);
-    const std::int32_t n = llama_tokenize(vocab(), text.c_str(), length, tokens.data(),
-                                          static_cast<std::int32_t>(tokens.size()), add_special, true);
+    const std::int32_t n =
+        llama_tokenize(vocab(), text.c_str(), length, tokens.data(),
+                       static_cast<std::int32_t>(tokens.size()), add_special, true);
     if (n < 0) throw Failure("the text has too many tokens");
     tokens.resize(static_cast<std::size_t>(n));
     return tokens;
@@ -126,8 +131,8 @@ std::vector<llama_token> Model::tokenize(const std::string& text, bool add_speci
 std::string Model::piece(llama_token token) const {
     std::string text(64, '\0');
     std::int32_t n = 0;
-    while ((n = llama_token_to_piece(vocab(), token, text.data(), static_cast<std::int32_t>(text.size()), 0,
-                                     false)) < 0) {
+    while ((n = llama_token_to_piece(vocab(), token, text.data(),
+                                     static_cast<std::int32_t>(text.size()), 0, false)) < 0) {
         text.resize(static_cast<std::size_t>(-n));
     }
     text.resize(static_cast<std::size_t>(n));
@@ -142,8 +147,9 @@ std::optional<std::string> Model::chat(const std::string& system, const std::str
     messages.push_back({"user", user.c_str()});
     std::string text(2 * (system.size() + user.size()) + 1024, '\0');
     for (;;) {
-        const std::int32_t n = llama_chat_apply_template(form, messages.data(), messages.size(), true, text.data(),
-                                                         static_cast<std::int32_t>(text.size()));
+        const std::int32_t n =
+            llama_chat_apply_template(form, messages.data(), messages.size(), true, text.data(),
+                                      static_cast<std::int32_t>(text.size()));
         if (n < 0) return std::nullopt;
         const auto length = static_cast<std::size_t>(n);
         const bool fits = length <= text.size();
@@ -176,9 +182,11 @@ Context::Context(const Model& model, const ContextOptions& options) {
     }
     log_state().cache_buffers.clear();
     context_.reset(llama_init_from_model(model.get(), params));
-    const std::string what = options.scheme ? "the cache under scheme " + *options.scheme
-                                            : std::string("llama.cpp's ") + ggml_type_name(options.stock) + " cache";
-    if (!context_) throw Failure("llama.cpp can't make a context with " + what + " (--verbose says why)");
+    const std::string what =
+        options.scheme ? "the cache under scheme " + *options.scheme
+                       : std::string("llama.cpp's ") + ggml_type_name(options.stock) + " cache";
+    if (!context_)
+        throw Failure("llama.cpp can't make a context with " + what + " (--verbose says why)");
     const std::size_t ours = ggml::stats().buffers - before;
     if ((ours > 0) != options.scheme.has_value()) {
         throw Failure(what + " landed in the wrong place (buffers: " + log_state().cache_buffers +
@@ -197,9 +205,12 @@ void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
         batch_->logits[i] = all_logits || i + 1 == tokens.size() ? 1 : 0;
     }
     const int result = llama_decode(get(), *batch_);
-    if (result == 1) throw Failure("the context of " + std::to_string(cells()) + " tokens is full: use a larger -c");
-    if (result != 0) throw Failure("llama.cpp failed at token " + std::to_string(size_) + " (llama_decode: " +
-                                   std::to_string(result) + ")");
+    if (result == 1)
+        throw Failure("the context of " + std::to_string(cells()) +
+                      " tokens is full: use a larger -c");
+    if (result != 0)
+        throw Failure("llama.cpp failed at token " + std::to_string(size_) +
+                      " (llama_decode: " + std::to_string(result) + ")");
     size_ += static_cast<std::uint32_t>(tokens.size());
 }
 

@@ -52,11 +52,11 @@ class Model {
 
 struct ContextOptions {
     std::uint32_t cells = 0;
-    std::uint32_t chunk = 512;         // tokens that one graph works on
+    std::uint32_t chunk = 512;  // tokens that one graph works on
     unsigned threads = 1;
-    bool all_logits = false;           // a chunk may ask for the logits of each of its tokens
-    std::optional<std::string> scheme; // a lowkv scheme, or
-    ggml_type stock = GGML_TYPE_F16;   // a stock llama.cpp cache of this type, on the CPU backend
+    bool all_logits = false;            // a chunk may ask for the logits of each of its tokens
+    std::optional<std::string> scheme;  // a lowkv scheme, or
+    ggml_type stock = GGML_TYPE_F16;    // a stock llama.cpp cache of this type, on the CPU backend
 };
 
 // One context with one sequence, written front to back.

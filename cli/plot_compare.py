@@ -39,8 +39,11 @@ def main() -> int:
         for row, at_x, at_y in zip(chosen, x, y):
             # Labels at the right edge go to the left of their dot.
             right = at_x > 0.85 * reference["kv_bytes_per_token"] / kilo
+            label = row["scheme"].removeprefix("stock ")
+            if row["compression"] > 1.05:
+                label += f"\n{row['compression']:.1f}x smaller"
             axes.annotate(
-                f"{row['scheme'].removeprefix('stock ')}\n{row['compression']:.1f}x smaller",
+                label,
                 (at_x, at_y),
                 textcoords="offset points",
                 xytext=(-9, 0) if right else (9, 0),

@@ -14,13 +14,15 @@ std::string plugin_path() {
     const std::string named = environment("LOWKV_PLUGIN");
     if (!named.empty()) return named;
     const std::filesystem::path here = executable_directory();
-    std::vector<std::filesystem::path> candidates = {here / "libggml-lowkv.so", here / "../lib/libggml-lowkv.so",
+    std::vector<std::filesystem::path> candidates = {here / "libggml-lowkv.so",
+                                                     here / "../lib/libggml-lowkv.so",
                                                      here / "../lib64/libggml-lowkv.so"};
 #ifdef LOWKV_PLUGIN_PATH
     candidates.emplace_back(LOWKV_PLUGIN_PATH);
 #endif
     for (const auto& candidate : candidates) {
-        if (std::filesystem::exists(candidate)) return std::filesystem::weakly_canonical(candidate).string();
+        if (std::filesystem::exists(candidate))
+            return std::filesystem::weakly_canonical(candidate).string();
     }
     return candidates[1].lexically_normal().string();
 }
@@ -31,7 +33,8 @@ std::string llama_tools_directory() {
 #else
     // llama.cpp builds its tools and its libraries into one folder.
     Dl_info info = {};
-    if (dladdr(reinterpret_cast<const void*>(&ggml_backend_register), &info) == 0 || info.dli_fname == nullptr) {
+    if (dladdr(reinterpret_cast<const void*>(&ggml_backend_register), &info) == 0 ||
+        info.dli_fname == nullptr) {
         return "";
     }
     const std::filesystem::path folder = std::filesystem::path(info.dli_fname).parent_path();

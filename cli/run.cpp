@@ -57,7 +57,8 @@ std::string value_of(const std::vector<std::string>& command, Words names) {
     for (std::size_t i = 1; i < command.size(); ++i) {
         if (one_of(command[i], names)) return i + 1 < command.size() ? command[i + 1] : "";
         const std::size_t equals = command[i].find('=');
-        if (equals != std::string::npos && one_of(std::string_view(command[i]).substr(0, equals), names)) {
+        if (equals != std::string::npos &&
+            one_of(std::string_view(command[i]).substr(0, equals), names)) {
             return command[i].substr(equals + 1);
         }
     }
@@ -77,15 +78,19 @@ void refuse_contradictions(const std::vector<std::string>& command) {
     };
     if (has_any(command, {"-nkvo", "--no-kv-offload"})) refuse("-nkvo", "leave it out");
     for (const Words names : {Words{"-ngl", "--gpu-layers", "--n-gpu-layers"}}) {
-        if (value_of(command, names) == "0") refuse("-ngl 0", "leave it out (the weights stay on the CPU anyway)");
+        if (value_of(command, names) == "0")
+            refuse("-ngl 0", "leave it out (the weights stay on the CPU anyway)");
     }
     const std::string flash = value_of(command, {"-fa", "--flash-attn"});
-    if (one_of(flash, {"off", "0", "false", "disabled"})) refuse("-fa " + flash, "use -fa on, or leave it out");
+    if (one_of(flash, {"off", "0", "false", "disabled"}))
+        refuse("-fa " + flash, "use -fa on, or leave it out");
     for (const char* name : {"-ctk", "-ctv"}) {
         const std::string type =
-            value_of(command, name[3] == 'k' ? Words{"-ctk", "--cache-type-k"} : Words{"-ctv", "--cache-type-v"});
+            value_of(command, name[3] == 'k' ? Words{"-ctk", "--cache-type-k"}
+                                             : Words{"-ctv", "--cache-type-v"});
         if (!type.empty() && type != "f16") {
-            refuse(std::string(name) + " " + type, "leave it out; --scheme says how the cache is stored");
+            refuse(std::string(name) + " " + type,
+                   "leave it out; --scheme says how the cache is stored");
         }
     }
     const std::string device = value_of(command, {"-dev", "--device"});
@@ -96,14 +101,15 @@ void refuse_contradictions(const std::vector<std::string>& command) {
 
 // These read GGML_BACKEND_PATH only when a device is named (see docs/llama.cpp).
 bool needs_device(const std::string& program) {
-    return one_of(program, {"llama-server", "llama-cli", "llama-completion", "llama-perplexity", "llama-run",
-                            "llama-batched-bench", "llama-parallel", "llama-speculative", "llama-speculative-simple",
-                            "llama-lookup", "llama-simple-chat", "llama-imatrix", "llama-mtmd-cli"});
+    return one_of(program, {"llama-server", "llama-cli", "llama-completion", "llama-perplexity",
+                            "llama-run", "llama-batched-bench", "llama-parallel",
+                            "llama-speculative", "llama-speculative-simple", "llama-lookup",
+                            "llama-simple-chat", "llama-imatrix", "llama-mtmd-cli"});
 }
 
 bool only_asks(const std::vector<std::string>& command) {
-    return has_any(command, {"-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list",
-                             "--completion-bash"});
+    return has_any(command, {"-h", "--help", "--usage", "--version", "--list-devices", "-cl",
+                             "--cache-list", "--completion-bash"});
 }
 
 // Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.
@@ -136,7 +142,8 @@ class Watcher {
   public:
     void read(std::string_view text) {
         line_ += text;
-        for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos; line_.erase(0, end + 1)) {
+        for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos;
+             line_.erase(0, end + 1)) {
             judge(std::string_view(line_).substr(0, end));
         }
         if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
@@ -155,9 +162,10 @@ class Watcher {
         // The cache was made elsewhere, or the program works: too late for the plug-in.
         const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
                                line.find("LOWKV") == std::string_view::npos;
-        const bool working = line.find("server is listening on") != std::string_view::npos ||
+        const bool working = line.find("listening on http") != std::string_view::npos ||
                              line.find("all slots are idle") != std::string_view::npos;
-        if (!active_ && stranger_.empty() && (elsewhere || working)) stranger_ = line;
+        const bool denied = line.find("lowkv: NOT active") != std::string_view::npos;
+        if (!active_ && stranger_.empty() && (elsewhere || working || denied)) stranger_ = line;
     }
 
     std::string line_, stranger_;
@@ -191,8 +199,8 @@ int stop(pid_t child) {
 }
 
 struct Ending {
-    int status = 0;        // waitpid's
-    std::string problem;   // why we stopped it
+    int status = 0;       // waitpid's
+    std::string problem;  // why we stopped it
 };
 
 Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& options, bool demand) {
@@ -218,9 +226,11 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         if (alive && waitpid(child, &ending.status, WNOHANG) == child) alive = false;
         if (!demand || watcher.active() || !alive) continue;
         if (!watcher.stranger().empty()) {
-            ending.problem = "it started to work without the plug-in (\"" + watcher.stranger() + "\")";
+            ending.problem =
+                "it started to work without the plug-in (\"" + watcher.stranger() + "\")";
         } else if (options.timeout > 0 && watch.seconds() > options.timeout) {
-            ending.problem = "no \"lowkv: active\" line within " + fixed(options.timeout, 0) + " s (--timeout)";
+            ending.problem =
+                "no \"lowkv: active\" line within " + fixed(options.timeout, 0) + " s (--timeout)";
         }
         if (ending.problem.empty()) continue;
         ending.status = stop(child);
@@ -231,7 +241,8 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
 }
 
 int run(Options& options) {
-    if (options.command.empty()) throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
+    if (options.command.empty())
+        throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
     if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
     std::vector<std::string> words = options.command;
     const std::string program = std::filesystem::path(words[0]).filename().string();
@@ -243,13 +254,15 @@ int run(Options& options) {
     }
     const std::string plugin = options.plugin.empty() ? plugin_path() : options.plugin;
     if (access(plugin.c_str(), R_OK) != 0) {
-        throw Failure("the plug-in " + plugin + " is not there: build it (make build), or name it with --plugin");
+        throw Failure("the plug-in " + plugin +
+                      " is not there: build it (make build), or name it with --plugin");
     }
     setenv("GGML_BACKEND_PATH", std::filesystem::absolute(plugin).c_str(), 1);
     setenv("LOWKV_SCHEME", options.scheme.c_str(), 1);
 
     std::array<int, 2> messages{};
-    if (pipe2(messages.data(), O_CLOEXEC) != 0) throw Failure(std::string("no pipe: ") + std::strerror(errno));
+    if (pipe2(messages.data(), O_CLOEXEC) != 0)
+        throw Failure(std::string("no pipe: ") + std::strerror(errno));
     sigset_t block, before;
     sigfillset(&block);
     sigprocmask(SIG_BLOCK, &block, &before);
@@ -260,7 +273,8 @@ int run(Options& options) {
     struct sigaction action = {};
     action.sa_sigaction = forward;
     action.sa_flags = SA_SIGINFO | SA_RESTART;
-    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) sigaction(number, &action, nullptr);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
+        sigaction(number, &action, nullptr);
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
 
@@ -272,10 +286,14 @@ int run(Options& options) {
         throw Failure(program + " was stopped: " + ending.problem +
                       ". Its cache would have been llama.cpp's own. `lowkv doctor` finds out why");
     }
-    const int status = WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
+    const int status =
+        WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
     if (demand && !watcher.active()) {
-        std::fprintf(stderr, "lowkv: %s ended (status %d) and its cache was never lowkv's: there was no \"lowkv: active\" "
-                     "line\n", program.c_str(), status);
+        std::fprintf(stderr,
+                     "lowkv: %s ended (status %d) and its cache was never lowkv's: there was no "
+                     "\"lowkv: active\" "
+                     "line\n",
+                     program.c_str(), status);
         return status == 0 ? 1 : status;
     }
     return status;
@@ -283,24 +301,26 @@ int run(Options& options) {
 
 }  // namespace
 
-void add_run(CLI::App& app, int& status) {
+void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand(
-        "run", "A stock llama.cpp program with the plug-in, or a clear failure: lowkv run [OPTIONS] -- COMMAND ...");
+    CLI::App* command = app.add_subcommand("run",
+                                           "A stock llama.cpp program with the plug-in, or a clear "
+                                           "failure: lowkv run [OPTIONS] -- COMMAND ...");
     command->footer(footer);
-    command->add_option("-s,--scheme", options->scheme, "How the cache is stored, see `lowkv schemes`")
+    command
+        ->add_option("-s,--scheme", options->scheme, "How the cache is stored, see `lowkv schemes`")
         ->capture_default_str();
-    command->add_option("--plugin", options->plugin, "The plug-in, libggml-lowkv.so (default: the one built with this command)");
-    command->add_option("--timeout", options->timeout,
-                        "Stop the program when it isn't active after so many seconds; 0: never")
+    command->add_option("--plugin", options->plugin,
+                        "The plug-in, libggml-lowkv.so (default: the one built with this command)");
+    command
+        ->add_option("--timeout", options->timeout,
+                     "Stop the program when it isn't active after so many seconds; 0: never")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
-    command->prefix_command();
-    command->callback([options, command, &status] {
+    command->prefix_command();  // the -- may be left out
+    command->callback([options, command, words, &status] {
         options->command = command->remaining();
-        if (!options->command.empty() && options->command.front() == "--") {
-            options->command.erase(options->command.begin());
-        }
+        options->command.insert(options->command.end(), words.begin(), words.end());
         if (!options->command.empty() && options->command.front().rfind('-', 0) == 0) {
             throw UsageError("run has no option " + options->command.front() +
                              ": lowkv run [OPTIONS] -- COMMAND [ARGUMENTS]");

@@ -46,15 +46,18 @@ double bits(const LayerScheme& scheme, std::uint32_t head_dim) {
 std::string in_words(const Codec& codec) {
     if (codec.exact()) return "exact: f16, as they come";
     const std::string group = std::to_string(codec.group);
-    const std::string shared = codec.axis == Axis::channel
-                                   ? "of one channel over " + group + " consecutive tokens"
-                                   : "of one token over " + group + " consecutive channels of a head";
-    return std::to_string(codec.bits) + " bits a number; the numbers " + shared + " share a scale and a zero (" +
+    const std::string shared =
+        codec.axis == Axis::channel
+            ? "of one channel over " + group + " consecutive tokens"
+            : "of one token over " + group + " consecutive channels of a head";
+    return std::to_string(codec.bits) + " bits a number; the numbers " + shared +
+           " share a scale and a zero (" +
            (codec.metadata == Metadata::fp16 ? "16 bits each" : "8 bits each") + ")";
 }
 
 void explain_layer(const LayerScheme& scheme) {
-    std::printf("  keys    %s\n  values  %s\n", in_words(scheme.key).c_str(), in_words(scheme.value).c_str());
+    std::printf("  keys    %s\n  values  %s\n", in_words(scheme.key).c_str(),
+                in_words(scheme.value).c_str());
 }
 
 void explain_retention(const Retention& retention, std::uint32_t block) {
@@ -65,7 +68,8 @@ void explain_retention(const Retention& retention, std::uint32_t block) {
         std::printf("; older ones are packed in blocks of %u\n", block);
     }
     if (retention.sinks > 0) {
-        std::printf("  sinks   the first %u tokens stay exact (with their block)\n", retention.sinks);
+        std::printf("  sinks   the first %u tokens stay exact (with their block)\n",
+                    retention.sinks);
     } else {
         std::printf("  sinks   none: the first tokens are packed like all others\n");
     }
@@ -85,7 +89,8 @@ void explain(const std::string& text) {
     const Scheme scheme = parse_scheme(text);
     std::printf("%s\n", to_string(scheme).c_str());
     for (const Preset& preset : presets()) {
-        if (preset.name == to_string(scheme)) std::printf("  %s\n", std::string(preset.summary).c_str());
+        if (preset.name == to_string(scheme))
+            std::printf("  %s\n", std::string(preset.summary).c_str());
     }
     std::printf("\n");
     explain_layer(scheme.base);
@@ -113,12 +118,13 @@ void explain(const std::string& text) {
         Shape shape;
     };
     Table examples({"shape", "f16", "packed", "smaller", "32k tokens: f16", "packed"});
-    for (const Example& example : {Example{"30 layers, 3 kv heads of 64 (SmolLM2-135M)", 30, {3, 64}},
-                                   Example{"32 layers, 8 kv heads of 128 (Llama-3-8B)", 32, {8, 128}}}) {
+    for (const Example& example :
+         {Example{"30 layers, 3 kv heads of 64 (SmolLM2-135M)", 30, {3, 64}},
+          Example{"32 layers, 8 kv heads of 128 (Llama-3-8B)", 32, {8, 128}}}) {
         const double f16 = 4.0 * example.layers * example.shape.channels();
         const double packed = packed_bytes(scheme, example.layers, example.shape);
-        examples.add({example.name, bytes(f16), bytes(packed), fixed(f16 / packed, 2) + "x", bytes(f16 * 32768),
-                      bytes(packed * 32768)});
+        examples.add({example.name, bytes(f16), bytes(packed), fixed(f16 / packed, 2) + "x",
+                      bytes(f16 * 32768), bytes(packed * 32768)});
     }
     std::printf("%s", examples.text().c_str());
 }
@@ -128,11 +134,13 @@ void list() {
     for (const Preset& preset : presets()) {
         const LayerScheme& base = preset.scheme.base;
         table.add({std::string(preset.name), fixed(bits(base, 64), 2), fixed(bits(base, 128), 2),
-                   fixed(16 / bits(base, 128), 2) + "x", to_string(base.key), to_string(base.value)});
+                   fixed(16 / bits(base, 128), 2) + "x", to_string(base.key),
+                   to_string(base.value)});
     }
     std::printf("%s\n", table.text().c_str());
     for (const Preset& preset : presets()) {
-        std::printf("  %-8s %s\n", std::string(preset.name).c_str(), std::string(preset.summary).c_str());
+        std::printf("  %-8s %s\n", std::string(preset.name).c_str(),
+                    std::string(preset.summary).c_str());
     }
     std::fputs(grammar, stdout);
 }

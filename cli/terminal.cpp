@@ -34,8 +34,9 @@ std::size_t proc_bytes(const char* path, std::string_view key) {
 
 // Columns that a terminal uses for `text`: one per UTF-8 character.
 std::size_t width(std::string_view text) {
-    return static_cast<std::size_t>(std::count_if(
-        text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+    return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+        return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U;
+    }));
 }
 
 }  // namespace
@@ -62,13 +63,9 @@ std::string bytes(double value) {
     return fixed(value, unit == 0 ? 0 : 1) + " " + units[unit];
 }
 
-std::string mebibytes(double value) {
-    return fixed(value / (1024.0 * 1024.0), 1);
-}
+std::string mebibytes(double value) { return fixed(value / (1024.0 * 1024.0), 1); }
 
-Table::Table(std::vector<std::string> header) {
-    rows_.push_back(std::move(header));
-}
+Table::Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
 
 void Table::add(std::vector<std::string> row) {
     row.resize(rows_.front().size());
@@ -89,7 +86,8 @@ std::string Table::text() const {
         out += " |\n";
         if (r != 0) continue;
         for (std::size_t c = 0; c < widths.size(); ++c) {
-            out += c == 0 ? "| " + std::string(widths[c], '-') : " | " + std::string(widths[c] - 1, '-') + ":";
+            out += c == 0 ? "| " + std::string(widths[c], '-')
+                          : " | " + std::string(widths[c] - 1, '-') + ":";
         }
         out += " |\n";
     }
@@ -97,24 +95,26 @@ std::string Table::text() const {
 }
 
 Progress::Progress(std::string label, bool enabled)
-    : label_(std::move(label)), enabled_(enabled), terminal_(isatty(STDERR_FILENO) == 1),
+    : label_(std::move(label)),
+      enabled_(enabled),
+      terminal_(isatty(STDERR_FILENO) == 1),
       last_(std::chrono::steady_clock::now()) {}
 
-Progress::~Progress() {
-    finish();
-}
+Progress::~Progress() { finish(); }
 
 void Progress::show(std::uint64_t done, std::uint64_t total, const std::string& detail) {
     if (!enabled_) return;
     const auto now = std::chrono::steady_clock::now();
-    const auto pause = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
+    const auto pause =
+        terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
     if (now - last_ < pause && (shown_ || !terminal_)) return;
     last_ = now;
     shown_ = true;
     const std::uint64_t percent = total == 0 ? 0 : done * 100 / total;
     std::fprintf(stderr, "%s%s %s / %s (%llu %%)%s%s%s", terminal_ ? "\r" : "", label_.c_str(),
-                 count(done).c_str(), count(total).c_str(), static_cast<unsigned long long>(percent),
-                 detail.empty() ? "" : "  ", detail.c_str(), terminal_ ? "\x1b[K" : "\n");
+                 count(done).c_str(), count(total).c_str(),
+                 static_cast<unsigned long long>(percent), detail.empty() ? "" : "  ",
+                 detail.c_str(), terminal_ ? "\x1b[K" : "\n");
     std::fflush(stderr);
 }
 
@@ -145,19 +145,16 @@ std::string processor_name() {
     return "unknown";
 }
 
-std::size_t system_memory() {
-    return proc_bytes("/proc/meminfo", "MemTotal:");
-}
+std::size_t system_memory() { return proc_bytes("/proc/meminfo", "MemTotal:"); }
 
-std::size_t available_memory() {
-    return proc_bytes("/proc/meminfo", "MemAvailable:");
-}
+std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
 
 unsigned default_threads() {
     cpu_set_t set;
     CPU_ZERO(&set);
     unsigned usable = 1;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) usable = static_cast<unsigned>(CPU_COUNT(&set));
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        usable = static_cast<unsigned>(CPU_COUNT(&set));
     std::ifstream smt("/sys/devices/system/cpu/smt/active");
     int active = 0;
     if (smt >> active; active == 1 && usable > 1) usable /= 2;
@@ -189,7 +186,8 @@ std::size_t complete_utf8(std::string_view text) {
 }
 
 std::string read_text(const std::string& path) {
-    if (path == "-") return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    if (path == "-")
+        return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
     std::ifstream file(path, std::ios::binary);
     std::stringstream text;
     if (!file || !(text << file.rdbuf())) {

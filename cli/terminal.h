@@ -12,9 +12,9 @@
 namespace lowkv::cli {
 
 std::string fixed(double value, int digits);
-std::string count(std::uint64_t value);      // 12,345
-std::string bytes(double value);             // "36.4 MiB"
-std::string mebibytes(double value);         // "36.4"
+std::string count(std::uint64_t value);  // 12,345
+std::string bytes(double value);         // "36.4 MiB"
+std::string mebibytes(double value);     // "36.4"
 
 // Columns align on terminals; the text is a Markdown table too. The first column is left-aligned.
 class Table {
@@ -63,9 +63,9 @@ struct ProcessMemory {
 ProcessMemory process_memory();
 
 std::string processor_name();
-std::size_t system_memory();       // bytes, all of it
-std::size_t available_memory();    // bytes
-unsigned default_threads();        // physical cores that this process may use
+std::size_t system_memory();     // bytes, all of it
+std::size_t available_memory();  // bytes
+unsigned default_threads();      // physical cores that this process may use
 std::string executable_directory();
 std::string environment(const char* name);  // empty when unset
 

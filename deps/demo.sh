@@ -7,6 +7,6 @@ echo "== One text of about 4,000 tokens under several schemes, beside llama.cpp'
 "$lowkv" compare --model "$model" --file "$text" --schemes exact,kivi4,kivi2,int4
 
 echo
-echo "== An answer about that text, streamed from a 2-bit cache"
-"$lowkv" generate --model "$model" --scheme kivi2 --chat --temp 0 --tokens 120 --file "$text" \
-    --prompt "What is speculative decoding? Answer in three sentences."
+echo "== An answer about the beginning of that text, streamed from a 2-bit cache"
+head -c 2600 "$text" | "$lowkv" generate --model "$model" --scheme kivi2 --chat --temp 0.5 --seed 1 --tokens 100 \
+    --file - --prompt "In plain words: how does a draft model make text generation faster?"

@@ -11,9 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "codec/e4m3.h"
 #include "codec/float16.h"
-#include "kernels/units.h"
+#include "codec_block.h"
 #include "lowkv/attention.h"
 
 namespace lowkv::test {
@@ -27,7 +26,9 @@ struct Problem {
 
     Problem(const Scheme& scheme, const Shape& shape, std::uint32_t heads_, std::uint32_t tokens_,
             std::uint32_t n_cells_, unsigned seed)
-        : plan(std::make_shared<Plan>(scheme.base, shape)), heads(heads_), tokens(tokens_),
+        : plan(std::make_shared<Plan>(scheme.base, shape)),
+          heads(heads_),
+          tokens(tokens_),
           n_cells(n_cells_) {
         std::mt19937 random(seed);
         std::normal_distribution<float> normal;
@@ -60,47 +61,24 @@ struct Problem {
     }
 };
 
-// One element of a packed or exact block, straight from the layout in codec.h: unlike
+// One element of a packed or exact block, straight from the documented layout: unlike
 // Sequence::read_key(), not rounded to f16 on the way.
-inline double element(const Problem& p, bool key, std::uint32_t cell, std::uint32_t head,
+inline double element(const Problem& p, Which which, std::uint32_t cell, std::uint32_t head,
                       std::uint32_t channel) {
     const Plan& plan = *p.plan;
-    const std::uint32_t tokens = plan.block_tokens(), d = plan.shape().head_dim;
-    const std::uint32_t token = cell % tokens;
-    const BlockView view = p.sequence->view(cell / tokens);
-    const PartLayout& part = key ? plan.keys() : plan.values();
-    const std::byte* data = key ? view.keys : view.values;
-    const auto f16_at = [](const std::byte* base, std::size_t i) {
-        std::uint16_t bits;
-        std::memcpy(&bits, base + 2 * i, 2);
+    const std::uint32_t token = cell % plan.block_tokens();
+    const BlockView view = p.sequence->view(cell / plan.block_tokens());
+    const PackedPart part{plan, which, which == Which::keys ? view.keys : view.values};
+    if (!view.packed || part.layout().codec.exact()) {
+        const std::size_t wide = std::size_t{head} * plan.shape().head_dim + channel;
+        const std::size_t at = which == Which::keys ? wide * plan.block_tokens() + token
+                                                    : token * plan.shape().channels() + wide;
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, part.data + 2 * at, sizeof bits);
         return codec::f16_to_f32(bits);
-    };
-    if (!view.packed || part.codec.exact()) {
-        const std::size_t wide = std::size_t{head} * d + channel;
-        return f16_at(data, key ? wide * tokens + token : token * plan.shape().channels() + wide);
     }
-    const std::byte* section = data + head * part.head_bytes;
-    const bool by_channel = part.codec.axis == Axis::channel;
-    const std::size_t row = (by_channel ? token : channel) / part.group;
-    const std::size_t scale_at = row * 2 * part.row_entries + (by_channel ? channel : token);
-    const std::size_t zero_at = scale_at + part.row_entries;
-    const std::byte* metadata = section + part.metadata_offset;
-    double scale, zero;
-    if (part.codec.metadata == Metadata::fp16) {
-        scale = f16_at(metadata, scale_at);
-        zero = f16_at(metadata, zero_at);
-    } else {
-        float multiplier[2];
-        std::memcpy(multiplier, section, sizeof multiplier);
-        const auto* bytes = reinterpret_cast<const std::uint8_t*>(metadata);
-        scale = double(codec::e4m3_to_f32(bytes[scale_at])) * multiplier[0];
-        zero = double(codec::e4m3_to_f32(bytes[zero_at])) * multiplier[1];
-    }
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(section + part.codes_offset);
-    const std::uint32_t code =
-        key ? kernels::load_code(codes, part.codec.bits, d, token, channel)
-            : kernels::load_code(codes, part.codec.bits, tokens, channel, token);
-    return code * scale + zero;
+    const Place place{head, channel, token};
+    return part.code(place) * double{part.scale(place)} + part.zero(place);
 }
 
 // What is added to a score, or -inf.
@@ -130,8 +108,8 @@ inline std::vector<double> oracle(const Problem& p, const AttentionParams& param
     std::vector<double> keys, values;
     for (std::uint32_t c = 0; c < p.n_cells; ++c) {
         for (std::uint32_t i = 0; i < shape.channels(); ++i) {
-            keys.push_back(element(p, true, c, i / d, i % d));
-            values.push_back(element(p, false, c, i / d, i % d));
+            keys.push_back(element(p, Which::keys, c, i / d, i % d));
+            values.push_back(element(p, Which::values, c, i / d, i % d));
         }
     }
     std::vector<double> out(p.q.size(), 0.0), scores(p.n_cells);
@@ -154,7 +132,8 @@ inline std::vector<double> oracle(const Problem& p, const AttentionParams& param
             double* o = out.data() + (std::size_t{t} * p.heads + h) * d;
             for (std::uint32_t c = 0; c < p.n_cells; ++c) {
                 const double w = std::exp(scores[c] - top);
-                const double* v = values.data() + std::size_t{c} * shape.channels() + h / repeat * d;
+                const double* v =
+                    values.data() + std::size_t{c} * shape.channels() + h / repeat * d;
                 sum += w;
                 for (std::uint32_t i = 0; i < d; ++i) o[i] += w * v[i];
             }

@@ -21,6 +21,58 @@ struct Place {
     std::uint32_t head, channel, token;
 };
 
+// Reads the keys' or the values' part of a packed block.
+struct PackedPart {
+    const Plan& plan;
+    Which which;
+    const std::byte* data;
+
+    const PartLayout& layout() const { return which == Which::keys ? plan.keys() : plan.values(); }
+
+    std::uint8_t code(Place p) const {
+        const auto* codes =
+            reinterpret_cast<const std::uint8_t*>(section(p.head) + layout().codes_offset);
+        const std::uint32_t bits = layout().codec.bits;
+        if (which == Which::keys) {
+            return kernels::load_code(codes, bits, plan.shape().head_dim, p.token, p.channel);
+        }
+        return kernels::load_code(codes, bits, plan.block_tokens(), p.channel, p.token);
+    }
+    float scale(Place p) const { return metadata(p, 0); }
+    float zero(Place p) const { return metadata(p, 1); }
+
+    // fp8: what a section's stored scales (0) or zeros (1) are multiplied by.
+    float multiplier(std::uint32_t head, std::uint32_t kind) const {
+        if (layout().codec.metadata == Metadata::fp16) return 1.0f;
+        float value = 0;
+        std::memcpy(&value, section(head) + 4 * kind, sizeof value);
+        return value;
+    }
+
+    // The group's number within its head.
+    std::uint32_t group(Place p) const {
+        const bool by_channel = layout().codec.axis == Axis::channel;
+        const std::uint32_t row = (by_channel ? p.token : p.channel) / layout().group;
+        return row * layout().row_entries + (by_channel ? p.channel : p.token);
+    }
+
+  private:
+    const std::byte* section(std::uint32_t head) const { return data + layout().head_bytes * head; }
+    float metadata(Place p, std::uint32_t kind) const {
+        const PartLayout& part = layout();
+        const std::uint32_t g = group(p);
+        const std::size_t item = std::size_t{g / part.row_entries} * 2 * part.row_entries +
+                                 kind * part.row_entries + g % part.row_entries;
+        const std::byte* base = section(p.head) + part.metadata_offset;
+        if (part.codec.metadata == Metadata::fp16) {
+            std::uint16_t half = 0;
+            std::memcpy(&half, base + 2 * item, sizeof half);
+            return codec::f16_to_f32(half);
+        }
+        return codec::e4m3_to_f32(static_cast<std::uint8_t>(base[item])) * multiplier(p.head, kind);
+    }
+};
+
 class Block {
   public:
     Block(const std::string& scheme, Shape shape)
@@ -66,53 +118,16 @@ class Block {
         return result;
     }
 
-    std::uint8_t code(Which w, Place p) const {
-        const auto* codes =
-            reinterpret_cast<const std::uint8_t*>(section(w, p.head) + layout(w).codes_offset);
-        const std::uint32_t bits = layout(w).codec.bits;
-        if (w == Which::keys) {
-            return kernels::load_code(codes, bits, plan.shape().head_dim, p.token, p.channel);
-        }
-        return kernels::load_code(codes, bits, plan.block_tokens(), p.channel, p.token);
+    PackedPart part(Which w) const {
+        return {plan, w, packed.data() + (w == Which::keys ? 0 : plan.keys().bytes)};
     }
-    float scale(Which w, Place p) const { return metadata(w, p, 0); }
-    float zero(Which w, Place p) const { return metadata(w, p, 1); }
-
-    // fp8: what a section's stored scales (0) or zeros (1) are multiplied by.
+    std::uint8_t code(Which w, Place p) const { return part(w).code(p); }
+    float scale(Which w, Place p) const { return part(w).scale(p); }
+    float zero(Which w, Place p) const { return part(w).zero(p); }
     float multiplier(Which w, std::uint32_t head, std::uint32_t kind) const {
-        if (layout(w).codec.metadata == Metadata::fp16) return 1.0f;
-        float value = 0;
-        std::memcpy(&value, section(w, head) + 4 * kind, sizeof value);
-        return value;
+        return part(w).multiplier(head, kind);
     }
-
-    // The group's number within its head.
-    std::uint32_t group(Which w, Place p) const {
-        const PartLayout& part = layout(w);
-        const bool by_channel = part.codec.axis == Axis::channel;
-        const std::uint32_t row = (by_channel ? p.token : p.channel) / part.group;
-        return row * part.row_entries + (by_channel ? p.channel : p.token);
-    }
-
-  private:
-    const std::byte* section(Which w, std::uint32_t head) const {
-        return packed.data() + (w == Which::keys ? 0 : plan.keys().bytes) +
-               layout(w).head_bytes * head;
-    }
-    float metadata(Which w, Place p, std::uint32_t kind) const {
-        const PartLayout& part = layout(w);
-        const std::uint32_t g = group(w, p);
-        const std::size_t item = std::size_t{g / part.row_entries} * 2 * part.row_entries +
-                                 kind * part.row_entries + g % part.row_entries;
-        const std::byte* base = section(w, p.head) + part.metadata_offset;
-        if (part.codec.metadata == Metadata::fp16) {
-            std::uint16_t half = 0;
-            std::memcpy(&half, base + 2 * item, sizeof half);
-            return codec::f16_to_f32(half);
-        }
-        return codec::e4m3_to_f32(static_cast<std::uint8_t>(base[item])) *
-               multiplier(w, p.head, kind);
-    }
+    std::uint32_t group(Which w, Place p) const { return part(w).group(p); }
 };
 
 }  // namespace lowkv::test

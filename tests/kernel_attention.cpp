@@ -40,8 +40,8 @@ void check_case(const std::string& text, Shape shape, std::uint32_t repeat, std:
     const std::vector<double> want = oracle(p, params);
     std::vector<float> out;
     AttentionWorkspace workspace;
-    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " repeat ", repeat,
-         " tokens ", tokens, " cells ", n_cells);
+    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " repeat ", repeat, " tokens ",
+         tokens, " cells ", n_cells);
     params.decode_rows = 0;
     attend(*p.sequence, p.io(out), params, workspace, executor);
     CHECK(relative_error(out, want, shape.head_dim) < f32_budget);
@@ -165,9 +165,8 @@ TEST_CASE("wrong arguments are refused by name") {
     CHECK(says("3 query heads are not a multiple of 2 kv heads",
                [](AttentionIO& io, AttentionParams&) { io.heads = 3; }));
     CHECK(says("q or out is null", [](AttentionIO& io, AttentionParams&) { io.out = nullptr; }));
-    CHECK(says("has no data", [](AttentionIO&, AttentionParams& a) {
-        a.mask.kind = Mask::Kind::additive_f32;
-    }));
+    CHECK(says("has no data",
+               [](AttentionIO&, AttentionParams& a) { a.mask.kind = Mask::Kind::additive_f32; }));
     CHECK(says("at least as many cells", [](AttentionIO& io, AttentionParams& a) {
         a.mask.kind = Mask::Kind::causal;
         io.n_cells = 1;

@@ -18,8 +18,8 @@ namespace lowkv {
 struct Mask {
     enum class Kind : std::uint8_t { none, causal, additive_f16, additive_f32 };
     Kind kind = Kind::none;
-    const void* data = nullptr;     // additive only
-    std::size_t row_stride = 0;     // elements between query tokens' rows
+    const void* data = nullptr;  // additive only
+    std::size_t row_stride = 0;  // elements between query tokens' rows
 };
 
 struct AttentionParams {
@@ -43,7 +43,7 @@ struct AttentionIO {
     float* out = nullptr;
     std::size_t out_token_stride = 0, out_head_stride = 0;
     std::uint32_t tokens = 0;
-    std::uint32_t heads = 0;    // a multiple of kv_heads; head h reads kv head h / (heads / kv_heads)
+    std::uint32_t heads = 0;  // a multiple of kv_heads; head h reads kv head h / (heads / kv_heads)
     std::uint32_t n_cells = 0;  // attend to cells [0, n_cells)
 };
 

@@ -31,9 +31,9 @@ struct Shape {
 //   codes     16x16 units, see src/kernels/units.h. Exact parts: f16, as in an exact block.
 struct PartLayout {
     Codec codec;
-    std::uint32_t group = 0;         // effective group: codec.group, at most head_dim along channels
-    std::uint32_t group_rows = 0;    // metadata rows per head
-    std::uint32_t row_entries = 0;   // scales per row
+    std::uint32_t group = 0;        // effective group: codec.group, at most head_dim along channels
+    std::uint32_t group_rows = 0;   // metadata rows per head
+    std::uint32_t row_entries = 0;  // scales per row
     std::size_t metadata_offset = 0;  // within a head's section
     std::size_t codes_offset = 0;     // within a head's section
     std::size_t head_bytes = 0;       // a multiple of 64

@@ -41,14 +41,13 @@ bool AttentionOp::served_layout() const {
         return false;
     if (sinks != nullptr && sinks->type != GGML_TYPE_F32) return false;
     if (mask == nullptr) return max_bias == 0.0f;
-    return mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(ggml_fp16_t) &&
-           mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]) &&
-           mask->ne[1] >= q->ne[1] && mask->ne[0] >= k->ne[1];
+    return mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(ggml_fp16_t) && mask->ne[2] == 1 &&
+           (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]) && mask->ne[1] >= q->ne[1] &&
+           mask->ne[0] >= k->ne[1];
 }
 
 std::uint32_t AttentionOp::first_stream(const LayerCache& layer) const {
-    return static_cast<std::uint32_t>(k->view_offs /
-                                      (layer.row_bytes(Part::keys) * layer.cells()));
+    return static_cast<std::uint32_t>(k->view_offs / (layer.row_bytes(Part::keys) * layer.cells()));
 }
 
 }  // namespace lowkv::ggml

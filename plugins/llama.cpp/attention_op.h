@@ -9,10 +9,10 @@
 namespace lowkv::ggml {
 
 struct AttentionOp {
-    const ggml_tensor* q = nullptr;     // f32 [head_dim, tokens, heads, streams]
-    const ggml_tensor* k = nullptr;     // view [head_dim, cells, kv_heads, streams]
-    const ggml_tensor* v = nullptr;     // view, the same
-    const ggml_tensor* mask = nullptr;  // f16 [cells, tokens, 1, streams or 1], or null
+    const ggml_tensor* q = nullptr;      // f32 [head_dim, tokens, heads, streams]
+    const ggml_tensor* k = nullptr;      // view [head_dim, cells, kv_heads, streams]
+    const ggml_tensor* v = nullptr;      // view, the same
+    const ggml_tensor* mask = nullptr;   // f16 [cells, tokens, 1, streams or 1], or null
     const ggml_tensor* sinks = nullptr;  // f32 [heads], or null
     float scale = 1.0f, max_bias = 0.0f, softcap = 0.0f;
 

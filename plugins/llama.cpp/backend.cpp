@@ -125,8 +125,7 @@ bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
     if (rows.type != GGML_TYPE_F32 || rows.nb[0] != sizeof(float) ||
         rows.nb[1] % sizeof(float) != 0 || static_cast<std::size_t>(rows.ne[0]) != width ||
         static_cast<std::size_t>(node.ne[0]) != width || rows.ne[2] != 1 || rows.ne[3] != 1 ||
-        node.view_offs != 0 ||
-        (numbers.type != GGML_TYPE_I64 && numbers.type != GGML_TYPE_I32))
+        node.view_offs != 0 || (numbers.type != GGML_TYPE_I64 && numbers.type != GGML_TYPE_I32))
         return false;
 
     const auto* data = static_cast<const float*>(rows.data);
@@ -210,14 +209,12 @@ bool Backend::attention(const ggml_tensor& node) {
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer
 // to get here ages the cells for all of them, and each packs what has left the window.
-void Backend::finish_layer(CacheTensor& keys, const ggml_tensor& node,
-                           std::uint32_t first_stream) {
+void Backend::finish_layer(CacheTensor& keys, const ggml_tensor& node, std::uint32_t first_stream) {
     const AttentionOp op(node);
     for (std::int64_t s = 0; s < op.q->ne[3]; ++s) {
         const std::uint32_t stream = first_stream + static_cast<std::uint32_t>(s);
         CellTracker& tracker = keys.buffer->tracker(stream);
-        if (tracker.pending() > 0 &&
-            tracker.pending() == static_cast<std::size_t>(op.q->ne[1])) {
+        if (tracker.pending() > 0 && tracker.pending() == static_cast<std::size_t>(op.q->ne[1])) {
             const std::uint16_t* mask = nullptr;
             std::size_t stride = 0;
             if (op.mask != nullptr) {

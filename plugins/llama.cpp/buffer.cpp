@@ -61,8 +61,8 @@ std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting) {
         if (channels % head_dim != 0) continue;
         try {
             const Plan plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim});
-            packed = std::max(packed, name->part == Part::keys ? plan.keys().bytes
-                                                                : plan.values().bytes);
+            packed = std::max(packed,
+                              name->part == Part::keys ? plan.keys().bytes : plan.values().bytes);
         } catch (const Error&) {
             continue;  // the layer will say so when it decides
         }
@@ -71,8 +71,7 @@ std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t blocks = (static_cast<std::size_t>(tensor.ne[1]) + tokens - 1) / tokens;
     const Retention& keep = setting.scheme.retention;
     const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
-    const std::size_t exact_blocks =
-        std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
+    const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
     const std::size_t per_stream =
         blocks * packed + exact_blocks * tokens * channels * sizeof(ggml_fp16_t);
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
@@ -94,8 +93,7 @@ CacheBuffer::~CacheBuffer() {
 
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
     while (trackers_.size() < streams)
-        trackers_.emplace_back(cells, largest_block(setting_->scheme),
-                               setting_->scheme.retention);
+        trackers_.emplace_back(cells, largest_block(setting_->scheme), setting_->scheme.retention);
 }
 
 void CacheBuffer::init_tensor(ggml_tensor& tensor) {
@@ -115,8 +113,8 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     }
     auto& layer = layers_[{name->tag, name->layer}];
     if (layer == nullptr)
-        layer = std::make_unique<LayerCache>(setting_, store_,
-                                             static_cast<std::uint32_t>(name->layer));
+        layer =
+            std::make_unique<LayerCache>(setting_, store_, static_cast<std::uint32_t>(name->layer));
     layer->add_tensor(name->part, tensor);
     make_trackers(layer->streams(), layer->cells());
     tensors_.push_back(std::make_unique<CacheTensor>(CacheTensor{this, layer.get(), name->part}));
@@ -174,8 +172,8 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
     std::size_t exact = 0;
     std::size_t packed = 0;
     for (const auto& [key, layer] : layers_) {
-        stats.exact_bytes_per_token += static_cast<double>(layer->row_bytes(Part::keys) +
-                                                           layer->row_bytes(Part::values));
+        stats.exact_bytes_per_token +=
+            static_cast<double>(layer->row_bytes(Part::keys) + layer->row_bytes(Part::values));
         if (layer->mode() == LayerCache::Mode::plain) {
             const std::size_t bytes =
                 layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
@@ -195,8 +193,8 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
                 else if (sequence.full(b))
                     exact += plan.block_tokens();
                 else if (sequence.view(b).keys != nullptr)
-                    exact += std::min(sequence.size() - b * plan.block_tokens(),
-                                      plan.block_tokens());
+                    exact +=
+                        std::min(sequence.size() - b * plan.block_tokens(), plan.block_tokens());
             }
         }
     }
@@ -220,13 +218,13 @@ void CacheBuffer::report_active() const {
     }
     char line[512];
     if (stats.layers > 0) {
-        std::snprintf(line, sizeof line,
-                      "active: scheme %s, %zu layers, %.0f -> %.0f bytes per token (%.1fx smaller), "
-                      "implementation %s",
-                      setting_->text.c_str(), stats.layers, stats.exact_bytes_per_token,
-                      stats.packed_bytes_per_token,
-                      stats.exact_bytes_per_token / stats.packed_bytes_per_token,
-                      implementation.c_str());
+        std::snprintf(
+            line, sizeof line,
+            "active: scheme %s, %zu layers, %.0f -> %.0f bytes per token (%.1fx smaller), "
+            "implementation %s",
+            setting_->text.c_str(), stats.layers, stats.exact_bytes_per_token,
+            stats.packed_bytes_per_token,
+            stats.exact_bytes_per_token / stats.packed_bytes_per_token, implementation.c_str());
         report(GGML_LOG_LEVEL_INFO, line);
     }
     for (const std::string& reason : reasons)
@@ -239,12 +237,13 @@ void CacheBuffer::report_end() const {
     CacheStats stats;
     add_stats(stats);
     char line[512];
-    std::snprintf(line, sizeof line,
-                  "cache freed: scheme %s, cells packed %zu, exact %zu, bytes packed %zu, exact %zu, "
-                  "peak %zu, reopened blocks %llu",
-                  stats.scheme.c_str(), stats.cells_packed, stats.cells_exact, stats.packed_bytes,
-                  stats.exact_bytes, stats.peak_bytes,
-                  static_cast<unsigned long long>(stats.reopened_blocks));
+    std::snprintf(
+        line, sizeof line,
+        "cache freed: scheme %s, cells packed %zu, exact %zu, bytes packed %zu, exact %zu, "
+        "peak %zu, reopened blocks %llu",
+        stats.scheme.c_str(), stats.cells_packed, stats.cells_exact, stats.packed_bytes,
+        stats.exact_bytes, stats.peak_bytes,
+        static_cast<unsigned long long>(stats.reopened_blocks));
     report(GGML_LOG_LEVEL_INFO, line);
 }
 

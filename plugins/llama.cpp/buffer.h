@@ -1,8 +1,8 @@
 #pragma once
 // The buffer type that llama.cpp puts its cache in. One buffer holds all cache tensors of one
 // llama_kv_cache (they share their cells), or the scheduler's temporaries, or recurrent state; only
-// the first kind is special. Its size is the packed size; the addresses that ggml computes in it are
-// never read (most of them fault), so tensors are always resolved to their root and its state.
+// the first kind is special. Its size is the packed size; the addresses that ggml computes in it
+// are never read (most of them fault), so tensors are always resolved to their root and its state.
 
 #include <map>
 #include <memory>

@@ -74,8 +74,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, st
         std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
         return;
     }
-    guarded("can't write cache rows",
-            [&] { write(*t, view_offset(tensor) + offset, size, data); });
+    guarded("can't write cache rows", [&] { write(*t, view_offset(tensor) + offset, size, data); });
 }
 
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, std::size_t offset,
@@ -85,8 +84,7 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
         std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
         return;
     }
-    guarded("can't read cache rows",
-            [&] { read(*t, view_offset(tensor) + offset, size, data); });
+    guarded("can't read cache rows", [&] { read(*t, view_offset(tensor) + offset, size, data); });
 }
 
 // A whole stream of one layer onto another (llama.cpp's copy of a sequence between streams): the
@@ -159,8 +157,8 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t 
         auto buffer = std::make_unique<CacheBuffer>(size, chosen);
         return ggml_backend_buffer_init(type, buffer_interface, buffer.release(), size);
     } catch (const std::exception& error) {
-        report(GGML_LOG_LEVEL_ERROR, "can't allocate a buffer of " + std::to_string(size) +
-                                         " bytes: " + error.what());
+        report(GGML_LOG_LEVEL_ERROR,
+               "can't allocate a buffer of " + std::to_string(size) + " bytes: " + error.what());
         return nullptr;
     }
 }

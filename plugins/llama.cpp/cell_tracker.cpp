@@ -7,19 +7,8 @@ namespace {
 
 constexpr std::uint16_t hidden = 0xFC00;  // f16 -inf
 
-// The hot loop: all cells of the stream, once per new token. Branch-free so that it vectorizes.
-std::uint32_t highest_visible(const std::uint32_t* rank, const std::uint16_t* row,
-                              std::uint32_t visible) {
-    std::uint32_t highest = 0;
-    if (row == nullptr) {
-        for (std::uint32_t c = 0; c < visible; ++c) highest = std::max(highest, rank[c]);
-        return highest;
-    }
-    for (std::uint32_t c = 0; c < visible; ++c) {
-        const std::uint32_t seen = row[c] != hidden ? rank[c] : 0;
-        highest = std::max(highest, seen);
-    }
-    return highest;
+bool shows(const std::uint16_t* row, std::uint32_t cell) {
+    return row == nullptr || row[cell] != hidden;
 }
 
 }  // namespace
@@ -29,23 +18,59 @@ CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, const Retenti
       retention_(retention),
       rank_(cells, 0),
       old_(cells, 0),
-      blocks_((cells + block - 1) / block) {}
+      blocks_((cells + block - 1) / block),
+      top_rank_(blocks_.size(), 0) {}
 
 void CellTracker::clear() {
     step_ = writes_ = 0;
     std::fill(rank_.begin(), rank_.end(), 0);
     std::fill(old_.begin(), old_.end(), std::uint8_t{0});
     std::fill(blocks_.begin(), blocks_.end(), BlockAge{});
+    std::fill(top_rank_.begin(), top_rank_.end(), 0);
     pending_.clear();
+    previous_.clear();
     newly_ready_.clear();
 }
 
 void CellTracker::written(std::uint32_t cell, std::uint32_t rank) {
-    rank_[cell] = rank;
+    set_rank(cell, rank);
     old_[cell] = 0;
     BlockAge& age = blocks_[cell / block_];
     age.last_write = age.last_seen = ++writes_;
     age.ready = false;
+}
+
+void CellTracker::set_rank(std::uint32_t cell, std::uint32_t rank) {
+    const std::uint32_t block = cell / block_;
+    const std::uint32_t before = rank_[cell];
+    rank_[cell] = rank;
+    if (rank >= top_rank_[block]) {
+        top_rank_[block] = rank;
+    } else if (before == top_rank_[block]) {
+        const auto first = rank_.begin() + std::ptrdiff_t{block} * block_;
+        const auto last =
+            rank_.begin() + std::min<std::ptrdiff_t>((std::ptrdiff_t{block} + 1) * block_,
+                                                     static_cast<std::ptrdiff_t>(rank_.size()));
+        top_rank_[block] = *std::max_element(first, last);
+    }
+}
+
+// Looked up for every new token, so it must not read the whole mask: the token before is nearly
+// always in the row before or in the last step, and then no block has a higher rank to offer.
+std::uint32_t CellTracker::highest_visible(const std::uint16_t* row, std::uint32_t visible,
+                                           std::size_t token) const {
+    std::uint32_t highest = 0;
+    const auto look_at = [&](std::uint32_t cell) {
+        if (cell < visible && shows(row, cell)) highest = std::max(highest, rank_[cell]);
+    };
+    if (token > 0) look_at(pending_[token - 1]);
+    if (highest == 0) std::for_each(previous_.begin(), previous_.end(), look_at);
+    for (std::uint32_t b = 0; b * block_ < visible; ++b) {
+        if (top_rank_[b] <= highest) continue;
+        const std::uint32_t end = std::min((b + 1) * block_, visible);
+        for (std::uint32_t c = b * block_; c < end; ++c) look_at(c);
+    }
+    return highest;
 }
 
 void CellTracker::begin_step(std::span<const std::uint32_t> cells) {
@@ -68,7 +93,7 @@ void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
     // begin_step() took the ranks of the step's own cells away, so a row's own cell and the rows
     // after it don't count.
     for (std::size_t i = 0; i < tokens; ++i)
-        rank_[pending_[i]] = 1 + highest_visible(rank_.data(), row(i), visible);
+        set_rank(pending_[i], 1 + highest_visible(row(i), visible, i));
 
     // A sequence's newest token decides what is old for it: the row that no later row sees.
     seen_later_.assign(tokens, 0);
@@ -76,9 +101,10 @@ void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
         if (!seen_later_[j]) age(row(j), visible, rank_[pending_[j]]);
         for (std::size_t i = 0; i < j; ++i) {
             const std::uint32_t cell = pending_[i];
-            if (mask == nullptr || (cell < visible && row(j)[cell] != hidden)) seen_later_[i] = 1;
+            if (cell < visible && shows(row(j), cell)) seen_later_[i] = 1;
         }
     }
+    previous_.swap(pending_);
     pending_.clear();
     collect_ready(visible);
 }
@@ -92,7 +118,7 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
         const std::uint32_t end = std::min((b + 1) * block_, visible);
         bool seen = false;
         for (std::uint32_t c = b * block_; c < end; ++c) {
-            const bool shown = row == nullptr || row[c] != hidden;
+            const bool shown = shows(row, c);
             seen |= shown;
             old_[c] |= static_cast<std::uint8_t>(shown && rank_[c] > 0 && rank_[c] <= boundary);
         }

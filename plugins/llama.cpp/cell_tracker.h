@@ -53,11 +53,16 @@ class CellTracker {
     std::vector<std::uint32_t> rank_;  // per cell; 0: not ranked
     std::vector<std::uint8_t> old_;    // per cell: has left the window of a sequence
     std::vector<BlockAge> blocks_;
+    std::vector<std::uint32_t> top_rank_;  // per block: the highest rank in it
     std::vector<std::uint32_t> pending_;
+    std::vector<std::uint32_t> previous_;  // the cells of the step before
     std::vector<std::uint32_t> newly_ready_;
     std::vector<std::uint8_t> seen_later_;  // scratch, per pending token
 
     void written(std::uint32_t cell, std::uint32_t rank);
+    void set_rank(std::uint32_t cell, std::uint32_t rank);
+    std::uint32_t highest_visible(const std::uint16_t* row, std::uint32_t visible,
+                                  std::size_t token) const;
     void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest);
     void collect_ready(std::uint32_t visible);
     bool is_ready(std::uint32_t block) const noexcept;

@@ -39,9 +39,8 @@ ggml_status InnerCpu::compute(ggml_cgraph* graph) {
 ggml_status InnerCpu::compute(ggml_tensor* node) {
     constexpr std::size_t nodes = 1;
     graph_memory_.resize(ggml_graph_overhead_custom(nodes, false) + ggml_tensor_overhead());
-    ggml_context* context = ggml_init({.mem_size = graph_memory_.size(),
-                                       .mem_buffer = graph_memory_.data(),
-                                       .no_alloc = true});
+    ggml_context* context = ggml_init(
+        {.mem_size = graph_memory_.size(), .mem_buffer = graph_memory_.data(), .no_alloc = true});
     if (context == nullptr) return GGML_STATUS_ALLOC_FAILED;
     ggml_cgraph* graph = ggml_new_graph_custom(context, nodes, false);
     ggml_graph_add_node(graph, node);

@@ -79,8 +79,8 @@ bool Backend::shift_keys(const ggml_tensor& node, CacheTensor& target, ggml_stat
     const std::size_t row = layer.row_bytes(Part::keys);
     const std::int64_t rows = std::int64_t{layer.cells()} * layer.streams();
     if (target.part != Part::keys || cache_tensor(&keys) != &target || keys.ne[2] != rows ||
-        keys.ne[3] != 1 || keys.nb[2] != row || view_offset(keys) >= row ||
-        node.ne[2] != rows || node.nb[2] != row || view_offset(node) != view_offset(keys) ||
+        keys.ne[3] != 1 || keys.nb[2] != row || view_offset(keys) >= row || node.ne[2] != rows ||
+        node.nb[2] != row || view_offset(node) != view_offset(keys) ||
         shifts.type != GGML_TYPE_I32 || shifts.ne[0] != rows)
         return false;
 

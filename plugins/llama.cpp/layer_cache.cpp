@@ -132,7 +132,8 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
             auto* target = reinterpret_cast<ggml_fp16_t*>(out);
             for (std::uint32_t c = 0; c < channels; ++c)
                 for (std::uint32_t t = 0; t < count; ++t)
-                    target[std::size_t{t} * channels + c] = keys[std::size_t{c} * tokens + first + t];
+                    target[std::size_t{t} * channels + c] =
+                        keys[std::size_t{c} * tokens + first + t];
         }
         out += count * bytes;
         row += count;

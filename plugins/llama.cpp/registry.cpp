@@ -20,9 +20,7 @@ namespace {
 constexpr const char* name = "LOWKV";
 constexpr const char* description = "lowkv low-bit KV cache (CPU)";
 
-ggml_backend_dev_t cpu_device() {
-    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-}
+ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
 const char* device_name(ggml_backend_dev_t) { return name; }
 const char* device_description(ggml_backend_dev_t) { return description; }
@@ -51,7 +49,7 @@ ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
     // A wrong LOWKV_SCHEME ends here: no context can be made, so no tool runs on a plain cache
     // without noticing. (Refusing to load would not do: llama-bench would go on with stock f16.)
     if (setting() == nullptr) {
-        report(GGML_LOG_LEVEL_ERROR, setting_error());
+        report_once(GGML_LOG_LEVEL_ERROR, setting_error());
         return nullptr;
     }
     return new_backend();
@@ -119,7 +117,7 @@ ggml_backend_reg_t load() {
         return nullptr;
     }
     choose_from_environment();
-    if (setting() == nullptr) report(GGML_LOG_LEVEL_ERROR, setting_error());
+    if (setting() == nullptr) report_once(GGML_LOG_LEVEL_ERROR, setting_error());
     return &registry();
 }
 
@@ -168,8 +166,7 @@ GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
 ggml_backend_reg_t ggml_backend_init(void) {
     ggml_backend_reg_t reg = lowkv::ggml::load();
     // ggml loads its backends again whenever a tool asks for them.
-    static const bool watching =
-        reg != nullptr && std::atexit(lowkv::ggml::warn_if_unused) == 0;
+    static const bool watching = reg != nullptr && std::atexit(lowkv::ggml::warn_if_unused) == 0;
     static_cast<void>(watching);
     return reg;
 }

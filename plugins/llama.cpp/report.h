@@ -1,7 +1,7 @@
 #pragma once
 // The few lines that the plug-in says. A plug-in that a tool loaded writes to stderr, because stock
-// tools mute ggml's log (llama-bench) or filter it, and silence looks like success. A program that
-// linked the backend gets them through ggml's log callback instead.
+// tools mute ggml's log (llama-bench), filter it or lose its end, and silence looks like success. A
+// program that linked the backend gets them through ggml's log callback instead.
 
 #include <string>
 

@@ -209,8 +209,8 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
             const auto at = row_of(chunk_task, i);
             if (!at.exists) break;
             join(work.max.data() + first + i, work.sum.data() + first + i, split.chunk_rows,
-                 work.out.data() + (first + i) * head_dim,
-                 std::size_t{split.chunk_rows} * head_dim, split.ranges, head_dim,
+                 work.out.data() + (first + i) * head_dim, std::size_t{split.chunk_rows} * head_dim,
+                 split.ranges, head_dim,
                  params.sink_logits != nullptr ? params.sink_logits + at.head : nullptr,
                  io.out + at.token * io.out_token_stride + at.head * io.out_head_stride);
         }

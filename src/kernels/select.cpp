@@ -37,15 +37,15 @@ const Table& select(std::string_view name) {
     for (const Table* table : tables()) {
         if (name.empty() ? table->supported() : table->name == name) {
             if (table->supported()) return *table;
-            throw Error(ErrorCode::unsupported, std::string(source) + "=" + std::string(name) +
-                                                    " needs " + std::string(table->description) +
-                                                    ", which this CPU lacks; it runs: " +
-                                                    supported_names());
+            throw Error(ErrorCode::unsupported,
+                        std::string(source) + "=" + std::string(name) + " needs " +
+                            std::string(table->description) +
+                            ", which this CPU lacks; it runs: " + supported_names());
         }
     }
-    throw Error(ErrorCode::unsupported, std::string(source) + "=" + std::string(name) +
-                                            " is not in this build; this CPU runs: " +
-                                            supported_names());
+    throw Error(ErrorCode::unsupported,
+                std::string(source) + "=" + std::string(name) +
+                    " is not in this build; this CPU runs: " + supported_names());
 }
 
 }  // namespace kernels

@@ -9,7 +9,8 @@
     LOWKV_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define LOWKV_TARGET_END LOWKV_PRAGMA(clang attribute pop)
 #else
-#define LOWKV_TARGET_BEGIN(features) LOWKV_PRAGMA(GCC push_options) LOWKV_PRAGMA(GCC target(features))
+#define LOWKV_TARGET_BEGIN(features) \
+    LOWKV_PRAGMA(GCC push_options) LOWKV_PRAGMA(GCC target(features))
 #define LOWKV_TARGET_END LOWKV_PRAGMA(GCC pop_options)
 #endif
 

@@ -32,14 +32,14 @@ std::span<const CodecField> codec_fields() noexcept;
 // An option with a codec as its value.
 struct CodecOption {
     std::string_view word, name;
-    Codec LayerScheme::*codec;
+    Codec LayerScheme::* codec;
 };
 std::span<const CodecOption> codec_options() noexcept;
 
 // An option with a number as its value.
 struct RetentionField {
     std::string_view name;
-    std::uint32_t Retention::*number;
+    std::uint32_t Retention::* number;
     std::uint32_t max;
     std::uint32_t multiple_of;
 

@@ -37,8 +37,10 @@ namespace lowkv::kernels {
 const Table avx2_table = {
     "avx2",
     "AVX2, FMA, F16C",
-    []() noexcept -> bool { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c"); },
+    []() noexcept -> bool {
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("f16c");
+    },
     avx2::decode,
     avx2::prefill,
 };

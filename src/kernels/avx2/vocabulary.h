@@ -69,6 +69,4 @@ LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     __builtin_memcpy(&pair, p, 4);
     return _mm256_set1_epi32(pair);
 }
-LOWKV_INLINE I dot_pair(I sum, I a, I b) {
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-}
+LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }

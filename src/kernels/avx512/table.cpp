@@ -40,9 +40,11 @@ namespace lowkv::kernels {
 const Table avx512_table = {
     "avx512",
     "AVX-512 F, BW, DQ, VL, VNNI",
-    []() noexcept -> bool { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni"); },
+    []() noexcept -> bool {
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vnni");
+    },
     avx512::decode,
     avx512::prefill,
 };

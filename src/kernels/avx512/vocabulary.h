@@ -49,8 +49,7 @@ LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm512_srli_epi32(a, n); }
 LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
-    const __m256i words =
-        _mm512_cvtepi32_epi16(_mm512_shuffle_epi32(a, _MM_PERM_DBCA));
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_shuffle_epi32(a, _MM_PERM_DBCA));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {

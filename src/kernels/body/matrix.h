@@ -5,9 +5,9 @@
 //   folded    the scale belongs to (group of lanes, step): it is multiplied into the weights.
 //             Keys per channel, values per token: KIVI.
 //   unfolded  the scale belongs to (lane, group of steps): it is applied to the group's sum.
-// Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest. Codes are widened to 16
-// bits too, two steps to a lane, and multiplied by a pairwise dot product. 255 * 32767 * 256 steps
-// still fits in 32 bits.
+// Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest. Codes are widened to
+// 16 bits too, two steps to a lane, and multiplied by a pairwise dot product. 255 * 32767 * 256
+// steps still fits in 32 bits.
 
 struct Matrix {
     const std::byte* data = nullptr;  // a head's section; exact: its f16 elements, steps of lanes
@@ -103,8 +103,8 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, unsigned step_units, unsi
         UnitView view[Vectors];
         for (unsigned v = 0; v < Vectors; ++v) {
             const unsigned at = lane + v * lanes;
-            view[v] = open_unit<Bits>(
-                codes, std::size_t{at / 16} * step_units + first_unit + u, at % 16 * 4);
+            view[v] = open_unit<Bits>(codes, std::size_t{at / 16} * step_units + first_unit + u,
+                                      at % 16 * 4);
         }
 #pragma GCC unroll 8
         for (unsigned pair = 0; pair < 8; ++pair) {
@@ -153,8 +153,8 @@ void multiply_folded(const Matrix& x, const float* w, std::size_t w_stride, floa
         load_metadata(layout, x.data, group, scale, zero);
         make_weights<Rows>(w, w_stride, x.step_count, scale, zero, weights, offset);
         const unsigned first = group * layout.group;
-        const unsigned last = first + layout.group < x.lane_count ? first + layout.group
-                                                                  : x.lane_count;
+        const unsigned last =
+            first + layout.group < x.lane_count ? first + layout.group : x.lane_count;
         for_lanes<Bits, Rows>(
             codes, step_units, first, last, 0, step_units, weights,
             [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
@@ -182,8 +182,8 @@ void multiply_unfolded(const Matrix& x, const float* w, std::size_t w_stride, fl
     for (unsigned group = 0; group < layout.group_rows; ++group) {
         load_metadata(layout, x.data, group, scale, zero);
         const unsigned first = group * layout.group;
-        const unsigned last = first + layout.group < x.step_count ? first + layout.group
-                                                                  : x.step_count;
+        const unsigned last =
+            first + layout.group < x.step_count ? first + layout.group : x.step_count;
         make_weights<Rows>(w + first, w_stride, last - first, nullptr, nullptr, weights,
                            sum_of_weights);
         for_lanes<Bits, Rows>(

@@ -13,8 +13,7 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
     unsigned loaded = ~0u;
     for (unsigned lane = 0; lane < tile_lanes; lane += lanes) {
         for (unsigned step = 0; step < tile_steps; step += 16) {
-            const unsigned group =
-                (x.folded ? lane0 + lane : step0 + step) / layout.group;
+            const unsigned group = (x.folded ? lane0 + lane : step0 + step) / layout.group;
             if (group != loaded) load_metadata(layout, x.data, group, scale, zero);
             loaded = group;
             const std::size_t unit =

@@ -10,7 +10,6 @@
 #include "kernels/target.h"
 #include "kernels/units.h"
 
-
 namespace lowkv::kernels::scalar {
 namespace {
 
@@ -29,15 +28,11 @@ namespace {
 }  // namespace
 }  // namespace lowkv::kernels::scalar
 
-
 namespace lowkv::kernels {
 
 const Table scalar_table = {
-    "scalar",
-    "plain C++ for any CPU",
-    []() noexcept -> bool { return true; },
-    scalar::decode,
-    scalar::prefill,
+    "scalar",       "plain C++ for any CPU", []() noexcept -> bool { return true; },
+    scalar::decode, scalar::prefill,
 };
 
 }  // namespace lowkv::kernels

@@ -1,5 +1,6 @@
-// Plain C++: 4 lanes as arrays, which compilers map to baseline vectors. The reference for the other vocabularies, and what runs where
-// there is none. Included inside the implementation's namespace; see kernels/body/README.md.
+// Plain C++: 4 lanes as arrays, which compilers map to baseline vectors. The reference for the
+// other vocabularies, and what runs where there is none. Included inside the implementation's
+// namespace; see kernels/body/README.md.
 
 constexpr unsigned lanes = 4;
 constexpr unsigned gemm_rows = 2;
