@@ -38,13 +38,15 @@ LOWKV_INLINE void prefetch(const std::byte* data, std::size_t bytes) {
 }
 
 // A head's section lies far from the same head's section in the next block: fetch it early.
-LOWKV_INLINE void prefetch_block(const Task& task, unsigned block) {
+LOWKV_INLINE void prefetch_keys(const Task& task, unsigned block) {
     const BlockView& view = task.views[block];
-    if (!view.packed) return;
     const PartLayout& keys = task.plan->keys();
+    if (view.packed) prefetch(view.keys + task.kv_head * keys.head_bytes, keys.head_bytes);
+}
+LOWKV_INLINE void prefetch_values(const Task& task, unsigned block) {
+    const BlockView& view = task.views[block];
     const PartLayout& values = task.plan->values();
-    prefetch(view.keys + task.kv_head * keys.head_bytes, keys.head_bytes);
-    prefetch(view.values + task.kv_head * values.head_bytes, values.head_bytes);
+    if (view.packed) prefetch(view.values + task.kv_head * values.head_bytes, values.head_bytes);
 }
 
 // The rows' queries, contiguous and times the score scale (with a soft-cap c: scale / c).
@@ -120,7 +122,7 @@ void decode(const Task& task) noexcept {
                 for (unsigned t = 0; t < tokens; t += lanes) store(scores[r] + at + t, set(0.0f));
             }
             if (!blocks[b].present) continue;
-            if (cell + at + tokens < end) prefetch_block(task, (cell + at) / tokens + 1);
+            prefetch_values(task, cell / tokens + b);
             select_multiply(blocks[b].keys, rows)(blocks[b].keys, q, head_dim, scores[0] + at,
                                                   span_tokens);
         }
@@ -131,6 +133,8 @@ void decode(const Task& task) noexcept {
             if (factor != 1.0f) rescale_row(task.out + r * head_dim, head_dim, factor);
         }
         for (unsigned b = 0; b < block_count; ++b) {
+            if (cell + span_tokens + b * tokens < end)
+                prefetch_keys(task, (cell + span_tokens) / tokens + b);
             if (!blocks[b].present) continue;
             select_multiply(blocks[b].values, rows)(blocks[b].values, scores[0] + b * tokens,
                                                     span_tokens, task.out, head_dim);
