@@ -146,7 +146,8 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     const std::uint32_t repeat = io.heads / shape.kv_heads;
     const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
     const std::size_t rows_held = chunk_tasks * split.ranges * split.chunk_rows;
-    work.out.resize(rows_held * head_dim);
+    work.out.reserve(rows_held * head_dim * sizeof(float));
+    auto* const out = reinterpret_cast<float*>(work.out.data());
     work.max.resize(rows_held);
     work.sum.resize(rows_held);
     if (!split.decode) work.scratch.resize(executor.threads());
@@ -184,7 +185,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
             params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
         task.scale = params.scale;
         task.softcap = params.softcap;
-        task.out = work.out.data() + item * split.chunk_rows * head_dim;
+        task.out = out + item * split.chunk_rows * head_dim;
         task.max = work.max.data() + item * split.chunk_rows;
         task.sum = work.sum.data() + item * split.chunk_rows;
         if (split.decode) {
@@ -209,7 +210,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
             const auto at = row_of(chunk_task, i);
             if (!at.exists) break;
             join(work.max.data() + first + i, work.sum.data() + first + i, split.chunk_rows,
-                 work.out.data() + (first + i) * head_dim, std::size_t{split.chunk_rows} * head_dim,
+                 out + (first + i) * head_dim, std::size_t{split.chunk_rows} * head_dim,
                  split.ranges, head_dim,
                  params.sink_logits != nullptr ? params.sink_logits + at.head : nullptr,
                  io.out + at.token * io.out_token_stride + at.head * io.out_head_stride);

@@ -13,7 +13,7 @@
 
 namespace lowkv {
 
-// A thread's scratch, aligned to a cache line so that two threads never share one.
+// Memory aligned to a cache line, so that two threads' parts never share one.
 class Scratch {
   public:
     void reserve(std::size_t bytes) {
@@ -35,8 +35,9 @@ class Scratch {
 
 struct AttentionWorkspace::Impl {
     std::vector<BlockView> views;
-    std::vector<float> out, max, sum;  // per task and row, unnormalised
-    std::vector<Scratch> scratch;      // per thread
+    std::vector<float> max, sum;   // per task and row
+    Scratch out;                   // per task and row, unnormalised outputs
+    std::vector<Scratch> scratch;  // per thread
 };
 
 }  // namespace lowkv

@@ -60,14 +60,28 @@ LOWKV_INLINE void load_queries(const Task& task, float* q) {
     }
 }
 
-LOWKV_INLINE void clear(const Task& task) {
-    const unsigned head_dim = task.plan->shape().head_dim;
-    for (unsigned i = 0; i < task.row_count * head_dim; i += lanes) store(task.out + i, set(0.0f));
-    for (unsigned r = 0; r < task.row_count; ++r) {
-        task.max[r] = minus_infinity;
-        task.sum[r] = 0.0f;
+// A task's running results. Apart from the task's own arrays, where another thread's task may share
+// a cache line.
+template <unsigned Rows>
+struct Running {
+    alignas(64) float max[Rows];
+    alignas(64) float sum[Rows];
+
+    explicit Running(const Task& task) {
+        const unsigned size = task.row_count * task.plan->shape().head_dim;
+        for (unsigned i = 0; i < size; i += lanes) store(task.out + i, set(0.0f));
+        for (unsigned r = 0; r < task.row_count; ++r) {
+            max[r] = minus_infinity;
+            sum[r] = 0.0f;
+        }
     }
-}
+    void finish(const Task& task) const {
+        for (unsigned r = 0; r < task.row_count; ++r) {
+            task.max[r] = max[r];
+            task.sum[r] = sum[r];
+        }
+    }
+};
 
 // Cells that some row may see: the largest limit.
 LOWKV_INLINE unsigned visible_end(const Task& task) {
@@ -89,7 +103,7 @@ void decode(const Task& task) noexcept {
     alignas(64) float bias[decode_max_rows][span_tokens];
     const float* row_bias[decode_max_rows] = {};
     load_queries(task, q);
-    clear(task);
+    Running<decode_max_rows> running(task);
 
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
@@ -129,7 +143,7 @@ void decode(const Task& task) noexcept {
         if (!seen) continue;
         for (unsigned r = 0; r < rows; ++r) {
             const float factor = softmax(task, task.rows[r], cell, count, row_bias[r], scores[r],
-                                         task.max + r, task.sum + r);
+                                         running.max + r, running.sum + r);
             if (factor != 1.0f) rescale_row(task.out + r * head_dim, head_dim, factor);
         }
         for (unsigned b = 0; b < block_count; ++b) {
@@ -140,6 +154,7 @@ void decode(const Task& task) noexcept {
                                                     span_tokens, task.out, head_dim);
         }
     }
+    running.finish(task);
 }
 
 void prefill(const Task& task) noexcept {
@@ -154,7 +169,7 @@ void prefill(const Task& task) noexcept {
     float* value_tile = key_tile + std::size_t{tile_tokens} * max_head_dim;
     alignas(64) float bias[span_tokens];
     load_queries(task, q);
-    clear(task);
+    Running<prefill_max_rows> running(task);
 
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
@@ -195,7 +210,7 @@ void prefill(const Task& task) noexcept {
             }
             const float factor =
                 softmax(task, task.rows[r], cell, count, additive ? bias : nullptr,
-                        scores + std::size_t{r} * span_tokens, task.max + r, task.sum + r);
+                        scores + std::size_t{r} * span_tokens, running.max + r, running.sum + r);
             if (factor != 1.0f) rescale_row(task.out + r * head_dim, head_dim, factor);
         }
         for (unsigned t = 0; t < tile_count; ++t) {
@@ -207,4 +222,5 @@ void prefill(const Task& task) noexcept {
                  head_dim);
         }
     }
+    running.finish(task);
 }
