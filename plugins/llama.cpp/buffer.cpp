@@ -139,18 +139,36 @@ void CacheBuffer::start() {
     report_active();
 }
 
+// llama.cpp restores a state layer by layer: first all keys, then all values. The first layer's
+// keys tell the cells and their order; a layer's values complete its blocks, which are packed at
+// once.
 void CacheBuffer::restored(const CacheTensor& tensor, std::size_t offset, std::size_t size) {
     const bool again = restored_last_ != &tensor;
     restored_last_ = &tensor;
-    if (tensor.part != Part::keys || tensor.layer->mode() != LayerCache::Mode::packed) return;
-    if (restored_layer_ == nullptr || (restored_layer_ == tensor.layer && again)) {
-        restored_layer_ = tensor.layer;
+    LayerCache& layer = *tensor.layer;
+    if (layer.mode() != LayerCache::Mode::packed || size == 0) return;
+    const std::size_t bytes = layer.row_bytes(tensor.part);
+    const std::size_t cells = layer.cells();
+    std::size_t row = offset / bytes;
+    const std::size_t end = (offset + size - 1) / bytes + 1;
+    if (tensor.part == Part::values) {
+        while (row < end) {
+            const auto stream = static_cast<std::uint32_t>(row / cells);
+            const std::size_t next = std::min(end, (row / cells + 1) * cells);
+            trackers_[stream].settle_restored();
+            layer.pack_restored(stream, static_cast<std::uint32_t>(row % cells),
+                                static_cast<std::uint32_t>((next - 1) % cells + 1),
+                                trackers_[stream]);
+            row = next;
+        }
+        return;
+    }
+    if (restored_layer_ == nullptr || (restored_layer_ == &layer && again)) {
+        restored_layer_ = &layer;
         restored_rank_ = 1;
     }
-    if (restored_layer_ != tensor.layer) return;  // the other layers repeat the same cells
-    const std::size_t bytes = tensor.layer->row_bytes(Part::keys);
-    const std::size_t cells = tensor.layer->cells();
-    for (std::size_t row = offset / bytes; row * bytes < offset + size; ++row)
+    if (restored_layer_ != &layer) return;  // the other layers repeat the same cells
+    for (; row < end; ++row)
         trackers_[row / cells].restore(static_cast<std::uint32_t>(row % cells), restored_rank_++);
 }
 

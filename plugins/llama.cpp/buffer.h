@@ -58,7 +58,7 @@ class CacheBuffer {
     // Before the first operation on a layer: decides all of them, and says what came of it.
     void start();
 
-    // Ranks for rows that the host restores, see CellTracker::restore().
+    // The host has written these bytes of a tensor: a state is being restored.
     void restored(const CacheTensor& tensor, std::size_t offset, std::size_t size);
     void step_began() noexcept { restored_layer_ = nullptr; }
 

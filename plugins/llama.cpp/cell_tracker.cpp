@@ -30,6 +30,7 @@ void CellTracker::clear() {
     pending_.clear();
     previous_.clear();
     newly_ready_.clear();
+    restored_.clear();
 }
 
 void CellTracker::written(std::uint32_t cell, std::uint32_t rank) {
@@ -80,7 +81,20 @@ void CellTracker::begin_step(std::span<const std::uint32_t> cells) {
     for (const std::uint32_t cell : cells) written(cell, 0);
 }
 
-void CellTracker::restore(std::uint32_t cell, std::uint32_t rank) { written(cell, rank); }
+void CellTracker::restore(std::uint32_t cell, std::uint32_t rank) {
+    if (rank == 1) restored_.clear();
+    written(cell, rank);
+    restored_.push_back(cell);
+}
+
+void CellTracker::settle_restored() {
+    if (restored_.empty()) return;
+    const std::uint32_t old = boundary(rank_[restored_.back()]);
+    for (const std::uint32_t cell : restored_) old_[cell] = rank_[cell] <= old;
+    restored_.clear();
+    newly_ready_.clear();
+    collect_ready(static_cast<std::uint32_t>(rank_.size()));
+}
 
 void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
                           std::uint32_t visible) {
@@ -109,10 +123,14 @@ void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
     collect_ready(visible);
 }
 
-void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest) {
-    std::uint32_t boundary = newest > retention_.window ? newest - retention_.window : 0;
-    if (retention_.flush > 0) boundary = boundary / retention_.flush * retention_.flush;
+// The highest rank that has left the window of a sequence whose newest token ranks `newest`.
+std::uint32_t CellTracker::boundary(std::uint32_t newest) const noexcept {
+    const std::uint32_t old = newest > retention_.window ? newest - retention_.window : 0;
+    return retention_.flush > 0 ? old / retention_.flush * retention_.flush : old;
+}
 
+void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest) {
+    const std::uint32_t oldest_kept = boundary(newest);
     for (std::uint32_t b = 0; b * block_ < visible; ++b) {
         if (blocks_[b].ready || blocks_[b].last_write == 0) continue;
         const std::uint32_t end = std::min((b + 1) * block_, visible);
@@ -120,7 +138,7 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
         for (std::uint32_t c = b * block_; c < end; ++c) {
             const bool shown = shows(row, c);
             seen |= shown;
-            old_[c] |= static_cast<std::uint8_t>(shown && rank_[c] > 0 && rank_[c] <= boundary);
+            old_[c] |= static_cast<std::uint8_t>(shown && rank_[c] > 0 && rank_[c] <= oldest_kept);
         }
         if (seen) blocks_[b].last_seen = writes_;
     }

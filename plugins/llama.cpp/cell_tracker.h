@@ -29,8 +29,13 @@ class CellTracker {
     // new cells and finds the blocks that have become ready. Null: every cell is visible.
     void observe(const std::uint16_t* mask, std::size_t row_stride, std::uint32_t visible);
 
-    // A cell was written outside a graph (a state is restored). `rank`: its place in that state.
+    // A cell was written outside a graph (a state is restored). `rank`: its place in that state,
+    // from 1.
     void restore(std::uint32_t cell, std::uint32_t rank);
+    // All cells of a restored state are known: ages them as the state's last token would. Costs
+    // nothing when called again.
+    void settle_restored();
+    bool ready(std::uint32_t block) const noexcept { return blocks_[block].ready; }
 
     // Blocks to pack: those that became ready in this step, or all that are ready.
     std::span<const std::uint32_t> newly_ready() const noexcept { return newly_ready_; }
@@ -57,12 +62,14 @@ class CellTracker {
     std::vector<std::uint32_t> pending_;
     std::vector<std::uint32_t> previous_;  // the cells of the step before
     std::vector<std::uint32_t> newly_ready_;
+    std::vector<std::uint32_t> restored_;   // cells of a state that is being restored
     std::vector<std::uint8_t> seen_later_;  // scratch, per pending token
 
     void written(std::uint32_t cell, std::uint32_t rank);
     void set_rank(std::uint32_t cell, std::uint32_t rank);
     std::uint32_t highest_visible(const std::uint16_t* row, std::uint32_t visible,
                                   std::size_t token) const;
+    std::uint32_t boundary(std::uint32_t newest) const noexcept;
     void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest);
     void collect_ready(std::uint32_t visible);
     bool is_ready(std::uint32_t block) const noexcept;

@@ -93,15 +93,29 @@ void LayerCache::pack(std::uint32_t stream_index, const CellTracker& tracker, Ex
         all = tracker.all_ready();
         ready = all;
     }
-    if (ready.empty()) return;
+    pack_units(stream_index, ready, tracker, executor);
+}
 
+void LayerCache::pack_restored(std::uint32_t stream_index, std::uint32_t first, std::uint32_t last,
+                               const CellTracker& tracker) {
+    std::vector<std::uint32_t> ready;
+    for (std::uint32_t unit = first / tracker.block(); unit * tracker.block() < last; ++unit)
+        if (tracker.ready(unit)) ready.push_back(unit);
+    pack_units(stream_index, ready, tracker, serial_executor());
+}
+
+// The tracker's units are as long as the longest block of any layer.
+void LayerCache::pack_units(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+                            const CellTracker& tracker, Executor& executor) {
+    if (units.empty()) return;
+    Sequence& target = stream(stream_index).sequence;
     const std::uint32_t ratio = tracker.block() / plan_->block_tokens();
     std::vector<std::uint32_t> blocks;
-    blocks.reserve(ready.size() * ratio);
-    for (const std::uint32_t unit : ready)
+    blocks.reserve(units.size() * ratio);
+    for (const std::uint32_t unit : units)
         for (std::uint32_t i = 0; i < ratio; ++i)
-            if (unit * ratio + i < state.sequence.blocks()) blocks.push_back(unit * ratio + i);
-    state.sequence.pack(blocks, executor);
+            if (unit * ratio + i < target.blocks()) blocks.push_back(unit * ratio + i);
+    target.pack(blocks, executor);
 }
 
 // Rows count over all streams: row = stream * cells + cell. Exact blocks hold keys by channel and

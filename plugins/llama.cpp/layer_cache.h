@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,9 @@ class LayerCache {
 
     // Packs the blocks that the tracker calls ready and this layer has not packed yet.
     void pack(std::uint32_t stream, const CellTracker& tracker, Executor& executor);
+    // The same for a stream's cells [first, last), which a state has just been restored into.
+    void pack_restored(std::uint32_t stream, std::uint32_t first, std::uint32_t last,
+                       const CellTracker& tracker);
 
   private:
     struct Half {
@@ -102,6 +106,8 @@ class LayerCache {
     Half& half(Part part) noexcept { return halves_[static_cast<int>(part)]; }
     const Half& half(Part part) const noexcept { return halves_[static_cast<int>(part)]; }
     std::string why_not_packed();
+    void pack_units(std::uint32_t stream, std::span<const std::uint32_t> units,
+                    const CellTracker& tracker, Executor& executor);
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in);
 };

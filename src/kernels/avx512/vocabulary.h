@@ -22,8 +22,24 @@ LOWKV_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 LOWKV_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 LOWKV_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 LOWKV_INLINE float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
-LOWKV_INLINE float reduce_add(F a) { return _mm512_reduce_add_ps(a); }
-// a where index < limit, else b
+// Four vectors by a transposing tree: half the work of four reductions, and one latency.
+template <bool Max>
+LOWKV_INLINE F combine(F a, F b) {
+    if constexpr (Max) return max(a, b);
+    return add(a, b);
+}
+template <bool Max>
+LOWKV_INLINE void reduce4(const F* x, float* out) {
+    const F ab = combine<Max>(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const F cd = combine<Max>(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const F abcd = combine<Max>(_mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(1, 0, 1, 0)),
+                                _mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 2, 3, 2)));
+    const F half = combine<Max>(abcd, _mm512_shuffle_f32x4(abcd, abcd, _MM_SHUFFLE(1, 0, 3, 2)));
+    const F quarter = combine<Max>(half, _mm512_shuffle_f32x4(half, half, _MM_SHUFFLE(2, 3, 0, 1)));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(quarter));
+}
+LOWKV_INLINE void reduce_max4(const F* x, float* out) { reduce4<true>(x, out); }
+LOWKV_INLINE void reduce_add4(const F* x, float* out) { reduce4<false>(x, out); }
 LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
     return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(index, limit), b, a);
 }

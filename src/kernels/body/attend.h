@@ -100,8 +100,8 @@ void decode(const Task& task) noexcept {
         task.mask == Mask::Kind::additive_f16 || task.mask == Mask::Kind::additive_f32;
     alignas(64) float q[decode_max_rows * max_head_dim];
     alignas(64) float scores[decode_max_rows][span_tokens];
-    alignas(64) float bias[decode_max_rows][span_tokens];
-    const float* row_bias[decode_max_rows] = {};
+    Bias bias[decode_max_rows];
+    const Bias* row_bias[decode_max_rows] = {};
     load_queries(task, q);
     Running<decode_max_rows> running(task);
 
@@ -118,7 +118,7 @@ void decode(const Task& task) noexcept {
                     continue;
                 }
                 load_bias(task, task.rows[r].mask, cell, bias[r]);
-                row_bias[r] = bias[r];
+                row_bias[r] = &bias[r];
             }
         }
         Block blocks[span_tokens / tile_tokens];
@@ -128,7 +128,7 @@ void decode(const Task& task) noexcept {
             bool visible = !additive;
             for (unsigned r = 0; r < rows && !visible; ++r) {
                 if (r > 0 && row_bias[r] == row_bias[r - 1]) continue;
-                visible = any_visible(row_bias[r] + at, tokens);
+                visible = row_bias[r]->visible(at, tokens);
             }
             blocks[b] = visible ? open_block(task, cell / tokens + b) : Block{};
             seen = seen || visible;
@@ -141,11 +141,8 @@ void decode(const Task& task) noexcept {
                                                   span_tokens);
         }
         if (!seen) continue;
-        for (unsigned r = 0; r < rows; ++r) {
-            const float factor = softmax(task, task.rows[r], cell, count, row_bias[r], scores[r],
-                                         running.max + r, running.sum + r);
-            if (factor != 1.0f) rescale_row(task.out + r * head_dim, head_dim, factor);
-        }
+        softmax(task, 0, rows, cell, count, row_bias, scores[0], span_tokens, running.max,
+                running.sum);
         for (unsigned b = 0; b < block_count; ++b) {
             if (cell + span_tokens + b * tokens < end)
                 prefetch_keys(task, (cell + span_tokens) / tokens + b);
@@ -167,7 +164,8 @@ void prefill(const Task& task) noexcept {
     float* scores = q + std::size_t{prefill_max_rows} * max_head_dim;
     float* key_tile = scores + std::size_t{prefill_max_rows} * span_tokens;
     float* value_tile = key_tile + std::size_t{tile_tokens} * max_head_dim;
-    alignas(64) float bias[span_tokens];
+    Bias bias[4];
+    const Bias* row_bias[4] = {};
     load_queries(task, q);
     Running<prefill_max_rows> running(task);
 
@@ -184,9 +182,9 @@ void prefill(const Task& task) noexcept {
             bool all = true;
             for (unsigned t = 0; t < tile_count; ++t) all = all && visible[t];
             if (all) break;
-            load_bias(task, task.rows[r].mask, cell, bias);
+            load_bias(task, task.rows[r].mask, cell, bias[0]);
             for (unsigned t = 0; t < tile_count; ++t) {
-                visible[t] = visible[t] || any_visible(bias + t * tile_tokens, tile_tokens);
+                visible[t] = visible[t] || bias[0].visible(t * tile_tokens, tile_tokens);
             }
         }
         bool seen = false;
@@ -204,14 +202,20 @@ void prefill(const Task& task) noexcept {
             gemm(q, head_dim, rows, head_dim, key_tile, tile_tokens, scores + at, span_tokens);
         }
         if (!seen) continue;
-        for (unsigned r = 0; r < rows; ++r) {
-            if (additive && (r == 0 || task.rows[r].mask != task.rows[r - 1].mask)) {
-                load_bias(task, task.rows[r].mask, cell, bias);
+        for (unsigned first = 0; first < rows; first += 4) {
+            const unsigned n = rows - first < 4 ? rows - first : 4;
+            for (unsigned r = 0; additive && r < n; ++r) {
+                const void* mask = task.rows[first + r].mask;
+                if (r > 0 && mask == task.rows[first + r - 1].mask) {
+                    row_bias[r] = row_bias[r - 1];
+                    continue;
+                }
+                load_bias(task, mask, cell, bias[r]);
+                row_bias[r] = &bias[r];
             }
-            const float factor =
-                softmax(task, task.rows[r], cell, count, additive ? bias : nullptr,
-                        scores + std::size_t{r} * span_tokens, running.max + r, running.sum + r);
-            if (factor != 1.0f) rescale_row(task.out + r * head_dim, head_dim, factor);
+            softmax(task, first, n, cell, count, row_bias,
+                    scores + std::size_t{first} * span_tokens, span_tokens, running.max + first,
+                    running.sum + first);
         }
         for (unsigned t = 0; t < tile_count; ++t) {
             if (!visible[t]) continue;

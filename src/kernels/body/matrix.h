@@ -18,41 +18,37 @@ struct Matrix {
     bool folded = false;
 };
 
-// Rounded weights, in the order in which widening takes codes out of a tile (load_pair): of each
-// four steps 0, 2, 1, 3.
-template <unsigned Rows>
+// A row's weights for one group, rounded, in the order in which widening takes codes out of a tile
+// (load_pair): of each four steps 0, 2, 1, 3.
 struct Weights {
-    alignas(64) std::int16_t values[Rows][max_head_dim];
-    float scale[Rows];
+    alignas(64) std::int16_t values[decode_max_rows][max_head_dim];
 };
 
-// Rounds w * scale (scale null: w) and sums w * zero (zero null: w) into `offset`.
-template <unsigned Rows>
-LOWKV_INLINE void make_weights(const float* w, std::size_t w_stride, unsigned steps,
-                               const float* scale, const float* zero, Weights<Rows>& weights,
-                               float* offset) {
-    constexpr float limit = 32767.0f;
-    alignas(64) float scaled[Rows][max_head_dim];
-    F inverse[Rows];
-    for (unsigned r = 0; r < Rows; ++r) {
-        const float* row = w + r * w_stride;
-        F largest = set(0.0f), sum = set(0.0f);
-        for (unsigned s = 0; s < steps; s += lanes) {
-            const F x = load(row + s);
-            const F y = scale != nullptr ? mul(x, load(scale + s)) : x;
-            sum = zero != nullptr ? fma(x, load(zero + s), sum) : add(sum, x);
-            largest = max(largest, abs(y));
-            store(scaled[r] + s, y);
-        }
-        const float top = reduce_max(largest);
-        offset[r] = reduce_add(sum);
-        weights.scale[r] = top / limit;
-        inverse[r] = set(top > 0 ? limit / top : 0.0f);
+// What a product needs of its rows' weights. Folded weights differ by group of lanes; they share
+// one scale per row, so that finding the largest costs one reduction and not one per group.
+constexpr unsigned max_folded_groups = 8;  // head_dim 256 in groups of 32
+struct RowScales {
+    float scale[4];
+    float inverse[4];
+};
+
+constexpr float weight_limit = 32767.0f;
+
+LOWKV_INLINE RowScales make_scales(const F* largest) {
+    RowScales rows;
+    float top[4];
+    reduce_max4(largest, top);
+    for (unsigned r = 0; r < 4; ++r) {
+        rows.scale[r] = top[r] / weight_limit;
+        rows.inverse[r] = top[r] > 0 ? weight_limit / top[r] : 0.0f;
     }
-    for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned s = 0; s < steps; s += lanes) {
-            store_weights(weights.values[r] + s, to_int(mul(load(scaled[r] + s), inverse[r])));
-        }
+    return rows;
+}
+
+LOWKV_INLINE void round_weights(const float* w, unsigned steps, float inverse,
+                                std::int16_t* rounded) {
+    for (unsigned s = 0; s < steps; s += lanes) {
+        store_weights(rounded + s, to_int(mul(load(w + s), set(inverse))));
     }
 }
 
@@ -94,7 +90,7 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
 // `lane` on: two vectors share each broadcast of a weight.
 template <unsigned Bits, unsigned Rows, unsigned Vectors>
 LOWKV_INLINE void dot_units(const std::uint8_t* codes, unsigned step_units, unsigned lane,
-                            unsigned first_unit, unsigned units, const Weights<Rows>& weights,
+                            unsigned first_unit, unsigned units, const Weights& weights,
                             I (&sums)[Rows][2]) {
     for (unsigned r = 0; r < Rows; ++r) {
         for (unsigned v = 0; v < Vectors; ++v) sums[r][v] = set_int(0);
@@ -127,7 +123,7 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, unsigned step_units, unsi
 template <unsigned Bits, unsigned Rows, class Body>
 LOWKV_INLINE void for_lanes(const std::uint8_t* codes, unsigned step_units, unsigned first,
                             unsigned last, unsigned first_unit, unsigned units,
-                            const Weights<Rows>& weights, Body body) {
+                            const Weights& weights, Body body) {
     I sums[Rows][2];
     unsigned lane = first;
     for (; lane + 2 * lanes <= last; lane += 2 * lanes) {
@@ -145,25 +141,45 @@ void multiply_folded(const Matrix& x, const float* w, std::size_t w_stride, floa
                      std::size_t y_stride) noexcept {
     const PartLayout& layout = *x.layout;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
-    const unsigned step_units = x.step_count / 16;
+    const unsigned steps = x.step_count, groups = layout.group_rows;
+    // Keys have few groups of up to 256 steps, values up to 8 groups of at most 128.
+    alignas(64) float folded[Rows][max_folded_groups * span_tokens];
     alignas(64) float scale[max_head_dim], zero[max_head_dim];
-    Weights<Rows> weights;
-    float offset[Rows];
-    for (unsigned group = 0; group < layout.group_rows; ++group) {
-        load_metadata(layout, x.data, group, scale, zero);
-        make_weights<Rows>(w, w_stride, x.step_count, scale, zero, weights, offset);
-        const unsigned first = group * layout.group;
+    float offset[max_folded_groups][4];
+    F largest[4], sum[4];
+    for (F& f : largest) f = set(0.0f);
+    for (unsigned g = 0; g < groups; ++g) {
+        load_metadata(layout, x.data, g, scale, zero);
+        for (F& f : sum) f = set(0.0f);
+        for (unsigned r = 0; r < Rows; ++r) {
+            for (unsigned s = 0; s < steps; s += lanes) {
+                const F weight = load(w + r * w_stride + s);
+                const F y_weight = mul(weight, load(scale + s));
+                sum[r] = fma(weight, load(zero + s), sum[r]);
+                largest[r] = max(largest[r], abs(y_weight));
+                store(folded[r] + g * steps + s, y_weight);
+            }
+        }
+        reduce_add4(sum, offset[g]);
+    }
+    const RowScales rows = make_scales(largest);
+    Weights weights;
+    for (unsigned g = 0; g < groups; ++g) {
+        for (unsigned r = 0; r < Rows; ++r) {
+            round_weights(folded[r] + g * steps, steps, rows.inverse[r], weights.values[r]);
+        }
+        const unsigned first = g * layout.group;
         const unsigned last =
             first + layout.group < x.lane_count ? first + layout.group : x.lane_count;
         for_lanes<Bits, Rows>(
-            codes, step_units, first, last, 0, step_units, weights,
+            codes, steps / 16, first, last, 0, steps / 16, weights,
             [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
                 for (unsigned r = 0; r < Rows; ++r) {
                     for (unsigned v = 0; v < vectors; ++v) {
                         float* out = y + r * y_stride + lane + v * lanes;
-                        const F sum =
-                            fma(to_float(sums[r][v]), set(weights.scale[r]), set(offset[r]));
-                        store(out, add(load(out), sum));
+                        const F total =
+                            fma(to_float(sums[r][v]), set(rows.scale[r]), set(offset[g][r]));
+                        store(out, add(load(out), total));
                     }
                 }
             });
@@ -175,28 +191,40 @@ void multiply_unfolded(const Matrix& x, const float* w, std::size_t w_stride, fl
                        std::size_t y_stride) noexcept {
     const PartLayout& layout = *x.layout;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
-    const unsigned step_units = x.step_count / 16;
     alignas(64) float scale[max_head_dim], zero[max_head_dim];
-    Weights<Rows> weights;
-    float sum_of_weights[Rows];
-    for (unsigned group = 0; group < layout.group_rows; ++group) {
-        load_metadata(layout, x.data, group, scale, zero);
-        const unsigned first = group * layout.group;
+    Weights weights;
+    for (unsigned g = 0; g < layout.group_rows; ++g) {
+        load_metadata(layout, x.data, g, scale, zero);
+        const unsigned first = g * layout.group;
         const unsigned last =
             first + layout.group < x.step_count ? first + layout.group : x.step_count;
-        make_weights<Rows>(w + first, w_stride, last - first, nullptr, nullptr, weights,
-                           sum_of_weights);
+        F largest[4], sum[4];
+        for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);
+        for (unsigned r = 0; r < Rows; ++r) {
+            for (unsigned s = first; s < last; s += lanes) {
+                const F weight = load(w + r * w_stride + s);
+                largest[r] = max(largest[r], abs(weight));
+                sum[r] = add(sum[r], weight);
+            }
+        }
+        const RowScales rows = make_scales(largest);
+        float sum_of_weights[4];
+        reduce_add4(sum, sum_of_weights);
+        for (unsigned r = 0; r < Rows; ++r) {
+            round_weights(w + r * w_stride + first, last - first, rows.inverse[r],
+                          weights.values[r]);
+        }
         for_lanes<Bits, Rows>(
-            codes, step_units, 0, x.lane_count, first / 16, (last - first) / 16, weights,
+            codes, x.step_count / 16, 0, x.lane_count, first / 16, (last - first) / 16, weights,
             [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
                 for (unsigned v = 0; v < vectors; ++v) {
                     const unsigned at = lane + v * lanes;
                     const F lane_scale = load(scale + at), lane_zero = load(zero + at);
                     for (unsigned r = 0; r < Rows; ++r) {
                         float* out = y + r * y_stride + at;
-                        const F codes_sum = mul(to_float(sums[r][v]), set(weights.scale[r]));
-                        const F sum = fma(lane_zero, set(sum_of_weights[r]), load(out));
-                        store(out, fma(codes_sum, lane_scale, sum));
+                        const F codes_sum = mul(to_float(sums[r][v]), set(rows.scale[r]));
+                        const F total = fma(lane_zero, set(sum_of_weights[r]), load(out));
+                        store(out, fma(codes_sum, lane_scale, total));
                     }
                 }
             });

@@ -1,40 +1,65 @@
 // Scores of one row over one span of cells: soft-cap, mask, ALiBi, then the online softmax.
 
-// The additive mask of a token for cells [cell, cell + span_tokens) as f32; -inf from `last` on.
-LOWKV_INLINE void load_bias(const Task& task, const void* mask, unsigned cell, float* bias) {
+// The additive mask of a token over one span of cells.
+struct Bias {
+    alignas(64) float values[span_tokens];  // -inf from the task's last cell on
+    float highest[4];                       // of each tile of 32 cells
+    bool zero;                              // nothing is hidden, nothing is added
+
+    bool visible(unsigned first, unsigned count) const {
+        for (unsigned t = first / tile_tokens; t < (first + count) / tile_tokens; ++t) {
+            if (highest[t] > minus_infinity) return true;
+        }
+        return false;
+    }
+};
+
+LOWKV_INLINE void load_bias(const Task& task, const void* mask, unsigned cell, Bias& bias) {
     const unsigned here = task.last_cell - cell;
     const unsigned count = here < span_tokens ? here : span_tokens;
     unsigned i = 0;
     if (task.mask == Mask::Kind::additive_f16) {
         const auto* p = static_cast<const std::uint16_t*>(mask) + cell;
-        for (; i + lanes <= count; i += lanes) store(bias + i, load_f16(p + i));
-        for (; i < count; ++i) bias[i] = codec::f16_to_f32(p[i]);
+        for (; i + lanes <= count; i += lanes) store(bias.values + i, load_f16(p + i));
+        for (; i < count; ++i) bias.values[i] = codec::f16_to_f32(p[i]);
     } else {
         const auto* p = static_cast<const float*>(mask) + cell;
-        for (; i + lanes <= count; i += lanes) store(bias + i, load(p + i));
-        for (; i < count; ++i) bias[i] = p[i];
+        for (; i + lanes <= count; i += lanes) store(bias.values + i, load(p + i));
+        for (; i < count; ++i) bias.values[i] = p[i];
     }
-    for (; i < span_tokens; ++i) bias[i] = minus_infinity;
+    for (; i < span_tokens; ++i) bias.values[i] = minus_infinity;
+
+    F high[4];
+    F size = set(0.0f);
+    for (unsigned t = 0; t < 4; ++t) {
+        high[t] = set(minus_infinity);
+        for (unsigned j = t * tile_tokens; j < (t + 1) * tile_tokens; j += lanes) {
+            const F x = load(bias.values + j);
+            high[t] = max(high[t], x);
+            size = max(size, abs(x));
+        }
+    }
+    reduce_max4(high, bias.highest);
+    bias.zero = reduce_max(size) == 0.0f;
 }
 
-LOWKV_INLINE bool any_visible(const float* bias, unsigned count) {
-    F largest = load(bias);
-    for (unsigned i = lanes; i < count; i += lanes) largest = max(largest, load(bias + i));
-    return reduce_max(largest) > minus_infinity;
-}
-
-// Turns scores[0, count) into weights exp(score - max) and updates the row's running maximum and
-// sum. Returns what the row's output so far must be multiplied by. bias may be null. count is a
-// multiple of 32.
-LOWKV_INLINE float softmax(const Task& task, const Row& row, unsigned cell, unsigned count,
-                           const float* bias, float* scores, float* row_max, float* row_sum) {
-    const I limit = set_int(static_cast<int>(row.limit));
+// The masked scores of a row, in place. Returns their largest, by lane. bias may be null; count is
+// a multiple of 32.
+LOWKV_INLINE F mask_scores(const Task& task, const Row& row, unsigned cell, unsigned count,
+                           const Bias* bias, float* scores) {
     F largest = set(minus_infinity);
+    const bool plain = task.softcap == 0.0f && (bias == nullptr || bias->zero) &&
+                       !task.causal_alibi && cell + count <= row.limit;
+    if (plain) {
+        for (unsigned i = 0; i < count; i += lanes) largest = max(largest, load(scores + i));
+        return largest;
+    }
+    const I limit = set_int(static_cast<int>(row.limit));
     for (unsigned i = 0; i < count; i += lanes) {
         F s = load(scores + i);
         if (task.softcap > 0) s = mul(set(task.softcap), tanh(s));
         const I index = add_int(iota(), set_int(static_cast<int>(cell + i)));
-        if (bias != nullptr) s = fma(set(row.slope), load(bias + i), s);
+        if (bias != nullptr) s = fma(set(row.slope), load(bias->values + i), s);
         if (task.causal_alibi) {
             const I distance = sub_int(sub_int(limit, set_int(1)), index);
             s = fma(set(-row.slope), to_float(distance), s);
@@ -43,28 +68,50 @@ LOWKV_INLINE float softmax(const Task& task, const Row& row, unsigned cell, unsi
         largest = max(largest, s);
         store(scores + i, s);
     }
-    const float before = *row_max;
-    const float top = reduce_max(largest);
-    const float now = top > before ? top : before;
-    if (now == minus_infinity) {
-        for (unsigned i = 0; i < count; i += lanes) store(scores + i, set(0.0f));
-        return 1.0f;
-    }
-    F sum = set(0.0f);
-    for (unsigned i = 0; i < count; i += lanes) {
-        const F p = exp(sub(load(scores + i), set(now)));
-        sum = add(sum, p);
-        store(scores + i, p);
-    }
-    float rescale = 1.0f;
-    if (now > before) {
-        rescale = before == minus_infinity ? 0.0f : std::exp(before - now);
-        *row_max = now;
-    }
-    *row_sum = *row_sum * rescale + reduce_add(sum);
-    return rescale;
+    return largest;
 }
 
-LOWKV_INLINE void rescale_row(float* out, unsigned head_dim, float factor) {
-    for (unsigned c = 0; c < head_dim; c += lanes) store(out + c, mul(load(out + c), set(factor)));
+// Turns up to four rows' scores (`stride` apart) into weights exp(score - max), with their running
+// maxima and sums, and rescales what the rows' outputs have summed so far.
+LOWKV_INLINE void softmax(const Task& task, unsigned first_row, unsigned rows, unsigned cell,
+                          unsigned count, const Bias* const* bias, float* scores,
+                          std::size_t stride, float* row_max, float* row_sum) {
+    const unsigned head_dim = task.plan->shape().head_dim;
+    F lane_values[4];
+    for (unsigned r = 0; r < 4; ++r) lane_values[r] = set(minus_infinity);
+    for (unsigned r = 0; r < rows; ++r) {
+        lane_values[r] =
+            mask_scores(task, task.rows[first_row + r], cell, count, bias[r], scores + r * stride);
+    }
+    float top[4], sums[4];
+    reduce_max4(lane_values, top);
+    for (unsigned r = 0; r < rows; ++r) {
+        float* p = scores + r * stride;
+        lane_values[r] = set(0.0f);
+        const float before = row_max[r];
+        const float now = top[r] > before ? top[r] : before;
+        if (now == minus_infinity) {
+            for (unsigned i = 0; i < count; i += lanes) store(p + i, set(0.0f));
+            continue;
+        }
+        F sum = set(0.0f);
+        for (unsigned i = 0; i < count; i += lanes) {
+            const F weight = exp(sub(load(p + i), set(now)));
+            sum = add(sum, weight);
+            store(p + i, weight);
+        }
+        lane_values[r] = sum;
+        if (now == before) continue;
+        row_max[r] = now;
+        if (before == minus_infinity) continue;  // nothing is summed yet
+        const float factor = std::exp(before - now);
+        row_sum[r] *= factor;
+        float* out = task.out + std::size_t{first_row + r} * head_dim;
+        for (unsigned c = 0; c < head_dim; c += lanes) {
+            store(out + c, mul(load(out + c), set(factor)));
+        }
+    }
+    for (unsigned r = rows; r < 4; ++r) lane_values[r] = set(0.0f);
+    reduce_add4(lane_values, sums);
+    for (unsigned r = 0; r < rows; ++r) row_sum[r] += sums[r];
 }

@@ -58,10 +58,14 @@ LOWKV_INLINE float reduce_max(F a) {
     for (unsigned i = 1; i < lanes; ++i) r = a.v[i] > r ? a.v[i] : r;
     return r;
 }
-LOWKV_INLINE float reduce_add(F a) {
-    float r = 0;
-    for (unsigned i = 0; i < lanes; ++i) r += a.v[i];
-    return r;
+LOWKV_INLINE void reduce_max4(const F* x, float* out) {
+    for (unsigned i = 0; i < 4; ++i) out[i] = reduce_max(x[i]);
+}
+LOWKV_INLINE void reduce_add4(const F* x, float* out) {
+    for (unsigned i = 0; i < 4; ++i) {
+        out[i] = 0;
+        for (unsigned lane = 0; lane < lanes; ++lane) out[i] += x[i].v[lane];
+    }
 }
 LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
     return each<F>([&](unsigned i) { return index.v[i] < limit.v[i] ? a.v[i] : b.v[i]; });
