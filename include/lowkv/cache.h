@@ -118,6 +118,8 @@ class Sequence {
     // Of block number `block` < blocks(). Read from the shared block each time, because a fork may
     // have packed it meanwhile.
     BlockView view(std::uint32_t block) const noexcept;
+    // Of blocks [0, out.size()); those past the last are absent.
+    void views(std::span<BlockView> out) const noexcept;
     bool packed(std::uint32_t block) const noexcept;
     // Every cell of the block has both its rows.
     bool full(std::uint32_t block) const noexcept;

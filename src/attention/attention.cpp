@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "attention/workspace.h"
@@ -64,12 +65,12 @@ Split make_split(const Shape& shape, const AttentionIO& io, const AttentionParam
     if (split.decode) {
         split.chunks = ceil_div(split.rows, decode_max_rows);
         split.chunk_rows = ceil_div(split.rows, split.chunks);
-        // Fewer heads than threads can share evenly: cut the cells too, but not into ranges so
-        // short that joining them costs more than it gains.
+        // Heads that the threads can't share evenly: cut the cells too, into twice as many ranges
+        // as would come out even, because blocks differ in cost. Not into ranges so short that
+        // joining them costs more than it gains.
         const std::uint32_t tasks = shape.kv_heads * split.chunks;
-        if (tasks % threads != 0) {
-            ranges = std::min(ceil_div(4 * threads, tasks), ceil_div(io.n_cells, 4 * span_tokens));
-        }
+        const std::uint32_t even = threads / std::gcd(tasks, threads);
+        if (even > 1) ranges = std::min(2 * even, ceil_div(io.n_cells, 2 * span_tokens));
     } else {
         // Small prompts get smaller chunks, so that every thread has work.
         const std::uint32_t even = ceil_div(split.rows * shape.kv_heads, 4 * threads);
@@ -138,9 +139,8 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     if (io.tokens == 0) return;
 
     AttentionWorkspace::Impl& work = workspace.impl();
-    work.views.assign(ceil_div(std::max(io.n_cells, 1u), plan.block_tokens()), BlockView{});
-    const auto present = std::min<std::size_t>(work.views.size(), sequence.blocks());
-    for (std::uint32_t b = 0; b < present; ++b) work.views[b] = sequence.view(b);
+    work.views.resize(ceil_div(std::max(io.n_cells, 1u), plan.block_tokens()));
+    sequence.views(work.views);
 
     const Split split = make_split(shape, io, params, executor.threads());
     const std::uint32_t repeat = io.heads / shape.kv_heads;

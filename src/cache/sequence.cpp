@@ -101,6 +101,15 @@ BlockView Sequence::view(std::uint32_t block) const noexcept {
     return {b->data, b->data + keys_bytes, b->packed};
 }
 
+void Sequence::views(std::span<BlockView> out) const noexcept {
+    // The blocks lie anywhere, and between two steps of a model they leave the caches.
+    constexpr std::size_t ahead = 16;
+    for (std::size_t b = 0; b < out.size(); ++b) {
+        if (b + ahead < blocks_.size()) __builtin_prefetch(blocks_[b + ahead]);
+        out[b] = b < blocks_.size() ? view(static_cast<std::uint32_t>(b)) : BlockView{};
+    }
+}
+
 bool Sequence::packed(std::uint32_t block) const noexcept {
     return block < blocks_.size() && blocks_[block] != nullptr && blocks_[block]->packed;
 }
