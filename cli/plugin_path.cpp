@@ -11,7 +11,7 @@
 namespace lowkv::cli {
 
 std::string plugin_path() {
-    const std::string named = environment("LOWKV_PLUGIN");
+    std::string named = environment("LOWKV_PLUGIN");
     if (!named.empty()) return named;
     const std::filesystem::path here = executable_directory();
     std::vector<std::filesystem::path> candidates = {here / "libggml-lowkv.so",

@@ -107,12 +107,10 @@ bool supports_op(const ggml_tensor* op) {
 ggml_backend_t new_backend() {
     try {
         auto backend = std::make_unique<Backend>();
-        auto* result = new ggml_backend{.guid = guid(),
-                                        .iface = backend_interface,
-                                        .device = device(),
-                                        .context = backend.get()};
-        static_cast<void>(backend.release());
-        return result;
+        auto result = std::make_unique<ggml_backend>(ggml_backend{
+            .guid = guid(), .iface = backend_interface, .device = device(), .context = nullptr});
+        result->context = backend.release();
+        return result.release();
     } catch (const std::exception& error) {
         report(GGML_LOG_LEVEL_ERROR, error.what());
         return nullptr;

@@ -10,7 +10,6 @@
 
 namespace {
 
-using lowkv::Retention;
 using lowkv::ggml::CellTracker;
 
 constexpr std::uint32_t cells = 1024;
@@ -129,4 +128,18 @@ TEST_CASE("restored rows rank by their order, not as sinks") {
     for (std::uint32_t c = 0; c < 200; ++c) tracker.restore(c, c + 1);
     step(tracker, {200}, range(0, 200));
     CHECK(ready(tracker) == Blocks{1, 2, 3});
+}
+
+TEST_CASE("a restored state can be packed before any token is added to it") {
+    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0});
+    for (std::uint32_t c = 0; c < 200; ++c) tracker.restore(c, c + 1);
+    CHECK(ready(tracker).empty());
+    tracker.settle_restored();
+    CHECK(ready(tracker) == Blocks{1, 2, 3});
+    // A second state in the same stream doesn't age the first one's window.
+    for (std::uint32_t c = 200; c < 400; ++c) tracker.restore(c, c - 199);
+    tracker.settle_restored();
+    CHECK(ready(tracker) == Blocks{1, 2, 3, 7, 8, 9});
+    step(tracker, {400}, range(200, 400));
+    CHECK(ready(tracker) == Blocks{1, 2, 3, 7, 8, 9});
 }
