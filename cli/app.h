@@ -27,6 +27,9 @@ class Failure : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// Checks schemes from a list that commas separate, where + stands for the comma within a scheme.
+void read_schemes(std::vector<std::string>& schemes);
+
 // Each adds its subcommand to `app`; when chosen, its callback sets `status`.
 void add_generate(CLI::App& app, int& status);
 void add_compare(CLI::App& app, int& status);

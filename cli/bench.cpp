@@ -30,6 +30,9 @@ constexpr const char* footer = R"(Examples:
   lowkv bench attention --quick
   lowkv bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
   lowkv bench attention --op decode --refcheck --json attention.json
+  lowkv bench attention --schemes kivi2,kivi2+window=256
+
+Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
 
 decode: one query token. prefill: 512 query tokens at that depth. Before each repetition a buffer
 larger than the processor's caches is read, so that the cache comes from memory, as between a
@@ -285,6 +288,31 @@ std::string json(const std::vector<Measurement>& found) {
     return out.dump(1) + "\n";
 }
 
+// Refuses a shape whose caches, all at once and not packed yet, don't fit.
+void require_memory(const Options& options) {
+    const auto free = static_cast<double>(available_memory());
+    if (free <= 0) return;
+    const auto cases = static_cast<double>(options.schemes.size() + options.peers.size());
+    for (const std::uint32_t head_dim : options.head_dims) {
+        for (const std::string& heads : options.heads) {
+            for (const std::uint32_t tokens : options.tokens) {
+                const auto [q_heads, kv_heads] = parse_heads(heads);
+                const double dim = head_dim;
+                const double caches = cases * tokens * kv_heads * dim * 2 * sizeof(ggml_fp16_t);
+                const double queries =
+                    prefill_queries * (cases + 1) * q_heads * dim * sizeof(float);
+                const double masks = 1.0 * prefill_queries * tokens * sizeof(ggml_fp16_t);
+                const double needed = caches + queries + masks;
+                if (needed <= free) continue;
+                throw Failure("head_dim " + std::to_string(head_dim) + ", heads " + heads + ", " +
+                              count(tokens) + " tokens needs about " + lowkv::cli::bytes(needed) +
+                              " for all caches at once, and " + lowkv::cli::bytes(free) +
+                              " are available: use fewer --tokens, --schemes or --peers");
+            }
+        }
+    }
+}
+
 int bench_attention(Options options) {
     if (options.quick) {
         options.head_dims = {128};
@@ -294,13 +322,15 @@ int bench_attention(Options options) {
         options.schemes = {"kivi2", "kivi4"};
     }
     for (const std::string& peer : options.peers) static_cast<void>(peer_type(peer));
-    for (const std::string& scheme : options.schemes) static_cast<void>(parse_scheme(scheme));
+    read_schemes(options.schemes);
     for (const std::string& heads : options.heads) static_cast<void>(parse_heads(heads));
     for (const unsigned threads : options.threads) {
         if (threads <= static_cast<unsigned>(omp_get_num_procs())) continue;
         std::fprintf(stderr, "lowkv: %u threads on %d processors: they will wait for each other\n",
                      threads, omp_get_num_procs());
     }
+    if (!options.json.empty()) require_writable(options.json);
+    require_memory(options);
     Bench bench(options);
     const std::size_t total =
         options.head_dims.size() * options.heads.size() * options.tokens.size();
@@ -327,7 +357,8 @@ int bench_attention(Options options) {
                 bytes(static_cast<double>(bench.evicted())).c_str());
     if (options.refcheck) {
         std::printf(
-            "max error: against attention in double precision over the decoded cache, relative to a "
+            "max error: against attention in double precision over the decoded cache, relative to "
+            "a "
             "head's largest value. lowkv decodes to f16, which is worth about 5e-4 by itself.\n");
     }
     for (const std::string& line : bench.skipped())

@@ -55,19 +55,23 @@ struct Row {
     double held = 0;  // bytes in our cache now
     double prefill_seconds = 0;
     std::vector<double> decode_seconds;
-    double bytes = 0;  // at the end of the last window
+    double bytes = 0;   // at the end of the last window
+    double packed = 0;  // cells in our cache now
+    bool packs = false, read_packed = false;
 
     // Does `work` on the context and keeps count of what its cache holds: no other cache changes
     // meanwhile.
     template <class F>
     double work(F&& work) {
-        const double before = total();
+        const double before = total(), cells = packed_cells();
         const Stopwatch watch;
         std::forward<F>(work)(*context);
         const double seconds = watch.seconds();
         held += total() - before;
+        packed += packed_cells() - cells;
         return seconds;
     }
+    static double packed_cells() { return static_cast<double>(ggml::stats().cells_packed); }
     static double total() {
         const ggml::CacheStats stats = ggml::stats();
         return static_cast<double>(stats.exact_bytes + stats.packed_bytes);
@@ -98,6 +102,10 @@ std::vector<Row> make_rows(const Options& options, const Model& model, std::uint
         Row& row = rows.emplace_back();
         row.name = std::move(name);
         row.scheme = settings.scheme;
+        if (row.scheme) {
+            const LayerScheme& base = parse_scheme(*row.scheme).base;
+            row.packs = !base.key.exact() || !base.value.exact();
+        }
         row.held = -Row::total();
         row.context.emplace(model, settings);
         row.held += Row::total();
@@ -159,6 +167,8 @@ void measure_quality(std::vector<Row>& rows, Tokens text, const Options& options
             at >= options.skip ? 0 : std::min(options.skip - at, chunk.size());
         const std::size_t last = std::min(chunk.size(), text.size() - 1 - at);  // has a next token
         for (Row& row : rows) {
+            // What a chunk pushes out of the window is packed after it: the next one reads it.
+            row.read_packed = row.read_packed || (first < last && row.packed > 0);
             row.work([&](Context& context) { context.decode(chunk, first < last); });
             std::vector<const float*> logits;
             for (std::size_t i = first; i < last; ++i) {
@@ -191,7 +201,9 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
     if (options.tokens < options.skip + 2 || (options.speed && options.tokens <= options.decode)) {
         throw Failure("a window of " + count(options.tokens) +
                       " tokens is too short: --skip leaves out the first " + count(options.skip) +
-                      ", and speed is measured on the last " + count(options.decode));
+                      (options.speed
+                           ? ", and speed is measured on the last " + count(options.decode)
+                           : std::string()));
     }
     if (options.tokens <= options.chunk) {
         throw Failure("a window of " + count(options.tokens) +
@@ -231,6 +243,7 @@ Comparison results(const std::vector<Row>& rows, const Model& model, const Optio
         ComparedRow& to = out.rows.emplace_back();
         to.name = row.name;
         to.stock = !row.scheme;
+        to.idle = row.packs && !row.read_packed;
         to.kld = row.distance.mean_kld();
         to.kld_error = row.distance.kld_error();
         to.kld_999 = row.distance.kld_percentile(0.999);
@@ -251,11 +264,10 @@ Comparison results(const std::vector<Row>& rows, const Model& model, const Optio
 
 int compare(Options options) {
     route_logs(options.verbose);
-    for (std::string& scheme : options.schemes) {
-        std::replace(scheme.begin(), scheme.end(), '+', ',');
-        static_cast<void>(parse_scheme(scheme));
-    }
+    read_schemes(options.schemes);
     for (const std::string& name : options.stock) static_cast<void>(stock_type(name));
+    if (!options.json.empty()) require_writable(options.json);
+    if (!options.plot.empty()) require_picture(options.plot);
     const std::string text = read_text(options.file);
     const Model model(options.model);
     const auto windows = cut(model, options, model.tokenize(text, false));

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -100,7 +102,14 @@ std::string notes(const Comparison& comparison) {
                 std::to_string(comparison.threads) +
                 (comparison.threads == 1 ? " thread." : " threads.");
     }
-    return text + "\n";
+    text += "\n";
+    for (const ComparedRow& row : comparison.rows) {
+        if (row.idle)
+            text += "NOTE " + row.name +
+                    ": nothing was packed yet when the last chunk was read, so its figures are "
+                    "exact's: a longer text (--tokens) is needed, or a smaller --chunk.\n";
+    }
+    return text;
 }
 
 std::string summary(const Comparison& comparison) {
@@ -146,7 +155,7 @@ std::string json(const Comparison& comparison) {
                         {"reference", &row == &comparison.rows.front()},
                         {"mean_kld", row.kld},
                         {"mean_kld_error", row.kld_error},
-                        {"kld_99.9", row.kld_999},
+                        {"kld_p999", row.kld_999},
                         {"same_top1", row.same_top},
                         {"perplexity", row.perplexity},
                         {"perplexity_change_percent", change(comparison, row)},
@@ -165,6 +174,25 @@ std::string json(const Comparison& comparison) {
         {"cached", comparison.cached},   {"decoded", comparison.decoded},
         {"threads", comparison.threads}, {"rows", rows}};
     return out.dump(2) + "\n";
+}
+
+void require_writable(const std::string& path) {
+    const std::filesystem::path file(path);
+    const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+    if (std::filesystem::is_directory(file))
+        throw Failure("can't write " + path + ": it is a folder");
+    if (!std::filesystem::is_directory(folder))
+        throw Failure("can't write " + path + ": there is no folder " + folder.string());
+    const bool there = std::filesystem::exists(file);
+    if (access((there ? file : folder).c_str(), there ? W_OK : W_OK | X_OK) != 0)
+        throw Failure("can't write " + path + ": " + std::strerror(errno));
+}
+
+void require_picture(const std::string& path) {
+    const std::string ending = std::filesystem::path(path).extension().string();
+    if (ending != ".png" && ending != ".svg")
+        throw UsageError("--plot " + path + ": the name must end in .png or .svg");
+    require_writable(path);
 }
 
 void write_file(const std::string& path, const std::string& text) {

@@ -11,6 +11,7 @@ namespace lowkv::cli {
 struct ComparedRow {
     std::string name;    // a scheme, or "stock q8_0"
     bool stock = false;  // llama.cpp's own cache on the CPU backend
+    bool idle = false;   // a scheme that packs, and nothing packed was ever read
     double kld = 0, kld_error = 0, kld_999 = 0, same_top = 0, perplexity = 0;
     double cache_bytes = 0;      // at the end of the text
     double bytes_per_token = 0;  // cache_bytes / cached tokens, window and metadata included
@@ -32,6 +33,10 @@ std::string notes(const Comparison& comparison);    // what the columns are
 std::string summary(const Comparison& comparison);  // one sentence: the best trade
 std::string json(const Comparison& comparison);
 
+// Throws Failure when a file can't be written there: to know before the work.
+void require_writable(const std::string& path);
+// ... and when a picture can't be drawn into it.
+void require_picture(const std::string& path);
 void write_file(const std::string& path, const std::string& text);
 
 // Calls plot_compare.py on the JSON. Throws Failure with what to install when it can't.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -29,10 +30,11 @@ constexpr const char* footer = R"(Examples:
   cat story.txt | lowkv generate -m model.gguf --no-chat -n 200 --temp 0
 
 The prompt is --file's text, then --prompt's; with neither, what stdin holds. The answer goes to
-stdout, everything else to stderr. Ctrl-C ends the answer and still prints the figures.)";
+stdout, everything else to stderr. Ctrl-C ends the answer and still prints the figures;
+while the prompt is read it ends the command, with status 130.)";
 
 struct Options {
-    std::string model, prompt, file, system, scheme = "kivi2";
+    std::string model, prompt, file, system, scheme = default_scheme();
     int answer = 512;
     std::uint32_t context = 0, chunk = 512;
     unsigned threads = default_threads();
@@ -193,6 +195,9 @@ void report(const Outcome& outcome, const Context& context) {
 }
 
 int generate(const Options& options) {
+    for (const float value : {options.temperature, options.top_p, options.min_p}) {
+        if (!std::isfinite(value)) throw UsageError("--temp, --top-p and --min-p must be numbers");
+    }
     route_logs(options.verbose);
     if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
     const Model model(options.model);
@@ -245,7 +250,7 @@ int generate(const Options& options) {
     outcome.answer_seconds = watch.seconds();
     stream.finish();
     if (!options.quiet) report(outcome, context);
-    return 0;
+    return read ? 0 : 128 + SIGINT;
 }
 
 }  // namespace
@@ -266,7 +271,8 @@ void add_generate(CLI::App& app, int& status) {
                      "At most so many tokens of answer; -1: until it ends")
         ->capture_default_str();
     command
-        ->add_option("-s,--scheme", options->scheme, "How the cache is stored, see `lowkv schemes`")
+        ->add_option("-s,--scheme", options->scheme,
+                     "How the cache is stored, see `lowkv schemes`; LOWKV_SCHEME sets the default")
         ->capture_default_str();
     command
         ->add_option(

@@ -8,17 +8,21 @@
 #include <string_view>
 
 #include "app.h"
+#include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
 
 namespace lowkv::cli {
 
 namespace {
 
+constexpr std::string_view denial_mark = "lowkv: NOT active";
+
 struct Log {
     bool verbose = false;
     ggml_log_level level = GGML_LOG_LEVEL_NONE;  // of the line that continues
     std::string line;                            // of that level, so far
     std::string cache_buffers;                   // names of the buffers that hold caches
+    std::string denial;                          // the last "lowkv: NOT active" line
 };
 
 Log& log_state() {
@@ -26,10 +30,10 @@ Log& log_state() {
     return log;
 }
 
-// Warnings that only state what the user asked for. That a cache is stock llama.cpp's is on purpose
-// here; where it isn't, Context's own check refuses it.
+// Warnings that only state what the user asked for, and denials: a stock context's is on purpose,
+// ours fails with it.
 bool expected(std::string_view line) {
-    return line.find("lowkv: NOT active") != std::string_view::npos ||
+    return line.find(denial_mark) != std::string_view::npos ||
            line.find("the full capacity of the model will not be utilized") !=
                std::string_view::npos;
 }
@@ -40,6 +44,8 @@ void end_line(Log& log) {
         const std::size_t start = log.line.rfind(' ', at - 1);
         log.cache_buffers += log.line.substr(start + 1, at - start - 1) + " ";
     }
+    if (const std::size_t at = log.line.find(denial_mark); at != std::string::npos)
+        log.denial = log.line.substr(at, log.line.find_last_not_of('\n') + 1 - at);
     const bool shown = log.level == GGML_LOG_LEVEL_ERROR ||
                        (log.level == GGML_LOG_LEVEL_WARN && !expected(log.line)) || log.verbose;
     if (shown) std::fputs(log.line.c_str(), stderr);
@@ -68,6 +74,8 @@ void route_logs(bool verbose) {
 
 Model::Model(const std::string& path) {
     if (!std::filesystem::is_regular_file(path)) throw Failure("there is no model file " + path);
+    active_implementation();  // throws when LOWKV_IMPLEMENTATION names none: nothing would be
+                              // packed
     static const bool registered = [] {
         llama_backend_init();
         ggml_backend_register(ggml::backend_reg());
@@ -172,7 +180,7 @@ Context::Context(const Model& model, const ContextOptions& options) {
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.op_offload = false;
     params.no_perf = true;
-    const std::size_t before = ggml::stats().buffers;
+    const ggml::CacheStats before = ggml::stats();
     if (options.scheme) {
         ggml::set_scheme(*options.scheme);
         params.offload_kqv = true;
@@ -181,16 +189,22 @@ Context::Context(const Model& model, const ContextOptions& options) {
         params.type_k = params.type_v = options.stock;
     }
     log_state().cache_buffers.clear();
+    log_state().denial.clear();
     context_.reset(llama_init_from_model(model.get(), params));
     const std::string what =
         options.scheme ? "the cache under scheme " + *options.scheme
                        : std::string("llama.cpp's ") + ggml_type_name(options.stock) + " cache";
     if (!context_)
         throw Failure("llama.cpp can't make a context with " + what + " (--verbose says why)");
-    const std::size_t ours = ggml::stats().buffers - before;
+    const std::size_t ours = ggml::stats().buffers - before.buffers;
     if ((ours > 0) != options.scheme.has_value()) {
         throw Failure(what + " landed in the wrong place (buffers: " + log_state().cache_buffers +
                       "): the figures would be another cache's. Please report this model");
+    }
+    if (options.scheme && *options.scheme != "delegate") {
+        served_ = ggml::stats().layers - before.layers;
+        unproven_ = what;
+        if (!log_state().denial.empty()) throw Failure(what + ": " + log_state().denial);
     }
     batch_.reset(new llama_batch(llama_batch_init(static_cast<std::int32_t>(options.chunk), 0, 1)));
 }
@@ -204,6 +218,8 @@ void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
         batch_->seq_id[i][0] = 0;
         batch_->logits[i] = all_logits || i + 1 == tokens.size() ? 1 : 0;
     }
+    const std::size_t layers = ggml::stats().layers;
+    if (!unproven_.empty()) log_state().denial.clear();
     const int result = llama_decode(get(), *batch_);
     if (result == 1)
         throw Failure("the context of " + std::to_string(cells()) +
@@ -212,6 +228,12 @@ void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
         throw Failure("llama.cpp failed at token " + std::to_string(size_) +
                       " (llama_decode: " + std::to_string(result) + ")");
     size_ += static_cast<std::uint32_t>(tokens.size());
+    if (unproven_.empty()) return;
+    // The plug-in decides at the latest in the first graph which layers it packs.
+    if (!log_state().denial.empty()) throw Failure(unproven_ + ": " + log_state().denial);
+    if (served_ + ggml::stats().layers == layers)
+        throw Failure(unproven_ + " serves no layer: the cache would be plain f16");
+    unproven_.clear();
 }
 
 void Context::clear() {

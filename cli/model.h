@@ -84,6 +84,8 @@ class Context {
     std::unique_ptr<llama_context, Free> context_;
     std::unique_ptr<llama_batch, FreeBatch> batch_;
     std::uint32_t size_ = 0;
+    std::size_t served_ = 0;  // layers packed once it was made
+    std::string unproven_;    // the cache's name until a decode has shown that it is packed
 };
 
 }  // namespace lowkv::cli

@@ -6,6 +6,7 @@ usage: plot_compare.py compare.json picture.png|svg
 
 import json
 import sys
+import textwrap
 
 
 def main() -> int:
@@ -59,7 +60,8 @@ def main() -> int:
     axes.margins(y=0.18)
     axes.set_xlabel("cache, KiB per token")
     axes.set_ylabel("mean KLD against exact (log; lower is better)")
-    axes.set_title(f"{data['model']}: what a smaller cache costs, {data['positions']:,} positions", fontsize=12)
+    figure.suptitle(textwrap.fill(f"What a smaller cache costs: {data['model']}", 64), fontsize=12)
+    axes.set_title(f"{data['positions']:,} positions", fontsize=9, color="#555555")
     axes.grid(True, which="major", color="#e4e4e4", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best")

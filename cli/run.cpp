@@ -41,7 +41,7 @@ output and signals through and ends with the program's exit status. If the progr
 without the plug-in's "lowkv: active" line, it is stopped and the exit status is 1.)";
 
 struct Options {
-    std::string scheme = "kivi2", plugin;
+    std::string scheme = default_scheme(), plugin;
     double timeout = 600;
     std::vector<std::string> command;
 };
@@ -308,7 +308,8 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
                                            "failure: lowkv run [OPTIONS] -- COMMAND ...");
     command->footer(footer);
     command
-        ->add_option("-s,--scheme", options->scheme, "How the cache is stored, see `lowkv schemes`")
+        ->add_option("-s,--scheme", options->scheme,
+                     "How the cache is stored, see `lowkv schemes`; LOWKV_SCHEME sets the default")
         ->capture_default_str();
     command->add_option("--plugin", options->plugin,
                         "The plug-in, libggml-lowkv.so (default: the one built with this command)");

@@ -1,5 +1,6 @@
 // lowkv schemes: what can be stored, in words and in bits.
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
@@ -146,6 +147,13 @@ void list() {
 }
 
 }  // namespace
+
+void read_schemes(std::vector<std::string>& schemes) {
+    for (std::string& scheme : schemes) {
+        std::replace(scheme.begin(), scheme.end(), '+', ',');
+        static_cast<void>(parse_scheme(scheme));
+    }
+}
 
 void add_schemes(CLI::App& app, int& status) {
     auto scheme = std::make_shared<std::string>();

@@ -9,10 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <sstream>
 #include <utility>
 
 #include "app.h"
@@ -174,6 +174,11 @@ std::string environment(const char* name) {
     return value == nullptr ? "" : value;
 }
 
+std::string default_scheme() {
+    const std::string chosen = environment("LOWKV_SCHEME");
+    return chosen.empty() ? "kivi2" : chosen;
+}
+
 std::size_t complete_utf8(std::string_view text) {
     // The last character's first byte is among the last four bytes, or the text isn't UTF-8.
     for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
@@ -188,12 +193,14 @@ std::size_t complete_utf8(std::string_view text) {
 std::string read_text(const std::string& path) {
     if (path == "-")
         return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    if (std::filesystem::is_directory(path))
+        throw Failure("the text file " + path + " is a folder");
+    errno = 0;
     std::ifstream file(path, std::ios::binary);
-    std::stringstream text;
-    if (!file || !(text << file.rdbuf())) {
-        throw Failure("can't read the text file " + path + ": " + std::strerror(errno));
-    }
-    return text.str();
+    if (!file) throw Failure("can't read the text file " + path + ": " + std::strerror(errno));
+    std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    if (text.empty()) throw Failure("the text file " + path + " is empty");
+    return text;
 }
 
 }  // namespace lowkv::cli

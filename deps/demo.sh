@@ -4,7 +4,8 @@ set -euo pipefail
 lowkv=$1 model=$2 text=$3
 
 echo "== One text of about 4,000 tokens under several schemes, beside llama.cpp's own caches"
-"$lowkv" compare --model "$model" --file "$text" --schemes exact,kivi4,kivi2,int4
+"$lowkv" compare --model "$model" --file "$text" --schemes exact,kivi4,kivi2 \
+    --stock f16,q4_0
 
 echo
 echo "== An answer about the beginning of that text, streamed from a 2-bit cache"

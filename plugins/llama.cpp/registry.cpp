@@ -46,8 +46,9 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
-    // A wrong LOWKV_SCHEME ends here: no context can be made, so no tool runs on a plain cache
-    // without noticing. (Refusing to load would not do: llama-bench would go on with stock f16.)
+    // A wrong LOWKV_SCHEME or LOWKV_IMPLEMENTATION ends here: no context can be made, so no tool
+    // runs on a plain cache without noticing. (Refusing to load would not do: llama-bench would go
+    // on with stock f16.)
     if (setting() == nullptr) {
         report_once(GGML_LOG_LEVEL_ERROR, setting_error());
         return nullptr;

@@ -4,6 +4,8 @@
 #include <exception>
 #include <mutex>
 
+#include "lowkv/implementation.h"
+
 namespace lowkv::ggml {
 namespace {
 
@@ -40,13 +42,22 @@ void choose(const std::string& text) {
 void choose_from_environment() {
     const char* value = std::getenv("LOWKV_SCHEME");
     const std::string text = value != nullptr && *value != '\0' ? value : default_scheme;
-    try {
-        choose(text);
-    } catch (const std::exception& error) {
+    const auto refuse = [](const std::string& why) {
         State& s = state();
         const std::lock_guard lock(s.mutex);
         s.setting.reset();
-        s.error = "LOWKV_SCHEME=" + text + " is not a scheme: " + error.what();
+        s.error = why;
+    };
+    try {
+        choose(text);
+    } catch (const std::exception& error) {
+        refuse("LOWKV_SCHEME=" + text + " is not a scheme: " + error.what());
+        return;
+    }
+    try {
+        active_implementation();  // a wrong LOWKV_IMPLEMENTATION
+    } catch (const std::exception& error) {
+        refuse(error.what());
     }
 }
 

@@ -61,6 +61,32 @@ def test_wrong_arguments_say_what_is_right(args, words):
     assert words in run.both, run.both
 
 
+@pytest.mark.parametrize("args", [
+    ("generate", "-m", MODEL, "-p", "x", "-n", 2),
+    ("compare", "-m", MODEL, "-f", TEXT, "--tokens", 300, "--chunk", 64, "--no-speed"),
+])
+def test_an_implementation_that_is_not_there_fails(args):
+    run = lowkv(*args, LOWKV_IMPLEMENTATION="nonsense")
+    assert run.code == 1 and not run.out.strip(), run.both
+    run.said("nonsense")
+
+
+def test_environment_sets_the_default_scheme():
+    args = ("generate", "-m", MODEL, "--no-chat", "-p", "Once upon a time", "-n", 2)
+    lowkv(*args, LOWKV_SCHEME="kivi4").said("scheme kivi4")
+    lowkv(*args, "--scheme", "kivi2", LOWKV_SCHEME="kivi4").said("scheme kivi2")
+    for command in (args, ("run", "--", "true")):
+        wrong = lowkv(*command, LOWKV_SCHEME="kivi3")
+        assert wrong.code == 2 and "kivi2" in wrong.both, wrong.both
+
+
+def test_an_empty_text_is_said_to_be_empty(tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    run = lowkv("compare", "-m", MODEL, "-f", empty)
+    assert run.code == 1 and f"the text file {empty} is empty" in run.both, run.both
+
+
 def test_schemes_and_doctor():
     assert "kivi2" in lowkv("schemes").out
     assert "3.00" in lowkv("schemes", "kivi2").out

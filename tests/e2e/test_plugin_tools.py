@@ -57,6 +57,13 @@ def test_wrong_scheme_stops(name):
     assert "active: scheme" not in run.both
 
 
+def test_wrong_implementation_stops():
+    run = complete(tokens=2, scheme="kivi2", env={"LOWKV_IMPLEMENTATION": "vax"})
+    assert run.code != 0
+    run.said(r"LOWKV_IMPLEMENTATION=vax is not in this build; this CPU runs: ")
+    assert "active: scheme" not in run.both
+
+
 def test_bench_loads_it_without_dev():
     run = tool("llama-bench", "-p", 0, "-n", 4, "-r", 1, scheme="kivi2", device=False)
     assert run.code == 0
