@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -26,6 +27,9 @@ class Failure : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
 };
+
+// How the plug-in's lines begin that say a cache is not packed (plugins/llama.cpp/report.cpp).
+inline constexpr std::string_view denial_mark = "lowkv: NOT active";
 
 // Checks schemes from a list that commas separate, where + stands for the comma within a scheme.
 void read_schemes(std::vector<std::string>& schemes);

@@ -15,8 +15,6 @@ namespace lowkv::cli {
 
 namespace {
 
-constexpr std::string_view denial_mark = "lowkv: NOT active";
-
 struct Log {
     bool verbose = false;
     ggml_log_level level = GGML_LOG_LEVEL_NONE;  // of the line that continues

@@ -164,7 +164,7 @@ class Watcher {
                                line.find("LOWKV") == std::string_view::npos;
         const bool working = line.find("listening on http") != std::string_view::npos ||
                              line.find("all slots are idle") != std::string_view::npos;
-        const bool denied = line.find("lowkv: NOT active") != std::string_view::npos;
+        const bool denied = line.find(denial_mark) != std::string_view::npos;
         if (!active_ && stranger_.empty() && (elsewhere || working || denied)) stranger_ = line;
     }
 

@@ -203,14 +203,13 @@ bool Backend::attention(const ggml_tensor& node) {
         }
         attend(sequence, io, params, workspace_, *executor_);
     }
-    finish_layer(*keys, node, first_stream);
+    finish_layer(*keys, op, first_stream);
     return true;
 }
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer
 // to get here ages the cells for all of them, and each packs what has left the window.
-void Backend::finish_layer(CacheTensor& keys, const ggml_tensor& node, std::uint32_t first_stream) {
-    const AttentionOp op(node);
+void Backend::finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32_t first_stream) {
     for (std::int64_t s = 0; s < op.q->ne[3]; ++s) {
         const std::uint32_t stream = first_stream + static_cast<std::uint32_t>(s);
         CellTracker& tracker = keys.buffer->tracker(stream);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_op.h"
 #include "buffer.h"
 #include "delegate.h"
 #include "lowkv/attention.h"
@@ -39,7 +40,7 @@ class Backend {
     // Any other operation on cache tensors: on f16 copies of them, and back if it writes one.
     ggml_status compute_on_copies(const ggml_tensor& node);
 
-    void finish_layer(CacheTensor& keys, const ggml_tensor& node, std::uint32_t first_stream);
+    void finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32_t first_stream);
 };
 
 }  // namespace lowkv::ggml

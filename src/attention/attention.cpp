@@ -30,8 +30,7 @@ void check_arguments(const Shape& shape, const AttentionIO& io, const AttentionP
               std::to_string(shape.kv_heads) + " kv heads");
     check(io.tokens == 0 || (io.q != nullptr && io.out != nullptr), "q or out is null");
     const Mask& mask = params.mask;
-    const bool additive =
-        mask.kind == Mask::Kind::additive_f16 || mask.kind == Mask::Kind::additive_f32;
+    const bool additive = kernels::is_additive(mask.kind);
     check(!additive || mask.data != nullptr, "the additive mask has no data");
     check(!additive || io.tokens < 2 || mask.row_stride >= io.n_cells,
           "mask rows of " + std::to_string(mask.row_stride) + " values do not cover " +

@@ -17,6 +17,10 @@ inline constexpr std::uint32_t tile_tokens = 32;   // tokens expanded to f32 at 
 inline constexpr std::uint32_t decode_max_rows = 4;
 inline constexpr std::uint32_t prefill_max_rows = 96;
 
+constexpr bool is_additive(Mask::Kind kind) {
+    return kind == Mask::Kind::additive_f16 || kind == Mask::Kind::additive_f32;
+}
+
 // One query row: a query token's head.
 struct Row {
     const float* q = nullptr;    // head_dim floats

@@ -27,7 +27,8 @@ def read_paths():
 PATHS = read_paths()
 TOOLS = Path(PATHS["LOWKV_LLAMA_BUILD"])
 MODEL = PATHS["LOWKV_MODEL"]
-PLUGIN = PATHS.get("LOWKV_PLUGIN", str(ROOT / "build/release/lib/libggml-lowkv.so"))
+BUILD = Path(os.environ.get("LOWKV_BUILD_DIR", ROOT / "build/release"))
+PLUGIN = PATHS.get("LOWKV_PLUGIN", str(BUILD / "lib/libggml-lowkv.so"))
 THREADS = ["-t", "1"]
 
 

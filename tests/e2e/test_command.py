@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from plugin_tools import MODEL, PATHS, ROOT, Run, environment
+from plugin_tools import BUILD, MODEL, PATHS, Run, environment
 
-COMMAND = ROOT / "build/release/bin/lowkv"
+COMMAND = BUILD / "bin/lowkv"
 TEXT = PATHS["LOWKV_DEMO_TEXT"]
 
 

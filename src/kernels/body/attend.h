@@ -96,8 +96,7 @@ void decode(const Task& task) noexcept {
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
     const unsigned rows = task.row_count;
-    const bool additive =
-        task.mask == Mask::Kind::additive_f16 || task.mask == Mask::Kind::additive_f32;
+    const bool additive = is_additive(task.mask);
     alignas(64) float q[decode_max_rows * max_head_dim];
     alignas(64) float scores[decode_max_rows][span_tokens];
     Bias bias[decode_max_rows];
@@ -158,8 +157,7 @@ void prefill(const Task& task) noexcept {
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
     const unsigned rows = task.row_count;
-    const bool additive =
-        task.mask == Mask::Kind::additive_f16 || task.mask == Mask::Kind::additive_f32;
+    const bool additive = is_additive(task.mask);
     auto* q = reinterpret_cast<float*>(task.scratch);
     float* scores = q + std::size_t{prefill_max_rows} * max_head_dim;
     float* key_tile = scores + std::size_t{prefill_max_rows} * span_tokens;
