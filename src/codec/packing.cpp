@@ -8,14 +8,14 @@ namespace {
 using kernels::unit_lanes;
 using kernels::unit_steps;
 
-constexpr std::uint32_t tile_steps = 4;   // steps of a unit's tile: bytes 4 * lane + step
+constexpr std::uint32_t tile_steps = 4;   // steps of a unit's tile: a lane's four bytes
 constexpr std::size_t vector_bytes = 64;  // unit_lanes * tile_steps
 
 std::size_t unit_number(const HeadShape& head, std::uint32_t lane, std::uint32_t step_block) {
     return std::size_t{lane / unit_lanes} * (head.steps / unit_steps) + step_block;
 }
 
-// Four rows of lanes, still to be interleaved to bytes 4 * lane + row.
+// Four rows of lanes, still to be interleaved to four bytes a lane.
 struct Quad {
     alignas(64) std::uint8_t row[tile_steps][max_lanes];
 };
@@ -40,7 +40,9 @@ void combine(const CodeTile& tile, std::uint32_t lanes, unsigned first, unsigned
 
 void interleave(const Quad& quad, std::uint32_t lane, std::uint8_t* __restrict out) {
     for (std::uint32_t l = 0; l < unit_lanes; ++l) {
-        for (std::uint32_t k = 0; k < tile_steps; ++k) out[4 * l + k] = quad.row[k][lane + l];
+        for (std::uint32_t k = 0; k < tile_steps; ++k) {
+            out[4 * l + k] = quad.row[kernels::byte_of_step(k)][lane + l];
+        }
     }
 }
 
@@ -87,7 +89,7 @@ void unpack_low(const std::uint8_t* codes, std::uint32_t bits, const HeadShape& 
             const std::uint8_t* vector = in + vector_bytes * (j / per_byte);
             const unsigned shift = Width * (j % per_byte);
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
-                tile.row[tile_steps * j + b % 4][lane + b / 4] =
+                tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4] =
                     static_cast<std::uint8_t>((vector[b] >> shift) & ((1u << Width) - 1));
             }
         }
@@ -102,7 +104,8 @@ void unpack_third(const std::uint8_t* codes, const HeadShape& head, std::uint32_
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
             const unsigned shift = (unit % 2 == 0 ? 0u : 4u) + j;
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
-                std::uint8_t& code = tile.row[tile_steps * j + b % 4][lane + b / 4];
+                std::uint8_t& code =
+                    tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4];
                 code = static_cast<std::uint8_t>(code | ((in[b] >> shift) & 1) << 2);
             }
         }

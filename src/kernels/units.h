@@ -7,7 +7,8 @@
 // step = token. Both counts are multiples of 16, and lanes * steps of 512.
 //
 //   unit    16 lanes x 16 steps. Number: lane_block * (steps / 16) + step_block.
-//   tile    4 steps of a unit (tile j: steps 4j .. 4j+3) as 64 bytes: byte 4 * lane + (step & 3).
+//   tile    4 steps of a unit (tile j: steps 4j .. 4j+3) as 64 bytes: a lane's four bytes are its
+//           steps 0, 2, 1, 3, so that a mask of 16-bit halves leaves neighbours
 //   8 bits  tiles 0..3, 256 bytes a unit
 //   4 bits  2 x 64 bytes: byte b of the v-th = tile[2v][b] | tile[2v+1][b] << 4
 //   2 bits  64 bytes: byte b = tile[0][b] | tile[1][b] << 2 | tile[2][b] << 4 | tile[3][b] << 6
@@ -34,13 +35,18 @@ constexpr std::size_t unit_offset(std::uint32_t bits, std::size_t unit) {
     return bits == 3 ? (unit / 2) * 192 + (unit % 2) * 64 : unit * 32 * bits;
 }
 
+// Where a lane's four bytes hold step `step` of a tile, and the step that byte `step` holds.
+constexpr std::uint32_t byte_of_step(std::uint32_t step) {
+    return (step & 1) << 1 | (step & 2) >> 1;
+}
+
 // One code, for reference code and tests. `lane` and `step` are within the head.
 inline std::uint8_t load_code(const std::uint8_t* codes, std::uint32_t bits, std::uint32_t steps,
                               std::uint32_t lane, std::uint32_t step) {
     const std::size_t unit =
         std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
     const std::uint32_t tile = step % unit_steps / 4;
-    const std::uint32_t byte = 4 * (lane % unit_lanes) + step % 4;
+    const std::uint32_t byte = 4 * (lane % unit_lanes) + byte_of_step(step % 4);
     const std::uint8_t* base = codes + unit_offset(bits, unit);
     switch (bits) {
         case 8: return base[64 * tile + byte];
@@ -61,7 +67,7 @@ inline void store_code(std::uint8_t* codes, std::uint32_t bits, std::uint32_t st
     const std::size_t unit =
         std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
     const std::uint32_t tile = step % unit_steps / 4;
-    const std::uint32_t byte = 4 * (lane % unit_lanes) + step % 4;
+    const std::uint32_t byte = 4 * (lane % unit_lanes) + byte_of_step(step % 4);
     std::uint8_t* base = codes + unit_offset(bits, unit);
     const auto add = [](std::uint8_t& target, unsigned value) {
         target = static_cast<std::uint8_t>(target | value);

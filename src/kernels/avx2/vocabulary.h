@@ -46,15 +46,13 @@ LOWKV_INLINE void reduce_add4(const F* x, float* out) { reduce4<false>(x, out); 
 LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, index)));
 }
-LOWKV_INLINE F zero_below(F x, float limit, F a) {
-    return _mm256_and_ps(_mm256_cmp_ps(x, set(limit), _CMP_GE_OQ), a);
-}
-LOWKV_INLINE F scale_by_power(F a, F n) {
-    const I exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
-}
-LOWKV_INLINE F round(F a) {
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+LOWKV_INLINE F fraction(F t) { return _mm256_sub_ps(t, _mm256_floor_ps(t)); }
+LOWKV_INLINE F scale_by_floor(F a, F t) {
+    const F least = set(-126.0f);
+    const I n = _mm256_cvttps_epi32(_mm256_floor_ps(max(t, least)));
+    const I power = _mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23);
+    return _mm256_and_ps(_mm256_cmp_ps(t, least, _CMP_GE_OQ),
+                         _mm256_mul_ps(a, _mm256_castsi256_ps(power)));
 }
 
 LOWKV_INLINE I load_bytes(const std::uint8_t* p) {
@@ -71,10 +69,8 @@ LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm256_srli_epi32(a, static
 LOWKV_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm256_cvtps_epi32(a); }
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
-    const I order = _mm256_shuffle_epi32(a, _MM_SHUFFLE(3, 1, 2, 0));
-    _mm_storeu_si128(
-        reinterpret_cast<__m128i*>(p),
-        _mm_packs_epi32(_mm256_castsi256_si128(order), _mm256_extracti128_si256(order, 1)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
 LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     int pair;

@@ -43,13 +43,10 @@ LOWKV_INLINE void reduce_add4(const F* x, float* out) { reduce4<false>(x, out); 
 LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
     return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(index, limit), b, a);
 }
-LOWKV_INLINE F zero_below(F x, float limit, F a) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_GE_OQ), a);
+LOWKV_INLINE F fraction(F t) {
+    return _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
-LOWKV_INLINE F scale_by_power(F a, F n) { return _mm512_scalef_ps(a, n); }
-LOWKV_INLINE F round(F a) {
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
+LOWKV_INLINE F scale_by_floor(F a, F t) { return _mm512_scalef_ps(a, t); }
 
 LOWKV_INLINE I load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 LOWKV_INLINE I set_int(int x) { return _mm512_set1_epi32(x); }
@@ -65,7 +62,7 @@ LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm512_srli_epi32(a, n); }
 LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
-    const __m256i words = _mm512_cvtepi32_epi16(_mm512_shuffle_epi32(a, _MM_PERM_DBCA));
+    const __m256i words = _mm512_cvtepi32_epi16(a);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {

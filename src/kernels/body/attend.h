@@ -33,20 +33,28 @@ LOWKV_INLINE Block open_block(const Task& task, unsigned block) {
     return b;
 }
 
-LOWKV_INLINE void prefetch(const std::byte* data, std::size_t bytes) {
-    for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at);
+// What is worth fetching early: a head's section lies far from the same head's in the next block.
+LOWKV_INLINE std::size_t packed_bytes(const Matrix& x) {
+    return x.data == nullptr || x.exact ? 0 : x.layout->head_bytes;
 }
 
-// A head's section lies far from the same head's section in the next block: fetch it early.
-LOWKV_INLINE void prefetch_keys(const Task& task, unsigned block) {
-    const BlockView& view = task.views[block];
-    const PartLayout& keys = task.plan->keys();
-    if (view.packed) prefetch(view.keys + task.kv_head * keys.head_bytes, keys.head_bytes);
-}
-LOWKV_INLINE void prefetch_values(const Task& task, unsigned block) {
-    const BlockView& view = task.views[block];
-    const PartLayout& values = task.plan->values();
-    if (view.packed) prefetch(view.values + task.kv_head * values.head_bytes, values.head_bytes);
+// Multiplies the blocks' keys or values: product(b) says what by what.
+template <class MakeProduct>
+LOWKV_INLINE void multiply_blocks(const Block* blocks, unsigned count, unsigned rows,
+                                  MakeProduct make_product, std::size_t w_stride,
+                                  std::size_t y_stride) {
+    Product packed[max_products];
+    unsigned packed_count = 0;
+    for (unsigned b = 0; b < count; ++b) {
+        if (!blocks[b].present) continue;
+        packed[packed_count] = make_product(b);
+        if (packed[packed_count].x.exact) {
+            multiply_exact(packed[packed_count], rows, w_stride, y_stride);
+        } else {
+            ++packed_count;
+        }
+    }
+    multiply_packed(packed, packed_count, rows, w_stride, y_stride);
 }
 
 // The rows' queries, contiguous and times the score scale (with a soft-cap c: scale / c).
@@ -120,7 +128,7 @@ void decode(const Task& task) noexcept {
                 row_bias[r] = &bias[r];
             }
         }
-        Block blocks[span_tokens / tile_tokens];
+        Block blocks[max_products];
         bool seen = false;
         for (unsigned b = 0; b < block_count; ++b) {
             const unsigned at = b * tokens;
@@ -134,21 +142,29 @@ void decode(const Task& task) noexcept {
             for (unsigned r = 0; r < rows; ++r) {
                 for (unsigned t = 0; t < tokens; t += lanes) store(scores[r] + at + t, set(0.0f));
             }
-            if (!blocks[b].present) continue;
-            prefetch_values(task, cell / tokens + b);
-            select_multiply(blocks[b].keys, rows)(blocks[b].keys, q, head_dim, scores[0] + at,
-                                                  span_tokens);
         }
         if (!seen) continue;
+        multiply_blocks(
+            blocks, block_count, rows,
+            [&](unsigned b) LOWKV_INLINE_LAMBDA {
+                return Product{blocks[b].keys, q, scores[0] + b * tokens, blocks[b].values.data,
+                               packed_bytes(blocks[b].values)};
+            },
+            head_dim, span_tokens);
         softmax(task, 0, rows, cell, count, row_bias, scores[0], span_tokens, running.max,
                 running.sum);
-        for (unsigned b = 0; b < block_count; ++b) {
-            if (cell + span_tokens + b * tokens < end)
-                prefetch_keys(task, (cell + span_tokens) / tokens + b);
-            if (!blocks[b].present) continue;
-            select_multiply(blocks[b].values, rows)(blocks[b].values, scores[0] + b * tokens,
-                                                    span_tokens, task.out, head_dim);
-        }
+        multiply_blocks(
+            blocks, block_count, rows,
+            [&](unsigned b) LOWKV_INLINE_LAMBDA {
+                Product product{blocks[b].values, scores[0] + b * tokens, task.out};
+                if (cell + span_tokens + b * tokens < end) {
+                    const Matrix next = open_block(task, (cell + span_tokens) / tokens + b).keys;
+                    product.ahead = next.data;
+                    product.ahead_bytes = packed_bytes(next);
+                }
+                return product;
+            },
+            span_tokens, head_dim);
     }
     running.finish(task);
 }

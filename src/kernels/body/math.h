@@ -2,20 +2,18 @@
 
 constexpr float minus_infinity = -__builtin_inff();
 
-// e^x for x <= 0 (and small positive x), relative error about 2e-7; 0 below -87.
+// e^x, relative error about 2e-7 for x above -10, |x| 1e-7 below; 0 below -87. x at most 87.
 LOWKV_INLINE F exp(F x) {
-    const F n = round(mul(x, set(1.44269504088896341f)));
-    // Two-part ln 2 (Cody and Waite), then a Taylor polynomial on [-ln 2 / 2, ln 2 / 2].
-    F r = fma(n, set(-0.693359375f), x);
-    r = fma(n, set(2.12194440e-4f), r);
-    F p = set(1.0f / 720);
-    p = fma(p, r, set(1.0f / 120));
-    p = fma(p, r, set(1.0f / 24));
-    p = fma(p, r, set(1.0f / 6));
-    p = fma(p, r, set(0.5f));
-    p = fma(p, r, set(1.0f));
-    p = fma(p, r, set(1.0f));
-    return zero_below(x, -87.0f, scale_by_power(p, max(n, set(-126.0f))));
+    const F t = mul(x, set(1.44269504088896341f));
+    const F f = fraction(t);
+    // 2^f on [0, 1), minimax with p(0) = 1 and p(1) = 2.
+    F p = set(0.001879318617284298f);
+    p = fma(p, f, set(0.008990995585918427f));
+    p = fma(p, f, set(0.05581867694854736f));
+    p = fma(p, f, set(0.240159273147583f));
+    p = fma(p, f, set(0.6931517124176025f));
+    p = fma(p, f, set(1.0f));
+    return scale_by_floor(p, t);
 }
 
 // tanh(x) = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|), so that exp never overflows.
@@ -27,29 +25,36 @@ LOWKV_INLINE F tanh(F x) {
     return mul(t, div(x, add(magnitude, set(1e-30f))));
 }
 
-// One metadata row of a head's section (codec.h) as f32.
-LOWKV_INLINE void load_metadata(const PartLayout& layout, const std::byte* section, unsigned row,
-                                float* scale, float* zero) {
+// One metadata row of a head's section (codec.h). FP8 is widened to f16 first: moving E4M3's bits
+// up leaves the exponent biased by 8 too little, which the units make up for.
+struct MetadataRow {
+    const std::uint16_t* scales;
+    const std::uint16_t* zeros;
+    F scale_unit, zero_unit;
+    alignas(64) std::uint16_t widened[2 * max_head_dim];
+
+    F scale(unsigned i) const { return mul(load_f16(scales + i), scale_unit); }
+    F zero(unsigned i) const { return mul(load_f16(zeros + i), zero_unit); }
+};
+
+LOWKV_INLINE void open_metadata(const PartLayout& layout, const std::byte* section, unsigned number,
+                                MetadataRow& row) {
     const unsigned n = layout.row_entries;
     const std::byte* metadata = section + layout.metadata_offset;
     if (layout.codec.metadata == Metadata::fp16) {
-        const auto* p = reinterpret_cast<const std::uint16_t*>(metadata) + std::size_t{2} * row * n;
-        for (unsigned i = 0; i < n; i += lanes) {
-            store(scale + i, load_f16(p + i));
-            store(zero + i, load_f16(p + n + i));
+        row.scales = reinterpret_cast<const std::uint16_t*>(metadata) + std::size_t{2} * number * n;
+        row.scale_unit = row.zero_unit = set(1.0f);
+    } else {
+        float multiplier[2];
+        __builtin_memcpy(multiplier, section, sizeof multiplier);
+        const auto* p =
+            reinterpret_cast<const std::uint8_t*>(metadata) + std::size_t{2} * number * n;
+        for (unsigned i = 0; i < 2 * n; ++i) {
+            row.widened[i] = static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7);
         }
-        return;
+        row.scales = row.widened;
+        row.scale_unit = set(256.0f * multiplier[0]);
+        row.zero_unit = set(256.0f * multiplier[1]);
     }
-    // E4M3 to f16 moves the bits up and leaves the exponent biased by 8 too little.
-    float multiplier[2];
-    __builtin_memcpy(multiplier, section, sizeof multiplier);
-    const auto* p = reinterpret_cast<const std::uint8_t*>(metadata) + std::size_t{2} * row * n;
-    alignas(64) std::uint16_t half[2 * max_head_dim];
-    for (unsigned i = 0; i < 2 * n; ++i) {
-        half[i] = static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7);
-    }
-    for (unsigned i = 0; i < n; i += lanes) {
-        store(scale + i, mul(load_f16(half + i), set(256.0f * multiplier[0])));
-        store(zero + i, mul(load_f16(half + n + i), set(256.0f * multiplier[1])));
-    }
+    row.zeros = row.scales + n;
 }

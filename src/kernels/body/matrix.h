@@ -18,21 +18,30 @@ struct Matrix {
     bool folded = false;
 };
 
-// A row's weights for one group, rounded, in the order in which widening takes codes out of a tile
-// (load_pair): of each four steps 0, 2, 1, 3.
-struct Weights {
-    alignas(64) std::int16_t values[decode_max_rows][max_head_dim];
+// A span's packed blocks are multiplied together, so that one's preparation overlaps with
+// another's products. `ahead` is what will be needed next, fetched meanwhile.
+struct Product {
+    Matrix x;
+    const float* w = nullptr;
+    float* y = nullptr;
+    const std::byte* ahead = nullptr;
+    std::size_t ahead_bytes = 0;
 };
+constexpr unsigned max_products = span_tokens / tile_tokens;
+// A row's weights for all products of a span: every group of lanes has its own. Keys: at most 4
+// groups of 32 tokens x 256 channels. Values: at most 8 groups of 32 channels x 128 tokens.
+constexpr unsigned max_weights = max_head_dim * span_tokens / 32;
+constexpr unsigned max_groups = max_head_dim / 32;
 
-// What a product needs of its rows' weights. Folded weights differ by group of lanes; they share
-// one scale per row, so that finding the largest costs one reduction and not one per group.
-constexpr unsigned max_folded_groups = 8;  // head_dim 256 in groups of 32
+// Weights become integers by one scale per row and product, so that finding the largest costs one
+// reduction and not one per group.
 struct RowScales {
     float scale[4];
     float inverse[4];
 };
 
 constexpr float weight_limit = 32767.0f;
+constexpr float least_weight = 1e-30f;  // the largest is below: the product is 0
 
 LOWKV_INLINE RowScales make_scales(const F* largest) {
     RowScales rows;
@@ -40,9 +49,26 @@ LOWKV_INLINE RowScales make_scales(const F* largest) {
     reduce_max4(largest, top);
     for (unsigned r = 0; r < 4; ++r) {
         rows.scale[r] = top[r] / weight_limit;
-        rows.inverse[r] = top[r] > 0 ? weight_limit / top[r] : 0.0f;
+        rows.inverse[r] = top[r] > least_weight ? weight_limit / top[r] : 0.0f;
     }
     return rows;
+}
+
+// Fetches a few lines at each unit of a product: asked for all at once, they would stall it.
+struct Prefetch {
+    const std::byte* next;
+    const std::byte* end;
+    std::size_t share;
+};
+LOWKV_INLINE Prefetch start_prefetch(const Product& product) {
+    const unsigned units = product.x.lane_count * product.x.step_count / (32 * lanes);
+    return {product.ahead, product.ahead + product.ahead_bytes,
+            (product.ahead_bytes / 64 + units - 1) / units * 64};
+}
+LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
+    const std::byte* stop = prefetch.next + prefetch.share;
+    if (stop > prefetch.end) stop = prefetch.end;
+    for (; prefetch.next < stop; prefetch.next += 64) __builtin_prefetch(prefetch.next);
 }
 
 LOWKV_INLINE void round_weights(const float* w, unsigned steps, float inverse,
@@ -68,7 +94,7 @@ LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, uns
     return view;
 }
 
-// Steps 4 * tile + odd and 4 * tile + odd + 2, as two 16-bit codes a lane.
+// Steps 4 * tile + 2 * odd and the one after it, as two 16-bit codes a lane.
 template <unsigned Bits>
 LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
     if constexpr (Bits == 8) {
@@ -87,15 +113,16 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
 }
 
 // sums[row][vector] = sum over `units` units of weight * code, for Vectors x `lanes` lanes from
-// `lane` on: two vectors share each broadcast of a weight.
+// `lane` on: two vectors share each broadcast of a weight. Rows' weights are max_weights apart.
 template <unsigned Bits, unsigned Rows, unsigned Vectors>
 LOWKV_INLINE void dot_units(const std::uint8_t* codes, unsigned step_units, unsigned lane,
-                            unsigned first_unit, unsigned units, const Weights& weights,
-                            I (&sums)[Rows][2]) {
+                            unsigned first_unit, unsigned units, const std::int16_t* weights,
+                            Prefetch& prefetch, I (&sums)[Rows][2]) {
     for (unsigned r = 0; r < Rows; ++r) {
         for (unsigned v = 0; v < Vectors; ++v) sums[r][v] = set_int(0);
     }
     for (unsigned u = 0; u < units; ++u) {
+        fetch_share(prefetch);
         UnitView view[Vectors];
         for (unsigned v = 0; v < Vectors; ++v) {
             const unsigned at = lane + v * lanes;
@@ -110,7 +137,7 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, unsigned step_units, unsi
             }
 #pragma GCC unroll 4
             for (unsigned r = 0; r < Rows; ++r) {
-                const I w = broadcast_pair(weights.values[r] + 16 * u + 2 * pair);
+                const I w = broadcast_pair(weights + r * max_weights + 16 * u + 2 * pair);
                 for (unsigned v = 0; v < Vectors; ++v) {
                     sums[r][v] = dot_pair(sums[r][v], x[v], w);
                 }
@@ -123,111 +150,142 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, unsigned step_units, unsi
 template <unsigned Bits, unsigned Rows, class Body>
 LOWKV_INLINE void for_lanes(const std::uint8_t* codes, unsigned step_units, unsigned first,
                             unsigned last, unsigned first_unit, unsigned units,
-                            const Weights& weights, Body body) {
+                            const std::int16_t* weights, Prefetch& prefetch, Body body) {
     I sums[Rows][2];
     unsigned lane = first;
     for (; lane + 2 * lanes <= last; lane += 2 * lanes) {
-        dot_units<Bits, Rows, 2>(codes, step_units, lane, first_unit, units, weights, sums);
+        dot_units<Bits, Rows, 2>(codes, step_units, lane, first_unit, units, weights, prefetch,
+                                 sums);
         body(lane, sums, 2u);
     }
     for (; lane < last; lane += lanes) {
-        dot_units<Bits, Rows, 1>(codes, step_units, lane, first_unit, units, weights, sums);
+        dot_units<Bits, Rows, 1>(codes, step_units, lane, first_unit, units, weights, prefetch,
+                                 sums);
         body(lane, sums, 1u);
     }
 }
 
 template <unsigned Bits, unsigned Rows>
-void multiply_folded(const Matrix& x, const float* w, std::size_t w_stride, float* y,
+void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
-    const PartLayout& layout = *x.layout;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
-    const unsigned steps = x.step_count, groups = layout.group_rows;
-    // Keys have few groups of up to 256 steps, values up to 8 groups of at most 128.
-    alignas(64) float folded[Rows][max_folded_groups * span_tokens];
-    alignas(64) float scale[max_head_dim], zero[max_head_dim];
-    float offset[max_folded_groups][4];
-    F largest[4], sum[4];
-    for (F& f : largest) f = set(0.0f);
-    for (unsigned g = 0; g < groups; ++g) {
-        load_metadata(layout, x.data, g, scale, zero);
-        for (F& f : sum) f = set(0.0f);
-        for (unsigned r = 0; r < Rows; ++r) {
+    const PartLayout& layout = *products->x.layout;
+    const unsigned steps = products->x.step_count, groups = layout.group_rows;
+    alignas(64) float folded[Rows][max_weights];
+    alignas(64) std::int16_t weights[Rows][max_weights];
+    float offset[max_products * max_groups][4];
+    RowScales rows[max_products];
+    for (unsigned p = 0; p < count; ++p) {
+        const float* w = products[p].w;
+        F largest[4], sum[4];
+        for (F& f : largest) f = set(0.0f);
+        for (unsigned g = 0; g < groups; ++g) {
+            const unsigned at = (p * groups + g) * steps;
+            MetadataRow metadata;
+            open_metadata(layout, products[p].x.data, g, metadata);
+            for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
-                const F weight = load(w + r * w_stride + s);
-                const F y_weight = mul(weight, load(scale + s));
-                sum[r] = fma(weight, load(zero + s), sum[r]);
-                largest[r] = max(largest[r], abs(y_weight));
-                store(folded[r] + g * steps + s, y_weight);
-            }
-        }
-        reduce_add4(sum, offset[g]);
-    }
-    const RowScales rows = make_scales(largest);
-    Weights weights;
-    for (unsigned g = 0; g < groups; ++g) {
-        for (unsigned r = 0; r < Rows; ++r) {
-            round_weights(folded[r] + g * steps, steps, rows.inverse[r], weights.values[r]);
-        }
-        const unsigned first = g * layout.group;
-        const unsigned last =
-            first + layout.group < x.lane_count ? first + layout.group : x.lane_count;
-        for_lanes<Bits, Rows>(
-            codes, steps / 16, first, last, 0, steps / 16, weights,
-            [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
+                const F scale = metadata.scale(s), zero = metadata.zero(s);
+#pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
-                    for (unsigned v = 0; v < vectors; ++v) {
-                        float* out = y + r * y_stride + lane + v * lanes;
-                        const F total =
-                            fma(to_float(sums[r][v]), set(rows.scale[r]), set(offset[g][r]));
-                        store(out, add(load(out), total));
-                    }
+                    const F weight = load(w + r * w_stride + s);
+                    const F y_weight = mul(weight, scale);
+                    sum[r] = fma(weight, zero, sum[r]);
+                    largest[r] = max(largest[r], abs(y_weight));
+                    store(folded[r] + at + s, y_weight);
                 }
-            });
+            }
+            reduce_add4(sum, offset[p * groups + g]);
+        }
+        rows[p] = make_scales(largest);
+    }
+    for (unsigned p = 0; p < count; ++p) {
+        for (unsigned r = 0; r < Rows; ++r) {
+            round_weights(folded[r] + p * groups * steps, groups * steps, rows[p].inverse[r],
+                          weights[r] + p * groups * steps);
+        }
+    }
+    for (unsigned p = 0; p < count; ++p) {
+        const Product& product = products[p];
+        const auto* codes =
+            reinterpret_cast<const std::uint8_t*>(product.x.data + layout.codes_offset);
+        Prefetch prefetch = start_prefetch(product);
+        for (unsigned g = 0; g < groups; ++g) {
+            const unsigned first = g * layout.group, end = first + layout.group;
+            const float* zeros = offset[p * groups + g];
+            for_lanes<Bits, Rows>(
+                codes, steps / 16, first, end < product.x.lane_count ? end : product.x.lane_count,
+                0, steps / 16, weights[0] + (p * groups + g) * steps, prefetch,
+                [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
+                    for (unsigned r = 0; r < Rows; ++r) {
+                        for (unsigned v = 0; v < vectors; ++v) {
+                            float* out = product.y + r * y_stride + lane + v * lanes;
+                            const F total =
+                                fma(to_float(sums[r][v]), set(rows[p].scale[r]), set(zeros[r]));
+                            store(out, add(load(out), total));
+                        }
+                    }
+                });
+        }
     }
 }
 
 template <unsigned Bits, unsigned Rows>
-void multiply_unfolded(const Matrix& x, const float* w, std::size_t w_stride, float* y,
+void multiply_unfolded(const Product* products, unsigned count, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
-    const PartLayout& layout = *x.layout;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
-    alignas(64) float scale[max_head_dim], zero[max_head_dim];
-    Weights weights;
-    for (unsigned g = 0; g < layout.group_rows; ++g) {
-        load_metadata(layout, x.data, g, scale, zero);
-        const unsigned first = g * layout.group;
-        const unsigned last =
-            first + layout.group < x.step_count ? first + layout.group : x.step_count;
-        F largest[4], sum[4];
-        for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);
-        for (unsigned r = 0; r < Rows; ++r) {
-            for (unsigned s = first; s < last; s += lanes) {
-                const F weight = load(w + r * w_stride + s);
-                largest[r] = max(largest[r], abs(weight));
-                sum[r] = add(sum[r], weight);
-            }
-        }
-        const RowScales rows = make_scales(largest);
-        float sum_of_weights[4];
-        reduce_add4(sum, sum_of_weights);
-        for (unsigned r = 0; r < Rows; ++r) {
-            round_weights(w + r * w_stride + first, last - first, rows.inverse[r],
-                          weights.values[r]);
-        }
-        for_lanes<Bits, Rows>(
-            codes, x.step_count / 16, 0, x.lane_count, first / 16, (last - first) / 16, weights,
-            [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
-                for (unsigned v = 0; v < vectors; ++v) {
-                    const unsigned at = lane + v * lanes;
-                    const F lane_scale = load(scale + at), lane_zero = load(zero + at);
+    const PartLayout& layout = *products->x.layout;
+    const unsigned steps = products->x.step_count, groups = layout.group_rows;
+    alignas(64) std::int16_t weights[Rows][max_weights];
+    float sums_of_weights[max_groups][4];
+    RowScales rows;
+    for (unsigned p = 0; p < count; ++p) {
+        const Product& product = products[p];
+        const auto* codes =
+            reinterpret_cast<const std::uint8_t*>(product.x.data + layout.codes_offset);
+        Prefetch prefetch = start_prefetch(product);
+        // Keys: one query for all blocks.
+        const bool same = p > 0 && product.w == products[p - 1].w;
+        if (!same) {
+            F largest[4], sum[4];
+            for (F& f : largest) f = set(0.0f);
+            for (unsigned g = 0; g < groups; ++g) {
+                const unsigned first = g * layout.group, end = first + layout.group;
+                for (F& f : sum) f = set(0.0f);
+                for (unsigned s = first; s < (end < steps ? end : steps); s += lanes) {
+#pragma GCC unroll 4
                     for (unsigned r = 0; r < Rows; ++r) {
-                        float* out = y + r * y_stride + at;
-                        const F codes_sum = mul(to_float(sums[r][v]), set(rows.scale[r]));
-                        const F total = fma(lane_zero, set(sum_of_weights[r]), load(out));
-                        store(out, fma(codes_sum, lane_scale, total));
+                        const F weight = load(product.w + r * w_stride + s);
+                        largest[r] = max(largest[r], abs(weight));
+                        sum[r] = add(sum[r], weight);
                     }
                 }
-            });
+                reduce_add4(sum, sums_of_weights[g]);
+            }
+            rows = make_scales(largest);
+            for (unsigned r = 0; r < Rows; ++r) {
+                round_weights(product.w + r * w_stride, steps, rows.inverse[r], weights[r]);
+            }
+        }
+        for (unsigned g = 0; g < groups; ++g) {
+            const unsigned first = g * layout.group, end = first + layout.group;
+            const unsigned last = end < steps ? end : steps;
+            MetadataRow metadata;
+            open_metadata(layout, product.x.data, g, metadata);
+            for_lanes<Bits, Rows>(
+                codes, steps / 16, 0, product.x.lane_count, first / 16, (last - first) / 16,
+                weights[0] + first, prefetch,
+                [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
+                    for (unsigned v = 0; v < vectors; ++v) {
+                        const unsigned at = lane + v * lanes;
+                        const F scale = metadata.scale(at), zero = metadata.zero(at);
+                        for (unsigned r = 0; r < Rows; ++r) {
+                            float* out = product.y + r * y_stride + at;
+                            const F dot = mul(to_float(sums[r][v]), set(rows.scale[r]));
+                            const F total = fma(zero, set(sums_of_weights[g][r]), load(out));
+                            store(out, fma(dot, scale, total));
+                        }
+                    }
+                });
+        }
     }
 }
 
@@ -261,7 +319,17 @@ void multiply_exact(const Matrix& x, const float* w, std::size_t w_stride, float
     }
 }
 
-using Multiply = void (*)(const Matrix& x, const float* w, std::size_t w_stride, float* y,
+LOWKV_INLINE void multiply_exact(const Product& product, unsigned rows, std::size_t w_stride,
+                                 std::size_t y_stride) {
+    switch (rows) {
+        case 1: return multiply_exact<1>(product.x, product.w, w_stride, product.y, y_stride);
+        case 2: return multiply_exact<2>(product.x, product.w, w_stride, product.y, y_stride);
+        case 3: return multiply_exact<3>(product.x, product.w, w_stride, product.y, y_stride);
+        default: return multiply_exact<4>(product.x, product.w, w_stride, product.y, y_stride);
+    }
+}
+
+using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
                           std::size_t y_stride) noexcept;
 
 template <unsigned Rows>
@@ -274,15 +342,13 @@ constexpr Multiply multiply_by_codec[4][2] = {
 
 constexpr unsigned bits_index(unsigned bits) { return bits == 8 ? 3 : bits - 2; }
 
-LOWKV_INLINE Multiply select_multiply(const Matrix& x, unsigned rows) {
-    constexpr Multiply exact[] = {multiply_exact<1>, multiply_exact<2>, multiply_exact<3>,
-                                  multiply_exact<4>};
-    if (x.exact) return exact[rows - 1];
-    const unsigned bits = bits_index(x.layout->codec.bits);
-    switch (rows) {
-        case 1: return multiply_by_codec<1>[bits][x.folded];
-        case 2: return multiply_by_codec<2>[bits][x.folded];
-        case 3: return multiply_by_codec<3>[bits][x.folded];
-        default: return multiply_by_codec<4>[bits][x.folded];
-    }
+// Packed products of one part, for `rows` rows of weights.
+LOWKV_INLINE void multiply_packed(const Product* products, unsigned count, unsigned rows,
+                                  std::size_t w_stride, std::size_t y_stride) {
+    if (count == 0) return;
+    const unsigned bits = bits_index(products->x.layout->codec.bits);
+    const bool folded = products->x.folded;
+    constexpr const Multiply(*by_rows[])[2] = {multiply_by_codec<1>, multiply_by_codec<2>,
+                                               multiply_by_codec<3>, multiply_by_codec<4>};
+    by_rows[rows - 1][bits][folded](products, count, w_stride, y_stride);
 }

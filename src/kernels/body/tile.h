@@ -14,14 +14,21 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
     for (unsigned lane = 0; lane < tile_lanes; lane += lanes) {
         for (unsigned step = 0; step < tile_steps; step += 16) {
             const unsigned group = (x.folded ? lane0 + lane : step0 + step) / layout.group;
-            if (group != loaded) load_metadata(layout, x.data, group, scale, zero);
-            loaded = group;
+            if (group != loaded) {
+                MetadataRow metadata;
+                open_metadata(layout, x.data, group, metadata);
+                for (unsigned i = 0; i < layout.row_entries; i += lanes) {
+                    store(scale + i, metadata.scale(i));
+                    store(zero + i, metadata.zero(i));
+                }
+                loaded = group;
+            }
             const std::size_t unit =
                 std::size_t{(lane0 + lane) / 16} * step_units + (step0 + step) / 16;
             const UnitView view = open_unit<Bits>(codes, unit, (lane0 + lane) % 16 * 4);
             for (unsigned i = 0; i < 16; ++i) {
-                const I pair = load_pair<Bits>(view, i / 4, i % 2);
-                const I code = i % 4 < 2 ? bit_and(pair, set_int(0xffff)) : shift_right(pair, 16);
+                const I pair = load_pair<Bits>(view, i / 4, i % 4 / 2);
+                const I code = i % 2 == 0 ? bit_and(pair, set_int(0xffff)) : shift_right(pair, 16);
                 const unsigned at = x.folded ? step0 + step + i : lane0 + lane;
                 const F a = x.folded ? set(scale[at]) : load(scale + at);
                 const F b = x.folded ? set(zero[at]) : load(zero + at);

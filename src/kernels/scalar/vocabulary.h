@@ -39,19 +39,26 @@ LOWKV_INLINE void reduce_add4(const F* x, float* out) {
     for (unsigned i = 0; i < 4; ++i) out[i] = (x[i][0] + x[i][1]) + (x[i][2] + x[i][3]);
 }
 LOWKV_INLINE F select_below(I index, I limit, F a, F b) { return index < limit ? a : b; }
-LOWKV_INLINE F zero_below(F x, float limit, F a) { return x >= set(limit) ? a : set(0.0f); }
 LOWKV_INLINE I to_int(F a) {
     // Adding and taking away 1.5 * 2^23 rounds half to even.
     const F magic = set(12582912.0f);
     return __builtin_convertvector((a + magic) - magic, I);
 }
 LOWKV_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
-LOWKV_INLINE F round(F a) { return to_float(to_int(a)); }
-LOWKV_INLINE F scale_by_power(F a, F n) {
-    const I bits = (to_int(n) + 127) << 23;
+LOWKV_INLINE F floor(F a) {
+    const F nearest = to_float(to_int(a));
+    return nearest > a ? nearest - set(1.0f) : nearest;
+}
+constexpr float least_power = -126.0f;
+LOWKV_INLINE F fraction(F t) {
+    const F finite = max(t, set(least_power));
+    return finite - floor(finite);
+}
+LOWKV_INLINE F scale_by_floor(F a, F t) {
+    const I bits = (to_int(floor(max(t, set(least_power)))) + 127) << 23;
     F power;
     std::memcpy(&power, &bits, sizeof power);
-    return a * power;
+    return t >= set(least_power) ? a * power : set(0.0f);
 }
 
 LOWKV_INLINE I load_bytes(const std::uint8_t* p) {
@@ -68,10 +75,7 @@ LOWKV_INLINE I sub_int(I a, I b) { return a - b; }
 LOWKV_INLINE I shift_left(I a, unsigned n) { return I(U(a) << n); }
 LOWKV_INLINE I shift_right(I a, unsigned n) { return I(U(a) >> n); }
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
-    p[0] = static_cast<std::int16_t>(a[0]);
-    p[1] = static_cast<std::int16_t>(a[2]);
-    p[2] = static_cast<std::int16_t>(a[1]);
-    p[3] = static_cast<std::int16_t>(a[3]);
+    for (unsigned i = 0; i < lanes; ++i) p[i] = static_cast<std::int16_t>(a[i]);
 }
 LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     int pair;
