@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "codec/float16.h"
+#include "codec/rotation.h"
 #include "codec_block.h"
 #include "lowkv/attention.h"
 
@@ -61,24 +62,37 @@ struct Problem {
     }
 };
 
-// One element of a packed or exact block, straight from the documented layout: unlike
+// A token's head in a packed or exact block, straight from the documented layout: unlike
 // Sequence::read_key(), not rounded to f16 on the way.
-inline double element(const Problem& p, Which which, std::uint32_t cell, std::uint32_t head,
-                      std::uint32_t channel) {
+inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_t cell,
+                                     std::uint32_t head) {
     const Plan& plan = *p.plan;
-    const std::uint32_t token = cell % plan.block_tokens();
+    const std::uint32_t d = plan.shape().head_dim, token = cell % plan.block_tokens();
     const BlockView view = p.sequence->view(cell / plan.block_tokens());
     const PackedPart part{plan, which, which == Which::keys ? view.keys : view.values};
+    std::vector<double> x(d);
     if (!view.packed || part.layout().codec.exact()) {
-        const std::size_t wide = std::size_t{head} * plan.shape().head_dim + channel;
-        const std::size_t at = which == Which::keys ? wide * plan.block_tokens() + token
-                                                    : token * plan.shape().channels() + wide;
-        std::uint16_t bits = 0;
-        std::memcpy(&bits, part.data + 2 * at, sizeof bits);
-        return codec::f16_to_f32(bits);
+        for (std::uint32_t c = 0; c < d; ++c) {
+            const std::size_t wide = std::size_t{head} * d + c;
+            const std::size_t at = which == Which::keys ? wide * plan.block_tokens() + token
+                                                        : token * plan.shape().channels() + wide;
+            std::uint16_t bits = 0;
+            std::memcpy(&bits, part.data + 2 * at, sizeof bits);
+            x[c] = codec::f16_to_f32(bits);
+        }
+        return x;
     }
-    const Place place{head, channel, token};
-    return part.code(place) * double{part.scale(place)} + part.zero(place);
+    for (std::uint32_t c = 0; c < d; ++c) x[c] = part.stored({head, c, token});
+    if (!part.layout().rotation) return x;
+    // x R^T, R's rows being the rotated unit vectors.
+    std::vector<double> original(d, 0.0);
+    for (std::uint32_t i = 0; i < d; ++i) {
+        std::vector<float> row(d, 0.0f);
+        row[i] = 1.0f;
+        part.layout().rotation->apply(row.data());
+        for (std::uint32_t c = 0; c < d; ++c) original[i] += x[c] * double{row[c]};
+    }
+    return original;
 }
 
 // What is added to a score, or -inf.
@@ -107,9 +121,12 @@ inline std::vector<double> oracle(const Problem& p, const AttentionParams& param
     const std::uint32_t d = shape.head_dim, repeat = p.heads / shape.kv_heads;
     std::vector<double> keys, values;
     for (std::uint32_t c = 0; c < p.n_cells; ++c) {
-        for (std::uint32_t i = 0; i < shape.channels(); ++i) {
-            keys.push_back(element(p, Which::keys, c, i / d, i % d));
-            values.push_back(element(p, Which::values, c, i / d, i % d));
+        for (std::uint32_t h = 0; h < shape.kv_heads; ++h) {
+            for (const Which which : both) {
+                const std::vector<double> x = vector_of(p, which, c, h);
+                std::vector<double>& all = which == Which::keys ? keys : values;
+                all.insert(all.end(), x.begin(), x.end());
+            }
         }
     }
     std::vector<double> out(p.q.size(), 0.0), scores(p.n_cells);

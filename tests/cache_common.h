@@ -15,13 +15,16 @@ namespace cache_test {
 using Rng = std::mt19937;
 using Row = std::vector<float>;
 
-inline lowkv::Codec codec(unsigned bits, lowkv::Axis axis, unsigned group,
-                          lowkv::Metadata metadata = lowkv::Metadata::fp16) {
-    return {static_cast<std::uint8_t>(bits), axis, static_cast<std::uint16_t>(group), metadata};
+inline lowkv::Codec uniform_codec(unsigned bits, lowkv::Axis axis, unsigned group,
+                                  lowkv::Metadata metadata = lowkv::Metadata::fp16) {
+    return {.bits = static_cast<std::uint8_t>(bits),
+            .axis = axis,
+            .group = static_cast<std::uint16_t>(group),
+            .metadata = metadata};
 }
 
-inline const lowkv::LayerScheme kivi2{codec(2, lowkv::Axis::channel, 32),
-                                      codec(2, lowkv::Axis::token, 32)};
+inline const lowkv::LayerScheme kivi2{uniform_codec(2, lowkv::Axis::channel, 32),
+                                      uniform_codec(2, lowkv::Axis::token, 32)};
 inline const lowkv::LayerScheme exact{};
 
 inline std::shared_ptr<const lowkv::Plan> make_plan(const lowkv::LayerScheme& scheme,

@@ -41,6 +41,24 @@ struct PackedPart {
     float scale(Place p) const { return metadata(p, 0); }
     float zero(Place p) const { return metadata(p, 1); }
 
+    // What is stored for a channel, before the rotation is undone: the code's level, scaled, and
+    // the block's mean.
+    double stored(Place p) const {
+        double value = 0;
+        if (layout().has_zeros()) {
+            value = code(p) * double{scale(p)} + zero(p);
+        } else {
+            value = scale(p) *
+                    (layout().levels[code(p)] * double{layout().level_step} + layout().level_zero);
+        }
+        return layout().codec.centred ? value + mean(p) : value;
+    }
+    float mean(Place p) const {
+        std::uint16_t half = 0;
+        std::memcpy(&half, section(p.head) + layout().mean_offset + 2 * p.channel, sizeof half);
+        return codec::f16_to_f32(half);
+    }
+
     // fp8: what a section's stored scales (0) or zeros (1) are multiplied by.
     float multiplier(std::uint32_t head, std::uint32_t kind) const {
         if (layout().codec.metadata == Metadata::fp16) return 1.0f;
@@ -61,8 +79,9 @@ struct PackedPart {
     float metadata(Place p, std::uint32_t kind) const {
         const PartLayout& part = layout();
         const std::uint32_t g = group(p);
-        const std::size_t item = std::size_t{g / part.row_entries} * 2 * part.row_entries +
-                                 kind * part.row_entries + g % part.row_entries;
+        const std::size_t kinds = part.has_zeros() ? 2 : 1;
+        const std::size_t item =
+            (g / part.row_entries * kinds + kind) * part.row_entries + g % part.row_entries;
         const std::byte* base = section(p.head) + part.metadata_offset;
         if (part.codec.metadata == Metadata::fp16) {
             std::uint16_t half = 0;
@@ -122,6 +141,7 @@ class Block {
         return {plan, w, packed.data() + (w == Which::keys ? 0 : plan.keys().bytes)};
     }
     std::uint8_t code(Which w, Place p) const { return part(w).code(p); }
+    double stored(Which w, Place p) const { return part(w).stored(p); }
     float scale(Which w, Place p) const { return part(w).scale(p); }
     float zero(Which w, Place p) const { return part(w).zero(p); }
     float multiplier(Which w, std::uint32_t head, std::uint32_t kind) const {

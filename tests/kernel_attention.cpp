@@ -62,6 +62,14 @@ const char* const codecs[] = {
     "k=token-3-g32-fp8,v=channel-4-g32-fp8",
     "k=channel-2-g64-fp8,v=token-2-g32-fp8",
     "k=exact,v=token-2-g32",
+    "lowkv2",
+    "lowkv2.8",
+    "lowkv4",
+    "int4h",
+    "turboquant3-qr",
+    "k=token-2-g32-normal-hadamard-mean-fp8,v=token-4-g64-normal-unbiased-fp8",
+    "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
+    "k=channel-2-g64,v=token-4-head-normal-random",
     "k=channel-2-g32,v=exact",
 };
 
@@ -89,7 +97,8 @@ TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
     const auto executor = make_thread_executor(3);
     std::mt19937 random(7);
     unsigned seed = 100;
-    for (const char* codec : {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64"}) {
+    for (const char* codec :
+         {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8"}) {
         for (int kind = 0; kind < 4; ++kind) {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {
                 ++seed;

@@ -133,10 +133,10 @@ TEST_CASE("the last override that names a layer wins") {
 
 TEST_CASE("errors name the word, its position, the legal values and what was meant") {
     check_error("kivi3", {"\"kivi3\"", "position 1 ", "did you mean kivi2?",
-                          "exact, kivi2, kivi4, int8, int4", "k=channel-2-g32"});
+                          "exact, lowkv2, lowkv2.8, lowkv3, lowkv4, kivi2", "k=channel-2-g32"});
     check_error("KIVI4", {"did you mean kivi4?"});
     check_error("  nonsense", {"\"nonsense\"", "position 3 ", "is not a preset"});
-    check_error("", {"empty", "exact, kivi2, kivi4, int8, int4"});
+    check_error("", {"empty", "exact, lowkv2, lowkv2.8"});
     check_error(" \t", {"empty"});
     check_error("kivi2,", {"position 7 ", "is empty"});
     check_error("kivi2,,sinks=0", {"position 7 ", "is empty"});
@@ -167,6 +167,18 @@ TEST_CASE("errors inside a codec") {
     check_error("kivi2,v=token-2-g32-fp8-x", {"\"x\"", "does not belong"});
     check_error("k=token-2-g32", {"names no value codec", "add v="});
     check_error("window=3", {"names no key codec", "start with a preset"});
+}
+
+TEST_CASE("fields that exclude each other are refused with the reason") {
+    check_error("k=channel-2-head,v=exact", {"key codec channel-2-head", "g32, g64 or g128"});
+    check_error("k=channel-2-g32-hadamard,v=exact", {"channel-2-g32-hadamard", "scale per token"});
+    check_error("k=channel-2-g32-normal,v=exact", {"scale per token"});
+    check_error("k=token-8-head-normal,v=exact", {"2, 3 or 4 bits"});
+    check_error("k=token-4-head-lsq,v=exact", {"add normal"});
+    check_error("kivi2,v=token-2-head-normal-mean", {"value codec", "mean is for keys"});
+    check_error("kivi2,layer.3=exact/token-2-g32-mean", {"layer.3-3", "mean is for keys"});
+    // The words have one order, so that a scheme has one text.
+    check_error("k=token-3-head-hadamard-normal,v=exact", {"\"normal\"", "does not belong"});
 }
 
 TEST_CASE("errors in layer overrides") {

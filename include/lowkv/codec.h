@@ -2,8 +2,10 @@
 // A plan is a layer's codecs compiled for one shape: sizes, offsets and the kernels to call. Made
 // once; nothing below it asks "which method?" again.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "lowkv/scheme.h"
@@ -12,6 +14,9 @@ namespace lowkv {
 
 namespace kernels {
 struct Table;
+}
+namespace codec {
+class Rotation;
 }
 
 // The cache of one layer: kv_heads heads of head_dim channels.
@@ -23,29 +28,42 @@ struct Shape {
 };
 
 // Where things lie in the keys' or the values' half of a packed block. Each head is one section:
-// [header][metadata][codes], so that a head is read front to back and copied alone.
+// [header][metadata][mean][codes], so that a head is read front to back and copied alone.
 //   header    fp8 only: two f32 multipliers, for scales and for zeros (powers of two)
-//   metadata  per group row: all scales, then all zeros. Axis::channel: a row is one group of
-//             tokens, an entry one channel. Axis::token: a row is one group of channels, an
-//             entry one token.
+//   metadata  per group row: all scales, then all zeros (uniform levels only). Axis::channel: a
+//             row is one group of tokens, an entry one channel. Axis::token: a row is one group
+//             of channels, an entry one token.
+//   mean      centred keys only: f16, one per channel, after the rotation
 //   codes     16x16 units, see src/kernels/units.h. Exact parts: f16, as in an exact block.
+//
+// A code stands for level(code) * scale + zero. Normal levels are kept in 8 bits, so that kernels
+// multiply integers, and share their zero: level(code) = levels[code] * level_step + level_zero.
 struct PartLayout {
     Codec codec;
+    std::array<std::uint8_t, 16> levels{};  // normal levels
+    float level_step = 1.0f;
+    float level_zero = 0.0f;
+    std::shared_ptr<const codec::Rotation> rotation;  // null: none
     std::uint32_t group = 0;        // effective group: codec.group, at most head_dim along channels
     std::uint32_t group_rows = 0;   // metadata rows per head
     std::uint32_t row_entries = 0;  // scales per row
     std::size_t metadata_offset = 0;  // within a head's section
+    std::size_t mean_offset = 0;      // within a head's section
     std::size_t codes_offset = 0;     // within a head's section
     std::size_t head_bytes = 0;       // a multiple of 64
     std::size_t bytes = 0;            // all heads
+
+    bool has_zeros() const noexcept { return codec.levels == Levels::uniform; }
 };
 
 class Plan {
   public:
     // Throws Error(invalid_argument) for a shape that the kernels can't serve, and
     // Error(invalid_scheme) for an illegal codec. `implementation` names a kernel set; empty: the
-    // one that LOWKV_IMPLEMENTATION forces, or the best this CPU runs.
-    Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation = {});
+    // one that LOWKV_IMPLEMENTATION forces, or the best this CPU runs. `layer` seeds a random
+    // rotation.
+    Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation = {},
+         std::uint32_t layer = 0);
 
     const LayerScheme& scheme() const noexcept { return scheme_; }
     const Shape& shape() const noexcept { return shape_; }
@@ -78,14 +96,15 @@ class Plan {
     const kernels::Table* kernels_ = nullptr;
 };
 
-// Tokens per block of a layer: 32, or the longest group that runs over tokens.
+// Tokens per block of a layer: 32, or the longest group that runs over tokens; 128 to take a mean
+// of.
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 
 // Packs one exact block (layout above) into `packed` (plan.packed_bytes()). Heads [first, last).
 void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
                   std::uint32_t first_head, std::uint32_t last_head) noexcept;
 
-// The inverse: x^ = code * scale + zero, rounded to f16. Used to reopen a block and to save state;
+// The inverse, rounded to f16. Used to reopen a block and to save state;
 // attention never calls it.
 void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) noexcept;
 

@@ -5,9 +5,12 @@
 //   scheme  := preset ("," option)*  |  option ("," option)*
 //   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
-//   codec   := "exact" | ("channel" | "token") "-" bits "-g" group ["-fp8"]
+//   codec   := "exact" | ("channel" | "token") "-" bits "-" group
+//              ["-normal"] ["-hadamard" | "-random"] ["-mean"] ["-unbiased" | "-lsq"] ["-fp8"]
+//   group   := "g32" | "g64" | "g128" | "head"
 //
-// Examples: "kivi2", "kivi2,sinks=0", "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
+// Examples: "lowkv2.8", "kivi2", "kivi2,sinks=0",
+// "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
 // "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64".
 
 #include <cstdint>
@@ -27,15 +30,37 @@ enum class Axis : std::uint8_t {
 // How scale and zero are stored (methods.md, section 1).
 enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
 
-// How keys or values are stored once their block is packed. Uniform asymmetric levels.
+// What a code means (methods.md, section 1).
+enum class Levels : std::uint8_t {
+    uniform,  // code * scale + zero
+    normal,   // scale * level[code], the levels being the best ones for N(0,1) (Lloyd-Max)
+};
+
+// What a head's channels are multiplied by before quantization: see codec/rotation.h.
+enum class Rotate : std::uint8_t { none, hadamard, random };
+
+// How the scale of normal levels is chosen, y being the group and l its levels (quality.md, 3).
+enum class Fit : std::uint8_t {
+    norm,      // |scale l| = |y|: what is read is as long as what was stored
+    unbiased,  // <y, scale l> = |y|^2
+    least,     // the least |y - scale l|^2
+};
+
+// How keys or values are stored once their block is packed.
 struct Codec {
     static constexpr std::uint8_t exact_bits = 16;
+    static constexpr std::uint16_t whole_head = 0;  // a group
 
     std::uint8_t bits = exact_bits;  // 2, 3, 4 or 8; 16 means exact (f16, no metadata)
     Axis axis = Axis::token;
-    // 32, 64 or 128 elements. Along channels it ends at the head: the last group of a head may be
-    // shorter, and a group is never longer than head_dim.
+    // 32, 64 or 128 elements, or a whole head. Along channels it ends at the head: the last group
+    // of a head may be shorter, and a group is never longer than head_dim.
     std::uint16_t group = 32;
+    // The rest needs Axis::token, whose groups stay whole when channels are mixed.
+    Levels levels = Levels::uniform;  // normal: 2, 3 or 4 bits
+    Rotate rotation = Rotate::none;
+    bool centred = false;  // keys: a block's mean, channel by channel, is stored apart
+    Fit fit = Fit::norm;   // normal levels only
     Metadata metadata = Metadata::fp16;
 
     bool exact() const noexcept { return bits == exact_bits; }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "attention/workspace.h"
+#include "codec/rotation.h"
 #include "kernels/table.h"
 #include "lowkv/error.h"
 
@@ -86,6 +87,7 @@ Row make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t
              std::uint32_t head) {
     Row row;
     row.q = io.q + token * io.q_token_stride + head * io.q_head_stride;
+    row.packed_q = row.q;
     row.limit = io.n_cells;
     const std::size_t mask_offset = token * params.mask.row_stride;
     switch (params.mask.kind) {
@@ -122,6 +124,26 @@ void join(const float* max, const float* sum, std::size_t stride, const float* o
     for (std::uint32_t c = 0; c < head_dim; ++c) result[c] *= inverse;
 }
 
+// All queries as the packed keys are rotated, [token][head][head_dim].
+void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, float* rotated,
+                    Executor& executor) {
+    constexpr std::size_t tokens_of_an_item = 16;
+    const std::uint32_t head_dim = rotation.head_dim();
+    const std::size_t items = (io.tokens + tokens_of_an_item - 1) / tokens_of_an_item;
+    executor.parallel_for(items, [&](std::size_t item, unsigned) {
+        const std::size_t first = item * tokens_of_an_item;
+        const std::size_t last = std::min<std::size_t>(first + tokens_of_an_item, io.tokens);
+        for (std::size_t token = first; token < last; ++token) {
+            for (std::uint32_t head = 0; head < io.heads; ++head) {
+                float* q = rotated + (token * io.heads + head) * head_dim;
+                std::copy_n(io.q + token * io.q_token_stride + head * io.q_head_stride, head_dim,
+                            q);
+                rotation.apply(q);
+            }
+        }
+    });
+}
+
 }  // namespace
 
 AttentionWorkspace::AttentionWorkspace() : impl_(std::make_unique<Impl>()) {}
@@ -145,12 +167,37 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     const std::uint32_t repeat = io.heads / shape.kv_heads;
     const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
     const std::size_t rows_held = chunk_tasks * split.ranges * split.chunk_rows;
-    work.out.reserve(rows_held * head_dim * sizeof(float));
+    const codec::Rotation* key_rotation = plan.keys().rotation.get();
+    const codec::Rotation* value_rotation = plan.values().rotation.get();
+    const std::size_t out_floats = rows_held * head_dim;
+    work.out.reserve((value_rotation != nullptr ? 2 : 1) * out_floats * sizeof(float));
     auto* const out = reinterpret_cast<float*>(work.out.data());
+    auto* const packed_out = value_rotation != nullptr ? out + out_floats : out;
+    if (key_rotation != nullptr) {
+        work.rotated_q.resize(std::size_t{io.tokens} * io.heads * head_dim);
+        rotate_queries(io, *key_rotation, work.rotated_q.data(), executor);
+    }
     work.max.resize(rows_held);
     work.sum.resize(rows_held);
     if (!split.decode) work.scratch.resize(executor.threads());
     for (auto& scratch : work.scratch) scratch.reserve(kernels::scratch_bytes());
+
+    // Writes a row's result, from the first of its ranges on.
+    const auto finish_row = [&](std::size_t first_row, std::uint32_t token, std::uint32_t head) {
+        const auto join_into = [&](const float* from, float* result) {
+            join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
+                 from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
+                 split.ranges, head_dim,
+                 params.sink_logits != nullptr ? params.sink_logits + head : nullptr, result);
+        };
+        float* result = io.out + token * io.out_token_stride + head * io.out_head_stride;
+        join_into(out, result);
+        if (value_rotation == nullptr) return;
+        float packed[kernels::max_head_dim];
+        join_into(packed_out, packed);
+        value_rotation->apply_inverse(packed);
+        for (std::uint32_t c = 0; c < head_dim; ++c) result[c] += packed[c];
+    };
 
     const auto row_of = [&](std::size_t chunk_task, std::uint32_t i) {
         const auto kv_head = static_cast<std::uint32_t>(chunk_task / split.chunks);
@@ -176,7 +223,12 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
         while (task.row_count < split.chunk_rows) {
             const auto at = row_of(chunk_task, task.row_count);
             if (!at.exists) break;
-            rows[task.row_count++] = make_row(io, params, at.token, at.head);
+            Row& row = rows[task.row_count++];
+            row = make_row(io, params, at.token, at.head);
+            if (key_rotation != nullptr) {
+                row.packed_q =
+                    work.rotated_q.data() + (std::size_t{at.token} * io.heads + at.head) * head_dim;
+            }
         }
         task.rows = rows;
         task.mask = params.mask.kind;
@@ -185,6 +237,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
         task.scale = params.scale;
         task.softcap = params.softcap;
         task.out = out + item * split.chunk_rows * head_dim;
+        task.packed_out = packed_out + item * split.chunk_rows * head_dim;
         task.max = work.max.data() + item * split.chunk_rows;
         task.sum = work.sum.data() + item * split.chunk_rows;
         if (split.decode) {
@@ -196,23 +249,16 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
         if (split.ranges > 1) return;
         for (std::uint32_t i = 0; i < task.row_count; ++i) {
             const auto at = row_of(chunk_task, i);
-            join(task.max + i, task.sum + i, 0, task.out + i * head_dim, 0, 1, head_dim,
-                 params.sink_logits != nullptr ? params.sink_logits + at.head : nullptr,
-                 io.out + at.token * io.out_token_stride + at.head * io.out_head_stride);
+            finish_row(item * split.chunk_rows + i, at.token, at.head);
         }
     });
     if (split.ranges == 1) return;
 
     for (std::size_t chunk_task = 0; chunk_task < chunk_tasks; ++chunk_task) {
-        const std::size_t first = chunk_task * split.ranges * split.chunk_rows;
         for (std::uint32_t i = 0; i < split.chunk_rows; ++i) {
             const auto at = row_of(chunk_task, i);
             if (!at.exists) break;
-            join(work.max.data() + first + i, work.sum.data() + first + i, split.chunk_rows,
-                 out + (first + i) * head_dim, std::size_t{split.chunk_rows} * head_dim,
-                 split.ranges, head_dim,
-                 params.sink_logits != nullptr ? params.sink_logits + at.head : nullptr,
-                 io.out + at.token * io.out_token_stride + at.head * io.out_head_stride);
+            finish_row(chunk_task * split.ranges * split.chunk_rows + i, at.token, at.head);
         }
     }
 }

@@ -35,6 +35,7 @@ class Scratch {
 
 struct AttentionWorkspace::Impl {
     std::vector<BlockView> views;
+    std::vector<float> rotated_q;  // [token][head][head_dim]
     std::vector<float> max, sum;   // per task and row
     Scratch out;                   // per task and row, unnormalised outputs
     std::vector<Scratch> scratch;  // per thread

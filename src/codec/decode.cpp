@@ -7,6 +7,7 @@
 #include "codec/head.h"
 #include "codec/metadata.h"
 #include "codec/packing.h"
+#include "codec/token_codec.h"
 
 namespace lowkv {
 namespace codec {
@@ -71,8 +72,13 @@ void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) n
         }
         for (std::uint32_t h = 0; h < plan.shape().kv_heads; ++h) {
             const codec::HeadShape head = codec::head_shape(plan, part, h);
-            codec::decode_head(in + h * layout.head_bytes, head, layout,
-                               reinterpret_cast<std::uint16_t*>(out) + head.offset);
+            const std::byte* section = in + h * layout.head_bytes;
+            auto* rows = reinterpret_cast<std::uint16_t*>(out) + head.offset;
+            if (codec::is_token_codec(layout.codec)) {
+                codec::decode_token_head(section, head, part, layout, rows);
+            } else {
+                codec::decode_head(section, head, layout, rows);
+            }
         }
     }
 }

@@ -13,6 +13,7 @@
 #include "codec/head.h"
 #include "codec/metadata.h"
 #include "codec/packing.h"
+#include "codec/token_codec.h"
 
 namespace lowkv {
 namespace codec {
@@ -194,6 +195,9 @@ void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
             const codec::HeadShape head = codec::head_shape(plan, part, h);
             if (layout.codec.exact()) {
                 codec::copy_exact_head(in + head.offset, head, out);
+            } else if (codec::is_token_codec(layout.codec)) {
+                codec::encode_token_head(in + head.offset, head, part, layout,
+                                         out + h * layout.head_bytes);
             } else {
                 codec::encode_head(in + head.offset, head, layout, out + h * layout.head_bytes);
             }

@@ -77,19 +77,33 @@ void read_values(const std::byte* in, float* values, std::size_t count, float mu
     for (std::size_t i = 0; i < count; ++i) values[i] = Type::load(stored[i], multiplier);
 }
 
+// Normal levels: what is stored is their unit; their scale and zero follow from it.
+void spread_unit(const PartLayout& layout, float* scales, float* zeros) noexcept {
+    for (std::size_t e = 0; e < layout.row_entries; ++e) {
+        zeros[e] = scales[e] * layout.level_zero;
+        scales[e] *= layout.level_step;
+    }
+}
+
 template <class Type>
 void write_rows(const PartLayout& layout, std::byte* section, const Header& header,
                 Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
     std::byte* out = section + layout.metadata_offset;
+    const auto write = [&](float* values, float multiplier) {
+        write_values<Type>(out, values, entries, multiplier);
+        out += entries * sizeof(typename Type::Bits);
+    };
     for (std::size_t row = 0; row < layout.group_rows; ++row) {
         float* scales = groups.scale + row * entries;
         float* zeros = groups.zero + row * entries;
         raise_scales(scales, entries, Type::smallest * header.scale_multiplier);
-        write_values<Type>(out, scales, entries, header.scale_multiplier);
-        out += entries * sizeof(typename Type::Bits);
-        write_values<Type>(out, zeros, entries, header.zero_multiplier);
-        out += entries * sizeof(typename Type::Bits);
+        write(scales, header.scale_multiplier);
+        if (layout.has_zeros()) {
+            write(zeros, header.zero_multiplier);
+        } else {
+            spread_unit(layout, scales, zeros);
+        }
     }
 }
 
@@ -98,11 +112,19 @@ void read_rows(const PartLayout& layout, const std::byte* section, const Header&
                Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
     const std::byte* in = section + layout.metadata_offset;
+    const auto read = [&](float* values, float multiplier) {
+        read_values<Type>(in, values, entries, multiplier);
+        in += entries * sizeof(typename Type::Bits);
+    };
     for (std::size_t row = 0; row < layout.group_rows; ++row) {
-        read_values<Type>(in, groups.scale + row * entries, entries, header.scale_multiplier);
-        in += entries * sizeof(typename Type::Bits);
-        read_values<Type>(in, groups.zero + row * entries, entries, header.zero_multiplier);
-        in += entries * sizeof(typename Type::Bits);
+        float* scales = groups.scale + row * entries;
+        float* zeros = groups.zero + row * entries;
+        read(scales, header.scale_multiplier);
+        if (layout.has_zeros()) {
+            read(zeros, header.zero_multiplier);
+        } else {
+            spread_unit(layout, scales, zeros);
+        }
     }
 }
 
@@ -113,8 +135,9 @@ void write_metadata(const PartLayout& layout, std::byte* section, Groups& groups
         return write_rows<Half>(layout, section, Header{}, groups);
     }
     const std::size_t count = std::size_t{layout.group_rows} * layout.row_entries;
-    const Header header{multiplier_for(largest_magnitude(groups.scale, count)),
-                        multiplier_for(largest_magnitude(groups.zero, count))};
+    const Header header{
+        multiplier_for(largest_magnitude(groups.scale, count)),
+        layout.has_zeros() ? multiplier_for(largest_magnitude(groups.zero, count)) : 1.0f};
     std::memcpy(section, &header, sizeof header);
     write_rows<Float8>(layout, section, header, groups);
 }

@@ -12,7 +12,9 @@
 
 namespace lowkv::codec {
 
-// Group r * row_entries + e is entry e of metadata row r (lowkv/codec.h).
+// Group r * row_entries + e is entry e of metadata row r (lowkv/codec.h). x^ = code * scale + zero;
+// normal levels: write_metadata() takes the unit of the levels as the scale, and x^ =
+// layout.levels[code] * scale + zero afterwards.
 struct Groups {
     float scale[max_groups];
     float zero[max_groups];

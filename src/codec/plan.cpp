@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "codec/head.h"
+#include "codec/lloyd_max.h"
 #include "codec/metadata.h"
+#include "codec/rotation.h"
 #include "kernels/table.h"
 #include "kernels/units.h"
 #include "lowkv/codec.h"
@@ -12,6 +15,7 @@ namespace lowkv {
 namespace {
 
 constexpr std::uint32_t least_block_tokens = 32;
+constexpr std::uint32_t tokens_of_a_mean = 128;  // no group is longer
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t fp8_header_bytes = 16;  // two f32, padded so that metadata stays aligned
 
@@ -33,6 +37,31 @@ void check_shape(const Shape& shape) {
     }
 }
 
+// The codebook on a grid of 8 bits, from the lowest level to the highest.
+void set_normal_levels(std::uint32_t bits, PartLayout& layout) {
+    const codec::NormalCodebook& book = codec::normal_codebook(1u << bits);
+    layout.level_zero = book.level.front();
+    layout.level_step = (book.level[book.count - 1] - book.level.front()) / 255.0f;
+    for (std::uint32_t i = 0; i < book.count; ++i) {
+        layout.levels[i] = static_cast<std::uint8_t>(
+            std::lround((book.level[i] - layout.level_zero) / layout.level_step));
+    }
+}
+
+std::shared_ptr<const codec::Rotation> make_rotation(Rotate kind, std::uint32_t head_dim,
+                                                     std::uint32_t layer) {
+    using codec::Rotation;
+    switch (kind) {
+        case Rotate::none: break;
+        case Rotate::hadamard:
+            return std::make_shared<const Rotation>(Rotation::hadamard(head_dim));
+        case Rotate::random:
+            return std::make_shared<const Rotation>(
+                Rotation::random(head_dim, 42 + std::uint64_t{1000} * layer));
+    }
+    return nullptr;
+}
+
 PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tokens) {
     PartLayout layout;
     layout.codec = codec;
@@ -42,13 +71,18 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
     }
     const bool by_channel = codec.axis == Axis::channel;
     const std::uint32_t grouped = by_channel ? tokens : shape.head_dim;
-    layout.group = std::min<std::uint32_t>(codec.group, grouped);
+    layout.group = codec.group == Codec::whole_head ? shape.head_dim
+                                                    : std::min<std::uint32_t>(codec.group, grouped);
     layout.group_rows = (grouped + layout.group - 1) / layout.group;
     layout.row_entries = by_channel ? shape.head_dim : tokens;
     layout.metadata_offset = codec.metadata == Metadata::fp16 ? 0 : fp8_header_bytes;
-    const std::size_t metadata = std::size_t{2} * layout.group_rows * layout.row_entries *
-                                 codec::metadata_bytes(codec.metadata);
-    layout.codes_offset = round_up(layout.metadata_offset + metadata, cache_line);
+    const std::size_t entries = std::size_t{layout.group_rows} * layout.row_entries;
+    const std::size_t metadata =
+        (layout.has_zeros() ? 2 : 1) * entries * codec::metadata_bytes(codec.metadata);
+    layout.mean_offset = layout.metadata_offset + metadata;
+    const std::size_t mean = codec.centred ? std::size_t{2} * shape.head_dim : 0;
+    layout.codes_offset = round_up(layout.mean_offset + mean, cache_line);
+    if (codec.levels == Levels::normal) set_normal_levels(codec.bits, layout);
     layout.head_bytes = round_up(
         layout.codes_offset + kernels::codes_bytes(codec.bits, shape.head_dim, tokens), cache_line);
     layout.bytes = layout.head_bytes * shape.kv_heads;
@@ -68,17 +102,23 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
         if (!codec.exact() && codec.axis == Axis::channel) {
             tokens = std::max<std::uint32_t>(tokens, codec.group);
         }
+        if (codec.centred) tokens = tokens_of_a_mean;
     }
     return tokens;
 }
 
-Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation)
+Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation,
+           std::uint32_t layer)
     : scheme_(scheme), shape_(shape) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
     check_shape(shape);
     block_tokens_ = lowkv::block_tokens(scheme);
     keys_ = part_layout(scheme.key, shape, block_tokens_);
     values_ = part_layout(scheme.value, shape, block_tokens_);
+    keys_.rotation = make_rotation(scheme.key.rotation, shape.head_dim, layer);
+    values_.rotation = scheme.value.rotation == scheme.key.rotation
+                           ? keys_.rotation
+                           : make_rotation(scheme.value.rotation, shape.head_dim, layer);
     kernels_ = &kernels::select(implementation);
 }
 

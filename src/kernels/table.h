@@ -23,10 +23,11 @@ constexpr bool is_additive(Mask::Kind kind) {
 
 // One query row: a query token's head.
 struct Row {
-    const float* q = nullptr;    // head_dim floats
-    const void* mask = nullptr;  // this token's additive row, from cell 0, or null
-    std::uint32_t limit = 0;     // sees cells [0, limit)
-    float slope = 1.0f;          // multiplies the mask's values (ALiBi)
+    const float* q = nullptr;         // head_dim floats
+    const float* packed_q = nullptr;  // the query as packed keys are rotated, or q
+    const void* mask = nullptr;       // this token's additive row, from cell 0, or null
+    std::uint32_t limit = 0;          // sees cells [0, limit)
+    float slope = 1.0f;               // multiplies the mask's values (ALiBi)
 };
 
 struct Task {
@@ -41,8 +42,10 @@ struct Task {
     bool causal_alibi = false;  // add -slope * (limit - 1 - cell)
     float scale = 1.0f;
     float softcap = 0.0f;
-    // Results, unnormalised: out[row][head_dim] = sum p v, max = row maximum, sum = sum p.
+    // Results, unnormalised: out[row][head_dim] = sum p v, max = row maximum, sum = sum p. Packed
+    // values that are rotated sum up apart, in packed_out; otherwise packed_out is out.
     float* out = nullptr;
+    float* packed_out = nullptr;
     float* max = nullptr;
     float* sum = nullptr;
     std::byte* scratch = nullptr;  // 64-byte aligned, scratch_bytes()
@@ -58,9 +61,9 @@ struct Table {
     void (*prefill)(const Task& task) noexcept;
 };
 
-// Scratch that a task needs at most: rows of q and scores, one key and one value tile.
+// Scratch that a task needs at most: rows of both q and scores, one key and one value tile.
 constexpr std::size_t scratch_bytes() {
-    return sizeof(float) * (std::size_t{prefill_max_rows} * (max_head_dim + span_tokens) +
+    return sizeof(float) * (std::size_t{prefill_max_rows} * (2 * max_head_dim + span_tokens) +
                             std::size_t{2} * tile_tokens * max_head_dim);
 }
 

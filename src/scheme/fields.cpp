@@ -5,13 +5,25 @@
 namespace lowkv::scheme {
 namespace {
 
-constexpr std::uint32_t value_of(Axis axis) { return static_cast<std::uint32_t>(axis); }
-constexpr std::uint32_t value_of(Metadata type) { return static_cast<std::uint32_t>(type); }
+template <class Enum>
+constexpr std::uint32_t value_of(Enum value) {
+    return static_cast<std::uint32_t>(value);
+}
 
 constexpr std::array axis_choices{Choice{"channel", value_of(Axis::channel)},
                                   Choice{"token", value_of(Axis::token)}};
 constexpr std::array bits_choices{Choice{"2", 2}, Choice{"3", 3}, Choice{"4", 4}, Choice{"8", 8}};
-constexpr std::array group_choices{Choice{"g32", 32}, Choice{"g64", 64}, Choice{"g128", 128}};
+constexpr std::array group_choices{Choice{"g32", 32}, Choice{"g64", 64}, Choice{"g128", 128},
+                                   Choice{"head", Codec::whole_head}};
+constexpr std::array levels_choices{Choice{"uniform", value_of(Levels::uniform)},
+                                    Choice{"normal", value_of(Levels::normal)}};
+constexpr std::array rotation_choices{Choice{"plain", value_of(Rotate::none)},
+                                      Choice{"hadamard", value_of(Rotate::hadamard)},
+                                      Choice{"random", value_of(Rotate::random)}};
+constexpr std::array centre_choices{Choice{"raw", 0}, Choice{"mean", 1}};
+constexpr std::array fit_choices{Choice{"norm", value_of(Fit::norm)},
+                                 Choice{"unbiased", value_of(Fit::unbiased)},
+                                 Choice{"lsq", value_of(Fit::least)}};
 constexpr std::array metadata_choices{Choice{"fp16", value_of(Metadata::fp16)},
                                       Choice{"fp8", value_of(Metadata::fp8_e4m3)}};
 
@@ -23,6 +35,18 @@ constexpr std::array fields{
                [](Codec& c, std::uint32_t v) { c.bits = static_cast<std::uint8_t>(v); }},
     CodecField{"group", group_choices, false, [](const Codec& c) { return std::uint32_t{c.group}; },
                [](Codec& c, std::uint32_t v) { c.group = static_cast<std::uint16_t>(v); }},
+    CodecField{"kind of levels", levels_choices, true,
+               [](const Codec& c) { return value_of(c.levels); },
+               [](Codec& c, std::uint32_t v) { c.levels = static_cast<Levels>(v); }},
+    CodecField{"rotation", rotation_choices, true,
+               [](const Codec& c) { return value_of(c.rotation); },
+               [](Codec& c, std::uint32_t v) { c.rotation = static_cast<Rotate>(v); }},
+    CodecField{"centring", centre_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.centred}; },
+               [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
+    CodecField{"fit of the scale", fit_choices, true,
+               [](const Codec& c) { return value_of(c.fit); },
+               [](Codec& c, std::uint32_t v) { c.fit = static_cast<Fit>(v); }},
     CodecField{"metadata type", metadata_choices, true,
                [](const Codec& c) { return value_of(c.metadata); },
                [](Codec& c, std::uint32_t v) { c.metadata = static_cast<Metadata>(v); }},

@@ -12,7 +12,8 @@ namespace lowkv {
 namespace {
 
 constexpr std::string_view layer_prefix = "layer.";
-constexpr std::string_view codec_form = "exact, or axis-bits-gN[-fp8] such as channel-2-g32";
+constexpr std::string_view codec_form =
+    "exact, or axis-bits-group and options, such as channel-2-g32 or token-3-head-normal-hadamard";
 
 std::string quoted(std::string_view word) { return "\"" + std::string(word) + "\""; }
 
@@ -60,6 +61,7 @@ class Parser {
             first = false;
         }
         if (!from_preset_) require_both_codecs();
+        validate(scheme_);
         return std::move(scheme_);
     }
 

@@ -33,9 +33,35 @@ void validate(const Codec& codec, const std::string& what) {
     }
 }
 
+// Fields that exclude each other.
+void validate_together(const Codec& codec, const std::string& what) {
+    const bool normal = codec.levels == Levels::normal;
+    struct Rule {
+        bool broken;
+        const char* says;
+    };
+    for (const Rule& rule :
+         {Rule{codec.axis == Axis::channel && codec.group == Codec::whole_head,
+               "a group of one channel is a number of tokens: g32, g64 or g128"},
+          Rule{codec.axis == Axis::channel &&
+                   (normal || codec.rotation != Rotate::none || codec.centred),
+               "normal, hadamard, random and mean need a scale per token: token-..."},
+          Rule{normal && codec.bits > 4, "normal levels have 2, 3 or 4 bits"},
+          Rule{!normal && codec.fit != Fit::norm,
+               "unbiased and lsq choose the scale of normal levels: add normal"}}) {
+        if (rule.broken) reject(what + " " + to_string(codec) + ": " + rule.says);
+    }
+}
+
 void validate(const LayerScheme& layer, const std::string& prefix) {
     for (const scheme::CodecOption& option : scheme::codec_options()) {
-        validate(layer.*option.codec, prefix + std::string(option.name));
+        const std::string what = prefix + std::string(option.name);
+        validate(layer.*option.codec, what);
+        validate_together(layer.*option.codec, what);
+    }
+    if (layer.value.centred) {
+        reject(prefix + "value codec " + to_string(layer.value) +
+               ": mean is for keys; values have no common offset that a softmax ignores");
     }
 }
 

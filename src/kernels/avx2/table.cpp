@@ -20,6 +20,7 @@ namespace {
 //
 #include "kernels/body/math.h"
 //
+#include "kernels/body/codes.h"
 #include "kernels/body/matrix.h"
 //
 #include "kernels/body/tile.h"

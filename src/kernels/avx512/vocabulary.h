@@ -59,6 +59,10 @@ LOWKV_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
 LOWKV_INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
 LOWKV_INLINE I shift_left(I a, unsigned n) { return _mm512_slli_epi32(a, n); }
 LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm512_srli_epi32(a, n); }
+LOWKV_INLINE I load_table(const std::uint8_t* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+LOWKV_INLINE I lookup(I table, I bytes) { return _mm512_shuffle_epi8(table, bytes); }
 LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {

@@ -57,15 +57,21 @@ LOWKV_INLINE void multiply_blocks(const Block* blocks, unsigned count, unsigned 
     multiply_packed(packed, packed_count, rows, w_stride, y_stride);
 }
 
-// The rows' queries, contiguous and times the score scale (with a soft-cap c: scale / c).
-LOWKV_INLINE void load_queries(const Task& task, float* q) {
+// The rows' queries for exact keys and for packed ones, contiguous and times the score scale (with
+// a soft-cap c: scale / c). Returns where the second begin: where the first do, if they are equal.
+LOWKV_INLINE const float* load_queries(const Task& task, float* q) {
     const unsigned head_dim = task.plan->shape().head_dim;
+    const unsigned size = task.row_count * head_dim;
+    const bool apart = task.rows[0].packed_q != task.rows[0].q;
     const F scale = set(task.softcap > 0 ? task.scale / task.softcap : task.scale);
     for (unsigned r = 0; r < task.row_count; ++r) {
         for (unsigned c = 0; c < head_dim; c += lanes) {
             store(q + r * head_dim + c, mul(load(task.rows[r].q + c), scale));
+            if (!apart) continue;
+            store(q + size + r * head_dim + c, mul(load(task.rows[r].packed_q + c), scale));
         }
     }
+    return apart ? q + size : q;
 }
 
 // A task's running results. Apart from the task's own arrays, where another thread's task may share
@@ -77,7 +83,10 @@ struct Running {
 
     explicit Running(const Task& task) {
         const unsigned size = task.row_count * task.plan->shape().head_dim;
-        for (unsigned i = 0; i < size; i += lanes) store(task.out + i, set(0.0f));
+        for (unsigned i = 0; i < size; i += lanes) {
+            store(task.out + i, set(0.0f));
+            store(task.packed_out + i, set(0.0f));
+        }
         for (unsigned r = 0; r < task.row_count; ++r) {
             max[r] = minus_infinity;
             sum[r] = 0.0f;
@@ -105,11 +114,11 @@ void decode(const Task& task) noexcept {
     const unsigned tokens = task.plan->block_tokens();
     const unsigned rows = task.row_count;
     const bool additive = is_additive(task.mask);
-    alignas(64) float q[decode_max_rows * max_head_dim];
+    alignas(64) float q[2 * decode_max_rows * max_head_dim];
     alignas(64) float scores[decode_max_rows][span_tokens];
     Bias bias[decode_max_rows];
     const Bias* row_bias[decode_max_rows] = {};
-    load_queries(task, q);
+    const float* packed_q = load_queries(task, q);
     Running<decode_max_rows> running(task);
 
     const unsigned end = visible_end(task);
@@ -147,7 +156,8 @@ void decode(const Task& task) noexcept {
         multiply_blocks(
             blocks, block_count, rows,
             [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                return Product{blocks[b].keys, q, scores[0] + b * tokens, blocks[b].values.data,
+                return Product{blocks[b].keys, blocks[b].keys.exact ? q : packed_q,
+                               scores[0] + b * tokens, blocks[b].values.data,
                                packed_bytes(blocks[b].values)};
             },
             head_dim, span_tokens);
@@ -156,7 +166,8 @@ void decode(const Task& task) noexcept {
         multiply_blocks(
             blocks, block_count, rows,
             [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                Product product{blocks[b].values, scores[0] + b * tokens, task.out};
+                Product product{blocks[b].values, scores[0] + b * tokens,
+                                blocks[b].values.exact ? task.out : task.packed_out};
                 if (cell + span_tokens + b * tokens < end) {
                     const Matrix next = open_block(task, (cell + span_tokens) / tokens + b).keys;
                     product.ahead = next.data;
@@ -175,12 +186,12 @@ void prefill(const Task& task) noexcept {
     const unsigned rows = task.row_count;
     const bool additive = is_additive(task.mask);
     auto* q = reinterpret_cast<float*>(task.scratch);
-    float* scores = q + std::size_t{prefill_max_rows} * max_head_dim;
+    float* scores = q + std::size_t{2} * prefill_max_rows * max_head_dim;
     float* key_tile = scores + std::size_t{prefill_max_rows} * span_tokens;
     float* value_tile = key_tile + std::size_t{tile_tokens} * max_head_dim;
     Bias bias[4];
     const Bias* row_bias[4] = {};
-    load_queries(task, q);
+    const float* packed_q = load_queries(task, q);
     Running<prefill_max_rows> running(task);
 
     const unsigned end = visible_end(task);
@@ -213,7 +224,8 @@ void prefill(const Task& task) noexcept {
             visible[t] = block.present;
             if (!block.present) continue;
             expand(block.keys, (cell + at) % tokens, tile_tokens, 0, head_dim, key_tile);
-            gemm(q, head_dim, rows, head_dim, key_tile, tile_tokens, scores + at, span_tokens);
+            gemm(block.keys.exact ? q : packed_q, head_dim, rows, head_dim, key_tile, tile_tokens,
+                 scores + at, span_tokens);
         }
         if (!seen) continue;
         for (unsigned first = 0; first < rows; first += 4) {
@@ -236,8 +248,8 @@ void prefill(const Task& task) noexcept {
             const unsigned at = t * tile_tokens;
             const Block block = open_block(task, (cell + at) / tokens);
             expand(block.values, 0, head_dim, (cell + at) % tokens, tile_tokens, value_tile);
-            gemm(scores + at, span_tokens, rows, tile_tokens, value_tile, head_dim, task.out,
-                 head_dim);
+            gemm(scores + at, span_tokens, rows, tile_tokens, value_tile, head_dim,
+                 block.values.exact ? task.out : task.packed_out, head_dim);
         }
     }
     running.finish(task);

@@ -40,16 +40,16 @@ struct MetadataRow {
 LOWKV_INLINE void open_metadata(const PartLayout& layout, const std::byte* section, unsigned number,
                                 MetadataRow& row) {
     const unsigned n = layout.row_entries;
+    const std::size_t first = std::size_t{number} * n * (layout.has_zeros() ? 2 : 1);
     const std::byte* metadata = section + layout.metadata_offset;
     if (layout.codec.metadata == Metadata::fp16) {
-        row.scales = reinterpret_cast<const std::uint16_t*>(metadata) + std::size_t{2} * number * n;
+        row.scales = reinterpret_cast<const std::uint16_t*>(metadata) + first;
         row.scale_unit = row.zero_unit = set(1.0f);
     } else {
         float multiplier[2];
         __builtin_memcpy(multiplier, section, sizeof multiplier);
-        const auto* p =
-            reinterpret_cast<const std::uint8_t*>(metadata) + std::size_t{2} * number * n;
-        for (unsigned i = 0; i < 2 * n; ++i) {
+        const auto* p = reinterpret_cast<const std::uint8_t*>(metadata) + first;
+        for (unsigned i = 0; i < (layout.has_zeros() ? 2 : 1) * n; ++i) {
             row.widened[i] = static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7);
         }
         row.scales = row.widened;
@@ -57,4 +57,8 @@ LOWKV_INLINE void open_metadata(const PartLayout& layout, const std::byte* secti
         row.zero_unit = set(256.0f * multiplier[1]);
     }
     row.zeros = row.scales + n;
+    if (layout.has_zeros()) return;
+    row.zeros = row.scales;
+    row.zero_unit = mul(row.scale_unit, set(layout.level_zero));
+    row.scale_unit = mul(row.scale_unit, set(layout.level_step));
 }

@@ -5,9 +5,7 @@
 //   folded    the scale belongs to (group of lanes, step): it is multiplied into the weights.
 //             Keys per channel, values per token: KIVI.
 //   unfolded  the scale belongs to (lane, group of steps): it is applied to the group's sum.
-// Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest. Codes are widened to
-// 16 bits too, two steps to a lane, and multiplied by a pairwise dot product. 255 * 32767 * 256
-// steps still fits in 32 bits.
+// Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
 
 struct Matrix {
     const std::byte* data = nullptr;  // a head's section; exact: its f16 elements, steps of lanes
@@ -17,6 +15,11 @@ struct Matrix {
     bool exact = false;
     bool folded = false;
 };
+
+// A centred head's mean, one f16 a channel (codec.h).
+LOWKV_INLINE const std::uint16_t* mean_of(const PartLayout& layout, const std::byte* section) {
+    return reinterpret_cast<const std::uint16_t*>(section + layout.mean_offset);
+}
 
 // A span's packed blocks are multiplied together, so that one's preparation overlaps with
 // another's products. `ahead` is what will be needed next, fetched meanwhile.
@@ -28,9 +31,6 @@ struct Product {
     std::size_t ahead_bytes = 0;
 };
 constexpr unsigned max_products = span_tokens / tile_tokens;
-// A row's weights for all products of a span: every group of lanes has its own. Keys: at most 4
-// groups of 32 tokens x 256 channels. Values: at most 8 groups of 32 channels x 128 tokens.
-constexpr unsigned max_weights = max_head_dim * span_tokens / 32;
 constexpr unsigned max_groups = max_head_dim / 32;
 
 // Weights become integers by one scale per row and product, so that finding the largest costs one
@@ -54,121 +54,23 @@ LOWKV_INLINE RowScales make_scales(const F* largest) {
     return rows;
 }
 
-// Fetches a few lines at each unit of a product: asked for all at once, they would stall it.
-struct Prefetch {
-    const std::byte* next;
-    const std::byte* end;
-    std::size_t share;
-};
-LOWKV_INLINE Prefetch start_prefetch(const Product& product) {
-    const unsigned units = product.x.lane_count * product.x.step_count / (32 * lanes);
-    return {product.ahead, product.ahead + product.ahead_bytes,
-            (product.ahead_bytes / 64 + units - 1) / units * 64};
-}
-LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
-    const std::byte* stop = prefetch.next + prefetch.share;
-    if (stop > prefetch.end) stop = prefetch.end;
-    for (; prefetch.next < stop; prefetch.next += 64) __builtin_prefetch(prefetch.next);
-}
-
-LOWKV_INLINE void round_weights(const float* w, unsigned steps, float inverse,
-                                std::int16_t* rounded) {
+// Returns the rounded weights' sum, by lane. What multiplies a constant is their sum, not that of
+// the weights they came from: then a weight's error counts times x, not times x less the constant.
+LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std::int16_t* rounded) {
+    I sum = set_int(0);
     for (unsigned s = 0; s < steps; s += lanes) {
-        store_weights(rounded + s, to_int(mul(load(w + s), set(inverse))));
+        const I integers = to_int(mul(load(w + s), set(inverse)));
+        store_weights(rounded + s, integers);
+        sum = add_int(sum, integers);
     }
+    return to_float(sum);
 }
 
-// `lanes` lanes of a unit, from byte `at` on (src/kernels/units.h).
-struct UnitView {
-    const std::uint8_t* low;
-    I third;  // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2
-};
-
-template <unsigned Bits>
-LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, unsigned at) {
-    UnitView view{codes + unit_offset(Bits, unit) + at, {}};
-    if constexpr (Bits == 3) {
-        const I bits = load_bytes(codes + (unit / 2) * 192 + 128 + at);
-        view.third = unit % 2 == 0 ? shift_left(bits, 2) : shift_right(bits, 2);
-    }
-    return view;
-}
-
-// Steps 4 * tile + 2 * odd and the one after it, as two 16-bit codes a lane.
-template <unsigned Bits>
-LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
-    if constexpr (Bits == 8) {
-        const I x = load_bytes(view.low + std::size_t{64} * tile);
-        return bit_and(shift_right(x, 8 * odd), set_int(0x00ff00ff));
-    } else if constexpr (Bits == 4) {
-        const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
-        return bit_and(shift_right(x, 4 * (tile % 2) + 8 * odd), set_int(0x000f000f));
-    } else {
-        const I x = load_bytes(view.low);
-        const I low = bit_and(shift_right(x, 2 * tile + 8 * odd), set_int(0x00030003));
-        if constexpr (Bits == 2) return low;
-        const I high = bit_and(shift_right(view.third, tile + 8 * odd), set_int(0x00040004));
-        return bit_or(low, high);
-    }
-}
-
-// sums[row][vector] = sum over `units` units of weight * code, for Vectors x `lanes` lanes from
-// `lane` on: two vectors share each broadcast of a weight. Rows' weights are max_weights apart.
-template <unsigned Bits, unsigned Rows, unsigned Vectors>
-LOWKV_INLINE void dot_units(const std::uint8_t* codes, unsigned step_units, unsigned lane,
-                            unsigned first_unit, unsigned units, const std::int16_t* weights,
-                            Prefetch& prefetch, I (&sums)[Rows][2]) {
-    for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned v = 0; v < Vectors; ++v) sums[r][v] = set_int(0);
-    }
-    for (unsigned u = 0; u < units; ++u) {
-        fetch_share(prefetch);
-        UnitView view[Vectors];
-        for (unsigned v = 0; v < Vectors; ++v) {
-            const unsigned at = lane + v * lanes;
-            view[v] = open_unit<Bits>(codes, std::size_t{at / 16} * step_units + first_unit + u,
-                                      at % 16 * 4);
-        }
-#pragma GCC unroll 8
-        for (unsigned pair = 0; pair < 8; ++pair) {
-            I x[Vectors];
-            for (unsigned v = 0; v < Vectors; ++v) {
-                x[v] = load_pair<Bits>(view[v], pair / 2, pair % 2);
-            }
-#pragma GCC unroll 4
-            for (unsigned r = 0; r < Rows; ++r) {
-                const I w = broadcast_pair(weights + r * max_weights + 16 * u + 2 * pair);
-                for (unsigned v = 0; v < Vectors; ++v) {
-                    sums[r][v] = dot_pair(sums[r][v], x[v], w);
-                }
-            }
-        }
-    }
-}
-
-// Calls body(lane, sums, vectors) for all lanes of [first, last), two vectors at a time.
-template <unsigned Bits, unsigned Rows, class Body>
-LOWKV_INLINE void for_lanes(const std::uint8_t* codes, unsigned step_units, unsigned first,
-                            unsigned last, unsigned first_unit, unsigned units,
-                            const std::int16_t* weights, Prefetch& prefetch, Body body) {
-    I sums[Rows][2];
-    unsigned lane = first;
-    for (; lane + 2 * lanes <= last; lane += 2 * lanes) {
-        dot_units<Bits, Rows, 2>(codes, step_units, lane, first_unit, units, weights, prefetch,
-                                 sums);
-        body(lane, sums, 2u);
-    }
-    for (; lane < last; lane += lanes) {
-        dot_units<Bits, Rows, 1>(codes, step_units, lane, first_unit, units, weights, prefetch,
-                                 sums);
-        body(lane, sums, 1u);
-    }
-}
-
-template <unsigned Bits, unsigned Rows>
+template <unsigned Bits, bool Lookup, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const PartLayout& layout = *products->x.layout;
+    const I table = load_table(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) float folded[Rows][max_weights];
     alignas(64) std::int16_t weights[Rows][max_weights];
@@ -184,37 +86,49 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             open_metadata(layout, products[p].x.data, g, metadata);
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
-                const F scale = metadata.scale(s), zero = metadata.zero(s);
+                const F scale = metadata.scale(s);
+                const F zero = Lookup ? set(0.0f) : metadata.zero(s);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
                     const F y_weight = mul(weight, scale);
-                    sum[r] = fma(weight, zero, sum[r]);
+                    if constexpr (!Lookup) sum[r] = fma(weight, zero, sum[r]);
                     largest[r] = max(largest[r], abs(y_weight));
                     store(folded[r] + at + s, y_weight);
                 }
             }
-            reduce_add4(sum, offset[p * groups + g]);
+            if constexpr (!Lookup) reduce_add4(sum, offset[p * groups + g]);
         }
         rows[p] = make_scales(largest);
     }
-    for (unsigned p = 0; p < count; ++p) {
+    for (unsigned at = 0; at < count * groups; ++at) {
+        const RowScales& scales = rows[at / groups];
+        F sum[4];
+        for (F& f : sum) f = set(0.0f);
         for (unsigned r = 0; r < Rows; ++r) {
-            round_weights(folded[r] + p * groups * steps, groups * steps, rows[p].inverse[r],
-                          weights[r] + p * groups * steps);
+            sum[r] = round_weights(folded[r] + at * steps, steps, scales.inverse[r],
+                                   weights[r] + at * steps);
+        }
+        if constexpr (!Lookup) continue;
+        // Normal levels: the zero is a constant times the scale, which the weights hold already.
+        reduce_add4(sum, offset[at]);
+        for (unsigned r = 0; r < Rows; ++r) {
+            offset[at][r] *= scales.scale[r] * (layout.level_zero / layout.level_step);
         }
     }
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
         const auto* codes =
             reinterpret_cast<const std::uint8_t*>(product.x.data + layout.codes_offset);
-        Prefetch prefetch = start_prefetch(product);
+        Prefetch prefetch =
+            start_prefetch(product.ahead, product.ahead_bytes, product.x.lane_count * steps);
         for (unsigned g = 0; g < groups; ++g) {
             const unsigned first = g * layout.group, end = first + layout.group;
             const float* zeros = offset[p * groups + g];
-            for_lanes<Bits, Rows>(
-                codes, steps / 16, first, end < product.x.lane_count ? end : product.x.lane_count,
-                0, steps / 16, weights[0] + (p * groups + g) * steps, prefetch,
+            for_lanes<Bits, Lookup, Rows>(
+                codes, table, steps / 16, first,
+                end < product.x.lane_count ? end : product.x.lane_count, 0, steps / 16,
+                weights[0] + (p * groups + g) * steps, prefetch,
                 [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
                     for (unsigned r = 0; r < Rows; ++r) {
                         for (unsigned v = 0; v < vectors; ++v) {
@@ -229,49 +143,65 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     }
 }
 
-template <unsigned Bits, unsigned Rows>
+template <unsigned Bits, bool Lookup, unsigned Rows>
 void multiply_unfolded(const Product* products, unsigned count, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
     const PartLayout& layout = *products->x.layout;
+    const I table = load_table(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
+    float mean_products[4] = {};
     RowScales rows;
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
         const auto* codes =
             reinterpret_cast<const std::uint8_t*>(product.x.data + layout.codes_offset);
-        Prefetch prefetch = start_prefetch(product);
+        Prefetch prefetch =
+            start_prefetch(product.ahead, product.ahead_bytes, product.x.lane_count * steps);
         // Keys: one query for all blocks.
-        const bool same = p > 0 && product.w == products[p - 1].w;
-        if (!same) {
-            F largest[4], sum[4];
+        if (p == 0 || product.w != products[p - 1].w) {
+            F largest[4];
             for (F& f : largest) f = set(0.0f);
-            for (unsigned g = 0; g < groups; ++g) {
-                const unsigned first = g * layout.group, end = first + layout.group;
-                for (F& f : sum) f = set(0.0f);
-                for (unsigned s = first; s < (end < steps ? end : steps); s += lanes) {
+            for (unsigned s = 0; s < steps; s += lanes) {
 #pragma GCC unroll 4
-                    for (unsigned r = 0; r < Rows; ++r) {
-                        const F weight = load(product.w + r * w_stride + s);
-                        largest[r] = max(largest[r], abs(weight));
-                        sum[r] = add(sum[r], weight);
-                    }
+                for (unsigned r = 0; r < Rows; ++r) {
+                    largest[r] = max(largest[r], abs(load(product.w + r * w_stride + s)));
                 }
-                reduce_add4(sum, sums_of_weights[g]);
             }
             rows = make_scales(largest);
-            for (unsigned r = 0; r < Rows; ++r) {
-                round_weights(product.w + r * w_stride, steps, rows.inverse[r], weights[r]);
+            for (unsigned g = 0; g < groups; ++g) {
+                const unsigned first = g * layout.group, end = first + layout.group;
+                const unsigned group_steps = (end < steps ? end : steps) - first;
+                F sum[4];
+                for (F& f : sum) f = set(0.0f);
+                for (unsigned r = 0; r < Rows; ++r) {
+                    sum[r] = round_weights(product.w + r * w_stride + first, group_steps,
+                                           rows.inverse[r], weights[r] + first);
+                }
+                reduce_add4(sum, sums_of_weights[g]);
+                for (unsigned r = 0; r < Rows; ++r) sums_of_weights[g][r] *= rows.scale[r];
             }
+        }
+        if (layout.codec.centred) {
+            const std::uint16_t* mean = mean_of(layout, product.x.data);
+            F sum[4];
+            for (F& f : sum) f = set(0.0f);
+            for (unsigned s = 0; s < steps; s += lanes) {
+                const F m = load_f16(mean + s);
+                for (unsigned r = 0; r < Rows; ++r) {
+                    sum[r] = fma(load(product.w + r * w_stride + s), m, sum[r]);
+                }
+            }
+            reduce_add4(sum, mean_products);
         }
         for (unsigned g = 0; g < groups; ++g) {
             const unsigned first = g * layout.group, end = first + layout.group;
             const unsigned last = end < steps ? end : steps;
             MetadataRow metadata;
             open_metadata(layout, product.x.data, g, metadata);
-            for_lanes<Bits, Rows>(
-                codes, steps / 16, 0, product.x.lane_count, first / 16, (last - first) / 16,
+            for_lanes<Bits, Lookup, Rows>(
+                codes, table, steps / 16, 0, product.x.lane_count, first / 16, (last - first) / 16,
                 weights[0] + first, prefetch,
                 [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
                     for (unsigned v = 0; v < vectors; ++v) {
@@ -280,7 +210,9 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                         for (unsigned r = 0; r < Rows; ++r) {
                             float* out = product.y + r * y_stride + at;
                             const F dot = mul(to_float(sums[r][v]), set(rows.scale[r]));
-                            const F total = fma(zero, set(sums_of_weights[g][r]), load(out));
+                            const F before =
+                                g == 0 ? add(load(out), set(mean_products[r])) : load(out);
+                            const F total = fma(zero, set(sums_of_weights[g][r]), before);
                             store(out, fma(dot, scale, total));
                         }
                     }
@@ -333,22 +265,28 @@ using Multiply = void (*)(const Product* products, unsigned count, std::size_t w
                           std::size_t y_stride) noexcept;
 
 template <unsigned Rows>
-constexpr Multiply multiply_by_codec[4][2] = {
-    {multiply_unfolded<2, Rows>, multiply_folded<2, Rows>},
-    {multiply_unfolded<3, Rows>, multiply_folded<3, Rows>},
-    {multiply_unfolded<4, Rows>, multiply_folded<4, Rows>},
-    {multiply_unfolded<8, Rows>, multiply_folded<8, Rows>},
+constexpr Multiply multiply_by_codec[7][2] = {
+    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>},
+    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>},
+    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>},
+    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>},
+    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>},
+    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>},
+    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>},
 };
 
-constexpr unsigned bits_index(unsigned bits) { return bits == 8 ? 3 : bits - 2; }
+constexpr unsigned codec_index(const Codec& codec) {
+    const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
+    return codec.levels == Levels::normal ? uniform + 4 : uniform;
+}
 
 // Packed products of one part, for `rows` rows of weights.
 LOWKV_INLINE void multiply_packed(const Product* products, unsigned count, unsigned rows,
                                   std::size_t w_stride, std::size_t y_stride) {
     if (count == 0) return;
-    const unsigned bits = bits_index(products->x.layout->codec.bits);
+    const unsigned codec = codec_index(products->x.layout->codec);
     const bool folded = products->x.folded;
     constexpr const Multiply(*by_rows[])[2] = {multiply_by_codec<1>, multiply_by_codec<2>,
                                                multiply_by_codec<3>, multiply_by_codec<4>};
-    by_rows[rows - 1][bits][folded](products, count, w_stride, y_stride);
+    by_rows[rows - 1][codec][folded](products, count, w_stride, y_stride);
 }

@@ -106,9 +106,13 @@ LOWKV_INLINE void softmax(const Task& task, unsigned first_row, unsigned rows, u
         if (before == minus_infinity) continue;  // nothing is summed yet
         const float factor = std::exp(before - now);
         row_sum[r] *= factor;
-        float* out = task.out + std::size_t{first_row + r} * head_dim;
+        const std::size_t at = std::size_t{first_row + r} * head_dim;
         for (unsigned c = 0; c < head_dim; c += lanes) {
-            store(out + c, mul(load(out + c), set(factor)));
+            store(task.out + at + c, mul(load(task.out + at + c), set(factor)));
+        }
+        if (task.packed_out == task.out) continue;
+        for (unsigned c = 0; c < head_dim; c += lanes) {
+            store(task.packed_out + at + c, mul(load(task.packed_out + at + c), set(factor)));
         }
     }
     for (unsigned r = rows; r < 4; ++r) lane_values[r] = set(0.0f);

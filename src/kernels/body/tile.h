@@ -3,11 +3,13 @@
 
 // tile[step][lane], `tile_lanes` floats a step: lanes [lane0, lane0 + tile_lanes) and steps
 // [step0, step0 + tile_steps) of x. All multiples of 16.
-template <unsigned Bits>
+template <unsigned Bits, bool Lookup>
 void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                   unsigned tile_steps, float* tile) noexcept {
     const PartLayout& layout = *x.layout;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
+    const I table = load_table(layout.levels.data());
+    const std::uint16_t* mean = layout.codec.centred ? mean_of(layout, x.data) : nullptr;
     const unsigned step_units = x.step_count / 16;
     alignas(64) float scale[max_head_dim], zero[max_head_dim];
     unsigned loaded = ~0u;
@@ -26,12 +28,15 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
             const std::size_t unit =
                 std::size_t{(lane0 + lane) / 16} * step_units + (step0 + step) / 16;
             const UnitView view = open_unit<Bits>(codes, unit, (lane0 + lane) % 16 * 4);
+            I pair[2];
             for (unsigned i = 0; i < 16; ++i) {
-                const I pair = load_pair<Bits>(view, i / 4, i % 4 / 2);
-                const I code = i % 2 == 0 ? bit_and(pair, set_int(0xffff)) : shift_right(pair, 16);
+                if (i % 4 == 0) load_tile<Bits, Lookup>(view, i / 4, table, pair);
+                const I two = pair[i % 4 / 2];
+                const I code = i % 2 == 0 ? bit_and(two, set_int(0xffff)) : shift_right(two, 16);
                 const unsigned at = x.folded ? step0 + step + i : lane0 + lane;
                 const F a = x.folded ? set(scale[at]) : load(scale + at);
-                const F b = x.folded ? set(zero[at]) : load(zero + at);
+                F b = x.folded ? set(zero[at]) : load(zero + at);
+                if (mean != nullptr) b = add(b, set(codec::f16_to_f32(mean[step0 + step + i])));
                 store(tile + std::size_t{step + i} * tile_lanes + lane, fma(to_float(code), a, b));
             }
         }
@@ -41,12 +46,12 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
 LOWKV_INLINE void expand(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                          unsigned tile_steps, float* tile) {
     if (!x.exact) {
-        switch (x.layout->codec.bits) {
-            case 2: return expand_codes<2>(x, lane0, tile_lanes, step0, tile_steps, tile);
-            case 3: return expand_codes<3>(x, lane0, tile_lanes, step0, tile_steps, tile);
-            case 4: return expand_codes<4>(x, lane0, tile_lanes, step0, tile_steps, tile);
-            default: return expand_codes<8>(x, lane0, tile_lanes, step0, tile_steps, tile);
-        }
+        constexpr decltype(&expand_codes<2, false>) by_codec[] = {
+            expand_codes<2, false>, expand_codes<3, false>, expand_codes<4, false>,
+            expand_codes<8, false>, expand_codes<2, true>,  expand_codes<3, true>,
+            expand_codes<4, true>};
+        return by_codec[codec_index(x.layout->codec)](x, lane0, tile_lanes, step0, tile_steps,
+                                                      tile);
     }
     const auto* elements = reinterpret_cast<const std::uint16_t*>(x.data);
     for (unsigned step = 0; step < tile_steps; ++step) {

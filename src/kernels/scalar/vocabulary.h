@@ -74,6 +74,14 @@ LOWKV_INLINE I add_int(I a, I b) { return a + b; }
 LOWKV_INLINE I sub_int(I a, I b) { return a - b; }
 LOWKV_INLINE I shift_left(I a, unsigned n) { return I(U(a) << n); }
 LOWKV_INLINE I shift_right(I a, unsigned n) { return I(U(a) >> n); }
+LOWKV_INLINE I load_table(const std::uint8_t* p) { return load_bytes(p); }
+LOWKV_INLINE I lookup(I table, I bytes) {
+    std::uint8_t from[16], at[16];
+    std::memcpy(from, &table, sizeof from);
+    std::memcpy(at, &bytes, sizeof at);
+    for (std::uint8_t& byte : at) byte = from[byte];
+    return load_bytes(at);
+}
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
     for (unsigned i = 0; i < lanes; ++i) p[i] = static_cast<std::int16_t>(a[i]);
 }

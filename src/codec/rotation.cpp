@@ -1,0 +1,275 @@
+#include "codec/rotation.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <numbers>
+#include <string>
+
+#include "lowkv/error.h"
+
+namespace lowkv::codec {
+namespace {
+
+constexpr std::uint32_t max_head_dim = 256;
+constexpr std::uint32_t tile = 16;  // divides every head_dim
+constexpr double orthogonality_tolerance = 1e-4;
+
+// G. Steele, D. Lea, S. Flood, "Fast splittable pseudorandom number generators", 2014.
+class SplitMix64 {
+  public:
+    explicit SplitMix64(std::uint64_t seed) : state_(seed) {}
+
+    std::uint64_t next() {
+        state_ += 0x9e3779b97f4a7c15u;
+        std::uint64_t z = state_;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        return z ^ (z >> 31);
+    }
+
+  private:
+    std::uint64_t state_;
+};
+
+// f(first channel, size) for each power-of-two block, the largest first.
+template <class F>
+void for_each_block(std::uint32_t head_dim, F f) {
+    for (std::uint32_t first = 0; first < head_dim;) {
+        const std::uint32_t size = std::bit_floor(head_dim - first);
+        f(first, size);
+        first += size;
+    }
+}
+
+// GCC's and Clang's vector type, on every CPU: as plain loops gcc 12 leaves these parts scalar.
+using Four [[gnu::vector_size(16)]] = float;
+
+inline Four load(const float* x) noexcept {
+    Four value;
+    std::memcpy(&value, x, sizeof value);
+    return value;
+}
+
+inline void store(float* x, Four value) noexcept { std::memcpy(x, &value, sizeof value); }
+
+inline void store_tile(float* x, Four a, Four b, Four c, Four d) noexcept {
+    store(x, a);
+    store(x + 4, b);
+    store(x + 8, c);
+    store(x + 12, d);
+}
+
+// Sylvester's matrix of 4 x 4, for four vectors of numbers at once.
+inline void transform_4(Four& a, Four& b, Four& c, Four& d) noexcept {
+    const Four ab = a + b, ab_difference = a - b;
+    const Four cd = c + d, cd_difference = c - d;
+    a = ab + cd;
+    b = ab_difference + cd_difference;
+    c = ab - cd;
+    d = ab_difference - cd_difference;
+}
+
+inline void transpose_4x4(Four& a, Four& b, Four& c, Four& d) noexcept {
+    const Four ac_low = __builtin_shufflevector(a, c, 0, 4, 1, 5);
+    const Four ac_high = __builtin_shufflevector(a, c, 2, 6, 3, 7);
+    const Four bd_low = __builtin_shufflevector(b, d, 0, 4, 1, 5);
+    const Four bd_high = __builtin_shufflevector(b, d, 2, 6, 3, 7);
+    a = __builtin_shufflevector(ac_low, bd_low, 0, 4, 1, 5);
+    b = __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7);
+    c = __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5);
+    d = __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7);
+}
+
+// Strides 1 to 8: a tile is a 4 x 4 matrix, transformed along its columns, then along its rows.
+inline void transform_tile(float* x) noexcept {
+    Four a = load(x), b = load(x + 4), c = load(x + 8), d = load(x + 12);
+    transform_4(a, b, c, d);
+    transpose_4x4(a, b, c, d);
+    transform_4(a, b, c, d);
+    transpose_4x4(a, b, c, d);
+    store_tile(x, a, b, c, d);
+}
+
+// `stride` and twice `stride` in one pass over the 4 * stride numbers at x.
+inline void transform_two_strides(float* x, std::uint32_t stride) noexcept {
+    for (float* end = x + stride; x < end; x += 4) {
+        Four a = load(x), b = load(x + stride), c = load(x + 2 * stride), d = load(x + 3 * stride);
+        transform_4(a, b, c, d);
+        store(x, a);
+        store(x + stride, b);
+        store(x + 2 * stride, c);
+        store(x + 3 * stride, d);
+    }
+}
+
+inline void transform_stride(float* x, std::uint32_t stride) noexcept {
+    for (float* end = x + stride; x < end; x += 4) {
+        const Four low = load(x), high = load(x + stride);
+        store(x, low + high);
+        store(x + stride, low - high);
+    }
+}
+
+// x <- x H, H being Sylvester's matrix of size x size; size is a power of two, 16 to 256. It is the
+// product of one butterfly per stride, in any order.
+void walsh_hadamard(float* x, std::uint32_t size) noexcept {
+    for (std::uint32_t i = 0; i < size; i += tile) transform_tile(x + i);
+    std::uint32_t stride = tile;
+    for (; 4 * stride <= size; stride *= 4) {
+        for (std::uint32_t i = 0; i < size; i += 4 * stride) transform_two_strides(x + i, stride);
+    }
+    if (stride < size) transform_stride(x, stride);
+}
+
+void multiply_elements(float* x, const float* factors, std::uint32_t count) noexcept {
+    for (std::uint32_t i = 0; i < count; i += 4) store(x + i, load(x + i) * load(factors + i));
+}
+
+// x <- x M, M in row order.
+void multiply_matrix(float* x, const float* matrix, std::uint32_t head_dim) noexcept {
+    float product[max_head_dim];
+    for (std::uint32_t column = 0; column < head_dim; column += tile) {
+        Four a{}, b{}, c{}, d{};
+        for (std::uint32_t row = 0; row < head_dim; ++row) {
+            const float* part = matrix + std::size_t{row} * head_dim + column;
+            a += x[row] * load(part);
+            b += x[row] * load(part + 4);
+            c += x[row] * load(part + 8);
+            d += x[row] * load(part + 12);
+        }
+        store_tile(product + column, a, b, c, d);
+    }
+    std::copy_n(product, head_dim, x);
+}
+
+double dot(const double* a, const double* b, std::uint32_t count) {
+    double sum = 0;
+    for (std::uint32_t i = 0; i < count; ++i) sum += a[i] * b[i];
+    return sum;
+}
+
+// The transpose of a matrix of standard normal draws: draws in row order, columns contiguous.
+std::vector<double> normal_columns(std::uint32_t head_dim, std::uint64_t seed) {
+    std::vector<double> columns(std::size_t{head_dim} * head_dim);
+    SplitMix64 generator(seed);
+    for (std::uint32_t row = 0; row < head_dim; ++row) {
+        for (std::uint32_t column = 0; column < head_dim; column += 2) {
+            const double u = static_cast<double>((generator.next() >> 11) + 1) * 0x1p-53;
+            const double v = static_cast<double>(generator.next() >> 11) * 0x1p-53;
+            const double radius = std::sqrt(-2.0 * std::log(u));
+            const double angle = 2.0 * std::numbers::pi * v;
+            columns[std::size_t{column} * head_dim + row] = radius * std::cos(angle);
+            columns[std::size_t{column + 1} * head_dim + row] = radius * std::sin(angle);
+        }
+    }
+    return columns;
+}
+
+// Modified Gram-Schmidt. It divides by a column's norm, so that R's diagonal is positive.
+void orthonormalize(std::vector<double>& columns, std::uint32_t head_dim) {
+    for (std::uint32_t j = 0; j < head_dim; ++j) {
+        double* column = columns.data() + std::size_t{j} * head_dim;
+        for (std::uint32_t i = 0; i < j; ++i) {
+            const double* earlier = columns.data() + std::size_t{i} * head_dim;
+            const double along = dot(earlier, column, head_dim);
+            for (std::uint32_t k = 0; k < head_dim; ++k) column[k] -= along * earlier[k];
+        }
+        const double norm = std::sqrt(dot(column, column, head_dim));
+        for (std::uint32_t k = 0; k < head_dim; ++k) column[k] /= norm;
+    }
+}
+
+std::vector<float> transpose(std::span<const float> matrix, std::uint32_t head_dim) {
+    std::vector<float> result(matrix.size());
+    for (std::size_t row = 0; row < head_dim; ++row) {
+        for (std::size_t column = 0; column < head_dim; ++column) {
+            result[column * head_dim + row] = matrix[row * head_dim + column];
+        }
+    }
+    return result;
+}
+
+// NaN counts as not orthogonal.
+bool is_orthogonal(std::span<const float> matrix, std::uint32_t head_dim) {
+    const std::vector<double> rows(matrix.begin(), matrix.end());
+    for (std::uint32_t i = 0; i < head_dim; ++i) {
+        for (std::uint32_t j = 0; j <= i; ++j) {
+            const double product = dot(rows.data() + std::size_t{i} * head_dim,
+                                       rows.data() + std::size_t{j} * head_dim, head_dim);
+            const double deviation = std::abs(product - (i == j ? 1.0 : 0.0));
+            if (!(deviation <= orthogonality_tolerance)) return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+Rotation::Rotation(std::uint32_t head_dim) : head_dim_(head_dim) {
+    if (head_dim == 0 || head_dim % tile != 0 || head_dim > max_head_dim) {
+        throw Error(ErrorCode::invalid_argument,
+                    "head_dim " + std::to_string(head_dim) +
+                        " of a rotation must be a multiple of 16, from 16 to 256");
+    }
+}
+
+Rotation Rotation::hadamard(std::uint32_t head_dim, std::uint64_t seed) {
+    Rotation rotation(head_dim);
+    SplitMix64 generator(seed);
+    for_each_block(head_dim, [&](std::uint32_t, std::uint32_t size) {
+        const float scale = 1.0f / std::sqrt(static_cast<float>(size));
+        for (std::uint32_t i = 0; i < size; ++i) {
+            rotation.scaled_signs_.push_back(generator.next() >> 63 != 0 ? -scale : scale);
+        }
+    });
+    return rotation;
+}
+
+Rotation Rotation::random(std::uint32_t head_dim, std::uint64_t seed) {
+    Rotation rotation(head_dim);
+    std::vector<double> columns = normal_columns(head_dim, seed);
+    orthonormalize(columns, head_dim);
+    for (const double value : columns) rotation.transposed_.push_back(static_cast<float>(value));
+    rotation.matrix_ = transpose(rotation.transposed_, head_dim);
+    return rotation;
+}
+
+Rotation Rotation::from_matrix(std::uint32_t head_dim, std::span<const float> row_major) {
+    Rotation rotation(head_dim);
+    const std::size_t expected = std::size_t{head_dim} * head_dim;
+    if (row_major.size() != expected) {
+        throw Error(ErrorCode::invalid_argument, "a rotation for head_dim " +
+                                                     std::to_string(head_dim) + " needs " +
+                                                     std::to_string(expected) + " values, not " +
+                                                     std::to_string(row_major.size()));
+    }
+    if (!is_orthogonal(row_major, head_dim)) {
+        throw Error(ErrorCode::invalid_argument,
+                    "a rotation must be orthogonal: R R^T differs from the identity by more than "
+                    "1e-4");
+    }
+    rotation.matrix_.assign(row_major.begin(), row_major.end());
+    rotation.transposed_ = transpose(row_major, head_dim);
+    return rotation;
+}
+
+void Rotation::apply(float* x) const noexcept {
+    if (!is_hadamard()) return multiply_matrix(x, matrix_.data(), head_dim_);
+    multiply_elements(x, scaled_signs_.data(), head_dim_);
+    for_each_block(head_dim_, [x](std::uint32_t first, std::uint32_t size) {
+        walsh_hadamard(x + first, size);
+    });
+}
+
+void Rotation::apply_inverse(float* x) const noexcept {
+    if (!is_hadamard()) return multiply_matrix(x, transposed_.data(), head_dim_);
+    for_each_block(head_dim_, [x](std::uint32_t first, std::uint32_t size) {
+        walsh_hadamard(x + first, size);
+    });
+    multiply_elements(x, scaled_signs_.data(), head_dim_);
+}
+
+}  // namespace lowkv::codec

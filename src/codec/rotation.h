@@ -1,0 +1,45 @@
+#pragma once
+// Orthogonal matrices R of head_dim x head_dim that spread a head's outliers over its channels.
+// Vectors are rows: x R. Because R is orthogonal, (q R).(k R) = q.k.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace lowkv::codec {
+
+// head_dim is a multiple of 16 from 16 to 256; anything else throws invalid_argument.
+class Rotation {
+  public:
+    // diag(signs) H / sqrt(n), H being Sylvester's matrix of n x n. Of a head_dim that is no power
+    // of two: a diagonal of such blocks, the largest first (80 = 64 + 16). Channel i's sign is
+    // minus where the i-th draw of splitmix64(seed) has its top bit set.
+    static Rotation hadamard(std::uint32_t head_dim, std::uint64_t seed = 42);
+
+    // Uniform over the orthogonal matrices (Haar): the Q of the QR decomposition, with a positive
+    // diagonal of R, of a matrix of standard normal draws in row order. Draws come in pairs by
+    // Box-Muller from two draws a, b of splitmix64(seed): u = ((a >> 11) + 1) / 2^53, v =
+    // (b >> 11) / 2^53, then sqrt(-2 ln u) cos(2 pi v) and sqrt(-2 ln u) sin(2 pi v). In double:
+    // platforms differ by their mathematics library's last bit at most.
+    static Rotation random(std::uint32_t head_dim, std::uint64_t seed);
+
+    // R in row order. Throws invalid_argument unless R R^T is the identity to 1e-4.
+    static Rotation from_matrix(std::uint32_t head_dim, std::span<const float> row_major);
+
+    std::uint32_t head_dim() const noexcept { return head_dim_; }
+
+    void apply(float* x) const noexcept;          // x <- x R
+    void apply_inverse(float* x) const noexcept;  // x <- x R^T
+
+  private:
+    explicit Rotation(std::uint32_t head_dim);
+
+    bool is_hadamard() const noexcept { return !scaled_signs_.empty(); }
+
+    std::uint32_t head_dim_;
+    std::vector<float> scaled_signs_;  // Hadamard: signs / sqrt(n)
+    std::vector<float> matrix_;        // otherwise: R in row order
+    std::vector<float> transposed_;    // and R^T, so that the inverse reads it in order, too
+};
+
+}  // namespace lowkv::codec

@@ -1,0 +1,251 @@
+#include "codec/token_codec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/float16.h"
+#include "codec/lloyd_max.h"
+#include "codec/metadata.h"
+#include "codec/packing.h"
+#include "codec/rotation.h"
+
+namespace lowkv::codec {
+namespace {
+
+using kernels::unit_steps;
+
+constexpr std::uint32_t max_channels = max_lanes;
+constexpr std::uint32_t max_tokens = 128;
+constexpr float f16_max = 65504.0f;
+
+// A head as tokens of channels, whichever way its part lies.
+class TokenView {
+  public:
+    TokenView(Part part, const HeadShape& head)
+        : by_channel_(part == Part::keys),
+          stride_(head.row_stride),
+          tokens_(by_channel_ ? head.lanes : head.steps),
+          channels_(by_channel_ ? head.steps : head.lanes) {}
+
+    std::uint32_t tokens() const noexcept { return tokens_; }
+    std::uint32_t channels() const noexcept { return channels_; }
+
+    // Infinities end at +-65504; a NaN is stored as 0.
+    void load(const std::uint16_t* rows, std::uint32_t token, float* x) const noexcept {
+        for (std::uint32_t c = 0; c < channels_; ++c) {
+            const float value = f16_to_f32(rows[place(token, c)]);
+            x[c] = value == value ? std::clamp(value, -f16_max, f16_max) : 0.0f;
+        }
+    }
+    void store(const float* x, std::uint32_t token, std::uint16_t* rows) const noexcept {
+        for (std::uint32_t c = 0; c < channels_; ++c) rows[place(token, c)] = f32_to_f16(x[c]);
+    }
+
+  private:
+    bool by_channel_;
+    std::size_t stride_;
+    std::uint32_t tokens_, channels_;
+
+    std::size_t place(std::uint32_t token, std::uint32_t channel) const noexcept {
+        return by_channel_ ? channel * stride_ + token : token * stride_ + channel;
+    }
+};
+
+// The mean of all tokens, rotated as they are and rounded to f16.
+void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayout& layout,
+                std::byte* section, float* mean) noexcept {
+    float sum[max_channels] = {}, x[max_channels];
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        view.load(rows, t, x);
+        for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] += x[c];
+    }
+    const float share = 1.0f / static_cast<float>(view.tokens());
+    for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] *= share;
+    if (layout.rotation) layout.rotation->apply(sum);
+    std::uint16_t halves[max_channels];
+    for (std::uint32_t c = 0; c < view.channels(); ++c) {
+        halves[c] = f32_to_f16(sum[c]);
+        mean[c] = f16_to_f32(halves[c]);
+    }
+    std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
+}
+
+void read_mean(const PartLayout& layout, const std::byte* section, std::uint32_t channels,
+               float* mean) noexcept {
+    std::uint16_t halves[max_channels];
+    std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
+    for (std::uint32_t c = 0; c < channels; ++c) mean[c] = f16_to_f32(halves[c]);
+}
+
+// A token's y = x R - mean.
+void transform(const std::uint16_t* rows, const TokenView& view, const PartLayout& layout,
+               const float* mean, std::uint32_t token, float* y) noexcept {
+    view.load(rows, token, y);
+    if (layout.rotation) layout.rotation->apply(y);
+    if (!layout.codec.centred) return;
+    for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
+}
+
+// Codes of the direction y / |y|, whose channels are close to N(0, 1/count). Returns the unit of
+// the levels. The codes don't depend on it, so it is rounded afterwards.
+float quantize_normal(const float* y, std::uint32_t count, const PartLayout& layout,
+                      std::uint8_t* codes) noexcept {
+    const NormalCodebook& book = normal_codebook(1u << layout.codec.bits);
+    float squares = 0;
+    for (std::uint32_t c = 0; c < count; ++c) squares += y[c] * y[c];
+    const float norm = std::sqrt(squares);
+    if (!(norm > 0.0f)) {
+        std::fill_n(codes, count, std::uint8_t{0});
+        return 0.0f;
+    }
+    const float to_normal = std::sqrt(static_cast<float>(count)) / norm;
+    std::fill_n(codes, count, std::uint8_t{0});
+    for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
+        const float boundary = book.boundary[b];
+        for (std::uint32_t c = 0; c < count; ++c) {
+            codes[c] = static_cast<std::uint8_t>(codes[c] + (y[c] * to_normal >= boundary ? 1 : 0));
+        }
+    }
+    float level_squares = 0, product = 0;
+    for (std::uint32_t c = 0; c < count; ++c) {
+        const float level =
+            static_cast<float>(layout.levels[codes[c]]) * layout.level_step + layout.level_zero;
+        level_squares += level * level;
+        product += level * y[c];
+    }
+    switch (layout.codec.fit) {
+        case Fit::norm: break;
+        case Fit::unbiased: return squares / product;
+        case Fit::least: return product / level_squares;
+    }
+    return norm / std::sqrt(level_squares);
+}
+
+void range_uniform(const float* y, std::uint32_t count, float top, float& scale,
+                   float& zero) noexcept {
+    const auto [low, high] = std::minmax_element(y, y + count);
+    zero = *low;
+    scale = (*high - *low) / top;
+}
+
+void quantize_uniform(const float* y, std::uint32_t count, float top, float scale, float zero,
+                      std::uint8_t* codes) noexcept {
+    for (std::uint32_t c = 0; c < count; ++c) {
+        const float exact = scale > 0.0f ? std::nearbyint((y[c] - zero) / scale) : 0.0f;
+        codes[c] = static_cast<std::uint8_t>(std::clamp(exact, 0.0f, top));
+    }
+}
+
+// A head's codes by token; packed in the order of its part.
+struct Codes {
+    std::uint8_t token[max_tokens][max_channels];
+};
+
+void pack(const Codes& codes, Part part, const HeadShape& head, const PartLayout& layout,
+          std::byte* section) noexcept {
+    auto* out = reinterpret_cast<std::uint8_t*>(section + layout.codes_offset);
+    CodeTile tile;
+    for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
+        for (std::uint32_t s = 0; s < unit_steps; ++s) {
+            const std::uint32_t step = block * unit_steps + s;
+            for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
+                tile.row[s][lane] =
+                    part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
+            }
+        }
+        pack_tile(tile, layout.codec.bits, head, block, out);
+    }
+}
+
+void unpack(const std::byte* section, Part part, const HeadShape& head, const PartLayout& layout,
+            Codes& codes) noexcept {
+    const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
+    CodeTile tile;
+    for (std::uint32_t step = 0; step < head.steps; ++step) {
+        if (step % unit_steps == 0) {
+            unpack_tile(in, layout.codec.bits, head, step / unit_steps, tile);
+        }
+        for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
+            std::uint8_t& code =
+                part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
+            code = tile.row[step % unit_steps][lane];
+        }
+    }
+}
+
+// Calls f(first channel, count, group) for a token's groups.
+template <class F>
+void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t token, F f) {
+    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
+        const std::uint32_t first = r * layout.group;
+        f(first, std::min(layout.group, channels - first),
+          std::size_t{r} * layout.row_entries + token);
+    }
+}
+
+}  // namespace
+
+void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part part,
+                       const PartLayout& layout, std::byte* section) noexcept {
+    const TokenView view(part, head);
+    const auto top = static_cast<float>((1u << layout.codec.bits) - 1);
+    const bool normal = layout.codec.levels == Levels::normal;
+    std::memset(section, 0, layout.head_bytes);
+    float mean[max_channels], y[max_channels];
+    if (layout.codec.centred) write_mean(rows, view, layout, section, mean);
+
+    Groups groups;
+    Codes codes;
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        transform(rows, view, layout, mean, t, y);
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       if (normal) {
+                           groups.scale[g] =
+                               quantize_normal(y + first, count, layout, codes.token[t] + first);
+                       } else {
+                           range_uniform(y + first, count, top, groups.scale[g], groups.zero[g]);
+                       }
+                   });
+    }
+    write_metadata(layout, section, groups);
+    // Uniform codes need the metadata as it is stored. The tokens are transformed once more: their
+    // floats would not fit on a thread's stack.
+    for (std::uint32_t t = 0; !normal && t < view.tokens(); ++t) {
+        transform(rows, view, layout, mean, t, y);
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       quantize_uniform(y + first, count, top, groups.scale[g], groups.zero[g],
+                                        codes.token[t] + first);
+                   });
+    }
+    pack(codes, part, head, layout, section);
+}
+
+void decode_token_head(const std::byte* section, const HeadShape& head, Part part,
+                       const PartLayout& layout, std::uint16_t* rows) noexcept {
+    const TokenView view(part, head);
+    const bool normal = layout.codec.levels == Levels::normal;
+    float mean[max_channels] = {}, x[max_channels];
+    if (layout.codec.centred) read_mean(layout, section, view.channels(), mean);
+    Groups groups;
+    read_metadata(layout, section, groups);
+    Codes codes;
+    unpack(section, part, head, layout, codes);
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       for (std::uint32_t c = first; c < first + count; ++c) {
+                           const std::uint8_t code = codes.token[t][c];
+                           const std::uint8_t level = normal ? layout.levels[code] : code;
+                           x[c] = static_cast<float>(level) * groups.scale[g] + groups.zero[g] +
+                                  mean[c];
+                       }
+                   });
+        if (layout.rotation) layout.rotation->apply_inverse(x);
+        view.store(x, t, rows);
+    }
+}
+
+}  // namespace lowkv::codec

@@ -1,0 +1,139 @@
+// Codes out of their units, and their dot products with 16-bit weights.
+//
+// Codes are widened to 16 bits, two steps to a lane, and multiplied by a pairwise dot product.
+// 255 * 32767 * 256 steps still fits in 32 bits.
+
+// A row's weights for all products of a span: every group of lanes has its own. Keys: at most 4
+// groups of 32 tokens x 256 channels. Values: at most 8 groups of 32 channels x 128 tokens.
+constexpr unsigned max_weights = max_head_dim * span_tokens / 32;
+
+// Fetches a few lines at each unit of a product: asked for all at once, they would stall it.
+struct Prefetch {
+    const std::byte* next;
+    const std::byte* end;
+    std::size_t share;
+};
+LOWKV_INLINE Prefetch start_prefetch(const std::byte* data, std::size_t bytes, unsigned elements) {
+    const unsigned units = elements / (32 * lanes);
+    return {data, data + bytes, (bytes / 64 + units - 1) / units * 64};
+}
+LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
+    const std::byte* stop = prefetch.next + prefetch.share;
+    if (stop > prefetch.end) stop = prefetch.end;
+    for (; prefetch.next < stop; prefetch.next += 64) __builtin_prefetch(prefetch.next);
+}
+
+// `lanes` lanes of a unit, from byte `at` on (src/kernels/units.h).
+struct UnitView {
+    const std::uint8_t* low;
+    I third;  // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2
+};
+
+template <unsigned Bits>
+LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, unsigned at) {
+    UnitView view{codes + unit_offset(Bits, unit) + at, {}};
+    if constexpr (Bits == 3) {
+        const I bits = load_bytes(codes + (unit / 2) * 192 + 128 + at);
+        view.third = unit % 2 == 0 ? shift_left(bits, 2) : shift_right(bits, 2);
+    }
+    return view;
+}
+
+// Steps 4 * tile + 2 * odd and the one after it, as two 16-bit codes a lane.
+template <unsigned Bits>
+LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
+    if constexpr (Bits == 8) {
+        const I x = load_bytes(view.low + std::size_t{64} * tile);
+        return bit_and(shift_right(x, 8 * odd), set_int(0x00ff00ff));
+    } else if constexpr (Bits == 4) {
+        const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
+        return bit_and(shift_right(x, 4 * (tile % 2) + 8 * odd), set_int(0x000f000f));
+    } else {
+        const I x = load_bytes(view.low);
+        const I low = bit_and(shift_right(x, 2 * tile + 8 * odd), set_int(0x00030003));
+        if constexpr (Bits == 2) return low;
+        const I high = bit_and(shift_right(view.third, tile + 8 * odd), set_int(0x00040004));
+        return bit_or(low, high);
+    }
+}
+
+// A tile's two pairs of steps. With Lookup, codes are indices of a table of 8-bit levels.
+template <unsigned Bits, bool Lookup>
+LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pair)[2]) {
+    if constexpr (!Lookup) {
+        pair[0] = load_pair<Bits>(view, tile, 0);
+        pair[1] = load_pair<Bits>(view, tile, 1);
+    } else {
+        I codes;
+        if constexpr (Bits == 4) {
+            const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
+            codes = bit_and(shift_right(x, 4 * (tile % 2)), set_int(0x0f0f0f0f));
+        } else {
+            codes = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
+            if constexpr (Bits == 3) {
+                const I high = bit_and(shift_right(view.third, tile), set_int(0x04040404));
+                codes = bit_or(codes, high);
+            }
+        }
+        const I levels = lookup(table, codes);
+        pair[0] = bit_and(levels, set_int(0x00ff00ff));
+        pair[1] = bit_and(shift_right(levels, 8), set_int(0x00ff00ff));
+    }
+}
+
+// sums[row][vector] = sum over `units` units of weight * code, for Vectors x `lanes` lanes from
+// `lane` on: two vectors share each broadcast of a weight. Rows' weights are max_weights apart.
+template <unsigned Bits, bool Lookup, unsigned Rows, unsigned Vectors>
+LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_units, unsigned lane,
+                            unsigned first_unit, unsigned units, const std::int16_t* weights,
+                            Prefetch& prefetch, I (&sums)[Rows][2]) {
+    for (unsigned r = 0; r < Rows; ++r) {
+        for (unsigned v = 0; v < Vectors; ++v) sums[r][v] = set_int(0);
+    }
+    for (unsigned u = 0; u < units; ++u) {
+        fetch_share(prefetch);
+        UnitView view[Vectors];
+        for (unsigned v = 0; v < Vectors; ++v) {
+            const unsigned at = lane + v * lanes;
+            view[v] = open_unit<Bits>(codes, std::size_t{at / 16} * step_units + first_unit + u,
+                                      at % 16 * 4);
+        }
+#pragma GCC unroll 4
+        for (unsigned tile = 0; tile < 4; ++tile) {
+            I x[Vectors][2];
+            for (unsigned v = 0; v < Vectors; ++v) {
+                load_tile<Bits, Lookup>(view[v], tile, table, x[v]);
+            }
+#pragma GCC unroll 2
+            for (unsigned odd = 0; odd < 2; ++odd) {
+#pragma GCC unroll 4
+                for (unsigned r = 0; r < Rows; ++r) {
+                    const I w =
+                        broadcast_pair(weights + r * max_weights + 16 * u + 4 * tile + 2 * odd);
+                    for (unsigned v = 0; v < Vectors; ++v) {
+                        sums[r][v] = dot_pair(sums[r][v], x[v][odd], w);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Calls body(lane, sums, vectors) for all lanes of [first, last), two vectors at a time.
+template <unsigned Bits, bool Lookup, unsigned Rows, class Body>
+LOWKV_INLINE void for_lanes(const std::uint8_t* codes, I table, unsigned step_units, unsigned first,
+                            unsigned last, unsigned first_unit, unsigned units,
+                            const std::int16_t* weights, Prefetch& prefetch, Body body) {
+    I sums[Rows][2];
+    unsigned lane = first;
+    for (; lane + 2 * lanes <= last; lane += 2 * lanes) {
+        dot_units<Bits, Lookup, Rows, 2>(codes, table, step_units, lane, first_unit, units, weights,
+                                         prefetch, sums);
+        body(lane, sums, 2u);
+    }
+    for (; lane < last; lane += lanes) {
+        dot_units<Bits, Lookup, Rows, 1>(codes, table, step_units, lane, first_unit, units, weights,
+                                         prefetch, sums);
+        body(lane, sums, 1u);
+    }
+}
