@@ -37,7 +37,7 @@ def arguments():
     parser.add_argument("--llama-bench", help="stock llama-bench (default: the one that the set-up built)")
     parser.add_argument("-m", "--model", help="a GGUF file (default: the demo's model)")
     parser.add_argument("--depths", default="0,4096,8000", help="tokens in the cache before (default: %(default)s)")
-    parser.add_argument("--schemes", default="kivi2", help="default: %(default)s")
+    parser.add_argument("--schemes", default="lowkv2.8,kivi2", help="default: %(default)s")
     parser.add_argument("-t", "--threads", type=int, default=min(os.cpu_count() or 1, 2), help="default: %(default)s")
     parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt tokens (default: %(default)s)")
     parser.add_argument("-n", "--answer", type=int, default=32, help="answer tokens (default: %(default)s)")

@@ -44,7 +44,8 @@ struct Options {
     std::vector<std::uint32_t> head_dims = {64, 128}, tokens = {1024, 4096, 16384, 65536};
     std::vector<unsigned> threads = {1, 2};
     std::vector<std::string> heads = {"32/8", "9/3"},
-                             schemes = {"kivi2", "kivi4", "int8", "int4", "exact"},
+                             schemes = {"lowkv2.8", "lowkv2", "lowkv4", "kivi2",
+                                        "kivi4",    "int8",   "exact"},
                              peers = {"f16", "q8_0", "q4_0"}, ops = {"decode", "prefill"};
     std::string json;
     double limit = 3, budget = 0.5;
@@ -319,7 +320,7 @@ int bench_attention(Options options) {
         options.heads = {"32/8"};
         options.tokens = {4096, 16384};
         options.threads = {default_threads()};
-        options.schemes = {"kivi2", "kivi4"};
+        options.schemes = {"lowkv2.8", "kivi2"};
     }
     for (const std::string& peer : options.peers) static_cast<void>(peer_type(peer));
     read_schemes(options.schemes);

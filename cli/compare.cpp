@@ -38,7 +38,7 @@ The table is Markdown, on stdout; progress goes to stderr.)";
 
 struct Options {
     std::string model, file, json, plot;
-    std::vector<std::string> schemes = {"exact", "kivi4", "kivi2", "int4"};
+    std::vector<std::string> schemes = {"exact", "lowkv4", "lowkv2.8", "lowkv2", "kivi2"};
     std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
     std::size_t tokens = 0, windows = 1, skip = 256, decode = 48;
     std::uint32_t chunk = 512;

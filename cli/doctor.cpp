@@ -209,7 +209,7 @@ void look_at_model(Findings& findings, const std::string& path) {
     }
     ContextOptions options;
     options.cells = 256;
-    options.scheme = "kivi2";
+    options.scheme = std::string(default_scheme);
     try {
         const Context context(*model, options);
         findings.good("context", "llama.cpp puts the cache into lowkv");

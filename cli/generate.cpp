@@ -34,7 +34,7 @@ stdout, everything else to stderr. Ctrl-C ends the answer and still prints the f
 while the prompt is read it ends the command, with status 130.)";
 
 struct Options {
-    std::string model, prompt, file, system, scheme = default_scheme();
+    std::string model, prompt, file, system, scheme = chosen_scheme();
     int answer = 512;
     std::uint32_t context = 0, chunk = 512;
     unsigned threads = default_threads();

@@ -15,6 +15,7 @@ constexpr const char* footer = R"(Examples:
   lowkv compare -m model.gguf -f book.txt --tokens 4096 --plot compare.png
   lowkv run -- llama-server -m model.gguf -c 32768
   lowkv schemes kivi2
+  lowkv plan -m model.gguf
   lowkv doctor -m model.gguf
   lowkv bench attention --quick
 
@@ -58,6 +59,7 @@ int main(int argc, char** argv) {
         cli::add_run(app, status, words);
         cli::add_schemes(app, status);
         cli::add_doctor(app, status);
+        cli::add_plan(app, status);
         cli::add_bench(app, status);
         if (argc == 1) {
             std::fputs(app.help().c_str(), stderr);

@@ -41,7 +41,7 @@ output and signals through and ends with the program's exit status. If the progr
 without the plug-in's "lowkv: active" line, it is stopped and the exit status is 1.)";
 
 struct Options {
-    std::string scheme = default_scheme(), plugin;
+    std::string scheme = chosen_scheme(), plugin;
     double timeout = 600;
     std::vector<std::string> command;
 };

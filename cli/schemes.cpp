@@ -5,10 +5,13 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "app.h"
 #include "lowkv/codec.h"
 #include "lowkv/scheme.h"
+#include "scheme_quality.h"
+#include "scheme_words.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -17,9 +20,12 @@ namespace {
 
 constexpr const char* footer = R"(Examples:
   lowkv schemes
-  lowkv schemes kivi2
-  lowkv schemes "k=channel-3-g64,v=token-2-g32-fp8,window=64"
-  lowkv schemes kivi2,layer.0-1=kivi4)";
+  lowkv schemes lowkv2.8
+  lowkv schemes kivi2,layer.0-1=kivi4
+  lowkv schemes "k=token-3-head-normal-hadamard-mean,v=token-2-g32-fp8,window=64")";
+
+// What quality is measured against.
+constexpr std::string_view reference = "exact";
 
 constexpr const char* grammar = R"(
 A scheme is a preset, options, or a preset and what differs from it, separated by commas:
@@ -29,51 +35,83 @@ A scheme is a preset, options, or a preset and what differs from it, separated b
   window=N       the newest N tokens stay exact
   sinks=N        the first N tokens stay exact
   flush=N        tokens leave the window N at a time (0: a block at a time)
-  layer.A=...    another preset, or KEY-CODEC/VALUE-CODEC, for layer A; layer.A-B for layers A to B
+  layer.A=...    another preset, or KEY-CODEC/VALUE-CODEC, for layer A; layer.A-B for A to B
 
-  CODEC          exact, or AXIS-BITS-gGROUP, and -fp8 behind it for 8-bit scales and zeros
-  AXIS           channel: one channel of GROUP tokens shares a scale; token: GROUP channels of one token
+  CODEC          exact, or AXIS-BITS-GROUP and any of the words below behind it, in their order
+  AXIS           channel: GROUP tokens of one channel share a scale
+                 token: GROUP channels of one token share a scale
   BITS           2, 3, 4, 8
-  GROUP          32, 64, 128
+  GROUP          g32, g64, g128; with token also head: all channels of a head
+
+Words for token codecs only:
+  -normal        normal (Lloyd-Max) levels times a norm, not a scale and a zero; 2, 3 or 4 bits
+  -hadamard      a Hadamard rotation of each head comes first
+  -random        or a random orthogonal matrix, another one in each layer
+  -mean          keys only: each block's mean per channel is subtracted and stored apart
+  -unbiased      with normal: a scale that keeps products unbiased, not the norm
+  -lsq           with normal: the scale of the least squared error
+Words for every codec:
+  -fp8           8-bit scales, zeros and norms
 
 `lowkv schemes SCHEME` explains one.
 )";
+
+// One line of an explanation, and those that it runs on to.
+void line(std::string_view label, std::string_view text) {
+    constexpr std::size_t indent = 11;
+    std::string first = "  " + std::string(label);
+    first.resize(indent, ' ');
+    std::fputs(wrapped(first, text, indent).c_str(), stdout);
+}
 
 // The bits of a layer scheme at a head dimension.
 double bits(const LayerScheme& scheme, std::uint32_t head_dim) {
     return Plan(scheme, {.kv_heads = 8, .head_dim = head_dim}).bits_per_element();
 }
 
-std::string in_words(const Codec& codec) {
-    if (codec.exact()) return "exact: f16, as they come";
-    const std::string group = std::to_string(codec.group);
-    const std::string shared =
-        codec.axis == Axis::channel
-            ? "of one channel over " + group + " consecutive tokens"
-            : "of one token over " + group + " consecutive channels of a head";
-    return std::to_string(codec.bits) + " bits a number; the numbers " + shared +
-           " share a scale and a zero (" +
-           (codec.metadata == Metadata::fp16 ? "16 bits each" : "8 bits each") + ")";
+void explain_half(std::string_view label, const Codec& codec, Half half) {
+    line(label, in_words(codec));
+    if (codec.exact()) return;
+    const Formulas arithmetic = formulas(codec, half);
+    line("", "store: " + arithmetic.store);
+    line("", "read:  " + arithmetic.read);
 }
 
 void explain_layer(const LayerScheme& scheme) {
-    std::printf("  keys    %s\n  values  %s\n", in_words(scheme.key).c_str(),
-                in_words(scheme.value).c_str());
+    explain_half("keys", scheme.key, Half::keys);
+    explain_half("values", scheme.value, Half::values);
 }
 
 void explain_retention(const Retention& retention, std::uint32_t block) {
-    std::printf("  window  the newest %u tokens stay exact", retention.window);
-    if (retention.flush > 0) {
-        std::printf("; they leave it %u at a time\n", retention.flush);
-    } else {
-        std::printf("; older ones are packed in blocks of %u\n", block);
+    line("window", "the newest " + std::to_string(retention.window) + " tokens stay exact; " +
+                       (retention.flush > 0
+                            ? "they leave it " + std::to_string(retention.flush) + " at a time"
+                            : "older ones are packed in blocks of " + std::to_string(block)));
+    line("sinks", retention.sinks > 0 ? "the first " + std::to_string(retention.sinks) +
+                                            " tokens stay exact (with their block)"
+                                      : "none: the first tokens are packed like all others");
+}
+
+// The preset whose codecs these are.
+const Preset* preset_of(const LayerScheme& base) {
+    const auto found =
+        std::ranges::find(presets(), base, [](const Preset& preset) { return preset.scheme.base; });
+    return found == presets().end() ? nullptr : &*found;
+}
+
+void explain_quality(const std::string& name) {
+    if (name == reference) return line("quality", "what the others are measured against");
+    if (const Quality* quality = find_quality(name)) {
+        line("quality", "mean KLD " + std::string(quality->mean_kld) + ", perplexity " +
+                            std::string(quality->perplexity) + " against the exact cache");
+        line("", quality_protocol);
+        line("", quality_floor);
+        return line("", "from docs/quality.md, measured by `make quality`");
     }
-    if (retention.sinks > 0) {
-        std::printf("  sinks   the first %u tokens stay exact (with their block)\n",
-                    retention.sinks);
-    } else {
-        std::printf("  sinks   none: the first tokens are packed like all others\n");
-    }
+    std::string argument = name;
+    std::ranges::replace(argument, ',', '+');
+    line("quality", "not measured (docs/quality.md); measure it with");
+    line("", "lowkv compare -m model.gguf -f text.txt --schemes \"exact," + argument + "\"");
 }
 
 // Bytes of one token of all layers, once packed.
@@ -88,11 +126,13 @@ double packed_bytes(const Scheme& scheme, std::uint32_t layers, const Shape& sha
 
 void explain(const std::string& text) {
     const Scheme scheme = parse_scheme(text);
-    std::printf("%s\n", to_string(scheme).c_str());
-    for (const Preset& preset : presets()) {
-        if (preset.name == to_string(scheme))
-            std::printf("  %s\n", std::string(preset.summary).c_str());
-    }
+    const std::string name = to_string(scheme);
+    const Preset* preset = preset_of(scheme.base);
+    std::printf("%s%s\n", name.c_str(), name == default_scheme ? " (the default)" : "");
+    if (preset && preset->name == name) line("use", preset->summary);
+    line("source", preset ? preset->source : "none: no preset stores keys and values like this");
+    explain_quality(name);
+    line("data", "no calibration: nothing is learned from a text beforehand");
     std::printf("\n");
     explain_layer(scheme.base);
     explain_retention(scheme.retention, block_tokens(scheme.base));
@@ -105,7 +145,7 @@ void explain(const std::string& text) {
         explain_layer(other.scheme);
     }
 
-    std::printf("\nBits per number, scales and zeros included:\n");
+    std::printf("\nBits per number, with all scales, zeros, norms and means:\n");
     Table table({"head_dim", "keys", "values", "both"});
     for (const std::uint32_t head_dim : {64U, 80U, 96U, 128U, 256U}) {
         const Plan plan(scheme.base, {.kv_heads = 8, .head_dim = head_dim});
@@ -130,19 +170,40 @@ void explain(const std::string& text) {
     std::printf("%s", examples.text().c_str());
 }
 
-void list() {
-    Table table({"scheme", "bits at head_dim 64", "at 128", "smaller than f16", "keys", "values"});
+void list_figures() {
+    Table table(
+        {"scheme", "bits at head_dim 64", "at 128", "smaller than f16", "mean KLD", "perplexity"});
     for (const Preset& preset : presets()) {
         const LayerScheme& base = preset.scheme.base;
+        const Quality* quality = find_quality(preset.name);
+        std::string kld = preset.name == reference ? "reference" : "-", perplexity = "-";
+        if (quality) {
+            kld = quality->mean_kld;
+            perplexity = quality->perplexity;
+        }
         table.add({std::string(preset.name), fixed(bits(base, 64), 2), fixed(bits(base, 128), 2),
-                   fixed(16 / bits(base, 128), 2) + "x", to_string(base.key),
-                   to_string(base.value)});
+                   fixed(16 / bits(base, 128), 2) + "x", kld, perplexity});
     }
     std::printf("%s\n", table.text().c_str());
+    const std::string origin = "Mean KLD and perplexity change, against the exact cache: " +
+                               std::string(quality_protocol) +
+                               " (docs/quality.md, `make quality`). \"-\" was not measured; " +
+                               std::string(quality_floor) + ".";
+    std::fputs(wrapped("", origin, 0).c_str(), stdout);
+}
+
+void list() {
+    list_figures();
+    std::printf("\nWhat each is for:\n");
+    std::size_t longest = 0;
+    for (const Preset& preset : presets()) longest = std::max(longest, preset.name.size());
     for (const Preset& preset : presets()) {
-        std::printf("  %-8s %s\n", std::string(preset.name).c_str(),
-                    std::string(preset.summary).c_str());
+        std::string first = "  " + std::string(preset.name);
+        first.resize(longest + 4, ' ');
+        if (preset.name == default_scheme) first += "(the default) ";
+        std::printf("%s%s\n", first.c_str(), std::string(preset.summary).c_str());
     }
+    std::printf("The default serves where neither --scheme nor LOWKV_SCHEME names another.\n");
     std::fputs(grammar, stdout);
 }
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "app.h"
+#include "lowkv/scheme.h"
 
 namespace lowkv::cli {
 
@@ -174,9 +175,9 @@ std::string environment(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-std::string default_scheme() {
+std::string chosen_scheme() {
     const std::string chosen = environment("LOWKV_SCHEME");
-    return chosen.empty() ? "kivi2" : chosen;
+    return chosen.empty() ? std::string(default_scheme) : chosen;
 }
 
 std::size_t complete_utf8(std::string_view text) {

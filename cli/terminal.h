@@ -68,7 +68,7 @@ std::size_t available_memory();  // bytes
 unsigned default_threads();      // physical cores that this process may use
 std::string executable_directory();
 std::string environment(const char* name);  // empty when unset
-std::string default_scheme();               // LOWKV_SCHEME, else kivi2
+std::string chosen_scheme();                // LOWKV_SCHEME, else the default
 
 // The length of the part of `text` that doesn't end inside a UTF-8 character.
 std::size_t complete_utf8(std::string_view text);

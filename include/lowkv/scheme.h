@@ -102,9 +102,13 @@ struct Scheme {
 
 struct Preset {
     std::string_view name;
-    std::string_view summary;  // one line: what it stores, from which paper, when to use it
+    std::string_view summary;  // one line: what it is for
+    std::string_view source;   // the paper, or what stands in for one
     Scheme scheme;
 };
+
+// What to use when nothing is said (docs/quality.md).
+inline constexpr std::string_view default_scheme = "lowkv2.8";
 
 // Every preset, best known first is not implied: in the order that `lowkv schemes` lists them.
 std::span<const Preset> presets();

@@ -42,7 +42,8 @@ std::string LayerCache::why_not_packed() {
     const std::size_t row = std::size_t{2} * shape_.channels();
     if (k.row_bytes != row || v.row_bytes != row) return "its keys and values differ in width";
     try {
-        plan_ = std::make_shared<const Plan>(setting_->scheme.layer(index_), shape_);
+        plan_ = std::make_shared<const Plan>(setting_->scheme.layer(index_), shape_,
+                                             std::string_view{}, index_);
     } catch (const Error& error) {
         return error.what();
     }

@@ -9,8 +9,6 @@
 namespace lowkv::ggml {
 namespace {
 
-constexpr const char* default_scheme = "kivi2";
-
 struct State {
     std::mutex mutex;
     std::shared_ptr<const Setting> setting;
@@ -41,7 +39,8 @@ void choose(const std::string& text) {
 
 void choose_from_environment() {
     const char* value = std::getenv("LOWKV_SCHEME");
-    const std::string text = value != nullptr && *value != '\0' ? value : default_scheme;
+    const std::string text =
+        value != nullptr && *value != '\0' ? value : std::string(default_scheme);
     const auto refuse = [](const std::string& why) {
         State& s = state();
         const std::lock_guard lock(s.mutex);

@@ -29,56 +29,68 @@ constexpr Codec rotated(Codec codec, Rotate rotation) {
     return codec;
 }
 
-Preset preset(std::string_view name, std::string_view summary, Codec key, Codec value) {
-    return {.name = name,
-            .summary = summary,
+constexpr std::string_view own =
+    "lowkv's own hybrid: TurboQuant's rotation and levels (Zandieh et al., 2025), the keys less "
+    "their block's mean per channel";
+constexpr std::string_view kivi =
+    "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache (Liu et al., ICML 2024); the "
+    "paper has no sinks: add sinks=0";
+constexpr std::string_view turboquant =
+    "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate (Zandieh et al., "
+    "2025), without its 1-bit residual, and with a Hadamard rotation for the random one";
+constexpr std::string_view turboquant_random =
+    "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate (Zandieh et al., "
+    "2025), without its 1-bit residual";
+constexpr std::string_view integers = "no paper: integers, each rounded to the nearest";
+
+struct Words {
+    std::string_view name, summary, source;
+};
+
+Preset preset(const Words& words, Codec key, Codec value) {
+    return {.name = words.name,
+            .summary = words.summary,
+            .source = words.source,
             .scheme = {.base = {.key = key, .value = value}, .retention = {}, .overrides = {}}};
 }
+
+Preset preset(const Words& words, Codec both) { return preset(words, both, both); }
 
 }  // namespace
 
 std::span<const Preset> presets() {
     static const std::array all{
-        preset("exact", "f16 storage, f32 arithmetic: the baseline, nothing is quantized", Codec{},
+        preset({"exact", "the reference: f16, nothing is quantized", "no paper: f16 as it comes"},
                Codec{}),
-        preset("lowkv2",
-               "keys less their mean and values, rotated, norm and 2-bit normal levels: the "
-               "smallest cache; loses a third of what kivi2 does",
+        preset({"lowkv2", "when memory is shortest: 2-bit keys and values", own},
                centred(normal(2)), normal(2)),
-        preset("lowkv2.8",
-               "3-bit keys and 2-bit values of the same kind: the one to use when nothing else is "
-               "known",
+        preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own},
                centred(normal(3)), normal(2)),
-        preset("lowkv3", "3 bits of the same kind for both: next to no loss at a fifth of f16",
+        preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own},
                centred(normal(3)), normal(3)),
-        preset("lowkv4", "4 bits of the same kind for both: as good as kivi4 in fewer bits",
+        preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size", own},
                centred(normal(4)), normal(4)),
-        preset("kivi2",
-               "KIVI at 2 bits: keys per channel, values per token, 3.0 bits per element (the "
-               "paper has no sinks: kivi2,sinks=0)",
+        preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(2, Axis::channel, 32), uniform(2, Axis::token, 32)),
-        preset("kivi4",
-               "KIVI at 4 bits, 5.0 bits per element: next to no loss at a third of f16's size",
+        preset({"kivi4", "KIVI's 4 bits, likewise: a third of f16's size", kivi},
                uniform(4, Axis::channel, 32), uniform(4, Axis::token, 32)),
-        preset("int8", "8 bits per token in groups of 128: the safest step below f16",
-               uniform(8, Axis::token, 128), uniform(8, Axis::token, 128)),
-        preset(
-            "int4",
-            "4 bits per token in groups of 32, as plain integer caches do: a yardstick for kivi4",
-            uniform(4, Axis::token, 32), uniform(4, Axis::token, 32)),
-        preset("int4h", "int4 after a Hadamard rotation: what the rotation alone is worth",
-               rotated(uniform(4, Axis::token, 32), Rotate::hadamard),
+        preset({"int8", "the safest step below f16", integers}, uniform(8, Axis::token, 128)),
+        preset({"int4", "a yardstick: what plain integer caches do", integers},
+               uniform(4, Axis::token, 32)),
+        preset({"int4h", "a yardstick: what a Hadamard rotation alone does for int4", integers},
                rotated(uniform(4, Axis::token, 32), Rotate::hadamard)),
-        preset("turboquant4", "TurboQuant/PolarQuant at 4 bits: norm, Hadamard, Lloyd-Max levels",
-               normal(4), normal(4)),
-        preset("turboquant3", "TurboQuant/PolarQuant at 3 bits", normal(3), normal(3)),
-        preset("turboquant2", "TurboQuant/PolarQuant at 2 bits", normal(2), normal(2)),
-        preset("turboquant4-qr", "turboquant4 with the paper's random orthogonal matrix per layer",
-               rotated(normal(4), Rotate::random), rotated(normal(4), Rotate::random)),
-        preset("turboquant3-qr", "turboquant3 with a random orthogonal matrix per layer",
-               rotated(normal(3), Rotate::random), rotated(normal(3), Rotate::random)),
-        preset("turboquant2-qr", "turboquant2 with a random orthogonal matrix per layer",
-               rotated(normal(2), Rotate::random), rotated(normal(2), Rotate::random)),
+        preset({"turboquant4", "to compare: lowkv4 without the keys' mean", turboquant}, normal(4)),
+        preset({"turboquant3", "to compare: lowkv3 without the keys' mean", turboquant}, normal(3)),
+        preset({"turboquant2", "to compare: lowkv2 without the keys' mean", turboquant}, normal(2)),
+        preset({"turboquant4-qr", "turboquant4 with the paper's random rotation in each layer",
+                turboquant_random},
+               rotated(normal(4), Rotate::random)),
+        preset({"turboquant3-qr", "turboquant3 with the paper's random rotation in each layer",
+                turboquant_random},
+               rotated(normal(3), Rotate::random)),
+        preset({"turboquant2-qr", "turboquant2 with the paper's random rotation in each layer",
+                turboquant_random},
+               rotated(normal(2), Rotate::random)),
     };
     return all;
 }

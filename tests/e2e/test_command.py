@@ -1,6 +1,7 @@
 """The command `lowkv` on the real model: what a user types, and what goes wrong when it is wrong."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,9 @@ def test_generate_refuses_what_does_not_fit():
     (("compare", "-m", MODEL, "-f", "/no/such.txt"), "/no/such.txt"),
     (("generate", "-m", MODEL, "-p", "x", "--scheme", "kivi3"), "kivi2"),
     (("schemes", "k=channel-5-g32,v=token-2-g32"), "2, 3, 4"),
+    (("schemes", "k=channel-2-g32-normal,v=token-2-g32"), "scale per token"),
+    (("schemes", "k=token-2-g32,v=token-2-g32-mean"), "mean is for keys"),
+    (("schemes", "lowkv5"), "lowkv2.8"),
     (("bench", "attention", "--heads", "7/2"), "7/2"),
     (("nonsense",), "nonsense"),
 ])
@@ -87,9 +91,99 @@ def test_an_empty_text_is_said_to_be_empty(tmp_path):
     assert run.code == 1 and f"the text file {empty} is empty" in run.both, run.both
 
 
-def test_schemes_and_doctor():
-    assert "kivi2" in lowkv("schemes").out
-    assert "3.00" in lowkv("schemes", "kivi2").out
+# What an explanation must name: a part of its source, bits at head_dim 64, a part of its quality.
+PRESETS = {
+    "exact": ("f16", "16.00", "measured against"),
+    "lowkv2": ("own hybrid", "2.31", "KLD"),
+    "lowkv2.8": ("own hybrid", "2.81", "KLD"),
+    "lowkv3": ("own hybrid", "3.31", "KLD"),
+    "lowkv4": ("own hybrid", "4.31", "KLD"),
+    "kivi2": ("KIVI: A Tuning-Free", "3.00", "KLD"),
+    "kivi4": ("KIVI: A Tuning-Free", "5.00", None),
+    "int8": ("no paper", "8.50", None),
+    "int4": ("no paper", "5.00", None),
+    "int4h": ("no paper", "5.00", None),
+    "turboquant4": ("TurboQuant: Online", "4.25", "KLD"),
+    "turboquant3": ("TurboQuant: Online", "3.25", "KLD"),
+    "turboquant2": ("TurboQuant: Online", "2.25", "KLD"),
+    "turboquant4-qr": ("TurboQuant: Online", "4.25", None),
+    "turboquant3-qr": ("TurboQuant: Online", "3.25", None),
+    "turboquant2-qr": ("TurboQuant: Online", "2.25", None),
+}
+
+
+def explanation(scheme):
+    """What `lowkv schemes SCHEME` says: one line of words, and label -> text of the first ones."""
+    run = lowkv("schemes", scheme)
+    assert run.code == 0, run.both
+    assert max(map(len, run.out.split("Bits per number")[0].splitlines())) <= 100, run.out
+    labels = dict(re.findall(r"^  ([a-z]+) +(\S.*(?:\n {11}.*)*)", run.out, re.M))
+    return " ".join(run.out.split()), {k: " ".join(v.split()) for k, v in labels.items()}
+
+
+def test_schemes_lists_every_preset_and_the_default():
+    out = lowkv("schemes").out
+    table = re.findall(r"^\| (\S+) +\| +[\d.]+ ", out, re.M)
+    uses = dict(re.findall(r"^  (\S+) +(\S.*)", out.split("What each is for:")[1], re.M))
+    assert table == list(PRESETS)
+    assert list(uses)[:len(PRESETS)] == list(PRESETS)
+    assert [name for name in PRESETS if "(the default)" in uses[name]] == ["lowkv2.8"]
+    assert "(the default)" in lowkv("schemes", "lowkv2.8").out
+    assert "(the default)" not in lowkv("schemes", "lowkv3").out
+    assert max(map(len, out.splitlines())) <= 100, out
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_schemes_explains_each_preset(name):
+    source, bits, quality = PRESETS[name]
+    _, said = explanation(name)
+    out = lowkv("schemes", name).out
+    assert source in said["source"] and re.search(rf"^\| 64 .* {bits} \|$", out, re.M), out
+    assert re.search(rf"^  {re.escape(name)} .*{re.escape(said['use'])}$", lowkv("schemes").out, re.M)
+    assert (quality or "not measured") in said["quality"] and "no calibration" in said["data"]
+    if quality == "KLD":
+        assert "make quality" in said["quality"]
+
+
+@pytest.mark.parametrize("scheme, keys, values", [
+    ("lowkv2.8",
+     "3 bits a number: after subtracting the block's mean per channel and a Hadamard rotation, the "
+     "norm of one token's head (16 bits) times one of 8 normal (Lloyd-Max) levels",
+     "2 bits a number: after a Hadamard rotation, the norm of one token's head (16 bits) times one "
+     "of 4 normal (Lloyd-Max) levels"),
+    ("k=channel-3-g64-fp8,v=exact",
+     "3 bits a number: the numbers of one channel over 64 consecutive tokens share a scale and a "
+     "zero (8 bits each)", "exact: f16, as they come"),
+    ("k=token-4-g32-normal-random-lsq-fp8,v=token-8-head-hadamard",
+     "4 bits a number: after the layer's random rotation, a scale of 32 consecutive channels of one "
+     "token's head (8 bits) times one of 16 normal (Lloyd-Max) levels; the scale is the one of the "
+     "least squared error",
+     "8 bits a number: after a Hadamard rotation, the numbers of one token's head share a scale and "
+     "a zero (16 bits each)"),
+    ("k=token-2-g64-mean,v=token-2-head-normal-unbiased",
+     "2 bits a number: after subtracting the block's mean per channel, the numbers of 64 consecutive "
+     "channels of one token's head share a scale and a zero (16 bits each)",
+     "2 bits a number: a scale of one token's head (16 bits) times one of 4 normal (Lloyd-Max) "
+     "levels; the scale keeps the product with the original unbiased"),
+])
+def test_schemes_puts_any_codec_into_words(scheme, keys, values):
+    text, said = explanation(scheme)
+    assert said["keys"].startswith(keys) and said["values"].startswith(values), text
+    if "=" in scheme:
+        assert "no preset" in said["source"] and "use" not in said, text
+        assert scheme.replace(",", "+") in said["quality"], text
+
+
+def test_schemes_writes_the_arithmetic_down():
+    text, _ = explanation("k=token-3-head-normal-hadamard-mean,v=token-2-g32,layer.3=kivi2")
+    assert ("store: y = k R - mean, level = the one nearest to y / rms(y), scale = |y| / |level| "
+            "read: k = (level * scale + mean) R^T;") in text
+    assert ("store: zero = min(v), scale = (max(v) - zero) / 3, code = round((v - zero) / scale) "
+            "read: v = code * scale + zero ") in text
+    assert "Layer 3:" in text and "KIVI" not in text
+
+
+def test_doctor():
     run = lowkv("doctor", "-m", MODEL)
     assert run.code == 0, run.both
     run.said("implementation")

@@ -164,7 +164,8 @@ def test_a_gguf_file_is_read(figures):
     assert 0.9e8 < out["weights_bytes"] < 1e8
     assert out["rows"]["f16"]["kv_bytes"] == 23040 * out["context"]
     assert out["bandwidth_bytes_per_s"] is None and out["rows"]["f16"]["seconds_per_step"] is None
-    assert list(out["rows"]) == ["f16", "exact", "kivi2", "kivi4", "int8", "int4"]
+    assert list(out["rows"])[:2] == ["f16", "exact"]
+    assert {"lowkv2.8", "kivi2", "turboquant4-qr"} < set(out["rows"])
 
 
 def header_only(path, architecture="llama", layers=4, kv_heads=2, **more):

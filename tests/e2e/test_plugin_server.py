@@ -24,12 +24,12 @@ def text(seed, n):
 
 
 @pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
-@pytest.mark.parametrize("model", ["tiny", "sliding"])
-def test_soak(tmp_path, model, unified, request):
+@pytest.mark.parametrize("model, scheme", [("tiny", "kivi2"), ("sliding", "lowkv2.8")])
+def test_soak(tmp_path, model, scheme, unified, request):
     """100 requests of mixed length from 8 clients on 4 slots, every tenth cancelled."""
     args = ("-np", 4, "-c", 8192, unified, "-cram", 0)
     path = request.getfixturevalue(model)
-    with server(tmp_path, *args, scheme="kivi2", model=path, env={"LOWKV_VERBOSE": "1"}) as s:
+    with server(tmp_path, *args, scheme=scheme, model=path, env={"LOWKV_VERBOSE": "1"}) as s:
         prefixes = [text(p, 600) for p in range(3)]
 
         def one(i):
@@ -50,7 +50,7 @@ def test_soak(tmp_path, model, unified, request):
         full = round_of(range(70, 100))
         assert full < half * 1.05 + 2048, f"{half} -> {full} KiB"
         s.request("GET", "/health")
-    assert "active: scheme kivi2" in s.log_text()
+    assert f"active: scheme {scheme}" in s.log_text()
     assert "NOT active" not in s.log_text()
 
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from plugin_tools import MODEL, PLUGIN, TOOLS, assert_same_text, complete, environment, tool
 
-LEGAL = r"legal: exact, kivi2, kivi4, int8, int4"
+LEGAL = r"legal: exact, lowkv2, lowkv2.8, lowkv3, lowkv4, kivi2, kivi4"
 
 
 def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
@@ -18,7 +18,9 @@ def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
     assert_same_text(stock.out, ours.out, at_least=2000)
 
 
-@pytest.mark.parametrize("scheme, packed", [("exact", 23040), ("kivi4", 7200), ("kivi2", 4320)])
+@pytest.mark.parametrize("scheme, packed", [
+    ("exact", 23040), ("kivi4", 7200), ("kivi2", 4320), ("lowkv2.8", 4050), ("lowkv2", 3330),
+    ("turboquant3-qr", 4680)])
 def test_active_line(scheme, packed):
     run = complete(tokens=4, scheme=scheme)
     assert run.code == 0
@@ -28,13 +30,14 @@ def test_active_line(scheme, packed):
     assert float(line.group(3)) == pytest.approx(23040 / packed, abs=0.05)
 
 
-def test_default_scheme_is_kivi2():
+def test_default_scheme_is_the_flagship():
     run = complete(tokens=2, scheme="", env={"GGML_BACKEND_PATH": PLUGIN})
-    run.said("lowkv: active: scheme kivi2")
+    run.said("lowkv: active: scheme lowkv2.8")
 
 
-def test_kv_buffer_line_shows_the_packed_size():
-    run = complete("-c", 8192, "-v", tokens=2, scheme="kivi2")
+@pytest.mark.parametrize("scheme", ["kivi2", "lowkv2.8"])
+def test_kv_buffer_line_shows_the_packed_size(scheme):
+    run = complete("-c", 8192, "-v", tokens=2, scheme=scheme)
     sizes = [float(m) for m in re.findall(r"LOWKV KV buffer size =\s+(\S+) MiB", run.both)]
     assert 30 < max(sizes) < 45  # f16: 180
 
@@ -85,8 +88,9 @@ def test_options_that_turn_it_off_are_reported_and_right(options, like, why):
     assert_same_text(ours.out, stock.out, at_least=60)
 
 
-def test_context_shift_goes_on_packed():
-    run = complete("-c", 256, "--context-shift", tokens=400, scheme="kivi2,window=32",
+@pytest.mark.parametrize("scheme, cells", [("kivi2,window=32", 256), ("lowkv3,window=32", 512)])
+def test_context_shift_goes_on_packed(scheme, cells):
+    run = complete("-c", cells, "--context-shift", tokens=cells + 150, scheme=scheme,
                    env={"LOWKV_VERBOSE": "1"})
     assert run.code == 0
     line = run.said(r"cells packed (\d+), exact (\d+)")

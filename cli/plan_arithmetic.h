@@ -1,0 +1,56 @@
+#pragma once
+// What a cache takes, what a decoded token must read, and how far a memory reaches: the formulas of
+// `lowkv plan`, in bytes and seconds, without any text.
+
+#include <cstdint>
+#include <vector>
+
+#include "lowkv/scheme.h"
+
+namespace lowkv::cli {
+
+// Layers that store alike. Blocks of consecutive tokens are exact first and packed later.
+struct StoredLayers {
+    std::uint32_t layers = 0;
+    std::uint32_t channels = 0;  // kv_heads * head_dim
+    std::uint32_t block_tokens = 1;
+    double exact_bytes = 0;   // of one layer's block, keys and values
+    double packed_bytes = 0;  // the same block once packed, metadata included
+    Retention retention{.window = 0, .sinks = 0, .flush = 0};
+};
+using StoredCache = std::vector<StoredLayers>;
+
+// Every element in `bits` bits: no window, no sinks, no blocks. Papers reckon so.
+StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits);
+
+// Bits per element of packed blocks.
+double bits_per_element(const StoredCache& cache);
+
+// One sequence of so many tokens: as it is held at that length, and at its fullest on the way there
+// (just before a block is packed there is one exact block more than just after).
+double held_bytes(const StoredCache& cache, std::uint64_t tokens);
+double fullest_bytes(const StoredCache& cache, std::uint64_t tokens);
+
+struct Demand {
+    double weights = 0;  // bytes
+    std::uint64_t context = 0, batch = 1;
+    // Bytes that attention moves per token and sequence beside the cache; 0 for fused kernels.
+    double scores_per_token = 0;
+};
+
+// Unfused kernels write the scores of each query head in f16, read them for the softmax, write its
+// result and read that again. `query_heads`: of all layers together.
+double unfused_scores_per_token(std::uint64_t query_heads);
+
+// The caches of the whole batch at the full length.
+double cache_bytes(const StoredCache& cache, const Demand& demand);
+
+// What one step of decoding reads, for the whole batch: weights once, and the cache of half the
+// length, which is the mean while the context fills.
+double access_bytes(const StoredCache& cache, const Demand& demand);
+
+// The most tokens per sequence with which weights and caches fit, at their fullest too; 0 when not
+// even one does.
+std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory);
+
+}  // namespace lowkv::cli

@@ -1,0 +1,29 @@
+#pragma once
+// The model that `lowkv plan` reckons with: known by name, or read from a GGUF file's header.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lowkv/codec.h"
+
+namespace lowkv::cli {
+
+struct ModelShape {
+    std::string name;
+    std::vector<Shape> layers;      // in the model's order; kv_heads 0: that layer keeps nothing
+    std::uint64_t query_heads = 0;  // of all layers together; 0: not known
+    double weights = 0;             // bytes
+    std::uint64_t files = 1;        // that it is split into; weights are those of this one alone
+    std::uint64_t context = 0;      // what it was trained for; 0: not known
+    std::vector<std::string> notes;
+};
+
+// Its weights are f16. Throws UsageError, which lists the names.
+ModelShape named_shape(const std::string& name);
+std::string shape_names();
+
+// Reads the header alone (plan_gguf.cpp). Throws Failure when the file can't be planned for.
+ModelShape gguf_shape(const std::string& path);
+
+}  // namespace lowkv::cli

@@ -1,0 +1,123 @@
+#include "scheme_words.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr std::size_t columns = 100;
+
+bool normal(const Codec& codec) { return codec.levels == Levels::normal; }
+
+std::string stored_bits(const Codec& codec) {
+    return codec.metadata == Metadata::fp16 ? "16 bits" : "8 bits";
+}
+
+// What happens to a token before its codes are taken: "after ..., ", or nothing.
+std::string preparation(const Codec& codec) {
+    std::string text;
+    const auto add = [&](std::string_view step) {
+        text += text.empty() ? "after " : " and ";
+        text += step;
+    };
+    if (codec.centred) add("subtracting the block's mean per channel");
+    switch (codec.rotation) {
+        case Rotate::none: break;
+        case Rotate::hadamard: add("a Hadamard rotation"); break;
+        case Rotate::random: add("the layer's random rotation"); break;
+    }
+    return text.empty() ? text : text + ", ";
+}
+
+// The numbers that share one scale.
+std::string group_of(const Codec& codec) {
+    const std::string size = std::to_string(codec.group);
+    if (codec.axis == Axis::channel) return "one channel over " + size + " consecutive tokens";
+    if (codec.group == Codec::whole_head) return "one token's head";
+    return size + " consecutive channels of one token's head";
+}
+
+std::string normal_levels(const Codec& codec) {
+    const std::string unit = codec.fit == Fit::norm ? "the norm" : "a scale";
+    std::string text = unit + " of " + group_of(codec) + " (" + stored_bits(codec) +
+                       ") times one of " + std::to_string(1u << codec.bits) +
+                       " normal (Lloyd-Max) levels";
+    switch (codec.fit) {
+        case Fit::norm: break;
+        case Fit::unbiased:
+            return text + "; the scale keeps the product with the original unbiased";
+        case Fit::least: return text + "; the scale is the one of the least squared error";
+    }
+    return text;
+}
+
+std::string scale_formula(const Codec& codec, const std::string& y) {
+    switch (codec.fit) {
+        case Fit::norm: break;
+        case Fit::unbiased: return "|" + y + "|^2 / <" + y + ", level>";
+        case Fit::least: return "<" + y + ", level> / |level|^2";
+    }
+    return "|" + y + "| / |level|";
+}
+
+}  // namespace
+
+std::string in_words(const Codec& codec) {
+    if (codec.exact()) return "exact: f16, as they come";
+    const std::string bits = std::to_string(codec.bits) + " bits a number: " + preparation(codec);
+    if (normal(codec)) return bits + normal_levels(codec);
+    return bits + "the numbers of " + group_of(codec) + " share a scale and a zero (" +
+           stored_bits(codec) + " each)";
+}
+
+Formulas formulas(const Codec& codec, Half half) {
+    if (codec.exact()) return {};
+    const bool rotated = codec.rotation != Rotate::none;
+    const std::string x = half == Half::keys ? "k" : "v";
+    Formulas result;
+    std::string y = x;  // what the codes are taken of
+    if (rotated || codec.centred) {
+        y = "y";
+        result.store = "y = " + x + (rotated ? " R" : "") + (codec.centred ? " - mean" : "") + ", ";
+    }
+    std::string value = "code * scale + zero";
+    if (normal(codec)) {
+        result.store += "level = the one nearest to " + y + " / rms(" + y +
+                        "), scale = " + scale_formula(codec, y);
+        value = "level * scale";
+    } else {
+        result.store += "zero = min(" + y + "), scale = (max(" + y + ") - zero) / " +
+                        std::to_string((1u << codec.bits) - 1) + ", code = round((" + y +
+                        " - zero) / scale)";
+    }
+    if (codec.centred) value += " + mean";
+    if (rotated) value = "(" + value + ") R^T";
+    result.read = x + " = " + value;
+    if (rotated) {
+        result.read += half == Half::keys ? "; attention rotates the query instead"
+                                          : "; attention rotates its output instead";
+    }
+    return result;
+}
+
+std::string wrapped(std::string_view first, std::string_view text, std::size_t indent) {
+    std::string out(first);
+    std::size_t used = first.size();
+    bool fresh = true;  // at the start of a line
+    while (!text.empty()) {
+        const std::size_t end = text.find(' ');
+        const std::string_view word = text.substr(0, end);
+        if (!fresh && used + 1 + word.size() > columns) {
+            out.append("\n").append(indent, ' ');
+            used = indent;
+            fresh = true;
+        }
+        if (!fresh) out += ' ';
+        used += word.size() + (fresh ? 0 : 1);
+        out += word;
+        fresh = false;
+        text = end == std::string_view::npos ? std::string_view{} : text.substr(end + 1);
+    }
+    return out + "\n";
+}
+
+}  // namespace lowkv::cli
