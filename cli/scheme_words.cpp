@@ -39,7 +39,7 @@ std::string group_of(const Codec& codec) {
 std::string normal_levels(const Codec& codec) {
     const std::string unit = codec.fit == Fit::norm ? "the norm" : "a scale";
     std::string text = unit + " of " + group_of(codec) + " (" + stored_bits(codec) +
-                       ") times one of " + std::to_string(1u << codec.bits) +
+                       ") times one of " + std::to_string(codec.level_count()) +
                        " normal (Lloyd-Max) levels";
     switch (codec.fit) {
         case Fit::norm: break;
@@ -63,7 +63,9 @@ std::string scale_formula(const Codec& codec, const std::string& y) {
 
 std::string in_words(const Codec& codec) {
     if (codec.exact()) return "exact: f16, as they come";
-    const std::string bits = std::to_string(codec.bits) + " bits a number: " + preparation(codec);
+    const std::string width =
+        codec.bits == Codec::ternary_bits ? "1.5" : std::to_string(codec.bits);
+    const std::string bits = width + " bits a number: " + preparation(codec);
     if (normal(codec)) return bits + normal_levels(codec);
     return bits + "the numbers of " + group_of(codec) + " share a scale and a zero (" +
            stored_bits(codec) + " each)";
@@ -86,7 +88,7 @@ Formulas formulas(const Codec& codec, Half half) {
         value = "level * scale";
     } else {
         result.store += "zero = min(" + y + "), scale = (max(" + y + ") - zero) / " +
-                        std::to_string((1u << codec.bits) - 1) + ", code = round((" + y +
+                        std::to_string(codec.level_count() - 1) + ", code = round((" + y +
                         " - zero) / scale)";
     }
     if (codec.centred) value += " + mean";

@@ -20,7 +20,7 @@ namespace {
 std::vector<std::string> all_codecs() {
     std::vector<std::string> codecs;
     for (const char* axis : {"channel", "token"}) {
-        for (const char* bits : {"2", "3", "4", "8"}) {
+        for (const char* bits : {"1.5", "2", "3", "4", "8"}) {
             for (const char* group : {"32", "64", "128"}) {
                 for (const char* metadata : {"", "-fp8"}) {
                     codecs.push_back(std::string(axis) + "-" + bits + "-g" + group + metadata);
@@ -91,7 +91,7 @@ float rounding(Metadata type, float value, float multiplier, bool scale) {
 
 void check_laws(const Block& block, Which w) {
     const PartLayout& part = block.layout(w);
-    const auto levels = static_cast<float>((1u << part.codec.bits) - 1);
+    const auto levels = static_cast<float>(part.codec.level_count() - 1);
     const std::vector<Range> all = ranges(block, w);
     const std::size_t per_head = std::size_t{part.group_rows} * part.row_entries;
     const Block decoded = block.decoded();
@@ -236,7 +236,7 @@ TEST_CASE("lattice data comes back exactly, and encodes to the same bytes again"
     Random random(3);
     for_all_plans([&](Block block) {
         for (const Which w : both) {
-            const std::uint32_t levels = (1u << block.layout(w).codec.bits) - 1;
+            const std::uint32_t levels = block.layout(w).codec.level_count() - 1;
             const bool by_channel = block.layout(w).codec.axis == Axis::channel;
             block.each([&](Place p) {
                 const std::uint32_t g = block.group(w, p) + p.head;

@@ -91,9 +91,36 @@ TEST_CASE("units are a permutation of the logical order, bit by bit") {
     }
 }
 
+TEST_CASE("ternary codes lie five to a byte, and are told apart") {
+    for (const std::uint32_t lanes : {32u, 80u}) {
+        for (const std::uint32_t steps : {64u, 80u}) {
+            const std::size_t tiles = lanes * steps / 64;
+            std::vector<std::uint8_t> codes(
+                kernels::codes_bytes(kernels::ternary_bits, lanes, steps));
+            CHECK(codes.size() == (tiles + 4) / 5 * 64);
+            const auto code_at = [](std::uint32_t lane, std::uint32_t step) {
+                return static_cast<std::uint8_t>((lane * 7 + step * 5 + lane * step) % 3);
+            };
+            for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+                for (std::uint32_t step = 0; step < steps; ++step) {
+                    kernels::store_code(codes.data(), kernels::ternary_bits, steps, lane, step,
+                                        code_at(lane, step));
+                }
+            }
+            for (const std::uint8_t byte : codes) REQUIRE(byte < 243);
+            for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+                for (std::uint32_t step = 0; step < steps; ++step) {
+                    REQUIRE(kernels::load_code(codes.data(), kernels::ternary_bits, steps, lane,
+                                               step) == code_at(lane, step));
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("tiles are packed and unpacked as units.h says, code by code") {
     std::mt19937 random(2);
-    for (const std::uint32_t bits : {2u, 3u, 4u, 8u}) {
+    for (const std::uint32_t bits : {kernels::ternary_bits, 2u, 3u, 4u, 8u}) {
         for (const codec::HeadShape head :
              {codec::HeadShape{80, 32, 32, 0, true}, codec::HeadShape{32, 80, 80, 0, true},
               codec::HeadShape{256, 128, 128, 0, true}, codec::HeadShape{16, 32, 32, 0, true}}) {
@@ -102,7 +129,8 @@ TEST_CASE("tiles are packed and unpacked as units.h says, code by code") {
             std::vector<codec::CodeTile> tiles(head.steps / 16);
             for (std::uint32_t step = 0; step < head.steps; ++step) {
                 for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-                    const auto code = static_cast<std::uint8_t>(random() & ((1u << bits) - 1));
+                    const std::uint32_t levels = bits == kernels::ternary_bits ? 3 : 1u << bits;
+                    const auto code = static_cast<std::uint8_t>(random() % levels);
                     tiles[step / 16].row[step % 16][lane] = code;
                     kernels::store_code(stored.data(), bits, head.steps, lane, step, code);
                 }

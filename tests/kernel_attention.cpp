@@ -70,6 +70,9 @@ const char* const codecs[] = {
     "k=token-2-g32-normal-hadamard-mean-fp8,v=token-4-g64-normal-unbiased-fp8",
     "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
     "k=channel-2-g64,v=token-4-head-normal-random",
+    "k=token-2-head-normal-hadamard-mean,v=token-1.5-head-normal-hadamard",
+    "k=channel-1.5-g32,v=token-1.5-g32",
+    "k=token-1.5-g64-fp8,v=channel-1.5-g32",
     "k=channel-2-g32,v=exact",
 };
 

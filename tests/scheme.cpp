@@ -29,7 +29,7 @@ class Random {
     }
     Codec codec() {
         if (below(4) == 0) return {};
-        return {.bits = one_of<std::uint8_t>({2, 3, 4, 8}),
+        return {.bits = one_of<std::uint8_t>({Codec::ternary_bits, 2, 3, 4, 8}),
                 .axis = one_of({Axis::channel, Axis::token}),
                 .group = one_of<std::uint16_t>({32, 64, 128}),
                 .metadata = one_of({Metadata::fp16, Metadata::fp8_e4m3})};
@@ -194,7 +194,7 @@ TEST_CASE("errors in layer overrides") {
 TEST_CASE("schemes built in code are validated field by field") {
     Scheme scheme = parse_scheme("kivi2");
     scheme.base.key.bits = 5;
-    check_invalid(scheme, "key codec: 5 is not a legal number of bits; legal: 2, 3, 4, 8");
+    check_invalid(scheme, "key codec: 5 is not a legal number of bits; legal: 1.5, 2, 3, 4, 8");
     scheme = parse_scheme("kivi2");
     scheme.base.value.group = 48;
     check_invalid(scheme, "value codec: 48 is not a legal group; legal: g32, g64, g128");

@@ -7,6 +7,7 @@
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
 //   codec   := "exact" | ("channel" | "token") "-" bits "-" group
 //              ["-normal"] ["-hadamard" | "-random"] ["-mean"] ["-unbiased" | "-lsq"] ["-fp8"]
+//   bits    := "1.5" | "2" | "3" | "4" | "8"; 1.5 are three levels, five codes to a byte
 //   group   := "g32" | "g64" | "g128" | "head"
 //
 // Examples: "lowkv2.8", "kivi2", "kivi2,sinks=0",
@@ -51,7 +52,9 @@ struct Codec {
     static constexpr std::uint8_t exact_bits = 16;
     static constexpr std::uint16_t whole_head = 0;  // a group
 
-    std::uint8_t bits = exact_bits;  // 2, 3, 4 or 8; 16 means exact (f16, no metadata)
+    static constexpr std::uint8_t ternary_bits = 1;
+
+    std::uint8_t bits = exact_bits;  // ternary_bits, 2, 3, 4 or 8; 16 means exact (f16)
     Axis axis = Axis::token;
     // 32, 64 or 128 elements, or a whole head. Along channels it ends at the head: the last group
     // of a head may be shorter, and a group is never longer than head_dim.
@@ -64,6 +67,7 @@ struct Codec {
     Metadata metadata = Metadata::fp16;
 
     bool exact() const noexcept { return bits == exact_bits; }
+    std::uint32_t level_count() const noexcept { return bits == ternary_bits ? 3 : 1u << bits; }
     friend bool operator==(const Codec&, const Codec&) = default;
 };
 

@@ -153,7 +153,7 @@ void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const He
 void encode_head(const std::uint16_t* rows, const HeadShape& head, const PartLayout& layout,
                  std::byte* section) noexcept {
     const std::uint32_t bits = layout.codec.bits;
-    const auto levels = static_cast<float>((1u << bits) - 1);
+    const auto levels = static_cast<float>(layout.codec.level_count() - 1);
     std::memset(section, 0, layout.head_bytes);
     Groups groups;
     const auto ranges = head.groups_along_lanes ? ranges_along_lanes : ranges_along_steps;

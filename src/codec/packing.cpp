@@ -112,6 +112,43 @@ void unpack_third(const std::uint8_t* codes, const HeadShape& head, std::uint32_
     }
 }
 
+// Units share bytes: their digits are added.
+void pack_ternary(const CodeTile& tile, const HeadShape& head, std::uint32_t step_block,
+                  std::uint8_t* codes) {
+    for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
+        Quad quad;
+        combine(tile, head.lanes, j, 1, 0, 0, 3, quad);
+        for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
+            const std::size_t number =
+                unit_number(head, lane, step_block) * kernels::unit_tiles + j;
+            std::uint8_t digits[vector_bytes];
+            interleave(quad, lane, digits);
+            std::uint8_t* out = codes + number / kernels::tiles_of_ternary_vector * vector_bytes;
+            const unsigned power = kernels::powers_of_3[number % kernels::tiles_of_ternary_vector];
+            for (std::size_t b = 0; b < vector_bytes; ++b) {
+                out[b] = static_cast<std::uint8_t>(out[b] + digits[b] * power);
+            }
+        }
+    }
+}
+
+void unpack_ternary(const std::uint8_t* codes, const HeadShape& head, std::uint32_t step_block,
+                    CodeTile& tile) {
+    for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
+        for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
+            const std::size_t number =
+                unit_number(head, lane, step_block) * kernels::unit_tiles + j;
+            const std::uint8_t* in =
+                codes + number / kernels::tiles_of_ternary_vector * vector_bytes;
+            const unsigned power = kernels::powers_of_3[number % kernels::tiles_of_ternary_vector];
+            for (std::uint32_t b = 0; b < vector_bytes; ++b) {
+                tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4] =
+                    static_cast<std::uint8_t>(in[b] / power % 3);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
@@ -119,6 +156,7 @@ void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
     switch (bits) {
         case 8: return pack_low<8>(tile, bits, head, step_block, codes);
         case 4: return pack_low<4>(tile, bits, head, step_block, codes);
+        case kernels::ternary_bits: return pack_ternary(tile, head, step_block, codes);
         case 3: pack_third(tile, head, step_block, codes); [[fallthrough]];
         default: return pack_low<2>(tile, bits, head, step_block, codes);
     }
@@ -130,6 +168,7 @@ void unpack_tile(const std::uint8_t* codes, std::uint32_t bits, const HeadShape&
         case 8: return unpack_low<8>(codes, bits, head, step_block, tile);
         case 4: return unpack_low<4>(codes, bits, head, step_block, tile);
         case 2: return unpack_low<2>(codes, bits, head, step_block, tile);
+        case kernels::ternary_bits: return unpack_ternary(codes, head, step_block, tile);
         default:
             unpack_low<2>(codes, bits, head, step_block, tile);
             return unpack_third(codes, head, step_block, tile);

@@ -37,11 +37,13 @@ void check_shape(const Shape& shape) {
     }
 }
 
-// The codebook on a grid of 8 bits, from the lowest level to the highest.
-void set_normal_levels(std::uint32_t bits, PartLayout& layout) {
-    const codec::NormalCodebook& book = codec::normal_codebook(1u << bits);
+// The codebook on a grid of 8 bits, from the lowest level to the highest. Ternary levels are even:
+// the code is the level.
+void set_normal_levels(PartLayout& layout) {
+    const codec::NormalCodebook& book = codec::normal_codebook(layout.codec.level_count());
+    const float steps = layout.codec.bits == Codec::ternary_bits ? 2.0f : 255.0f;
     layout.level_zero = book.level.front();
-    layout.level_step = (book.level[book.count - 1] - book.level.front()) / 255.0f;
+    layout.level_step = (book.level[book.count - 1] - book.level.front()) / steps;
     for (std::uint32_t i = 0; i < book.count; ++i) {
         layout.levels[i] = static_cast<std::uint8_t>(
             std::lround((book.level[i] - layout.level_zero) / layout.level_step));
@@ -82,7 +84,7 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
     layout.mean_offset = layout.metadata_offset + metadata;
     const std::size_t mean = codec.centred ? std::size_t{2} * shape.head_dim : 0;
     layout.codes_offset = round_up(layout.mean_offset + mean, cache_line);
-    if (codec.levels == Levels::normal) set_normal_levels(codec.bits, layout);
+    if (codec.levels == Levels::normal) set_normal_levels(layout);
     layout.head_bytes = round_up(
         layout.codes_offset + kernels::codes_bytes(codec.bits, shape.head_dim, tokens), cache_line);
     layout.bytes = layout.head_bytes * shape.kv_heads;

@@ -91,7 +91,7 @@ void transform(const std::uint16_t* rows, const TokenView& view, const PartLayou
 // the levels. The codes don't depend on it, so it is rounded afterwards.
 float quantize_normal(const float* y, std::uint32_t count, const PartLayout& layout,
                       std::uint8_t* codes) noexcept {
-    const NormalCodebook& book = normal_codebook(1u << layout.codec.bits);
+    const NormalCodebook& book = normal_codebook(layout.codec.level_count());
     float squares = 0;
     for (std::uint32_t c = 0; c < count; ++c) squares += y[c] * y[c];
     const float norm = std::sqrt(squares);
@@ -126,7 +126,8 @@ void range_uniform(const float* y, std::uint32_t count, float top, float& scale,
                    float& zero) noexcept {
     const auto [low, high] = std::minmax_element(y, y + count);
     zero = *low;
-    scale = (*high - *low) / top;
+    // A zero of either sign may come out of a rotation; a scale of -0 must not.
+    scale = *low < *high ? (*high - *low) / top : 0.0f;
 }
 
 void quantize_uniform(const float* y, std::uint32_t count, float top, float scale, float zero,
@@ -189,7 +190,7 @@ void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t 
 void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part part,
                        const PartLayout& layout, std::byte* section) noexcept {
     const TokenView view(part, head);
-    const auto top = static_cast<float>((1u << layout.codec.bits) - 1);
+    const auto top = static_cast<float>(layout.codec.level_count() - 1);
     const bool normal = layout.codec.levels == Levels::normal;
     std::memset(section, 0, layout.head_bytes);
     float mean[max_channels], y[max_channels];

@@ -9,6 +9,8 @@
 //   unit    16 lanes x 16 steps. Number: lane_block * (steps / 16) + step_block.
 //   tile    4 steps of a unit (tile j: steps 4j .. 4j+3) as 64 bytes: a lane's four bytes are its
 //           steps 0, 2, 1, 3, so that a mask of 16-bit halves leaves neighbours
+//   1.5     ternary digits: all tiles of a head in the order of their units, five to 64 bytes:
+//           byte b = tile[0][b] + 3 tile[1][b] + 9 tile[2][b] + 27 tile[3][b] + 81 tile[4][b]
 //   8 bits  tiles 0..3, 256 bytes a unit
 //   4 bits  2 x 64 bytes: byte b of the v-th = tile[2v][b] | tile[2v+1][b] << 4
 //   2 bits  64 bytes: byte b = tile[0][b] | tile[1][b] << 2 | tile[2][b] << 4 | tile[3][b] << 6
@@ -26,11 +28,21 @@ namespace lowkv::kernels {
 inline constexpr std::uint32_t unit_lanes = 16;
 inline constexpr std::uint32_t unit_steps = 16;
 
+inline constexpr std::uint32_t unit_tiles = 4;
+inline constexpr std::uint32_t ternary_bits = 1;  // Codec::ternary_bits
+inline constexpr std::uint32_t tiles_of_ternary_vector = 5;
+inline constexpr std::uint8_t powers_of_3[] = {1, 3, 9, 27, 81};
+
 constexpr std::size_t codes_bytes(std::uint32_t bits, std::uint32_t lanes, std::uint32_t steps) {
+    if (bits == ternary_bits) {
+        const std::size_t tiles = std::size_t{lanes} * steps / 64;
+        return (tiles + tiles_of_ternary_vector - 1) / tiles_of_ternary_vector * 64;
+    }
     return std::size_t{lanes} * steps * bits / 8;
 }
 
-// Bytes from the start of a head's codes to unit `unit` (3 bits: to its low 2 bits).
+// Bytes from the start of a head's codes to unit `unit` (3 bits: to its low 2 bits). Not ternary:
+// its units share bytes.
 constexpr std::size_t unit_offset(std::uint32_t bits, std::size_t unit) {
     return bits == 3 ? (unit / 2) * 192 + (unit % 2) * 64 : unit * 32 * bits;
 }
@@ -47,6 +59,11 @@ inline std::uint8_t load_code(const std::uint8_t* codes, std::uint32_t bits, std
         std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
     const std::uint32_t tile = step % unit_steps / 4;
     const std::uint32_t byte = 4 * (lane % unit_lanes) + byte_of_step(step % 4);
+    if (bits == ternary_bits) {
+        const std::size_t number = unit * unit_tiles + tile;
+        const std::uint8_t packed = codes[number / tiles_of_ternary_vector * 64 + byte];
+        return packed / powers_of_3[number % tiles_of_ternary_vector] % 3;
+    }
     const std::uint8_t* base = codes + unit_offset(bits, unit);
     switch (bits) {
         case 8: return base[64 * tile + byte];
@@ -68,6 +85,13 @@ inline void store_code(std::uint8_t* codes, std::uint32_t bits, std::uint32_t st
         std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
     const std::uint32_t tile = step % unit_steps / 4;
     const std::uint32_t byte = 4 * (lane % unit_lanes) + byte_of_step(step % 4);
+    if (bits == ternary_bits) {
+        const std::size_t number = unit * unit_tiles + tile;
+        std::uint8_t& packed = codes[number / tiles_of_ternary_vector * 64 + byte];
+        const unsigned digit = code * powers_of_3[number % tiles_of_ternary_vector];
+        packed = static_cast<std::uint8_t>(packed + digit);
+        return;
+    }
     std::uint8_t* base = codes + unit_offset(bits, unit);
     const auto add = [](std::uint8_t& target, unsigned value) {
         target = static_cast<std::uint8_t>(target | value);

@@ -46,7 +46,7 @@ void validate_together(const Codec& codec, const std::string& what) {
           Rule{codec.axis == Axis::channel &&
                    (normal || codec.rotation != Rotate::none || codec.centred),
                "normal, hadamard, random and mean need a scale per token: token-..."},
-          Rule{normal && codec.bits > 4, "normal levels have 2, 3 or 4 bits"},
+          Rule{normal && codec.bits > 4, "normal levels have 1.5, 2, 3 or 4 bits"},
           Rule{!normal && codec.fit != Fit::norm,
                "unbiased and lsq choose the scale of normal levels: add normal"}}) {
         if (rule.broken) reject(what + " " + to_string(codec) + ": " + rule.says);

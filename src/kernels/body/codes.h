@@ -25,18 +25,34 @@ LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
 
 // `lanes` lanes of a unit, from byte `at` on (src/kernels/units.h).
 struct UnitView {
-    const std::uint8_t* low;
+    const std::uint8_t* low;  // ternary: of the head's first unit
+    unsigned tile;            // ternary only: the unit's first, of all the head's tiles
     I third;  // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2
 };
 
 template <unsigned Bits>
 LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, unsigned at) {
-    UnitView view{codes + unit_offset(Bits, unit) + at, {}};
+    UnitView view;
+    if constexpr (Bits == ternary_bits) {
+        view.low = codes + at;
+        view.tile = static_cast<unsigned>(unit) * unit_tiles;
+        return view;
+    }
+    view.low = codes + unit_offset(Bits, unit) + at;
     if constexpr (Bits == 3) {
         const I bits = load_bytes(codes + (unit / 2) * 192 + 128 + at);
         view.third = unit % 2 == 0 ? shift_left(bits, 2) : shift_right(bits, 2);
     }
     return view;
+}
+
+// 65536 / 3^(j + 1), rounded up: a byte times it is, modulo 65536, the fraction of byte / 3^(j +
+// 1), and the digit j is three times that fraction, rounded down (for every byte up to 255).
+constexpr int digit_factors[] = {21846, 7282, 2428, 810, 270};
+
+LOWKV_INLINE I digit(I bytes, unsigned number) {
+    const I fraction = mul_low16(bytes, set_int(digit_factors[number] * 0x10001));
+    return mul_high16(fraction, set_int(0x00030003));
 }
 
 // Steps 4 * tile + 2 * odd and the one after it, as two 16-bit codes a lane.
@@ -60,7 +76,13 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
 // A tile's two pairs of steps. With Lookup, codes are indices of a table of 8-bit levels.
 template <unsigned Bits, bool Lookup>
 LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pair)[2]) {
-    if constexpr (!Lookup) {
+    if constexpr (Bits == ternary_bits) {
+        const unsigned number = view.tile + tile;
+        const I x = load_bytes(view.low + std::size_t{64} * (number / tiles_of_ternary_vector));
+        const unsigned power = number % tiles_of_ternary_vector;
+        pair[0] = digit(bit_and(x, set_int(0x00ff00ff)), power);
+        pair[1] = digit(bit_and(shift_right(x, 8), set_int(0x00ff00ff)), power);
+    } else if constexpr (!Lookup) {
         pair[0] = load_pair<Bits>(view, tile, 0);
         pair[1] = load_pair<Bits>(view, tile, 1);
     } else {

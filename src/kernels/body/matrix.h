@@ -265,7 +265,7 @@ using Multiply = void (*)(const Product* products, unsigned count, std::size_t w
                           std::size_t y_stride) noexcept;
 
 template <unsigned Rows>
-constexpr Multiply multiply_by_codec[7][2] = {
+constexpr Multiply multiply_by_codec[8][2] = {
     {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>},
     {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>},
     {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>},
@@ -273,9 +273,11 @@ constexpr Multiply multiply_by_codec[7][2] = {
     {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>},
     {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>},
     {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>},
+    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>},
 };
 
 constexpr unsigned codec_index(const Codec& codec) {
+    if (codec.bits == ternary_bits) return 7;
     const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
     return codec.levels == Levels::normal ? uniform + 4 : uniform;
 }

@@ -82,6 +82,14 @@ LOWKV_INLINE I lookup(I table, I bytes) {
     for (std::uint8_t& byte : at) byte = from[byte];
     return load_bytes(at);
 }
+LOWKV_INLINE I mul_low16(I a, I b) {
+    const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
+    return I((low & 0xffff) | high << 16);
+}
+LOWKV_INLINE I mul_high16(I a, I b) {
+    const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
+    return I(low >> 16 | (high & 0xffff0000));
+}
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
     for (unsigned i = 0; i < lanes; ++i) p[i] = static_cast<std::int16_t>(a[i]);
 }

@@ -1,0 +1,418 @@
+// The laws of codecs that centre, rotate or take normal levels (methods.md, sections 1, 2 and 4) as
+// seeded property tests. What should be stored is recomputed in double from the f16 input.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/lloyd_max.h"
+#include "codec/rotation.h"
+#include "codec_block.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+using Random = std::mt19937;
+
+constexpr std::initializer_list<std::uint32_t> head_dims{64, 80, 96, 128, 256};
+constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
+
+// Every codec of the family with this rotation ("", "-hadamard", "-random") and centring; of random
+// rotations only a few: making their matrix takes a plan longer than a test its block.
+std::vector<std::string> codecs(const std::string& rotation, bool centred) {
+    std::vector<std::string> all;
+    const std::string mean = centred ? "-mean" : "";
+    for (const char* bits : {"2", "3", "4", "8"}) {
+        for (const char* group : {"g32", "g64", "g128", "head"}) {
+            if (rotation == "-random" && (*bits != '3' || std::string(group) != "head")) continue;
+            const std::string start = std::string("token-") + bits + "-" + group;
+            for (const char* metadata : {"", "-fp8"}) {
+                // Neither of the three is a plain codec: codec_laws.cpp.
+                if (!rotation.empty() || centred) all.push_back(start + rotation + mean + metadata);
+                if (*bits == '8') continue;
+                for (const char* fit : {"", "-unbiased", "-lsq"}) {
+                    all.push_back(start + "-normal" + rotation + mean + fit + metadata);
+                }
+            }
+        }
+    }
+    return all;
+}
+
+// For keys and values, but values have no mean.
+std::string scheme_of(const std::string& codec) {
+    return "k=" + codec + ",v=" + (codec.find("-mean") == std::string::npos ? codec : "exact");
+}
+
+// Calls f(block, rotation) for every codec and these head_dims: blocks of one rotation follow each
+// other.
+template <class F>
+void for_all_blocks(std::uint32_t kv_heads, std::initializer_list<std::uint32_t> dims, F f) {
+    for (const std::uint32_t head_dim : dims) {
+        for (const bool centred : {false, true}) {
+            for (const char* rotation : {"", "-hadamard", "-random"}) {
+                for (const std::string& codec : codecs(rotation, centred)) {
+                    CAPTURE(codec);
+                    CAPTURE(head_dim);
+                    f(Block(scheme_of(codec), Shape{kv_heads, head_dim}), rotation);
+                }
+            }
+        }
+    }
+}
+
+void fill_normal(Block& block, Random& random) {
+    std::normal_distribution<float> normal;
+    for (const Which w : both) block.each([&](Place p) { block.set(w, p, normal(random)); });
+}
+
+// What keys look like: channels with offsets, some of them outliers, tokens of different length.
+void fill_uneven(Block& block, Random& random) {
+    std::normal_distribution<float> normal;
+    for (const Which w : both) {
+        block.each([&](Place p) {
+            const float offset = 2.0f * (static_cast<float>(p.channel % 7) - 3.0f);
+            const float spread =
+                std::ldexp(p.channel % 16 == 3 ? 10.0f : 1.0f, static_cast<int>(p.token % 5) - 2);
+            block.set(w, p, offset + spread * normal(random));
+        });
+    }
+}
+
+// R in row order, in double; the identity where there is none.
+std::vector<double> matrix_of(const PartLayout& layout, std::uint32_t head_dim) {
+    std::vector<double> matrix;
+    for (std::uint32_t i = 0; i < head_dim; ++i) {
+        std::vector<float> row(head_dim);
+        row[i] = 1.0f;
+        if (layout.rotation) layout.rotation->apply(row.data());
+        matrix.insert(matrix.end(), row.begin(), row.end());
+    }
+    return matrix;
+}
+
+// The vectors of a part of one head, by token.
+using Tokens = std::vector<std::vector<double>>;
+
+Tokens tokens_of(const Block& block, Which w) {
+    Tokens x(block.plan.block_tokens(), std::vector<double>(block.plan.shape().head_dim));
+    block.each([&](Place p) { x[p.token][p.channel] = block.get(w, p); });
+    return x;
+}
+
+// x R, or x R^T.
+Tokens rotate(const Tokens& x, const std::vector<double>& matrix, bool back = false) {
+    const std::size_t n = x.front().size();
+    Tokens y(x.size(), std::vector<double>(n));
+    for (std::size_t t = 0; t < x.size(); ++t) {
+        for (std::size_t i = 0; i < n; ++i) {
+            for (std::size_t j = 0; j < n; ++j) {
+                if (back) y[t][i] += matrix[i * n + j] * x[t][j];
+                if (!back) y[t][j] += x[t][i] * matrix[i * n + j];
+            }
+        }
+    }
+    return y;
+}
+
+double dot(const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+    return sum;
+}
+double norm(const std::vector<double>& x) { return std::sqrt(dot(x, x)); }
+
+// How far the metadata type may move a value: half a unit in its last place, or half its smallest
+// step; a scale above 0 may be raised to the whole smallest step.
+double rounding(Metadata type, double value, double multiplier) {
+    const bool half = type == Metadata::fp16;
+    return std::max(std::fabs(value) * (half ? 0x1p-11 : 0x1p-4),
+                    half ? 0x1p-24 : 0x1p-9 * multiplier);
+}
+
+struct Faults {
+    std::size_t codes = 0, scales = 0, zeros = 0;
+};
+
+// One group: y is what should have been stored from channel p.channel on, and the codec's floats
+// may have been `noise` away from it.
+void check_group(const Block& block, Which w, Place p, const std::vector<double>& y, double noise,
+                 Faults& faults) {
+    const PartLayout& layout = block.layout(w);
+    const Metadata type = layout.codec.metadata;
+    const double scale = block.scale(w, p);
+    const double scale_rounding = rounding(type, scale, block.multiplier(w, p.head, 0));
+    const auto code = [&](std::size_t i) {
+        return block.code(w, {p.head, p.channel + static_cast<std::uint32_t>(i), p.token});
+    };
+    if (layout.has_zeros()) {
+        const double top = (1u << layout.codec.bits) - 1, zero = block.zero(w, p);
+        const auto [low, high] = std::minmax_element(y.begin(), y.end());
+        const double zero_rounding = rounding(type, zero, block.multiplier(w, p.head, 1));
+        if (!(std::fabs(zero - *low) <= zero_rounding + noise)) ++faults.zeros;
+        if (!(std::fabs(scale - (*high - *low) / top) <= scale_rounding + noise)) ++faults.scales;
+        for (std::size_t i = 0; i < y.size(); ++i) {
+            const double exact = std::clamp((y[i] - zero) / scale, 0.0, top);
+            if (!(std::fabs(exact - code(i)) <= 0.5 + noise / scale)) ++faults.codes;
+        }
+        return;
+    }
+    const codec::NormalCodebook& book = codec::normal_codebook(1u << layout.codec.bits);
+    const double to_normal = std::sqrt(static_cast<double>(y.size())) / norm(y);
+    std::vector<double> levels;
+    for (std::size_t i = 0; i < y.size(); ++i) {
+        double nearest = std::numeric_limits<double>::infinity();
+        for (std::uint32_t l = 0; l < book.count; ++l) {
+            nearest = std::min(nearest, std::fabs(y[i] * to_normal - book.level[l]));
+        }
+        const std::uint8_t own = code(i);
+        const double chosen = std::fabs(y[i] * to_normal - book.level[own]);
+        // Within 1e-6 of a boundary, two levels are as near.
+        if (!(chosen <= nearest + 2 * (1e-6 + noise * to_normal))) ++faults.codes;
+        levels.push_back(layout.levels[own] * double{layout.level_step} + layout.level_zero);
+    }
+    // Each fit is one equation: scale * moment = wanted.
+    double moment = norm(levels), wanted = norm(y);
+    if (layout.codec.fit == Fit::unbiased) moment = dot(y, levels), wanted = dot(y, y);
+    if (layout.codec.fit == Fit::least) moment = dot(levels, levels), wanted = dot(y, levels);
+    if (!(std::fabs(scale * moment - wanted) <= (scale_rounding + noise) * moment)) ++faults.scales;
+}
+
+// `rotated` is the input times R.
+void check_laws(const Block& block, Which w, const Tokens& rotated) {
+    const PartLayout& layout = block.layout(w);
+    const std::uint32_t head_dim = block.plan.shape().head_dim;
+    Faults faults;
+    if (layout.codec.centred) {
+        std::size_t wrong_means = 0;
+        std::vector<double> sum(head_dim);
+        double size = 0;
+        for (const auto& y : rotated) {
+            size += norm(y);
+            for (std::uint32_t c = 0; c < head_dim; ++c) sum[c] += y[c];
+        }
+        const auto count = static_cast<double>(rotated.size());
+        for (std::uint32_t c = 0; c < head_dim; ++c) {
+            const double mean = sum[c] / count, noise = 1e-6 * size / count;
+            const double stored = block.part(w).mean({0, c, 0});
+            if (!(std::fabs(stored - mean) <= std::fabs(mean) * 0x1p-11 + noise)) ++wrong_means;
+        }
+        CHECK(wrong_means == 0);
+    }
+    for (std::uint32_t t = 0; t < rotated.size(); ++t) {
+        const double noise = 1e-6 * norm(rotated[t]) / std::sqrt(head_dim);
+        for (std::uint32_t first = 0; first < head_dim; first += layout.group) {
+            std::vector<double> y;
+            for (std::uint32_t c = first; c < std::min(first + layout.group, head_dim); ++c) {
+                const double mean = layout.codec.centred ? block.part(w).mean({0, c, t}) : 0.0f;
+                y.push_back(rotated[t][c] - mean);
+            }
+            check_group(block, w, {0, first, t}, y, noise, faults);
+        }
+    }
+    CHECK(faults.codes == 0);
+    CHECK(faults.scales == 0);
+    CHECK(faults.zeros == 0);
+}
+
+}  // namespace
+
+TEST_CASE("codes, scales, zeros and means keep the laws, for every codec and head_dim") {
+    Random random(1);
+    // The input of a head_dim and its rotation are made once for all codecs.
+    std::string made;
+    std::vector<std::uint16_t> exact;
+    Tokens rotated[2];
+    for_all_blocks(1, head_dims, [&](Block block, const std::string& rotation) {
+        const std::uint32_t head_dim = block.plan.shape().head_dim;
+        const std::string wanted =
+            std::to_string(head_dim) + rotation + "/" + std::to_string(block.plan.block_tokens());
+        if (made != wanted) {
+            fill_uneven(block, random);
+            exact = block.exact;
+            const std::vector<double> matrix = matrix_of(block.plan.keys(), head_dim);
+            for (const Which w : both) rotated[w == both[1]] = rotate(tokens_of(block, w), matrix);
+            made = wanted;
+        }
+        block.exact = exact;
+        block.encode();
+        for (const Which w : both) {
+            if (!block.layout(w).codec.exact()) check_laws(block, w, rotated[w == both[1]]);
+        }
+    });
+}
+
+TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's length") {
+    Random random(2);
+    for (const char* scheme : {"lowkv2", "lowkv4", "turboquant3", "turboquant2-qr", "int4h",
+                               "k=token-2-g32-normal-mean-unbiased,v=token-3-g64-normal-lsq-fp8"}) {
+        for (const std::uint32_t head_dim : head_dims) {
+            CAPTURE(scheme);
+            CAPTURE(head_dim);
+            Block block(scheme, Shape{1, head_dim});
+            fill_uneven(block, random);
+            block.encode();
+            const Block decoded = block.decoded();
+            for (const Which w : both) {
+                const Codec& codec = block.layout(w).codec;
+                Tokens stored = tokens_of(block, w);
+                block.each([&](Place p) { stored[p.token][p.channel] = block.stored(w, p); });
+                const std::vector<double> matrix = matrix_of(block.layout(w), head_dim);
+                const Tokens wanted = rotate(stored, matrix, true), got = tokens_of(decoded, w);
+                const Tokens input = tokens_of(block, w);
+                std::size_t wrong = 0, wrong_length = 0;
+                for (std::size_t t = 0; t < got.size(); ++t) {
+                    // Half a unit in f16's last place, and what floats lose before.
+                    const double length = norm(wanted[t]), noise = 1e-6 * length;
+                    for (std::size_t c = 0; c < head_dim; ++c) {
+                        const double rounded = std::fabs(wanted[t][c]) * 0x1p-11 + noise;
+                        if (!(std::fabs(got[t][c] - wanted[t][c]) <= rounded)) ++wrong;
+                    }
+                    // Once for the stored scale, once for the f16 that is read.
+                    const double allowed = norm(input[t]) * 0x1p-10 * 1.001;
+                    if (!(std::fabs(norm(got[t]) - norm(input[t])) <= allowed)) ++wrong_length;
+                }
+                CHECK(wrong == 0);
+                const bool keeps_length =
+                    codec.levels == Levels::normal && codec.fit == Fit::norm && !codec.centred;
+                if (keeps_length) CHECK(wrong_length == 0);
+            }
+        }
+    }
+}
+
+TEST_CASE("levels are the codebook's on a grid of 8 bits, and a layer has its own random matrix") {
+    for (const char* bits : {"2", "3", "4"}) {
+        const Block block(scheme_of(std::string("token-") + bits + "-head-normal"), Shape{1, 64});
+        const PartLayout& layout = block.plan.keys();
+        const codec::NormalCodebook& book = codec::normal_codebook(1u << layout.codec.bits);
+        for (std::uint32_t i = 0; i < book.count; ++i) {
+            const double level = layout.levels[i] * double{layout.level_step} + layout.level_zero;
+            CHECK(std::fabs(level - book.level[i]) <= double{layout.level_step} * 0.5001);
+        }
+    }
+    const auto matrix = [](const char* scheme, std::uint32_t layer) {
+        return matrix_of(Plan(parse_scheme(scheme).base, Shape{1, 64}, {}, layer).keys(), 64);
+    };
+    PartLayout wanted;
+    for (const std::uint32_t layer : {0u, 3u}) {
+        wanted.rotation = std::make_shared<codec::Rotation>(
+            codec::Rotation::random(64, 42 + std::uint64_t{1000} * layer));
+        CHECK(matrix("turboquant2-qr", layer) == matrix_of(wanted, 64));
+    }
+    CHECK(matrix("turboquant2", 0) == matrix("turboquant2", 3));
+}
+
+TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every codec") {
+    const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
+                         std::numeric_limits<float>::infinity(),
+                         -std::numeric_limits<float>::infinity()};
+    for_all_blocks(2, few_head_dims, [&](Block block, const std::string&) {
+        Random random(3);
+        fill_normal(block, random);
+        // Head 0 is zero; head 1 has one zero token, which is no longer zero less a mean.
+        const auto is_zero = [](Place p) { return p.head == 0 || p.token == 7; };
+        for (const Which w : both) {
+            block.each([&](Place p) {
+                if (is_zero(p)) block.set(w, p, 0.0f);
+            });
+        }
+        block.encode();
+        Block decoded = block.decoded();
+        std::size_t not_zero = 0, negative_scales = 0;
+        for (const Which w : both) {
+            const Codec& codec = block.layout(w).codec;
+            block.each([&](Place p) {
+                if (!codec.exact() && std::signbit(block.scale(w, p))) ++negative_scales;
+                if (!is_zero(p) || (p.head == 1 && codec.centred)) return;
+                if (decoded.get(w, p) != 0.0f) ++not_zero;
+            });
+        }
+        // Zeros have signs, after a rotation above all: a scale of -0 is no scale.
+        CHECK(negative_scales == 0);
+        CHECK(not_zero == 0);
+
+        for (const Which w : both) {
+            if (block.layout(w).codec.exact()) continue;
+            block.each([&](Place p) {
+                if (random() % 20 == 0) block.set(w, p, bad[random() % 3]);
+                if (p.head == 1 && p.token < 9) block.set(w, p, bad[p.token % 3]);
+            });
+        }
+        block.encode();
+        decoded = block.decoded();
+        std::size_t not_finite = 0;
+        for (const Which w : both) {
+            block.each([&](Place p) { not_finite += std::isfinite(decoded.get(w, p)) ? 0u : 1u; });
+        }
+        CHECK(not_finite == 0);
+    });
+}
+
+TEST_CASE("identical tokens are their mean: they come back, for every centred codec") {
+    Random random(4);
+    for_all_blocks(1, few_head_dims, [&](Block block, const std::string&) {
+        if (!block.plan.keys().codec.centred) return;
+        fill_uneven(block, random);
+        block.each([&](Place p) {
+            const float first = block.get(Which::keys, {p.head, p.channel, 0});
+            block.set(Which::keys, p, first);
+        });
+        block.encode();
+        const std::vector<double> input = tokens_of(block, Which::keys).front();
+        std::size_t wrong = 0;
+        for (std::vector<double>& read : tokens_of(block.decoded(), Which::keys)) {
+            for (std::size_t c = 0; c < read.size(); ++c) read[c] -= input[c];
+            // f16 twice: the mean, whose own rounding error is coded, and the token as read.
+            if (!(norm(read) <= 2 * 0x1p-11 * norm(input))) ++wrong;
+        }
+        CHECK(wrong == 0);
+    });
+}
+
+TEST_CASE("encoding is deterministic, heads are independent, padding is zero, for every codec") {
+    Random random(5);
+    for_all_blocks(2, few_head_dims, [&](Block block, const std::string&) {
+        fill_uneven(block, random);
+        block.encode();
+        const std::vector<std::byte> whole = block.packed;
+        std::fill(block.packed.begin(), block.packed.end(), std::byte{0x5a});
+        const auto* in = reinterpret_cast<const std::byte*>(block.exact.data());
+        encode_block(block.plan, in, block.packed.data(), 1, 2);
+        CHECK(block.packed != whole);
+        encode_block(block.plan, in, block.packed.data(), 0, 1);
+        CHECK(block.packed == whole);
+
+        const Plan& plan = block.plan;
+        std::size_t not_zero = 0;
+        for (const Which w : both) {
+            const PartLayout& layout = block.layout(w);
+            if (layout.codec.exact()) continue;
+            const std::size_t mean_bytes =
+                layout.codec.centred ? 2 * std::size_t{plan.shape().head_dim} : 0;
+            const std::size_t header = layout.codec.metadata == Metadata::fp16 ? 0 : 8;
+            const std::size_t codes_end = layout.codes_offset + std::size_t{plan.shape().head_dim} *
+                                                                    plan.block_tokens() *
+                                                                    layout.codec.bits / 8;
+            for (std::uint32_t head = 0; head < 2; ++head) {
+                const std::byte* section = block.part(w).data + layout.head_bytes * head;
+                const auto count = [&](std::size_t from, std::size_t to) {
+                    for (; from < to; ++from) not_zero += section[from] != std::byte{};
+                };
+                count(header, layout.metadata_offset);
+                count(layout.mean_offset + mean_bytes, layout.codes_offset);
+                count(codes_end, layout.head_bytes);
+            }
+        }
+        CHECK(not_zero == 0);
+    });
+}
