@@ -58,6 +58,10 @@ bench: build ## attention kernels against ggml's, then stock llama-bench with an
 	$(BIN)/lowkv bench attention --refcheck --json build/bench/attention.json
 	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
 
+.PHONY: quality
+quality: build ## what each scheme loses on a real model: tables and pictures of docs/quality.md (40 minutes)
+	@"$(call dep,LOWKV_PYTHON)" eval/quality.py --build "build/$(PRESET)" $(QUALITY_ARGS)
+
 .PHONY: format
 format: ## rewrite our C++ with clang-format
 	@deps/lint.py --format

@@ -118,7 +118,7 @@ std::string summary(const Comparison& comparison) {
     const ComparedRow* stock = nullptr;     // f16
     for (const ComparedRow& row : comparison.rows) {
         if (row.name == "stock f16") stock = &row;
-        if (row.stock || &row == &comparison.rows.front()) continue;
+        if (row.stock || row.idle || &row == &comparison.rows.front()) continue;
         if (smallest == nullptr || row.cache_bytes < smallest->cache_bytes) smallest = &row;
         if (change(comparison, row) > 1) continue;
         if (best == nullptr || row.cache_bytes < best->cache_bytes) best = &row;
@@ -153,6 +153,7 @@ std::string json(const Comparison& comparison) {
         rows.push_back({{"scheme", row.name},
                         {"kind", row.stock ? "stock" : "lowkv"},
                         {"reference", &row == &comparison.rows.front()},
+                        {"nothing_packed", row.idle},
                         {"mean_kld", row.kld},
                         {"mean_kld_error", row.kld_error},
                         {"kld_p999", row.kld_999},

@@ -12,7 +12,6 @@ over the second half of every window. Run it with the python of the `torch` part
 """
 
 import argparse
-import json
 import os
 import struct
 import subprocess
@@ -20,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from paths import ROOT, set_up_paths
 
 
 def arguments():
@@ -74,8 +73,7 @@ def kld(reference, rows, scale):
 
 def main():
     args = arguments()
-    paths = json.loads(subprocess.check_output(
-        [sys.executable, ROOT / "deps/setup.py", "--paths"], text=True))
+    paths = set_up_paths()
     import torch
     from transformers import AutoModelForCausalLM
 

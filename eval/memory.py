@@ -9,7 +9,6 @@ cache's share is the f16 buffer in one run, and what is left of it after the dif
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -17,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from paths import ROOT, set_up_paths
+
 CONTEXT = 8192
 
 
@@ -47,8 +47,7 @@ def main():
     parser.add_argument("--build", default=ROOT / "build/release", type=Path)
     parser.add_argument("--scheme", default="kivi2")
     args = parser.parse_args()
-    paths = json.loads(subprocess.check_output(
-        [sys.executable, ROOT / "deps/setup.py", "--paths"], text=True))
+    paths = set_up_paths()
     handbook = Path(paths["LOWKV_HANDBOOK_TEXT"]).read_text()
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text")

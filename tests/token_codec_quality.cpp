@@ -104,6 +104,9 @@ TEST_CASE("bits per element, from real block sizes") {
         double bits;
     };
     for (const Row& row : {
+             // Ternary: 128 (256) tiles of 64 codes, five to 64 bytes.
+             Row{"lowkv1.5", 128, 64, 256 + 128 + 26 * 64, 256 + 26 * 64, 1.9375},
+             Row{"lowkv1.5", 128, 128, 256 + 256 + 52 * 64, 256 + 52 * 64, 1.8125},
              Row{"lowkv2", 128, 64, 256 + 128 + 2048, 256 + 2048, 2.3125},
              Row{"lowkv2", 128, 128, 256 + 256 + 4096, 256 + 4096, 2.1875},
              Row{"lowkv2.8", 128, 64, 256 + 128 + 3072, 256 + 2048, 2.8125},

@@ -24,6 +24,12 @@ constexpr Codec centred(Codec codec) {
     return codec;
 }
 
+// Better for values, not for keys (docs/quality.md).
+constexpr Codec unbiased(Codec codec) {
+    codec.fit = Fit::unbiased;
+    return codec;
+}
+
 constexpr Codec rotated(Codec codec, Rotate rotation) {
     codec.rotation = rotation;
     return codec;
@@ -62,14 +68,16 @@ std::span<const Preset> presets() {
     static const std::array all{
         preset({"exact", "the reference: f16, nothing is quantized", "no paper: f16 as it comes"},
                Codec{}),
-        preset({"lowkv2", "when memory is shortest: 2-bit keys and values", own},
-               centred(normal(2)), normal(2)),
+        preset({"lowkv1.5", "when memory is shortest: three levels, five codes to a byte", own},
+               centred(normal(Codec::ternary_bits)), unbiased(normal(Codec::ternary_bits))),
+        preset({"lowkv2", "a step smaller than the default: 2-bit keys and values", own},
+               centred(normal(2)), unbiased(normal(2))),
         preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own},
-               centred(normal(3)), normal(2)),
+               centred(normal(3)), unbiased(normal(2))),
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own},
-               centred(normal(3)), normal(3)),
+               centred(normal(3)), unbiased(normal(3))),
         preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size", own},
-               centred(normal(4)), normal(4)),
+               centred(normal(4)), unbiased(normal(4))),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(2, Axis::channel, 32), uniform(2, Axis::token, 32)),
         preset({"kivi4", "KIVI's 4 bits, likewise: a third of f16's size", kivi},
