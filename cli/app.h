@@ -43,5 +43,6 @@ void add_schemes(CLI::App& app, int& status);
 void add_doctor(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status);
+void add_budget(CLI::App& app, int& status);
 
 }  // namespace lowkv::cli

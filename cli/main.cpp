@@ -18,6 +18,7 @@ constexpr const char* footer = R"(Examples:
   lowkv plan -m model.gguf
   lowkv doctor -m model.gguf
   lowkv bench attention --quick
+  lowkv budget -m model.gguf -f book.txt --target-bits 2.5
 
 Each command explains itself: lowkv COMMAND --help.)";
 
@@ -61,6 +62,7 @@ int main(int argc, char** argv) {
         cli::add_doctor(app, status);
         cli::add_plan(app, status);
         cli::add_bench(app, status);
+        cli::add_budget(app, status);
         if (argc == 1) {
             std::fputs(app.help().c_str(), stderr);
             return 2;

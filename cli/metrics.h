@@ -47,6 +47,7 @@ class Distance {
              std::span<const llama_token> next, Executor& executor);
 
     std::size_t positions() const { return divergence_.size(); }
+    const std::vector<double>& divergences() const { return divergence_; }  // by position
     double mean_kld() const;
     double kld_error() const;  // standard error of the mean, positions taken as independent
     double kld_percentile(double p) const;  // p in [0, 1]
