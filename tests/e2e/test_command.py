@@ -94,15 +94,16 @@ def test_an_empty_text_is_said_to_be_empty(tmp_path):
 # What an explanation must name: a part of its source, bits at head_dim 64, a part of its quality.
 PRESETS = {
     "exact": ("f16", "16.00", "measured against"),
+    "lowkv1.5": ("own hybrid", "1.94", "KLD"),
     "lowkv2": ("own hybrid", "2.31", "KLD"),
     "lowkv2.8": ("own hybrid", "2.81", "KLD"),
     "lowkv3": ("own hybrid", "3.31", "KLD"),
     "lowkv4": ("own hybrid", "4.31", "KLD"),
     "kivi2": ("KIVI: A Tuning-Free", "3.00", "KLD"),
-    "kivi4": ("KIVI: A Tuning-Free", "5.00", None),
-    "int8": ("no paper", "8.50", None),
-    "int4": ("no paper", "5.00", None),
-    "int4h": ("no paper", "5.00", None),
+    "kivi4": ("KIVI: A Tuning-Free", "5.00", "KLD"),
+    "int8": ("no paper", "8.50", "KLD"),
+    "int4": ("no paper", "5.00", "KLD"),
+    "int4h": ("no paper", "5.00", "KLD"),
     "turboquant4": ("TurboQuant: Online", "4.25", "KLD"),
     "turboquant3": ("TurboQuant: Online", "3.25", "KLD"),
     "turboquant2": ("TurboQuant: Online", "2.25", "KLD"),
@@ -149,8 +150,8 @@ def test_schemes_explains_each_preset(name):
     ("lowkv2.8",
      "3 bits a number: after subtracting the block's mean per channel and a Hadamard rotation, the "
      "norm of one token's head (16 bits) times one of 8 normal (Lloyd-Max) levels",
-     "2 bits a number: after a Hadamard rotation, the norm of one token's head (16 bits) times one "
-     "of 4 normal (Lloyd-Max) levels"),
+     "2 bits a number: after a Hadamard rotation, a scale of one token's head (16 bits) times one "
+     "of 4 normal (Lloyd-Max) levels; the scale keeps the product with the original unbiased"),
     ("k=channel-3-g64-fp8,v=exact",
      "3 bits a number: the numbers of one channel over 64 consecutive tokens share a scale and a "
      "zero (8 bits each)", "exact: f16, as they come"),
