@@ -62,10 +62,21 @@ struct Problem {
     }
 };
 
+// R in row order: the rotated unit vectors. Empty without a rotation.
+inline std::vector<float> matrix_of(const PartLayout& layout, std::uint32_t d) {
+    if (!layout.rotation) return {};
+    std::vector<float> matrix(std::size_t{d} * d, 0.0f);
+    for (std::uint32_t i = 0; i < d; ++i) {
+        matrix[std::size_t{i} * d + i] = 1.0f;
+        layout.rotation->apply(matrix.data() + std::size_t{i} * d);
+    }
+    return matrix;
+}
+
 // A token's head in a packed or exact block, straight from the documented layout: unlike
 // Sequence::read_key(), not rounded to f16 on the way.
 inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_t cell,
-                                     std::uint32_t head) {
+                                     std::uint32_t head, const std::vector<float>& matrix) {
     const Plan& plan = *p.plan;
     const std::uint32_t d = plan.shape().head_dim, token = cell % plan.block_tokens();
     const BlockView view = p.sequence->view(cell / plan.block_tokens());
@@ -83,13 +94,10 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
         return x;
     }
     for (std::uint32_t c = 0; c < d; ++c) x[c] = part.stored({head, c, token});
-    if (!part.layout().rotation) return x;
-    // x R^T, R's rows being the rotated unit vectors.
-    std::vector<double> original(d, 0.0);
+    if (matrix.empty()) return x;
+    std::vector<double> original(d, 0.0);  // x R^T
     for (std::uint32_t i = 0; i < d; ++i) {
-        std::vector<float> row(d, 0.0f);
-        row[i] = 1.0f;
-        part.layout().rotation->apply(row.data());
+        const float* row = matrix.data() + std::size_t{i} * d;
         for (std::uint32_t c = 0; c < d; ++c) original[i] += x[c] * double{row[c]};
     }
     return original;
@@ -119,11 +127,14 @@ inline double bias(const Problem& p, const AttentionParams& params, std::uint32_
 inline std::vector<double> oracle(const Problem& p, const AttentionParams& params) {
     const Shape shape = p.plan->shape();
     const std::uint32_t d = shape.head_dim, repeat = p.heads / shape.kv_heads;
+    const std::vector<float> matrices[] = {matrix_of(p.plan->keys(), d),
+                                           matrix_of(p.plan->values(), d)};
     std::vector<double> keys, values;
     for (std::uint32_t c = 0; c < p.n_cells; ++c) {
         for (std::uint32_t h = 0; h < shape.kv_heads; ++h) {
             for (const Which which : both) {
-                const std::vector<double> x = vector_of(p, which, c, h);
+                const std::vector<double> x =
+                    vector_of(p, which, c, h, matrices[which == Which::keys ? 0 : 1]);
                 std::vector<double>& all = which == Which::keys ? keys : values;
                 all.insert(all.end(), x.begin(), x.end());
             }
