@@ -2,6 +2,7 @@
 // A block for tests: f16 data to encode, and a reader of the packed bytes that follows the
 // documented layout (lowkv/codec.h, kernels/units.h) element by element, not the encoder's code.
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -149,5 +150,25 @@ class Block {
     }
     std::uint32_t group(Which w, Place p) const { return part(w).group(p); }
 };
+
+// Attention of one query over the exact state of some blocks' first head, not normalised: a
+// direction. q has head_dim channels.
+inline std::vector<double> attend(const std::vector<Block>& blocks, const std::vector<double>& q) {
+    const auto head_dim = static_cast<std::uint32_t>(q.size());
+    std::vector<double> out(q.size());
+    for (const Block& block : blocks) {
+        for (std::uint32_t t = 0; t < block.plan.block_tokens(); ++t) {
+            double score = 0;
+            for (std::uint32_t c = 0; c < head_dim; ++c) {
+                score += q[c] * double{block.get(Which::keys, {0, c, t})};
+            }
+            const double weight = std::exp(score / std::sqrt(static_cast<double>(head_dim)));
+            for (std::uint32_t c = 0; c < head_dim; ++c) {
+                out[c] += weight * double{block.get(Which::values, {0, c, t})};
+            }
+        }
+    }
+    return out;
+}
 
 }  // namespace lowkv::test

@@ -380,22 +380,6 @@ TEST_CASE("attention over random data keeps its direction at 2 bits") {
         blocks.push_back(block);
         decoded.push_back(block.decoded());
     }
-    const auto attend = [](const std::vector<Block>& cache, const std::vector<double>& q) {
-        std::vector<double> out(q.size());
-        for (const Block& block : cache) {
-            for (std::uint32_t t = 0; t < block.plan.block_tokens(); ++t) {
-                double score = 0;
-                for (std::uint32_t c = 0; c < head_dim; ++c) {
-                    score += q[c] * double{block.get(Which::keys, {0, c, t})};
-                }
-                const double weight = std::exp(score / std::sqrt(double{head_dim}));
-                for (std::uint32_t c = 0; c < head_dim; ++c) {
-                    out[c] += weight * double{block.get(Which::values, {0, c, t})};
-                }
-            }
-        }
-        return out;
-    };
     const auto norm = [](const std::vector<double>& v) {
         double sum = 0;
         for (const double x : v) sum += x * x;

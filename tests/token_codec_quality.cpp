@@ -234,22 +234,6 @@ TEST_CASE("encoding what was decoded gives nearly the same codes") {
 
 TEST_CASE("attention over random data keeps its direction") {
     constexpr std::uint32_t head_dim = 64, tokens = 256;
-    const auto attend = [](const std::vector<Block>& cache, const std::vector<double>& q) {
-        std::vector<double> out(head_dim);
-        for (const Block& block : cache) {
-            for (std::uint32_t t = 0; t < block.plan.block_tokens(); ++t) {
-                double score = 0;
-                for (std::uint32_t c = 0; c < head_dim; ++c) {
-                    score += q[c] * double{block.get(Which::keys, {0, c, t})};
-                }
-                const double weight = std::exp(score / std::sqrt(double{head_dim}));
-                for (std::uint32_t c = 0; c < head_dim; ++c) {
-                    out[c] += weight * double{block.get(Which::values, {0, c, t})};
-                }
-            }
-        }
-        return out;
-    };
     const auto dot = [](const std::vector<double>& a, const std::vector<double>& b) {
         double sum = 0;
         for (std::size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];

@@ -104,8 +104,7 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
                   std::uint32_t first_head, std::uint32_t last_head) noexcept;
 
-// The inverse, rounded to f16. Used to reopen a block and to save state;
-// attention never calls it.
+// The inverse, rounded to f16. Used to reopen a block and to save state; attention never calls it.
 void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) noexcept;
 
 }  // namespace lowkv

@@ -60,7 +60,7 @@ struct Codec {
     // of a head may be shorter, and a group is never longer than head_dim.
     std::uint16_t group = 32;
     // The rest needs Axis::token, whose groups stay whole when channels are mixed.
-    Levels levels = Levels::uniform;  // normal: 2, 3 or 4 bits
+    Levels levels = Levels::uniform;  // normal: up to 4 bits
     Rotate rotation = Rotate::none;
     bool centred = false;  // keys: a block's mean, channel by channel, is stored apart
     Fit fit = Fit::norm;   // normal levels only

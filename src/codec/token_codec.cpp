@@ -95,12 +95,9 @@ float quantize_normal(const float* y, std::uint32_t count, const PartLayout& lay
     float squares = 0;
     for (std::uint32_t c = 0; c < count; ++c) squares += y[c] * y[c];
     const float norm = std::sqrt(squares);
-    if (!(norm > 0.0f)) {
-        std::fill_n(codes, count, std::uint8_t{0});
-        return 0.0f;
-    }
-    const float to_normal = std::sqrt(static_cast<float>(count)) / norm;
     std::fill_n(codes, count, std::uint8_t{0});
+    if (!(norm > 0.0f)) return 0.0f;
+    const float to_normal = std::sqrt(static_cast<float>(count)) / norm;
     for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
         const float boundary = book.boundary[b];
         for (std::uint32_t c = 0; c < count; ++c) {

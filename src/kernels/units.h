@@ -23,13 +23,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lowkv/scheme.h"
+
 namespace lowkv::kernels {
 
 inline constexpr std::uint32_t unit_lanes = 16;
 inline constexpr std::uint32_t unit_steps = 16;
 
 inline constexpr std::uint32_t unit_tiles = 4;
-inline constexpr std::uint32_t ternary_bits = 1;  // Codec::ternary_bits
+inline constexpr std::uint32_t ternary_bits = Codec::ternary_bits;
 inline constexpr std::uint32_t tiles_of_ternary_vector = 5;
 inline constexpr std::uint8_t powers_of_3[] = {1, 3, 9, 27, 81};
 
