@@ -5,10 +5,12 @@
 //   scheme  := preset ("," option)*  |  option ("," option)*
 //   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
-//   codec   := "exact" | ("channel" | "token") "-" bits "-" group
-//              ["-normal"] ["-hadamard" | "-random"] ["-mean"] ["-unbiased" | "-lsq"] ["-fp8"]
+//   codec   := "exact" | ("channel" | "token") "-" bits "-" group ["-reorder"]
+//              ["-normal" | "-learned"] ["-hadamard" | "-random"] ["-mean"] ["-varnorm"]
+//              ["-unbiased" | "-lsq"] ["-clip" | "-search"] ["-0.5%" | "-1%" | "-2%"]
+//              ["-pre"] ["-fp8"]
 //   bits    := "1.5" | "2" | "3" | "4" | "8"; 1.5 are three levels, five codes to a byte
-//   group   := "g32" | "g64" | "g128" | "head"
+//   group   := "g32" | "g64" | "g128" | "head" | "row" | "static"
 //
 // Examples: "lowkv2.8", "kivi2", "kivi2,sinks=0",
 // "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
@@ -35,6 +37,7 @@ enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
 enum class Levels : std::uint8_t {
     uniform,  // code * scale + zero
     normal,   // scale * level[code], the levels being the best ones for N(0,1) (Lloyd-Max)
+    learned,  // level[code] * scale + zero, the levels from a calibration (KVQuant's nuq)
 };
 
 // What a head's channels are multiplied by before quantization: see codec/rotation.h.
@@ -47,26 +50,53 @@ enum class Fit : std::uint8_t {
     least,     // the least |y - scale l|^2
 };
 
+// How a uniform group's range is shortened, about its centre, before it is cut into steps.
+enum class Clip : std::uint8_t {
+    none,
+    calibrated,  // by the group's share from a calibration (SKVQ)
+    search,      // by the share with the least squared error in the group itself
+};
+
+// Keys: as attention sees them, or as they were before the rotary embedding.
+enum class Stage : std::uint8_t { post, pre };
+
 // How keys or values are stored once their block is packed.
 struct Codec {
     static constexpr std::uint8_t exact_bits = 16;
-    static constexpr std::uint16_t whole_head = 0;  // a group
+    static constexpr std::uint16_t whole_head = 0;   // a group
+    static constexpr std::uint16_t whole_row = 1;    // a group: a token's channels of all heads
+    static constexpr std::uint16_t calibrated = 2;   // a channel's range comes from a calibration
 
     static constexpr std::uint8_t ternary_bits = 1;
 
     std::uint8_t bits = exact_bits;  // ternary_bits, 2, 3, 4 or 8; 16 means exact (f16)
     Axis axis = Axis::token;
     // 32, 64 or 128 elements, or a whole head. Along channels it ends at the head: the last group
-    // of a head may be shorter, and a group is never longer than head_dim.
+    // of a head may be shorter, and a group is never longer than head_dim. Or the layer's whole
+    // row, or (Axis::channel) no group at all: a range from a calibration.
     std::uint16_t group = 32;
+    // The groups are sets of channels of all heads, from a calibration, `group` long on average.
+    bool reordered = false;
     // The rest needs Axis::token, whose groups stay whole when channels are mixed.
     Levels levels = Levels::uniform;  // normal: up to 4 bits
     Rotate rotation = Rotate::none;
     bool centred = false;  // keys: a block's mean, channel by channel, is stored apart
-    Fit fit = Fit::norm;   // normal levels only
+    // A block's tokens and channels are both scaled to the same variance before (KVarN).
+    bool balanced = false;
+    Fit fit = Fit::norm;  // normal levels only
+    Clip clip = Clip::none;
+    // Thousandths of each token's row that are kept in f16 beside their codes (KVQuant).
+    std::uint8_t outliers = 0;
+    Stage stage = Stage::post;
     Metadata metadata = Metadata::fp16;
 
     bool exact() const noexcept { return bits == exact_bits; }
+    // A row of all heads shares its metadata.
+    bool by_row() const noexcept { return group == whole_row || group == calibrated || reordered; }
+    bool needs_calibration() const noexcept {
+        return reordered || group == calibrated || levels == Levels::learned ||
+               clip == Clip::calibrated;
+    }
     std::uint32_t level_count() const noexcept { return bits == ternary_bits ? 3 : 1u << bits; }
     friend bool operator==(const Codec&, const Codec&) = default;
 };
@@ -86,6 +116,9 @@ struct LayerScheme {
     Codec key;
     Codec value;
     bool exact() const noexcept { return key.exact() && value.exact(); }
+    bool needs_calibration() const noexcept {
+        return key.needs_calibration() || value.needs_calibration();
+    }
     friend bool operator==(const LayerScheme&, const LayerScheme&) = default;
 };
 

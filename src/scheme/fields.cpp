@@ -15,16 +15,28 @@ constexpr std::array axis_choices{Choice{"channel", value_of(Axis::channel)},
 constexpr std::array bits_choices{Choice{"1.5", Codec::ternary_bits}, Choice{"2", 2},
                                   Choice{"3", 3}, Choice{"4", 4}, Choice{"8", 8}};
 constexpr std::array group_choices{Choice{"g32", 32}, Choice{"g64", 64}, Choice{"g128", 128},
-                                   Choice{"head", Codec::whole_head}};
+                                   Choice{"head", Codec::whole_head},
+                                   Choice{"row", Codec::whole_row},
+                                   Choice{"static", Codec::calibrated}};
+constexpr std::array order_choices{Choice{"inorder", 0}, Choice{"reorder", 1}};
 constexpr std::array levels_choices{Choice{"uniform", value_of(Levels::uniform)},
-                                    Choice{"normal", value_of(Levels::normal)}};
+                                    Choice{"normal", value_of(Levels::normal)},
+                                    Choice{"learned", value_of(Levels::learned)}};
 constexpr std::array rotation_choices{Choice{"plain", value_of(Rotate::none)},
                                       Choice{"hadamard", value_of(Rotate::hadamard)},
                                       Choice{"random", value_of(Rotate::random)}};
 constexpr std::array centre_choices{Choice{"raw", 0}, Choice{"mean", 1}};
+constexpr std::array balance_choices{Choice{"unbalanced", 0}, Choice{"varnorm", 1}};
 constexpr std::array fit_choices{Choice{"norm", value_of(Fit::norm)},
                                  Choice{"unbiased", value_of(Fit::unbiased)},
                                  Choice{"lsq", value_of(Fit::least)}};
+constexpr std::array clip_choices{Choice{"unclipped", value_of(Clip::none)},
+                                  Choice{"clip", value_of(Clip::calibrated)},
+                                  Choice{"search", value_of(Clip::search)}};
+constexpr std::array outlier_choices{Choice{"0%", 0}, Choice{"0.5%", 5}, Choice{"1%", 10},
+                                     Choice{"2%", 20}};
+constexpr std::array stage_choices{Choice{"post", value_of(Stage::post)},
+                                   Choice{"pre", value_of(Stage::pre)}};
 constexpr std::array metadata_choices{Choice{"fp16", value_of(Metadata::fp16)},
                                       Choice{"fp8", value_of(Metadata::fp8_e4m3)}};
 
@@ -36,6 +48,9 @@ constexpr std::array fields{
                [](Codec& c, std::uint32_t v) { c.bits = static_cast<std::uint8_t>(v); }},
     CodecField{"group", group_choices, false, [](const Codec& c) { return std::uint32_t{c.group}; },
                [](Codec& c, std::uint32_t v) { c.group = static_cast<std::uint16_t>(v); }},
+    CodecField{"order of channels", order_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.reordered}; },
+               [](Codec& c, std::uint32_t v) { c.reordered = v != 0; }},
     CodecField{"kind of levels", levels_choices, true,
                [](const Codec& c) { return value_of(c.levels); },
                [](Codec& c, std::uint32_t v) { c.levels = static_cast<Levels>(v); }},
@@ -45,9 +60,19 @@ constexpr std::array fields{
     CodecField{"centring", centre_choices, true,
                [](const Codec& c) { return std::uint32_t{c.centred}; },
                [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
+    CodecField{"balance of tokens and channels", balance_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.balanced}; },
+               [](Codec& c, std::uint32_t v) { c.balanced = v != 0; }},
     CodecField{"fit of the scale", fit_choices, true,
                [](const Codec& c) { return value_of(c.fit); },
                [](Codec& c, std::uint32_t v) { c.fit = static_cast<Fit>(v); }},
+    CodecField{"clip", clip_choices, true, [](const Codec& c) { return value_of(c.clip); },
+               [](Codec& c, std::uint32_t v) { c.clip = static_cast<Clip>(v); }},
+    CodecField{"share of outliers", outlier_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.outliers}; },
+               [](Codec& c, std::uint32_t v) { c.outliers = static_cast<std::uint8_t>(v); }},
+    CodecField{"stage", stage_choices, true, [](const Codec& c) { return value_of(c.stage); },
+               [](Codec& c, std::uint32_t v) { c.stage = static_cast<Stage>(v); }},
     CodecField{"metadata type", metadata_choices, true,
                [](const Codec& c) { return value_of(c.metadata); },
                [](Codec& c, std::uint32_t v) { c.metadata = static_cast<Metadata>(v); }},

@@ -35,6 +35,39 @@ constexpr Codec rotated(Codec codec, Rotate rotation) {
     return codec;
 }
 
+// SKVQ: groups of 128 channels of all heads.
+constexpr Codec skvq(std::uint8_t bits, Stage stage) {
+    return {.bits = bits,
+            .axis = Axis::token,
+            .group = 128,
+            .reordered = true,
+            .clip = Clip::calibrated,
+            .stage = stage,
+            .metadata = Metadata::fp8_e4m3};
+}
+
+constexpr LayerScheme kvquant(std::uint8_t bits, std::uint8_t outliers) {
+    return {.key = {.bits = bits,
+                    .axis = Axis::channel,
+                    .group = Codec::calibrated,
+                    .levels = Levels::learned,
+                    .outliers = outliers,
+                    .stage = Stage::pre},
+            .value = {.bits = bits,
+                      .axis = Axis::token,
+                      .group = Codec::whole_row,
+                      .levels = Levels::learned,
+                      .outliers = outliers}};
+}
+
+constexpr Codec kvarn(std::uint8_t bits, Axis axis) {
+    return {.bits = bits,
+            .axis = axis,
+            .group = axis == Axis::channel ? std::uint16_t{128} : Codec::whole_head,
+            .rotation = Rotate::hadamard,
+            .balanced = true};
+}
+
 constexpr std::string_view own =
     "lowkv's own hybrid: TurboQuant's rotation and levels (Zandieh et al., 2025), the keys less "
     "their block's mean per channel";
@@ -47,6 +80,15 @@ constexpr std::string_view turboquant =
 constexpr std::string_view turboquant_random =
     "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate (Zandieh et al., "
     "2025), without its 1-bit residual";
+constexpr std::string_view skvq_paper =
+    "SKVQ: Sliding-window Key and Value Cache Quantization for Large Language Models (Duanmu et "
+    "al., COLM 2024); ranges are shortened about their centre";
+constexpr std::string_view kvquant_paper =
+    "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization (Hooper "
+    "et al., NeurIPS 2024)";
+constexpr std::string_view kvarn_paper =
+    "KVarN: Variance-Normalized KV-Cache Quantization (Muller et al., 2026), with the scales' "
+    "common factor fixed, so that they don't drift apart";
 constexpr std::string_view integers = "no paper: integers, each rounded to the nearest";
 
 struct Words {
@@ -61,6 +103,16 @@ Preset preset(const Words& words, Codec key, Codec value) {
 }
 
 Preset preset(const Words& words, Codec both) { return preset(words, both, both); }
+
+// KVQuant has no window, and one sink.
+Preset kvquant_preset(const Words& words, std::uint8_t bits, std::uint8_t outliers) {
+    return {.name = words.name,
+            .summary = words.summary,
+            .source = words.source,
+            .scheme = {.base = kvquant(bits, outliers),
+                       .retention = {.window = 0, .sinks = 1},
+                       .overrides = {}}};
+}
 
 }  // namespace
 
@@ -99,6 +151,29 @@ std::span<const Preset> presets() {
         preset({"turboquant2-qr", "turboquant2 with the paper's random rotation in each layer",
                 turboquant_random},
                rotated(normal(2), Rotate::random)),
+        preset({"kvarn4", "to compare: 4 bits, tokens and channels scaled to one variance",
+                kvarn_paper},
+               kvarn(4, Axis::channel), kvarn(4, Axis::token)),
+        preset({"kvarn3", "to compare: the same with 3 bits", kvarn_paper},
+               kvarn(3, Axis::channel), kvarn(3, Axis::token)),
+        preset({"kvarn2", "to compare: the same with 2 bits", kvarn_paper},
+               kvarn(2, Axis::channel), kvarn(2, Axis::token)),
+        preset({"skvq-k4v4", "SKVQ's 4 bits; needs a calibration", skvq_paper},
+               skvq(4, Stage::pre), skvq(4, Stage::post)),
+        preset({"skvq-k2v2", "SKVQ's 2 bits; needs a calibration", skvq_paper},
+               skvq(2, Stage::pre), skvq(2, Stage::post)),
+        preset({"skvq-k2v1.5", "SKVQ's smallest: 2-bit keys and 1.5-bit values; needs a "
+                               "calibration", skvq_paper},
+               skvq(2, Stage::pre), skvq(Codec::ternary_bits, Stage::post)),
+        kvquant_preset({"kvquant4", "KVQuant's nuq4; needs a calibration", kvquant_paper}, 4, 0),
+        kvquant_preset({"kvquant3", "KVQuant's nuq3; needs a calibration", kvquant_paper}, 3, 0),
+        kvquant_preset({"kvquant2", "KVQuant's nuq2; needs a calibration", kvquant_paper}, 2, 0),
+        kvquant_preset({"kvquant4-1%", "KVQuant's nuq4-1%: a hundredth kept in f16; needs a "
+                                       "calibration", kvquant_paper}, 4, 10),
+        kvquant_preset({"kvquant3-1%", "KVQuant's nuq3-1%; needs a calibration", kvquant_paper},
+                       3, 10),
+        kvquant_preset({"kvquant2-1%", "KVQuant's nuq2-1%; needs a calibration", kvquant_paper},
+                       2, 10),
     };
     return all;
 }

@@ -36,16 +36,43 @@ void validate(const Codec& codec, const std::string& what) {
 // Fields that exclude each other.
 void validate_together(const Codec& codec, const std::string& what) {
     const bool normal = codec.levels == Levels::normal;
+    const bool uniform = codec.levels == Levels::uniform;
+    const bool channel = codec.axis == Axis::channel;
+    const bool ranged = codec.group == Codec::calibrated;
     struct Rule {
         bool broken;
         const char* says;
     };
     for (const Rule& rule :
-         {Rule{codec.axis == Axis::channel && codec.group == Codec::whole_head,
-               "a group of one channel is a number of tokens: g32, g64 or g128"},
-          Rule{codec.axis == Axis::channel &&
-                   (normal || codec.rotation != Rotate::none || codec.centred),
-               "normal, hadamard, random and mean need a scale per token: token-..."},
+         {Rule{channel && (codec.group == Codec::whole_head || codec.group == Codec::whole_row),
+               "a group of one channel is a number of tokens (g32, g64 or g128) or static"},
+          Rule{!channel && ranged, "static is the range of a channel: channel-..."},
+          Rule{channel && (normal || codec.centred),
+               "normal and mean need a scale per token: token-..."},
+          Rule{channel && codec.rotation != Rotate::none && !codec.balanced,
+               "hadamard and random need a scale per token (token-...), or varnorm"},
+          Rule{codec.reordered && (channel || codec.group < 32),
+               "reorder makes groups of channels: token-...-g32, g64 or g128"},
+          Rule{codec.by_row() && (normal || codec.rotation != Rotate::none || codec.centred),
+               "normal, hadamard, random and mean are for each head: not row, static or reorder"},
+          Rule{codec.levels == Levels::learned && codec.group != Codec::whole_row && !ranged,
+               "learned levels need the group row or static"},
+          Rule{codec.levels == Levels::learned && codec.bits > 4,
+               "learned levels have 1.5, 2, 3 or 4 bits"},
+          Rule{codec.balanced && (!uniform || codec.centred || codec.by_row() ||
+                                  codec.rotation == Rotate::random ||
+                                  codec.group != (channel ? 128 : Codec::whole_head)),
+               "varnorm needs uniform levels and channel-...-g128 or token-...-head"},
+          Rule{codec.balanced && codec.clip != Clip::none, "varnorm can't be clipped"},
+          Rule{codec.clip != Clip::none && (!uniform || ranged),
+               "clip and search shorten the range of a uniform group"},
+          Rule{codec.clip == Clip::calibrated && !codec.reordered,
+               "clip has a share for each calibrated group: add reorder"},
+          Rule{codec.outliers > 0 && codec.group != Codec::whole_row && !ranged,
+               "outliers are a share of a whole row: they need the group row or static"},
+          Rule{codec.stage == Stage::pre && !codec.by_row(),
+               "pre needs the group row or static, or reorder"},
+          Rule{ranged && codec.metadata != Metadata::fp16, "static has no metadata: drop fp8"},
           Rule{normal && codec.bits > 4, "normal levels have 1.5, 2, 3 or 4 bits"},
           Rule{!normal && codec.fit != Fit::norm,
                "unbiased and lsq choose the scale of normal levels: add normal"}}) {
@@ -58,6 +85,10 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
         const std::string what = prefix + std::string(option.name);
         validate(layer.*option.codec, what);
         validate_together(layer.*option.codec, what);
+    }
+    if (layer.value.stage == Stage::pre) {
+        reject(prefix + "value codec " + to_string(layer.value) +
+               ": pre is for keys; values have no rotary embedding");
     }
     if (layer.value.centred) {
         reject(prefix + "value codec " + to_string(layer.value) +
