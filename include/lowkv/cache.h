@@ -81,14 +81,16 @@ class Sequence {
     std::uint32_t size() const noexcept { return size_; }
 
     // Appends `tokens` rows of plan().shape().channels() floats each. Nothing is packed by it:
-    // settle() does that, after attention.
-    void append(const float* keys, const float* values, std::uint32_t tokens);
+    // settle() does that, after attention. `positions`, one per token, are those of the keys' RoPE,
+    // for plans that undo it (Plan::has_positions()); empty: the cells' numbers.
+    void append(const float* keys, const float* values, std::uint32_t tokens,
+                std::span<const std::int32_t> positions = {});
 
     // Writes row i, at rows + i * row_stride floats, to cells[i]: any order, any cell; blocks
     // appear as needed. A packed block is reopened, a block shared with a fork is copied first.
     // Runs of consecutive cells are the quick case.
     void write_keys(std::span<const std::uint32_t> cells, const float* rows,
-                    std::size_t row_stride);
+                    std::size_t row_stride, std::span<const std::int32_t> positions = {});
     void write_values(std::span<const std::uint32_t> cells, const float* rows,
                       std::size_t row_stride);
 
@@ -140,14 +142,15 @@ class Sequence {
     std::vector<cache::Block*> blocks_;  // null: absent
 
     void write(Part part, std::span<const std::uint32_t> cells, const float* rows,
-               std::size_t row_stride);
+               std::size_t row_stride, std::span<const std::int32_t> positions);
     void write_run(Part part, std::uint32_t cell, std::uint32_t count, const float* rows,
-                   std::size_t row_stride) noexcept;
+                   std::size_t row_stride, const std::int32_t* positions) noexcept;
     void read(Part part, std::uint32_t cell, float* row) const;
     bool writable(std::uint32_t block) const noexcept;
     void make_writable(std::span<const std::uint32_t> blocks);
     void drop_stale_cells(cache::Block& block) noexcept;
     void check_cell(std::uint64_t cell) const;
+    static void check_positions(std::span<const std::int32_t> positions, std::size_t tokens);
     void release() noexcept;
 };
 

@@ -17,7 +17,10 @@ struct Table;
 }
 namespace codec {
 class Rotation;
+struct RowTables;
 }
+struct LayerCalibration;
+struct Rope;
 
 // The cache of one layer: kv_heads heads of head_dim channels.
 struct Shape {
@@ -35,14 +38,26 @@ struct Shape {
 //             of channels, an entry one token.
 //   mean      centred keys only: f16, one per channel, after the rotation
 //   codes     16x16 units, see src/kernels/units.h. Exact parts: f16, as in an exact block.
+// Codecs whose row of all heads shares its metadata (Codec::by_row) begin with a section of that;
+// the heads' sections have codes only.
+//   header    as above
+//   metadata  keys: a row is one group of channels, an entry one token. Values: the other way
+//             round, as attention reads them. Static ranges: none.
+//   outliers  per token: their channels as u16, ascending, 0xffff where there is none; then what is
+//             missing there, as f16
+//   positions keys before RoPE: of each token, as i32
 //
-// A code stands for level(code) * scale + zero. Normal levels are kept in 8 bits, so that kernels
-// multiply integers, and share their zero: level(code) = levels[code] * level_step + level_zero.
+// A code stands for level(code) * scale + zero. Levels that are not uniform are kept in 8 bits, so
+// that kernels multiply integers: level(code) = levels[code] * level_step + level_zero.
 struct PartLayout {
     Codec codec;
-    std::array<std::uint8_t, 16> levels{};  // normal levels
+    std::array<std::uint8_t, 16> levels{};  // normal and learned levels
     float level_step = 1.0f;
     float level_zero = 0.0f;
+    std::shared_ptr<const codec::RowTables> row;  // null: no row codec
+    std::size_t row_bytes = 0;                    // the row's section
+    std::size_t outliers_offset = 0;
+    std::size_t positions_offset = 0;
     std::shared_ptr<const codec::Rotation> rotation;  // null: none
     std::uint32_t group = 0;        // effective group: codec.group, at most head_dim along channels
     std::uint32_t group_rows = 0;   // metadata rows per head
@@ -53,17 +68,23 @@ struct PartLayout {
     std::size_t head_bytes = 0;       // a multiple of 64
     std::size_t bytes = 0;            // all heads
 
-    bool has_zeros() const noexcept { return codec.levels == Levels::uniform; }
+    bool has_zeros() const noexcept { return codec.levels != Levels::normal; }
+};
+
+// What some codecs need to know about a layer; both are copied.
+struct LayerInputs {
+    const LayerCalibration* calibration = nullptr;  // Codec::needs_calibration()
+    const Rope* rope = nullptr;  // Stage::pre; null: the model has none, keys are stored as they come
 };
 
 class Plan {
   public:
-    // Throws Error(invalid_argument) for a shape that the kernels can't serve, and
-    // Error(invalid_scheme) for an illegal codec. `implementation` names a kernel set; empty: the
-    // one that LOWKV_IMPLEMENTATION forces, or the best this CPU runs. `layer` seeds a random
-    // rotation.
+    // Throws Error(invalid_argument) for a shape that the kernels can't serve, Error(invalid_scheme)
+    // for an illegal codec, Error(invalid_calibration) for a calibration that is missing or doesn't
+    // fit. `implementation` names a kernel set; empty: the one that LOWKV_IMPLEMENTATION forces, or
+    // the best this CPU runs. `layer` seeds a random rotation.
     Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation = {},
-         std::uint32_t layer = 0);
+         std::uint32_t layer = 0, const LayerInputs& inputs = {});
 
     const LayerScheme& scheme() const noexcept { return scheme_; }
     const Shape& shape() const noexcept { return shape_; }
@@ -71,9 +92,16 @@ class Plan {
     const PartLayout& keys() const noexcept { return keys_; }
     const PartLayout& values() const noexcept { return values_; }
 
+    // Packed parts that only the tiled f32 path of attention reads.
+    bool tiled() const noexcept { return keys_.row != nullptr || values_.row != nullptr; }
+
     // A block's two states. Exact: keys f16 [channels][block_tokens], then values f16
-    // [block_tokens][channels]: keys by channel and values by token, as attention reads them.
-    std::size_t exact_bytes() const noexcept { return 2 * exact_part_bytes(); }
+    // [block_tokens][channels]: keys by channel and values by token, as attention reads them. Then
+    // the tokens' positions as i32, if the keys are packed as they were before RoPE.
+    bool has_positions() const noexcept { return scheme_.key.stage == Stage::pre; }
+    std::size_t exact_bytes() const noexcept {
+        return 2 * exact_part_bytes() + (has_positions() ? std::size_t{4} * block_tokens_ : 0);
+    }
     std::size_t exact_part_bytes() const noexcept {
         return std::size_t{2} * shape_.channels() * block_tokens_;
     }
@@ -100,7 +128,9 @@ class Plan {
 // of.
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 
-// Packs one exact block (layout above) into `packed` (plan.packed_bytes()). Heads [first, last).
+// Packs one exact block (layout above) into `packed` (plan.packed_bytes()): what the heads share
+// first, then heads [first, last), in any order.
+void encode_rows(const Plan& plan, const std::byte* exact, std::byte* packed) noexcept;
 void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
                   std::uint32_t first_head, std::uint32_t last_head) noexcept;
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,10 @@ std::uint16_t* exact_keys(std::byte* exact) noexcept {
 }
 std::uint16_t* exact_values(const Plan& plan, std::byte* exact) noexcept {
     return reinterpret_cast<std::uint16_t*>(exact + plan.exact_part_bytes());
+}
+
+std::int32_t* exact_positions(const Plan& plan, std::byte* exact) noexcept {
+    return reinterpret_cast<std::int32_t*>(exact + 2 * plan.exact_part_bytes());
 }
 
 std::size_t slot_bytes(const Plan& plan, bool packed) noexcept {
@@ -218,7 +223,7 @@ void Sequence::drop_stale_cells(cache::Block& block) noexcept {
 }
 
 void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, const float* rows,
-                         std::size_t row_stride) noexcept {
+                         std::size_t row_stride, const std::int32_t* positions) noexcept {
     const cache::ExactShape shape = exact_shape(*plan_);
     settled_ = std::min(settled_, cell / shape.block_tokens);
     size_ = std::max(size_, cell + count);
@@ -229,6 +234,15 @@ void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, con
         if (part == Part::keys) {
             cache::store_keys(exact_keys(block.data), shape, first, n, rows, row_stride);
             block.keys |= cache::cell_range(first, n);
+            if (plan_->has_positions()) {
+                std::int32_t* to = exact_positions(*plan_, block.data) + first;
+                if (positions != nullptr) {
+                    std::copy_n(positions, n, to);
+                    positions += n;
+                } else {
+                    std::iota(to, to + n, static_cast<std::int32_t>(cell));
+                }
+            }
         } else {
             cache::store_values(exact_values(*plan_, block.data), shape, first, n, rows,
                                 row_stride);
@@ -240,7 +254,16 @@ void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, con
     }
 }
 
-void Sequence::append(const float* keys, const float* values, std::uint32_t tokens) {
+void Sequence::check_positions(std::span<const std::int32_t> positions, std::size_t tokens) {
+    if (positions.empty() || positions.size() == tokens) return;
+    throw Error(ErrorCode::invalid_argument, std::to_string(positions.size()) +
+                                                 " positions do not belong to " +
+                                                 std::to_string(tokens) + " tokens");
+}
+
+void Sequence::append(const float* keys, const float* values, std::uint32_t tokens,
+                      std::span<const std::int32_t> positions) {
+    check_positions(positions, tokens);
     if (tokens == 0) return;
     check_cell(std::uint64_t{size_} + tokens - 1);
     std::vector<std::uint32_t> blocks;
@@ -251,12 +274,14 @@ void Sequence::append(const float* keys, const float* values, std::uint32_t toke
     make_writable(blocks);
     const std::uint32_t first = size_;
     const std::size_t channels = plan_->shape().channels();
-    write_run(Part::keys, first, tokens, keys, channels);
-    write_run(Part::values, first, tokens, values, channels);
+    write_run(Part::keys, first, tokens, keys, channels,
+              positions.empty() ? nullptr : positions.data());
+    write_run(Part::values, first, tokens, values, channels, nullptr);
 }
 
 void Sequence::write(Part part, std::span<const std::uint32_t> cells, const float* rows,
-                     std::size_t row_stride) {
+                     std::size_t row_stride, std::span<const std::int32_t> positions) {
+    check_positions(positions, cells.size());
     const std::uint32_t block_tokens = plan_->block_tokens();
     std::vector<std::uint32_t> blocks;
     bool grows = false;
@@ -278,19 +303,20 @@ void Sequence::write(Part part, std::span<const std::uint32_t> cells, const floa
 
     for (std::size_t i = 0; i < cells.size();) {
         const std::uint32_t n = run_length(cells, i);
-        write_run(part, cells[i], n, rows + i * row_stride, row_stride);
+        write_run(part, cells[i], n, rows + i * row_stride, row_stride,
+                  positions.empty() ? nullptr : positions.data() + i);
         i += n;
     }
 }
 
 void Sequence::write_keys(std::span<const std::uint32_t> cells, const float* rows,
-                          std::size_t row_stride) {
-    write(Part::keys, cells, rows, row_stride);
+                          std::size_t row_stride, std::span<const std::int32_t> positions) {
+    write(Part::keys, cells, rows, row_stride, positions);
 }
 
 void Sequence::write_values(std::span<const std::uint32_t> cells, const float* rows,
                             std::size_t row_stride) {
-    write(Part::values, cells, rows, row_stride);
+    write(Part::values, cells, rows, row_stride, {});
 }
 
 // ---- reading ----
@@ -353,6 +379,11 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
     cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
     for (std::size_t i = 0; i < due.size(); ++i) store.hold(true, packed_bytes);
 
+    if (plan_->tiled()) {
+        executor.parallel_for(due.size(), [&](std::size_t i, unsigned) noexcept {
+            encode_rows(*plan_, blocks_[due[i]]->data, slots[i]);
+        });
+    }
     const std::uint32_t heads = plan_->shape().kv_heads;
     executor.parallel_for(due.size() * heads, [&](std::size_t item, unsigned) noexcept {
         const std::size_t i = item / heads;

@@ -7,6 +7,7 @@
 #include "codec/head.h"
 #include "codec/metadata.h"
 #include "codec/packing.h"
+#include "codec/row_codec.h"
 #include "codec/token_codec.h"
 
 namespace lowkv {
@@ -72,6 +73,11 @@ void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) n
         }
         for (std::uint32_t h = 0; h < plan.shape().kv_heads; ++h) {
             const codec::HeadShape head = codec::head_shape(plan, part, h);
+            if (layout.row != nullptr) {
+                codec::decode_row_head(plan, part, h, in,
+                                       reinterpret_cast<std::uint16_t*>(out));
+                continue;
+            }
             const std::byte* section = in + h * layout.head_bytes;
             auto* rows = reinterpret_cast<std::uint16_t*>(out) + head.offset;
             if (codec::is_token_codec(layout.codec)) {
@@ -81,6 +87,9 @@ void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) n
             }
         }
     }
+    if (!plan.has_positions()) return;
+    std::memcpy(exact + 2 * plan.exact_part_bytes(), packed + plan.keys().positions_offset,
+                sizeof(std::int32_t) * plan.block_tokens());
 }
 
 }  // namespace lowkv

@@ -13,6 +13,7 @@
 #include "codec/head.h"
 #include "codec/metadata.h"
 #include "codec/packing.h"
+#include "codec/row_codec.h"
 #include "codec/token_codec.h"
 
 namespace lowkv {
@@ -184,6 +185,18 @@ void copy_exact_head(const std::uint16_t* rows, const HeadShape& head, std::byte
 }  // namespace
 }  // namespace codec
 
+void encode_rows(const Plan& plan, const std::byte* exact, std::byte* packed) noexcept {
+    const auto* positions =
+        reinterpret_cast<const std::int32_t*>(exact + 2 * plan.exact_part_bytes());
+    for (const codec::Part part : {codec::Part::keys, codec::Part::values}) {
+        if (codec::layout_of(plan, part).row == nullptr) continue;
+        codec::encode_shared_rows(
+            plan, part,
+            reinterpret_cast<const std::uint16_t*>(exact + codec::exact_offset(plan, part)),
+            plan.has_positions() ? positions : nullptr, packed + codec::packed_offset(plan, part));
+    }
+}
+
 void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
                   std::uint32_t first_head, std::uint32_t last_head) noexcept {
     for (const codec::Part part : {codec::Part::keys, codec::Part::values}) {
@@ -195,6 +208,8 @@ void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
             const codec::HeadShape head = codec::head_shape(plan, part, h);
             if (layout.codec.exact()) {
                 codec::copy_exact_head(in + head.offset, head, out);
+            } else if (layout.row != nullptr) {
+                codec::encode_row_head(plan, part, h, in, out);
             } else if (codec::is_token_codec(layout.codec)) {
                 codec::encode_token_head(in + head.offset, head, part, layout,
                                          out + h * layout.head_bytes);

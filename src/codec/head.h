@@ -12,7 +12,7 @@ namespace lowkv::codec {
 enum class Part : std::uint8_t { keys, values };
 
 inline constexpr std::uint32_t max_lanes = 256;    // a head_dim, or the 128 tokens of a block
-inline constexpr std::uint32_t max_groups = 1024;  // per head: 256 channels x 128 tokens / 32
+inline constexpr std::uint32_t max_groups = 4096;  // of a section: 128 tokens x 32 groups of a row
 
 struct HeadShape {
     std::uint32_t steps = 0, lanes = 0;
@@ -32,6 +32,11 @@ inline HeadShape head_shape(const Plan& plan, Part part, std::uint32_t head) noe
     const std::size_t first_channel = std::size_t{head} * head_dim;
     if (part == Part::keys) return {head_dim, tokens, tokens, first_channel * tokens, by_channel};
     return {tokens, head_dim, plan.shape().channels(), first_channel, !by_channel};
+}
+
+// A head's section of a packed part.
+inline std::size_t section_offset(const PartLayout& layout, std::uint32_t head) noexcept {
+    return layout.row_bytes + head * layout.head_bytes;
 }
 
 // Where part `part` starts in an exact and in a packed block.

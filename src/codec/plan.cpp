@@ -6,6 +6,7 @@
 #include "codec/lloyd_max.h"
 #include "codec/metadata.h"
 #include "codec/rotation.h"
+#include "codec/row_tables.h"
 #include "kernels/table.h"
 #include "kernels/units.h"
 #include "lowkv/codec.h"
@@ -64,11 +65,54 @@ std::shared_ptr<const codec::Rotation> make_rotation(Rotate kind, std::uint32_t 
     return nullptr;
 }
 
-PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tokens) {
+// The same for levels from a calibration.
+void set_learned_levels(PartLayout& layout, const std::vector<float>& levels) {
+    layout.level_zero = levels.front();
+    layout.level_step = (levels.back() - levels.front()) / 255.0f;
+    for (std::size_t i = 0; i < levels.size(); ++i) {
+        layout.levels[i] = static_cast<std::uint8_t>(
+            std::lround((levels[i] - layout.level_zero) / layout.level_step));
+    }
+}
+
+void lay_out_rows(PartLayout& layout, const Shape& shape, std::uint32_t tokens, bool keys) {
+    const Codec& codec = layout.codec;
+    const codec::RowTables& row = *layout.row;
+    if (row.groups > 0) {
+        layout.group_rows = keys ? row.groups : tokens;
+        layout.row_entries = keys ? tokens : row.groups;
+        layout.metadata_offset = codec.metadata == Metadata::fp16 ? 0 : fp8_header_bytes;
+    }
+    const std::size_t metadata = std::size_t{2} * layout.group_rows * layout.row_entries *
+                                 codec::metadata_bytes(codec.metadata);
+    layout.outliers_offset = round_up(layout.metadata_offset + metadata, sizeof(std::int32_t));
+    layout.positions_offset = layout.outliers_offset + std::size_t{4} * row.outliers * tokens;
+    const std::size_t positions = codec.stage == Stage::pre ? std::size_t{4} * tokens : 0;
+    layout.row_bytes = round_up(layout.positions_offset + positions, cache_line);
+    layout.head_bytes =
+        round_up(kernels::codes_bytes(codec.bits, shape.head_dim, tokens), cache_line);
+    layout.bytes = layout.row_bytes + layout.head_bytes * shape.kv_heads;
+}
+
+struct PartInputs {
+    const PartCalibration* calibration;
+    const Rope* rope;
+    bool keys;
+};
+
+PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tokens,
+                       const PartInputs& inputs) {
     PartLayout layout;
     layout.codec = codec;
     if (codec.exact()) {
         layout.bytes = std::size_t{2} * shape.channels() * tokens;
+        return layout;
+    }
+    if (codec.by_row()) {
+        layout.row = codec::make_row_tables(codec, shape, inputs.calibration, inputs.rope,
+                                            inputs.keys ? "key codec" : "value codec");
+        if (codec.levels == Levels::learned) set_learned_levels(layout, inputs.calibration->levels);
+        lay_out_rows(layout, shape, tokens, inputs.keys);
         return layout;
     }
     const bool by_channel = codec.axis == Axis::channel;
@@ -110,14 +154,16 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
 }
 
 Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation,
-           std::uint32_t layer)
+           std::uint32_t layer, const LayerInputs& inputs)
     : scheme_(scheme), shape_(shape) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
     check_shape(shape);
-    if (scheme.key.by_row() || scheme.value.by_row()) throw Error(ErrorCode::unsupported, "row codecs");
     block_tokens_ = lowkv::block_tokens(scheme);
-    keys_ = part_layout(scheme.key, shape, block_tokens_);
-    values_ = part_layout(scheme.value, shape, block_tokens_);
+    const LayerCalibration* calibration = inputs.calibration;
+    keys_ = part_layout(scheme.key, shape, block_tokens_,
+                        {calibration ? &calibration->key : nullptr, inputs.rope, true});
+    values_ = part_layout(scheme.value, shape, block_tokens_,
+                          {calibration ? &calibration->value : nullptr, nullptr, false});
     keys_.rotation = make_rotation(scheme.key.rotation, shape.head_dim, layer);
     values_.rotation = scheme.value.rotation == scheme.key.rotation
                            ? keys_.rotation

@@ -57,8 +57,9 @@ void validate_together(const Codec& codec, const std::string& what) {
                "normal, hadamard, random and mean are for each head: not row, static or reorder"},
           Rule{codec.levels == Levels::learned && codec.group != Codec::whole_row && !ranged,
                "learned levels need the group row or static"},
-          Rule{codec.levels == Levels::learned && codec.bits > 4,
-               "learned levels have 1.5, 2, 3 or 4 bits"},
+          Rule{codec.levels == Levels::learned &&
+                   (codec.bits > 4 || codec.bits == Codec::ternary_bits),
+               "learned levels have 2, 3 or 4 bits"},
           Rule{codec.balanced && (!uniform || codec.centred || codec.by_row() ||
                                   codec.rotation == Rotate::random ||
                                   codec.group != (channel ? 128 : Codec::whole_head)),

@@ -8,6 +8,8 @@
 #include <cstring>
 
 #include "codec/float16.h"
+#include "codec/head.h"
+#include "codec/row_tables.h"
 #include "kernels/tables.h"
 #include "kernels/target.h"
 #include "kernels/units.h"
@@ -26,6 +28,8 @@ namespace {
 //
 #include "kernels/body/codes.h"
 #include "kernels/body/matrix.h"
+//
+#include "kernels/body/row_tile.h"
 //
 #include "kernels/body/tile.h"
 //

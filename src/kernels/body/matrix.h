@@ -14,6 +14,9 @@ struct Matrix {
     std::size_t exact_stride = 0;  // elements between steps
     bool exact = false;
     bool folded = false;
+    bool keys = false;
+    const std::byte* shared = nullptr;  // row codecs: what the heads share
+    unsigned first_channel = 0;         // of the head
 };
 
 // A centred head's mean, one f16 a channel (codec.h).
@@ -279,7 +282,7 @@ constexpr Multiply multiply_by_codec[8][2] = {
 constexpr unsigned codec_index(const Codec& codec) {
     if (codec.bits == ternary_bits) return 7;
     const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
-    return codec.levels == Levels::normal ? uniform + 4 : uniform;
+    return codec.levels == Levels::uniform ? uniform : uniform + 4;
 }
 
 // Packed products of one part, for `rows` rows of weights.

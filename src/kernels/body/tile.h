@@ -45,6 +45,13 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
 
 LOWKV_INLINE void expand(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                          unsigned tile_steps, float* tile) {
+    if (!x.exact && x.layout->row != nullptr) {
+        constexpr decltype(&expand_rows<2, false>) by_codec[] = {
+            expand_rows<2, false>, expand_rows<3, false>, expand_rows<4, false>,
+            expand_rows<8, false>, expand_rows<2, true>,  expand_rows<3, true>,
+            expand_rows<4, true>,  expand_rows<ternary_bits, false>};
+        return by_codec[codec_index(x.layout->codec)](x, x.keys ? lane0 : step0, tile);
+    }
     if (!x.exact) {
         constexpr decltype(&expand_codes<2, false>) by_codec[] = {
             expand_codes<2, false>, expand_codes<3, false>,

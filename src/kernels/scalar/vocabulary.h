@@ -102,3 +102,7 @@ LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     const I low = (shift_left(a, 16) >> 16) * (shift_left(b, 16) >> 16);
     return sum + low + (a >> 16) * (b >> 16);
 }
+template <bool Wide>
+LOWKV_INLINE F pick(const float* table, I index) {
+    return F{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
+}

@@ -1,0 +1,355 @@
+#include "codec/row_codec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/clip.h"
+#include "codec/float16.h"
+#include "codec/metadata.h"
+#include "codec/packing.h"
+#include "codec/row_tables.h"
+
+namespace lowkv::codec {
+namespace {
+
+using kernels::unit_steps;
+
+constexpr std::uint32_t max_tokens = 128;
+
+// A part of a block as tokens of channels, whichever way it lies.
+class Rows {
+  public:
+    Rows(const Plan& plan, Part part)
+        : layout_(layout_of(plan, part)),
+          head_dim_(plan.shape().head_dim),
+          heads_(plan.shape().kv_heads),
+          tokens_(plan.block_tokens()),
+          token_stride_(part == Part::keys ? 1 : plan.shape().channels()),
+          channel_stride_(part == Part::keys ? tokens_ : 1) {}
+
+    std::uint32_t head_dim() const noexcept { return head_dim_; }
+    std::uint32_t heads() const noexcept { return heads_; }
+    std::uint32_t tokens() const noexcept { return tokens_; }
+    std::uint32_t channels() const noexcept { return heads_ * head_dim_; }
+    const RopeTable* rope() const noexcept { return layout_.row->rope.get(); }
+
+    // A head's row as it is quantized. Infinities end at +-65504; a NaN is stored as 0.
+    void load(const std::uint16_t* rows, std::uint32_t token, std::uint32_t head,
+              std::int32_t position, float* x) const noexcept {
+        const std::uint16_t* from = rows + place(token, head);
+        for (std::uint32_t c = 0; c < head_dim_; ++c) {
+            const float value = f16_to_f32(from[c * channel_stride_]);
+            x[c] = value == value ? std::clamp(value, -f16_max, f16_max) : 0.0f;
+        }
+        if (rope() != nullptr) rope()->undo(position, x);
+    }
+    void store(float* x, std::uint32_t token, std::uint32_t head, std::int32_t position,
+               std::uint16_t* rows) const noexcept {
+        if (rope() != nullptr) rope()->apply(position, x);
+        std::uint16_t* to = rows + place(token, head);
+        for (std::uint32_t c = 0; c < head_dim_; ++c) to[c * channel_stride_] = f32_to_f16(x[c]);
+    }
+
+  private:
+    const PartLayout& layout_;
+    std::uint32_t head_dim_, heads_, tokens_;
+    std::size_t token_stride_, channel_stride_;
+
+    std::size_t place(std::uint32_t token, std::uint32_t head) const noexcept {
+        return token * token_stride_ + std::size_t{head} * head_dim_ * channel_stride_;
+    }
+};
+
+// A token's outliers in the row's section.
+struct Outliers {
+    std::uint16_t channel[max_outliers];
+    std::uint16_t residual[max_outliers];  // f16
+};
+
+std::size_t outlier_bytes(const RowTables& tables) { return std::size_t{2} * tables.outliers; }
+
+void read_outliers(const PartLayout& layout, const std::byte* part, std::uint32_t token,
+                   Outliers& out) noexcept {
+    const std::size_t bytes = outlier_bytes(*layout.row);
+    const std::byte* from = part + layout.outliers_offset + 2 * bytes * token;
+    std::memcpy(out.channel, from, bytes);
+    std::memcpy(out.residual, from + bytes, bytes);
+}
+
+void write_channels(const PartLayout& layout, std::byte* part, std::uint32_t token,
+                    const std::uint16_t* channels) noexcept {
+    const std::size_t bytes = outlier_bytes(*layout.row);
+    std::byte* to = part + layout.outliers_offset + 2 * bytes * token;
+    std::memcpy(to, channels, bytes);
+    std::memset(to + bytes, 0, bytes);
+}
+
+void write_residual(const PartLayout& layout, std::byte* part, std::uint32_t token,
+                    std::uint32_t slot, float residual) noexcept {
+    const std::size_t bytes = outlier_bytes(*layout.row);
+    const std::uint16_t half = f32_to_f16(residual);
+    std::memcpy(part + layout.outliers_offset + 2 * bytes * token + bytes + 2 * slot, &half,
+                sizeof half);
+}
+
+std::int32_t read_position(const PartLayout& layout, const std::byte* part,
+                           std::uint32_t token) noexcept {
+    std::int32_t position = 0;
+    if (layout.codec.stage == Stage::pre) {
+        std::memcpy(&position, part + layout.positions_offset + 4 * std::size_t{token},
+                    sizeof position);
+    }
+    return position;
+}
+
+// Static ranges: the channels that leave theirs the furthest. Otherwise the row's largest and
+// smallest, as many of both (methods.md, 2).
+void choose_outliers(const RowTables& tables, const float* x, std::uint32_t channels,
+                     std::uint16_t* chosen) noexcept {
+    std::uint16_t order[max_row_channels];
+    std::uint32_t count = 0;
+    const std::uint32_t most = tables.outliers;
+    std::fill_n(chosen, most, no_channel);
+    if (!tables.low.empty()) {
+        const auto excess = [&](std::uint16_t c) {
+            return std::max(tables.low[c] - x[c], x[c] - tables.high[c]);
+        };
+        for (std::uint32_t c = 0; c < channels; ++c) {
+            if (x[c] < tables.low[c] || x[c] > tables.high[c]) {
+                order[count++] = static_cast<std::uint16_t>(c);
+            }
+        }
+        const std::uint32_t kept = std::min(count, most);
+        std::partial_sort(order, order + kept, order + count,
+                          [&](std::uint16_t a, std::uint16_t b) { return excess(a) > excess(b); });
+        std::copy_n(order, kept, chosen);
+    } else {
+        for (; count < channels; ++count) order[count] = static_cast<std::uint16_t>(count);
+        const std::uint32_t large = (most + 1) / 2, small = most - large;
+        std::partial_sort(order, order + large, order + channels,
+                          [&](std::uint16_t a, std::uint16_t b) { return x[a] > x[b]; });
+        std::partial_sort(order + large, order + large + small, order + channels,
+                          [&](std::uint16_t a, std::uint16_t b) { return x[a] < x[b]; });
+        std::copy_n(order, most, chosen);
+    }
+    std::sort(chosen, chosen + most);
+}
+
+std::uint8_t code_of(const PartLayout& layout, float x, float scale, float zero) noexcept {
+    const float y = scale > 0.0f ? (x - zero) / scale : 0.0f;
+    if (layout.codec.levels == Levels::learned) {
+        std::uint8_t code = 0;
+        for (const float b : layout.row->boundaries) code = static_cast<std::uint8_t>(code + (y >= b));
+        return code;
+    }
+    const auto top = static_cast<float>(layout.codec.level_count() - 1);
+    return static_cast<std::uint8_t>(std::clamp(std::nearbyint(y), 0.0f, top));
+}
+
+float value_of(const PartLayout& layout, std::uint8_t code, float scale, float zero) noexcept {
+    const float level = layout.codec.levels == Levels::learned
+                            ? static_cast<float>(layout.levels[code])
+                            : static_cast<float>(code);
+    return level * (layout.level_step * scale) + (zero + layout.level_zero * scale);
+}
+
+// The range of each of a row's groups, outliers apart.
+struct Ranges {
+    float low[max_row_groups], high[max_row_groups];
+};
+
+void find_ranges(const RowTables& tables, const float* x, std::uint32_t channels,
+                 const std::uint16_t* outliers, Ranges& ranges) noexcept {
+    std::fill_n(ranges.low, tables.groups, f16_max);
+    std::fill_n(ranges.high, tables.groups, -f16_max);
+    std::uint32_t next = 0;
+    for (std::uint32_t c = 0; c < channels; ++c) {
+        if (next < tables.outliers && outliers[next] == c) {
+            ++next;
+            continue;
+        }
+        const std::int32_t g = tables.group[c];
+        ranges.low[g] = std::min(ranges.low[g], x[c]);
+        ranges.high[g] = std::max(ranges.high[g], x[c]);
+    }
+}
+
+// The share of each group's range with the least squared error (quality.md: KIVI's clip).
+void search_shares(const RowTables& tables, const float* x, std::uint32_t channels,
+                   const Ranges& ranges, float top, float* share) noexcept {
+    float best[max_row_groups], error[max_row_groups];
+    Steps steps[max_row_groups];
+    std::fill_n(best, tables.groups, INFINITY);
+    for (float candidate = 1.0f; candidate > 0.35f; candidate -= 0.05f) {
+        for (std::uint32_t g = 0; g < tables.groups; ++g) {
+            steps[g] = clipped_steps(ranges.low[g], ranges.high[g], candidate, top);
+            error[g] = 0;
+        }
+        for (std::uint32_t c = 0; c < channels; ++c) {
+            const std::int32_t g = tables.group[c];
+            if (!(steps[g].scale > 0.0f)) continue;
+            const float y = (x[c] - steps[g].zero) / steps[g].scale;
+            const float e = (y - std::clamp(std::nearbyint(y), 0.0f, top)) * steps[g].scale;
+            error[g] += e * e;
+        }
+        for (std::uint32_t g = 0; g < tables.groups; ++g) {
+            if (!(error[g] < best[g])) continue;
+            best[g] = error[g];
+            share[g] = candidate;
+        }
+    }
+}
+
+void set_steps(const PartLayout& layout, const float* x, std::uint32_t channels,
+               const Ranges& ranges, Steps* steps) noexcept {
+    const RowTables& tables = *layout.row;
+    const auto top = static_cast<float>(layout.codec.level_count() - 1);
+    float share[max_row_groups];
+    std::fill_n(share, tables.groups, 1.0f);
+    if (layout.codec.clip == Clip::calibrated) std::copy_n(tables.clip.data(), tables.groups, share);
+    if (layout.codec.clip == Clip::search) search_shares(tables, x, channels, ranges, top, share);
+    for (std::uint32_t g = 0; g < tables.groups; ++g) {
+        steps[g] = clipped_steps(ranges.low[g], ranges.high[g], share[g], top);
+        if (layout.codec.levels != Levels::learned) continue;
+        // Learned levels are of [-1, 1].
+        const float half = 0.5f * steps[g].scale * top;
+        steps[g] = {half, steps[g].zero + half};
+    }
+}
+
+// A token's scale and zero of a channel, as stored.
+struct RowMetadata {
+    const Groups& groups;
+    const RowTables& tables;
+    Part part;
+    std::uint32_t tokens;
+
+    std::size_t entry(std::uint32_t token, std::int32_t group) const noexcept {
+        const auto g = static_cast<std::size_t>(group);
+        return part == Part::keys ? g * tokens + token : std::size_t{token} * tables.groups + g;
+    }
+    Steps of(std::uint32_t token, std::uint32_t channel) const noexcept {
+        if (tables.groups == 0) return {tables.scale[channel], tables.zero[channel]};
+        const std::size_t e = entry(token, tables.group[channel]);
+        return {groups.scale[e], groups.zero[e]};
+    }
+};
+
+}  // namespace
+
+void encode_shared_rows(const Plan& plan, Part part, const std::uint16_t* rows,
+                        const std::int32_t* positions, std::byte* part_out) noexcept {
+    const PartLayout& layout = layout_of(plan, part);
+    const RowTables& tables = *layout.row;
+    const Rows view(plan, part);
+    std::memset(part_out, 0, layout.row_bytes);
+    if (layout.codec.stage == Stage::pre) {
+        std::memcpy(part_out + layout.positions_offset, positions, 4 * std::size_t{view.tokens()});
+    }
+    Groups groups;
+    const RowMetadata metadata{groups, tables, part, view.tokens()};
+    float x[max_row_channels];
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        const std::int32_t position = read_position(layout, part_out, t);
+        for (std::uint32_t h = 0; h < view.heads(); ++h) {
+            view.load(rows, t, h, position, x + std::size_t{h} * view.head_dim());
+        }
+        std::uint16_t outliers[max_outliers];
+        if (tables.outliers > 0) {
+            choose_outliers(tables, x, view.channels(), outliers);
+            write_channels(layout, part_out, t, outliers);
+        }
+        if (tables.groups == 0) continue;
+        Ranges ranges;
+        Steps steps[max_row_groups];
+        find_ranges(tables, x, view.channels(), outliers, ranges);
+        set_steps(layout, x, view.channels(), ranges, steps);
+        for (std::uint32_t g = 0; g < tables.groups; ++g) {
+            const std::size_t e = metadata.entry(t, static_cast<std::int32_t>(g));
+            groups.scale[e] = steps[g].scale;
+            groups.zero[e] = steps[g].zero;
+        }
+    }
+    if (tables.groups > 0) write_metadata(layout, part_out, groups);
+}
+
+void encode_row_head(const Plan& plan, Part part, std::uint32_t head, const std::uint16_t* rows,
+                     std::byte* part_out) noexcept {
+    const PartLayout& layout = layout_of(plan, part);
+    const RowTables& tables = *layout.row;
+    const Rows view(plan, part);
+    const HeadShape shape = head_shape(plan, part, head);
+    std::byte* section = part_out + section_offset(layout, head);
+    std::memset(section, 0, layout.head_bytes);
+    Groups groups;
+    if (tables.groups > 0) read_metadata(layout, part_out, groups);
+    const RowMetadata metadata{groups, tables, part, view.tokens()};
+    const std::uint32_t first = head * view.head_dim();
+    std::uint8_t codes[max_tokens][max_lanes];
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        float x[max_lanes];
+        view.load(rows, t, head, read_position(layout, part_out, t), x);
+        for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
+            const Steps steps = metadata.of(t, first + c);
+            codes[t][c] = code_of(layout, x[c], steps.scale, steps.zero);
+        }
+        if (tables.outliers == 0) continue;
+        Outliers outliers;
+        read_outliers(layout, part_out, t, outliers);
+        for (std::uint32_t i = 0; i < tables.outliers; ++i) {
+            const std::uint32_t c = outliers.channel[i] - first;
+            if (outliers.channel[i] < first || c >= view.head_dim()) continue;
+            const Steps steps = metadata.of(t, first + c);
+            write_residual(layout, part_out, t, i,
+                           x[c] - value_of(layout, codes[t][c], steps.scale, steps.zero));
+        }
+    }
+    auto* out = reinterpret_cast<std::uint8_t*>(section);
+    CodeTile tile;
+    for (std::uint32_t block = 0; block < shape.steps / unit_steps; ++block) {
+        for (std::uint32_t s = 0; s < unit_steps; ++s) {
+            const std::uint32_t step = block * unit_steps + s;
+            for (std::uint32_t lane = 0; lane < shape.lanes; ++lane) {
+                tile.row[s][lane] = part == Part::keys ? codes[lane][step] : codes[step][lane];
+            }
+        }
+        pack_tile(tile, layout.codec.bits, shape, block, out);
+    }
+}
+
+void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std::byte* part_in,
+                     std::uint16_t* rows) noexcept {
+    const PartLayout& layout = layout_of(plan, part);
+    const RowTables& tables = *layout.row;
+    const Rows view(plan, part);
+    const HeadShape shape = head_shape(plan, part, head);
+    const auto* in =
+        reinterpret_cast<const std::uint8_t*>(part_in + section_offset(layout, head));
+    Groups groups;
+    if (tables.groups > 0) read_metadata(layout, part_in, groups);
+    const RowMetadata metadata{groups, tables, part, view.tokens()};
+    const std::uint32_t first = head * view.head_dim();
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        float x[max_lanes];
+        for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
+            const Steps steps = metadata.of(t, first + c);
+            const std::uint8_t code = kernels::load_code(
+                in, layout.codec.bits, shape.steps, part == Part::keys ? t : c,
+                part == Part::keys ? c : t);
+            x[c] = value_of(layout, code, steps.scale, steps.zero);
+        }
+        if (tables.outliers > 0) {
+            Outliers outliers;
+            read_outliers(layout, part_in, t, outliers);
+            for (std::uint32_t i = 0; i < tables.outliers; ++i) {
+                const std::uint32_t c = outliers.channel[i] - first;
+                if (outliers.channel[i] < first || c >= view.head_dim()) continue;
+                x[c] += f16_to_f32(outliers.residual[i]);
+            }
+        }
+        view.store(x, t, head, read_position(layout, part_in, t), rows);
+    }
+}
+
+}  // namespace lowkv::codec
