@@ -26,8 +26,9 @@ struct Problem {
     std::vector<float> q;
 
     Problem(const Scheme& scheme, const Shape& shape, std::uint32_t heads_, std::uint32_t tokens_,
-            std::uint32_t n_cells_, unsigned seed)
-        : plan(std::make_shared<Plan>(scheme.base, shape)),
+            std::uint32_t n_cells_, unsigned seed, const LayerInputs& inputs = {},
+            std::span<const std::int32_t> positions = {})
+        : plan(std::make_shared<Plan>(scheme.base, shape, std::string_view{}, 0, inputs)),
           heads(heads_),
           tokens(tokens_),
           n_cells(n_cells_) {
@@ -41,7 +42,7 @@ struct Problem {
             keys[i] = normal(random) * (outlier ? 8.0f : 1.0f) + (outlier ? 5.0f : 0.0f);
             values[i] = normal(random);
         }
-        sequence->append(keys.data(), values.data(), n_cells);
+        sequence->append(keys.data(), values.data(), n_cells, positions);
         sequence->settle();
         q.resize(std::size_t{tokens} * heads * shape.head_dim);
         for (float& x : q) x = normal(random);
@@ -73,6 +74,21 @@ inline std::vector<float> matrix_of(const PartLayout& layout, std::uint32_t d) {
     return matrix;
 }
 
+// A rope in double precision.
+inline void turn(const Rope& rope, std::int32_t position, std::vector<double>& x) {
+    const std::size_t pairs = rope.frequencies.size();
+    for (std::size_t i = 0; i < pairs; ++i) {
+        const bool halves = rope.pairs == Rope::Pairs::halves;
+        double& a = x[halves ? i : 2 * i];
+        double& b = x[halves ? i + pairs : 2 * i + 1];
+        const double angle = double(position) * double(rope.frequencies[i]);
+        const double c = rope.magnitude * std::cos(angle), s = rope.magnitude * std::sin(angle);
+        const double turned = a * c - b * s;
+        b = a * s + b * c;
+        a = turned;
+    }
+}
+
 // A token's head in a packed or exact block, straight from the documented layout: unlike
 // Sequence::read_key(), not rounded to f16 on the way.
 inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_t cell,
@@ -94,6 +110,9 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
         return x;
     }
     for (std::uint32_t c = 0; c < d; ++c) x[c] = part.stored({head, c, token});
+    if (part.layout().row != nullptr && part.layout().row->rope != nullptr) {
+        turn(part.layout().row->rope->rope(), part.position(token), x);
+    }
     if (matrix.empty()) return x;
     std::vector<double> original(d, 0.0);  // x R^T
     for (std::uint32_t i = 0; i < d; ++i) {

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "codec/e4m3.h"
 #include "codec/float16.h"
+#include "codec/row_tables.h"
 #include "kernels/units.h"
 #include "lowkv/codec.h"
 
@@ -42,17 +44,36 @@ struct PackedPart {
     float scale(Place p) const { return metadata(p, 0); }
     float zero(Place p) const { return metadata(p, 1); }
 
-    // What is stored for a channel, before the rotation is undone: the code's level, scaled, and
-    // the block's mean.
+    // What is stored for a channel, before the rotation is undone or the rope applied: the code's
+    // level, scaled, the block's mean, an outlier's rest.
     double stored(Place p) const {
-        double value = 0;
-        if (layout().has_zeros()) {
-            value = code(p) * double{scale(p)} + zero(p);
-        } else {
-            value = scale(p) *
-                    (layout().levels[code(p)] * double{layout().level_step} + layout().level_zero);
-        }
+        const std::uint8_t c = code(p);
+        const double level =
+            layout().codec.levels == Levels::uniform
+                ? c
+                : layout().levels[c] * double{layout().level_step} + layout().level_zero;
+        const double value = level * double{scale(p)} + (layout().has_zeros() ? zero(p) : 0.0f);
+        if (layout().row != nullptr) return value + outlier(p).value_or(0.0f);
         return layout().codec.centred ? value + mean(p) : value;
+    }
+    std::uint32_t channel(Place p) const { return p.head * plan.shape().head_dim + p.channel; }
+    // Row codecs: what is kept of a channel beside its code.
+    std::optional<float> outlier(Place p) const {
+        const std::uint32_t most = layout().row->outliers;
+        const std::byte* token = data + layout().outliers_offset + std::size_t{4} * most * p.token;
+        for (std::uint32_t i = 0; i < most; ++i) {
+            std::uint16_t at = 0, half = 0;
+            std::memcpy(&at, token + 2 * std::size_t{i}, sizeof at);
+            std::memcpy(&half, token + 2 * (std::size_t{most} + i), sizeof half);
+            if (at == channel(p)) return codec::f16_to_f32(half);
+        }
+        return std::nullopt;
+    }
+    std::int32_t position(std::uint32_t token) const {
+        std::int32_t value = 0;
+        std::memcpy(&value, data + layout().positions_offset + std::size_t{4} * token,
+                    sizeof value);
+        return value;
     }
     float mean(Place p) const {
         std::uint16_t half = 0;
@@ -64,26 +85,38 @@ struct PackedPart {
     float multiplier(std::uint32_t head, std::uint32_t kind) const {
         if (layout().codec.metadata == Metadata::fp16) return 1.0f;
         float value = 0;
-        std::memcpy(&value, section(head) + 4 * kind, sizeof value);
+        std::memcpy(&value, (layout().row != nullptr ? data : section(head)) + 4 * kind,
+                    sizeof value);
         return value;
     }
 
     // The group's number within its head.
     std::uint32_t group(Place p) const {
+        if (layout().row != nullptr) {
+            const auto g = static_cast<std::uint32_t>(layout().row->group[channel(p)]);
+            return which == Which::keys ? g * plan.block_tokens() + p.token
+                                        : p.token * layout().row->groups + g;
+        }
         const bool by_channel = layout().codec.axis == Axis::channel;
         const std::uint32_t row = (by_channel ? p.token : p.channel) / layout().group;
         return row * layout().row_entries + (by_channel ? p.channel : p.token);
     }
 
   private:
-    const std::byte* section(std::uint32_t head) const { return data + layout().head_bytes * head; }
+    const std::byte* section(std::uint32_t head) const {
+        return data + layout().row_bytes + layout().head_bytes * head;
+    }
     float metadata(Place p, std::uint32_t kind) const {
         const PartLayout& part = layout();
+        if (part.row != nullptr && part.row->groups == 0) {
+            return (kind == 0 ? part.row->scale : part.row->zero)[channel(p)];
+        }
         const std::uint32_t g = group(p);
         const std::size_t kinds = part.has_zeros() ? 2 : 1;
         const std::size_t item =
             (g / part.row_entries * kinds + kind) * part.row_entries + g % part.row_entries;
-        const std::byte* base = section(p.head) + part.metadata_offset;
+        const std::byte* base =
+            (part.row != nullptr ? data : section(p.head)) + part.metadata_offset;
         if (part.codec.metadata == Metadata::fp16) {
             std::uint16_t half = 0;
             std::memcpy(&half, base + 2 * item, sizeof half);
@@ -95,8 +128,8 @@ struct PackedPart {
 
 class Block {
   public:
-    Block(const std::string& scheme, Shape shape)
-        : plan(parse_scheme(scheme).base, shape),
+    Block(const std::string& scheme, Shape shape, const LayerInputs& inputs = {})
+        : plan(parse_scheme(scheme).base, shape, {}, 0, inputs),
           exact(plan.exact_bytes() / 2),
           packed(plan.packed_bytes(), std::byte{0xa5}) {}
 
@@ -129,6 +162,7 @@ class Block {
     float get(Which w, Place p) const { return codec::f16_to_f32(exact[index(w, p)]); }
 
     void encode() {
+        encode_rows(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data());
         encode_block(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data(), 0,
                      plan.shape().kv_heads);
     }

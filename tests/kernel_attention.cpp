@@ -8,6 +8,7 @@
 #include <string>
 
 #include "attention_oracle.h"
+#include "calibration_case.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 
@@ -29,10 +30,9 @@ bool forced_is_missing() {
     return true;
 }
 
-void check_case(const std::string& text, Shape shape, std::uint32_t repeat, std::uint32_t tokens,
-                std::uint32_t n_cells, AttentionParams params, unsigned seed, Executor& executor) {
-    const Scheme scheme = parse_scheme(text);
-    const Problem p(scheme, shape, shape.kv_heads * repeat, tokens, n_cells, seed);
+void check_case(const Problem& p, const std::string& text, AttentionParams params,
+                Executor& executor) {
+    const Shape& shape = p.plan->shape();
     if (const char* forced = std::getenv("LOWKV_IMPLEMENTATION")) {
         REQUIRE(p.plan->implementation() == forced);
     }
@@ -40,14 +40,21 @@ void check_case(const std::string& text, Shape shape, std::uint32_t repeat, std:
     const std::vector<double> want = oracle(p, params);
     std::vector<float> out;
     AttentionWorkspace workspace;
-    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " repeat ", repeat, " tokens ",
-         tokens, " cells ", n_cells);
+    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " heads ", p.heads,
+         " tokens ", p.tokens, " cells ", p.n_cells);
     params.decode_rows = 0;
     attend(*p.sequence, p.io(out), params, workspace, executor);
     CHECK(relative_error(out, want, shape.head_dim) < f32_budget);
     params.decode_rows = 1u << 30;
     attend(*p.sequence, p.io(out), params, workspace, executor);
     CHECK(relative_error(out, want, shape.head_dim) < decode_budget);
+}
+
+void check_case(const std::string& text, Shape shape, std::uint32_t repeat, std::uint32_t tokens,
+                std::uint32_t n_cells, const AttentionParams& params, unsigned seed,
+                Executor& executor) {
+    const Problem p(parse_scheme(text), shape, shape.kv_heads * repeat, tokens, n_cells, seed);
+    check_case(p, text, params, executor);
 }
 
 const char* const codecs[] = {
@@ -91,6 +98,57 @@ TEST_CASE("every codec and head_dim, decode and f32 path") {
             check_case(text, {2, head_dim}, repeat, 1 + seed % 3, 500 + seed * 7 % 100, {}, seed,
                        serial_executor());
             ++seed;
+        }
+    }
+}
+
+namespace {
+
+const char* const row_codecs[] = {
+    "skvq-k2v1.5",
+    "k=token-4-g64-reorder-clip-pre-fp8,v=token-3-g64-reorder-clip",
+    "kvquant3",
+    "kvquant4-1%",
+    "k=channel-2-static-0.5%,v=token-4-row-2%",
+    "k=token-8-row-pre,v=token-3-head-normal-hadamard",
+    "lowkv2.8,v=token-2-row-learned-1%",
+    "k=channel-3-static-learned-pre-2%,v=exact",
+};
+
+}  // namespace
+
+TEST_CASE("every row codec, with ropes of all kinds") {
+    if (forced_is_missing()) return;
+    unsigned seed = 1;
+    for (const char* codec : row_codecs) {
+        for (const std::uint32_t head_dim : {64u, 80u, 128u, 256u}) {
+            for (const std::uint32_t kv_heads : {3u, 8u}) {
+                const Shape shape{kv_heads, head_dim};
+                const Scheme scheme = parse_scheme(std::string(codec) + ",window=40,sinks=3");
+                std::mt19937 random(seed);
+                const LayerCalibration calibration =
+                    random_calibration(scheme.base, shape, random);
+                Rope rope;
+                rope.pairs = seed % 2 == 0 ? Rope::Pairs::halves : Rope::Pairs::neighbours;
+                rope.magnitude = seed % 3 == 0 ? 1.8f : 1.0f;
+                const std::uint32_t pairs = seed % 4 == 0 ? head_dim / 4 : head_dim / 2;
+                for (std::uint32_t i = 0; i < pairs; ++i) {
+                    rope.frequencies.push_back(static_cast<float>(
+                        std::pow(10000.0, -2.0 * i / (2.0 * pairs))));
+                }
+                const std::uint32_t n_cells = 300 + seed * 7 % 100;
+                // Consecutive, and in any order.
+                std::vector<std::int32_t> positions(n_cells);
+                for (std::uint32_t t = 0; t < n_cells; ++t) {
+                    positions[t] = static_cast<std::int32_t>(
+                        seed % 2 == 0 ? t + 100000 : random() % 70000);
+                }
+                check_case(Problem(scheme, shape, kv_heads * (1 + seed % 3), 1 + seed % 2, n_cells,
+                                   seed, {&calibration, seed % 5 == 4 ? nullptr : &rope},
+                                   positions),
+                           codec, {}, serial_executor());
+                ++seed;
+            }
         }
     }
 }

@@ -38,6 +38,10 @@ struct Calibration {
     friend bool operator==(const Calibration&, const Calibration&) = default;
 };
 
+// What fits the scheme and says nothing about a model: groups of consecutive channels, no clip,
+// ranges of +-4, the levels of N(0,1). For sizes, and to try kernels.
+LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& shape);
+
 // Throws Error(invalid_calibration), saying what is missing, damaged or does not fit.
 void check_calibration(const PartCalibration& part, const Codec& codec, const Shape& shape,
                        const std::string& what);

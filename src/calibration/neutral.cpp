@@ -1,0 +1,40 @@
+#include <algorithm>
+
+#include "codec/lloyd_max.h"
+#include "lowkv/calibration.h"
+
+namespace lowkv {
+namespace {
+
+PartCalibration neutral(const Codec& codec, const Shape& shape) {
+    PartCalibration part;
+    const std::uint32_t channels = shape.channels();
+    if (codec.reordered) {
+        const std::uint32_t groups = std::max(channels / codec.group, 1u);
+        for (std::uint32_t c = 0; c < channels; ++c) {
+            part.group.push_back(static_cast<std::uint16_t>(std::uint64_t{c} * groups / channels));
+        }
+        if (codec.clip == Clip::calibrated) part.clip.assign(groups, 1.0f);
+    }
+    if (codec.group == Codec::calibrated) {
+        part.low.assign(channels, -4.0f);
+        part.high.assign(channels, 4.0f);
+    }
+    if (codec.levels == Levels::learned) {
+        const codec::NormalCodebook& book = codec::normal_codebook(codec.level_count());
+        const float top = book.level[book.count - 1];
+        for (std::uint32_t i = 0; i < book.count; ++i) part.levels.push_back(book.level[i] / top);
+        for (std::uint32_t i = 0; i + 1 < book.count; ++i) {
+            part.boundaries.push_back(book.boundary[i] / top);
+        }
+    }
+    return part;
+}
+
+}  // namespace
+
+LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& shape) {
+    return {.key = neutral(scheme.key, shape), .value = neutral(scheme.value, shape)};
+}
+
+}  // namespace lowkv
