@@ -19,6 +19,7 @@
 #include "budget_probe.h"
 #include "budget_report.h"
 #include "compare_report.h"
+#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
@@ -115,7 +116,7 @@ BudgetProblem read_problem(const Options& options, const std::vector<LayerScheme
         if (layers[i].kv_heads == 0) continue;
         layer.elements = 2.0 * layers[i].channels();
         for (std::size_t r = 0; r < ladder.size(); ++r) {
-            layer.bits.push_back(Plan(ladder[r], layers[i], {}, i).bits_per_element());
+            layer.bits.push_back(neutral_plan(ladder[r], layers[i]).bits_per_element());
             if (r == 0 || layer.bits[r] > layer.bits[r - 1]) continue;
             throw UsageError("--ladder must ascend in bits: in layer " + std::to_string(i) + ", " +
                              options.ladder[r - 1] + " has " + bits_text(layer.bits[r - 1], false) +

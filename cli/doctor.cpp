@@ -15,6 +15,7 @@
 
 #include "app.h"
 #include "ggml-backend.h"
+#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
@@ -195,7 +196,7 @@ void look_at_model(Findings& findings, const std::string& path) {
                  "cache for " + count(model->train_context()) + " tokens"});
     try {
         for (const Preset& preset : presets()) {
-            const Plan plan(preset.scheme.base, layer);
+            const Plan plan = neutral_plan(preset.scheme.base, layer);
             const double size =
                 static_cast<double>(plan.packed_bytes()) / plan.block_tokens() * shape.layers;
             table.add({std::string(preset.name), count(static_cast<std::uint64_t>(size)),

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "app.h"
+#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/scheme.h"
 #include "scheme_quality.h"
@@ -66,7 +67,7 @@ void line(std::string_view label, std::string_view text) {
 
 // The bits of a layer scheme at a head dimension.
 double bits(const LayerScheme& scheme, std::uint32_t head_dim) {
-    return Plan(scheme, {.kv_heads = 8, .head_dim = head_dim}).bits_per_element();
+    return neutral_plan(scheme, {.kv_heads = 8, .head_dim = head_dim}).bits_per_element();
 }
 
 void explain_half(std::string_view label, const Codec& codec, Half half) {
@@ -118,7 +119,7 @@ void explain_quality(const std::string& name) {
 double packed_bytes(const Scheme& scheme, std::uint32_t layers, const Shape& shape) {
     double sum = 0;
     for (std::uint32_t layer = 0; layer < layers; ++layer) {
-        const Plan plan(scheme.layer(layer), shape);
+        const Plan plan = neutral_plan(scheme.layer(layer), shape);
         sum += static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
     }
     return sum;
@@ -148,7 +149,7 @@ void explain(const std::string& text) {
     std::printf("\nBits per number, with all scales, zeros, norms and means:\n");
     Table table({"head_dim", "keys", "values", "both"});
     for (const std::uint32_t head_dim : {64U, 80U, 96U, 128U, 256U}) {
-        const Plan plan(scheme.base, {.kv_heads = 8, .head_dim = head_dim});
+        const Plan plan = neutral_plan(scheme.base, {.kv_heads = 8, .head_dim = head_dim});
         table.add({std::to_string(head_dim), fixed(plan.key_bits(), 2), fixed(plan.value_bits(), 2),
                    fixed(plan.bits_per_element(), 2)});
     }

@@ -112,7 +112,7 @@ const char* const row_codecs[] = {
     "k=channel-2-static-0.5%,v=token-4-row-2%",
     "k=token-8-row-pre,v=token-3-head-normal-hadamard",
     "lowkv2.8,v=token-2-row-learned-1%",
-    "k=channel-3-static-learned-pre-2%,v=exact",
+    "k=channel-3-static-learned-2%-pre,v=exact",
 };
 
 }  // namespace

@@ -42,6 +42,9 @@ struct Calibration {
 // ranges of +-4, the levels of N(0,1). For sizes, and to try kernels.
 LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& shape);
 
+// A plan with it: right in its sizes and its speed, not in what it loses.
+Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope = nullptr);
+
 // Throws Error(invalid_calibration), saying what is missing, damaged or does not fit.
 void check_calibration(const PartCalibration& part, const Codec& codec, const Shape& shape,
                        const std::string& what);

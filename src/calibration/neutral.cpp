@@ -37,4 +37,9 @@ LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& sha
     return {.key = neutral(scheme.key, shape), .value = neutral(scheme.value, shape)};
 }
 
+Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope) {
+    const LayerCalibration calibration = neutral_calibration(scheme, shape);
+    return {scheme, shape, {}, 0, {&calibration, rope}};
+}
+
 }  // namespace lowkv
