@@ -99,6 +99,9 @@ class Sequence {
     void read_key(std::uint32_t cell, float* row) const;
     void read_value(std::uint32_t cell, float* row) const;
 
+    // Of a written cell's key; its number where the plan keeps no positions.
+    std::int32_t position(std::uint32_t cell) const noexcept;
+
     // Packs every block that has left the window, for a sequence written in order. Call after the
     // step's attention, so that a step attends to its own tokens exactly. Costs nothing for blocks
     // that an earlier call has dealt with.

@@ -41,8 +41,8 @@ struct Shape {
 // Codecs whose row of all heads shares its metadata (Codec::by_row) begin with a section of that;
 // the heads' sections have codes only.
 //   header    as above
-//   metadata  keys: a row is one group of channels, an entry one token. Values: the other way
-//             round, as attention reads them. Static ranges: none.
+//   metadata  keys, and values of one group: a row is one group of channels, an entry one token.
+//             Other values: the other way round, as attention reads them. Static ranges: none.
 //   outliers  per token: their channels as u16, ascending, 0xffff where there is none; then what is
 //             missing there, as f16
 //   positions keys before RoPE: of each token, as i32
@@ -92,8 +92,8 @@ class Plan {
     const PartLayout& keys() const noexcept { return keys_; }
     const PartLayout& values() const noexcept { return values_; }
 
-    // Packed parts that only the tiled f32 path of attention reads.
-    bool tiled() const noexcept { return keys_.row != nullptr || values_.row != nullptr; }
+    // The heads of a packed part share a section, which encode_rows() writes.
+    bool by_row() const noexcept { return keys_.row != nullptr || values_.row != nullptr; }
 
     // A block's two states. Exact: keys f16 [channels][block_tokens], then values f16
     // [block_tokens][channels]: keys by channel and values by token, as attention reads them. Then

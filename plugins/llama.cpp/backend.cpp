@@ -10,6 +10,7 @@
 #include "lowkv/error.h"
 #include "registry.h"
 #include "report.h"
+#include "rope_params.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -146,16 +147,35 @@ bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
             layer.sequence(stream).write_values(cells_, from, stride);
             continue;
         }
-        layer.sequence(stream).write_keys(cells_, from, stride);
         // All layers write the same cells. A layer that meets the step that it wrote last begins
         // the next one.
         CellTracker& tracker = target.buffer->tracker(stream);
         LayerCache::StreamState& state = layer.stream(stream);
-        if (state.written_step == tracker.step()) tracker.begin_step(cells_);
+        if (state.written_step == tracker.step()) {
+            tracker.begin_step(cells_);
+            // Now, because a later layer may find them overwritten: they are an input.
+            read_positions(rows);
+        }
         state.written_step = tracker.step();
+        const std::span<const std::int32_t> positions =
+            positions_.size() == static_cast<std::size_t>(rows.ne[1])
+                ? std::span(positions_).subspan(static_cast<std::size_t>(first), cells_.size())
+                : std::span<const std::int32_t>{};
+        layer.sequence(stream).write_keys(cells_, from, stride, positions);
         target.buffer->step_began();
     }
     return true;
+}
+
+void Backend::read_positions(const ggml_tensor& keys) {
+    positions_.clear();
+    const ggml_tensor* rope = rope_above(&keys);
+    const ggml_tensor* positions = rope != nullptr ? rope->src[1] : nullptr;
+    if (positions == nullptr || positions->type != GGML_TYPE_I32 || positions->data == nullptr ||
+        positions->ne[0] != keys.ne[1])
+        return;
+    const auto* first = static_cast<const std::int32_t*>(positions->data);
+    positions_.assign(first, first + keys.ne[1]);
 }
 
 bool Backend::attention(const ggml_tensor& node) {

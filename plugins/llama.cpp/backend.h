@@ -28,12 +28,14 @@ class Backend {
 
     // Scratch of set_rows() and attention().
     std::vector<std::uint32_t> cells_;
+    std::vector<std::int32_t> positions_;  // of the step's tokens; empty: unknown
     std::vector<float> slopes_;
 
     ggml_status compute_node(ggml_tensor& node);
 
     // The operations that we serve on packed layers; false: not in this form.
     bool set_rows(const ggml_tensor& node, CacheTensor& target);
+    void read_positions(const ggml_tensor& keys);
     bool attention(const ggml_tensor& node);
     bool shift_keys(const ggml_tensor& node, CacheTensor& target, ggml_status& status);
 

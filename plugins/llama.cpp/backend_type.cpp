@@ -11,6 +11,7 @@
 #include "lowkv/error.h"
 #include "registry.h"
 #include "report.h"
+#include "rope_params.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -89,6 +90,19 @@ void learn_heads(const ggml_tensor& op) {
         keys->layer->learn_unsupported(reason);
 }
 
+// Schemes that store keys before RoPE undo what the graph has done to them.
+void learn_rope(const ggml_tensor& op) {
+    const CacheTensor* target = cache_tensor(&op);
+    if (target == nullptr || target->part != Part::keys || !target->layer->wants_rope()) return;
+    const ggml_tensor* node = rope_above(op.src[0]);
+    if (node == nullptr) return;
+    try {
+        target->layer->learn_rope(rope_of(*node));
+    } catch (const Error& error) {
+        target->layer->learn_unsupported(error.what());
+    }
+}
+
 }  // namespace
 
 // Operations come to us for their cache tensors only: weights stay on the CPU backend, with its
@@ -100,6 +114,7 @@ bool supports_op(const ggml_tensor* op) {
     for (const ggml_tensor* source : op->src) ours = ours || (source != nullptr && is_ours(source));
     if (!ours) return false;
     if (op->op == GGML_OP_FLASH_ATTN_EXT) learn_heads(*op);
+    if (op->op == GGML_OP_SET_ROWS) learn_rope(*op);
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     return cpu != nullptr && ggml_backend_dev_supports_op(cpu, op);
 }

@@ -109,9 +109,11 @@ bool Backend::shift_keys(const ggml_tensor& node, CacheTensor& target, ggml_stat
             shadow.sources[1].ne[0] = count;
             status = cpu_.compute(&shadow.node);
             if (status != GGML_STATUS_SUCCESS) return true;
-            for (std::uint32_t i = 0; i < count; ++i)
-                if (moved[start + i] != 0)
-                    layer.write(Part::keys, (start + i) * row, row, image.data() + i * row);
+            for (std::uint32_t i = 0; i < count; ++i) {
+                if (moved[start + i] == 0) continue;
+                layer.write_key(s, first + i, image.data() + i * row,
+                                sequence.position(first + i) + moved[start + i]);
+            }
             if (!again.empty()) sequence.pack(again, *executor_);
         }
     }

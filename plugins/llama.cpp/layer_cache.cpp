@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "calibration/file/calibration_file.h"
 #include "ggml.h"
 #include "lowkv/error.h"
 
@@ -32,6 +33,15 @@ void LayerCache::learn_unsupported(const std::string& reason) {
     if (mode_ == Mode::undecided && !shape_known()) reason_ = reason;
 }
 
+void LayerCache::learn_rope(const Rope& rope) {
+    if (mode_ == Mode::undecided) rope_ = rope;
+}
+
+bool LayerCache::wants_rope() const {
+    return mode_ == Mode::undecided && !setting_->delegate &&
+           setting_->scheme.layer(index_).key.stage == Stage::pre;
+}
+
 std::string LayerCache::why_not_packed() {
     const Half& k = half(Part::keys);
     const Half& v = half(Part::values);
@@ -42,8 +52,14 @@ std::string LayerCache::why_not_packed() {
     const std::size_t row = std::size_t{2} * shape_.channels();
     if (k.row_bytes != row || v.row_bytes != row) return "its keys and values differ in width";
     try {
+        LayerInputs inputs;
+        inputs.rope = rope_ ? &*rope_ : nullptr;
+        if (setting_->calibration) {
+            calibration::require_layer(*setting_->calibration, index_, shape_, "the calibration");
+            inputs.calibration = &setting_->calibration->layers[index_];
+        }
         plan_ = std::make_shared<const Plan>(setting_->scheme.layer(index_), shape_,
-                                             std::string_view{}, index_);
+                                             std::string_view{}, index_, inputs);
     } catch (const Error& error) {
         return error.what();
     }
@@ -178,6 +194,14 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
         row += count;
         rows -= count;
     }
+}
+
+void LayerCache::write_key(std::uint32_t stream, std::uint32_t cell, const std::byte* row,
+                           std::int32_t position) {
+    std::vector<float> values(shape_.channels());
+    ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(row), values.data(),
+                          static_cast<std::int64_t>(values.size()));
+    sequence(stream).write_keys({&cell, 1}, values.data(), values.size(), {&position, 1});
 }
 
 void LayerCache::read(Part part, std::size_t offset, std::size_t size, std::byte* out) const {

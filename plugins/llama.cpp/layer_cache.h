@@ -12,12 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "cell_tracker.h"
 #include "lowkv/cache.h"
+#include "lowkv/rope.h"
 #include "mapping.h"
 #include "settings.h"
 
@@ -44,6 +46,9 @@ class LayerCache {
     // What FLASH_ATTN_EXT says about the heads, or why it can't be served packed.
     void learn_shape(std::uint32_t kv_heads, std::uint32_t head_dim);
     void learn_unsupported(const std::string& reason);
+    // The RoPE of what SET_ROWS stores, for schemes that undo it.
+    void learn_rope(const Rope& rope);
+    bool wants_rope() const;
     bool shape_known() const noexcept { return shape_.head_dim != 0; }
 
     Mode mode() const noexcept { return mode_; }
@@ -59,6 +64,9 @@ class LayerCache {
     // Nominal byte ranges of a tensor, whatever the mode.
     void read(Part part, std::size_t offset, std::size_t size, std::byte* out) const;
     void write(Part part, std::size_t offset, std::size_t size, const std::byte* in);
+    // One cell's key with its position.
+    void write_key(std::uint32_t stream, std::uint32_t cell, const std::byte* row,
+                   std::int32_t position);
 
     // Stream `to` becomes a copy of stream `from`, blocks shared until one side writes.
     void copy_stream(std::uint32_t from, std::uint32_t to);
@@ -97,6 +105,7 @@ class LayerCache {
     std::uint32_t cells_ = 0, streams_ = 0;
     Half halves_[2];
     Shape shape_;
+    std::optional<Rope> rope_;
     Mode mode_ = Mode::undecided;
     std::string reason_;
     std::shared_ptr<const Plan> plan_;

@@ -19,6 +19,9 @@ ggml_backend_dev_t device();
 // "delegate" stores plain f16 and runs stock CPU kernels on it: it proves the plumbing.
 void set_scheme(const std::string& text);
 
+// A file of `lowkv calibrate`, for schemes set from now on. Throws lowkv::Error.
+void add_calibration(const std::string& path);
+
 // What the live caches hold, all buffers together.
 struct CacheStats {
     std::string scheme;            // of the newest cache

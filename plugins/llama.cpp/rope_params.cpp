@@ -112,4 +112,20 @@ Rope rope_of(const ggml_tensor& node) {
     return rope;
 }
 
+const ggml_tensor* rope_above(const ggml_tensor* tensor) {
+    while (tensor != nullptr && tensor->op != GGML_OP_ROPE) {
+        switch (tensor->op) {
+            case GGML_OP_RESHAPE:
+            case GGML_OP_VIEW:
+            case GGML_OP_PERMUTE:
+            case GGML_OP_TRANSPOSE:
+            case GGML_OP_CONT:
+            case GGML_OP_CPY:
+            case GGML_OP_DUP: tensor = tensor->src[0]; break;
+            default: return nullptr;
+        }
+    }
+    return tensor;
+}
+
 }  // namespace lowkv::ggml

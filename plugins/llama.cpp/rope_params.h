@@ -12,4 +12,7 @@ namespace lowkv::ggml {
 // Error(invalid_argument) for another node.
 Rope rope_of(const ggml_tensor& node);
 
+// The ROPE node whose result `tensor` is, seen through views and copies; null if it is none.
+const ggml_tensor* rope_above(const ggml_tensor* tensor);
+
 }  // namespace lowkv::ggml

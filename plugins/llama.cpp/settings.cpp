@@ -3,7 +3,11 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <sstream>
+#include <vector>
 
+#include "calibration/file/calibration_file.h"
+#include "lowkv/error.h"
 #include "lowkv/implementation.h"
 
 namespace lowkv::ggml {
@@ -13,6 +17,7 @@ struct State {
     std::mutex mutex;
     std::shared_ptr<const Setting> setting;
     std::string error;
+    std::vector<std::shared_ptr<const Calibration>> calibrations;
 };
 
 State& state() {
@@ -20,7 +25,47 @@ State& state() {
     return instance;
 }
 
+bool needs_calibration(const Scheme& scheme) {
+    bool needs = scheme.base.needs_calibration();
+    for (const LayerOverride& layers : scheme.overrides) {
+        needs = needs || layers.scheme.needs_calibration();
+    }
+    return needs;
+}
+
+// The newest one that was made for the scheme.
+std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme) {
+    std::vector<std::shared_ptr<const Calibration>> calibrations;
+    {
+        State& s = state();
+        const std::lock_guard lock(s.mutex);
+        calibrations = s.calibrations;
+    }
+    std::string others;
+    for (auto at = calibrations.rbegin(); at != calibrations.rend(); ++at) {
+        try {
+            calibration::require_scheme(**at, scheme, "the calibration");
+            return *at;
+        } catch (const Error& error) {
+            others += std::string("; ") + error.what();
+        }
+    }
+    throw Error(ErrorCode::invalid_calibration,
+                to_string(scheme) +
+                    " needs a calibration of the model: make one with lowkv calibrate, and name it "
+                    "in --calibration or LOWKV_CALIBRATION" +
+                    others);
+}
+
 }  // namespace
+
+void add_calibration(const std::string& path) {
+    auto loaded =
+        std::make_shared<const Calibration>(calibration::load_calibration(path).calibration);
+    State& s = state();
+    const std::lock_guard lock(s.mutex);
+    s.calibrations.push_back(std::move(loaded));
+}
 
 void choose(const std::string& text) {
     auto next = std::make_shared<Setting>();
@@ -30,6 +75,7 @@ void choose(const std::string& text) {
     } else {
         next->scheme = parse_scheme(text);
         next->text = to_string(next->scheme);
+        if (needs_calibration(next->scheme)) next->calibration = find_calibration(next->scheme);
     }
     State& s = state();
     const std::lock_guard lock(s.mutex);
@@ -47,6 +93,18 @@ void choose_from_environment() {
         s.setting.reset();
         s.error = why;
     };
+    if (const char* paths = std::getenv("LOWKV_CALIBRATION")) {
+        std::istringstream list(paths);
+        for (std::string path; std::getline(list, path, ':');) {
+            if (path.empty()) continue;
+            try {
+                add_calibration(path);
+            } catch (const std::exception& error) {
+                refuse("LOWKV_CALIBRATION: " + std::string(error.what()));
+                return;
+            }
+        }
+    }
     try {
         choose(text);
     } catch (const std::exception& error) {

@@ -1,9 +1,11 @@
 #pragma once
-// What the next cache will hold: LOWKV_SCHEME, or what set_scheme() said.
+// What the next cache will hold: LOWKV_SCHEME, or what set_scheme() said, with the calibrations of
+// LOWKV_CALIBRATION or add_calibration().
 
 #include <memory>
 #include <string>
 
+#include "lowkv/calibration.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv::ggml {
@@ -12,16 +14,21 @@ struct Setting {
     std::string text;       // canonical text of the scheme, or "delegate"
     bool delegate = false;  // plain f16 and stock CPU kernels
     Scheme scheme;
+    std::shared_ptr<const Calibration> calibration;  // null: the scheme needs none
 };
+
+// Loads a calibration, for the schemes that are chosen from now on. Throws lowkv::Error.
+void add_calibration(const std::string& path);
 
 // Replaces the setting. Throws lowkv::Error, and then leaves it as it was.
 void choose(const std::string& text);
 
-// Reads LOWKV_SCHEME (unset or empty: kivi2). A wrong value is remembered, not thrown: the device
+// Reads LOWKV_SCHEME (unset or empty: the default scheme) and LOWKV_CALIBRATION (paths with colons
+// between them). A wrong value is remembered, not thrown: the device
 // exists then, but no context can be made on it (see registry.cpp).
 void choose_from_environment();
 
-std::shared_ptr<const Setting> setting();  // null while LOWKV_SCHEME is wrong
+std::shared_ptr<const Setting> setting();  // null while they are wrong
 std::string setting_error();               // why setting() is null
 
 }  // namespace lowkv::ggml

@@ -46,8 +46,7 @@ void check_arguments(const Shape& shape, const AttentionIO& io, const AttentionP
 // How the rows of one kv head (token-major, then the query heads that share it) and the cells are
 // cut into tasks.
 struct Split {
-    bool few_rows = false;
-    bool decode = false;           // the integer kernel
+    bool decode = false;
     std::uint32_t rows = 0;        // per kv head
     std::uint32_t chunk_rows = 0;  // rows per task
     std::uint32_t chunks = 0;
@@ -57,16 +56,14 @@ struct Split {
 
 constexpr std::uint32_t ceil_div(std::uint32_t a, std::uint32_t b) { return (a + b - 1) / b; }
 
-Split make_split(const Plan& plan, const AttentionIO& io, const AttentionParams& params,
+Split make_split(const Shape& shape, const AttentionIO& io, const AttentionParams& params,
                  unsigned threads) {
-    const Shape& shape = plan.shape();
     Split split;
     split.rows = io.tokens * (io.heads / shape.kv_heads);
-    split.few_rows = split.rows <= params.decode_rows;
-    split.decode = split.few_rows && !plan.tiled();
+    split.decode = split.rows <= params.decode_rows;
     std::uint32_t ranges = 1;
-    if (split.few_rows) {
-        split.chunks = ceil_div(split.rows, split.decode ? decode_max_rows : prefill_max_rows);
+    if (split.decode) {
+        split.chunks = ceil_div(split.rows, decode_max_rows);
         split.chunk_rows = ceil_div(split.rows, split.chunks);
         // Heads that the threads can't share evenly: cut the cells too, into twice as many ranges
         // as would come out even, because blocks differ in cost. Not into ranges so short that
@@ -166,7 +163,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     work.views.resize(ceil_div(std::max(io.n_cells, 1u), plan.block_tokens()));
     sequence.views(work.views);
 
-    const Split split = make_split(plan, io, params, executor.threads());
+    const Split split = make_split(shape, io, params, executor.threads());
     const std::uint32_t repeat = io.heads / shape.kv_heads;
     const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
     const std::size_t rows_held = chunk_tasks * split.ranges * split.chunk_rows;

@@ -348,6 +348,18 @@ void Sequence::read_key(std::uint32_t cell, float* row) const { read(Part::keys,
 
 void Sequence::read_value(std::uint32_t cell, float* row) const { read(Part::values, cell, row); }
 
+std::int32_t Sequence::position(std::uint32_t cell) const noexcept {
+    const std::uint32_t tokens = plan_->block_tokens();
+    const cache::Block* block = cell < size_ ? blocks_[cell / tokens] : nullptr;
+    if (block == nullptr || !plan_->has_positions()) return static_cast<std::int32_t>(cell);
+    const std::byte* positions =
+        block->data +
+        (block->packed ? plan_->keys().positions_offset : 2 * plan_->exact_part_bytes());
+    std::int32_t position = 0;
+    std::memcpy(&position, positions + std::size_t{4} * (cell % tokens), sizeof position);
+    return position;
+}
+
 // ---- packing ----
 
 void Sequence::settle(Executor& executor) {
@@ -379,7 +391,7 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
     cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
     for (std::size_t i = 0; i < due.size(); ++i) store.hold(true, packed_bytes);
 
-    if (plan_->tiled()) {
+    if (plan_->by_row()) {
         executor.parallel_for(due.size(), [&](std::size_t i, unsigned) noexcept {
             encode_rows(*plan_, blocks_[due[i]]->data, slots[i]);
         });

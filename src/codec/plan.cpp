@@ -78,9 +78,11 @@ void set_learned_levels(PartLayout& layout, const std::vector<float>& levels) {
 void lay_out_rows(PartLayout& layout, const Shape& shape, std::uint32_t tokens, bool keys) {
     const Codec& codec = layout.codec;
     const codec::RowTables& row = *layout.row;
+    layout.group = shape.head_dim;
     if (row.groups > 0) {
-        layout.group_rows = keys ? row.groups : tokens;
-        layout.row_entries = keys ? tokens : row.groups;
+        const bool by_group = keys || row.groups == 1;
+        layout.group_rows = by_group ? row.groups : tokens;
+        layout.row_entries = by_group ? tokens : row.groups;
         layout.metadata_offset = codec.metadata == Metadata::fp16 ? 0 : fp8_header_bytes;
     }
     const std::size_t metadata = std::size_t{2} * layout.group_rows * layout.row_entries *
@@ -109,9 +111,17 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
         return layout;
     }
     if (codec.by_row()) {
-        layout.row = codec::make_row_tables(codec, shape, inputs.calibration, inputs.rope,
-                                            inputs.keys ? "key codec" : "value codec");
-        if (codec.levels == Levels::learned) set_learned_levels(layout, inputs.calibration->levels);
+        const auto row = codec::make_row_tables(codec, shape, inputs.calibration, inputs.rope,
+                                                inputs.keys ? "key codec" : "value codec");
+        const bool learned = codec.levels == Levels::learned;
+        if (learned) set_learned_levels(layout, inputs.calibration->levels);
+        for (std::uint32_t i = 0; i < row->level.size(); ++i) {
+            const std::uint32_t code = i % codec.level_count();
+            row->level[i] = learned ? static_cast<float>(layout.levels[code]) * layout.level_step +
+                                          layout.level_zero
+                                    : static_cast<float>(code);
+        }
+        layout.row = row;
         lay_out_rows(layout, shape, tokens, inputs.keys);
         return layout;
     }

@@ -148,10 +148,8 @@ std::uint8_t code_of(const PartLayout& layout, float x, float scale, float zero)
 }
 
 float value_of(const PartLayout& layout, std::uint8_t code, float scale, float zero) noexcept {
-    const float level = layout.codec.levels == Levels::learned
-                            ? static_cast<float>(layout.levels[code])
-                            : static_cast<float>(code);
-    return level * (layout.level_step * scale) + (zero + layout.level_zero * scale);
+    const bool learned = layout.codec.levels == Levels::learned;
+    return (learned ? layout.row->level[code] : static_cast<float>(code)) * scale + zero;
 }
 
 // The range of each of a row's groups, outliers apart.
@@ -227,7 +225,8 @@ struct RowMetadata {
 
     std::size_t entry(std::uint32_t token, std::int32_t group) const noexcept {
         const auto g = static_cast<std::size_t>(group);
-        return part == Part::keys ? g * tokens + token : std::size_t{token} * tables.groups + g;
+        return part == Part::keys || tables.groups == 1 ? g * tokens + token
+                                                        : std::size_t{token} * tables.groups + g;
     }
     Steps of(std::uint32_t token, std::uint32_t channel) const noexcept {
         if (tables.groups == 0) return {tables.scale[channel], tables.zero[channel]};

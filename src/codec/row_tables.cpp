@@ -34,9 +34,9 @@ void set_static_ranges(const Codec& codec, const PartCalibration& calibration, R
 
 }  // namespace
 
-std::shared_ptr<const RowTables> make_row_tables(const Codec& codec, const Shape& shape,
-                                                 const PartCalibration* calibration,
-                                                 const Rope* rope, const char* what) {
+std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shape,
+                                           const PartCalibration* calibration, const Rope* rope,
+                                           const char* what) {
     if (codec.needs_calibration()) {
         if (calibration == nullptr) {
             throw Error(ErrorCode::invalid_calibration,

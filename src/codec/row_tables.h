@@ -24,14 +24,16 @@ struct RowTables {
     // Static: [channels]. x^ = level * scale + zero, and the range that is no outlier's.
     std::vector<float> scale, zero, low, high;
     std::vector<float> boundaries;  // learned levels
+    // What a code stands for, before scale and zero; repeated to 16 entries.
+    alignas(64) std::array<float, 16> level{};
     std::uint32_t outliers = 0;     // at most, per token
     std::shared_ptr<const RopeTable> rope;  // null: stored as they come
 };
 
 // Throws Error(invalid_calibration) if `calibration` is null where the codec needs one, or does not
 // fit it; Error(unsupported) for too many groups or channels.
-std::shared_ptr<const RowTables> make_row_tables(const Codec& codec, const Shape& shape,
-                                                 const PartCalibration* calibration,
-                                                 const Rope* rope, const char* what);
+std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shape,
+                                           const PartCalibration* calibration, const Rope* rope,
+                                           const char* what);
 
 }  // namespace lowkv::codec

@@ -29,6 +29,8 @@ namespace {
 //
 #include "kernels/body/tile.h"
 //
+#include "kernels/body/row_product.h"
+//
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"

@@ -84,15 +84,12 @@ LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     return _mm256_set1_epi32(pair);
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-LOWKV_INLINE F pick16(const float* table, I index) {
-    const F low = _mm256_permutevar8x32_ps(load(table), index);
-    const F high = _mm256_permutevar8x32_ps(load(table + 8), index);
-    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
-}
-template <bool Wide>
+template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
-    const F low = pick16(table, index);
-    if constexpr (!Wide) return low;
-    const F high = pick16(table + 16, index);
-    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 27)));
+    if constexpr (Size == 8) return _mm256_permutevar8x32_ps(load(table), index);
+    else {
+        const F low = pick<Size / 2>(table, index), high = pick<Size / 2>(table + Size / 2, index);
+        const I top_bit = _mm256_slli_epi32(index, Size == 32 ? 27 : 28);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(top_bit));
+    }
 }

@@ -77,8 +77,8 @@ LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     return _mm512_set1_epi32(pair);
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
-template <bool Wide>
+template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
-    if constexpr (Wide) return _mm512_permutex2var_ps(load(table), index, load(table + 16));
+    if constexpr (Size == 32) return _mm512_permutex2var_ps(load(table), index, load(table + 16));
     return _mm512_permutexvar_ps(index, load(table));
 }

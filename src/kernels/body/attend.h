@@ -21,19 +21,19 @@ LOWKV_INLINE Block open_block(const Task& task, unsigned block) {
     b.keys.exact = !view.packed || plan.keys().codec.exact();
     b.keys.folded = plan.keys().codec.axis == Axis::channel;
     b.keys.keys = true;
-    b.keys.shared = view.keys;
     b.keys.first_channel = b.values.first_channel = task.kv_head * head_dim;
     b.keys.data = b.keys.exact ? view.keys + task.kv_head * std::size_t{2} * head_dim * tokens
                                : view.keys + codec::section_offset(plan.keys(), task.kv_head);
+    b.keys.metadata = plan.keys().row != nullptr ? view.keys : b.keys.data;
     b.values.layout = &plan.values();
     b.values.lane_count = head_dim;
     b.values.step_count = tokens;
     b.values.exact_stride = plan.shape().channels();
     b.values.exact = !view.packed || plan.values().codec.exact();
     b.values.folded = plan.values().codec.axis == Axis::token;
-    b.values.shared = view.values;
     b.values.data = b.values.exact ? view.values + task.kv_head * std::size_t{2} * head_dim
                                    : view.values + codec::section_offset(plan.values(), task.kv_head);
+    b.values.metadata = plan.values().row != nullptr ? view.values : b.values.data;
     return b;
 }
 

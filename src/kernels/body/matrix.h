@@ -15,7 +15,7 @@ struct Matrix {
     bool exact = false;
     bool folded = false;
     bool keys = false;
-    const std::byte* shared = nullptr;  // row codecs: what the heads share
+    const std::byte* metadata = nullptr;  // the section that has it: the head's, or all heads'
     unsigned first_channel = 0;         // of the head
 };
 
@@ -75,6 +75,9 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     const PartLayout& layout = *products->x.layout;
     const I table = load_table(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
+    // Learned levels have a zero of their own and, as normal ones do, another times the scale.
+    const bool has_zeros = layout.has_zeros();
+    const F step = set(layout.codec.levels == Levels::learned ? layout.level_step : 1.0f);
     alignas(64) float folded[Rows][max_weights];
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
@@ -86,21 +89,21 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
         for (unsigned g = 0; g < groups; ++g) {
             const unsigned at = (p * groups + g) * steps;
             MetadataRow metadata;
-            open_metadata(layout, products[p].x.data, g, metadata);
+            open_metadata(layout, products[p].x.metadata, g, metadata);
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
-                const F scale = metadata.scale(s);
-                const F zero = Lookup ? set(0.0f) : metadata.zero(s);
+                const F scale = Lookup ? mul(metadata.scale(s), step) : metadata.scale(s);
+                const F zero = !Lookup || has_zeros ? metadata.zero(s) : set(0.0f);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
                     const F y_weight = mul(weight, scale);
-                    if constexpr (!Lookup) sum[r] = fma(weight, zero, sum[r]);
+                    sum[r] = fma(weight, zero, sum[r]);
                     largest[r] = max(largest[r], abs(y_weight));
                     store(folded[r] + at + s, y_weight);
                 }
             }
-            if constexpr (!Lookup) reduce_add4(sum, offset[p * groups + g]);
+            reduce_add4(sum, offset[p * groups + g]);
         }
         rows[p] = make_scales(largest);
     }
@@ -113,10 +116,12 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
                                    weights[r] + at * steps);
         }
         if constexpr (!Lookup) continue;
-        // Normal levels: the zero is a constant times the scale, which the weights hold already.
-        reduce_add4(sum, offset[at]);
+        // This zero is a constant times the scale, which the weights hold already.
+        float weight_sum[4];
+        reduce_add4(sum, weight_sum);
         for (unsigned r = 0; r < Rows; ++r) {
-            offset[at][r] *= scales.scale[r] * (layout.level_zero / layout.level_step);
+            offset[at][r] +=
+                weight_sum[r] * scales.scale[r] * (layout.level_zero / layout.level_step);
         }
     }
     for (unsigned p = 0; p < count; ++p) {
@@ -202,7 +207,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             const unsigned first = g * layout.group, end = first + layout.group;
             const unsigned last = end < steps ? end : steps;
             MetadataRow metadata;
-            open_metadata(layout, product.x.data, g, metadata);
+            open_metadata(layout, product.x.metadata, g, metadata);
             for_lanes<Bits, Lookup, Rows>(
                 codes, table, steps / 16, 0, product.x.lane_count, first / 16, (last - first) / 16,
                 weights[0] + first, prefetch,
@@ -283,15 +288,4 @@ constexpr unsigned codec_index(const Codec& codec) {
     if (codec.bits == ternary_bits) return 7;
     const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
     return codec.levels == Levels::uniform ? uniform : uniform + 4;
-}
-
-// Packed products of one part, for `rows` rows of weights.
-LOWKV_INLINE void multiply_packed(const Product* products, unsigned count, unsigned rows,
-                                  std::size_t w_stride, std::size_t y_stride) {
-    if (count == 0) return;
-    const unsigned codec = codec_index(products->x.layout->codec);
-    const bool folded = products->x.folded;
-    constexpr const Multiply(*by_rows[])[2] = {multiply_by_codec<1>, multiply_by_codec<2>,
-                                               multiply_by_codec<3>, multiply_by_codec<4>};
-    by_rows[rows - 1][codec][folded](products, count, w_stride, y_stride);
 }

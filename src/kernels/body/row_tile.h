@@ -5,7 +5,7 @@ LOWKV_INLINE void add_outliers(const Matrix& x, unsigned token0, unsigned tokens
                                std::size_t channel_stride, std::size_t token_stride, float* tile) {
     const PartLayout& layout = *x.layout;
     const unsigned count = layout.row->outliers;
-    const auto* at = reinterpret_cast<const std::uint16_t*>(x.shared + layout.outliers_offset) +
+    const auto* at = reinterpret_cast<const std::uint16_t*>(x.metadata + layout.outliers_offset) +
                      std::size_t{2} * count * token0;
     for (unsigned t = 0; t < tokens; ++t, at += 2 * count) {
         for (unsigned i = 0; i < count; ++i) {
@@ -40,14 +40,17 @@ LOWKV_INLINE void load_turns(const codec::RopeTable& rope, std::int32_t position
     }
 }
 
+LOWKV_INLINE bool are_consecutive(const std::int32_t* positions) {
+    for (unsigned t = 1; t < tile_tokens; ++t) {
+        if (positions[t] - positions[t - 1] != 1) return false;
+    }
+    return true;
+}
+
 // Turns a tile of keys, tile[channel][token], to its tokens' positions.
 void turn_tile(const codec::RopeTable& rope, const std::int32_t* positions, float* tile) noexcept {
     constexpr unsigned pairs_at_most = codec::RopeTable::max_pairs;
     alignas(64) float cos[pairs_at_most], sin[pairs_at_most];
-    bool consecutive = true;
-    for (unsigned t = 1; t < tile_tokens; ++t) {
-        consecutive = consecutive && positions[t] - positions[t - 1] == 1;
-    }
     const auto turn = [&](unsigned pair, unsigned t, F c, F s) LOWKV_INLINE_LAMBDA {
         float* first = tile + rope.first(pair) * tile_tokens + t;
         float* second = tile + rope.second(pair) * tile_tokens + t;
@@ -55,7 +58,7 @@ void turn_tile(const codec::RopeTable& rope, const std::int32_t* positions, floa
         store(first, sub(mul(a, c), mul(b, s)));
         store(second, fma(a, s, mul(b, c)));
     };
-    if (consecutive) {
+    if (are_consecutive(positions)) {
         load_turns(rope, positions[0], cos, sin);
         for (unsigned i = 0; i < rope.pairs(); ++i) {
             const float* offsets = rope.offsets(i);
@@ -82,110 +85,161 @@ void turn_tile(const codec::RopeTable& rope, const std::int32_t* positions, floa
     }
 }
 
-// A 16x16 unit's part: f(step, code) for `lanes` lanes and its 16 steps.
-template <unsigned Bits, bool Lookup, class Take>
-LOWKV_INLINE void for_codes(const UnitView& view, I table, Take take) {
-    I pair[2];
+// What the codes of a unit's part stand for: take(step, level) for `lanes` lanes and its 16 steps.
+// `level` is the row's table of 16.
+template <unsigned Bits, class Take>
+LOWKV_INLINE void for_levels(const UnitView& view, const float* level, Take take) {
+    if constexpr (Bits == 2 || Bits == 3 || Bits == 4) {
+        constexpr unsigned size = Bits == 4 ? 16 : 8;
 #pragma GCC unroll 4
-    for (unsigned tile = 0; tile < 4; ++tile) {
-        load_tile<Bits, Lookup>(view, tile, table, pair);
+        for (unsigned tile = 0; tile < 4; ++tile) {
+            const I x = load_bytes(view.low + (Bits == 4 ? 64 * (tile / 2) : 0));
+            I third;
+            if constexpr (Bits == 3) third = bit_and(shift_right(view.third, tile), set_int(0x04040404));
+#pragma GCC unroll 4
+            for (unsigned step = 0; step < 4; ++step) {
+                const unsigned byte = 8 * byte_of_step(step);
+                I code = shift_right(x, (Bits == 4 ? 4 * (tile % 2) : 2 * tile) + byte);
+                if constexpr (Bits == 3) {
+                    code = bit_or(bit_and(code, set_int(3)), shift_right(third, byte));
+                }
+                take(4 * tile + step, pick<size>(level, code));
+            }
+        }
+    } else {
+        I pair[2];
+#pragma GCC unroll 4
+        for (unsigned tile = 0; tile < 4; ++tile) {
+            load_tile<Bits, false>(view, tile, set_int(0), pair);
 #pragma GCC unroll 2
-        for (unsigned odd = 0; odd < 2; ++odd) {
-            take(4 * tile + 2 * odd, to_float(bit_and(pair[odd], set_int(0xffff))));
-            take(4 * tile + 2 * odd + 1, to_float(shift_right(pair[odd], 16)));
+            for (unsigned odd = 0; odd < 2; ++odd) {
+                take(4 * tile + 2 * odd, to_float(bit_and(pair[odd], set_int(0xffff))));
+                take(4 * tile + 2 * odd + 1, to_float(shift_right(pair[odd], 16)));
+            }
         }
     }
 }
 
-// tile[channel][token] of tile_tokens tokens from token0 on.
-template <unsigned Bits, bool Lookup>
+// tile[channel][token] of tile_tokens tokens from token0 on, before RoPE.
+template <unsigned Bits>
 void expand_row_keys(const Matrix& x, unsigned token0, float* tile) noexcept {
     const PartLayout& layout = *x.layout;
     const codec::RowTables& row = *layout.row;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
-    const I table = load_table(layout.levels.data());
     alignas(64) float scale[codec::max_row_groups][tile_tokens];
     alignas(64) float zero[codec::max_row_groups][tile_tokens];
-    const F step = set(layout.level_step), bottom = set(layout.level_zero);
     for (unsigned g = 0; g < row.groups; ++g) {
         MetadataRow metadata;
-        open_metadata(layout, x.shared, g, metadata);
+        open_metadata(layout, x.metadata, g, metadata);
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
-            const F s = metadata.scale(token0 + t);
-            store(scale[g] + t, mul(s, step));
-            store(zero[g] + t, fma(s, bottom, metadata.zero(token0 + t)));
+            store(scale[g] + t, metadata.scale(token0 + t));
+            store(zero[g] + t, metadata.zero(token0 + t));
         }
     }
     for (unsigned c0 = 0; c0 < x.step_count; c0 += 16) {
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
-            const std::size_t unit =
-                std::size_t{(token0 + t) / 16} * (x.step_count / 16) + c0 / 16;
+            const std::size_t unit = std::size_t{(token0 + t) / 16} * (x.step_count / 16) + c0 / 16;
             const UnitView view = open_unit<Bits>(codes, unit, (token0 + t) % 16 * 4);
-            for_codes<Bits, Lookup>(view, table, [&](unsigned i, F code) LOWKV_INLINE_LAMBDA {
-                const unsigned c = c0 + i, channel = x.first_channel + c;
-                F a, b;
-                if (row.groups == 0) {
-                    a = set(row.scale[channel] * layout.level_step);
-                    b = set(row.zero[channel] + row.scale[channel] * layout.level_zero);
-                } else {
-                    const auto g = static_cast<unsigned>(row.group[channel]);
-                    a = load(scale[g] + t);
-                    b = load(zero[g] + t);
-                }
-                store(tile + c * tile_tokens + t, fma(code, a, b));
-            });
+            float* out = tile + c0 * tile_tokens + t;
+            const unsigned channel = x.first_channel + c0;
+            if (row.groups == 0) {
+                for_levels<Bits>(view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
+                    store(out + i * tile_tokens,
+                          fma(level, set(row.scale[channel + i]), set(row.zero[channel + i])));
+                });
+            } else {
+                for_levels<Bits>(view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
+                    const auto g = static_cast<std::size_t>(row.group[channel + i]);
+                    store(out + i * tile_tokens,
+                          fma(level, load(scale[g] + t), load(zero[g] + t)));
+                });
+            }
         }
     }
     if (row.outliers > 0) {
         add_outliers(x, token0, tile_tokens, x.step_count, tile_tokens, 1, tile);
     }
-    if (row.rope == nullptr) return;
-    const auto* positions =
-        reinterpret_cast<const std::int32_t*>(x.shared + layout.positions_offset);
-    turn_tile(*row.rope, positions + token0, tile);
 }
 
-// tile[token][channel] of tile_tokens tokens from token0 on. Wide: more than 16 groups.
-template <unsigned Bits, bool Lookup, bool Wide>
-void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
-    const PartLayout& layout = *x.layout;
-    const codec::RowTables& row = *layout.row;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
-    const I table = load_table(layout.levels.data());
+LOWKV_INLINE const std::int32_t* positions_of(const Matrix& x) {
+    return reinterpret_cast<const std::int32_t*>(x.metadata + x.layout->positions_offset);
+}
+
+// Scales and zeros of tile_tokens tokens' groups of channels.
+struct TokenMetadata {
     alignas(64) float scale[tile_tokens][codec::max_row_groups];
     alignas(64) float zero[tile_tokens][codec::max_row_groups];
-    const F step = set(layout.level_step), bottom = set(layout.level_zero);
+};
+LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata& metadata) {
+    const unsigned groups = x.layout->row->groups;
+    MetadataRow row;
+    if (groups == 1) {
+        open_metadata(*x.layout, x.metadata, 0, row);
+        alignas(64) float scale[tile_tokens], zero[tile_tokens];
+        for (unsigned t = 0; t < tile_tokens; t += lanes) {
+            store(scale + t, row.scale(token0 + t));
+            store(zero + t, row.zero(token0 + t));
+        }
+        for (unsigned t = 0; t < tile_tokens; ++t) {
+            metadata.scale[t][0] = scale[t];
+            metadata.zero[t][0] = zero[t];
+        }
+        return;
+    }
     for (unsigned t = 0; t < tile_tokens; ++t) {
-        MetadataRow metadata;
-        open_metadata(layout, x.shared, token0 + t, metadata);
-        for (unsigned g = 0; g < row.groups; g += lanes) {
-            const F s = metadata.scale(g);
-            store(scale[t] + g, mul(s, step));
-            store(zero[t] + g, fma(s, bottom, metadata.zero(g)));
+        open_metadata(*x.layout, x.metadata, token0 + t, row);
+        for (unsigned g = 0; g < groups; g += lanes) {
+            store(metadata.scale[t] + g, row.scale(g));
+            store(metadata.zero[t] + g, row.zero(g));
         }
     }
+}
+
+// take(token, value) for `lanes` channels from c on and 16 tokens of a loaded tile. Size: of the
+// table of groups.
+template <unsigned Bits, unsigned Size, class Take>
+LOWKV_INLINE void for_row_values(const Matrix& x, const TokenMetadata& metadata, unsigned token0,
+                                 unsigned t0, unsigned c, Take take) {
+    const codec::RowTables& row = *x.layout->row;
+    const I group = load_bytes(
+        reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + c));
+    const std::size_t unit =
+        std::size_t{c / 16} * (x.step_count / 16) + (token0 + t0) / 16;
+    const UnitView view = open_unit<Bits>(reinterpret_cast<const std::uint8_t*>(x.data), unit,
+                                          c % 16 * 4);
+    for_levels<Bits>(view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
+        const unsigned t = t0 + i;
+        take(t, fma(level, pick<Size>(metadata.scale[t], group),
+                    pick<Size>(metadata.zero[t], group)));
+    });
+}
+
+// tile[token][channel] of tile_tokens tokens from token0 on.
+template <unsigned Bits, unsigned Size>
+void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
+    TokenMetadata metadata;
+    load_metadata(x, token0, metadata);
     for (unsigned c = 0; c < x.lane_count; c += lanes) {
-        const I group = load_bytes(
-            reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + c));
         for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-            const std::size_t unit =
-                std::size_t{c / 16} * (x.step_count / 16) + (token0 + t0) / 16;
-            const UnitView view = open_unit<Bits>(codes, unit, c % 16 * 4);
-            for_codes<Bits, Lookup>(view, table, [&](unsigned i, F code) LOWKV_INLINE_LAMBDA {
-                const unsigned t = t0 + i;
-                const F a = pick<Wide>(scale[t], group), b = pick<Wide>(zero[t], group);
-                store(tile + t * x.lane_count + c, fma(code, a, b));
-            });
+            for_row_values<Bits, Size>(x, metadata, token0, t0, c,
+                                       [&](unsigned t, F value) LOWKV_INLINE_LAMBDA {
+                                           store(tile + t * x.lane_count + c, value);
+                                       });
         }
     }
-    if (row.outliers > 0) {
+    if (x.layout->row->outliers > 0) {
         add_outliers(x, token0, tile_tokens, x.lane_count, 1, x.lane_count, tile);
     }
 }
 
-template <unsigned Bits, bool Lookup>
+// A tile of keys or values as attention sees them.
+template <unsigned Bits>
 void expand_rows(const Matrix& x, unsigned token0, float* tile) noexcept {
-    if (x.keys) return expand_row_keys<Bits, Lookup>(x, token0, tile);
-    if (x.layout->row->groups > 16) return expand_row_values<Bits, Lookup, true>(x, token0, tile);
-    return expand_row_values<Bits, Lookup, false>(x, token0, tile);
+    const codec::RowTables& row = *x.layout->row;
+    if (!x.keys) {
+        if (row.groups > 16) return expand_row_values<Bits, 32>(x, token0, tile);
+        return expand_row_values<Bits, 16>(x, token0, tile);
+    }
+    expand_row_keys<Bits>(x, token0, tile);
+    if (row.rope != nullptr) turn_tile(*row.rope, positions_of(x) + token0, tile);
 }

@@ -18,7 +18,7 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
             const unsigned group = (x.folded ? lane0 + lane : step0 + step) / layout.group;
             if (group != loaded) {
                 MetadataRow metadata;
-                open_metadata(layout, x.data, group, metadata);
+                open_metadata(layout, x.metadata, group, metadata);
                 for (unsigned i = 0; i < layout.row_entries; i += lanes) {
                     store(scale + i, metadata.scale(i));
                     store(zero + i, metadata.zero(i));
@@ -46,11 +46,11 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
 LOWKV_INLINE void expand(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                          unsigned tile_steps, float* tile) {
     if (!x.exact && x.layout->row != nullptr) {
-        constexpr decltype(&expand_rows<2, false>) by_codec[] = {
-            expand_rows<2, false>, expand_rows<3, false>, expand_rows<4, false>,
-            expand_rows<8, false>, expand_rows<2, true>,  expand_rows<3, true>,
-            expand_rows<4, true>,  expand_rows<ternary_bits, false>};
-        return by_codec[codec_index(x.layout->codec)](x, x.keys ? lane0 : step0, tile);
+        constexpr decltype(&expand_rows<2>) by_bits[] = {
+            expand_rows<ternary_bits>, expand_rows<2>, expand_rows<3>, expand_rows<4>};
+        const unsigned bits = x.layout->codec.bits;
+        if (bits == 8) return expand_rows<8>(x, x.keys ? lane0 : step0, tile);
+        return by_bits[bits - ternary_bits](x, x.keys ? lane0 : step0, tile);
     }
     if (!x.exact) {
         constexpr decltype(&expand_codes<2, false>) by_codec[] = {

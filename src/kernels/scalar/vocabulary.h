@@ -102,7 +102,8 @@ LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     const I low = (shift_left(a, 16) >> 16) * (shift_left(b, 16) >> 16);
     return sum + low + (a >> 16) * (b >> 16);
 }
-template <bool Wide>
+template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
-    return F{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
+    const I i = index & static_cast<std::int32_t>(Size - 1);
+    return F{table[i[0]], table[i[1]], table[i[2]], table[i[3]]};
 }
