@@ -1,0 +1,270 @@
+#include "calibration/file/safetensors.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "lowkv/error.h"
+#include "nlohmann/json.hpp"
+
+namespace lowkv::calibration {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t length_bytes = 8;
+constexpr std::size_t max_header = std::size_t{16} << 20;
+constexpr std::size_t max_file = std::size_t{512} << 20;
+
+[[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
+
+std::uint64_t element_bytes(const std::string& dtype) {
+    if (dtype == "F32") return sizeof(float);
+    if (dtype == "U16") return sizeof(std::uint16_t);
+    return 0;
+}
+
+template <class T>
+Tensor tensor_of(const char* dtype, const std::vector<T>& values) {
+    Tensor tensor{.dtype = dtype, .shape = {values.size()}, .data = {}};
+    tensor.data.resize(values.size() * sizeof(T));
+    if (!values.empty()) std::memcpy(tensor.data.data(), values.data(), tensor.data.size());
+    return tensor;
+}
+
+template <class T>
+std::vector<T> elements(const Tensor& tensor) {
+    std::vector<T> out(tensor.data.size() / sizeof(T));
+    if (!out.empty()) std::memcpy(out.data(), tensor.data.data(), out.size() * sizeof(T));
+    return out;
+}
+
+// ---- reading ----
+
+std::string read_bytes(const std::string& path) {
+    if (!std::filesystem::is_regular_file(path)) fail("there is no such file");
+    const std::uintmax_t size = std::filesystem::file_size(path);
+    if (size > max_file)
+        fail("it has " + std::to_string(size) + " bytes; a calibration has at most " +
+             std::to_string(max_file));
+    errno = 0;
+    std::ifstream file(path, std::ios::binary);
+    std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    if (!file) fail(std::string("it can't be read: ") + std::strerror(errno));
+    return bytes;
+}
+
+std::size_t header_length(const std::string& bytes) {
+    if (bytes.size() < length_bytes)
+        fail("it ends after " + std::to_string(bytes.size()) +
+             " bytes, within the length of its header");
+    std::uint64_t length = 0;
+    for (std::size_t i = length_bytes; i-- > 0;)
+        length = length << 8 | static_cast<unsigned char>(bytes[i]);
+    if (length > max_header)
+        fail("its header would have " + std::to_string(length) + " bytes; legal: at most " +
+             std::to_string(max_header) + " (is it a safetensors file?)");
+    if (length > bytes.size() - length_bytes)
+        fail("it is cut short: its header has " + std::to_string(length) + " bytes, but only " +
+             std::to_string(bytes.size() - length_bytes) + " follow");
+    return length;
+}
+
+struct Place {
+    std::uint64_t begin = 0, end = 0;
+    std::string name;
+};
+
+std::uint64_t whole_number(const Json& value, const std::string& what) {
+    if (!value.is_number_unsigned()) fail(what + " is no whole number from 0 on");
+    return value.get<std::uint64_t>();
+}
+
+Place place_of(const std::string& name, const Json& entry, std::size_t data_bytes) {
+    const auto offsets = entry.find("data_offsets");
+    if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2)
+        fail("tensor " + name + " has no data_offsets [begin, end]");
+    const Place place{whole_number((*offsets)[0], "tensor " + name + ": data_offsets[0]"),
+                      whole_number((*offsets)[1], "tensor " + name + ": data_offsets[1]"), name};
+    if (place.begin > place.end || place.end > data_bytes)
+        fail("tensor " + name + " lies at " + std::to_string(place.begin) + " to " +
+             std::to_string(place.end) + "; the file has " + std::to_string(data_bytes) +
+             " bytes of data");
+    return place;
+}
+
+Tensor tensor_at(const Place& place, const Json& entry, const char* data) {
+    Tensor tensor;
+    const auto dtype = entry.find("dtype");
+    if (dtype == entry.end() || !dtype->is_string()) fail("tensor " + place.name + " has no dtype");
+    tensor.dtype = dtype->get<std::string>();
+    const std::uint64_t size = element_bytes(tensor.dtype);
+    if (size == 0)
+        fail("tensor " + place.name + " has dtype " + tensor.dtype + "; legal: F32, U16");
+    const auto shape = entry.find("shape");
+    if (shape == entry.end() || !shape->is_array()) fail("tensor " + place.name + " has no shape");
+    std::uint64_t bytes = size;
+    for (const Json& dimension : *shape) {
+        const std::uint64_t n = whole_number(dimension, "tensor " + place.name + ": its shape");
+        if (n > 0 && bytes > std::numeric_limits<std::uint64_t>::max() / n)
+            fail("tensor " + place.name + " has too large a shape");
+        bytes *= n;
+        tensor.shape.push_back(n);
+    }
+    if (bytes != place.end - place.begin)
+        fail("tensor " + place.name + " has " + std::to_string(place.end - place.begin) +
+             " bytes; its shape and dtype need " + std::to_string(bytes));
+    const auto* first = reinterpret_cast<const std::byte*>(data + place.begin);
+    tensor.data.assign(first, first + bytes);
+    return tensor;
+}
+
+// Arrays fill the data without gaps and without overlaps.
+void check_places(std::vector<Place> places, std::size_t data_bytes) {
+    std::ranges::sort(places, {}, [](const Place& p) { return std::pair(p.begin, p.end); });
+    std::uint64_t at = 0;
+    for (const Place& place : places) {
+        if (place.begin < at) fail("tensor " + place.name + " overlaps the one before it");
+        if (place.begin > at)
+            fail("nothing says what the " + std::to_string(place.begin - at) +
+                 " bytes before tensor " + place.name + " are");
+        at = place.end;
+    }
+    if (at != data_bytes)
+        fail("its tensors end at byte " + std::to_string(at) + " of the data, the data at " +
+             std::to_string(data_bytes));
+}
+
+TensorFile parse(const std::string& bytes) {
+    const std::size_t length = header_length(bytes);
+    const char* data = bytes.data() + length_bytes + length;
+    const std::size_t data_bytes = bytes.size() - length_bytes - length;
+    const Json header = Json::parse(bytes.data() + length_bytes, data, nullptr, false);
+    if (!header.is_object()) fail("its header is no JSON object");
+    TensorFile file;
+    std::vector<Place> places;
+    for (const auto& [name, entry] : header.items()) {
+        if (!entry.is_object()) fail("entry " + name + " of its header is no JSON object");
+        if (name == "__metadata__") {
+            for (const auto& [key, value] : entry.items()) {
+                if (!value.is_string()) fail("its metadata " + key + " is no text");
+                file.metadata[key] = value.get<std::string>();
+            }
+            continue;
+        }
+        places.push_back(place_of(name, entry, data_bytes));
+        file.tensors[name] = tensor_at(places.back(), entry, data);
+    }
+    check_places(std::move(places), data_bytes);
+    return file;
+}
+
+// ---- writing ----
+
+std::string header_of(const TensorFile& file, std::string& data) {
+    Json header = {{"__metadata__", file.metadata}};
+    // F32 first: every array is aligned to its element.
+    for (const char* dtype : {"F32", "U16"}) {
+        for (const auto& [name, tensor] : file.tensors) {
+            if (tensor.dtype != dtype) continue;
+            const std::size_t begin = data.size();
+            data.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
+            header[name] = {{"dtype", tensor.dtype},
+                            {"shape", tensor.shape},
+                            {"data_offsets", {begin, data.size()}}};
+        }
+    }
+    std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+    text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');
+    return text;
+}
+
+}  // namespace
+
+Tensor Tensor::of(const std::vector<float>& values) { return tensor_of("F32", values); }
+Tensor Tensor::of(const std::vector<std::uint16_t>& values) { return tensor_of("U16", values); }
+
+const Tensor& TensorFile::find(const std::string& name, std::string_view dtype,
+                               std::size_t size) const {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) fail("tensor " + name + " is missing");
+    const Tensor& tensor = found->second;
+    if (tensor.dtype != dtype)
+        fail("tensor " + name + " has dtype " + tensor.dtype + "; legal: " + std::string(dtype));
+    if (tensor.shape.size() != 1 || tensor.shape[0] != size) {
+        std::string shape;
+        for (const std::uint64_t n : tensor.shape)
+            shape += (shape.empty() ? "" : ", ") + std::to_string(n);
+        fail("tensor " + name + " has shape [" + shape + "]; legal: [" + std::to_string(size) +
+             "]");
+    }
+    return tensor;
+}
+
+void TensorFile::read(const std::string& name, std::size_t size, std::vector<float>& out) const {
+    out = elements<float>(find(name, "F32", size));
+}
+
+void TensorFile::read(const std::string& name, std::size_t size,
+                      std::vector<std::uint16_t>& out) const {
+    out = elements<std::uint16_t>(find(name, "U16", size));
+}
+
+const std::string& TensorFile::meta(const std::string& key) const {
+    const auto found = metadata.find(key);
+    if (found == metadata.end()) fail("its metadata has no " + key);
+    return found->second;
+}
+
+std::uint64_t TensorFile::number(const std::string& key, std::uint64_t most) const {
+    const std::string& text = meta(key);
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > most)
+        fail("its metadata " + key + " is \"" + text + "\"; legal: a number from 1 to " +
+             std::to_string(most));
+    return value;
+}
+
+TensorFile read_tensors(const std::string& path) {
+    try {
+        return parse(read_bytes(path));
+    } catch (const std::exception& error) {
+        throw Error(ErrorCode::invalid_calibration, path + ": " + error.what());
+    }
+}
+
+void write_tensors(const std::string& path, const TensorFile& file) {
+    std::string data;
+    const std::string header = header_of(file, data);
+    std::array<char, length_bytes> length{};
+    for (std::size_t i = 0; i < length_bytes; ++i)
+        length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+    const std::string draft = path + ".new-" + std::to_string(getpid());
+    errno = 0;
+    std::ofstream out(draft, std::ios::binary | std::ios::trunc);
+    out.write(length.data(), length_bytes);
+    out.write(header.data(), static_cast<std::streamsize>(header.size()));
+    out.write(data.data(), static_cast<std::streamsize>(data.size()));
+    out.close();
+    std::error_code renamed;
+    if (out) std::filesystem::rename(draft, path, renamed);
+    if (out && !renamed) return;
+    const std::string why = renamed ? renamed.message() : std::strerror(errno);
+    std::error_code ignored;
+    std::filesystem::remove(draft, ignored);
+    throw Error(ErrorCode::invalid_argument, "can't write " + path + ": " + why);
+}
+
+}  // namespace lowkv::calibration

@@ -1,0 +1,13 @@
+#pragma once
+// What a calibration may hold at most.
+
+#include <cstdint>
+
+namespace lowkv::calibration {
+
+inline constexpr std::uint32_t max_groups = 32;  // of channels, in a layer's keys or values
+inline constexpr float largest = 65504.0f;       // of a key or value: they come as f16
+// Q-Norm moves the outer levels of a group scaled to +-1 a little beyond it.
+inline constexpr float largest_level = 2.0f;
+
+}  // namespace lowkv::calibration
