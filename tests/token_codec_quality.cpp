@@ -38,7 +38,7 @@ double mean_squared_error(const Block& block, Which w) {
     return sum / count;
 }
 
-// Every legal codec.
+// Every legal codec that has the metadata of its own head.
 std::vector<Codec> all_codecs() {
     std::vector<Codec> all{Codec{}};
     for (const int bits : {2, 3, 4, 8}) {
@@ -50,8 +50,14 @@ std::vector<Codec> all_codecs() {
                         for (const bool centred : {false, true}) {
                             for (const Fit fit : {Fit::norm, Fit::unbiased, Fit::least}) {
                                 for (const Metadata type : {Metadata::fp16, Metadata::fp8_e4m3}) {
-                                    all.push_back({static_cast<std::uint8_t>(bits), axis, group,
-                                                   levels, rotation, centred, fit, type});
+                                    all.push_back({.bits = static_cast<std::uint8_t>(bits),
+                                                   .axis = axis,
+                                                   .group = group,
+                                                   .levels = levels,
+                                                   .rotation = rotation,
+                                                   .centred = centred,
+                                                   .fit = fit,
+                                                   .metadata = type});
                                 }
                             }
                         }
