@@ -43,7 +43,7 @@ struct PackedPart {
     float zero(Place p) const { return metadata(p, 1); }
 
     // What is stored for a channel, before the rotation is undone: the code's level, scaled, and
-    // the block's mean.
+    // the block's mean or the factor.
     double stored(Place p) const {
         double value = 0;
         if (layout().has_zeros()) {
@@ -52,7 +52,15 @@ struct PackedPart {
             value = scale(p) *
                     (layout().levels[code(p)] * double{layout().level_step} + layout().level_zero);
         }
+        if (layout().codec.balanced) return value * factor(p);
         return layout().codec.centred ? value + mean(p) : value;
+    }
+    // Balanced codecs: the keys' by token, the values' by channel.
+    float factor(Place p) const {
+        const std::uint32_t lane = which == Which::keys ? p.token : p.channel;
+        std::uint16_t half = 0;
+        std::memcpy(&half, section(p.head) + layout().factors_offset + 2 * lane, sizeof half);
+        return codec::f16_to_f32(half);
     }
     float mean(Place p) const {
         std::uint16_t half = 0;

@@ -74,6 +74,10 @@ const char* const codecs[] = {
     "k=channel-1.5-g32,v=token-1.5-g32",
     "k=token-1.5-g64-fp8,v=channel-1.5-g32",
     "k=channel-2-g32,v=exact",
+    "kvarn4",
+    "kvarn3",
+    "k=channel-2-g128-varnorm,v=token-8-head-hadamard-varnorm-fp8",
+    "k=channel-1.5-g128-hadamard-varnorm-fp8,v=token-1.5-head-varnorm",
 };
 
 }  // namespace

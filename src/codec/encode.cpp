@@ -5,15 +5,16 @@
 // NaN and infinities are not stored: a range ends at +-65504, and a NaN gets any code.
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 
+#include "codec/balanced_codec.h"
 #include "codec/float16.h"
 #include "codec/head.h"
 #include "codec/metadata.h"
 #include "codec/packing.h"
 #include "codec/token_codec.h"
+#include "codec/uniform.h"
 
 namespace lowkv {
 namespace codec {
@@ -105,25 +106,6 @@ void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const 
     }
 }
 
-// A scale of 0 divides as infinity does: every code is 0.
-float divisor(float scale) noexcept {
-    constexpr auto infinity = std::bit_cast<std::int32_t>(std::numeric_limits<float>::infinity());
-    const auto bits = std::bit_cast<std::int32_t>(scale);
-    return std::bit_cast<float>(bits > 0 ? bits : infinity);
-}
-
-std::uint8_t code_of(std::uint16_t half, float zero, float scale, float levels) noexcept {
-    // Clamped as integers, in whose order floats above 0 are: comparing floats may trap, which
-    // keeps gcc from vectorizing.
-    const auto exact = std::bit_cast<std::int32_t>((f16_to_f32(half) - zero) / scale);
-    const std::int32_t positive = exact > 0 ? exact : 0;
-    const auto top = std::bit_cast<std::int32_t>(levels);
-    const auto in_range = std::bit_cast<float>(positive < top ? positive : top);
-    // 1.5 * 2^23: the sum's unit in the last place is 1, so that adding rounds half to even and
-    // leaves the integer in the low bits.
-    return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(in_range + 0x1.8p23f));
-}
-
 void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const HeadShape& head,
                           const PartLayout& layout, float levels, const Groups& groups,
                           std::uint8_t* __restrict codes) noexcept {
@@ -134,7 +116,7 @@ void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const He
         const std::uint32_t first = r * layout.group;
         const std::uint32_t last = std::min(first + layout.group, head.lanes);
         for (std::uint32_t lane = first; lane < last; ++lane) {
-            codes[lane] = code_of(row[lane], zero, scale, levels);
+            codes[lane] = uniform_code(f16_to_f32(row[lane]), zero, scale, levels);
         }
     }
 }
@@ -146,7 +128,7 @@ void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const He
     const float* zeros = groups.zero + first;
     const float* scales = groups.scale + first;
     for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-        codes[lane] = code_of(row[lane], zeros[lane], divisor(scales[lane]), levels);
+        codes[lane] = uniform_code(f16_to_f32(row[lane]), zeros[lane], divisor(scales[lane]), levels);
     }
 }
 
@@ -195,6 +177,9 @@ void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
             const codec::HeadShape head = codec::head_shape(plan, part, h);
             if (layout.codec.exact()) {
                 codec::copy_exact_head(in + head.offset, head, out);
+            } else if (layout.codec.balanced) {
+                codec::encode_balanced_head(in + head.offset, head, part, layout,
+                                            out + h * layout.head_bytes);
             } else if (codec::is_token_codec(layout.codec)) {
                 codec::encode_token_head(in + head.offset, head, part, layout,
                                          out + h * layout.head_bytes);

@@ -5,6 +5,7 @@
 //   folded    the scale belongs to (group of lanes, step): it is multiplied into the weights.
 //             Keys per channel, values per token: KIVI.
 //   unfolded  the scale belongs to (lane, group of steps): it is applied to the group's sum.
+// A balanced head has a factor per lane besides, and is always folded: y[lane] += factor[lane] * sum.
 // Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
 
 struct Matrix {
@@ -19,6 +20,11 @@ struct Matrix {
 // A centred head's mean, one f16 a channel (codec.h).
 LOWKV_INLINE const std::uint16_t* mean_of(const PartLayout& layout, const std::byte* section) {
     return reinterpret_cast<const std::uint16_t*>(section + layout.mean_offset);
+}
+
+// A balanced head's factors, one f16 a lane (codec.h).
+LOWKV_INLINE const std::uint16_t* factors_of(const PartLayout& layout, const std::byte* section) {
+    return reinterpret_cast<const std::uint16_t*>(section + layout.factors_offset);
 }
 
 // A span's packed blocks are multiplied together, so that one's preparation overlaps with
@@ -66,12 +72,15 @@ LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std:
     return to_float(sum);
 }
 
-template <unsigned Bits, bool Lookup, unsigned Rows>
+template <unsigned Bits, bool Lookup, unsigned Rows, bool Balanced = false>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const PartLayout& layout = *products->x.layout;
     const I table = load_table(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
+    // Balanced: codes count from the middle one. Codes of one sign add up the errors of rounded
+    // weights in every lane alike, and un-rotating the output gathers that in a single channel.
+    const float middle = 0.5f * static_cast<float>(layout.codec.level_count() - 1);
     alignas(64) float folded[Rows][max_weights];
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
@@ -87,7 +96,8 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
                 const F scale = metadata.scale(s);
-                const F zero = Lookup ? set(0.0f) : metadata.zero(s);
+                F zero = Lookup ? set(0.0f) : metadata.zero(s);
+                if constexpr (Balanced) zero = fma(scale, set(middle), zero);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
@@ -109,11 +119,17 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             sum[r] = round_weights(folded[r] + at * steps, steps, scales.inverse[r],
                                    weights[r] + at * steps);
         }
-        if constexpr (!Lookup) continue;
-        // Normal levels: the zero is a constant times the scale, which the weights hold already.
-        reduce_add4(sum, offset[at]);
-        for (unsigned r = 0; r < Rows; ++r) {
-            offset[at][r] *= scales.scale[r] * (layout.level_zero / layout.level_step);
+        if constexpr (Lookup) {
+            // Normal levels: the zero is a constant times the scale, which the weights hold already.
+            reduce_add4(sum, offset[at]);
+            for (unsigned r = 0; r < Rows; ++r) {
+                offset[at][r] *= scales.scale[r] * (layout.level_zero / layout.level_step);
+            }
+        }
+        if constexpr (Balanced) {
+            float total[4];
+            reduce_add4(sum, total);
+            for (unsigned r = 0; r < Rows; ++r) offset[at][r] -= scales.scale[r] * middle * total[r];
         }
     }
     for (unsigned p = 0; p < count; ++p) {
@@ -135,7 +151,13 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
                             float* out = product.y + r * y_stride + lane + v * lanes;
                             const F total =
                                 fma(to_float(sums[r][v]), set(rows[p].scale[r]), set(zeros[r]));
-                            store(out, add(load(out), total));
+                            if constexpr (Balanced) {
+                                const std::uint16_t* factors = factors_of(layout, product.x.data);
+                                const F factor = load_f16(factors + lane + v * lanes);
+                                store(out, fma(factor, total, load(out)));
+                            } else {
+                                store(out, add(load(out), total));
+                            }
                         }
                     }
                 });
@@ -264,16 +286,22 @@ LOWKV_INLINE void multiply_exact(const Product& product, unsigned rows, std::siz
 using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
                           std::size_t y_stride) noexcept;
 
+// By codec_index(), then unfolded, folded, balanced (uniform levels only).
 template <unsigned Rows>
-constexpr Multiply multiply_by_codec[8][2] = {
-    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>},
-    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>},
-    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>},
-    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>},
-    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>},
-    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>},
-    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>},
-    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>},
+constexpr Multiply multiply_by_codec[8][3] = {
+    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>,
+     multiply_folded<2, false, Rows, true>},
+    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>,
+     multiply_folded<3, false, Rows, true>},
+    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>,
+     multiply_folded<4, false, Rows, true>},
+    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>,
+     multiply_folded<8, false, Rows, true>},
+    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>, nullptr},
+    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>, nullptr},
+    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>, nullptr},
+    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>,
+     multiply_folded<ternary_bits, false, Rows, true>},
 };
 
 constexpr unsigned codec_index(const Codec& codec) {
@@ -286,9 +314,10 @@ constexpr unsigned codec_index(const Codec& codec) {
 LOWKV_INLINE void multiply_packed(const Product* products, unsigned count, unsigned rows,
                                   std::size_t w_stride, std::size_t y_stride) {
     if (count == 0) return;
-    const unsigned codec = codec_index(products->x.layout->codec);
-    const bool folded = products->x.folded;
-    constexpr const Multiply(*by_rows[])[2] = {multiply_by_codec<1>, multiply_by_codec<2>,
+    const PartLayout& layout = *products->x.layout;
+    const unsigned codec = codec_index(layout.codec);
+    const unsigned kind = layout.codec.balanced ? 2 : products->x.folded;
+    constexpr const Multiply(*by_rows[])[3] = {multiply_by_codec<1>, multiply_by_codec<2>,
                                                multiply_by_codec<3>, multiply_by_codec<4>};
-    by_rows[rows - 1][codec][folded](products, count, w_stride, y_stride);
+    by_rows[rows - 1][codec][kind](products, count, w_stride, y_stride);
 }
