@@ -106,6 +106,29 @@ void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const 
     }
 }
 
+// Shortens each group's range to the share with the least squared error.
+void search_ranges(const std::uint16_t* rows, const HeadShape& head, const PartLayout& layout,
+                   float levels, Groups& groups) noexcept {
+    const bool by_lanes = head.groups_along_lanes;
+    const std::uint32_t grouped = by_lanes ? head.lanes : head.steps;
+    const std::size_t stride = by_lanes ? 1 : head.row_stride;
+    const std::size_t entry_stride = by_lanes ? head.row_stride : 1;
+    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
+        const std::uint32_t first = r * layout.group;
+        const std::uint32_t count = std::min(layout.group, grouped - first);
+        for (std::uint32_t e = 0; e < layout.row_entries; ++e) {
+            const std::uint16_t* from = rows + e * entry_stride + first * stride;
+            float x[max_lanes];
+            for (std::uint32_t i = 0; i < count; ++i) x[i] = f16_to_f32(from[i * stride]);
+            const std::size_t g = std::size_t{r} * layout.row_entries + e;
+            const Steps steps =
+                searched_steps(x, count, {groups.scale[g], groups.zero[g]}, levels);
+            groups.scale[g] = steps.scale;
+            groups.zero[g] = steps.zero;
+        }
+    }
+}
+
 void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const HeadShape& head,
                           const PartLayout& layout, float levels, const Groups& groups,
                           std::uint8_t* __restrict codes) noexcept {
@@ -140,6 +163,7 @@ void encode_head(const std::uint16_t* rows, const HeadShape& head, const PartLay
     Groups groups;
     const auto ranges = head.groups_along_lanes ? ranges_along_lanes : ranges_along_steps;
     ranges(rows, head, layout, levels, groups);
+    if (layout.codec.clip == Clip::search) search_ranges(rows, head, layout, levels, groups);
     write_metadata(layout, section, groups);
 
     const auto quantize = head.groups_along_lanes ? quantize_along_lanes : quantize_along_steps;

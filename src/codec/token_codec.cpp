@@ -141,6 +141,7 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
     const TokenView view(part, head);
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
     const bool normal = layout.codec.levels == Levels::normal;
+    const bool search = layout.codec.clip == Clip::search;
     std::memset(section, 0, layout.head_bytes);
     float mean[max_channels], y[max_channels];
     if (layout.codec.centred) write_mean(rows, view, layout, section, mean);
@@ -155,7 +156,9 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
                            groups.scale[g] =
                                quantize_normal(y + first, count, layout, codes.token[t] + first);
                        } else {
-                           const Steps steps = full_steps(y + first, count, top);
+                           const Steps full = full_steps(y + first, count, top);
+                           const Steps steps =
+                               search ? searched_steps(y + first, count, full, top) : full;
                            groups.scale[g] = steps.scale;
                            groups.zero[g] = steps.zero;
                        }
