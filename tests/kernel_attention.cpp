@@ -105,7 +105,7 @@ TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
     std::mt19937 random(7);
     unsigned seed = 100;
     for (const char* codec :
-         {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8"}) {
+         {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8", "kvarn3"}) {
         for (int kind = 0; kind < 4; ++kind) {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {
                 ++seed;
