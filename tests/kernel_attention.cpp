@@ -81,6 +81,10 @@ const char* const codecs[] = {
     "k=channel-1.5-g32,v=token-1.5-g32",
     "k=token-1.5-g64-fp8,v=channel-1.5-g32",
     "k=channel-2-g32,v=exact",
+    "kvarn4",
+    "kvarn3",
+    "k=channel-2-g128-varnorm,v=token-8-head-hadamard-varnorm-fp8",
+    "k=channel-1.5-g128-hadamard-varnorm-fp8,v=token-1.5-head-varnorm",
 };
 
 }  // namespace
@@ -159,7 +163,7 @@ TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
     std::mt19937 random(7);
     unsigned seed = 100;
     for (const char* codec :
-         {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8"}) {
+         {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8", "kvarn3"}) {
         for (int kind = 0; kind < 4; ++kind) {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {
                 ++seed;

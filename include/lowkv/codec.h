@@ -31,12 +31,14 @@ struct Shape {
 };
 
 // Where things lie in the keys' or the values' half of a packed block. Each head is one section:
-// [header][metadata][mean][codes], so that a head is read front to back and copied alone.
+// [header][metadata][mean][factors][codes], so that a head is read front to back and copied alone.
 //   header    fp8 only: two f32 multipliers, for scales and for zeros (powers of two)
 //   metadata  per group row: all scales, then all zeros (uniform levels only). Axis::channel: a
 //             row is one group of tokens, an entry one channel. Axis::token: a row is one group
 //             of channels, an entry one token.
 //   mean      centred keys only: f16, one per channel, after the rotation
+//   factors   balanced only: f16, one per token of keys or per channel of values; a code stands for
+//             factor * (code * scale + zero)
 //   codes     16x16 units, see src/kernels/units.h. Exact parts: f16, as in an exact block.
 // Codecs whose row of all heads shares its metadata (Codec::by_row) begin with a section of that;
 // the heads' sections have codes only.
@@ -64,6 +66,7 @@ struct PartLayout {
     std::uint32_t row_entries = 0;  // scales per row
     std::size_t metadata_offset = 0;  // within a head's section
     std::size_t mean_offset = 0;      // within a head's section
+    std::size_t factors_offset = 0;   // within a head's section
     std::size_t codes_offset = 0;     // within a head's section
     std::size_t head_bytes = 0;       // a multiple of 64
     std::size_t bytes = 0;            // all heads
@@ -125,7 +128,7 @@ class Plan {
 };
 
 // Tokens per block of a layer: 32, or the longest group that runs over tokens; 128 to take a mean
-// of.
+// or variances of.
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 
 // Packs one exact block (layout above) into `packed` (plan.packed_bytes()): what the heads share

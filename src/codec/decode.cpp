@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "codec/balanced_codec.h"
 #include "codec/float16.h"
 #include "codec/head.h"
 #include "codec/metadata.h"
@@ -80,7 +81,9 @@ void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) n
             }
             const std::byte* section = in + h * layout.head_bytes;
             auto* rows = reinterpret_cast<std::uint16_t*>(out) + head.offset;
-            if (codec::is_token_codec(layout.codec)) {
+            if (layout.codec.balanced) {
+                codec::decode_balanced_head(section, head, part, layout, rows);
+            } else if (codec::is_token_codec(layout.codec)) {
                 codec::decode_token_head(section, head, part, layout, rows);
             } else {
                 codec::decode_head(section, head, layout, rows);

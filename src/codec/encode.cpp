@@ -5,16 +5,17 @@
 // NaN and infinities are not stored: a range ends at +-65504, and a NaN gets any code.
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 
+#include "codec/balanced_codec.h"
 #include "codec/float16.h"
 #include "codec/head.h"
 #include "codec/metadata.h"
 #include "codec/packing.h"
 #include "codec/row_codec.h"
 #include "codec/token_codec.h"
+#include "codec/uniform.h"
 
 namespace lowkv {
 namespace codec {
@@ -106,23 +107,27 @@ void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const 
     }
 }
 
-// A scale of 0 divides as infinity does: every code is 0.
-float divisor(float scale) noexcept {
-    constexpr auto infinity = std::bit_cast<std::int32_t>(std::numeric_limits<float>::infinity());
-    const auto bits = std::bit_cast<std::int32_t>(scale);
-    return std::bit_cast<float>(bits > 0 ? bits : infinity);
-}
-
-std::uint8_t code_of(std::uint16_t half, float zero, float scale, float levels) noexcept {
-    // Clamped as integers, in whose order floats above 0 are: comparing floats may trap, which
-    // keeps gcc from vectorizing.
-    const auto exact = std::bit_cast<std::int32_t>((f16_to_f32(half) - zero) / scale);
-    const std::int32_t positive = exact > 0 ? exact : 0;
-    const auto top = std::bit_cast<std::int32_t>(levels);
-    const auto in_range = std::bit_cast<float>(positive < top ? positive : top);
-    // 1.5 * 2^23: the sum's unit in the last place is 1, so that adding rounds half to even and
-    // leaves the integer in the low bits.
-    return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(in_range + 0x1.8p23f));
+// Shortens each group's range to the share with the least squared error.
+void search_ranges(const std::uint16_t* rows, const HeadShape& head, const PartLayout& layout,
+                   float levels, Groups& groups) noexcept {
+    const bool by_lanes = head.groups_along_lanes;
+    const std::uint32_t grouped = by_lanes ? head.lanes : head.steps;
+    const std::size_t stride = by_lanes ? 1 : head.row_stride;
+    const std::size_t entry_stride = by_lanes ? head.row_stride : 1;
+    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
+        const std::uint32_t first = r * layout.group;
+        const std::uint32_t count = std::min(layout.group, grouped - first);
+        for (std::uint32_t e = 0; e < layout.row_entries; ++e) {
+            const std::uint16_t* from = rows + e * entry_stride + first * stride;
+            float x[max_lanes];
+            for (std::uint32_t i = 0; i < count; ++i) x[i] = f16_to_f32(from[i * stride]);
+            const std::size_t g = std::size_t{r} * layout.row_entries + e;
+            const Steps steps =
+                searched_steps(x, count, {groups.scale[g], groups.zero[g]}, levels);
+            groups.scale[g] = steps.scale;
+            groups.zero[g] = steps.zero;
+        }
+    }
 }
 
 void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const HeadShape& head,
@@ -135,7 +140,7 @@ void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const He
         const std::uint32_t first = r * layout.group;
         const std::uint32_t last = std::min(first + layout.group, head.lanes);
         for (std::uint32_t lane = first; lane < last; ++lane) {
-            codes[lane] = code_of(row[lane], zero, scale, levels);
+            codes[lane] = uniform_code(f16_to_f32(row[lane]), zero, scale, levels);
         }
     }
 }
@@ -147,7 +152,7 @@ void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const He
     const float* zeros = groups.zero + first;
     const float* scales = groups.scale + first;
     for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-        codes[lane] = code_of(row[lane], zeros[lane], divisor(scales[lane]), levels);
+        codes[lane] = uniform_code(f16_to_f32(row[lane]), zeros[lane], divisor(scales[lane]), levels);
     }
 }
 
@@ -159,6 +164,7 @@ void encode_head(const std::uint16_t* rows, const HeadShape& head, const PartLay
     Groups groups;
     const auto ranges = head.groups_along_lanes ? ranges_along_lanes : ranges_along_steps;
     ranges(rows, head, layout, levels, groups);
+    if (layout.codec.clip == Clip::search) search_ranges(rows, head, layout, levels, groups);
     write_metadata(layout, section, groups);
 
     const auto quantize = head.groups_along_lanes ? quantize_along_lanes : quantize_along_steps;
@@ -210,6 +216,9 @@ void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
                 codec::copy_exact_head(in + head.offset, head, out);
             } else if (layout.row != nullptr) {
                 codec::encode_row_head(plan, part, h, in, out);
+            } else if (layout.codec.balanced) {
+                codec::encode_balanced_head(in + head.offset, head, part, layout,
+                                            out + h * layout.head_bytes);
             } else if (codec::is_token_codec(layout.codec)) {
                 codec::encode_token_head(in + head.offset, head, part, layout,
                                          out + h * layout.head_bytes);

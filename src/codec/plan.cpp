@@ -16,7 +16,7 @@ namespace lowkv {
 namespace {
 
 constexpr std::uint32_t least_block_tokens = 32;
-constexpr std::uint32_t tokens_of_a_mean = 128;  // no group is longer
+constexpr std::uint32_t tokens_of_statistics = 128;  // no group is longer
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t fp8_header_bytes = 16;  // two f32, padded so that metadata stays aligned
 
@@ -137,7 +137,9 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
         (layout.has_zeros() ? 2 : 1) * entries * codec::metadata_bytes(codec.metadata);
     layout.mean_offset = layout.metadata_offset + metadata;
     const std::size_t mean = codec.centred ? std::size_t{2} * shape.head_dim : 0;
-    layout.codes_offset = round_up(layout.mean_offset + mean, cache_line);
+    layout.factors_offset = layout.mean_offset + mean;
+    const std::size_t factors = codec.balanced ? std::size_t{2} * grouped : 0;
+    layout.codes_offset = round_up(layout.factors_offset + factors, cache_line);
     if (codec.levels == Levels::normal) set_normal_levels(layout);
     layout.head_bytes = round_up(
         layout.codes_offset + kernels::codes_bytes(codec.bits, shape.head_dim, tokens), cache_line);
@@ -158,7 +160,7 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
         if (!codec.exact() && codec.axis == Axis::channel) {
             tokens = std::max<std::uint32_t>(tokens, codec.group);
         }
-        if (codec.centred) tokens = tokens_of_a_mean;
+        if (codec.centred || codec.balanced) tokens = tokens_of_statistics;
     }
     return tokens;
 }

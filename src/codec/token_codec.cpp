@@ -9,6 +9,8 @@
 #include "codec/metadata.h"
 #include "codec/packing.h"
 #include "codec/rotation.h"
+#include "codec/token_view.h"
+#include "codec/uniform.h"
 
 namespace lowkv::codec {
 namespace {
@@ -17,40 +19,6 @@ using kernels::unit_steps;
 
 constexpr std::uint32_t max_channels = max_lanes;
 constexpr std::uint32_t max_tokens = 128;
-constexpr float f16_max = 65504.0f;
-
-// A head as tokens of channels, whichever way its part lies.
-class TokenView {
-  public:
-    TokenView(Part part, const HeadShape& head)
-        : by_channel_(part == Part::keys),
-          stride_(head.row_stride),
-          tokens_(by_channel_ ? head.lanes : head.steps),
-          channels_(by_channel_ ? head.steps : head.lanes) {}
-
-    std::uint32_t tokens() const noexcept { return tokens_; }
-    std::uint32_t channels() const noexcept { return channels_; }
-
-    // Infinities end at +-65504; a NaN is stored as 0.
-    void load(const std::uint16_t* rows, std::uint32_t token, float* x) const noexcept {
-        for (std::uint32_t c = 0; c < channels_; ++c) {
-            const float value = f16_to_f32(rows[place(token, c)]);
-            x[c] = value == value ? std::clamp(value, -f16_max, f16_max) : 0.0f;
-        }
-    }
-    void store(const float* x, std::uint32_t token, std::uint16_t* rows) const noexcept {
-        for (std::uint32_t c = 0; c < channels_; ++c) rows[place(token, c)] = f32_to_f16(x[c]);
-    }
-
-  private:
-    bool by_channel_;
-    std::size_t stride_;
-    std::uint32_t tokens_, channels_;
-
-    std::size_t place(std::uint32_t token, std::uint32_t channel) const noexcept {
-        return by_channel_ ? channel * stride_ + token : token * stride_ + channel;
-    }
-};
 
 // The mean of all tokens, rotated as they are and rounded to f16.
 void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayout& layout,
@@ -119,22 +87,6 @@ float quantize_normal(const float* y, std::uint32_t count, const PartLayout& lay
     return norm / std::sqrt(level_squares);
 }
 
-void range_uniform(const float* y, std::uint32_t count, float top, float& scale,
-                   float& zero) noexcept {
-    const auto [low, high] = std::minmax_element(y, y + count);
-    zero = *low;
-    // A zero of either sign may come out of a rotation; a scale of -0 must not.
-    scale = *low < *high ? (*high - *low) / top : 0.0f;
-}
-
-void quantize_uniform(const float* y, std::uint32_t count, float top, float scale, float zero,
-                      std::uint8_t* codes) noexcept {
-    for (std::uint32_t c = 0; c < count; ++c) {
-        const float exact = scale > 0.0f ? std::nearbyint((y[c] - zero) / scale) : 0.0f;
-        codes[c] = static_cast<std::uint8_t>(std::clamp(exact, 0.0f, top));
-    }
-}
-
 // A head's codes by token; packed in the order of its part.
 struct Codes {
     std::uint8_t token[max_tokens][max_channels];
@@ -189,6 +141,7 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
     const TokenView view(part, head);
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
     const bool normal = layout.codec.levels == Levels::normal;
+    const bool search = layout.codec.clip == Clip::search;
     std::memset(section, 0, layout.head_bytes);
     float mean[max_channels], y[max_channels];
     if (layout.codec.centred) write_mean(rows, view, layout, section, mean);
@@ -203,7 +156,11 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
                            groups.scale[g] =
                                quantize_normal(y + first, count, layout, codes.token[t] + first);
                        } else {
-                           range_uniform(y + first, count, top, groups.scale[g], groups.zero[g]);
+                           const Steps full = full_steps(y + first, count, top);
+                           const Steps steps =
+                               search ? searched_steps(y + first, count, full, top) : full;
+                           groups.scale[g] = steps.scale;
+                           groups.zero[g] = steps.zero;
                        }
                    });
     }
@@ -214,7 +171,7 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
         transform(rows, view, layout, mean, t, y);
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
-                       quantize_uniform(y + first, count, top, groups.scale[g], groups.zero[g],
+                       quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, top,
                                         codes.token[t] + first);
                    });
     }

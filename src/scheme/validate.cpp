@@ -87,6 +87,15 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
         validate(layer.*option.codec, what);
         validate_together(layer.*option.codec, what);
     }
+    // So that both parts keep a scale for each step of a product and a factor for each lane.
+    if (layer.key.balanced && layer.key.axis != Axis::channel) {
+        reject(prefix + "key codec " + to_string(layer.key) +
+               ": varnorm gives keys a scale per channel: channel-...-g128");
+    }
+    if (layer.value.balanced && layer.value.axis != Axis::token) {
+        reject(prefix + "value codec " + to_string(layer.value) +
+               ": varnorm gives values a scale per token: token-...-head");
+    }
     if (layer.value.stage == Stage::pre) {
         reject(prefix + "value codec " + to_string(layer.value) +
                ": pre is for keys; values have no rotary embedding");

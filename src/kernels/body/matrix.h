@@ -5,6 +5,7 @@
 //   folded    the scale belongs to (group of lanes, step): it is multiplied into the weights.
 //             Keys per channel, values per token: KIVI.
 //   unfolded  the scale belongs to (lane, group of steps): it is applied to the group's sum.
+// A balanced head has a factor per lane besides, and is always folded: y[lane] += factor[lane] * sum.
 // Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
 
 struct Matrix {
@@ -22,6 +23,11 @@ struct Matrix {
 // A centred head's mean, one f16 a channel (codec.h).
 LOWKV_INLINE const std::uint16_t* mean_of(const PartLayout& layout, const std::byte* section) {
     return reinterpret_cast<const std::uint16_t*>(section + layout.mean_offset);
+}
+
+// A balanced head's factors, one f16 a lane (codec.h).
+LOWKV_INLINE const std::uint16_t* factors_of(const PartLayout& layout, const std::byte* section) {
+    return reinterpret_cast<const std::uint16_t*>(section + layout.factors_offset);
 }
 
 // A span's packed blocks are multiplied together, so that one's preparation overlaps with
@@ -69,7 +75,7 @@ LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std:
     return to_float(sum);
 }
 
-template <unsigned Bits, bool Lookup, unsigned Rows>
+template <unsigned Bits, bool Lookup, unsigned Rows, bool Balanced = false>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const PartLayout& layout = *products->x.layout;
@@ -78,6 +84,9 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     // Learned levels have a zero of their own and, as normal ones do, another times the scale.
     const bool has_zeros = layout.has_zeros();
     const F step = set(layout.codec.levels == Levels::learned ? layout.level_step : 1.0f);
+    // Balanced: codes count from the middle one. Codes of one sign add up the errors of rounded
+    // weights in every lane alike, and un-rotating the output gathers that in a single channel.
+    const float middle = 0.5f * static_cast<float>(layout.codec.level_count() - 1);
     alignas(64) float folded[Rows][max_weights];
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
@@ -93,7 +102,8 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
                 const F scale = Lookup ? mul(metadata.scale(s), step) : metadata.scale(s);
-                const F zero = !Lookup || has_zeros ? metadata.zero(s) : set(0.0f);
+                F zero = !Lookup || has_zeros ? metadata.zero(s) : set(0.0f);
+                if constexpr (Balanced) zero = fma(scale, set(middle), zero);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
@@ -115,13 +125,17 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             sum[r] = round_weights(folded[r] + at * steps, steps, scales.inverse[r],
                                    weights[r] + at * steps);
         }
-        if constexpr (!Lookup) continue;
-        // This zero is a constant times the scale, which the weights hold already.
-        float weight_sum[4];
-        reduce_add4(sum, weight_sum);
-        for (unsigned r = 0; r < Rows; ++r) {
-            offset[at][r] +=
-                weight_sum[r] * scales.scale[r] * (layout.level_zero / layout.level_step);
+        if constexpr (Lookup) {
+            // This zero is a constant times the scale, which the weights hold already.
+            float total[4];
+            reduce_add4(sum, total);
+            const float zero = layout.level_zero / layout.level_step;
+            for (unsigned r = 0; r < Rows; ++r) offset[at][r] += scales.scale[r] * zero * total[r];
+        }
+        if constexpr (Balanced) {
+            float total[4];
+            reduce_add4(sum, total);
+            for (unsigned r = 0; r < Rows; ++r) offset[at][r] -= scales.scale[r] * middle * total[r];
         }
     }
     for (unsigned p = 0; p < count; ++p) {
@@ -143,7 +157,13 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
                             float* out = product.y + r * y_stride + lane + v * lanes;
                             const F total =
                                 fma(to_float(sums[r][v]), set(rows[p].scale[r]), set(zeros[r]));
-                            store(out, add(load(out), total));
+                            if constexpr (Balanced) {
+                                const std::uint16_t* factors = factors_of(layout, product.x.data);
+                                const F factor = load_f16(factors + lane + v * lanes);
+                                store(out, fma(factor, total, load(out)));
+                            } else {
+                                store(out, add(load(out), total));
+                            }
                         }
                     }
                 });
@@ -272,16 +292,22 @@ LOWKV_INLINE void multiply_exact(const Product& product, unsigned rows, std::siz
 using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
                           std::size_t y_stride) noexcept;
 
+// By codec_index(), then unfolded, folded, balanced (uniform levels only).
 template <unsigned Rows>
-constexpr Multiply multiply_by_codec[8][2] = {
-    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>},
-    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>},
-    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>},
-    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>},
-    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>},
-    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>},
-    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>},
-    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>},
+constexpr Multiply multiply_by_codec[8][3] = {
+    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>,
+     multiply_folded<2, false, Rows, true>},
+    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>,
+     multiply_folded<3, false, Rows, true>},
+    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>,
+     multiply_folded<4, false, Rows, true>},
+    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>,
+     multiply_folded<8, false, Rows, true>},
+    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>, nullptr},
+    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>, nullptr},
+    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>, nullptr},
+    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>,
+     multiply_folded<ternary_bits, false, Rows, true>},
 };
 
 constexpr unsigned codec_index(const Codec& codec) {

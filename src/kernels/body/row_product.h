@@ -170,8 +170,8 @@ LOWKV_INLINE void multiply_packed(const Product* products, unsigned count, unsig
         const unsigned bits = layout.codec.bits == 8 ? 4 : layout.codec.bits - ternary_bits;
         return by_rows[rows - 1][bits](products, count, w_stride, y_stride);
     }
-    constexpr const Multiply(*by_rows[])[2] = {multiply_by_codec<1>, multiply_by_codec<2>,
+    const unsigned kind = layout.codec.balanced ? 2 : products->x.folded;
+    constexpr const Multiply(*by_rows[])[3] = {multiply_by_codec<1>, multiply_by_codec<2>,
                                                multiply_by_codec<3>, multiply_by_codec<4>};
-    by_rows[rows - 1][codec_index(layout.codec)][products->x.folded](products, count, w_stride,
-                                                                     y_stride);
+    by_rows[rows - 1][codec_index(layout.codec)][kind](products, count, w_stride, y_stride);
 }

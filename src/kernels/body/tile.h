@@ -43,6 +43,19 @@ void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
     }
 }
 
+// tile[step][lane] *= the factor of lane0 + lane.
+LOWKV_INLINE void apply_factors(const Matrix& x, unsigned lane0, unsigned tile_lanes,
+                                unsigned tile_steps, float* tile) {
+    const std::uint16_t* factors = factors_of(*x.layout, x.data) + lane0;
+    for (unsigned lane = 0; lane < tile_lanes; lane += lanes) {
+        const F factor = load_f16(factors + lane);
+        for (unsigned step = 0; step < tile_steps; ++step) {
+            float* at = tile + std::size_t{step} * tile_lanes + lane;
+            store(at, mul(load(at), factor));
+        }
+    }
+}
+
 LOWKV_INLINE void expand(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                          unsigned tile_steps, float* tile) {
     if (!x.exact && x.layout->row != nullptr) {
@@ -58,8 +71,9 @@ LOWKV_INLINE void expand(const Matrix& x, unsigned lane0, unsigned tile_lanes, u
             expand_codes<4, false>, expand_codes<8, false>,
             expand_codes<2, true>,  expand_codes<3, true>,
             expand_codes<4, true>,  expand_codes<ternary_bits, false>};
-        return by_codec[codec_index(x.layout->codec)](x, lane0, tile_lanes, step0, tile_steps,
-                                                      tile);
+        by_codec[codec_index(x.layout->codec)](x, lane0, tile_lanes, step0, tile_steps, tile);
+        if (x.layout->codec.balanced) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
+        return;
     }
     const auto* elements = reinterpret_cast<const std::uint16_t*>(x.data);
     for (unsigned step = 0; step < tile_steps; ++step) {

@@ -1,0 +1,203 @@
+#include "codec/balanced_codec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/float16.h"
+#include "codec/metadata.h"
+#include "codec/packing.h"
+#include "codec/rotation.h"
+#include "codec/token_view.h"
+#include "codec/uniform.h"
+
+namespace lowkv::codec {
+namespace {
+
+using kernels::unit_steps;
+
+constexpr std::uint32_t max_elements = max_lanes * 128;  // of a head: 256 channels x 128 tokens
+// The paper's 16 are no better (docs/quality.md's protocol).
+constexpr std::uint32_t iterations = 8;
+
+// A head's elements, rotated, in the order of its part: row[step][lane]. On the stack, because
+// every iteration reads them all.
+struct Matrix {
+    alignas(64) float element[max_elements];
+    std::uint32_t steps, lanes;
+
+    float* row(std::uint32_t step) noexcept { return element + std::size_t{step} * lanes; }
+    const float* row(std::uint32_t step) const noexcept {
+        return element + std::size_t{step} * lanes;
+    }
+    float& at(Part part, std::uint32_t token, std::uint32_t channel) noexcept {
+        return part == Part::keys ? row(channel)[token] : row(token)[channel];
+    }
+};
+
+void load(const std::uint16_t* rows, const HeadShape& head, Part part, const PartLayout& layout,
+          Matrix& x) noexcept {
+    const TokenView view(part, head);
+    x.steps = head.steps;
+    x.lanes = head.lanes;
+    float token[max_lanes];
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        view.load(rows, t, token);
+        if (layout.rotation) layout.rotation->apply(token);
+        for (std::uint32_t c = 0; c < view.channels(); ++c) x.at(part, t, c) = token[c];
+    }
+}
+
+// The standard deviation, 0 of zeros only: what has an offset and hardly varies is not blown up.
+float deviation(float sum, float squares, std::uint32_t count) noexcept {
+    const float share = 1.0f / static_cast<float>(count);
+    const float mean = sum * share, power = squares * share;
+    return std::sqrt(std::max(power - mean * mean, power * 0x1p-10f));
+}
+
+float inverse_of(float x) noexcept { return x > 0.0f ? 1.0f / x : 0.0f; }
+
+// Of x[i] * weight[i]; count is a multiple of 16. Folded in memory, which gcc vectorizes.
+float weighted_deviation(const float* x, const float* weight, std::uint32_t count) noexcept {
+    constexpr std::uint32_t width = 16;
+    alignas(64) float y[max_lanes], squares[max_lanes];
+    for (std::uint32_t i = 0; i < count; ++i) {
+        y[i] = x[i] * weight[i];
+        squares[i] = y[i] * y[i];
+    }
+    for (std::uint32_t i = width; i < count; i += width) {
+        for (std::uint32_t j = 0; j < width; ++j) {
+            y[j] += y[i + j];
+            squares[j] += squares[i + j];
+        }
+    }
+    float sum = 0, square = 0;
+    for (std::uint32_t j = 0; j < width; ++j) {
+        sum += y[j];
+        square += squares[j];
+    }
+    return deviation(sum, square, count);
+}
+
+// Only the factors' ratios count. Both sets of scales remove means of their own, so no pair of sets
+// satisfies both: unchecked, each iteration makes the one larger and the other smaller, until f32
+// overflows. A power of two, so that no logarithm's last bit depends on the platform.
+void fix_gauge(float* factors, std::uint32_t count) noexcept {
+    std::int32_t exponents = 0, used = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+        if (!(factors[i] > 0.0f)) continue;
+        exponents += std::ilogb(factors[i]);
+        ++used;
+    }
+    if (used == 0) return;
+    const float gauge = std::ldexp(1.0f, -(exponents / used));
+    for (std::uint32_t i = 0; i < count; ++i) factors[i] *= gauge;
+}
+
+// The lanes' factors with which steps and lanes have one variance. The steps' own are not needed
+// afterwards: they would cancel out of a step's range and its scale. A lane of zeros gets 0.
+void balance(const Matrix& x, float* factors) noexcept {
+    float inverse[max_lanes];
+    std::fill_n(inverse, x.lanes, 1.0f);
+    for (std::uint32_t n = 0; n < iterations; ++n) {
+        alignas(64) float sum[max_lanes] = {}, squares[max_lanes] = {};
+        for (std::uint32_t s = 0; s < x.steps; ++s) {
+            const float* row = x.row(s);
+            const float weight = inverse_of(weighted_deviation(row, inverse, x.lanes));
+            for (std::uint32_t lane = 0; lane < x.lanes; ++lane) {
+                const float y = row[lane] * weight;
+                sum[lane] += y;
+                squares[lane] += y * y;
+            }
+        }
+        for (std::uint32_t lane = 0; lane < x.lanes; ++lane) {
+            factors[lane] = deviation(sum[lane], squares[lane], x.steps);
+        }
+        fix_gauge(factors, x.lanes);
+        for (std::uint32_t lane = 0; lane < x.lanes; ++lane) {
+            inverse[lane] = inverse_of(factors[lane]);
+        }
+    }
+}
+
+void write_factors(const PartLayout& layout, std::byte* section, float* factors,
+                   std::uint32_t lanes) noexcept {
+    std::uint16_t halves[max_lanes];
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+        halves[lane] = f32_to_f16(factors[lane]);
+        factors[lane] = f16_to_f32(halves[lane]);
+    }
+    std::memcpy(section + layout.factors_offset, halves, lanes * sizeof *halves);
+}
+
+void read_factors(const PartLayout& layout, const std::byte* section, float* factors,
+                  std::uint32_t lanes) noexcept {
+    std::uint16_t halves[max_lanes];
+    std::memcpy(halves, section + layout.factors_offset, lanes * sizeof *halves);
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) factors[lane] = f16_to_f32(halves[lane]);
+}
+
+}  // namespace
+
+void encode_balanced_head(const std::uint16_t* rows, const HeadShape& head, Part part,
+                          const PartLayout& layout, std::byte* section) noexcept {
+    const auto top = static_cast<float>(layout.codec.level_count() - 1);
+    std::memset(section, 0, layout.head_bytes);
+    Matrix x;
+    load(rows, head, part, layout, x);
+    float factors[max_lanes], inverse[max_lanes];
+    balance(x, factors);
+    write_factors(layout, section, factors, x.lanes);
+    for (std::uint32_t lane = 0; lane < x.lanes; ++lane) inverse[lane] = inverse_of(factors[lane]);
+
+    Groups groups;
+    for (std::uint32_t s = 0; s < x.steps; ++s) {
+        float* row = x.row(s);
+        for (std::uint32_t lane = 0; lane < x.lanes; ++lane) row[lane] *= inverse[lane];
+        const Steps steps = full_steps(row, x.lanes, top);
+        groups.scale[s] = steps.scale;
+        groups.zero[s] = steps.zero;
+    }
+    write_metadata(layout, section, groups);
+    auto* codes = reinterpret_cast<std::uint8_t*>(section + layout.codes_offset);
+    CodeTile tile;
+    for (std::uint32_t s = 0; s < x.steps; ++s) {
+        quantize_uniform(x.row(s), x.lanes, {groups.scale[s], groups.zero[s]}, top,
+                         tile.row[s % unit_steps]);
+        if ((s + 1) % unit_steps == 0) {
+            pack_tile(tile, layout.codec.bits, head, s / unit_steps, codes);
+        }
+    }
+}
+
+void decode_balanced_head(const std::byte* section, const HeadShape& head, Part part,
+                          const PartLayout& layout, std::uint16_t* rows) noexcept {
+    Matrix x;
+    x.steps = head.steps;
+    x.lanes = head.lanes;
+    float factors[max_lanes];
+    read_factors(layout, section, factors, x.lanes);
+    Groups groups;
+    read_metadata(layout, section, groups);
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
+    CodeTile tile;
+    for (std::uint32_t s = 0; s < x.steps; ++s) {
+        if (s % unit_steps == 0) {
+            unpack_tile(codes, layout.codec.bits, head, s / unit_steps, tile);
+        }
+        const std::uint8_t* code = tile.row[s % unit_steps];
+        for (std::uint32_t lane = 0; lane < x.lanes; ++lane) {
+            const float y = static_cast<float>(code[lane]) * groups.scale[s] + groups.zero[s];
+            x.row(s)[lane] = factors[lane] * y;
+        }
+    }
+    const TokenView view(part, head);
+    float token[max_lanes];
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        for (std::uint32_t c = 0; c < view.channels(); ++c) token[c] = x.at(part, t, c);
+        if (layout.rotation) layout.rotation->apply_inverse(token);
+        view.store(token, t, rows);
+    }
+}
+
+}  // namespace lowkv::codec
