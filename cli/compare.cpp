@@ -38,6 +38,7 @@ The table is Markdown, on stdout; progress goes to stderr.)";
 
 struct Options {
     std::string model, file, json, plot;
+    std::vector<std::string> calibrations;
     std::vector<std::string> schemes = {"exact", "lowkv4", "lowkv2.8", "lowkv2", "kivi2"};
     std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
     std::size_t tokens = 0, windows = 1, skip = 256, decode = 48;
@@ -270,6 +271,7 @@ int compare(Options options) {
     if (!options.plot.empty()) require_picture(options.plot);
     const std::string text = read_text(options.file);
     const Model model(options.model);
+    model.use_calibrations(options.calibrations);
     const auto windows = cut(model, options, model.tokenize(text, false));
 
     double f16_per_token = 0;
@@ -312,6 +314,9 @@ void add_compare(CLI::App& app, int& status) {
                      "Schemes; exact is always there, as the reference")
         ->delimiter(',')
         ->capture_default_str();
+    command->add_option("--calibration", options->calibrations,
+                        "Files of `lowkv calibrate`, for schemes that need one; LOWKV_CALIBRATION "
+                        "names more");
     command
         ->add_option("--stock", options->stock,
                      "llama.cpp cache types to set beside them; none: leave them out")

@@ -35,6 +35,7 @@ while the prompt is read it ends the command, with status 130.)";
 
 struct Options {
     std::string model, prompt, file, system, scheme = chosen_scheme();
+    std::vector<std::string> calibrations;
     int answer = 512;
     std::uint32_t context = 0, chunk = 512;
     unsigned threads = default_threads();
@@ -201,6 +202,7 @@ int generate(const Options& options) {
     route_logs(options.verbose);
     if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
     const Model model(options.model);
+    model.use_calibrations(options.calibrations);
     const std::vector<llama_token> prompt = prompt_tokens(model, options);
     ContextOptions settings;
     settings.cells = context_cells(model, options, prompt.size());
@@ -274,6 +276,9 @@ void add_generate(CLI::App& app, int& status) {
         ->add_option("-s,--scheme", options->scheme,
                      "How the cache is stored, see `lowkv schemes`; LOWKV_SCHEME sets the default")
         ->capture_default_str();
+    command->add_option("--calibration", options->calibrations,
+                        "Files of `lowkv calibrate`, for schemes that need one; LOWKV_CALIBRATION "
+                        "names more");
     command
         ->add_option(
             "-c,--context", options->context,

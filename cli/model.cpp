@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "app.h"
+#include "calibration/file/calibration_file.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
 
@@ -91,6 +92,14 @@ Model::Model(const std::string& path) {
     }
     if (llama_model_has_encoder(get()) || !llama_model_has_decoder(get())) {
         throw Failure(path + " is not a decoder-only language model: lowkv serves those");
+    }
+}
+
+void Model::use_calibrations(const std::vector<std::string>& paths) const {
+    for (const std::string& path : paths) {
+        calibration::require_model(calibration::load_calibration(path).calibration, fingerprint(),
+                                   path);
+        ggml::add_calibration(path);
     }
 }
 

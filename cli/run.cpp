@@ -42,6 +42,7 @@ without the plug-in's "lowkv: active" line, it is stopped and the exit status is
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin;
+    std::vector<std::string> calibrations;
     double timeout = 600;
     std::vector<std::string> command;
 };
@@ -259,6 +260,12 @@ int run(Options& options) {
     }
     setenv("GGML_BACKEND_PATH", std::filesystem::absolute(plugin).c_str(), 1);
     setenv("LOWKV_SCHEME", options.scheme.c_str(), 1);
+    std::string calibrations = environment("LOWKV_CALIBRATION");
+    for (const std::string& path : options.calibrations) {
+        if (!calibrations.empty()) calibrations += ':';
+        calibrations += std::filesystem::absolute(path).string();
+    }
+    if (!calibrations.empty()) setenv("LOWKV_CALIBRATION", calibrations.c_str(), 1);
 
     std::array<int, 2> messages{};
     if (pipe2(messages.data(), O_CLOEXEC) != 0)
@@ -311,6 +318,9 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
         ->add_option("-s,--scheme", options->scheme,
                      "How the cache is stored, see `lowkv schemes`; LOWKV_SCHEME sets the default")
         ->capture_default_str();
+    command->add_option("--calibration", options->calibrations,
+                        "Files of `lowkv calibrate`, for schemes that need one; LOWKV_CALIBRATION "
+                        "names more");
     command->add_option("--plugin", options->plugin,
                         "The plug-in, libggml-lowkv.so (default: the one built with this command)");
     command
