@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import plugin_models as models
 import pytest
-from plugin_tools import BUILD, MODEL, PATHS, Run, environment
+from plugin_tools import BUILD, MODEL, PATHS, ROOT, Run, environment
 
 COMMAND = BUILD / "bin/lowkv"
 GROUPED = "k=token-2-g32-reorder-clip-pre-fp8,v=token-2-g32-reorder-clip-fp8,window=32"
@@ -159,6 +159,24 @@ def test_the_package_safetensors_opens_it(calibrate, folder):
                           capture_output=True, text=True, check=True)
     metadata, arrays = json.loads(done.stdout)
     assert metadata == said and arrays == {name: a.tolist() for name, a in found.items()}
+
+
+@pytest.mark.skipif("LOWKV_TORCH_PYTHON" not in PATHS, reason="torch comes with the part `torch` of "
+                    "deps/setup.py")
+def test_fisher_weights_of_the_real_model(calibrate, folder):
+    file, text = folder / "real.safetensors", PATHS["LOWKV_HANDBOOK_TEXT"]
+    done = subprocess.run([PATHS["LOWKV_TORCH_PYTHON"], ROOT / "tools/fisher.py", "-m", MODEL,
+                           "--text", text, "-o", file, "-n", "128", "-c", "64", "-t", "1"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, weights = read_tensors(file)
+    assert (said["layers"], said["pairs"], said["tokens"]) == ("30", "halves", "128")
+    assert len(weights) == 60 and all((w >= 0).all() and w.any() for w in weights.values())
+    short = ("kvquant3", "--tokens", 256, "--context", 256)
+    _, _, plain = calibrate(*short, model=MODEL, text=text)
+    _, _, found = calibrate(*short, "--fisher", file, model=MODEL, text=text)
+    for name in plain:
+        assert (plain[name] == found[name]).all() == name.endswith(("low", "high")), name
 
 
 def test_other_models(calibrate, folder):
