@@ -44,5 +44,6 @@ void add_doctor(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status);
 void add_budget(CLI::App& app, int& status);
+void add_calibrate(CLI::App& app, int& status);
 
 }  // namespace lowkv::cli

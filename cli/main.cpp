@@ -19,6 +19,7 @@ constexpr const char* footer = R"(Examples:
   lowkv doctor -m model.gguf
   lowkv bench attention --quick
   lowkv budget -m model.gguf -f book.txt --target-bits 2.5
+  lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
 
 Each command explains itself: lowkv COMMAND --help.)";
 
@@ -63,6 +64,7 @@ int main(int argc, char** argv) {
         cli::add_plan(app, status);
         cli::add_bench(app, status);
         cli::add_budget(app, status);
+        cli::add_calibrate(app, status);
         if (argc == 1) {
             std::fputs(app.help().c_str(), stderr);
             return 2;

@@ -132,6 +132,19 @@ KvShape Model::kv_shape() const {
             dimension("value_length")};
 }
 
+std::string Model::fingerprint() const {
+    const std::string architecture = metadata(get(), "general.architecture");
+    const std::string base = metadata(get(), architecture + ".rope.freq_base");
+    const KvShape shape = kv_shape();
+    return "architecture=" + architecture + " layers=" + std::to_string(shape.layers) +
+           " heads=" + std::to_string(llama_model_n_head(get())) +
+           " kv_heads=" + std::to_string(shape.kv_heads) +
+           " head_dim=" + std::to_string(shape.key_dim) +
+           " vocabulary=" + std::to_string(vocabulary()) +
+           " rope_base=" + (base.empty() ? "none" : base) +
+           " name=" + metadata(get(), "general.name");
+}
+
 std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special) const {
     const auto length = static_cast<std::int32_t>(text.size());
     std::vector<llama_token> tokens(text.size() + 8);
@@ -187,6 +200,8 @@ Context::Context(const Model& model, const ContextOptions& options) {
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.op_offload = false;
     params.no_perf = true;
+    params.cb_eval = options.observe;
+    params.cb_eval_user_data = options.observer;
     const ggml::CacheStats before = ggml::stats();
     if (options.scheme) {
         ggml::set_scheme(*options.scheme);

@@ -39,6 +39,9 @@ class Model {
     std::uint32_t train_context() const;
     std::uint32_t vocabulary() const;
     KvShape kv_shape() const;
+    // What a calibration is tied to (docs/calibration.md): not the weights' bytes, so that files of
+    // one model in several precisions share it.
+    std::string fingerprint() const;
 
     std::vector<llama_token> tokenize(const std::string& text, bool add_special) const;
     std::string piece(llama_token token) const;
@@ -60,6 +63,9 @@ struct ContextOptions {
     bool all_logits = false;            // a chunk may ask for the logits of each of its tokens
     std::optional<std::string> scheme;  // a lowkv scheme, or
     ggml_type stock = GGML_TYPE_F16;    // a stock llama.cpp cache of this type, on the CPU backend
+    // Called with every node of a graph, see llama_context_params::cb_eval.
+    ggml_backend_sched_eval_callback observe = nullptr;
+    void* observer = nullptr;
 };
 
 // One context with one sequence, written front to back.

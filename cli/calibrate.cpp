@@ -1,0 +1,277 @@
+// lowkv calibrate: what a scheme needs to know about a model, measured once on a text.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app.h"
+#include "calibrate_report.h"
+#include "calibration/file/calibration_file.h"
+#include "calibration/file/fisher_file.h"
+#include "calibration/solve.h"
+#include "capture.h"
+#include "compare_report.h"
+#include "lowkv/executor.h"
+#include "lowkv/scheme.h"
+#include "model.h"
+#include "terminal.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv calibrate -m model.gguf --text book.txt
+      for skvq-k2v2, into model.skvq-k2v2.lowkv.safetensors beside the model
+  lowkv calibrate -m model.gguf --text book.txt --scheme kvquant3-1% -o kvquant.safetensors
+  lowkv calibrate -m model.gguf --text book.txt --tokens 16384 --context 4096
+      more text, in longer windows
+  python3 tools/fisher.py -m model.gguf --text book.txt -o fisher.safetensors
+  lowkv calibrate -m model.gguf --text book.txt --scheme kvquant2 --fisher fisher.safetensors
+      levels that the loss minds most about
+  LOWKV_CALIBRATION=model.skvq-k2v2.lowkv.safetensors lowkv generate -m model.gguf \
+      --scheme skvq-k2v2 -p "Why is the sky blue?"
+      use it; llama.cpp with the plug-in reads the same variable
+
+How it works: the model reads the text once, in windows, with llama.cpp's own f16 cache; keys (before
+their rotary embedding where the scheme says pre), values and some queries are kept per layer. SKVQ:
+channels of like ranges get one group (k-means), then each group the share of its range, from 0.3 to
+1, that leaves the attention's output nearest to the exact one. KVQuant: each key channel the range
+of its inliers, and each layer the levels that fit its keys and its values best. The first tokens of
+each window, the scheme's sinks, are left out of all statistics.
+
+Text of the kind that the model will read, in its language, is best; a few thousand tokens do. The
+file is tied to the model and to the codecs of the scheme, not to its window or sinks, nor to the
+precision of the weights (docs/calibration.md). It is replaced if it is there.)";
+
+constexpr std::uint64_t default_tokens = 4096;
+constexpr std::uint32_t all_queries = 64;  // of a layer
+constexpr std::uint32_t least_positions = 64;
+
+struct Options {
+    std::string model, text, scheme = "skvq-k2v2", output, fisher;
+    std::uint64_t tokens = 0, seed = 0;
+    std::uint32_t context = 2048;
+    bool q_norm = false, verbose = false;
+    unsigned threads = default_threads();
+};
+
+bool needs_calibration(const Scheme& scheme) {
+    return scheme.base.needs_calibration() ||
+           std::ranges::any_of(scheme.overrides, [](const LayerOverride& layers) {
+               return layers.scheme.needs_calibration();
+           });
+}
+
+Scheme read_scheme(const std::string& text) {
+    Scheme scheme = parse_scheme(text);
+    if (needs_calibration(scheme)) return scheme;
+    std::string names;
+    for (const Preset& preset : presets()) {
+        if (needs_calibration(preset.scheme))
+            names += (names.empty() ? "" : ", ") + std::string(preset.name);
+    }
+    throw UsageError(text + " needs no calibration: use it as it is. These do: " + names);
+}
+
+// "model.gguf" -> "model.skvq-k2v2.lowkv.safetensors"
+std::string default_output(const std::string& model, const Scheme& scheme) {
+    std::string name = to_string(scheme);
+    for (char& c : name) {
+        if (c == ',' || c == '=' || c == '/') c = '_';
+    }
+    return std::filesystem::path(model).replace_extension(name + ".lowkv.safetensors").string();
+}
+
+// The first position whose query reads a packed token.
+std::uint32_t first_query(const Scheme& scheme) {
+    return std::max(scheme.retention.window, 1u) +
+           std::max(scheme.retention.sinks, calibration::masked_tokens(scheme.retention));
+}
+
+// Windows of equal length, each with the model's first token.
+std::vector<std::vector<llama_token>> cut(const Model& model, const Options& options,
+                                          const Scheme& scheme) {
+    const std::vector<llama_token> text = model.tokenize(read_text(options.text), false);
+    const bool bos = llama_vocab_get_add_bos(model.vocab());
+    if (options.tokens > text.size())
+        throw Failure("the text " + options.text + " has " + count(text.size()) + " tokens; " +
+                      "--tokens " + count(options.tokens) + " were asked for");
+    if (options.context > model.train_context() && options.context != Options{}.context)
+        throw Failure("--context " + count(options.context) + " is longer than the model's of " +
+                      count(model.train_context()));
+    const std::uint64_t longest = std::min(options.context, model.train_context());
+    const std::uint64_t total =
+        std::min<std::uint64_t>(options.tokens > 0 ? options.tokens : default_tokens, text.size());
+    const std::uint64_t windows = std::max<std::uint64_t>((total + longest - 1) / longest, 1);
+    const std::uint64_t length = total / windows;
+    const std::uint64_t least = first_query(scheme) + least_positions;
+    if (length < least) {
+        const char* remedy = longest < least       ? "a longer --context"
+                             : text.size() < least ? "a longer text"
+                                                   : "more --tokens";
+        throw Failure("windows of " + count(length) + " tokens are too short: under " +
+                      to_string(scheme) + " little or nothing leaves the exact window before " +
+                      count(least) + " tokens; give it " + remedy);
+    }
+    std::vector<std::vector<llama_token>> out(windows);
+    auto from = text.begin();
+    for (std::vector<llama_token>& window : out) {
+        if (bos) window.push_back(llama_vocab_bos(model.vocab()));
+        const auto take = static_cast<std::ptrdiff_t>(length - window.size());
+        window.insert(window.end(), from, from + take);
+        from += take;
+    }
+    return out;
+}
+
+// One line of progress with the time left.
+class Stage {
+  public:
+    Stage(const std::string& label, std::uint64_t total) : progress_(label), total_(total) {}
+    void advance(std::uint64_t by) {
+        done_ += by;
+        const auto done = static_cast<double>(done_);
+        const double left = watch_.seconds() * (static_cast<double>(total_) / done - 1);
+        progress_.show(done_, total_, fixed(left, 0) + " s left");
+    }
+    double seconds() const { return watch_.seconds(); }
+
+  private:
+    Progress progress_;
+    Stopwatch watch_;
+    std::uint64_t total_, done_ = 0;
+};
+
+CalibrateReport solve(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
+                      const Options& options,
+                      const std::optional<calibration::FisherWeights>& fisher) {
+    CalibrateReport report;
+    report.calibration.layers.resize(samples.size());
+    report.layers.resize(samples.size());
+    Stage stage("solving layers:", samples.size());
+    std::mutex mutex;
+    std::exception_ptr failure;
+    const auto executor = make_thread_executor(options.threads);
+    executor->parallel_for(samples.size(), [&](std::size_t i, unsigned) noexcept {
+        try {
+            calibration::SolveOptions solving{.seed = options.seed,
+                                              .q_norm = options.q_norm,
+                                              .key_weights = {},
+                                              .value_weights = {}};
+            if (fisher) {
+                solving.key_weights = fisher->key[i];
+                solving.value_weights = fisher->value[i];
+            }
+            calibration::SolvedLayer solved = solve_layer(
+                samples[i], scheme.layer(static_cast<std::uint32_t>(i)), scheme.retention, solving);
+            samples[i] = {};
+            report.calibration.layers[i] = std::move(solved.calibration);
+            report.layers[i] = solved.report;
+            const std::scoped_lock lock(mutex);
+            stage.advance(1);
+        } catch (...) {
+            const std::scoped_lock lock(mutex);
+            failure = std::current_exception();
+        }
+    });
+    if (failure) std::rethrow_exception(failure);
+    return report;
+}
+
+int run(Options options) {
+    const Scheme scheme = read_scheme(options.scheme);
+    if (options.output.empty()) options.output = default_output(options.model, scheme);
+    route_logs(options.verbose);
+    const Model model(options.model);
+    require_writable(options.output);
+    const std::vector<std::vector<llama_token>> windows = cut(model, options, scheme);
+    const std::uint64_t length = windows.front().size(), total = windows.size() * length;
+    std::fprintf(stderr, "%s: %s for %s, %zu windows of %s tokens\n", options.text.c_str(),
+                 count(total).c_str(), model.description().c_str(), windows.size(),
+                 count(length).c_str());
+
+    const Stopwatch watch;
+    std::vector<calibration::LayerSamples> samples;
+    {
+        Stage stage("reading the text:", total);
+        CaptureOptions capturing{.threads = options.threads};
+        capturing.first_query = first_query(scheme);
+        capturing.queries = std::max(
+            1u, all_queries /
+                    static_cast<std::uint32_t>(std::min<std::size_t>(windows.size(), all_queries)));
+        samples = capture(model, windows, scheme, capturing,
+                          [&](std::size_t tokens) { stage.advance(tokens); });
+    }
+    const double reading = watch.seconds();
+    const Shape shape = samples.front().shape;
+    std::optional<calibration::FisherWeights> fisher;
+    if (!options.fisher.empty())
+        fisher =
+            calibration::load_fisher(options.fisher, static_cast<std::uint32_t>(samples.size()),
+                                     shape, samples.front().rope);
+
+    CalibrateReport report = solve(std::move(samples), scheme, options, fisher);
+    report.calibration.scheme = to_string(scheme);
+    report.calibration.model = model.fingerprint();
+    report.calibration.shape = shape;
+    calibration::save_calibration(options.output, report.calibration,
+                                  {.tool = std::string("lowkv ") + LOWKV_VERSION,
+                                   .text = std::filesystem::path(options.text).filename().string(),
+                                   .tokens = total});
+
+    std::printf("%s\n%s\n", table(report).c_str(), legend(report).c_str());
+    std::printf("Written: %s (%s; read in %s s, solved in %s s)\n", options.output.c_str(),
+                bytes(static_cast<double>(std::filesystem::file_size(options.output))).c_str(),
+                fixed(reading, 1).c_str(), fixed(watch.seconds() - reading, 1).c_str());
+    std::printf("Try it:\n  LOWKV_CALIBRATION=%s lowkv compare -m %s -f %s --schemes %s\n",
+                options.output.c_str(), options.model.c_str(), options.text.c_str(),
+                report.calibration.scheme.c_str());
+    return 0;
+}
+
+}  // namespace
+
+void add_calibrate(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand(
+        "calibrate", "Measure what SKVQ's and KVQuant's schemes need to know about a model");
+    command->footer(footer);
+    command->add_option("-m,--model", options->model, "The model, a GGUF file")->required();
+    command->add_option("--text", options->text, "The text to measure on; - is stdin")->required();
+    command
+        ->add_option("-s,--scheme", options->scheme,
+                     "The scheme that it is for, one that needs it, see `lowkv schemes`")
+        ->capture_default_str();
+    command->add_option("-o,--output", options->output,
+                        "The file to write (default: beside the model, "
+                        "MODEL.SCHEME.lowkv.safetensors)");
+    command->add_option("-n,--tokens", options->tokens,
+                        "Tokens of the text to read (default 4096, or all there are)");
+    command
+        ->add_option("-c,--context", options->context,
+                     "The longest window of text, at most the model's context")
+        ->check(CLI::Range(1, 1 << 24))
+        ->capture_default_str();
+    command->add_option("--seed", options->seed, "Seed of the k-means of channels")
+        ->capture_default_str();
+    command->add_flag("--q-norm", options->q_norm,
+                      "KVQuant's Q-Norm: learned levels keep the mean and the variance");
+    command->add_option("--fisher", options->fisher,
+                        "Weights of channels for learned levels, from tools/fisher.py");
+    command->add_option("-t,--threads", options->threads, "Threads")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
+    command->callback([options, &status] { status = run(*options); });
+}
+
+}  // namespace lowkv::cli
