@@ -116,7 +116,8 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
     : scheme_(scheme), shape_(shape) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
     check_shape(shape);
-    if (scheme.key.by_row() || scheme.value.by_row()) throw Error(ErrorCode::unsupported, "row codecs");
+    if (scheme.key.by_row() || scheme.value.by_row())
+        throw Error(ErrorCode::unsupported, "row codecs");
     block_tokens_ = lowkv::block_tokens(scheme);
     keys_ = part_layout(scheme.key, shape, block_tokens_);
     values_ = part_layout(scheme.value, shape, block_tokens_);
