@@ -67,19 +67,29 @@ std::string in_words(const Codec& codec) {
         codec.bits == Codec::ternary_bits ? "1.5" : std::to_string(codec.bits);
     const std::string bits = width + " bits a number: " + preparation(codec);
     if (normal(codec)) return bits + normal_levels(codec);
-    return bits + "the numbers of " + group_of(codec) + " share a scale and a zero (" +
-           stored_bits(codec) + " each)";
+    std::string text = bits + "the numbers of " + group_of(codec) + " share a scale and a zero (" +
+                       stored_bits(codec) + " each)";
+    if (codec.clip == Clip::search) {
+        text += ", over the share of their range with the least squared error";
+    }
+    if (codec.balanced) {
+        text += std::string("; a factor (16 bits) of each ") +
+                (codec.axis == Axis::channel ? "token" : "channel") +
+                " brings a block's tokens and channels to one variance";
+    }
+    return text;
 }
 
 Formulas formulas(const Codec& codec, Half half) {
     if (codec.exact()) return {};
     const bool rotated = codec.rotation != Rotate::none;
-    const std::string x = half == Half::keys ? "k" : "v";
+    const std::string original = half == Half::keys ? "k" : "v";
     Formulas result;
-    std::string y = x;  // what the codes are taken of
+    std::string y = original;  // what the codes are taken of
     if (rotated || codec.centred) {
         y = "y";
-        result.store = "y = " + x + (rotated ? " R" : "") + (codec.centred ? " - mean" : "") + ", ";
+        result.store =
+            "y = " + original + (rotated ? " R" : "") + (codec.centred ? " - mean" : "") + ", ";
     }
     std::string value = "code * scale + zero";
     if (normal(codec)) {
@@ -87,13 +97,24 @@ Formulas formulas(const Codec& codec, Half half) {
                         "), scale = " + scale_formula(codec, y);
         value = "level * scale";
     } else {
-        result.store += "zero = min(" + y + "), scale = (max(" + y + ") - zero) / " +
-                        std::to_string(codec.level_count() - 1) + ", code = round((" + y +
-                        " - zero) / scale)";
+        if (codec.balanced) {
+            result.store += "x = " + y + " / factor, ";
+            y = "x";
+        }
+        const std::string steps = std::to_string(codec.level_count() - 1);
+        const std::string range = "max(" + y + ") - min(" + y + ")";
+        if (codec.clip == Clip::search) {
+            result.store += "range = " + range + ", zero = min(" + y +
+                            ") + range (1 - share) / 2, scale = share range / " + steps;
+        } else {
+            result.store += "zero = min(" + y + "), scale = (max(" + y + ") - zero) / " + steps;
+        }
+        result.store += ", code = round((" + y + " - zero) / scale)";
+        if (codec.balanced) value = "factor (" + value + ")";
     }
     if (codec.centred) value += " + mean";
     if (rotated) value = "(" + value + ") R^T";
-    result.read = x + " = " + value;
+    result.read = original + " = " + value;
     if (rotated) {
         result.read += half == Half::keys ? "; attention rotates the query instead"
                                           : "; attention rotates its output instead";

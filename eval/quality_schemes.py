@@ -8,9 +8,13 @@ where a sweep passes through a preset's own value.)
 STOCK_BITS = {"stock f16": 16.0, "stock q8_0": 8.5, "stock q4_0": 4.5}
 
 PRESETS = ["lowkv1.5", "lowkv2", "lowkv2.8", "lowkv3", "lowkv4", "kivi2", "kivi4", "turboquant2", "turboquant3",
-           "turboquant4", "int4", "int4h", "int8"]
+           "turboquant4", "kvarn2", "kvarn3", "kvarn4", "int4", "int4h", "int8"]
 # The papers keep no sinks.
 TABLE = [*PRESETS, "kivi2+sinks=0", "kivi4+sinks=0", *STOCK_BITS]
+
+# KIVI's 2 bits with each group's range searched, on which part.
+SEARCH = {"keys": "k=channel-2-g32-search+v=token-2-g32", "values": "k=channel-2-g32+v=token-2-g32-search",
+          "both": "k=channel-2-g32-search+v=token-2-g32-search"}
 
 # KIVI's question: which axis may share a scale?
 GRID = {(k, v): f"k={k}-2-g32+v={v}-2-g32+window=128+sinks=0" if (k, v) != ("channel", "token")
@@ -69,6 +73,7 @@ SECTIONS = {
     "table": unique(TABLE),
     "fit": unique([s for row in FITS.values() for s in row.values()] + [s for _, s in PARTS]),
     "grid": list(GRID.values()),
+    "search": list(SEARCH.values()),
     "window": [s for row in WINDOWS.values() for s in row.values()],
     "sinks": [s for row in SINKS.values() for s in row.values()],
     "layers": unique(s for pair in LAYERS for s in pair),

@@ -8,6 +8,7 @@
 #include "codec/metadata.h"
 #include "codec/packing.h"
 #include "codec/rotation.h"
+#include "codec/sum.h"
 #include "codec/token_view.h"
 #include "codec/uniform.h"
 
@@ -57,26 +58,14 @@ float deviation(float sum, float squares, std::uint32_t count) noexcept {
 
 float inverse_of(float x) noexcept { return x > 0.0f ? 1.0f / x : 0.0f; }
 
-// Of x[i] * weight[i]; count is a multiple of 16. Folded in memory, which gcc vectorizes.
+// Of x[i] * weight[i]; count is a multiple of 16.
 float weighted_deviation(const float* x, const float* weight, std::uint32_t count) noexcept {
-    constexpr std::uint32_t width = 16;
     alignas(64) float y[max_lanes], squares[max_lanes];
     for (std::uint32_t i = 0; i < count; ++i) {
         y[i] = x[i] * weight[i];
         squares[i] = y[i] * y[i];
     }
-    for (std::uint32_t i = width; i < count; i += width) {
-        for (std::uint32_t j = 0; j < width; ++j) {
-            y[j] += y[i + j];
-            squares[j] += squares[i + j];
-        }
-    }
-    float sum = 0, square = 0;
-    for (std::uint32_t j = 0; j < width; ++j) {
-        sum += y[j];
-        square += squares[j];
-    }
-    return deviation(sum, square, count);
+    return deviation(fold(y, count), fold(squares, count), count);
 }
 
 // Only the factors' ratios count. Both sets of scales remove means of their own, so no pair of sets

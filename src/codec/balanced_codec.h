@@ -1,6 +1,6 @@
 #pragma once
-// KVarN (Muller et al., "KVarN: Variance-Normalized KV-Cache Quantization", 2026, arXiv 2606.03458,
-// section 4): a head's block is rotated, its tokens and channels are scaled until both have one
+// KVarN (Muller et al., "KVarN: Variance-Normalized KV-Cache Quantization", 2026, arXiv
+// 2606.03458): a head's block is rotated, its tokens and channels are scaled until both have one
 // variance, then cut into uniform steps. Its steps (head.h) keep a scale and a zero each, its lanes
 // a factor each: x^ = factor[lane] * (code * scale[step] + zero[step]), then the rotation undone.
 

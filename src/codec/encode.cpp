@@ -122,8 +122,7 @@ void search_ranges(const std::uint16_t* rows, const HeadShape& head, const PartL
             float x[max_lanes];
             for (std::uint32_t i = 0; i < count; ++i) x[i] = f16_to_f32(from[i * stride]);
             const std::size_t g = std::size_t{r} * layout.row_entries + e;
-            const Steps steps =
-                searched_steps(x, count, {groups.scale[g], groups.zero[g]}, levels);
+            const Steps steps = searched_steps(x, count, {groups.scale[g], groups.zero[g]}, levels);
             groups.scale[g] = steps.scale;
             groups.zero[g] = steps.zero;
         }
@@ -152,7 +151,8 @@ void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const He
     const float* zeros = groups.zero + first;
     const float* scales = groups.scale + first;
     for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-        codes[lane] = uniform_code(f16_to_f32(row[lane]), zeros[lane], divisor(scales[lane]), levels);
+        codes[lane] =
+            uniform_code(f16_to_f32(row[lane]), zeros[lane], divisor(scales[lane]), levels);
     }
 }
 

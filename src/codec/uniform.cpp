@@ -2,23 +2,21 @@
 
 #include <algorithm>
 
+#include "codec/head.h"
+#include "codec/sum.h"
+
 namespace lowkv::codec {
 namespace {
 
 float squared_error(const float* x, std::uint32_t count, const Steps& steps, float top) noexcept {
-    constexpr std::uint32_t width = 8;
-    const float inverse = 1.0f / steps.scale;
-    float sum[width] = {};
-    for (std::uint32_t i = 0; i < count; i += width) {
-        for (std::uint32_t j = 0; j < width; ++j) {
-            const float level = (x[i + j] - steps.zero) * inverse;
-            const float nearest = clamp_level(level, top) + round_to_integer - round_to_integer;
-            sum[j] += (level - nearest) * (level - nearest);
-        }
+    const float inverse = 1.0f / steps.scale, zero = steps.zero;
+    alignas(64) float squares[max_lanes];
+    for (std::uint32_t i = 0; i < count; ++i) {
+        const float level = (x[i] - zero) * inverse;
+        const float nearest = clamp_level(level, top) + round_to_integer - round_to_integer;
+        squares[i] = (level - nearest) * (level - nearest);
     }
-    float total = 0;
-    for (const float part : sum) total += part;
-    return total * steps.scale * steps.scale;
+    return fold(squares, count) * steps.scale * steps.scale;
 }
 
 }  // namespace

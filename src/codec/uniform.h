@@ -38,7 +38,8 @@ inline std::uint8_t uniform_code(float x, float zero, float divisor, float top) 
 Steps full_steps(const float* x, std::uint32_t count, float top) noexcept;
 
 // Steps over the share of the range that `full` covers with the least squared error of x[0, count);
-// `full` itself where none is better. count is a multiple of 16.
+// `full` itself where none is better. count is a multiple of 16, at
+// most max_lanes.
 Steps searched_steps(const float* x, std::uint32_t count, const Steps& full, float top) noexcept;
 
 void quantize_uniform(const float* x, std::uint32_t count, const Steps& steps, float top,

@@ -5,8 +5,8 @@
 //   folded    the scale belongs to (group of lanes, step): it is multiplied into the weights.
 //             Keys per channel, values per token: KIVI.
 //   unfolded  the scale belongs to (lane, group of steps): it is applied to the group's sum.
-// A balanced head has a factor per lane besides, and is always folded: y[lane] += factor[lane] * sum.
-// Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
+// A balanced head has a factor per lane besides, and is always folded: y[lane] += factor[lane] *
+// sum. Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
 
 struct Matrix {
     const std::byte* data = nullptr;  // a head's section; exact: its f16 elements, steps of lanes
@@ -135,7 +135,8 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
         if constexpr (Balanced) {
             float total[4];
             reduce_add4(sum, total);
-            for (unsigned r = 0; r < Rows; ++r) offset[at][r] -= scales.scale[r] * middle * total[r];
+            for (unsigned r = 0; r < Rows; ++r)
+                offset[at][r] -= scales.scale[r] * middle * total[r];
         }
     }
     for (unsigned p = 0; p < count; ++p) {
