@@ -126,11 +126,8 @@ def explanation(scheme):
 
 
 def listing():
-    """What `lowkv schemes` says. Skips while SKVQ's and KVQuant's row codecs have no plan to count bits of."""
-    run = lowkv("schemes")
-    if "row codecs" in run.both:
-        pytest.skip("row codecs have no plan yet")
-    return run.out
+    """What `lowkv schemes` says."""
+    return lowkv("schemes").out
 
 
 def test_schemes_lists_every_preset_and_the_default():
