@@ -25,6 +25,7 @@ namespace {
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"
+#include "kernels/body/mass.h"
 
 }  // namespace
 }  // namespace lowkv::kernels::scalar
@@ -33,7 +34,7 @@ namespace lowkv::kernels {
 
 const Table scalar_table = {
     "scalar",       "plain C++ for any CPU", []() noexcept -> bool { return true; },
-    scalar::decode, scalar::prefill,
+    scalar::decode, scalar::prefill,         scalar::weigh,
 };
 
 }  // namespace lowkv::kernels

@@ -1,0 +1,25 @@
+#pragma once
+// Attention mass: how much each cell was attended to. A request of its own, so that attend() pays
+// nothing for it: the scores of the cells asked for are computed once more.
+
+#include <cstdint>
+#include <span>
+
+#include "lowkv/attention.h"
+
+namespace lowkv {
+
+// Adds to mass[i] the softmax weights of cell first_cell + i, summed over all query tokens and
+// heads. Call it after an attend() with the same io and params that left io.log_sum_exp (io.out is
+// not used), before the sequence changes. mass ends at io.n_cells at most.
+//
+// Cost: about half of attend() over the same cells, because the values are not read; what it really
+// is depends on how many cells are asked for, not on the length of the sequence (bench figures:
+// docs/architecture.md, "Filters"). Exact and packed cells alike.
+//
+// Throws Error(invalid_argument) when io.log_sum_exp is null or the cells are out of range.
+void attention_mass(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
+                    std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
+                    Executor& executor = serial_executor());
+
+}  // namespace lowkv
