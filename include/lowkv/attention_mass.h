@@ -13,9 +13,8 @@ namespace lowkv {
 // heads. Call it after an attend() with the same io and params that left io.log_sum_exp (io.out is
 // not used), before the sequence changes. mass ends at io.n_cells at most.
 //
-// Cost: about half of attend() over the same cells, because the values are not read; what it really
-// is depends on how many cells are asked for, not on the length of the sequence (bench figures:
-// docs/architecture.md, "Filters"). Exact and packed cells alike.
+// Cost: about half of attend() over the cells asked for (their values are not read), whatever the
+// length of the sequence; examples/filter.cpp measures it.
 //
 // Throws Error(invalid_argument) when io.log_sum_exp is null or the cells are out of range.
 void attention_mass(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
