@@ -184,6 +184,12 @@ def test_schemes_writes_the_arithmetic_down():
     assert "Layer 3:" in text and "KIVI" not in text
 
 
+def test_schemes_says_what_a_filter_does():
+    _, said = explanation("kivi2,filter=heavy,keep=5%,evict=50%")
+    assert "5% stay exact and 50% are dropped" in said["filter"]
+    assert "not through llama.cpp" in said["filter"]
+
+
 def test_doctor():
     run = lowkv("doctor", "-m", MODEL)
     assert run.code == 0, run.both
