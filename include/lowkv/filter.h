@@ -84,11 +84,11 @@ class FilteredSequence {
     // until the token leaves the window. add_attention_mass() below calls it.
     void add_mass(std::span<const float> mass, std::uint32_t query_tokens);
 
-    // Decides on what has left the window, a block (or retention.flush tokens) at a time, and packs
-    // what fills a block. Call it after the step's attention. Throws Error(over_budget) if a fork
-    // shares the undecided tokens' blocks and the budget has no room for copies, and what the rule
-    // throws; nothing is changed then. (Out of memory while packing: the tokens' fates are decided,
-    // and the next call packs them.)
+    // Asks the rule about all tokens that have left the window, in multiples of a block (or of
+    // retention.flush tokens), and packs what fills a block. Call it after the step's attention.
+    // Throws Error(over_budget) if a fork shares the undecided tokens' blocks and the budget has no
+    // room for copies, and what the rule throws; nothing is changed then. (Out of memory while
+    // packing: the tokens' fates are decided, and the next call packs them.)
     void settle(Executor& executor = serial_executor());
 
     // Shares all blocks. What was shared undecided is copied when either side settles it.
