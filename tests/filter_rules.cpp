@@ -201,7 +201,7 @@ double loss(const std::string& text) {
                        .tokens = 1,
                        .heads = heads,
                        .n_cells = t + 1,
-                       .log_sum_exp = sum.data()};
+                       .log_sum = sum.data()};
         sequence.append(key.data(), value.data(), 1);
         attend(sequence, io, params, workspace);
         add_attention_mass(sequence, io, params, workspace);

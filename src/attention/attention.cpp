@@ -117,14 +117,15 @@ Row attention::make_row(const AttentionIO& io, const AttentionParams& params, st
 
 namespace {
 
-// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart).
-void join(const float* max, const float* sum, std::size_t stride, const float* out,
-          std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
-          const float* sink_logit, float* result) noexcept {
+// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart). Returns the
+// logarithm of the softmax's denominator.
+float join(const float* max, const float* sum, std::size_t stride, const float* out,
+           std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
+           const float* sink_logit, float* result) noexcept {
     float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
     for (std::uint32_t i = 0; i < ranges; ++i) top = std::max(top, max[i * stride]);
     std::fill_n(result, head_dim, 0.0f);
-    if (top == -INFINITY) return;
+    if (top == -INFINITY) return top;
     float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
     for (std::uint32_t i = 0; i < ranges; ++i) {
         const float weight = std::exp(max[i * stride] - top);
@@ -135,19 +136,6 @@ void join(const float* max, const float* sum, std::size_t stride, const float* o
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
     for (std::uint32_t c = 0; c < head_dim; ++c) result[c] *= inverse;
-}
-
-// Of the same ranges: the log of the row's sum of exp(score).
-float join_log_sum_exp(const float* max, const float* sum, std::size_t stride, std::uint32_t ranges,
-                       const float* sink_logit) noexcept {
-    float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
-    for (std::uint32_t i = 0; i < ranges; ++i) top = std::max(top, max[i * stride]);
-    if (top == -INFINITY) return top;
-    float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
-    for (std::uint32_t i = 0; i < ranges; ++i) {
-        if (max[i * stride] == -INFINITY) continue;
-        total += sum[i * stride] * std::exp(max[i * stride] - top);
-    }
     return top + std::log(total);
 }
 
@@ -211,17 +199,16 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     // Writes a row's result, from the first of its ranges on.
     const auto finish_row = [&](std::size_t first_row, std::uint32_t token, std::uint32_t head) {
         const auto join_into = [&](const float* from, float* result) {
-            join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
-                 from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
-                 split.ranges, head_dim,
-                 params.sink_logits != nullptr ? params.sink_logits + head : nullptr, result);
+            return join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
+                        from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
+                        split.ranges, head_dim,
+                        params.sink_logits != nullptr ? params.sink_logits + head : nullptr,
+                        result);
         };
         float* result = io.out + token * io.out_token_stride + head * io.out_head_stride;
-        join_into(out, result);
-        if (io.log_sum_exp != nullptr) {
-            io.log_sum_exp[std::size_t{token} * io.heads + head] = join_log_sum_exp(
-                work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
-                split.ranges, params.sink_logits != nullptr ? params.sink_logits + head : nullptr);
+        const float log_sum = join_into(out, result);
+        if (io.log_sum != nullptr) {
+            io.log_sum[std::size_t{token} * io.heads + head] = log_sum;
         }
         if (value_rotation == nullptr) return;
         float packed[kernels::max_head_dim];

@@ -20,9 +20,9 @@ using kernels::Row;
 using kernels::span_tokens;
 
 void check_mass(const AttentionIO& io, std::uint32_t first_cell, std::size_t cells) {
-    if (io.log_sum_exp == nullptr) {
+    if (io.log_sum == nullptr) {
         throw Error(ErrorCode::invalid_argument,
-                    "attention_mass: io.log_sum_exp is null; pass what attend() wrote there");
+                    "attention_mass: io.log_sum is null; pass what attend() wrote there");
     }
     if (cells > io.n_cells || first_cell > io.n_cells - cells) {
         throw Error(ErrorCode::invalid_argument,
@@ -64,41 +64,40 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
     const std::uint32_t task_spans = std::max(spans / (4 * executor.threads()), 1u);
     std::vector<float> sums(std::size_t{spans} * span_tokens);
 
-    executor.parallel_for(
-        (spans + task_spans - 1) / task_spans, [&](std::size_t item, unsigned thread) {
-            const auto span = static_cast<std::uint32_t>(item) * task_spans;
-            kernels::Task task;
-            task.plan = &plan;
-            task.views = work.views.data();
-            task.first_cell = (first_span + span) * span_tokens;
-            task.last_cell = std::min(task.first_cell + task_spans * span_tokens, io.n_cells);
-            task.mask = params.mask.kind;
-            task.causal_alibi =
-                params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
-            task.scale = params.scale;
-            task.softcap = params.softcap;
-            task.scratch = work.scratch[thread].data();
-            Row rows[prefill_max_rows];
-            float log_sum_exp[prefill_max_rows];
-            task.rows = rows;
-            for (task.kv_head = 0; task.kv_head < shape.kv_heads; ++task.kv_head) {
-                for (std::uint32_t first = 0; first < rows_of_head; first += chunk_rows) {
-                    task.row_count = std::min(chunk_rows, rows_of_head - first);
-                    for (std::uint32_t i = 0; i < task.row_count; ++i) {
-                        const std::uint32_t token = (first + i) / repeat;
-                        const std::uint32_t head = task.kv_head * repeat + (first + i) % repeat;
-                        const std::size_t at = std::size_t{token} * io.heads + head;
-                        rows[i] = attention::make_row(io, params, token, head);
-                        if (rotation != nullptr) {
-                            rows[i].packed_q = work.rotated_q.data() + at * shape.head_dim;
-                        }
-                        log_sum_exp[i] = io.log_sum_exp[at];
+    executor.parallel_for((spans + task_spans - 1) / task_spans, [&](std::size_t item,
+                                                                     unsigned thread) {
+        const auto span = static_cast<std::uint32_t>(item) * task_spans;
+        kernels::Task task;
+        task.plan = &plan;
+        task.views = work.views.data();
+        task.first_cell = (first_span + span) * span_tokens;
+        task.last_cell = std::min(task.first_cell + task_spans * span_tokens, io.n_cells);
+        task.mask = params.mask.kind;
+        task.causal_alibi =
+            params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
+        task.scale = params.scale;
+        task.softcap = params.softcap;
+        task.scratch = work.scratch[thread].data();
+        Row rows[prefill_max_rows];
+        float log_sum[prefill_max_rows];
+        task.rows = rows;
+        for (task.kv_head = 0; task.kv_head < shape.kv_heads; ++task.kv_head) {
+            for (std::uint32_t first = 0; first < rows_of_head; first += chunk_rows) {
+                task.row_count = std::min(chunk_rows, rows_of_head - first);
+                for (std::uint32_t i = 0; i < task.row_count; ++i) {
+                    const std::uint32_t token = (first + i) / repeat;
+                    const std::uint32_t head = task.kv_head * repeat + (first + i) % repeat;
+                    const std::size_t at = std::size_t{token} * io.heads + head;
+                    rows[i] = attention::make_row(io, params, token, head);
+                    if (rotation != nullptr) {
+                        rows[i].packed_q = work.rotated_q.data() + at * shape.head_dim;
                     }
-                    plan.kernels().weigh(task, log_sum_exp,
-                                         sums.data() + std::size_t{span} * span_tokens);
+                    log_sum[i] = io.log_sum[at];
                 }
+                plan.kernels().weigh(task, log_sum, sums.data() + std::size_t{span} * span_tokens);
             }
-        });
+        }
+    });
     const float* sum = sums.data() + (first_cell - first_span * span_tokens);
     for (std::size_t i = 0; i < mass.size(); ++i) mass[i] += sum[i];
 }

@@ -56,9 +56,9 @@ constexpr std::array fields{
 constexpr std::array codecs{CodecOption{"k", "key codec", &LayerScheme::key},
                             CodecOption{"v", "value codec", &LayerScheme::value}};
 
-constexpr std::array numbers{RetentionField{"window", &Retention::window, 1u << 20, 1},
-                             RetentionField{"sinks", &Retention::sinks, 1u << 16, 1},
-                             RetentionField{"flush", &Retention::flush, 1u << 20, 32},
+constexpr std::array numbers{RetentionField{"window", &Retention::window, 1u << 20, 1, ""},
+                             RetentionField{"sinks", &Retention::sinks, 1u << 16, 1, ""},
+                             RetentionField{"flush", &Retention::flush, 1u << 20, 32, ""},
                              RetentionField{"keep", &Retention::keep, 100, 1, "%"},
                              RetentionField{"evict", &Retention::evict, 100, 1, "%"}};
 

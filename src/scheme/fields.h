@@ -42,7 +42,7 @@ struct RetentionField {
     std::uint32_t Retention::* number;
     std::uint32_t max;
     std::uint32_t multiple_of;
-    std::string_view unit = {};  // follows the number
+    std::string_view unit;  // follows the number
 
     bool legal(std::uint64_t value) const noexcept {
         return value <= max && value % multiple_of == 0;

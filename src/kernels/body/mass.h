@@ -1,4 +1,4 @@
-// Softmax weights by cell: the scores once more, against each row's known log-sum-exp.
+// Softmax weights by cell: the scores once more, against each row's known log_sum.
 
 // Scores of the rows over one span of cells, `span_tokens` apart, as decode() and prefill() have
 // them before the mask.
@@ -32,7 +32,7 @@ LOWKV_INLINE void span_scores(const Task& task, const float* q, const float* pac
     }
 }
 
-void weigh(const Task& task, const float* log_sum_exp, float* mass) noexcept {
+void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
     const unsigned tokens = task.plan->block_tokens();
     auto* q = reinterpret_cast<float*>(task.scratch);
     float* scores = q + std::size_t{2} * prefill_max_rows * max_head_dim;
@@ -49,11 +49,11 @@ void weigh(const Task& task, const float* log_sum_exp, float* mass) noexcept {
             const Row& row = task.rows[r];
             if (row.mask != loaded) load_bias(task, row.mask, cell, bias);
             loaded = row.mask;
-            if (log_sum_exp[r] == minus_infinity) continue;
+            if (log_sum[r] == minus_infinity) continue;
             float* row_scores = scores + std::size_t{r} * span_tokens;
             mask_scores(task, row, cell, count, row.mask != nullptr ? &bias : nullptr, row_scores);
             float* to = mass + (cell - task.first_cell);
-            const F sum = set(log_sum_exp[r]);
+            const F sum = set(log_sum[r]);
             for (unsigned i = 0; i < count; i += lanes) {
                 store(to + i, add(load(to + i), exp(sub(load(row_scores + i), sum))));
             }
