@@ -94,6 +94,11 @@ ModelShape read_shape(const Options& options) {
 
 // Plans of equal layers are alike, so runs of them are counted together.
 StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
+    if (scheme.retention.filter != Filter::none) {
+        throw Error(ErrorCode::unsupported, to_string(scheme) +
+                                                ": plan does not count what a filter keeps or "
+                                                "evicts; leave filter=, keep= and evict= out");
+    }
     StoredCache cache;
     for (std::uint32_t layer = 0, end = 0; layer < shape.layers.size(); layer = end) {
         const Shape& first = shape.layers[layer];

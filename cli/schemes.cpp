@@ -91,6 +91,12 @@ void explain_retention(const Retention& retention, std::uint32_t block) {
     line("sinks", retention.sinks > 0 ? "the first " + std::to_string(retention.sinks) +
                                             " tokens stay exact (with their block)"
                                       : "none: the first tokens are packed like all others");
+    if (retention.filter == Filter::none) return;
+    line("filter", "of the tokens that leave the window, " + std::to_string(retention.keep) +
+                       "% stay exact and " + std::to_string(retention.evict) + "% are dropped,");
+    line("", std::string(retention.filter == Filter::heavy ? "by the attention they got; "
+                                                           : "chosen at random (a control); ") +
+                 "not through llama.cpp, which owns its cells");
 }
 
 // The preset whose codecs these are.

@@ -40,6 +40,11 @@ class Random {
         if (below(2)) result.retention.window = below((1u << 20) + 1);
         if (below(2)) result.retention.sinks = below(65537);
         if (below(2)) result.retention.flush = 32 * below((1u << 15) + 1);
+        if (below(2)) {
+            result.retention.filter = one_of({Filter::heavy, Filter::random});
+            result.retention.keep = below(50);
+            result.retention.evict = 1 + below(50);
+        }
         for (std::uint32_t n = below(4); n > 0; --n) {
             const std::uint32_t first = below(4096);
             result.overrides.push_back({first, first + below(4096 - first), layer()});
@@ -144,8 +149,9 @@ TEST_CASE("errors name the word, its position, the legal values and what was mea
     check_error("kivi2,", {"position 7 ", "is empty"});
     check_error("kivi2,,sinks=0", {"position 7 ", "is empty"});
     check_error("kivi2,exact", {"\"exact\"", "position 7 ", "preset comes first"});
-    check_error("kivi2,windows=3", {"\"windows\"", "position 7 ", "did you mean window?",
-                                    "k=, v=, window=, sinks=, flush=, layer.N="});
+    check_error("kivi2,windows=3",
+                {"\"windows\"", "position 7 ", "did you mean window?",
+                 "k=, v=, window=, sinks=, flush=, keep=, evict=, filter=, layer.N="});
     check_error("kivi2,window=1,window=2", {"position 16 ", "given twice"});
     check_error("kivi2,window=many", {"\"many\"", "position 14 ", "a number from 0 to 1048576"});
     check_error("kivi2,window=1048577", {"a number from 0 to 1048576"});
@@ -154,6 +160,27 @@ TEST_CASE("errors name the word, its position, the legal values and what was mea
     check_error("kivi2,sinks=65537", {"a number from 0 to 65536"});
     check_error("kivi2,sinks=99999999999999999999", {"a number from 0 to 65536"});
     check_error("kivi2,flush=33", {"\"33\"", "a multiple of 32 from 0 to 1048576"});
+}
+
+TEST_CASE("filters: text, canonical text and errors") {
+    const Retention retention = parse_scheme("kivi2,evict=50%,keep=5%,filter=heavy").retention;
+    CHECK(retention.filter == Filter::heavy);
+    CHECK(retention.keep == 5);
+    CHECK(retention.evict == 50);
+    CHECK(to_string(parse_scheme("kivi2,filter=heavy,keep=5%,evict=50%")) ==
+          "kivi2,filter=heavy,keep=5%,evict=50%");
+    CHECK(parse_scheme("kivi2,filter=none,keep=0%") == parse_scheme("kivi2"));
+    check_error("kivi2,filter=heavi,keep=5%",
+                {"\"heavi\"", "position 14 ", "did you mean heavy?", "none, heavy, random"});
+    check_error("kivi2,filter=heavy,keep=5", {"\"5\"", "legal keep", "a number from 0% to 100%"});
+    check_error("kivi2,filter=heavy,keep=", {"legal keep"});
+    check_error("kivi2,filter=heavy,evict=101%", {"\"101%\"", "a number from 0% to 100%"});
+    check_error("kivi2,filter=heavy", {"nothing to do", "keep=5%"});
+    check_error("kivi2,keep=5%", {"add filter=heavy"});
+    check_error("kivi2,filter=random,keep=60%,evict=41%", {"keep=60%", "evict=41%", "100%"});
+    Scheme scheme = parse_scheme("kivi2");
+    scheme.retention.filter = static_cast<Filter>(9);
+    check_invalid(scheme, "9 is not a filter; legal: none, heavy, random");
 }
 
 TEST_CASE("errors inside a codec") {

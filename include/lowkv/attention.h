@@ -45,6 +45,9 @@ struct AttentionIO {
     std::uint32_t tokens = 0;
     std::uint32_t heads = 0;  // a multiple of kv_heads; head h reads kv head h / (heads / kv_heads)
     std::uint32_t n_cells = 0;  // attend to cells [0, n_cells)
+    // The logarithm of each softmax's denominator, [token][head], or null: with it a host joins
+    // this result and that of rows which it keeps itself. -inf for a query that sees no cell.
+    float* log_sum = nullptr;
 };
 
 // Scratch memory, reused between calls. Grows as needed; one per thread of control.

@@ -4,6 +4,7 @@
 //
 //   scheme  := preset ("," option)*  |  option ("," option)*
 //   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N
+//            | "filter=" ("none" | "heavy" | "random") | "keep=" P "%" | "evict=" P "%"
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
 //   codec   := "exact" | ("channel" | "token") "-" bits "-" group ["-reorder"]
 //              ["-normal" | "-learned"] ["-hadamard" | "-random"] ["-mean"] ["-varnorm"]
@@ -14,7 +15,7 @@
 //
 // Examples: "lowkv2.8", "kivi2", "kivi2,sinks=0",
 // "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
-// "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64".
+// "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64", "kivi2,filter=heavy,keep=5%,evict=50%".
 
 #include <cstdint>
 #include <span>
@@ -101,13 +102,27 @@ struct Codec {
     friend bool operator==(const Codec&, const Codec&) = default;
 };
 
+// Which rule decides on the tokens that leave the window (SKVQ, "Important KV Cache Filter"): see
+// filter.h.
+enum class Filter : std::uint8_t {
+    none,    // all of them are packed
+    heavy,   // heavy hitters: by the attention that they got while in the window
+    random,  // a control: what a rule must beat
+};
+
 // Which tokens stay exact. Blocks are the unit: a block is packed when every token in it has left
-// the window; a block that holds a sink is never packed.
+// the window; a block that holds a sink is never packed. A filter decides token by token, and needs
+// a FilteredSequence (filter.h): a Sequence refuses it.
 struct Retention {
     std::uint32_t window = 128;  // newest tokens kept exact
     std::uint32_t sinks = 5;     // first tokens kept exact
     // 0: blocks leave the window one by one. N: they leave N tokens at a time (KIVI's sawtooth).
     std::uint32_t flush = 0;
+    // Of the tokens that leave the window, the percentage that the filter keeps exact, and the
+    // percentage that it drops. The rest is packed. At most 100 together; 0 without a filter.
+    Filter filter = Filter::none;
+    std::uint32_t keep = 0;
+    std::uint32_t evict = 0;
 
     friend bool operator==(const Retention&, const Retention&) = default;
 };

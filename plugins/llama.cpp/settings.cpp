@@ -74,6 +74,11 @@ void choose(const std::string& text) {
         next->delegate = true;
     } else {
         next->scheme = parse_scheme(text);
+        if (next->scheme.retention.filter != Filter::none) {
+            throw Error(ErrorCode::unsupported,
+                        "llama.cpp decides which tokens its cells hold, so filter=, keep= and "
+                        "evict= can't be followed here; leave them out");
+        }
         next->text = to_string(next->scheme);
         if (needs_calibration(next->scheme)) next->calibration = find_calibration(next->scheme);
     }

@@ -8,22 +8,27 @@
 #include <numeric>
 #include <string>
 
+#include "attention/query.h"
 #include "attention/workspace.h"
 #include "codec/rotation.h"
 #include "kernels/table.h"
 #include "lowkv/error.h"
 
 namespace lowkv {
-namespace {
 
 using kernels::decode_max_rows;
 using kernels::prefill_max_rows;
 using kernels::Row;
 using kernels::span_tokens;
 
+namespace attention {
+namespace {
+
 void check(bool legal, const std::string& message) {
     if (!legal) throw Error(ErrorCode::invalid_argument, "attend: " + message);
 }
+
+}  // namespace
 
 void check_arguments(const Shape& shape, const AttentionIO& io, const AttentionParams& params) {
     check(io.heads > 0 && io.heads % shape.kv_heads == 0,
@@ -42,6 +47,10 @@ void check_arguments(const Shape& shape, const AttentionIO& io, const AttentionP
     check(std::isfinite(params.scale) && std::isfinite(params.softcap) && params.softcap >= 0,
           "scale must be finite, softcap finite and not negative");
 }
+
+}  // namespace attention
+
+namespace {
 
 // How the rows of one kv head (token-major, then the query heads that share it) and the cells are
 // cut into tasks.
@@ -83,8 +92,10 @@ Split make_split(const Shape& shape, const AttentionIO& io, const AttentionParam
     return split;
 }
 
-Row make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t token,
-             std::uint32_t head) {
+}  // namespace
+
+Row attention::make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t token,
+                        std::uint32_t head) {
     Row row;
     row.q = io.q + token * io.q_token_stride + head * io.q_head_stride;
     row.packed_q = row.q;
@@ -104,14 +115,17 @@ Row make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t
     return row;
 }
 
-// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart).
-void join(const float* max, const float* sum, std::size_t stride, const float* out,
-          std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
-          const float* sink_logit, float* result) noexcept {
+namespace {
+
+// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart). Returns the
+// logarithm of the softmax's denominator.
+float join(const float* max, const float* sum, std::size_t stride, const float* out,
+           std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
+           const float* sink_logit, float* result) noexcept {
     float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
     for (std::uint32_t i = 0; i < ranges; ++i) top = std::max(top, max[i * stride]);
     std::fill_n(result, head_dim, 0.0f);
-    if (top == -INFINITY) return;
+    if (top == -INFINITY) return top;
     float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
     for (std::uint32_t i = 0; i < ranges; ++i) {
         const float weight = std::exp(max[i * stride] - top);
@@ -122,11 +136,13 @@ void join(const float* max, const float* sum, std::size_t stride, const float* o
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
     for (std::uint32_t c = 0; c < head_dim; ++c) result[c] *= inverse;
+    return top + std::log(total);
 }
 
-// All queries as the packed keys are rotated, [token][head][head_dim].
-void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, float* rotated,
-                    Executor& executor) {
+}  // namespace
+
+void attention::rotate_queries(const AttentionIO& io, const codec::Rotation& rotation,
+                               float* rotated, Executor& executor) {
     constexpr std::size_t tokens_of_an_item = 16;
     const std::uint32_t head_dim = rotation.head_dim();
     const std::size_t items = (io.tokens + tokens_of_an_item - 1) / tokens_of_an_item;
@@ -144,8 +160,6 @@ void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, floa
     });
 }
 
-}  // namespace
-
 AttentionWorkspace::AttentionWorkspace() : impl_(std::make_unique<Impl>()) {}
 AttentionWorkspace::~AttentionWorkspace() = default;
 AttentionWorkspace::AttentionWorkspace(AttentionWorkspace&&) noexcept = default;
@@ -156,7 +170,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     const Plan& plan = sequence.plan();
     const Shape& shape = plan.shape();
     const std::uint32_t head_dim = shape.head_dim;
-    check_arguments(shape, io, params);
+    attention::check_arguments(shape, io, params);
     if (io.tokens == 0) return;
 
     AttentionWorkspace::Impl& work = workspace.impl();
@@ -175,7 +189,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     auto* const packed_out = value_rotation != nullptr ? out + out_floats : out;
     if (key_rotation != nullptr) {
         work.rotated_q.resize(std::size_t{io.tokens} * io.heads * head_dim);
-        rotate_queries(io, *key_rotation, work.rotated_q.data(), executor);
+        attention::rotate_queries(io, *key_rotation, work.rotated_q.data(), executor);
     }
     work.max.resize(rows_held);
     work.sum.resize(rows_held);
@@ -185,13 +199,17 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     // Writes a row's result, from the first of its ranges on.
     const auto finish_row = [&](std::size_t first_row, std::uint32_t token, std::uint32_t head) {
         const auto join_into = [&](const float* from, float* result) {
-            join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
-                 from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
-                 split.ranges, head_dim,
-                 params.sink_logits != nullptr ? params.sink_logits + head : nullptr, result);
+            return join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
+                        from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
+                        split.ranges, head_dim,
+                        params.sink_logits != nullptr ? params.sink_logits + head : nullptr,
+                        result);
         };
         float* result = io.out + token * io.out_token_stride + head * io.out_head_stride;
-        join_into(out, result);
+        const float log_sum = join_into(out, result);
+        if (io.log_sum != nullptr) {
+            io.log_sum[std::size_t{token} * io.heads + head] = log_sum;
+        }
         if (value_rotation == nullptr) return;
         float packed[kernels::max_head_dim];
         join_into(packed_out, packed);
@@ -224,7 +242,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
             const auto at = row_of(chunk_task, task.row_count);
             if (!at.exists) break;
             Row& row = rows[task.row_count++];
-            row = make_row(io, params, at.token, at.head);
+            row = attention::make_row(io, params, at.token, at.head);
             if (key_rotation != nullptr) {
                 row.packed_q =
                     work.rotated_q.data() + (std::size_t{at.token} * io.heads + at.head) * head_dim;

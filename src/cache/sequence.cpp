@@ -57,6 +57,12 @@ Sequence::Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> pla
     if (!store_ || !plan_) {
         throw Error(ErrorCode::invalid_argument, "a sequence needs a store and a plan, not null");
     }
+    if (retention_.filter != Filter::none) {
+        throw Error(ErrorCode::invalid_argument,
+                    "a Sequence packs all tokens that leave its window and can't follow the "
+                    "scheme's filter=; use a FilteredSequence, or leave filter=, keep= and evict= "
+                    "out");
+    }
     // From here on the pools exist, and looking one up can't fail.
     store_->impl().pool(plan_->exact_bytes());
     if (!plan_->scheme().exact()) store_->impl().pool(plan_->packed_bytes());

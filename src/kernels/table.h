@@ -59,6 +59,9 @@ struct Table {
     void (*decode)(const Task& task) noexcept;
     // Many rows (at most prefill_max_rows): tiles expanded to f32 in scratch, then f32 products.
     void (*prefill)(const Task& task) noexcept;
+    // Adds every row's softmax weights exp(score - log_sum[row]) to mass[cell - first_cell],
+    // which has a whole number of spans. At most prefill_max_rows; needs scratch, not the results.
+    void (*weigh)(const Task& task, const float* log_sum, float* mass) noexcept;
 };
 
 // Scratch that a task needs at most: rows of both q and scores, one key and one value tile.

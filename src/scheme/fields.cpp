@@ -81,9 +81,15 @@ constexpr std::array fields{
 constexpr std::array codecs{CodecOption{"k", "key codec", &LayerScheme::key},
                             CodecOption{"v", "value codec", &LayerScheme::value}};
 
-constexpr std::array numbers{RetentionField{"window", &Retention::window, 1u << 20, 1},
-                             RetentionField{"sinks", &Retention::sinks, 1u << 16, 1},
-                             RetentionField{"flush", &Retention::flush, 1u << 20, 32}};
+constexpr std::array numbers{RetentionField{"window", &Retention::window, 1u << 20, 1, ""},
+                             RetentionField{"sinks", &Retention::sinks, 1u << 16, 1, ""},
+                             RetentionField{"flush", &Retention::flush, 1u << 20, 32, ""},
+                             RetentionField{"keep", &Retention::keep, 100, 1, "%"},
+                             RetentionField{"evict", &Retention::evict, 100, 1, "%"}};
+
+constexpr std::array filters{Choice{"none", value_of(Filter::none)},
+                             Choice{"heavy", value_of(Filter::heavy)},
+                             Choice{"random", value_of(Filter::random)}};
 
 void append_to_list(std::string& list, std::string_view word) {
     if (!list.empty()) list += ", ";
@@ -95,15 +101,19 @@ void append_to_list(std::string& list, std::string_view word) {
 std::span<const CodecField> codec_fields() noexcept { return fields; }
 std::span<const CodecOption> codec_options() noexcept { return codecs; }
 std::span<const RetentionField> retention_fields() noexcept { return numbers; }
+std::span<const Choice> filter_choices() noexcept { return filters; }
 
-std::string legal_words(const CodecField& field) {
+std::string legal_words(std::span<const Choice> choices) {
     std::string list;
-    for (const Choice& choice : field.choices) append_to_list(list, choice.word);
+    for (const Choice& choice : choices) append_to_list(list, choice.word);
     return list;
 }
 
+std::string legal_words(const CodecField& field) { return legal_words(field.choices); }
+
 std::string legal_numbers(const RetentionField& field) {
-    const std::string range = "from 0 to " + std::to_string(field.max);
+    const std::string unit(field.unit);
+    const std::string range = "from 0" + unit + " to " + std::to_string(field.max) + unit;
     if (field.multiple_of == 1) return "a number " + range;
     return "a multiple of " + std::to_string(field.multiple_of) + " " + range;
 }

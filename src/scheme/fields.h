@@ -42,6 +42,7 @@ struct RetentionField {
     std::uint32_t Retention::* number;
     std::uint32_t max;
     std::uint32_t multiple_of;
+    std::string_view unit;  // follows the number
 
     bool legal(std::uint64_t value) const noexcept {
         return value <= max && value % multiple_of == 0;
@@ -49,7 +50,12 @@ struct RetentionField {
 };
 std::span<const RetentionField> retention_fields() noexcept;
 
+// The option "filter", whose value is a word.
+inline constexpr std::string_view filter_name = "filter";
+std::span<const Choice> filter_choices() noexcept;
+
 // "2, 3, 4, 8"
+std::string legal_words(std::span<const Choice> choices);
 std::string legal_words(const CodecField& field);
 // "a number from 0 to 65536"
 std::string legal_numbers(const RetentionField& field);

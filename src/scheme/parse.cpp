@@ -109,6 +109,10 @@ class Parser {
                 return;
             }
         }
+        if (name == scheme::filter_name) {
+            scheme_.retention.filter = filter(value);
+            return;
+        }
         unknown_option(name);
     }
 
@@ -117,6 +121,7 @@ class Parser {
         std::string list;
         for (const auto& candidate : scheme::codec_options()) names.push_back(candidate.word);
         for (const auto& candidate : scheme::retention_fields()) names.push_back(candidate.name);
+        names.push_back(scheme::filter_name);
         for (const std::string_view candidate : names) list += std::string(candidate) + "=, ";
         reject(name, "is not an option",
                list + "layer.N= or layer.A-B=", scheme::closest(name, names));
@@ -203,10 +208,20 @@ class Parser {
     std::uint32_t retention_number(std::string_view word,
                                    const scheme::RetentionField& field) const {
         std::uint32_t value = 0;
-        if (!number(word, value) || !field.legal(value)) {
+        const std::string_view digits = word.substr(0, word.size() - field.unit.size());
+        if (!word.ends_with(field.unit) || !number(digits, value) || !field.legal(value)) {
             reject(word, "is not a legal " + std::string(field.name), scheme::legal_numbers(field));
         }
         return value;
+    }
+
+    Filter filter(std::string_view word) const {
+        const auto choices = scheme::filter_choices();
+        const auto choice = std::ranges::find(choices, word, &scheme::Choice::word);
+        if (choice != choices.end()) return static_cast<Filter>(choice->value);
+        std::vector<std::string_view> words;
+        for (const scheme::Choice& candidate : choices) words.push_back(candidate.word);
+        reject(word, "is not a filter", scheme::legal_words(choices), scheme::closest(word, words));
     }
 
     // The whole word is a number that fits.

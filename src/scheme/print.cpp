@@ -47,10 +47,16 @@ std::string to_string(const Scheme& scheme) {
     std::string text = base_text(scheme.base);
     const Preset* preset = preset_of(scheme.base);
     const Retention usual = preset ? preset->scheme.retention : Retention{};
+    for (const scheme::Choice& choice : scheme::filter_choices()) {
+        if (scheme.retention.filter == usual.filter) break;
+        if (choice.value != static_cast<std::uint32_t>(scheme.retention.filter)) continue;
+        text.append(",").append(scheme::filter_name).append("=").append(choice.word);
+    }
     for (const scheme::RetentionField& field : scheme::retention_fields()) {
         const std::uint32_t number = scheme.retention.*field.number;
         if (number == usual.*field.number) continue;
         text.append(",").append(field.name).append("=").append(std::to_string(number));
+        text.append(field.unit);
     }
     for (const LayerOverride& layers : scheme.overrides) {
         text.append(",layer.").append(std::to_string(layers.first));

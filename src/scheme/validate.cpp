@@ -106,6 +106,26 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
     }
 }
 
+void validate_filter(const Retention& retention) {
+    const auto choices = scheme::filter_choices();
+    const auto value = static_cast<std::uint32_t>(retention.filter);
+    if (std::ranges::find(choices, value, &scheme::Choice::value) == choices.end()) {
+        reject(std::to_string(value) + " is not a filter; legal: " + scheme::legal_words(choices));
+    }
+    const bool decides = retention.keep > 0 || retention.evict > 0;
+    if (retention.filter == Filter::none && decides) {
+        reject("keep and evict need a filter to choose the tokens: add filter=heavy");
+    }
+    if (retention.filter != Filter::none && !decides) {
+        reject("the filter has nothing to do: add keep=, evict= or both, such as keep=5%");
+    }
+    if (retention.keep + retention.evict > 100) {
+        reject("keep=" + std::to_string(retention.keep) +
+               "% and evict=" + std::to_string(retention.evict) +
+               "% are more than all tokens; legal: at most 100% together");
+    }
+}
+
 }  // namespace
 
 void validate(const Scheme& scheme) {
@@ -116,6 +136,7 @@ void validate(const Scheme& scheme) {
         reject(std::string(field.name) + " is " + std::to_string(number) +
                "; legal: " + scheme::legal_numbers(field));
     }
+    validate_filter(scheme.retention);
     for (const LayerOverride& layers : scheme.overrides) {
         const std::string name =
             "layer." + std::to_string(layers.first) + "-" + std::to_string(layers.last);

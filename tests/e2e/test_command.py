@@ -209,6 +209,12 @@ def test_schemes_writes_the_arithmetic_down():
             "code = round((v - zero) / scale) read: v = code * scale + zero ") in text
 
 
+def test_schemes_says_what_a_filter_does():
+    _, said = explanation("kivi2,filter=heavy,keep=5%,evict=50%")
+    assert "5% stay exact and 50% are dropped" in said["filter"]
+    assert "not through llama.cpp" in said["filter"]
+
+
 def test_doctor():
     run = lowkv("doctor", "-m", MODEL)
     assert run.code == 0, run.both

@@ -60,6 +60,13 @@ def test_wrong_scheme_stops(name):
     assert "active: scheme" not in run.both
 
 
+def test_a_filter_is_refused_not_ignored():
+    run = complete(tokens=2, scheme="kivi2,filter=heavy,keep=5%")
+    assert run.code != 0
+    run.said(r"filter=, keep= and evict= can't be followed here")
+    assert "active: scheme" not in run.both
+
+
 def test_wrong_implementation_stops():
     run = complete(tokens=2, scheme="kivi2", env={"LOWKV_IMPLEMENTATION": "vax"})
     assert run.code != 0

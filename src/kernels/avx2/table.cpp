@@ -34,6 +34,7 @@ namespace {
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"
+#include "kernels/body/mass.h"
 
 }  // namespace
 }  // namespace lowkv::kernels::avx2
@@ -50,6 +51,7 @@ const Table avx2_table = {
     },
     avx2::decode,
     avx2::prefill,
+    avx2::weigh,
 };
 
 }  // namespace lowkv::kernels

@@ -38,6 +38,7 @@ namespace {
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"
+#include "kernels/body/mass.h"
 
 }  // namespace
 }  // namespace lowkv::kernels::avx512
@@ -55,6 +56,7 @@ const Table avx512_table = {
     },
     avx512::decode,
     avx512::prefill,
+    avx512::weigh,
 };
 
 }  // namespace lowkv::kernels

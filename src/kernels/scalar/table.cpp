@@ -31,6 +31,7 @@ namespace {
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"
+#include "kernels/body/mass.h"
 
 }  // namespace
 }  // namespace lowkv::kernels::scalar
@@ -39,7 +40,7 @@ namespace lowkv::kernels {
 
 const Table scalar_table = {
     "scalar",       "plain C++ for any CPU", []() noexcept -> bool { return true; },
-    scalar::decode, scalar::prefill,
+    scalar::decode, scalar::prefill,         scalar::weigh,
 };
 
 }  // namespace lowkv::kernels

@@ -1,0 +1,105 @@
+// Attention mass: the tasks are ranges of cells, so that every task adds to cells of its own.
+
+#include "lowkv/attention_mass.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "attention/query.h"
+#include "attention/workspace.h"
+#include "kernels/table.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+using kernels::decode_max_rows;
+using kernels::prefill_max_rows;
+using kernels::Row;
+using kernels::span_tokens;
+
+void check_mass(const AttentionIO& io, std::uint32_t first_cell, std::size_t cells) {
+    if (io.log_sum == nullptr) {
+        throw Error(ErrorCode::invalid_argument,
+                    "attention_mass: io.log_sum is null; pass what attend() wrote there");
+    }
+    if (cells > io.n_cells || first_cell > io.n_cells - cells) {
+        throw Error(ErrorCode::invalid_argument,
+                    "attention_mass: cells " + std::to_string(first_cell) + " to " +
+                        std::to_string(first_cell + cells) + " are not among the " +
+                        std::to_string(io.n_cells) + " attended to");
+    }
+}
+
+}  // namespace
+
+void attention_mass(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
+                    std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
+                    Executor& executor) {
+    const Plan& plan = sequence.plan();
+    const Shape& shape = plan.shape();
+    attention::check_arguments(shape, io, params);
+    check_mass(io, first_cell, mass.size());
+    if (io.tokens == 0 || mass.empty()) return;
+
+    AttentionWorkspace::Impl& work = workspace.impl();
+    work.views.resize((io.n_cells + plan.block_tokens() - 1) / plan.block_tokens());
+    sequence.views(work.views);
+    const codec::Rotation* rotation = plan.keys().rotation.get();
+    if (rotation != nullptr) {
+        work.rotated_q.resize(std::size_t{io.tokens} * io.heads * shape.head_dim);
+        attention::rotate_queries(io, *rotation, work.rotated_q.data(), executor);
+    }
+    work.scratch.resize(executor.threads());
+    for (auto& scratch : work.scratch) scratch.reserve(kernels::scratch_bytes());
+
+    const std::uint32_t repeat = io.heads / shape.kv_heads, rows_of_head = io.tokens * repeat;
+    const std::uint32_t chunk_rows =
+        rows_of_head <= params.decode_rows ? decode_max_rows : prefill_max_rows;
+    const std::uint32_t first_span = first_cell / span_tokens;
+    const auto end_cell = static_cast<std::uint32_t>(first_cell + mass.size());
+    const std::uint32_t spans = (end_cell + span_tokens - 1) / span_tokens - first_span;
+    // A few spans a task, because each loads all queries anew.
+    const std::uint32_t task_spans = std::max(spans / (4 * executor.threads()), 1u);
+    std::vector<float> sums(std::size_t{spans} * span_tokens);
+
+    executor.parallel_for((spans + task_spans - 1) / task_spans, [&](std::size_t item,
+                                                                     unsigned thread) {
+        const auto span = static_cast<std::uint32_t>(item) * task_spans;
+        kernels::Task task;
+        task.plan = &plan;
+        task.views = work.views.data();
+        task.first_cell = (first_span + span) * span_tokens;
+        task.last_cell = std::min(task.first_cell + task_spans * span_tokens, io.n_cells);
+        task.mask = params.mask.kind;
+        task.causal_alibi =
+            params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
+        task.scale = params.scale;
+        task.softcap = params.softcap;
+        task.scratch = work.scratch[thread].data();
+        Row rows[prefill_max_rows];
+        float log_sum[prefill_max_rows];
+        task.rows = rows;
+        for (task.kv_head = 0; task.kv_head < shape.kv_heads; ++task.kv_head) {
+            for (std::uint32_t first = 0; first < rows_of_head; first += chunk_rows) {
+                task.row_count = std::min(chunk_rows, rows_of_head - first);
+                for (std::uint32_t i = 0; i < task.row_count; ++i) {
+                    const std::uint32_t token = (first + i) / repeat;
+                    const std::uint32_t head = task.kv_head * repeat + (first + i) % repeat;
+                    const std::size_t at = std::size_t{token} * io.heads + head;
+                    rows[i] = attention::make_row(io, params, token, head);
+                    if (rotation != nullptr) {
+                        rows[i].packed_q = work.rotated_q.data() + at * shape.head_dim;
+                    }
+                    log_sum[i] = io.log_sum[at];
+                }
+                plan.kernels().weigh(task, log_sum, sums.data() + std::size_t{span} * span_tokens);
+            }
+        }
+    });
+    const float* sum = sums.data() + (first_cell - first_span * span_tokens);
+    for (std::size_t i = 0; i < mass.size(); ++i) mass[i] += sum[i];
+}
+
+}  // namespace lowkv

@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "lowkv/error.h"
+#include "lowkv/filter.h"
+
+namespace lowkv {
+namespace {
+
+// The cells' own sequence only stores: what stays and what is packed is decided here.
+Retention unfiltered(Retention retention) {
+    retention.filter = Filter::none;
+    retention.keep = retention.evict = 0;
+    return retention;
+}
+
+// How many of the next `count` tokens are `percent` of all tokens so far, less those before.
+std::uint32_t share(std::uint64_t before, std::uint32_t count, std::uint32_t percent) {
+    return static_cast<std::uint32_t>((before + count) * percent / 100 - before * percent / 100);
+}
+
+}  // namespace
+
+FilteredSequence::FilteredSequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
+                                   Retention retention, std::shared_ptr<const FilterRule> rule)
+    : retention_(retention),
+      rule_(rule ? std::move(rule) : make_rule(retention.filter)),
+      sequence_(std::move(store), std::move(plan), unfiltered(retention)) {}
+
+FilteredSequence::FilteredSequence(const FilteredSequence& other, Sequence sequence)
+    : retention_(other.retention_),
+      rule_(other.rule_),
+      sequence_(std::move(sequence)),
+      size_(other.size_),
+      decided_(other.decided_),
+      tail_(other.tail_),
+      kept_in_tail_(other.kept_in_tail_),
+      judged_(other.judged_),
+      due_(other.due_),
+      mass_(other.mass_),
+      queries_(other.queries_) {}
+
+FilteredSequence FilteredSequence::fork() const { return {*this, sequence_.fork()}; }
+
+std::uint32_t FilteredSequence::position(std::uint32_t cell) const noexcept {
+    if (cell < decided_.size()) return decided_[cell];
+    return first_undecided() + cell - static_cast<std::uint32_t>(decided_.size());
+}
+
+void FilteredSequence::append(const float* keys, const float* values, std::uint32_t tokens) {
+    if (tokens > Sequence::max_cells - size_) {
+        throw Error(ErrorCode::invalid_argument,
+                    "a sequence has at most " + std::to_string(Sequence::max_cells) + " tokens");
+    }
+    const std::size_t before = mass_.size();
+    mass_.resize(before + tokens);
+    try {
+        queries_.resize(before + tokens);
+        sequence_.append(keys, values, tokens);
+    } catch (...) {
+        mass_.resize(before);
+        queries_.resize(before);
+        throw;
+    }
+    size_ += tokens;
+}
+
+void FilteredSequence::add_mass(std::span<const float> mass, std::uint32_t query_tokens) {
+    if (mass.size() != undecided() || query_tokens > size_) {
+        throw Error(ErrorCode::invalid_argument,
+                    "add_mass: " + std::to_string(mass.size()) + " masses from " +
+                        std::to_string(query_tokens) +
+                        " query tokens; legal: one for each of the " + std::to_string(undecided()) +
+                        " undecided tokens, from at most " + std::to_string(size_) +
+                        " query tokens");
+    }
+    for (std::uint32_t i = 0; i < mass.size(); ++i) {
+        mass_[i] += mass[i];
+        queries_[i] += std::min(query_tokens, undecided() - i);
+    }
+}
+
+void FilteredSequence::truncate(std::uint32_t size) {
+    if (size >= size_) return;
+    const std::uint32_t first = first_undecided();
+    if (size < first) {
+        throw Error(ErrorCode::invalid_argument,
+                    "truncate: the fates of the tokens before position " + std::to_string(first) +
+                        " are decided, so the sequence can't go back to " + std::to_string(size) +
+                        "; fork it before settle(), or use a larger window");
+    }
+    mass_.resize(size - first);
+    queries_.resize(size - first);
+    sequence_.truncate(static_cast<std::uint32_t>(decided_.size()) + size - first);
+    size_ = size;
+}
+
+// ---- deciding ----
+
+std::uint32_t FilteredSequence::leaving() const noexcept {
+    if (size_ <= retention_.window) return 0;
+    const std::uint32_t unit =
+        retention_.flush > 0 ? retention_.flush : sequence_.plan().block_tokens();
+    const std::uint32_t boundary = (size_ - retention_.window) / unit * unit;
+    return boundary > first_undecided() ? boundary - first_undecided() : 0;
+}
+
+std::vector<Fate> FilteredSequence::decide(std::uint32_t leaving) const {
+    std::vector<Fate> fates(leaving, Fate::pack);
+    const std::uint32_t first = first_undecided();
+    const std::uint32_t sinks =
+        retention_.sinks > first ? std::min(retention_.sinks - first, leaving) : 0;
+    std::fill_n(fates.begin(), sinks, Fate::keep);
+    const std::uint32_t asked = leaving - sinks;
+    if (rule_ == nullptr || asked == 0) return fates;
+    std::vector<std::uint32_t> positions(asked);
+    std::iota(positions.begin(), positions.end(), first + sinks);
+    rule_->decide({.positions = positions,
+                   .mass = std::span(mass_).subspan(sinks, asked),
+                   .queries = std::span(queries_).subspan(sinks, asked),
+                   .length = size_,
+                   .keep = share(judged_, asked, retention_.keep),
+                   .evict = share(judged_, asked, retention_.evict)},
+                  std::span(fates).subspan(sinks));
+    return fates;
+}
+
+void FilteredSequence::settle(Executor& executor) {
+    if (const std::uint32_t tokens = leaving(); tokens > 0) rearrange(decide(tokens));
+    if (due_.empty()) return;
+    sequence_.pack(due_, executor);
+    due_.clear();
+}
+
+// ---- moving ----
+
+// All that can fail comes first, up to move_rows().
+void FilteredSequence::rearrange(std::span<const Fate> fates) {
+    const std::uint32_t tokens = sequence_.plan().block_tokens();
+    const auto old_end = static_cast<std::uint32_t>(decided_.size());
+    const auto leaving = static_cast<std::uint32_t>(fates.size());
+    std::vector<std::uint32_t> kept, packed;
+    for (std::uint32_t cell = tail_; cell < old_end; ++cell) {
+        (cell < tail_ + kept_in_tail_ ? kept : packed).push_back(cell);
+    }
+    std::uint32_t judged = 0;
+    for (std::uint32_t i = 0; i < leaving; ++i) {
+        if (fates[i] == Fate::keep) kept.push_back(old_end + i);
+        if (fates[i] == Fate::pack) packed.push_back(old_end + i);
+        judged += first_undecided() + i >= retention_.sinks ? 1 : 0;
+    }
+    const std::uint32_t kept_blocks = static_cast<std::uint32_t>(kept.size()) / tokens;
+    const std::uint32_t packed_blocks = static_cast<std::uint32_t>(packed.size()) / tokens;
+    const auto full_kept = kept.begin() + kept_blocks * tokens;
+    const auto full_packed = packed.begin() + packed_blocks * tokens;
+
+    // Which cell's rows come to tail_, tail_ + 1, ...
+    std::vector<std::uint32_t> order(kept.begin(), full_kept);
+    order.insert(order.end(), packed.begin(), full_packed);
+    order.insert(order.end(), full_kept, kept.end());
+    order.insert(order.end(), full_packed, packed.end());
+    const std::size_t decided_in_tail = order.size();
+    for (std::uint32_t cell = old_end + leaving; cell < sequence_.size(); ++cell) {
+        order.push_back(cell);
+    }
+    std::vector<std::uint32_t> decided(decided_.begin(), decided_.begin() + tail_);
+    for (std::size_t i = 0; i < decided_in_tail; ++i) decided.push_back(position(order[i]));
+    due_.reserve(due_.size() + packed_blocks);
+
+    move_rows(order);
+    const std::uint32_t first_packed_block = tail_ / tokens + kept_blocks;
+    for (std::uint32_t b = 0; b < packed_blocks; ++b) due_.push_back(first_packed_block + b);
+    tail_ += (kept_blocks + packed_blocks) * tokens;
+    kept_in_tail_ = static_cast<std::uint32_t>(kept.end() - full_kept);
+    judged_ += judged;
+    decided_ = std::move(decided);
+    mass_.erase(mass_.begin(), mass_.begin() + leaving);
+    queries_.erase(queries_.begin(), queries_.begin() + leaving);
+}
+
+// Every row of the tail is written, moved or not: a block shared with a fork is copied by it, and
+// packing then changes nothing that the fork still has undecided.
+void FilteredSequence::move_rows(std::span<const std::uint32_t> order) {
+    const std::size_t channels = sequence_.plan().shape().channels();
+    std::vector<std::uint32_t> cells(order.size());
+    std::iota(cells.begin(), cells.end(), tail_);
+    std::vector<float> rows(order.size() * channels);
+    const auto row = [&](std::size_t i) { return rows.data() + i * channels; };
+
+    for (std::size_t i = 0; i < order.size(); ++i) sequence_.read_key(order[i], row(i));
+    sequence_.write_keys(cells, rows.data(), channels);
+    // The blocks are exact and unshared now: nothing below can fail.
+    for (std::size_t i = 0; i < order.size(); ++i) sequence_.read_value(order[i], row(i));
+    sequence_.write_values(cells, rows.data(), channels);
+    sequence_.truncate(tail_ + static_cast<std::uint32_t>(order.size()));
+}
+
+}  // namespace lowkv

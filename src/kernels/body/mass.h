@@ -1,0 +1,62 @@
+// Softmax weights by cell: the scores once more, against each row's known log_sum.
+
+// Scores of the rows over one span of cells, `span_tokens` apart, as decode() and prefill() have
+// them before the mask.
+LOWKV_INLINE void span_scores(const Task& task, const float* q, const float* packed_q,
+                              unsigned cell, unsigned count, float* scores, float* tile) {
+    const unsigned head_dim = task.plan->shape().head_dim;
+    const unsigned tokens = task.plan->block_tokens();
+    const unsigned rows = task.row_count;
+    for (unsigned r = 0; r < rows; ++r) {
+        for (unsigned i = 0; i < count; i += lanes) store(scores + r * span_tokens + i, set(0.0f));
+    }
+    if (rows <= decode_max_rows) {
+        Block blocks[max_products];
+        const unsigned block_count = (count + tokens - 1) / tokens;
+        for (unsigned b = 0; b < block_count; ++b) blocks[b] = open_block(task, cell / tokens + b);
+        multiply_blocks(
+            blocks, block_count, rows,
+            [&](unsigned b) LOWKV_INLINE_LAMBDA {
+                return Product{blocks[b].keys, blocks[b].keys.exact ? q : packed_q,
+                               scores + b * tokens};
+            },
+            head_dim, span_tokens);
+        return;
+    }
+    for (unsigned at = 0; at < count; at += tile_tokens) {
+        const Block block = open_block(task, (cell + at) / tokens);
+        if (!block.present) continue;
+        expand(block.keys, (cell + at) % tokens, tile_tokens, 0, head_dim, tile);
+        gemm(block.keys.exact ? q : packed_q, head_dim, rows, head_dim, tile, tile_tokens,
+             scores + at, span_tokens);
+    }
+}
+
+void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
+    const unsigned tokens = task.plan->block_tokens();
+    auto* q = reinterpret_cast<float*>(task.scratch);
+    float* scores = q + std::size_t{2} * prefill_max_rows * max_head_dim;
+    float* tile = scores + std::size_t{prefill_max_rows} * span_tokens;
+    Bias bias;
+    const float* packed_q = load_queries(task, q);
+    const unsigned end = visible_end(task);
+    for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
+        const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
+        const unsigned count = (left + tokens - 1) / tokens * tokens;
+        span_scores(task, q, packed_q, cell, count, scores, tile);
+        const void* loaded = nullptr;
+        for (unsigned r = 0; r < task.row_count; ++r) {
+            const Row& row = task.rows[r];
+            if (row.mask != loaded) load_bias(task, row.mask, cell, bias);
+            loaded = row.mask;
+            if (log_sum[r] == minus_infinity) continue;
+            float* row_scores = scores + std::size_t{r} * span_tokens;
+            mask_scores(task, row, cell, count, row.mask != nullptr ? &bias : nullptr, row_scores);
+            float* to = mass + (cell - task.first_cell);
+            const F sum = set(log_sum[r]);
+            for (unsigned i = 0; i < count; i += lanes) {
+                store(to + i, add(load(to + i), exp(sub(load(row_scores + i), sum))));
+            }
+        }
+    }
+}
