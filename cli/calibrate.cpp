@@ -82,6 +82,16 @@ Scheme read_scheme(const std::string& text) {
     throw UsageError(text + " needs no calibration: use it as it is. These do: " + names);
 }
 
+// Fisher information is that of keys before RoPE.
+void require_early_keys(const Scheme& scheme, std::uint32_t layers) {
+    for (std::uint32_t i = 0; i < layers; ++i) {
+        const Codec& key = scheme.layer(i).key;
+        if (key.levels == Levels::learned && key.stage == Stage::post)
+            throw UsageError("--fisher weighs keys before their rotary embedding, and " +
+                             to_string(key) + " has them after it: add -pre, or leave it out");
+    }
+}
+
 // "model.gguf" -> "model.skvq-k2v2.lowkv.safetensors"
 std::string default_output(const std::string& model, const Scheme& scheme) {
     std::string name = to_string(scheme);
@@ -193,6 +203,7 @@ int run(Options options) {
     route_logs(options.verbose);
     const Model model(options.model);
     require_writable(options.output);
+    if (!options.fisher.empty()) require_early_keys(scheme, model.kv_shape().layers);
     const std::vector<std::vector<llama_token>> windows = cut(model, options, scheme);
     const std::uint64_t length = windows.front().size(), total = windows.size() * length;
     std::fprintf(stderr, "%s: %s for %s, %zu windows of %s tokens\n", options.text.c_str(),
@@ -214,10 +225,14 @@ int run(Options options) {
     const double reading = watch.seconds();
     const Shape shape = samples.front().shape;
     std::optional<calibration::FisherWeights> fisher;
-    if (!options.fisher.empty())
+    if (!options.fisher.empty()) {
+        // A layer that doesn't store keys before RoPE has none here.
+        const auto turned = std::ranges::find_if(
+            samples, [](const auto& layer) { return !layer.rope.frequencies.empty(); });
         fisher =
             calibration::load_fisher(options.fisher, static_cast<std::uint32_t>(samples.size()),
-                                     shape, samples.front().rope);
+                                     shape, turned == samples.end() ? Rope{} : turned->rope);
+    }
 
     CalibrateReport report = solve(std::move(samples), scheme, options, fisher);
     report.calibration.scheme = to_string(scheme);

@@ -211,6 +211,7 @@ def test_the_real_model(calibrate, folder):
     (("--scheme", "skvq-k2v2,window=2048"), "give it a longer"),
     (("-o", "/no/such/folder/file"), "there is no folder /no/such/folder"),
     (("--fisher", "/no/such/file"), "/no/such/file: there is no such file"),
+    (("--fisher", "/no/such/file", "--scheme", "k=channel-2-static-learned,v=exact"), "add -pre"),
     (("--text", "/no/such/text"), "can't read the text file /no/such/text"),
 ])
 def test_wrong_arguments_say_what_is_right(model, text, folder, args, words):
