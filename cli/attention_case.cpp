@@ -14,8 +14,8 @@
 #include "ggml-cpu.h"
 #include "lowkv/attention.h"
 #include "lowkv/calibration.h"
-#include "lowkv/rope.h"
 #include "lowkv/executor_openmp.h"
+#include "lowkv/rope.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -45,8 +45,8 @@ class LowkvCase final : public AttentionCase {
         const Scheme scheme = parse_scheme(text);
         Rope rope;  // Llama's
         for (std::uint32_t i = 0; i < shape.head_dim / 2; ++i) {
-            rope.frequencies.push_back(std::pow(1e4f, -2.0f * static_cast<float>(i) /
-                                                          static_cast<float>(shape.head_dim)));
+            rope.frequencies.push_back(
+                std::pow(1e4f, -2.0f * static_cast<float>(i) / static_cast<float>(shape.head_dim)));
         }
         const auto plan = std::make_shared<const Plan>(neutral_plan(
             scheme.base, {.kv_heads = shape.kv_heads, .head_dim = shape.head_dim}, &rope));

@@ -19,6 +19,7 @@ std::string preparation(const Codec& codec) {
         text += text.empty() ? "after " : " and ";
         text += step;
     };
+    if (codec.stage == Stage::pre) add("undoing RoPE");
     if (codec.centred) add("subtracting the block's mean per channel");
     switch (codec.rotation) {
         case Rotate::none: break;
@@ -28,9 +29,21 @@ std::string preparation(const Codec& codec) {
     return text.empty() ? text : text + ", ";
 }
 
+std::string percent(std::uint8_t thousandths) {
+    const std::string whole = std::to_string(thousandths / 10);
+    return whole + (thousandths % 10 != 0 ? "." + std::to_string(thousandths % 10) : "") + " %";
+}
+
 // The numbers that share one scale.
 std::string group_of(const Codec& codec) {
     const std::string size = std::to_string(codec.group);
+    if (codec.reordered) {
+        return "a group of about " + size +
+               " alike channels of one token, of all heads, which a "
+               "calibration has found,";
+    }
+    if (codec.group == Codec::whole_row) return "one token, all heads,";
+    if (codec.group == Codec::calibrated) return "one channel";
     if (codec.axis == Axis::channel) return "one channel over " + size + " consecutive tokens";
     if (codec.group == Codec::whole_head) return "one token's head";
     return size + " consecutive channels of one token's head";
@@ -67,8 +80,17 @@ std::string in_words(const Codec& codec) {
         codec.bits == Codec::ternary_bits ? "1.5" : std::to_string(codec.bits);
     const std::string bits = width + " bits a number: " + preparation(codec);
     if (normal(codec)) return bits + normal_levels(codec);
-    std::string text = bits + "the numbers of " + group_of(codec) + " share a scale and a zero (" +
-                       stored_bits(codec) + " each)";
+    const bool ranged = codec.group == Codec::calibrated;
+    std::string text = bits + "the numbers of " + group_of(codec) + " share a ";
+    text +=
+        ranged ? "range from a calibration" : "scale and a zero (" + stored_bits(codec) + " each)";
+    if (codec.levels == Levels::learned) {
+        text += ", cut at " + std::to_string(codec.level_count()) +
+                " levels that a calibration has learned";
+    }
+    if (codec.clip == Clip::calibrated) {
+        text += ", over the share of their range that the calibration gives the group";
+    }
     if (codec.clip == Clip::search) {
         text += ", over the share of their range with the least squared error";
     }
@@ -76,6 +98,10 @@ std::string in_words(const Codec& codec) {
         text += std::string("; a factor (16 bits) of each ") +
                 (codec.axis == Axis::channel ? "token" : "channel") +
                 " brings a block's tokens and channels to one variance";
+    }
+    if (codec.outliers > 0) {
+        text += "; what lies furthest outside, up to " + percent(codec.outliers) +
+                " of a token's numbers, is kept in f16 beside";
     }
     return text;
 }
@@ -91,8 +117,19 @@ Formulas formulas(const Codec& codec, Half half) {
         result.store =
             "y = " + original + (rotated ? " R" : "") + (codec.centred ? " - mean" : "") + ", ";
     }
+    const bool pre = codec.stage == Stage::pre;
+    if (pre) {
+        y = "y";
+        result.store = "y = k turned back by its position, ";
+    }
     std::string value = "code * scale + zero";
-    if (normal(codec)) {
+    if (codec.levels == Levels::learned) {
+        result.store +=
+            std::string("zero and scale = centre and half of ") +
+            (codec.group == Codec::calibrated ? "the channel's range" : "the range of " + y) +
+            ", code = boundaries below (" + y + " - zero) / scale";
+        value = "level[code] * scale + zero";
+    } else if (normal(codec)) {
         result.store += "level = the one nearest to " + y + " / rms(" + y +
                         "), scale = " + scale_formula(codec, y);
         value = "level * scale";
@@ -103,7 +140,7 @@ Formulas formulas(const Codec& codec, Half half) {
         }
         const std::string steps = std::to_string(codec.level_count() - 1);
         const std::string range = "max(" + y + ") - min(" + y + ")";
-        if (codec.clip == Clip::search) {
+        if (codec.clip != Clip::none) {
             result.store += "range = " + range + ", zero = min(" + y +
                             ") + range (1 - share) / 2, scale = share range / " + steps;
         } else {
@@ -112,7 +149,9 @@ Formulas formulas(const Codec& codec, Half half) {
         result.store += ", code = round((" + y + " - zero) / scale)";
         if (codec.balanced) value = "factor (" + value + ")";
     }
+    if (codec.outliers > 0) value += " + what is kept beside";
     if (codec.centred) value += " + mean";
+    if (pre) value = "(" + value + ") turned to its position";
     if (rotated) value = "(" + value + ") R^T";
     result.read = original + " = " + value;
     if (rotated) {

@@ -40,8 +40,8 @@ void check_case(const Problem& p, const std::string& text, AttentionParams param
     const std::vector<double> want = oracle(p, params);
     std::vector<float> out;
     AttentionWorkspace workspace;
-    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " heads ", p.heads,
-         " tokens ", p.tokens, " cells ", p.n_cells);
+    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " heads ", p.heads, " tokens ",
+         p.tokens, " cells ", p.n_cells);
     params.decode_rows = 0;
     attend(*p.sequence, p.io(out), params, workspace, executor);
     CHECK(relative_error(out, want, shape.head_dim) < f32_budget);
@@ -130,27 +130,26 @@ TEST_CASE("every row codec, with ropes of all kinds") {
                 const Shape shape{kv_heads, head_dim};
                 const Scheme scheme = parse_scheme(std::string(codec) + ",window=40,sinks=3");
                 std::mt19937 random(seed);
-                const LayerCalibration calibration =
-                    random_calibration(scheme.base, shape, random);
+                const LayerCalibration calibration = random_calibration(scheme.base, shape, random);
                 Rope rope;
                 rope.pairs = seed % 2 == 0 ? Rope::Pairs::halves : Rope::Pairs::neighbours;
                 rope.magnitude = seed % 3 == 0 ? 1.8f : 1.0f;
                 const std::uint32_t pairs = seed % 4 == 0 ? head_dim / 4 : head_dim / 2;
                 for (std::uint32_t i = 0; i < pairs; ++i) {
-                    rope.frequencies.push_back(static_cast<float>(
-                        std::pow(10000.0, -2.0 * i / (2.0 * pairs))));
+                    rope.frequencies.push_back(
+                        static_cast<float>(std::pow(10000.0, -2.0 * i / (2.0 * pairs))));
                 }
                 const std::uint32_t n_cells = 300 + seed * 7 % 100;
                 // Consecutive, and in any order.
                 std::vector<std::int32_t> positions(n_cells);
                 for (std::uint32_t t = 0; t < n_cells; ++t) {
-                    positions[t] = static_cast<std::int32_t>(
-                        seed % 2 == 0 ? t + 100000 : random() % 70000);
+                    positions[t] =
+                        static_cast<std::int32_t>(seed % 2 == 0 ? t + 100000 : random() % 70000);
                 }
-                check_case(Problem(scheme, shape, kv_heads * (1 + seed % 3), 1 + seed % 2, n_cells,
-                                   seed, {&calibration, seed % 5 == 4 ? nullptr : &rope},
-                                   positions),
-                           codec, {}, serial_executor());
+                check_case(
+                    Problem(scheme, shape, kv_heads * (1 + seed % 3), 1 + seed % 2, n_cells, seed,
+                            {&calibration, seed % 5 == 4 ? nullptr : &rope}, positions),
+                    codec, {}, serial_executor());
                 ++seed;
             }
         }

@@ -23,8 +23,8 @@ constexpr Shape shape{3, 64};
 Rope llama_rope(std::uint32_t head_dim) {
     Rope rope;
     for (std::uint32_t i = 0; i < head_dim / 2; ++i) {
-        rope.frequencies.push_back(std::pow(1e4f, -2.0f * static_cast<float>(i) /
-                                                      static_cast<float>(head_dim)));
+        rope.frequencies.push_back(
+            std::pow(1e4f, -2.0f * static_cast<float>(i) / static_cast<float>(head_dim)));
     }
     return rope;
 }
@@ -112,8 +112,8 @@ TEST_CASE("outliers are kept to f16, at most the cap, the rest clamps") {
         block.each([&](Place p) {
             const float x = block.get(which, p);
             const std::uint32_t c = p.head * shape.head_dim + p.channel;
-            const bool out = which == Which::keys &&
-                             (x < calibration.key.low[c] || x > calibration.key.high[c]);
+            const bool out =
+                which == Which::keys && (x < calibration.key.low[c] || x > calibration.key.high[c]);
             outside[p.token] += out ? 1 : 0;
             if (block.part(which).outlier(p).has_value()) {
                 ++kept[p.token];
@@ -137,8 +137,7 @@ TEST_CASE("learned levels: the code is the count of boundaries below") {
     for (const Which which : both) {
         const PartCalibration& part = which == Which::keys ? calibration.key : calibration.value;
         block.each([&](Place p) {
-            const float y =
-                (block.get(which, p) - block.zero(which, p)) / block.scale(which, p);
+            const float y = (block.get(which, p) - block.zero(which, p)) / block.scale(which, p);
             std::uint8_t code = 0;
             bool close = false;
             for (const float b : part.boundaries) {
@@ -157,8 +156,8 @@ TEST_CASE("keys before RoPE: any positions read back what was written") {
     for (const int kind : {0, 1, 2}) {
         Block block(scheme, shape, {nullptr, &rope});
         fill(block, random, false);
-        auto* positions = reinterpret_cast<std::int32_t*>(block.exact.data() +
-                                                          block.plan.exact_part_bytes());
+        auto* positions =
+            reinterpret_cast<std::int32_t*>(block.exact.data() + block.plan.exact_part_bytes());
         for (std::uint32_t t = 0; t < block.plan.block_tokens(); ++t) {
             positions[t] = static_cast<std::int32_t>(kind == 0   ? t
                                                      : kind == 1 ? 1000000 - t

@@ -89,8 +89,8 @@ class Sequence {
     // Writes row i, at rows + i * row_stride floats, to cells[i]: any order, any cell; blocks
     // appear as needed. A packed block is reopened, a block shared with a fork is copied first.
     // Runs of consecutive cells are the quick case.
-    void write_keys(std::span<const std::uint32_t> cells, const float* rows,
-                    std::size_t row_stride, std::span<const std::int32_t> positions = {});
+    void write_keys(std::span<const std::uint32_t> cells, const float* rows, std::size_t row_stride,
+                    std::span<const std::int32_t> positions = {});
     void write_values(std::span<const std::uint32_t> cells, const float* rows,
                       std::size_t row_stride);
 

@@ -18,7 +18,7 @@ struct Table;
 namespace codec {
 class Rotation;
 struct RowTables;
-}
+}  // namespace codec
 struct LayerCalibration;
 struct Rope;
 
@@ -77,15 +77,16 @@ struct PartLayout {
 // What some codecs need to know about a layer; both are copied.
 struct LayerInputs {
     const LayerCalibration* calibration = nullptr;  // Codec::needs_calibration()
-    const Rope* rope = nullptr;  // Stage::pre; null: the model has none, keys are stored as they come
+    const Rope* rope =
+        nullptr;  // Stage::pre; null: the model has none, keys are stored as they come
 };
 
 class Plan {
   public:
-    // Throws Error(invalid_argument) for a shape that the kernels can't serve, Error(invalid_scheme)
-    // for an illegal codec, Error(invalid_calibration) for a calibration that is missing or doesn't
-    // fit. `implementation` names a kernel set; empty: the one that LOWKV_IMPLEMENTATION forces, or
-    // the best this CPU runs. `layer` seeds a random rotation.
+    // Throws Error(invalid_argument) for a shape that the kernels can't serve,
+    // Error(invalid_scheme) for an illegal codec, Error(invalid_calibration) for a calibration that
+    // is missing or doesn't fit. `implementation` names a kernel set; empty: the one that
+    // LOWKV_IMPLEMENTATION forces, or the best this CPU runs. `layer` seeds a random rotation.
     Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation = {},
          std::uint32_t layer = 0, const LayerInputs& inputs = {});
 

@@ -7,11 +7,11 @@
 namespace lowkv {
 
 enum class ErrorCode {
-    invalid_scheme,    // the text or the combination is not a legal scheme
-    invalid_argument,  // a shape, a size or a cell number is out of range
-    unsupported,       // legal, but this build or this CPU can't do it
+    invalid_scheme,       // the text or the combination is not a legal scheme
+    invalid_argument,     // a shape, a size or a cell number is out of range
+    unsupported,          // legal, but this build or this CPU can't do it
     invalid_calibration,  // a calibration is missing, damaged or made for something else
-    over_budget,       // the store's byte budget is used up; nothing was changed
+    over_budget,          // the store's byte budget is used up; nothing was changed
 };
 
 // The message says what was wrong and what would be right.

@@ -64,9 +64,9 @@ enum class Stage : std::uint8_t { post, pre };
 // How keys or values are stored once their block is packed.
 struct Codec {
     static constexpr std::uint8_t exact_bits = 16;
-    static constexpr std::uint16_t whole_head = 0;   // a group
-    static constexpr std::uint16_t whole_row = 1;    // a group: a token's channels of all heads
-    static constexpr std::uint16_t calibrated = 2;   // a channel's range comes from a calibration
+    static constexpr std::uint16_t whole_head = 0;  // a group
+    static constexpr std::uint16_t whole_row = 1;   // a group: a token's channels of all heads
+    static constexpr std::uint16_t calibrated = 2;  // a channel's range comes from a calibration
 
     static constexpr std::uint8_t ternary_bits = 1;
 

@@ -58,7 +58,10 @@ void FilteredSequence::append(const float* keys, const float* values, std::uint3
     mass_.resize(before + tokens);
     try {
         queries_.resize(before + tokens);
-        sequence_.append(keys, values, tokens);
+        // A cell's number is no position once tokens before it have gone.
+        std::vector<std::int32_t> positions(tokens);
+        std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(size_));
+        sequence_.append(keys, values, tokens, positions);
     } catch (...) {
         mass_.resize(before);
         queries_.resize(before);
@@ -189,8 +192,12 @@ void FilteredSequence::move_rows(std::span<const std::uint32_t> order) {
     std::vector<float> rows(order.size() * channels);
     const auto row = [&](std::size_t i) { return rows.data() + i * channels; };
 
-    for (std::size_t i = 0; i < order.size(); ++i) sequence_.read_key(order[i], row(i));
-    sequence_.write_keys(cells, rows.data(), channels);
+    std::vector<std::int32_t> positions(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        sequence_.read_key(order[i], row(i));
+        positions[i] = sequence_.position(order[i]);
+    }
+    sequence_.write_keys(cells, rows.data(), channels, positions);
     // The blocks are exact and unshared now: nothing below can fail.
     for (std::size_t i = 0; i < order.size(); ++i) sequence_.read_value(order[i], row(i));
     sequence_.write_values(cells, rows.data(), channels);

@@ -358,9 +358,8 @@ std::int32_t Sequence::position(std::uint32_t cell) const noexcept {
     const std::uint32_t tokens = plan_->block_tokens();
     const cache::Block* block = cell < size_ ? blocks_[cell / tokens] : nullptr;
     if (block == nullptr || !plan_->has_positions()) return static_cast<std::int32_t>(cell);
-    const std::byte* positions =
-        block->data +
-        (block->packed ? plan_->keys().positions_offset : 2 * plan_->exact_part_bytes());
+    const std::byte* positions = block->data + (block->packed ? plan_->keys().positions_offset
+                                                              : 2 * plan_->exact_part_bytes());
     std::int32_t position = 0;
     std::memcpy(&position, positions + std::size_t{4} * (cell % tokens), sizeof position);
     return position;

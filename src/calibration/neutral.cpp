@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "calibration/channel_groups.h"
 #include "codec/lloyd_max.h"
 #include "lowkv/calibration.h"
 
@@ -10,7 +11,7 @@ PartCalibration neutral(const Codec& codec, const Shape& shape) {
     PartCalibration part;
     const std::uint32_t channels = shape.channels();
     if (codec.reordered) {
-        const std::uint32_t groups = std::max(channels / codec.group, 1u);
+        const std::uint32_t groups = calibration::group_count(codec, shape);
         for (std::uint32_t c = 0; c < channels; ++c) {
             part.group.push_back(static_cast<std::uint16_t>(std::uint64_t{c} * groups / channels));
         }

@@ -75,8 +75,7 @@ void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) n
         for (std::uint32_t h = 0; h < plan.shape().kv_heads; ++h) {
             const codec::HeadShape head = codec::head_shape(plan, part, h);
             if (layout.row != nullptr) {
-                codec::decode_row_head(plan, part, h, in,
-                                       reinterpret_cast<std::uint16_t*>(out));
+                codec::decode_row_head(plan, part, h, in, reinterpret_cast<std::uint16_t*>(out));
                 continue;
             }
             const std::byte* section = in + h * layout.head_bytes;

@@ -24,7 +24,9 @@ class RopeTable {
     std::uint32_t pairs() const noexcept { return pairs_; }
     // The channels of pair i.
     std::uint32_t first(std::uint32_t i) const noexcept { return halves_ ? i : 2 * i; }
-    std::uint32_t second(std::uint32_t i) const noexcept { return halves_ ? i + pairs_ : 2 * i + 1; }
+    std::uint32_t second(std::uint32_t i) const noexcept {
+        return halves_ ? i + pairs_ : 2 * i + 1;
+    }
 
     // Digit d (0: the units) with value v: cosines, then sines, padded() floats each. The units are
     // times the magnitude.

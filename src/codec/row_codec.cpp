@@ -140,7 +140,8 @@ std::uint8_t code_of(const PartLayout& layout, float x, float scale, float zero)
     const float y = scale > 0.0f ? (x - zero) / scale : 0.0f;
     if (layout.codec.levels == Levels::learned) {
         std::uint8_t code = 0;
-        for (const float b : layout.row->boundaries) code = static_cast<std::uint8_t>(code + (y >= b));
+        for (const float b : layout.row->boundaries)
+            code = static_cast<std::uint8_t>(code + (y >= b));
         return code;
     }
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
@@ -205,7 +206,8 @@ void set_steps(const PartLayout& layout, const float* x, std::uint32_t channels,
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
     float share[max_row_groups];
     std::fill_n(share, tables.groups, 1.0f);
-    if (layout.codec.clip == Clip::calibrated) std::copy_n(tables.clip.data(), tables.groups, share);
+    if (layout.codec.clip == Clip::calibrated)
+        std::copy_n(tables.clip.data(), tables.groups, share);
     if (layout.codec.clip == Clip::search) search_shares(tables, x, channels, ranges, top, share);
     for (std::uint32_t g = 0; g < tables.groups; ++g) {
         steps[g] = clipped_steps(ranges.low[g], ranges.high[g], share[g], top);
@@ -323,8 +325,7 @@ void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std:
     const RowTables& tables = *layout.row;
     const Rows view(plan, part);
     const HeadShape shape = head_shape(plan, part, head);
-    const auto* in =
-        reinterpret_cast<const std::uint8_t*>(part_in + section_offset(layout, head));
+    const auto* in = reinterpret_cast<const std::uint8_t*>(part_in + section_offset(layout, head));
     Groups groups;
     if (tables.groups > 0) read_metadata(layout, part_in, groups);
     const RowMetadata metadata{groups, tables, part, view.tokens()};
@@ -333,9 +334,9 @@ void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std:
         float x[max_lanes];
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
             const Steps steps = metadata.of(t, first + c);
-            const std::uint8_t code = kernels::load_code(
-                in, layout.codec.bits, shape.steps, part == Part::keys ? t : c,
-                part == Part::keys ? c : t);
+            const std::uint8_t code =
+                kernels::load_code(in, layout.codec.bits, shape.steps, part == Part::keys ? t : c,
+                                   part == Part::keys ? c : t);
             x[c] = value_of(layout, code, steps.scale, steps.zero);
         }
         if (tables.outliers > 0) {

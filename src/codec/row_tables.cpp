@@ -48,8 +48,7 @@ std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shap
     auto tables = std::make_shared<RowTables>();
     if (codec.reordered) {
         tables->group.assign(calibration->group.begin(), calibration->group.end());
-        tables->groups =
-            static_cast<std::uint32_t>(*std::ranges::max_element(tables->group)) + 1;
+        tables->groups = static_cast<std::uint32_t>(*std::ranges::max_element(tables->group)) + 1;
         tables->clip = calibration->clip;
     } else if (codec.group == Codec::whole_row) {
         tables->group.assign(shape.channels(), 0);

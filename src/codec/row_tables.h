@@ -12,7 +12,7 @@
 
 namespace lowkv::codec {
 
-inline constexpr std::uint32_t max_row_groups = 32;     // kernels hold a token's groups in registers
+inline constexpr std::uint32_t max_row_groups = 32;  // kernels hold a token's groups in registers
 inline constexpr std::uint32_t max_row_channels = 8192;  // of all heads
 inline constexpr std::uint32_t max_outliers = 164;       // of a row: 2 % of them, rounded up
 inline constexpr std::uint16_t no_channel = 0xffff;      // an outlier's place that is not used
@@ -26,7 +26,7 @@ struct RowTables {
     std::vector<float> boundaries;  // learned levels
     // What a code stands for, before scale and zero; repeated to 16 entries.
     alignas(64) std::array<float, 16> level{};
-    std::uint32_t outliers = 0;     // at most, per token
+    std::uint32_t outliers = 0;             // at most, per token
     std::shared_ptr<const RopeTable> rope;  // null: stored as they come
 };
 

@@ -14,7 +14,9 @@ constexpr std::array axis_choices{Choice{"channel", value_of(Axis::channel)},
                                   Choice{"token", value_of(Axis::token)}};
 constexpr std::array bits_choices{Choice{"1.5", Codec::ternary_bits}, Choice{"2", 2},
                                   Choice{"3", 3}, Choice{"4", 4}, Choice{"8", 8}};
-constexpr std::array group_choices{Choice{"g32", 32}, Choice{"g64", 64}, Choice{"g128", 128},
+constexpr std::array group_choices{Choice{"g32", 32},
+                                   Choice{"g64", 64},
+                                   Choice{"g128", 128},
                                    Choice{"head", Codec::whole_head},
                                    Choice{"row", Codec::whole_row},
                                    Choice{"static", Codec::calibrated}};

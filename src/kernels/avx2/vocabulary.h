@@ -86,7 +86,8 @@ LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
-    if constexpr (Size == 8) return _mm256_permutevar8x32_ps(load(table), index);
+    if constexpr (Size == 8)
+        return _mm256_permutevar8x32_ps(load(table), index);
     else {
         const F low = pick<Size / 2>(table, index), high = pick<Size / 2>(table + Size / 2, index);
         const I top_bit = _mm256_slli_epi32(index, Size == 32 ? 27 : 28);

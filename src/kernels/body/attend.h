@@ -31,8 +31,9 @@ LOWKV_INLINE Block open_block(const Task& task, unsigned block) {
     b.values.exact_stride = plan.shape().channels();
     b.values.exact = !view.packed || plan.values().codec.exact();
     b.values.folded = plan.values().codec.axis == Axis::token;
-    b.values.data = b.values.exact ? view.values + task.kv_head * std::size_t{2} * head_dim
-                                   : view.values + codec::section_offset(plan.values(), task.kv_head);
+    b.values.data = b.values.exact
+                        ? view.values + task.kv_head * std::size_t{2} * head_dim
+                        : view.values + codec::section_offset(plan.values(), task.kv_head);
     b.values.metadata = plan.values().row != nullptr ? view.values : b.values.data;
     return b;
 }

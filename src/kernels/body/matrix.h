@@ -17,7 +17,7 @@ struct Matrix {
     bool folded = false;
     bool keys = false;
     const std::byte* metadata = nullptr;  // the section that has it: the head's, or all heads'
-    unsigned first_channel = 0;         // of the head
+    unsigned first_channel = 0;           // of the head
 };
 
 // A centred head's mean, one f16 a channel (codec.h).

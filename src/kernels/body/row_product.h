@@ -118,8 +118,7 @@ void multiply_outliers(const Product& product, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
     const Matrix& x = product.x;
     const unsigned count = x.layout->row->outliers;
-    const auto* at =
-        reinterpret_cast<const std::uint16_t*>(x.metadata + x.layout->outliers_offset);
+    const auto* at = reinterpret_cast<const std::uint16_t*>(x.metadata + x.layout->outliers_offset);
     for (unsigned t = 0; t < x.step_count; ++t, at += 2 * count) {
         for (unsigned i = 0; i < count; ++i) {
             const unsigned c = at[i] - x.first_channel;

@@ -95,7 +95,8 @@ LOWKV_INLINE void for_levels(const UnitView& view, const float* level, Take take
         for (unsigned tile = 0; tile < 4; ++tile) {
             const I x = load_bytes(view.low + (Bits == 4 ? 64 * (tile / 2) : 0));
             I third;
-            if constexpr (Bits == 3) third = bit_and(shift_right(view.third, tile), set_int(0x04040404));
+            if constexpr (Bits == 3)
+                third = bit_and(shift_right(view.third, tile), set_int(0x04040404));
 #pragma GCC unroll 4
             for (unsigned step = 0; step < 4; ++step) {
                 const unsigned byte = 8 * byte_of_step(step);
@@ -143,16 +144,18 @@ void expand_row_keys(const Matrix& x, unsigned token0, float* tile) noexcept {
             float* out = tile + c0 * tile_tokens + t;
             const unsigned channel = x.first_channel + c0;
             if (row.groups == 0) {
-                for_levels<Bits>(view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
-                    store(out + i * tile_tokens,
-                          fma(level, set(row.scale[channel + i]), set(row.zero[channel + i])));
-                });
+                for_levels<Bits>(
+                    view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
+                        store(out + i * tile_tokens,
+                              fma(level, set(row.scale[channel + i]), set(row.zero[channel + i])));
+                    });
             } else {
-                for_levels<Bits>(view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
-                    const auto g = static_cast<std::size_t>(row.group[channel + i]);
-                    store(out + i * tile_tokens,
-                          fma(level, load(scale[g] + t), load(zero[g] + t)));
-                });
+                for_levels<Bits>(
+                    view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
+                        const auto g = static_cast<std::size_t>(row.group[channel + i]);
+                        store(out + i * tile_tokens,
+                              fma(level, load(scale[g] + t), load(zero[g] + t)));
+                    });
             }
         }
     }
@@ -201,16 +204,15 @@ template <unsigned Bits, unsigned Size, class Take>
 LOWKV_INLINE void for_row_values(const Matrix& x, const TokenMetadata& metadata, unsigned token0,
                                  unsigned t0, unsigned c, Take take) {
     const codec::RowTables& row = *x.layout->row;
-    const I group = load_bytes(
-        reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + c));
-    const std::size_t unit =
-        std::size_t{c / 16} * (x.step_count / 16) + (token0 + t0) / 16;
-    const UnitView view = open_unit<Bits>(reinterpret_cast<const std::uint8_t*>(x.data), unit,
-                                          c % 16 * 4);
+    const I group =
+        load_bytes(reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + c));
+    const std::size_t unit = std::size_t{c / 16} * (x.step_count / 16) + (token0 + t0) / 16;
+    const UnitView view =
+        open_unit<Bits>(reinterpret_cast<const std::uint8_t*>(x.data), unit, c % 16 * 4);
     for_levels<Bits>(view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
         const unsigned t = t0 + i;
-        take(t, fma(level, pick<Size>(metadata.scale[t], group),
-                    pick<Size>(metadata.zero[t], group)));
+        take(t,
+             fma(level, pick<Size>(metadata.scale[t], group), pick<Size>(metadata.zero[t], group)));
     });
 }
 

@@ -59,8 +59,8 @@ LOWKV_INLINE void apply_factors(const Matrix& x, unsigned lane0, unsigned tile_l
 LOWKV_INLINE void expand(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                          unsigned tile_steps, float* tile) {
     if (!x.exact && x.layout->row != nullptr) {
-        constexpr decltype(&expand_rows<2>) by_bits[] = {
-            expand_rows<ternary_bits>, expand_rows<2>, expand_rows<3>, expand_rows<4>};
+        constexpr decltype(&expand_rows<2>) by_bits[] = {expand_rows<ternary_bits>, expand_rows<2>,
+                                                         expand_rows<3>, expand_rows<4>};
         const unsigned bits = x.layout->codec.bits;
         if (bits == 8) return expand_rows<8>(x, x.keys ? lane0 : step0, tile);
         return by_bits[bits - ternary_bits](x, x.keys ? lane0 : step0, tile);
