@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "lowkv/cache.h"
 #include "lowkv/executor.h"
@@ -45,6 +46,9 @@ struct AttentionIO {
     std::uint32_t tokens = 0;
     std::uint32_t heads = 0;  // a multiple of kv_heads; head h reads kv head h / (heads / kv_heads)
     std::uint32_t n_cells = 0;  // attend to cells [0, n_cells)
+    // The logarithm of each softmax's denominator, [token][head], or null: with it a host joins
+    // this result and that of rows which it keeps itself. -inf for a query that sees no cell.
+    float* log_sum = nullptr;
 };
 
 // Scratch memory, reused between calls. Grows as needed; one per thread of control.
@@ -64,5 +68,11 @@ class AttentionWorkspace {
 // Throws Error(invalid_argument) on shapes that do not fit. A query that sees no cell gets zeros.
 void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
             AttentionWorkspace& workspace, Executor& executor = serial_executor());
+
+// The same for a host that holds the blocks itself: cells [0, io.n_cells), plan.block_tokens() to a
+// block. Packed blocks start at a multiple of 64 bytes.
+void attend(const Plan& plan, std::span<const BlockView> blocks, const AttentionIO& io,
+            const AttentionParams& params, AttentionWorkspace& workspace,
+            Executor& executor = serial_executor());
 
 }  // namespace lowkv

@@ -104,14 +104,15 @@ Row make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t
     return row;
 }
 
-// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart).
-void join(const float* max, const float* sum, std::size_t stride, const float* out,
-          std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
-          const float* sink_logit, float* result) noexcept {
+// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart). Returns the
+// logarithm of the softmax's denominator.
+float join(const float* max, const float* sum, std::size_t stride, const float* out,
+           std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
+           const float* sink_logit, float* result) noexcept {
     float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
     for (std::uint32_t i = 0; i < ranges; ++i) top = std::max(top, max[i * stride]);
     std::fill_n(result, head_dim, 0.0f);
-    if (top == -INFINITY) return;
+    if (top == -INFINITY) return top;
     float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
     for (std::uint32_t i = 0; i < ranges; ++i) {
         const float weight = std::exp(max[i * stride] - top);
@@ -122,6 +123,7 @@ void join(const float* max, const float* sum, std::size_t stride, const float* o
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
     for (std::uint32_t c = 0; c < head_dim; ++c) result[c] *= inverse;
+    return top + std::log(total);
 }
 
 // All queries as the packed keys are rotated, [token][head][head_dim].
@@ -153,16 +155,23 @@ AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&&) noexcept
 
 void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
             AttentionWorkspace& workspace, Executor& executor) {
-    const Plan& plan = sequence.plan();
+    std::vector<BlockView>& views = workspace.impl().views;
+    views.resize(ceil_div(std::max(io.n_cells, 1u), sequence.plan().block_tokens()));
+    sequence.views(views);
+    attend(sequence.plan(), views, io, params, workspace, executor);
+}
+
+void attend(const Plan& plan, std::span<const BlockView> blocks, const AttentionIO& io,
+            const AttentionParams& params, AttentionWorkspace& workspace, Executor& executor) {
     const Shape& shape = plan.shape();
     const std::uint32_t head_dim = shape.head_dim;
     check_arguments(shape, io, params);
+    check(blocks.size() >= ceil_div(io.n_cells, plan.block_tokens()),
+          std::to_string(blocks.size()) + " blocks of " + std::to_string(plan.block_tokens()) +
+              " do not cover " + std::to_string(io.n_cells) + " cells");
     if (io.tokens == 0) return;
 
     AttentionWorkspace::Impl& work = workspace.impl();
-    work.views.resize(ceil_div(std::max(io.n_cells, 1u), plan.block_tokens()));
-    sequence.views(work.views);
-
     const Split split = make_split(shape, io, params, executor.threads());
     const std::uint32_t repeat = io.heads / shape.kv_heads;
     const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
@@ -185,13 +194,17 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
     // Writes a row's result, from the first of its ranges on.
     const auto finish_row = [&](std::size_t first_row, std::uint32_t token, std::uint32_t head) {
         const auto join_into = [&](const float* from, float* result) {
-            join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
-                 from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
-                 split.ranges, head_dim,
-                 params.sink_logits != nullptr ? params.sink_logits + head : nullptr, result);
+            return join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
+                        from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
+                        split.ranges, head_dim,
+                        params.sink_logits != nullptr ? params.sink_logits + head : nullptr,
+                        result);
         };
         float* result = io.out + token * io.out_token_stride + head * io.out_head_stride;
-        join_into(out, result);
+        const float log_sum = join_into(out, result);
+        if (io.log_sum != nullptr) {
+            io.log_sum[std::size_t{token} * io.heads + head] = log_sum;
+        }
         if (value_rotation == nullptr) return;
         float packed[kernels::max_head_dim];
         join_into(packed_out, packed);
@@ -215,7 +228,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
         const auto range = static_cast<std::uint32_t>(item % split.ranges);
         kernels::Task task;
         task.plan = &plan;
-        task.views = work.views.data();
+        task.views = blocks.data();
         task.kv_head = static_cast<std::uint32_t>(chunk_task / split.chunks);
         task.first_cell = range * split.range_cells;
         task.last_cell = std::min(task.first_cell + split.range_cells, io.n_cells);
