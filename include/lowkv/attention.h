@@ -19,8 +19,9 @@ namespace lowkv {
 struct Mask {
     enum class Kind : std::uint8_t { none, causal, additive_f16, additive_f32 };
     Kind kind = Kind::none;
-    const void* data = nullptr;  // additive only
-    std::size_t row_stride = 0;  // elements between query tokens' rows
+    const void* data = nullptr;   // additive only
+    std::size_t row_stride = 0;   // elements between query tokens' rows
+    std::size_t head_stride = 0;  // between query heads' rows; 0: all heads share a token's row
 };
 
 struct AttentionParams {

@@ -71,10 +71,9 @@ void LayerBlocks::append(const std::byte* exact, std::size_t count, Executor& ex
 
 void LayerBlocks::decode(std::size_t first, std::size_t count, std::byte* exact,
                          Executor& executor) const {
-    check(first + count <= blocks(), "blocks " + std::to_string(first) + " to " +
-                                         std::to_string(first + count) +
-                                         " are out of range: there are " +
-                                         std::to_string(blocks()));
+    check(first + count <= blocks(),
+          "blocks " + std::to_string(first) + " to " + std::to_string(first + count) +
+              " are out of range: there are " + std::to_string(blocks()));
     executor.parallel_for(batch() * count, [&](std::size_t i, unsigned) {
         decode_block(*plan_, rows_[i / count][first + i % count]->data(),
                      exact + i * plan_->exact_bytes());
@@ -107,10 +106,10 @@ void LayerBlocks::attend(std::size_t first, const Queries& queries, Executor& ex
         AttentionParams params;
         params.scale = queries.scale;
         params.softcap = queries.softcap;
-        params.alibi_slopes = queries.slopes;
         if (queries.mask != nullptr) {
-            const float* mask = queries.mask + row * queries.tokens * cells;
-            params.mask = {Mask::Kind::additive_f32, mask, cells};
+            params.mask = {Mask::Kind::additive_f32,
+                           queries.mask + row * queries.mask_strides.batch,
+                           queries.mask_strides.token, queries.mask_strides.head};
         }
         lowkv::attend(*plan_, views, io, params, workspace, executor);
     }
@@ -130,8 +129,8 @@ void LayerBlocks::select(std::span<const std::size_t> rows) {
 
 void LayerBlocks::drop_front(std::size_t count) {
     for (Row& row : rows_) {
-        row.erase(row.begin(), row.begin() + static_cast<Row::difference_type>(
-                                                 std::min(count, row.size())));
+        row.erase(row.begin(),
+                  row.begin() + static_cast<Row::difference_type>(std::min(count, row.size())));
     }
 }
 

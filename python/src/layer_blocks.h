@@ -1,7 +1,7 @@
 #pragma once
 // The packed blocks of one layer, for every row of a batch. Python keeps the rows that are still
-// exact; what arrives here is packed once and never changes, so rows of a batch, beams and copies of
-// a cache share blocks by reference.
+// exact; what arrives here is packed once and never changes, so rows of a batch, beams and copies
+// of a cache share blocks by reference.
 
 #include <atomic>
 #include <cstddef>
@@ -17,7 +17,8 @@
 
 namespace lowkv::python {
 
-// What the packed blocks of one cache, and of the copies made of it, hold. A shared block counts once.
+// What the packed blocks of one cache, and of the copies made of it, hold. A shared block counts
+// once.
 struct BlockMemory {
     std::atomic<std::size_t> bytes = 0;
     std::atomic<std::size_t> blocks = 0;
@@ -54,8 +55,8 @@ struct Queries {
     float* out = nullptr;
     Strides out_strides;
     float* log_sum = nullptr;     // [batch][token][head]
-    const float* mask = nullptr;  // [batch][token][cells], added to the scores, or null
-    const float* slopes = nullptr;  // one per query head: multiplies the mask (ALiBi), or null
+    const float* mask = nullptr;  // [batch][head][token][cells], added to the scores, or null
+    Strides mask_strides;         // 0 where rows of the batch or heads share theirs
     std::uint32_t tokens = 0;
     std::uint32_t heads = 0;
     float scale = 1.0f;
@@ -71,10 +72,11 @@ class LayerBlocks {
     std::size_t batch() const noexcept { return rows_.size(); }
     std::size_t blocks() const noexcept { return rows_.empty() ? 0 : rows_.front().size(); }
 
-    // Packs `count` exact blocks (layout: Plan::exact_bytes()) per row of the batch and appends them.
-    // exact: [batch][count][exact_bytes].
+    // Packs `count` exact blocks (layout: Plan::exact_bytes()) per row of the batch and appends
+    // them. exact: [batch][count][exact_bytes].
     void append(const std::byte* exact, std::size_t count, Executor& executor);
-    // Exact blocks [first, first + count) of every row, rounded to f16: [batch][count][exact_bytes].
+    // Exact blocks [first, first + count) of every row, rounded to f16:
+    // [batch][count][exact_bytes].
     void decode(std::size_t first, std::size_t count, std::byte* exact, Executor& executor) const;
 
     // Attention over blocks [first, blocks()).

@@ -28,8 +28,6 @@ using Halves = nb::ndarray<std::uint16_t, nb::ndim<3>, nb::c_contig, nb::device:
 using Tensor4 = nb::ndarray<float, nb::ndim<4>, nb::device::cpu>;
 using ConstTensor4 = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
 using Rows3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using ConstRows3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using ConstRow = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void check(bool legal, const std::string& message) {
     if (!legal) throw Error(ErrorCode::invalid_argument, message);
@@ -64,35 +62,45 @@ std::size_t count_exact(const LayerBlocks& layer, const Halves& exact) {
     return exact.shape(1);
 }
 
+// Strides that repeat a dimension of length 1.
+Strides mask_strides(const ConstTensor4& mask, const ConstTensor4& q, std::size_t cells) {
+    const bool fits = (mask.shape(0) == q.shape(0) || mask.shape(0) == 1) &&
+                      (mask.shape(1) == q.shape(1) || mask.shape(1) == 1) &&
+                      mask.shape(2) == q.shape(2) && mask.shape(3) == cells;
+    check(fits, "mask must be [1 or " + std::to_string(q.shape(0)) + ", 1 or " +
+                    std::to_string(q.shape(1)) + ", " + std::to_string(q.shape(2)) + ", " +
+                    std::to_string(cells) + "]");
+    Strides strides = strides_of(mask, "mask");
+    if (mask.shape(0) == 1) strides.batch = 0;
+    if (mask.shape(1) == 1) strides.head = 0;
+    return strides;
+}
+
 void attend(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4 out, Rows3 log_sum,
-            float scale, float softcap, std::optional<ConstRows3> mask,
-            std::optional<ConstRow> slopes, unsigned threads) {
-    const Shape& shape = layer.plan().shape();
+            float scale, float softcap, std::optional<ConstTensor4> mask, unsigned threads) {
+    const Plan& plan = layer.plan();
     Queries queries;
     queries.heads = static_cast<std::uint32_t>(q.shape(1));
     queries.tokens = static_cast<std::uint32_t>(q.shape(2));
-    check(q.shape(0) == layer.batch() && q.shape(3) == shape.head_dim,
+    check(first <= layer.blocks(), "the first block is past the last");
+    check(q.shape(0) == layer.batch() && q.shape(3) == plan.shape().head_dim,
           "q must be [" + std::to_string(layer.batch()) + ", heads, tokens, " +
-              std::to_string(shape.head_dim) + "]");
-    for (std::size_t i = 0; i < 4; ++i) {
+              std::to_string(plan.shape().head_dim) + "]");
+    for (std::size_t i = 0; i < 4; ++i)
         check(out.shape(i) == q.shape(i), "out must have q's shape");
-    }
     check(log_sum.shape(0) == layer.batch() && log_sum.shape(1) == queries.tokens &&
               log_sum.shape(2) == queries.heads,
           "log_sum must be [batch, tokens, heads]");
-    const std::size_t cells = (layer.blocks() - first) * layer.plan().block_tokens();
-    check(!mask || (mask->shape(0) == layer.batch() && mask->shape(1) == queries.tokens &&
-                    mask->shape(2) == cells),
-          "mask must be [batch, tokens, " + std::to_string(cells) + "]");
-    check(!slopes || (slopes->shape(0) == queries.heads && mask),
-          "slopes need a mask and one value per head");
     queries.q = q.data();
     queries.q_strides = strides_of(q, "q");
     queries.out = out.data();
     queries.out_strides = strides_of(out, "out");
     queries.log_sum = log_sum.data();
-    queries.mask = mask ? mask->data() : nullptr;
-    queries.slopes = slopes ? slopes->data() : nullptr;
+    if (mask) {
+        queries.mask = mask->data();
+        const std::size_t cells = (layer.blocks() - first) * plan.block_tokens();
+        queries.mask_strides = mask_strides(*mask, q, cells);
+    }
     queries.scale = scale;
     queries.softcap = softcap;
     const nb::gil_scoped_release unlocked;
@@ -111,27 +119,35 @@ std::span<const std::byte> view(const nb::bytes& bytes) {
 
 void bind_scheme(nb::module_& m) {
     nb::class_<Scheme>(m, "Scheme", "What is stored; see parse_scheme().")
-        .def_prop_ro("window", [](const Scheme& s) { return s.retention.window; },
-                     "Newest tokens kept exact.")
-        .def_prop_ro("sinks", [](const Scheme& s) { return s.retention.sinks; },
-                     "First tokens kept exact.")
-        .def_prop_ro("flush", [](const Scheme& s) { return s.retention.flush; },
-                     "Tokens that leave the window at a time; 0: block by block.")
-        .def("is_exact", [](const Scheme& s, std::uint32_t layer) { return s.layer(layer).exact(); },
-             "layer"_a, "Whether this layer is never packed.")
+        .def_prop_ro(
+            "window", [](const Scheme& s) { return s.retention.window; },
+            "Newest tokens kept exact.")
+        .def_prop_ro(
+            "sinks", [](const Scheme& s) { return s.retention.sinks; }, "First tokens kept exact.")
+        .def_prop_ro(
+            "flush", [](const Scheme& s) { return s.retention.flush; },
+            "Tokens that leave the window at a time; 0: block by block.")
+        .def(
+            "is_exact", [](const Scheme& s, std::uint32_t layer) { return s.layer(layer).exact(); },
+            "layer"_a, "Whether this layer is never packed.")
         .def("__str__", [](const Scheme& s) { return to_string(s); });
-    m.def("parse_scheme", [](const std::string& text) { return parse_scheme(text); }, "text"_a,
-          "A scheme from its text form. Raises Error with the legal words.");
-    m.def("presets", [] {
-        nb::dict found;
-        for (const Preset& p : presets()) {
-            found[nb::cast(std::string(p.name))] = nb::cast(std::string(p.summary));
-        }
-        return found;
-    }, "Every preset's name and what it is for.");
+    m.def(
+        "parse_scheme", [](const std::string& text) { return parse_scheme(text); }, "text"_a,
+        "A scheme from its text form. Raises Error with the legal words.");
+    m.def(
+        "presets",
+        [] {
+            nb::dict found;
+            for (const Preset& p : presets()) {
+                found[nb::cast(std::string(p.name))] = nb::cast(std::string(p.summary));
+            }
+            return found;
+        },
+        "Every preset's name and what it is for.");
     m.attr("default_scheme") = std::string(default_scheme);
-    m.def("implementation", [] { return std::string(active_implementation().name); },
-          "The instruction set whose kernels run; LOWKV_IMPLEMENTATION forces one.");
+    m.def(
+        "implementation", [] { return std::string(active_implementation().name); },
+        "The instruction set whose kernels run; LOWKV_IMPLEMENTATION forces one.");
 }
 
 void bind_plan(nb::module_& m) {
@@ -141,7 +157,8 @@ void bind_plan(nb::module_& m) {
         .def_prop_ro("exact_bytes", &Plan::exact_bytes)
         .def_prop_ro("packed_bytes", &Plan::packed_bytes)
         .def_prop_ro("bits_per_element", &Plan::bits_per_element)
-        .def_prop_ro("implementation", [](const Plan& p) { return std::string(p.implementation()); });
+        .def_prop_ro("implementation",
+                     [](const Plan& p) { return std::string(p.implementation()); });
 }
 
 void bind_blocks(nb::module_& m) {
@@ -155,54 +172,62 @@ void bind_blocks(nb::module_& m) {
 
     nb::class_<LayerBlocks>(m, "LayerBlocks",
                             "The packed blocks of one layer, for every row of a batch.")
-        .def("__init__",
-             [](LayerBlocks* self, std::shared_ptr<Plan> plan, std::size_t batch,
-                std::shared_ptr<BlockMemory> memory) {
-                 new (self) LayerBlocks(std::move(plan), batch, std::move(memory));
-             },
-             "plan"_a, "batch"_a, "memory"_a)
-        .def("copy", [](const LayerBlocks& self) { return self; }, "Shares every block.")
+        .def(
+            "__init__",
+            [](LayerBlocks* self, std::shared_ptr<Plan> plan, std::size_t batch,
+               std::shared_ptr<BlockMemory> memory) {
+                new (self) LayerBlocks(std::move(plan), batch, std::move(memory));
+            },
+            "plan"_a, "batch"_a, "memory"_a)
+        .def(
+            "copy", [](const LayerBlocks& self) { return self; }, "Shares every block.")
         .def_prop_ro("batch", &LayerBlocks::batch)
         .def("__len__", &LayerBlocks::blocks, "Blocks per row.")
-        .def("append",
-             [](LayerBlocks& self, Halves exact, unsigned threads) {
-                 const std::size_t count = count_exact(self, exact);
-                 const nb::gil_scoped_release unlocked;
-                 self.append(reinterpret_cast<const std::byte*>(exact.data()), count,
-                             executor(threads));
-             },
-             "exact"_a.noconvert(), "threads"_a,
-             "Packs exact blocks, f16 bits [batch, n, exact_bytes / 2], and appends them.")
-        .def("decode",
-             [](const LayerBlocks& self, std::size_t first, Halves exact, unsigned threads) {
-                 const std::size_t count = count_exact(self, exact);
-                 const nb::gil_scoped_release unlocked;
-                 self.decode(first, count, reinterpret_cast<std::byte*>(exact.data()),
-                             executor(threads));
-             },
-             "first"_a, "exact"_a.noconvert(), "threads"_a,
-             "Writes blocks from `first` on as f16 bits into [batch, n, exact_bytes / 2].")
+        .def(
+            "append",
+            [](LayerBlocks& self, Halves exact, unsigned threads) {
+                const std::size_t count = count_exact(self, exact);
+                const nb::gil_scoped_release unlocked;
+                self.append(reinterpret_cast<const std::byte*>(exact.data()), count,
+                            executor(threads));
+            },
+            "exact"_a.noconvert(), "threads"_a,
+            "Packs exact blocks, f16 bits [batch, n, exact_bytes / 2], and appends them.")
+        .def(
+            "decode",
+            [](const LayerBlocks& self, std::size_t first, Halves exact, unsigned threads) {
+                const std::size_t count = count_exact(self, exact);
+                const nb::gil_scoped_release unlocked;
+                self.decode(first, count, reinterpret_cast<std::byte*>(exact.data()),
+                            executor(threads));
+            },
+            "first"_a, "exact"_a.noconvert(), "threads"_a,
+            "Writes blocks from `first` on as f16 bits into [batch, n, exact_bytes / 2].")
         .def("attend", &attend, "first"_a, "q"_a.noconvert(), "out"_a.noconvert(),
              "log_sum"_a.noconvert(), "scale"_a, "softcap"_a, "mask"_a.noconvert().none(),
-             "slopes"_a.noconvert().none(), "threads"_a,
+             "threads"_a,
              "Attention of q [batch, heads, tokens, head_dim] over blocks from `first` on. Writes "
-             "out, shaped like q, and log_sum [batch, tokens, heads].")
-        .def("select",
-             [](LayerBlocks& self, const std::vector<std::size_t>& rows) { self.select(rows); },
-             "rows"_a, "Row i becomes what rows[i] was.")
+             "out, shaped like q, and log_sum [batch, tokens, heads]. mask: added to the scores, "
+             "[batch or 1, heads or 1, tokens, cells], or None.")
+        .def(
+            "select",
+            [](LayerBlocks& self, const std::vector<std::size_t>& rows) { self.select(rows); },
+            "rows"_a, "Row i becomes what rows[i] was.")
         .def("drop_front", &LayerBlocks::drop_front, "count"_a)
         .def("truncate", &LayerBlocks::truncate, "count"_a, "reopened"_a)
-        .def("packed",
-             [](const LayerBlocks& self, std::size_t row, std::size_t block) {
-                 const auto bytes = self.packed(row, block);
-                 return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-             },
-             "row"_a, "block"_a, "One packed block as it lies in memory.")
-        .def("append_packed",
-             [](LayerBlocks& self, std::size_t row, const nb::bytes& bytes) {
-                 self.append_packed(row, view(bytes));
-             },
-             "row"_a, "bytes"_a, "Appends one block that packed() gave.");
+        .def(
+            "packed",
+            [](const LayerBlocks& self, std::size_t row, std::size_t block) {
+                const auto bytes = self.packed(row, block);
+                return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+            },
+            "row"_a, "block"_a, "One packed block as it lies in memory.")
+        .def(
+            "append_packed",
+            [](LayerBlocks& self, std::size_t row, const nb::bytes& bytes) {
+                self.append_packed(row, view(bytes));
+            },
+            "row"_a, "bytes"_a, "Appends one block that packed() gave.");
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ Row make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t
     row.q = io.q + token * io.q_token_stride + head * io.q_head_stride;
     row.packed_q = row.q;
     row.limit = io.n_cells;
-    const std::size_t mask_offset = token * params.mask.row_stride;
+    const std::size_t mask_offset = token * params.mask.row_stride + head * params.mask.head_stride;
     switch (params.mask.kind) {
         case Mask::Kind::none: break;
         case Mask::Kind::causal: row.limit = io.n_cells - io.tokens + token + 1; break;
