@@ -72,18 +72,22 @@ def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_a
     if all_seen or (visibility.plain_causal and queries == cells):
         mask = None
     else:
-        mask = visibility.mask(0, cells, 0, queries)
-        mask = mask.to(query.dtype) if mask is not None else None
+        mask = _finite(visibility.mask(0, cells, 0, queries), query.dtype)
     if not softcap and s_aux is None:
         causal = visibility.causal and mask is None and queries == cells
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
                                       is_causal=causal)
     if mask is None and not all_seen:  # eager attention knows no other causality than its mask
-        mask = Visibility(cells, queries).mask(0, cells, 0, queries)
+        mask = _finite(Visibility(cells, queries).mask(0, cells, 0, queries), query.dtype)
     eager = sys.modules[type(module).__module__].eager_attention_forward
     if s_aux is not None:
         kwargs["s_aux"] = s_aux
     return eager(module, query, key, value, mask, scaling=scaling, dropout=dropout, softcap=softcap, **kwargs)
+
+
+def _finite(mask, dtype):
+    """As stock masks are: with -inf, eager attention gives NaN for a padding token, which sees nothing."""
+    return None if mask is None else mask.to(dtype).clamp_min(torch.finfo(dtype).min)
 
 
 AttentionInterface.register(NAME, lowkv_attention)

@@ -51,5 +51,5 @@ def _text_config(model: PreTrainedModel):
 
 
 def _goes_through_the_interface(model: PreTrainedModel) -> bool:
-    return hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS") and any(
-        m._supports_attention_backend for m in model.modules() if isinstance(m, PreTrainedModel))
+    # What calls the interface has this name from transformers; Layer's tripwire stops what has it and does not.
+    return hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
