@@ -6,11 +6,13 @@ from lowkv._core import Error, default_scheme, presets
 
 if TYPE_CHECKING:
     from lowkv.cache import Cache
+    from lowkv.generation import generate
+    from lowkv.kivi import KiviCache
 
-__all__ = ["Cache", "Error", "default_scheme", "presets"]
+__all__ = ["Cache", "Error", "KiviCache", "default_scheme", "generate", "presets"]
 
 # What needs torch and transformers is imported when it is asked for: the kernel-level functions do without.
-_LAZY = {"Cache": "lowkv.cache"}
+_LAZY = {"Cache": "lowkv.cache", "KiviCache": "lowkv.kivi", "generate": "lowkv.generation"}
 
 
 def __getattr__(name):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import weakref
+from pathlib import Path
 
 import torch
 import transformers
 from transformers import PreTrainedModel
 
-from lowkv._core import BlockMemory, default_scheme, parse_scheme
+from lowkv import saving
+from lowkv._core import BlockMemory, Error, default_scheme, parse_scheme
 from lowkv.install import install, sliding_windows
 from lowkv.layer import Layer
 
@@ -22,6 +25,7 @@ class Cache(transformers.Cache):
     def __init__(self, scheme: str, sliding_windows: list[int | None]):
         parsed = parse_scheme(scheme)
         self.scheme = str(parsed)
+        self.model = None  # weak: a cache keeps no model alive
         self.memory = BlockMemory()
         super().__init__(layers=[Layer(index, parsed, window, self.memory)
                                  for index, window in enumerate(sliding_windows)])
@@ -32,6 +36,7 @@ class Cache(transformers.Cache):
         computes what it did before. Raises lowkv.Error for a scheme or a model that is not served, and why."""
         cache = cls(scheme, sliding_windows(model))
         install(model)
+        cache.model = weakref.ref(model)
         return cache
 
     def fork(self) -> Cache:
@@ -43,6 +48,23 @@ class Cache(transformers.Cache):
         new.__dict__.update(self.__dict__)
         new.layers = [copy.deepcopy(layer, memo) for layer in self.layers]
         return new
+
+    def save(self, path: str | Path) -> None:
+        """Writes all rows, packed ones as they are, to a safetensors file that load() reads."""
+        model = self.model() if self.model is not None else None
+        if model is None:
+            raise Error("save: the model that this cache was made for is gone, and the file must name it")
+        saving.save(self, model, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, model: PreTrainedModel, scheme: str | None = None) -> Cache:
+        """The cache that save() wrote. Raises Error for a file of another model, of another scheme than `scheme`
+        (if given), of another version of the format, or with damaged contents."""
+        path = Path(path)
+        metadata, tensors = saving.read(path, model, scheme)
+        cache = Cache.from_model(model, metadata["scheme"])
+        saving.restore(cache, metadata, tensors)
+        return cache
 
     @property
     def exact_bytes(self) -> int:

@@ -81,6 +81,20 @@ class Layer(CacheLayerMixin):
 
     max_batch_size = batch_size  # its name before transformers 5.6
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; blocks shared with forks included."""
+        exact = self.exact.nbytes if self.exact is not None else 0
+        return exact + (len(self.blocks) * self.blocks.batch * self.packed_bytes if self.blocks is not None else 0)
+
+    @property
+    def float32_bytes(self) -> int:
+        """Bytes that the tokens seen would take in float32."""
+        if self.exact is None:
+            return 0
+        batch, heads, _, head_dim = self.exact.keys.shape
+        return 2 * 4 * batch * heads * head_dim * self.length
+
     def offload(self) -> None:
         """Nothing: packed blocks are in main memory already."""
 
@@ -99,6 +113,7 @@ class Layer(CacheLayerMixin):
         if not self.is_exact:
             plan = Plan(str(self.scheme), self.index, keys.shape[1], keys.shape[3])
             self.block_tokens, self.exact_halves = plan.block_tokens, plan.exact_bytes // 2
+            self.packed_bytes = plan.packed_bytes
             self.blocks = LayerBlocks(plan, keys.shape[0], self.memory)
         self.exact = ExactRows(keys)
         self.is_initialized = True
@@ -122,6 +137,15 @@ class Layer(CacheLayerMixin):
     def update(self, key_states, value_states, *args, **kwargs):
         self.append(key_states, value_states)
         return Rows.of(key_states, self), Rows.of(value_states, self)
+
+    def take_over(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Appends the rows by which `keys` and `values`, which begin at the first token, are longer than this
+        layer, and packs what has left the window."""
+        if keys.shape[2] < self.length:
+            raise Error(f"layer {self.index}: {keys.shape[2]} tokens given, but it has {self.length} already")
+        self.append(keys[:, :, self.length :], values[:, :, self.length :])
+        self.pending = False
+        self.settle()
 
     # ---- attention ----
 

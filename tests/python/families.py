@@ -41,7 +41,6 @@ FAMILIES = {
     # All experts at once: a router that flips between two would be what the test measures.
     "gpt_oss": ("GptOssConfig", dict(SLIDING, head_dim=32, layer_types=MIXED, num_local_experts=4,
                                      num_experts_per_tok=4)),
-    "cohere2": ("Cohere2Config", dict(SLIDING, layer_types=MIXED)),
 }
 
 # What the reference computes with. Falcon's eager attention adds ALiBi twice, so the stock sdpa is the reference.
