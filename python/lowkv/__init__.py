@@ -2,14 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from lowkv._core import Error, default_scheme, presets
+from lowkv._core import (
+    Error,
+    default_scheme,
+    dequantize_keys,
+    dequantize_values,
+    presets,
+    quantize_keys,
+    quantize_values,
+)
 
 if TYPE_CHECKING:
     from lowkv.cache import Cache
     from lowkv.generation import generate
     from lowkv.kivi import KiviCache
 
-__all__ = ["Cache", "Error", "KiviCache", "default_scheme", "generate", "presets"]
+__all__ = ["Cache", "Error", "KiviCache", "default_scheme", "dequantize_keys", "dequantize_values", "generate",
+           "presets", "quantize_keys", "quantize_values"]
 
 # What needs torch and transformers is imported when it is asked for: the kernel-level functions do without.
 _LAZY = {"Cache": "lowkv.cache", "KiviCache": "lowkv.kivi", "generate": "lowkv.generation"}

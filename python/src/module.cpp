@@ -16,6 +16,7 @@
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
+#include "quantize.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -239,4 +240,5 @@ NB_MODULE(_core, m) {
     lowkv::python::bind_scheme(m);
     lowkv::python::bind_plan(m);
     lowkv::python::bind_blocks(m);
+    lowkv::python::bind_quantize(m);
 }
