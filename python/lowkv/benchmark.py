@@ -83,7 +83,8 @@ def _measure(args, name: str) -> dict:
     from transformers.generation.streamers import BaseStreamer
 
     class Clock(BaseStreamer):
-        times: list[float] = []
+        def __init__(self):
+            self.times: list[float] = []
 
         def put(self, value):
             self.times.append(time.perf_counter())

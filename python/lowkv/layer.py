@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from lowkv import softmax
+from lowkv import blocks, softmax
 from lowkv._core import BlockMemory, Error, LayerBlocks, Plan, Scheme
 from lowkv.exact import ExactRows
 from lowkv.tripwire import Rows
@@ -235,46 +235,26 @@ class Layer(CacheLayerMixin):
         if self.is_sliding:
             self._evict()
 
-    def _pack(self, blocks: int) -> None:
-        if blocks == 0:
+    def _pack(self, count: int) -> None:
+        if count == 0:
             return
-        rows = blocks * self.block_tokens
+        rows = count * self.block_tokens
         keys, values = self.exact.keys, self.exact.values
         for start in range(0, rows, _PIECE):
             piece = slice(self.sinks + start, self.sinks + min(start + _PIECE, rows))
-            halves = self._halves(keys[:, :, piece], values[:, :, piece])
-            self.blocks.append(halves.view(torch.uint16), torch.get_num_threads())
+            halves = blocks.from_rows(keys[:, :, piece], values[:, :, piece], self.block_tokens)
+            self.blocks.append(halves, torch.get_num_threads())
         room = self.sinks + self.scheme.window + (self.scheme.flush or self.block_tokens) + self.block_tokens
         self.exact.remove(self.sinks, self.sinks + rows, room)
         self.packed_end += rows
 
-    def _halves(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Exact blocks, f16 `[batch, blocks, halves]`: keys `[channel][token]`, then values
-        `[token][channel]`, channels being `[head][head_dim]`."""
-        batch, heads, rows, head_dim = keys.shape
-        tokens = self.block_tokens
-        blocks = rows // tokens
-        halves = torch.empty(batch, blocks, 2, self.exact_halves // 2, dtype=torch.float16)
-        keys = keys.view(batch, heads, blocks, tokens, head_dim)
-        values = values.view(batch, heads, blocks, tokens, head_dim)
-        halves[:, :, 0].view(batch, blocks, heads, head_dim, tokens).copy_(keys.permute(0, 2, 1, 4, 3))
-        halves[:, :, 1].view(batch, blocks, tokens, heads, head_dim).copy_(values.permute(0, 2, 3, 1, 4))
-        if not torch.isfinite(halves).all():
-            raise Error(f"layer {self.index}: keys or values are infinite, NaN, or above 65504, which a packed "
-                        "block can't hold; use scheme='exact'")
-        return halves.flatten(2)
-
     def decoded(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `count` packed blocks from number `first` on, `[batch, heads, rows, head_dim]`."""
-        batch, heads, _, head_dim = self.exact.keys.shape
-        tokens = self.block_tokens
+        batch, heads = self.exact.keys.shape[:2]
         halves = torch.empty(batch, count, self.exact_halves, dtype=torch.uint16)
         self.blocks.decode(first, halves, torch.get_num_threads())
-        both = halves.view(torch.float16).view(batch, count, 2, -1)
-        keys = both[:, :, 0].reshape(batch, count, heads, head_dim, tokens).permute(0, 2, 1, 4, 3)
-        values = both[:, :, 1].reshape(batch, count, tokens, heads, head_dim).permute(0, 3, 1, 2, 4)
         dtype = self.exact.keys.dtype
-        return keys.flatten(2, 3).to(dtype), values.flatten(2, 3).to(dtype)
+        return tuple(rows.to(dtype) for rows in blocks.to_rows(halves, heads, self.block_tokens))
 
     def full(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows that are held, in order, packed ones decoded: `[batch, heads, rows, head_dim]`."""
@@ -290,9 +270,9 @@ class Layer(CacheLayerMixin):
     def _evict(self) -> None:
         needed = self.length - self.sliding_window + 1 - _SLACK  # no later query sees a cell before it
         if self.blocks is not None:
-            blocks = min(max(0, needed - self.first) // self.block_tokens, len(self.blocks))
-            self.blocks.drop_front(blocks)
-            self.first += blocks * self.block_tokens
+            count = min(max(0, needed - self.first) // self.block_tokens, len(self.blocks))
+            self.blocks.drop_front(count)
+            self.first += count * self.block_tokens
         rows = needed - self.packed_end
         # With packed blocks the exact rows are the window, which is packed before it is dropped.
         if self.blocks is None and rows > _SLACK:

@@ -55,7 +55,7 @@ def read(path: Path, model, scheme: str | None):
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise Error(f"{path} is not a saved cache, or is damaged: {error}") from None
     if metadata.get("format") != FORMAT:

@@ -2,10 +2,9 @@
 
 import sys
 
+import lowkv
 import torch
 from transformers import AutoModelForCausalLM
-
-import lowkv
 
 folder, schemes = sys.argv[1], sys.argv[2:]
 torch.set_num_threads(1)

@@ -1,11 +1,10 @@
 """Every family: forward and generate() on a lowkv cache against the model's own cache."""
 
+import lowkv
 import pytest
 import torch
 from families import FAMILIES, build
 from transformers import DynamicCache
-
-import lowkv
 
 PROMPT, NEW = 150, 20
 

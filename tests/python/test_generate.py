@@ -2,12 +2,11 @@
 
 import copy
 
+import lowkv
 import pytest
 import torch
 from families import build
 from transformers import DynamicCache
-
-import lowkv
 
 LONG = dict(max_new_tokens=40, min_new_tokens=40)
 # Packed from the first step on, so that beams, crops and forks meet packed blocks.
@@ -82,7 +81,7 @@ def test_padded_batch(models, side):
 
 
 def test_a_prefix_is_forked_for_many_continuations(models):
-    model, stock = models
+    model, _ = models
     prefix = lowkv.Cache.from_model(model, PACKED)
     with torch.no_grad():
         model(ids(), past_key_values=prefix)

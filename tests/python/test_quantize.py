@@ -1,10 +1,9 @@
 """The kernel-level functions, with the tests that the Intel package documents: test_kivi.py (round trips, known
 values, batches, constants), test_quantize_simple.py (bits), test_attention_fix.py (attention). Needs numpy only."""
 
+import lowkv
 import numpy as np
 import pytest
-
-import lowkv
 
 
 def keys_quantized(x):

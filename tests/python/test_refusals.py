@@ -1,12 +1,11 @@
 """What can't be served is refused by name, and never computed wrongly."""
 
+import lowkv
 import pytest
 import torch
 import transformers
 from families import GROUPED, build
 from transformers.models.llama.modeling_llama import LlamaAttention
-
-import lowkv
 
 TOKENS = torch.arange(3, 43)[None]
 

@@ -1,10 +1,9 @@
 """A saved prefix goes on exactly where it was, and nothing else is taken for one."""
 
+import lowkv
 import pytest
 import torch
 from families import build
-
-import lowkv
 
 SCHEME = "lowkv2.8,window=16"
 TOKENS = torch.arange(3, 103)[None].repeat(2, 4)

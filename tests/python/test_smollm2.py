@@ -4,12 +4,11 @@ import os
 import re
 from pathlib import Path
 
+import lowkv
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
-
-import lowkv
 from lowkv import benchmark
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 MODEL = Path(os.environ["LOWKV_MODEL"]) if "LOWKV_MODEL" in os.environ else None
 pytestmark = pytest.mark.skipif(MODEL is None, reason="LOWKV_MODEL is not set; make test-python does")
