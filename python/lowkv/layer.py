@@ -27,6 +27,8 @@ _MASK = 1 << 22  # mask values for packed cells made at a time: 16 MiB of f32
 # Tokens kept behind a sliding window, so that a rejected guess can be rolled back although the host did
 # not announce it (transformers before activate_past_recording()).
 _SLACK = 64
+# Newest tokens that are neither packed nor dropped while guesses may still be rejected: crop() says which stay.
+_GUESSES = 512
 
 
 class Layer(CacheLayerMixin):
@@ -171,8 +173,7 @@ class Layer(CacheLayerMixin):
                 if sink_logits is not None:
                     part = softmax.add_sink_logits(part, sink_logits)
                 out = part[0].to(query.dtype)
-            if not self.record_past:
-                self.settle()
+            self.settle(_GUESSES if self.record_past else 0)
         return out
 
     @property
@@ -225,15 +226,16 @@ class Layer(CacheLayerMixin):
 
     # ---- packing ----
 
-    def settle(self) -> None:
-        """Packs what has left the window, and drops what has left a sliding window."""
+    def settle(self, spared: int = 0) -> None:
+        """Packs what has left the window, and drops what has left a sliding window; not the last `spared` tokens
+        beside."""
         if self.blocks is not None:
-            count = max(0, self.length - self.scheme.window - self.packed_end)
+            count = max(0, self.length - self.scheme.window - spared - self.packed_end)
             if self.scheme.flush:
                 count -= count % self.scheme.flush
             self._pack(count // self.block_tokens)
         if self.is_sliding:
-            self._evict()
+            self._evict(spared)
 
     def _pack(self, count: int) -> None:
         if count == 0:
@@ -267,8 +269,8 @@ class Layer(CacheLayerMixin):
         return tuple(torch.cat([rows[:, :, : self.sinks], old, rows[:, :, self.sinks :]], dim=2)
                      for rows, old in zip((keys, values), packed, strict=True))
 
-    def _evict(self) -> None:
-        needed = self.length - self.sliding_window + 1 - _SLACK  # no later query sees a cell before it
+    def _evict(self, spared: int) -> None:
+        needed = self.length - self.sliding_window + 1 - _SLACK - spared  # no later query sees a cell before it
         if self.blocks is not None:
             count = min(max(0, needed - self.first) // self.block_tokens, len(self.blocks))
             self.blocks.drop_front(count)

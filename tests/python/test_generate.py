@@ -139,6 +139,17 @@ def test_crop_goes_back_into_packed_blocks(models):
 
 
 @torch.no_grad()
+def test_recording_does_not_keep_everything_exact(models):
+    """A cache that assisted decoding has used, and that plain decoding goes on with, never to crop it."""
+    model, _ = models
+    cache = lowkv.Cache.from_model(model, PACKED)
+    cache.activate_past_recording()
+    model(ids(tokens=900), past_key_values=cache)
+    assert cache.packed_bytes > 0
+    assert all(layer.exact.length < 700 for layer in cache.layers)
+
+
+@torch.no_grad()
 def test_reset_and_offload(models):
     model, _ = models
     cache = lowkv.Cache.from_model(model, PACKED)
