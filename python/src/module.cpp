@@ -236,6 +236,8 @@ void bind_blocks(nb::module_& m) {
 
 NB_MODULE(_core, m) {
     m.doc() = "The core library of lowkv: packed blocks and attention to them.";
+    // Caches in a script's globals outlive the module at exit: nothing that a user could act on.
+    nb::set_leak_warnings(false);
     nb::exception<lowkv::Error>(m, "Error", PyExc_ValueError);
     lowkv::python::bind_scheme(m);
     lowkv::python::bind_plan(m);
