@@ -33,7 +33,7 @@ demo: build ## compare schemes on a real model, then stream an answer from the p
 	@deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
 
 .PHONY: test
-test: test-cpp test-e2e test-sanitizers ## run all tests, sanitizers included
+test: test-cpp test-e2e test-python test-sanitizers ## run all tests, sanitizers included
 
 .PHONY: test-cpp
 test-cpp: build ## C++ tests, every kernel on every implementation
@@ -42,6 +42,35 @@ test-cpp: build ## C++ tests, every kernel on every implementation
 .PHONY: test-e2e
 test-e2e: build ## the plug-in and the command on a real model
 	@LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/e2e $(PYTEST_ARGS)
+
+PACKAGE := build/python/site
+.PHONY: package
+package: ## build the Python package into build/python/site
+	@$(SETUP) model venv-transformers oldest-transformers
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip --disable-pip-version-check \
+	    install --quiet --upgrade --no-deps --no-build-isolation --target $(PACKAGE) -C build-dir=build/python/cmake .
+
+.PHONY: test-python
+test-python: package ## the Python package, on the newest and the oldest transformers
+	@python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
+	export LOWKV_MODEL="$(call dep,LOWKV_MODEL)"
+	echo "== newest transformers"
+	PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$$python" -m pytest tests/python $(PYTEST_ARGS)
+	echo "== oldest transformers"
+	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_OLDEST_TRANSFORMERS)" "$$python" -m pytest \
+	    tests/python/test_families.py tests/python/test_generate.py $(PYTEST_ARGS)
+
+.PHONY: wheel
+wheel: ## build dist/*.whl and the sdist, and try the wheel in an empty environment
+	@$(SETUP) venv-transformers
+	rm -rf dist build/python/empty
+	python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
+	"$$python" -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")' >build/python-sdist.log
+	"$$python" -m pip --disable-pip-version-check wheel --quiet --no-deps -w dist dist/*.tar.gz
+	"$$python" -m venv build/python/empty
+	build/python/empty/bin/python -m pip --disable-pip-version-check install --quiet dist/*.whl pytest
+	build/python/empty/bin/python -m pytest --noconftest tests/python/test_quantize.py
+	ls -l dist
 
 .PHONY: test-sanitizers
 test-sanitizers: setup ## core tests under ASan+UBSan and under TSan

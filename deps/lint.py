@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("include", "src", "plugins", "cli", "tests", "examples", "bench")
+CODE = ("include", "src", "plugins", "python", "cli", "tests", "examples", "bench")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
 LONG = 400
 

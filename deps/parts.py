@@ -62,6 +62,26 @@ class Venv(Part):
         return {self.variable: folder / "bin" / "python"}
 
 
+class Oldest(Part):
+    """Packages that lie beside those of venv-transformers and go before them on PYTHONPATH."""
+
+    name = "oldest-transformers"
+    about = "the oldest transformers that the Python package works with"
+    needs = ("venv-transformers",)
+    requirements = HERE / "requirements-oldest.txt"
+
+    def inputs(self, setup):
+        return {"requirements": sha256(self.requirements), "python": PYTHON}
+
+    def make(self, setup, folder):
+        python = setup.need("venv-transformers") / "bin" / "python"
+        run([python, "-m", "pip", "install", "--upgrade", "--target", folder / "packages", "-r", self.requirements],
+            setup.cache / f"{self.name}.log", f"{self.name}: installing")
+
+    def paths(self, setup, folder):
+        return {"LOWKV_OLDEST_TRANSFORMERS": folder / "packages"}
+
+
 def pip_download(setup, requirement, options=()):
     """A fetch function for `download` that takes one file from the Python package index."""
     python = setup.need("venv-test") / "bin" / "python"
@@ -259,5 +279,8 @@ PARTS = {part.name: part for part in (
     Venv("venv-lint", "clang-format and clang-tidy", "LOWKV_LINT_PYTHON"),
     Venv("venv-torch", "PyTorch and transformers, CPU only (the float32 reference)", "LOWKV_TORCH_PYTHON",
          fallback_index="https://download.pytorch.org/whl/cpu"),
+    Venv("venv-transformers", "what builds and tests the Python package", "LOWKV_TRANSFORMERS_PYTHON",
+         fallback_index="https://download.pytorch.org/whl/cpu"),
+    Oldest(),
 )}
 DEFAULT = ("headers", "venv-test", "model", "llama", "demo-text")

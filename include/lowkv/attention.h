@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "lowkv/cache.h"
 #include "lowkv/executor.h"
@@ -18,8 +19,9 @@ namespace lowkv {
 struct Mask {
     enum class Kind : std::uint8_t { none, causal, additive_f16, additive_f32 };
     Kind kind = Kind::none;
-    const void* data = nullptr;  // additive only
-    std::size_t row_stride = 0;  // elements between query tokens' rows
+    const void* data = nullptr;   // additive only
+    std::size_t row_stride = 0;   // elements between query tokens' rows
+    std::size_t head_stride = 0;  // between query heads' rows; 0: all heads share a token's row
 };
 
 struct AttentionParams {
@@ -67,5 +69,11 @@ class AttentionWorkspace {
 // Throws Error(invalid_argument) on shapes that do not fit. A query that sees no cell gets zeros.
 void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
             AttentionWorkspace& workspace, Executor& executor = serial_executor());
+
+// The same for a host that holds the blocks itself: cells [0, io.n_cells), plan.block_tokens() to a
+// block. Packed blocks start at a multiple of 64 bytes.
+void attend(const Plan& plan, std::span<const BlockView> blocks, const AttentionIO& io,
+            const AttentionParams& params, AttentionWorkspace& workspace,
+            Executor& executor = serial_executor());
 
 }  // namespace lowkv

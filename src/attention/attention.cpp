@@ -100,7 +100,7 @@ Row attention::make_row(const AttentionIO& io, const AttentionParams& params, st
     row.q = io.q + token * io.q_token_stride + head * io.q_head_stride;
     row.packed_q = row.q;
     row.limit = io.n_cells;
-    const std::size_t mask_offset = token * params.mask.row_stride;
+    const std::size_t mask_offset = token * params.mask.row_stride + head * params.mask.head_stride;
     switch (params.mask.kind) {
         case Mask::Kind::none: break;
         case Mask::Kind::causal: row.limit = io.n_cells - io.tokens + token + 1; break;
@@ -167,16 +167,24 @@ AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&&) noexcept
 
 void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
             AttentionWorkspace& workspace, Executor& executor) {
-    const Plan& plan = sequence.plan();
+    std::vector<BlockView>& views = workspace.impl().views;
+    views.resize(ceil_div(std::max(io.n_cells, 1u), sequence.plan().block_tokens()));
+    sequence.views(views);
+    attend(sequence.plan(), views, io, params, workspace, executor);
+}
+
+void attend(const Plan& plan, std::span<const BlockView> blocks, const AttentionIO& io,
+            const AttentionParams& params, AttentionWorkspace& workspace, Executor& executor) {
     const Shape& shape = plan.shape();
     const std::uint32_t head_dim = shape.head_dim;
     attention::check_arguments(shape, io, params);
+    attention::check(blocks.size() >= ceil_div(io.n_cells, plan.block_tokens()),
+                     std::to_string(blocks.size()) + " blocks of " +
+                         std::to_string(plan.block_tokens()) + " do not cover " +
+                         std::to_string(io.n_cells) + " cells");
     if (io.tokens == 0) return;
 
     AttentionWorkspace::Impl& work = workspace.impl();
-    work.views.resize(ceil_div(std::max(io.n_cells, 1u), plan.block_tokens()));
-    sequence.views(work.views);
-
     const Split split = make_split(shape, io, params, executor.threads());
     const std::uint32_t repeat = io.heads / shape.kv_heads;
     const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
@@ -233,7 +241,7 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
         const auto range = static_cast<std::uint32_t>(item % split.ranges);
         kernels::Task task;
         task.plan = &plan;
-        task.views = work.views.data();
+        task.views = blocks.data();
         task.kv_head = static_cast<std::uint32_t>(chunk_task / split.chunks);
         task.first_cell = range * split.range_cells;
         task.last_cell = std::min(task.first_cell + split.range_cells, io.n_cells);

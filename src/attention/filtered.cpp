@@ -23,6 +23,11 @@ void check_filtered(const FilteredSequence& sequence, const AttentionIO& io,
                         std::to_string(io.n_cells) + ", legal: its size, " +
                         std::to_string(sequence.size()));
     }
+    if (params.mask.head_stride != 0) {
+        throw Error(ErrorCode::invalid_argument,
+                    "attend: a filtered sequence takes one mask for all heads; legal: a "
+                    "head_stride of 0");
+    }
     if (params.mask.kind != Mask::Kind::causal || params.alibi_slopes == nullptr) return;
     for (std::uint32_t head = 0; head < io.heads; ++head) {
         // A hidden cell's -inf is multiplied by the slope.

@@ -1,0 +1,38 @@
+"""A KV cache in 1.5 to 4 bits for Hugging Face transformers."""
+
+from typing import TYPE_CHECKING
+
+from lowkv._core import (
+    Error,
+    default_scheme,
+    dequantize_keys,
+    dequantize_values,
+    presets,
+    quantize_keys,
+    quantize_values,
+)
+
+if TYPE_CHECKING:
+    from lowkv.cache import Cache
+    from lowkv.generation import generate
+    from lowkv.kivi import KiviCache
+
+__all__ = ["Cache", "Error", "KiviCache", "default_scheme", "dequantize_keys", "dequantize_values", "generate",
+           "presets", "quantize_keys", "quantize_values"]
+
+# What needs torch and transformers is imported when it is asked for: the kernel-level functions do without.
+_LAZY = {"Cache": "lowkv.cache", "KiviCache": "lowkv.kivi", "generate": "lowkv.generation"}
+
+
+def __getattr__(name):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'lowkv' has no attribute '{name}'")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise ImportError(f"lowkv.{name} needs {error.name}: pip install 'lowkv[transformers]' (for a machine "
+                          "without a GPU, install torch's CPU wheel first)") from error

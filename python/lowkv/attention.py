@@ -1,0 +1,94 @@
+"""The attention function registered with transformers."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from lowkv._core import Error
+from lowkv.masks import lowkv_mask
+from lowkv.tripwire import Rows
+from lowkv.visibility import Visibility
+
+NAME = "lowkv"
+
+
+def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0, softcap=None,
+                    sliding_window=None, s_aux=None, is_causal=None, position_bias=None, **kwargs):
+    """AttentionInterface's function. query: `[batch, heads, queries, head_dim]`; key and value: what
+    Layer.update() gave, or plain tensors `[batch, kv_heads, cells, head_dim]` of another cache or of none, which
+    get stock attention. Returns `[batch, queries, heads, head_dim]` and None (no weights)."""
+    if position_bias is not None:
+        raise Error(f"{type(module).__name__} adds a position bias, which lowkv does not serve; use the model's "
+                    "own cache and attn_implementation")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if type(key) is not Rows:
+        visibility = see(attention_mask, key.shape[2], query.shape[2], bool(causal), sliding_window)
+        return _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs)
+    out = attend_packed(query, key, attention_mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
+                        window=sliding_window, sink_logits=s_aux)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attend_packed(query, rows: Rows, mask, causal=True, scaling=None, dropout=0.0, softcap=None, window=None,
+                  sink_logits=None, bias=None):
+    """Attention over the cache that `rows` stands for; also called by the adapters.
+
+    mask: as lowkv_mask() makes it; bias: additive `[batch or 1, heads, 1 or queries, cells]`, or None. Returns
+    `[batch, heads, queries, head_dim]`."""
+    layer = rows.layer
+    if dropout:
+        raise Error("attention dropout with a cache: call model.eval()")
+    if window is not None and layer.sliding_window is not None and window != layer.sliding_window:
+        raise Error(f"layer {layer.index} slides over {window} tokens, but the cache was made for "
+                    f"{layer.sliding_window}: make it with Cache.from_model() of this model")
+    visibility = see(mask, layer.length, query.shape[2], causal, layer.sliding_window or window)
+    visibility.bias = bias
+    scale = scaling if scaling is not None else query.shape[3] ** -0.5
+    return layer.attend(query, visibility, float(scale), softcap, sink_logits)
+
+
+def see(mask: torch.Tensor | None, total: int, queries: int, causal: bool, window: int | None) -> Visibility:
+    """What a model's attention_mask says, in any of the forms that lowkv_mask() or a user gives it."""
+    if mask is not None and mask.ndim not in (2, 4):
+        raise Error(f"an attention mask of shape {tuple(mask.shape)}; lowkv takes [batch, cells] and "
+                    "[batch, heads or 1, queries, cells]")
+    if mask is not None and mask.ndim == 4:
+        if mask.shape[2] not in (1, queries):
+            raise Error(f"an attention mask of shape {tuple(mask.shape)} for {queries} queries")
+        full = mask if mask.shape[2] == queries else mask.expand(-1, -1, queries, -1)
+        # Masks for caches with room to spare are longer than what is there.
+        return Visibility(total, queries, full=full[..., :total])
+    return Visibility(total, queries, causal=causal, window=window if causal else None, keep=mask)
+
+
+def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs):
+    """Stock attention with the mask that the compact form stands for."""
+    cells, queries = visibility.total, visibility.queries
+    all_seen = not visibility.causal and visibility.full is None and visibility.keep is None
+    if all_seen or (visibility.plain_causal and queries == cells):
+        mask = None
+    else:
+        mask = _finite(visibility.mask(0, cells, 0, queries), query.dtype)
+    if not softcap and s_aux is None:
+        causal = visibility.causal and mask is None and queries == cells
+        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
+                                      is_causal=causal)
+    if mask is None and not all_seen:  # eager attention knows no other causality than its mask
+        mask = _finite(Visibility(cells, queries).mask(0, cells, 0, queries), query.dtype)
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    if s_aux is not None:
+        kwargs["s_aux"] = s_aux
+    return eager(module, query, key, value, mask, scaling=scaling, dropout=dropout, softcap=softcap, **kwargs)
+
+
+def _finite(mask, dtype):
+    """As stock masks are: with -inf, eager attention gives NaN for a padding token, which sees nothing."""
+    return None if mask is None else mask.to(dtype).clamp_min(torch.finfo(dtype).min)
+
+
+AttentionInterface.register(NAME, lowkv_attention)
+AttentionMaskInterface.register(NAME, lowkv_mask)

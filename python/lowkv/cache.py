@@ -1,0 +1,86 @@
+"""The cache that is passed to a transformers model as `past_key_values`."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from lowkv import saving
+from lowkv._core import BlockMemory, Error, default_scheme, parse_scheme
+from lowkv.install import install, sliding_windows
+from lowkv.layer import Layer
+
+
+class Cache(transformers.Cache):
+    """A packed cache for one model: `model.generate(..., past_key_values=Cache.from_model(model))`.
+
+    scheme: its text form; sliding_windows: for each layer the window in tokens, or None.
+    """
+
+    def __init__(self, scheme: str, sliding_windows: list[int | None]):
+        parsed = parse_scheme(scheme)
+        self.scheme = str(parsed)
+        self.model = None  # weak: a cache keeps no model alive
+        self.memory = BlockMemory()
+        super().__init__(layers=[Layer(index, parsed, window, self.memory)
+                                 for index, window in enumerate(sliding_windows)])
+
+    @classmethod
+    def from_model(cls, model: PreTrainedModel, scheme: str = default_scheme) -> Cache:
+        """An empty cache for `model`, which from here on calls lowkv's attention function: with other caches it
+        computes what it did before. Raises lowkv.Error for a scheme or a model that is not served, and why."""
+        cache = cls(scheme, sliding_windows(model))
+        install(model)
+        cache.model = weakref.ref(model)
+        return cache
+
+    def fork(self) -> Cache:
+        """A copy that shares all packed blocks: continue one prompt many times."""
+        return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo) -> Cache:
+        new = type(self).__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.layers = [copy.deepcopy(layer, memo) for layer in self.layers]
+        return new
+
+    def save(self, path: str | Path) -> None:
+        """Writes all rows, packed ones as they are, to a safetensors file that load() reads."""
+        model = self.model() if self.model is not None else None
+        if model is None:
+            raise Error("save: the model that this cache was made for is gone, and the file must name it")
+        saving.save(self, model, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, model: PreTrainedModel, scheme: str | None = None) -> Cache:
+        """The cache that save() wrote. Raises Error for a file of another model, of another scheme than `scheme`
+        (if given), of another version of the format, or with damaged contents."""
+        path = Path(path)
+        metadata, tensors = saving.read(path, model, scheme)
+        cache = Cache.from_model(model, metadata["scheme"])
+        saving.restore(cache, metadata, tensors)
+        return cache
+
+    @property
+    def exact_bytes(self) -> int:
+        """Bytes of rows that are still exact, spare room included."""
+        return sum(layer.exact.nbytes for layer in self.layers if layer.exact is not None)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of packed blocks, those of forks included: a shared block counts once."""
+        return self.memory.bytes
+
+    def activate_past_recording(self) -> None:
+        for layer in self.layers:
+            layer.activate_past_recording()
+
+    def full(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, packed ones decoded, `[batch, kv_heads, tokens, head_dim]`: from the first
+        token on, or from the first that a sliding window has kept."""
+        return self.layers[layer].full()

@@ -1,0 +1,62 @@
+"""Text from a prompt in one call."""
+
+from __future__ import annotations
+
+import torch
+from tqdm.auto import tqdm
+from transformers.generation.streamers import BaseStreamer
+
+from lowkv._core import Error, default_scheme
+from lowkv.cache import Cache
+
+
+def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample: bool = False,
+             temperature: float = 1.0, top_k: int = 50, verbose: bool = False, scheme: str = default_scheme,
+             **arguments) -> str:
+    """The prompt and its continuation, computed with a packed cache.
+
+    verbose: shows progress while tokens arrive, with the bytes that the cache holds. arguments: for
+    `model.generate()`. Raises lowkv.Error for a model or a scheme that is not served.
+    """
+    if not isinstance(prompt, str):
+        raise Error(f"prompt must be one str, not {type(prompt).__name__}; for batches call model.generate() with "
+                    "past_key_values=Cache.from_model(model)")
+    cache = Cache.from_model(model, scheme)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    if do_sample:
+        arguments |= {"temperature": temperature, "top_k": top_k}
+    if tokenizer.pad_token_id is None:
+        arguments.setdefault("pad_token_id", tokenizer.eos_token_id)
+    if verbose:
+        arguments["streamer"] = Progress(tokenizer, cache, max_new_tokens)
+    with torch.inference_mode():
+        output = model.generate(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask,
+                                max_new_tokens=max_new_tokens, do_sample=do_sample, past_key_values=cache, **arguments)
+    return tokenizer.decode(output[0], skip_special_tokens=True)
+
+
+class Progress(BaseStreamer):
+    """One line on stderr: the newest words, tokens per second, what the cache holds."""
+
+    WORDS = 32  # characters of text shown
+
+    def __init__(self, tokenizer, cache: Cache, total: int):
+        self.tokenizer, self.cache = tokenizer, cache
+        self.tokens: list[int] = []
+        self.prompt = True
+        self.bar = tqdm(total=total, unit="token", dynamic_ncols=True)
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.prompt:  # generate() gives it first
+            self.prompt = False
+            return
+        self.tokens.extend(value.flatten().tolist())
+        words = self.tokenizer.decode(self.tokens[-self.WORDS :], skip_special_tokens=True)
+        self.bar.set_description_str(" ".join(words.split())[-self.WORDS :], refresh=False)
+        held = self.cache.exact_bytes + self.cache.packed_bytes
+        full = sum(layer.float32_bytes for layer in self.cache.layers)
+        self.bar.set_postfix_str(f"cache {held / 2**20:.1f} MiB, float32 {full / 2**20:.1f} MiB", refresh=False)
+        self.bar.update(value.numel())
+
+    def end(self) -> None:
+        self.bar.close()

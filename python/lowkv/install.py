@@ -1,0 +1,55 @@
+"""Makes a model call lowkv's attention function, or says why it can't."""
+
+from __future__ import annotations
+
+import sys
+
+from transformers import PreTrainedModel
+
+from lowkv import adapters
+from lowkv._core import Error
+from lowkv.attention import NAME
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def install(model: PreTrainedModel) -> None:
+    """Switches `model` to lowkv's attention. With other caches, or none, it goes on as stock sdpa or eager
+    attention does. Doing it again changes nothing. Raises Error for a model that can't be served."""
+    config = _text_config(model)
+    if adapters.adapt(model):
+        return
+    if not _goes_through_the_interface(model):
+        raise Error(f"{type(model).__name__} ({config.model_type}) computes its attention itself, and lowkv has no "
+                    "adapter for it; use the model's own cache. docs/transformers.md lists what works")
+    # Not by set_attn_implementation(), which would switch a multimodal model's vision tower as well.
+    config._attn_implementation = NAME
+
+
+def sliding_windows(model: PreTrainedModel) -> list[int | None]:
+    """Each layer's sliding window in tokens, or None."""
+    config = _text_config(model)
+    if model.config.is_encoder_decoder:
+        raise Error(f"{type(model).__name__} has an encoder and a decoder; lowkv serves decoder-only models")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise Error(f"{type(model).__name__} shares keys and values between layers; lowkv does not serve that")
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return [window] * config.num_hidden_layers
+    other = sorted(set(types) - set(_LAYER_TYPES))
+    if other:
+        raise Error(f"{type(model).__name__} has layers of type {', '.join(other)}; lowkv serves "
+                    f"{' and '.join(_LAYER_TYPES)}")
+    return [window if t == "sliding_attention" else None for t in types]
+
+
+def _text_config(model: PreTrainedModel):
+    if not isinstance(model, PreTrainedModel):
+        raise Error(f"from_model() takes a transformers model, not {type(model).__name__}")
+    return model.config.get_text_config(decoder=True)
+
+
+def _goes_through_the_interface(model: PreTrainedModel) -> bool:
+    # What calls the interface has this name from transformers; Layer's tripwire stops what has it and does not.
+    return hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")

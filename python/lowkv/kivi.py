@@ -1,0 +1,54 @@
+"""A cache with the settings and the hand-written-loop methods of the Intel package kivi_sycl, whose users can
+go on as they are."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from lowkv._core import Error
+from lowkv.cache import Cache
+
+
+class KiviCache(Cache):
+    """KIVI with 2 bits (Liu et al., 2024): keys per channel, values per token, the newest tokens exact.
+
+    Unlike the original it is attended to packed: get_full_cache() gives the cache itself, which a model takes as
+    `past_key_values`.
+    """
+
+    @classmethod
+    def from_model(cls, model: PreTrainedModel, group_size: int = 32, residual_length: int = 128) -> KiviCache:
+        """An empty cache. group_size: elements that share a scale, 32, 64 or 128; residual_length: newest tokens
+        kept exact."""
+        codec = f"k=channel-2-g{group_size},v=token-2-g{group_size}"
+        return super().from_model(model, f"{codec},window={residual_length},sinks=0")
+
+    def add_tokens(self, past_key_values) -> None:
+        """Takes over the tokens by which another cache (or a tuple of layers of keys and values,
+        `[batch, kv_heads, tokens, head_dim]`) is longer than this one. This cache itself has its tokens already."""
+        if past_key_values is self:
+            return
+        layers = _layers(past_key_values)
+        if len(layers) != len(self.layers):
+            raise Error(f"add_tokens: {len(layers)} layers, but the model has {len(self.layers)}")
+        for layer, (keys, values) in zip(self.layers, layers, strict=True):
+            layer.take_over(keys, values)
+
+    def get_full_cache(self) -> KiviCache:
+        """What the model takes as `past_key_values`; full() gives a layer's decoded tensors."""
+        return self
+
+    def get_stats(self, layer: int = 0) -> dict[str, float | int]:
+        """Of one layer: `kivi_bytes` really held, `fp32_bytes` that its tokens would take in float32, their ratio
+        `compression`, `tokens`, and how many of them are still exact (`exact_tokens`)."""
+        found = self.layers[layer]
+        held, full = found.nbytes, found.float32_bytes
+        exact = found.exact.length if found.exact is not None else 0
+        return {"compression": full / held if held else 1.0, "kivi_bytes": held, "fp32_bytes": full,
+                "tokens": found.length, "exact_tokens": exact}
+
+
+def _layers(past_key_values):
+    if hasattr(past_key_values, "layers"):
+        return [(layer.keys, layer.values) for layer in past_key_values.layers]
+    return [tuple(layer[:2]) for layer in past_key_values]

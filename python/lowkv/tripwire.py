@@ -1,0 +1,34 @@
+"""What a layer's update() gives to the model instead of keys and values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lowkv._core import Error
+
+if TYPE_CHECKING:
+    from lowkv.layer import Layer
+
+
+class Rows(torch.Tensor):
+    """Carries the layer to lowkv's attention function. Any other use raises: a model that computes its
+    attention itself stops at its first operation, instead of attending to the new rows alone."""
+
+    layer: Layer
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, layer: Layer) -> Rows:
+        made = torch.Tensor._make_subclass(cls, rows.detach())
+        made.layer = layer
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        index = next((a.layer.index for a in args if isinstance(a, Rows)), "?")
+        name = getattr(func, "__name__", str(func))
+        raise Error(
+            f"layer {index}: this model's attention uses the cached keys or values itself ({name}) instead of "
+            "calling the attention function that Cache.from_model() installed, so lowkv can't serve it. Use the "
+            "model's own cache, or see docs/transformers.md for the families that work")

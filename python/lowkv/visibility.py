@@ -1,0 +1,92 @@
+"""Which cells a query sees, and what is added to its scores, whatever form a model says it in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Visibility:
+    """What `queries` new tokens, the last of `total`, see.
+
+    Query i stands at cell `total - queries + i`. Without `full` it sees all cells up to its own, if
+    `causal`, that are in its `window` and that `keep` allows.
+
+    keep: bool `[batch, cells]`, False for padding; full: bool (True is seen) or additive
+    `[batch, 1 or heads, queries, cells]`, instead of everything above; bias: additive `[batch or 1, heads, 1
+    or queries, cells]`, on top (ALiBi). Their last column is cell `total - 1`; cells before the first are
+    hidden.
+    """
+
+    total: int
+    queries: int
+    causal: bool = True
+    window: int | None = None
+    keep: torch.Tensor | None = None
+    full: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @property
+    def plain_causal(self) -> bool:
+        """Nothing but a causal mask that starts at cell 0."""
+        nothing = self.keep is None and self.full is None and self.bias is None
+        return self.causal and nothing and (self.window is None or self.window >= self.total)
+
+    @property
+    def first_cell(self) -> int:
+        """Cells before it are seen by no query."""
+        first = 0
+        for tensor in (self.keep, self.full):
+            if tensor is not None:
+                first = max(first, self.total - tensor.shape[-1])
+        if self.window is not None and self.full is None:
+            first = max(first, self.total - self.queries - self.window + 1)
+        return first
+
+    def mask(self, first: int, last: int, start: int, stop: int) -> torch.Tensor | None:
+        """What is added to the scores of queries [start, stop) for cells [first, last): f32, broadcastable to
+        `[batch, heads, stop - start, last - first]`, or None where it is all zero."""
+        seen = self._seen(first, last, start, stop)
+        mask = None
+        if seen is not None:
+            mask = seen.float() if seen.is_floating_point() else _hide(seen)
+        if self.bias is not None:
+            rows = self.bias if self.bias.shape[2] == 1 else self.bias[:, :, start:stop]
+            bias = self._columns(rows, first, last, 0.0).float()
+            mask = bias if mask is None else mask + bias
+        return mask
+
+    def _seen(self, first: int, last: int, start: int, stop: int) -> torch.Tensor | None:
+        if self.full is not None:
+            hidden = float("-inf") if self.full.is_floating_point() else False
+            return self._columns(self.full[:, :, start:stop], first, last, hidden)
+        seen = None
+        position = self.total - self.queries + start  # of the first query
+        ahead = self.causal and last > position + 1
+        behind = self.window is not None and first <= self.total - self.queries + stop - 1 - self.window
+        if ahead or behind:
+            cells = torch.arange(first, last)
+            positions = torch.arange(position, position + stop - start)[:, None]
+            seen = torch.ones(stop - start, last - first, dtype=torch.bool)
+            if ahead:
+                seen &= cells <= positions
+            if behind:
+                seen &= cells > positions - self.window
+            seen = seen[None, None]
+        if self.keep is not None:
+            keep = self._columns(self.keep[:, None, None], first, last, False)
+            seen = keep if seen is None else seen & keep
+        return seen
+
+    def _columns(self, rows: torch.Tensor, first: int, last: int, fill: float | bool) -> torch.Tensor:
+        """Columns of cells [first, last); those before the tensor's first are `fill`."""
+        offset = self.total - rows.shape[-1]
+        found = rows[..., max(first - offset, 0) : max(last - offset, 0)]
+        missing = last - first - found.shape[-1]
+        return torch.nn.functional.pad(found, (missing, 0), value=fill) if missing else found
+
+
+def _hide(seen: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))

@@ -1,0 +1,60 @@
+"""A tiny random-weight model of every family, built offline from its configuration."""
+
+import copy
+
+import torch
+import transformers
+
+SMALL = dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=1024, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+GROUPED = dict(SMALL, intermediate_size=96, num_key_value_heads=2)
+SLIDING = dict(GROUPED, sliding_window=24)
+MIXED = ["sliding_attention", "full_attention"]
+IDS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+# Family: (configuration class, its arguments).
+FAMILIES = {
+    "llama": ("LlamaConfig", GROUPED),
+    "mistral": ("MistralConfig", SLIDING),
+    "mixtral": ("MixtralConfig", dict(SLIDING, num_local_experts=4)),
+    "phi": ("PhiConfig", dict(GROUPED, partial_rotary_factor=0.5)),
+    "phi3": ("Phi3Config", SLIDING),
+    "qwen2": ("Qwen2Config", dict(GROUPED, use_sliding_window=True, sliding_window=24, layer_types=MIXED)),
+    "qwen3": ("Qwen3Config", dict(GROUPED, head_dim=32)),
+    "gemma": ("GemmaConfig", dict(GROUPED, head_dim=256)),
+    "gemma2": ("Gemma2Config", dict(SLIDING, head_dim=256, query_pre_attn_scalar=64, layer_types=MIXED,
+                                    attn_logit_softcapping=20.0)),
+    "gemma3": ("Gemma3TextConfig", dict(SLIDING, head_dim=32, query_pre_attn_scalar=32, layer_types=MIXED)),
+    "gpt2": ("GPT2Config", dict(vocab_size=128, n_embd=64, n_layer=2, n_head=4, n_positions=1024, **IDS)),
+    "gptj": ("GPTJConfig", dict(vocab_size=128, n_embd=64, n_layer=2, n_head=4, n_positions=1024, rotary_dim=8,
+                                **IDS)),
+    "gpt_neox": ("GPTNeoXConfig", dict(SMALL, intermediate_size=96)),
+    "opt": ("OPTConfig", dict(SMALL, ffn_dim=96, word_embed_proj_dim=64)),
+    "falcon-rope": ("FalconConfig", dict(SMALL, new_decoder_architecture=True, num_kv_heads=2, alibi=False)),
+    "falcon-mqa": ("FalconConfig", dict(SMALL, new_decoder_architecture=False, multi_query=True, alibi=False)),
+    "falcon-alibi": ("FalconConfig", dict(SMALL, num_attention_heads=4, new_decoder_architecture=False,
+                                          multi_query=False, alibi=True)),
+    "bloom": ("BloomConfig", dict(vocab_size=128, hidden_size=64, n_layer=2, n_head=4, **IDS)),
+    "mpt": ("MptConfig", dict(vocab_size=128, d_model=64, n_layers=2, n_heads=4, max_seq_len=1024, expansion_ratio=2,
+                              use_cache=True, **IDS)),
+    "stablelm": ("StableLmConfig", dict(GROUPED, partial_rotary_factor=0.25)),
+    # All experts at once: a router that flips between two would be what the test measures.
+    "gpt_oss": ("GptOssConfig", dict(SLIDING, head_dim=32, layer_types=MIXED, num_local_experts=4,
+                                     num_experts_per_tok=4)),
+}
+
+# What the reference computes with. Falcon's eager attention adds ALiBi twice, so the stock sdpa is the reference.
+STOCK = {"falcon-alibi": "sdpa"}
+
+
+def build(family, dtype=torch.float32):
+    """(model, an identical one to compare with), in eval mode."""
+    name, arguments = FAMILIES[family]
+    torch.manual_seed(sum(map(ord, family)))
+    config = getattr(transformers, name)(**arguments)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=STOCK.get(family, "eager"))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # the usual 0.02 gives logits that hardly depend on the cache
+            torch.nn.init.normal_(parameter, std=0.15)
+    model = model.to(dtype).eval()
+    return model, copy.deepcopy(model)

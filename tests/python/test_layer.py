@@ -1,0 +1,108 @@
+"""A layer's attention over exact rows and packed blocks, against attention in double precision over the decoded
+rows that full() gives."""
+
+import pytest
+import torch
+
+from lowkv._core import BlockMemory, parse_scheme
+from lowkv.layer import Layer
+from lowkv.visibility import Visibility
+
+BATCH, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 4, 64
+# Of the kernels: rows few enough for the integer path have 2e-3 of the largest output (tests/kernel_attention.cpp).
+BUDGET = 2e-3
+
+
+def rows(count):
+    # No outlier channels: full() rounds to f16, and with large scores that rounding would be what is measured.
+    return torch.randn(BATCH, KV_HEADS, count, HEAD_DIM)
+
+
+def filled(scheme, tokens, window=None):
+    """A layer with `tokens` tokens of which all that may be packed is."""
+    layer = Layer(0, parse_scheme(scheme), window, BlockMemory())
+    for count in (tokens // 2, tokens - tokens // 2):
+        layer.append(rows(count), rows(count))
+        layer.pending = False
+        layer.settle()
+    return layer
+
+
+def oracle(query, layer, visibility, scale, softcap, sinks):
+    keys, values = (x.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for x in layer.full())
+    scores = query.double() @ keys.transpose(2, 3) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    first = visibility.total - keys.shape[2]
+    mask = visibility.mask(first, visibility.total, 0, visibility.queries)
+    scores = scores if mask is None else scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(1, -1, 1, 1).expand(BATCH, -1, query.shape[2], 1)], dim=3)
+    weights = scores.softmax(dim=3).nan_to_num(0.0)
+    return weights[..., : keys.shape[2]] @ values
+
+
+def additive(total, queries):
+    full = torch.randn(BATCH, HEADS, queries, total)
+    return full.masked_fill(torch.rand(full.shape) < 0.3, float("-inf"))
+
+
+VIEWS = {
+    "causal": lambda total, queries: {},
+    "padding": lambda total, queries: {"keep": torch.arange(total) >= torch.tensor([[0], [77]])},
+    "bool": lambda total, queries: {"full": torch.rand(BATCH, 1, queries, total) < 0.7},
+    "additive by head": lambda total, queries: {"full": additive(total, queries)},
+    "bias": lambda total, queries: {"bias": torch.randn(1, HEADS, 1, total)},
+    "bias and padding": lambda total, queries: {"bias": torch.randn(1, HEADS, 1, total),
+                                                "keep": torch.arange(total) >= torch.tensor([[9], [0]])},
+    "short mask": lambda total, queries: {"keep": torch.ones(BATCH, 100, dtype=torch.bool)},
+}
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("scheme", ["kivi2,window=16,sinks=0", "lowkv2.8,window=16", "kivi4,window=32,flush=64,sinks=5",
+                                    "k=exact,v=token-4-g32,window=0"])
+def test_attention(scheme, view, queries):
+    torch.manual_seed(len(view) + queries)
+    layer = filled(scheme, 300)
+    assert len(layer.blocks) > 0
+    check(layer, queries, view, softcap=None, sinks=None)
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("view", ["causal", "padding"])
+def test_soft_cap_and_sink_logits(view, queries):
+    torch.manual_seed(3)
+    check(filled("kivi2,window=16", 300), queries, view, softcap=5.0, sinks=torch.randn(HEADS))
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("window", [20, 130])
+@pytest.mark.parametrize("scheme", ["exact", "kivi2,window=16"])
+def test_sliding_window(scheme, window, queries):
+    torch.manual_seed(4)
+    layer = filled(scheme, 600, window)
+    assert layer.full()[0].shape[2] < window + 64 + 64 + 64  # what the window has passed is gone
+    check(layer, queries, "causal", softcap=None, sinks=None)
+
+
+def check(layer, queries, view, softcap, sinks):
+    query = torch.randn(BATCH, HEADS, queries, HEAD_DIM)
+    layer.append(rows(queries), rows(queries))
+    visibility = Visibility(layer.length, queries, window=layer.sliding_window, **VIEWS[view](layer.length, queries))
+    want = oracle(query, layer, visibility, 0.125, softcap, sinks)
+    got = layer.attend(query, visibility, 0.125, softcap, sinks)
+    error = (got - want).abs().amax(dim=3) / want.abs().amax(dim=3).clamp_min(1e-3)
+    assert error.max() < BUDGET
+
+
+def test_what_lies_where():
+    """Sinks and window are exact, whole blocks between are packed; sawtooth schemes pack `flush` at a time."""
+    layer = filled("kivi4,window=32,sinks=5", 300)
+    assert (layer.first, layer.packed_end, layer.length) == (5, 5 + 256, 300)
+    layer = filled("kivi4,window=32,sinks=0,flush=128", 300)
+    assert layer.packed_end == 256
+    layer = filled("exact", 300)
+    assert layer.blocks is None and layer.full()[0].shape[2] == 300
+    assert layer.full()[0].dtype is torch.float32

@@ -1,0 +1,64 @@
+"""Round trips through the real lmcache package, in its layouts. It is large and wants CUDA packages, so the set-up
+does not fetch it: CONTRIBUTING.md says how to run this."""
+
+import select
+
+import lowkv
+import pytest
+import torch
+
+pytest.importorskip("lmcache")
+import lowkv.lmcache
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.serde import SerdeConfig, create_serde_processor
+from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+
+LAYERS, TOKENS, HEADS, HEAD_DIM = 2, 300, 2, 64
+SHAPES = {"KV_2LTD": (2, LAYERS, TOKENS, HEADS * HEAD_DIM), "KV_T2D": (TOKENS, 2, HEADS * HEAD_DIM),
+          "KV_2TD": (2, TOKENS, HEADS * HEAD_DIM)}
+
+
+def memory(shape, dtype, layout):
+    raw = torch.zeros(torch.Size(shape).numel() * dtype.itemsize, dtype=torch.uint8)
+    shape = torch.Size(shape)
+    meta = MemoryObjMetadata(shape, dtype, 0, raw.numel(), 1, fmt=MemoryFormat[layout], shapes=[shape], dtypes=[dtype])
+    return TensorMemoryObj(raw, meta, None)
+
+
+def wait(fd, query, task):
+    assert select.select([fd], [], [], 30)[0]
+    return query(task)
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scheme,least", [("kivi4", 0.99), ("exact", 1.0), ("kivi4,layer.0=exact", 0.99)])
+def test_round_trip(layout, dtype, scheme, least):
+    serde = create_serde_processor(SerdeConfig("lowkv", {"scheme": scheme, "head_dim": HEAD_DIM}))
+    source, target = memory(SHAPES[layout], dtype, layout), memory(SHAPES[layout], dtype, layout)
+    source.tensor.copy_(torch.randn(SHAPES[layout], generator=torch.Generator().manual_seed(1)))
+    size = serde.estimate_serialized_size(MemoryLayoutDesc([torch.Size(SHAPES[layout])], [dtype]))
+    stored = memory((size,), torch.uint8, "BINARY")
+    key = ObjectKey(b"chunk", "model", 0)
+    task = serde.submit_serialize([source], [stored], [key])
+    assert wait(serde.get_serialize_event_fd(), serde.query_serialize_result, task)
+    task = serde.submit_deserialize([stored], [target], [key])
+    assert wait(serde.get_deserialize_event_fd(), serde.query_deserialize_result, task)
+    serde.close()
+    got, want = target.tensor.float(), source.tensor.float()
+    if scheme == "exact":
+        assert torch.equal(got, want)
+    assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) >= least * 0.9999
+    tail = {"KV_2LTD": (..., slice(-12, None), slice(None)), "KV_T2D": (slice(-12, None),),
+            "KV_2TD": (slice(None), slice(-12, None))}[layout]
+    assert torch.equal(got[tail], want[tail])  # 300 = 9 * 32 + 12
+    if scheme == "kivi4":
+        assert size < 0.45 * source.tensor.nbytes
+
+
+def test_wrong_configurations_are_refused():
+    with pytest.raises(lowkv.Error, match="needs head_dim"):
+        create_serde_processor(SerdeConfig("lowkv", {}))
+    codec = lowkv.lmcache.Codec("kivi2", 48)
+    with pytest.raises(lowkv.Error, match="not whole heads of head_dim 48"):
+        codec.plan(0, 128)

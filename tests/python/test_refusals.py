@@ -1,0 +1,84 @@
+"""What can't be served is refused by name, and never computed wrongly."""
+
+import lowkv
+import pytest
+import torch
+import transformers
+from families import GROUPED, build
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+TOKENS = torch.arange(3, 43)[None]
+
+
+@torch.no_grad()
+def test_a_model_that_computes_attention_itself_stops_at_its_first_operation():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model)
+
+    class Own(LlamaAttention):
+        def forward(self, hidden_states, past_key_values=None, **kwargs):
+            keys = self.k_proj(hidden_states).unflatten(2, (2, -1)).transpose(1, 2)
+            keys, _ = past_key_values.update(keys, keys, self.layer_idx)
+            return keys @ keys.transpose(2, 3), None
+
+    model.model.layers[1].self_attn.__class__ = Own
+    with pytest.raises(lowkv.Error, match="layer 1: this model's attention uses the cached keys"):
+        model(TOKENS, past_key_values=cache)
+
+
+@torch.no_grad()
+def test_rows_that_nobody_attended_to_are_noticed():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model)
+    rows = torch.zeros(1, 2, 4, 16)
+    cache.update(rows, rows, 0)
+    with pytest.raises(lowkv.Error, match="layer 0: its last keys were stored but never attended to"):
+        cache.update(rows, rows, 0)
+
+
+def refused(message, config, arguments=GROUPED, **more):
+    model = transformers.AutoModel.from_config(getattr(transformers, config)(**{**arguments, **more}))
+    with pytest.raises(lowkv.Error, match=message):
+        lowkv.Cache.from_model(model)
+
+
+def test_models_without_a_plain_decoder():
+    refused("an encoder and a decoder", "T5Config", dict(vocab_size=64, d_model=32, num_layers=1, num_heads=2, d_ff=32))
+    refused("computes its attention itself", "OpenAIGPTConfig", dict(vocab_size=64, n_embd=32, n_layer=1, n_head=2))
+    refused("layers of type", "Qwen3NextConfig", num_experts=2, num_experts_per_tok=1)
+
+
+def test_wrong_arguments():
+    model, _ = build("llama")
+    with pytest.raises(lowkv.Error, match="kivi7"):
+        lowkv.Cache.from_model(model, "kivi7")
+    with pytest.raises(lowkv.Error, match="takes a transformers model"):
+        lowkv.Cache.from_model("gpt2")
+    with pytest.raises(lowkv.Error, match="g48"):
+        lowkv.KiviCache.from_model(model, group_size=48)
+
+
+@torch.no_grad()
+def test_rows_that_do_not_fit():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model, "kivi4,window=0")
+    model(TOKENS, past_key_values=cache)
+    with pytest.raises(lowkv.Error, match="do not fit a cache with batch 1"):
+        model(TOKENS.expand(2, -1), past_key_values=cache)
+    rows = torch.full((1, 2, 64, 16), 1e6)
+    layer = lowkv.Cache.from_model(model, "kivi4,window=0").layers[0]
+    with pytest.raises(lowkv.Error, match="above 65504"):
+        layer.take_over(rows, rows)
+    odd = torch.zeros(1, 2, 4, 20)
+    with pytest.raises(lowkv.Error, match="head_dim 20 is not supported"):
+        lowkv.Cache.from_model(model).update(odd, odd, 0)
+
+
+@pytest.mark.parametrize("scheme,words", [
+    ("skvq-k2v2", "not served in transformers"),
+    ("lowkv2.8,layer.0=kvquant3", "not served in transformers"),
+    ("kivi2,filter=heavy,evict=50%", "filter="),
+])
+def test_schemes_that_only_the_core_serves_are_refused(scheme, words):
+    with pytest.raises(lowkv.Error, match=words):
+        lowkv.Cache.from_model(build("llama")[0], scheme=scheme)

@@ -1,0 +1,90 @@
+"""Real weights: SmolLM2-135M from the GGUF file that the set-up fetches (LOWKV_MODEL)."""
+
+import os
+import re
+from pathlib import Path
+
+import lowkv
+import pytest
+import torch
+from lowkv import benchmark
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+MODEL = Path(os.environ["LOWKV_MODEL"]) if "LOWKV_MODEL" in os.environ else None
+pytestmark = pytest.mark.skipif(MODEL is None, reason="LOWKV_MODEL is not set; make test-python does")
+PROMPT, NEW = 512, 200
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    model = AutoModelForCausalLM.from_pretrained(MODEL.parent, gguf_file=MODEL.name, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(MODEL.parent, gguf_file=MODEL.name)
+
+
+@pytest.fixture(scope="module")
+def prompt(loaded):
+    text = Path(__file__).resolve().parents[2].joinpath("docs", "architecture.md").read_text()
+    return loaded[1](text, return_tensors="pt").input_ids[:, :PROMPT]
+
+
+@pytest.fixture(scope="module")
+def reference(loaded, prompt):
+    return continued(loaded[0], prompt, DynamicCache(config=loaded[0].config))
+
+
+@torch.inference_mode()
+def continued(model, prompt, cache):
+    output = model.generate(prompt, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, past_key_values=cache,
+                            pad_token_id=0)
+    return output[0, PROMPT:]
+
+
+def test_exact_gives_the_same_200_tokens(loaded, prompt, reference):
+    assert torch.equal(continued(loaded[0], prompt, lowkv.Cache.from_model(loaded[0], "exact")), reference)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("scheme,least", [("kivi4", 0.95), ("kivi2", 0.7), ("lowkv2.8", 0.85)])
+def test_packed_schemes_agree_token_by_token(loaded, prompt, reference, scheme, least):
+    """Fed with the reference's own tokens, so that one other choice does not change all that follow; a few at a
+    time, which is quicker."""
+    model, cache = loaded[0], lowkv.Cache.from_model(loaded[0], scheme)
+    model(prompt, past_key_values=cache, logits_to_keep=1)
+    choices = [model(part[None], past_key_values=cache).logits[0].argmax(-1) for part in reference[:-1].split(20)]
+    match = (torch.cat(choices) == reference[1:]).float().mean().item()
+    print(f"{scheme}: {match:.1%} of {NEW - 1} tokens")
+    assert match >= least
+
+
+def test_generate_in_one_call(loaded, capfd):
+    text = lowkv.generate(*loaded, "Once upon a time", max_new_tokens=12, verbose=True)
+    assert text.startswith("Once upon a time") and len(text) > 30
+    assert re.search(r"12/12 .*cache [0-9.]+ MiB, float32 [0-9.]+ MiB", capfd.readouterr().err)
+
+
+def test_the_loop_of_the_intel_package(loaded):
+    """Its README's example, with the imports changed."""
+    model, tokenizer = loaded
+    cache = lowkv.KiviCache.from_model(model, group_size=32, residual_length=128)
+    input_ids = tokenizer("Hello world. " * 100, return_tensors="pt").input_ids
+    with torch.no_grad():
+        out = model(input_ids, use_cache=True)
+    cache.add_tokens(out.past_key_values)
+    next_id = out.logits[:, -1, :].argmax(dim=-1).unsqueeze(1)
+    for _ in range(8):
+        past = cache.get_full_cache()
+        with torch.no_grad():
+            out = model(next_id, past_key_values=past, use_cache=True)
+        cache.add_tokens(out.past_key_values)
+        next_id = out.logits[:, -1, :].argmax(dim=-1).unsqueeze(1)
+    stats = cache.get_stats(layer=0)
+    assert stats["tokens"] == input_ids.shape[1] + 8
+    assert stats["compression"] == stats["fp32_bytes"] / stats["kivi_bytes"] > 1.4
+    cache.reset()
+    assert cache.get_stats(layer=0)["tokens"] == 0
+
+
+def test_the_benchmark_prints_its_table(capfd):
+    assert benchmark.main([str(MODEL), "--tokens", "4", "--prompt-tokens", "200", "--scheme", "kivi2"]) == 0
+    out = capfd.readouterr().out
+    assert "| float32 DynamicCache |" in out and "| kivi2 |" in out and "token match" in out
