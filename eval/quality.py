@@ -39,6 +39,8 @@ import quality_plots
 import quality_schemes as schemes
 from paths import ROOT, fingerprint, set_up_paths
 
+CALIBRATION_BYTES = 400_000
+
 KEY = ["scheme", "windows", "tokens", "chunk", "skip", "plugin", "model", "text"]
 FIGURES = ["bits", "perplexity", "perplexity_change_percent", "mean_kld", "mean_kld_error",
            "kld_p999", "same_top1", "kv_bytes"]
@@ -127,10 +129,29 @@ def bits(args, scheme):
     return float(re.search(r"^\| 64 .*\| +([\d.]+) \|$", text, re.M)[1])
 
 
+def calibration(args, preset):
+    """The file of a preset that needs one, made on the end of the text, which no window reaches."""
+    folder = ROOT / "build/quality"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{preset}-{fingerprint(args.model)}.safetensors"
+    if path.exists():
+        return path
+    text = folder / "calibration.txt"
+    text.write_bytes(Path(args.file).read_bytes()[-CALIBRATION_BYTES:])
+    print(f"calibrating {preset}", file=sys.stderr)
+    subprocess.run([str(word) for word in (
+        args.build / "bin/lowkv", "calibrate", "-m", args.model, "--text", text, "--scheme", preset,
+        "--tokens", 4096, "-o", path)], check=True, stdout=subprocess.DEVNULL,
+        env={"OMP_WAIT_POLICY": "passive"} | os.environ)
+    return path
+
+
 def compare(args, names, setting):
     """One `lowkv compare` over some schemes; its JSON."""
     stock = [n.removeprefix("stock ") for n in names if n in schemes.STOCK_BITS]
     own = [n for n in names if n not in schemes.STOCK_BITS and n != "exact"]
+    presets = dict.fromkeys(n.split("+")[0] for n in own)
+    calibrations = [str(calibration(args, p)) for p in presets if p in schemes.CALIBRATED]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [args.build / "bin/lowkv", "compare", "-m", args.model, "-f", args.file,
                    "--schemes", ",".join(own) or "exact", "--stock", ",".join(stock) or "none",
@@ -138,7 +159,8 @@ def compare(args, names, setting):
                    "--chunk", setting["chunk"], "--skip", setting["skip"],
                    "--threads", args.threads, "--no-speed", "--json", file.name]
         # A thread that waits for another lets go of its core: beside other work that is much faster.
-        environment = {"OMP_WAIT_POLICY": "passive"} | os.environ
+        environment = {"OMP_WAIT_POLICY": "passive"} | os.environ | {
+            "LOWKV_CALIBRATION": ":".join(calibrations)}
         subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL,
                        env=environment)
         rows = json.load(open(file.name))["rows"]

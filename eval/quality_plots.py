@@ -20,7 +20,9 @@ pyplot.rcParams.update({
 
 FAMILIES = [  # prefix, label, colour, marker
     ("lowkv", "lowkv", "#1f6fb4", "o"), ("kivi", "KIVI", "#d9782d", "^"),
-    ("turboquant", "TurboQuant", "#3a9a5b", "D"), ("int", "plain integers", "#9467bd", "v"),
+    ("turboquant", "TurboQuant", "#3a9a5b", "D"), ("kvarn", "KVarN", "#8c564b", "P"),
+    ("skvq", "SKVQ (calibrated)", "#e377c2", "X"), ("kvquant", "KVQuant (calibrated)", "#bcae22", "p"),
+    ("int", "plain integers", "#9467bd", "v"),
     ("stock", "llama.cpp's own caches", "#7f7f7f", "s")]
 GRID = "#e4e4e4"
 KLD = "mean KLD against exact (log; lower is better)"
@@ -49,14 +51,15 @@ def overview(out, rows, floor):
                          marker=marker, edgecolors=colour, linewidths=1.5,
                          color="white" if paper else colour,
                          label=label + (" as published (no sinks)" if paper else ""))
-        if prefix in ("lowkv", "turboquant"):  # one method at several sizes
+        if prefix in ("lowkv", "turboquant", "kvarn"):  # one method at several sizes
             line = sorted((r["bits"], r["mean_kld"]) for r in chosen)
             axes.plot(*zip(*line), color=colour, linewidth=1.2, alpha=0.5)
     for row in rows:
         if row["bits"] >= 16:
             continue
         dx, dy, side = LABELS.get(row["scheme"], (9, 0, "left"))
-        axes.annotate(row["scheme"].removeprefix("stock ").replace("+", ", "),
+        name = row["scheme"].removeprefix("stock ").replace("+window=128+sinks=5", ", window")
+        axes.annotate(name.replace("+", ", "),
                       (row["bits"], row["mean_kld"]), textcoords="offset points",
                       xytext=(dx, dy - 1), va="center", ha=side, fontsize=9,
                       color=family(row["scheme"])[2])
