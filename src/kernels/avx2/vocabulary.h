@@ -94,3 +94,12 @@ LOWKV_INLINE F pick(const float* table, I index) {
         return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(top_bit));
     }
 }
+LOWKV_INLINE unsigned range_mask(const std::uint16_t* p, unsigned first, unsigned count) {
+    const I from_first = _mm256_sub_epi16(load_bytes(reinterpret_cast<const std::uint8_t*>(p)),
+                                          _mm256_set1_epi16(static_cast<short>(first)));
+    const I beyond =
+        _mm256_subs_epu16(from_first, _mm256_set1_epi16(static_cast<short>(count - 1)));
+    const I inside = _mm256_cmpeq_epi16(beyond, _mm256_setzero_si256());
+    return static_cast<unsigned>(_mm_movemask_epi8(
+        _mm_packs_epi16(_mm256_castsi256_si128(inside), _mm256_extracti128_si256(inside, 1))));
+}

@@ -82,3 +82,8 @@ LOWKV_INLINE F pick(const float* table, I index) {
     if constexpr (Size == 32) return _mm512_permutex2var_ps(load(table), index, load(table + 16));
     return _mm512_permutexvar_ps(index, load(table));
 }
+LOWKV_INLINE unsigned range_mask(const std::uint16_t* p, unsigned first, unsigned count) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i from_first = _mm256_sub_epi16(x, _mm256_set1_epi16(static_cast<short>(first)));
+    return _mm256_cmplt_epu16_mask(from_first, _mm256_set1_epi16(static_cast<short>(count)));
+}

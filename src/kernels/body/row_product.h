@@ -2,30 +2,51 @@
 // for few rows: a tile of keys is expanded and turned on the way into the product, values are
 // multiplied as they leave their units. Values of one group go the integer way, outliers apart.
 
-// The rows' queries, turned back by a position: (q R(-p)) . (k R(o)) = q . (k R(p + o)).
+// Rows' queries by the channels of their pairs, [row][pair]; padded to whole vectors.
 template <unsigned Rows>
-LOWKV_INLINE void turn_queries(const codec::RopeTable& rope, std::int32_t position, const float* w,
-                               std::size_t w_stride, unsigned head_dim,
-                               float (&turned)[Rows][max_head_dim]) {
-    alignas(64) float cos[codec::RopeTable::max_pairs], sin[codec::RopeTable::max_pairs];
-    load_turns(rope, position, cos, sin);
+struct PairedQueries {
+    alignas(64) float first[Rows][codec::RopeTable::max_pairs];
+    alignas(64) float second[Rows][codec::RopeTable::max_pairs];
+};
+
+template <unsigned Rows>
+LOWKV_INLINE void pair_queries(const codec::RopeTable& rope, const float* w, std::size_t w_stride,
+                               PairedQueries<Rows>& paired) {
     for (unsigned r = 0; r < Rows; ++r) {
         const float* q = w + r * w_stride;
-        for (unsigned c = 2 * rope.pairs(); c < head_dim; ++c) turned[r][c] = q[c];
-        for (unsigned i = 0; i < rope.pairs(); ++i) {
-            const float a = q[rope.first(i)], b = q[rope.second(i)];
-            turned[r][rope.first(i)] = a * cos[i] + b * sin[i];
-            turned[r][rope.second(i)] = b * cos[i] - a * sin[i];
+        for (unsigned i = 0; i < rope.padded(); ++i) {
+            paired.first[r][i] = i < rope.pairs() ? q[rope.first(i)] : 0.0f;
+            paired.second[r][i] = i < rope.pairs() ? q[rope.second(i)] : 0.0f;
         }
     }
 }
 
-// y[row][token] += q[row] . (tile[token] turned by the token's offset in the tile)
+// Turned back by a position: (q R(-p)) . (k R(o)) = q . (k R(p + o)).
 template <unsigned Rows>
-void multiply_turned(const codec::RopeTable& rope, const float (&q)[Rows][max_head_dim],
-                     unsigned head_dim, const float* tile, float* y,
+LOWKV_INLINE void turn_queries(const codec::RopeTable& rope, std::int32_t position,
+                               const PairedQueries<Rows>& paired, PairedQueries<Rows>& turned) {
+    alignas(64) float cos[codec::RopeTable::max_pairs], sin[codec::RopeTable::max_pairs];
+    load_turns(rope, position, cos, sin);
+    for (unsigned i = 0; i < rope.padded(); i += lanes) {
+        const F c = load(cos + i), s = load(sin + i);
+        for (unsigned r = 0; r < Rows; ++r) {
+            const F a = load(paired.first[r] + i), b = load(paired.second[r] + i);
+            store(turned.first[r] + i, fma(a, c, mul(b, s)));
+            store(turned.second[r] + i, sub(mul(b, c), mul(a, s)));
+        }
+    }
+}
+
+// y[row][token] += q[row] . (tile[token] turned by the token's offset in the tile). The channels
+// beyond the pairs come as they are, from w.
+template <unsigned Rows>
+void multiply_turned(const codec::RopeTable& rope, const PairedQueries<Rows>& q, const float* w,
+                     std::size_t w_stride, unsigned head_dim, const float* tile, float* y,
                      std::size_t y_stride) noexcept {
     constexpr unsigned vectors = gemm_vectors;
+    const unsigned pairs = rope.pairs();
+    const std::size_t second = std::size_t{rope.second(0)} * tile_tokens;
+    const std::size_t step = pairs > 1 ? std::size_t{rope.first(1)} * tile_tokens : 0;
     for (unsigned t = 0; t < tile_tokens; t += vectors * lanes) {
         F sum[Rows][vectors];
         for (unsigned r = 0; r < Rows; ++r) {
@@ -33,27 +54,26 @@ void multiply_turned(const codec::RopeTable& rope, const float (&q)[Rows][max_he
                 sum[r][v] = load(y + r * y_stride + t + v * lanes);
             }
         }
-        for (unsigned i = 0; i < rope.pairs(); ++i) {
-            const unsigned first = rope.first(i), second = rope.second(i);
-            const float* offsets = rope.offsets(i) + t;
+        const float* x = tile + t;
+        const float* offsets = rope.offsets(0) + t;
+        for (unsigned i = 0; i < pairs; ++i, x += step, offsets += 2 * tile_tokens) {
 #pragma GCC unroll 2
             for (unsigned v = 0; v < vectors; ++v) {
                 const F c = load(offsets + v * lanes), s = load(offsets + tile_tokens + v * lanes);
-                const F a = load(tile + first * tile_tokens + t + v * lanes);
-                const F b = load(tile + second * tile_tokens + t + v * lanes);
+                const F a = load(x + v * lanes), b = load(x + second + v * lanes);
                 const F turned_a = sub(mul(a, c), mul(b, s)), turned_b = fma(a, s, mul(b, c));
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
-                    sum[r][v] = fma(set(q[r][first]), turned_a, sum[r][v]);
-                    sum[r][v] = fma(set(q[r][second]), turned_b, sum[r][v]);
+                    sum[r][v] = fma(set(q.first[r][i]), turned_a, sum[r][v]);
+                    sum[r][v] = fma(set(q.second[r][i]), turned_b, sum[r][v]);
                 }
             }
         }
-        for (unsigned ch = 2 * rope.pairs(); ch < head_dim; ++ch) {
+        for (unsigned c = 2 * pairs; c < head_dim; ++c) {
             for (unsigned v = 0; v < vectors; ++v) {
-                const F x = load(tile + ch * tile_tokens + t + v * lanes);
+                const F rest = load(tile + c * tile_tokens + t + v * lanes);
                 for (unsigned r = 0; r < Rows; ++r) {
-                    sum[r][v] = fma(set(q[r][ch]), x, sum[r][v]);
+                    sum[r][v] = fma(set(w[r * w_stride + c]), rest, sum[r][v]);
                 }
             }
         }
@@ -66,48 +86,70 @@ void multiply_turned(const codec::RopeTable& rope, const float (&q)[Rows][max_he
 }
 
 template <unsigned Bits, unsigned Rows>
-void multiply_row_keys(const Product& product, std::size_t w_stride,
-                       std::size_t y_stride) noexcept {
+void multiply_row_keys(const Product& product, const PairedQueries<Rows>& queries,
+                       std::size_t w_stride, std::size_t y_stride) noexcept {
     const Matrix& x = product.x;
     const codec::RopeTable* rope = x.layout->row->rope.get();
     const unsigned head_dim = x.step_count;
     alignas(64) float tile[max_head_dim * tile_tokens];
-    alignas(64) float turned[Rows][max_head_dim];
+    PairedQueries<Rows> turned;
     for (unsigned token = 0; token < x.lane_count; token += tile_tokens) {
         expand_row_keys<Bits>(x, token, tile);
         float* y = product.y + token;
-        if (rope != nullptr && are_consecutive(positions_of(x) + token)) {
-            turn_queries<Rows>(*rope, positions_of(x)[token], product.w, w_stride, head_dim,
-                               turned);
-            multiply_turned<Rows>(*rope, turned, head_dim, tile, y, y_stride);
+        const std::int32_t* positions = rope != nullptr ? positions_of(x) + token : nullptr;
+        if (rope != nullptr && are_consecutive(positions)) {
+            turn_queries<Rows>(*rope, *positions, queries, turned);
+            multiply_turned<Rows>(*rope, turned, product.w, w_stride, head_dim, tile, y, y_stride);
             continue;
         }
-        if (rope != nullptr) turn_tile(*rope, positions_of(x) + token, tile);
+        if (rope != nullptr) turn_tile(*rope, positions, tile);
         gemm_rows_block<Rows>(product.w, w_stride, head_dim, tile, tile_tokens, y, y_stride);
+    }
+}
+
+template <unsigned Bits, unsigned Rows, unsigned Size, unsigned Vectors>
+LOWKV_INLINE void multiply_value_lanes(const Product& product, const TokenMetadata& metadata,
+                                       unsigned token, unsigned c, std::size_t w_stride,
+                                       std::size_t y_stride) {
+    const float* w = product.w + token;
+    F sum[Rows][Vectors];
+    for (unsigned r = 0; r < Rows; ++r) {
+        for (unsigned v = 0; v < Vectors; ++v) {
+            sum[r][v] = load(product.y + r * y_stride + c + v * lanes);
+        }
+    }
+    for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
+        for_row_values<Bits, Size, Vectors>(
+            product.x, metadata, token, t0, c,
+            [&](unsigned t, unsigned v, F value) LOWKV_INLINE_LAMBDA {
+#pragma GCC unroll 4
+                for (unsigned r = 0; r < Rows; ++r) {
+                    sum[r][v] = fma(set(w[r * w_stride + t]), value, sum[r][v]);
+                }
+            });
+    }
+    for (unsigned r = 0; r < Rows; ++r) {
+        for (unsigned v = 0; v < Vectors; ++v) {
+            store(product.y + r * y_stride + c + v * lanes, sum[r][v]);
+        }
     }
 }
 
 template <unsigned Bits, unsigned Rows, unsigned Size>
 void multiply_row_values(const Product& product, std::size_t w_stride,
                          std::size_t y_stride) noexcept {
-    const Matrix& x = product.x;
+    const unsigned channels = product.x.lane_count;
     TokenMetadata metadata;
-    for (unsigned token = 0; token < x.step_count; token += tile_tokens) {
-        load_metadata(x, token, metadata);
-        const float* w = product.w + token;
-        for (unsigned c = 0; c < x.lane_count; c += lanes) {
-            F sum[Rows];
-            for (unsigned r = 0; r < Rows; ++r) sum[r] = load(product.y + r * y_stride + c);
-            for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-                for_row_values<Bits, Size>(
-                    x, metadata, token, t0, c, [&](unsigned t, F value) LOWKV_INLINE_LAMBDA {
-#pragma GCC unroll 4
-                        for (unsigned r = 0; r < Rows; ++r) {
-                            sum[r] = fma(set(w[r * w_stride + t]), value, sum[r]);
-                        }
-                    });
-            }
-            for (unsigned r = 0; r < Rows; ++r) store(product.y + r * y_stride + c, sum[r]);
+    for (unsigned token = 0; token < product.x.step_count; token += tile_tokens) {
+        load_metadata(product.x, token, metadata);
+        unsigned c = 0;
+        for (; c + 2 * lanes <= channels; c += 2 * lanes) {
+            multiply_value_lanes<Bits, Rows, Size, 2>(product, metadata, token, c, w_stride,
+                                                      y_stride);
+        }
+        for (; c < channels; c += lanes) {
+            multiply_value_lanes<Bits, Rows, Size, 1>(product, metadata, token, c, w_stride,
+                                                      y_stride);
         }
     }
 }
@@ -118,16 +160,15 @@ void multiply_outliers(const Product& product, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
     const Matrix& x = product.x;
     const unsigned count = x.layout->row->outliers;
-    const auto* at = reinterpret_cast<const std::uint16_t*>(x.metadata + x.layout->outliers_offset);
+    const std::uint16_t* at = outliers_of(x);
     for (unsigned t = 0; t < x.step_count; ++t, at += 2 * count) {
-        for (unsigned i = 0; i < count; ++i) {
-            const unsigned c = at[i] - x.first_channel;
-            if (c >= x.lane_count) continue;
-            const float rest = codec::f16_to_f32(at[count + i]);
-            for (unsigned r = 0; r < Rows; ++r) {
-                product.y[r * y_stride + c] += product.w[r * w_stride + t] * rest;
-            }
-        }
+        for_outliers(at, count, x.first_channel, x.lane_count,
+                     [&](unsigned slot, unsigned c) LOWKV_INLINE_LAMBDA {
+                         const float rest = codec::f16_to_f32(at[count + slot]);
+                         for (unsigned r = 0; r < Rows; ++r) {
+                             product.y[r * y_stride + c] += product.w[r * w_stride + t] * rest;
+                         }
+                     });
     }
 }
 
@@ -135,22 +176,25 @@ template <unsigned Bits, unsigned Rows>
 void multiply_rows(const Product* products, unsigned count, std::size_t w_stride,
                    std::size_t y_stride) noexcept {
     const codec::RowTables& row = *products->x.layout->row;
-    const bool one_group = !products->x.keys && row.groups == 1;
-    if (one_group) {
+    if (products->x.keys) {  // one query for all blocks
+        PairedQueries<Rows> queries;
+        if (row.rope != nullptr) pair_queries<Rows>(*row.rope, products->w, w_stride, queries);
+        for (unsigned p = 0; p < count; ++p) {
+            multiply_row_keys<Bits, Rows>(products[p], queries, w_stride, y_stride);
+        }
+        return;
+    }
+    if (row.groups == 1) {
         const unsigned codec = codec_index(products->x.layout->codec);
         multiply_by_codec<Rows>[codec][1](products, count, w_stride, y_stride);
-    }
-    for (unsigned p = 0; p < count; ++p) {
-        if (products[p].x.keys) {
-            multiply_row_keys<Bits, Rows>(products[p], w_stride, y_stride);
-        } else if (!one_group && row.groups <= 16) {
-            multiply_row_values<Bits, Rows, 16>(products[p], w_stride, y_stride);
-        } else if (!one_group) {
-            multiply_row_values<Bits, Rows, 32>(products[p], w_stride, y_stride);
-        } else if (row.outliers > 0) {
+        for (unsigned p = 0; p < count && row.outliers > 0; ++p) {
             multiply_outliers<Rows>(products[p], w_stride, y_stride);
         }
+        return;
     }
+    const auto multiply =
+        row.groups > 16 ? multiply_row_values<Bits, Rows, 32> : multiply_row_values<Bits, Rows, 16>;
+    for (unsigned p = 0; p < count; ++p) multiply(products[p], w_stride, y_stride);
 }
 
 template <unsigned Rows>

@@ -1,18 +1,35 @@
 // Tiles of row codecs (codec/row_codec.h): metadata of all heads' row, outliers, keys before RoPE.
 
-// Adds a tile's outliers: tile[channel * channel_stride + token * token_stride].
-LOWKV_INLINE void add_outliers(const Matrix& x, unsigned token0, unsigned tokens, unsigned channels,
-                               std::size_t channel_stride, std::size_t token_stride, float* tile) {
-    const PartLayout& layout = *x.layout;
-    const unsigned count = layout.row->outliers;
-    const auto* at = reinterpret_cast<const std::uint16_t*>(x.metadata + layout.outliers_offset) +
-                     std::size_t{2} * count * token0;
-    for (unsigned t = 0; t < tokens; ++t, at += 2 * count) {
-        for (unsigned i = 0; i < count; ++i) {
-            const unsigned c = at[i] - x.first_channel;
-            if (c >= channels) continue;
-            tile[c * channel_stride + t * token_stride] += codec::f16_to_f32(at[count + i]);
+// Calls take(slot, channel within the head) for a token's outliers in the head.
+template <class Take>
+LOWKV_INLINE void for_outliers(const std::uint16_t* channels, unsigned count, unsigned first,
+                               unsigned head_dim, Take take) {
+    for (unsigned i = 0; i < count; i += 16) {
+        unsigned mask = range_mask(channels + i, first, head_dim);
+        if (count - i < 16) mask &= (1u << (count - i)) - 1;
+        for (; mask != 0; mask &= mask - 1) {
+            const unsigned slot = i + static_cast<unsigned>(__builtin_ctz(mask));
+            take(slot, channels[slot] - first);
         }
+    }
+}
+
+LOWKV_INLINE const std::uint16_t* outliers_of(const Matrix& x) {
+    return reinterpret_cast<const std::uint16_t*>(x.metadata + x.layout->outliers_offset);
+}
+
+// Adds a tile's outliers: tile[channel * channel_stride + token * token_stride].
+LOWKV_INLINE void add_outliers(const Matrix& x, unsigned token0, unsigned channels,
+                               std::size_t channel_stride, std::size_t token_stride, float* tile) {
+    const unsigned count = x.layout->row->outliers;
+    if (count == 0) return;
+    const std::uint16_t* at = outliers_of(x) + std::size_t{2} * count * token0;
+    for (unsigned t = 0; t < tile_tokens; ++t, at += 2 * count) {
+        for_outliers(at, count, x.first_channel, channels,
+                     [&](unsigned slot, unsigned c) LOWKV_INLINE_LAMBDA {
+                         tile[c * channel_stride + t * token_stride] +=
+                             codec::f16_to_f32(at[count + slot]);
+                     });
     }
 }
 
@@ -85,37 +102,46 @@ void turn_tile(const codec::RopeTable& rope, const std::int32_t* positions, floa
     }
 }
 
-// What the codes of a unit's part stand for: take(step, level) for `lanes` lanes and its 16 steps.
-// `level` is the row's table of 16.
-template <unsigned Bits, class Take>
-LOWKV_INLINE void for_levels(const UnitView& view, const float* level, Take take) {
+// What the codes of some units' parts stand for: take(step, vector, level), `lanes` lanes each, for
+// their 16 steps. `level` is the row's table of 16.
+template <unsigned Bits, unsigned Vectors, class Take>
+LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level, Take take) {
     if constexpr (Bits == 2 || Bits == 3 || Bits == 4) {
         constexpr unsigned size = Bits == 4 ? 16 : 8;
 #pragma GCC unroll 4
         for (unsigned tile = 0; tile < 4; ++tile) {
-            const I x = load_bytes(view.low + (Bits == 4 ? 64 * (tile / 2) : 0));
-            I third;
-            if constexpr (Bits == 3)
-                third = bit_and(shift_right(view.third, tile), set_int(0x04040404));
+            I x[Vectors], third[Vectors];
+            for (unsigned v = 0; v < Vectors; ++v) {
+                x[v] = load_bytes(view[v].low + (Bits == 4 ? 64 * (tile / 2) : 0));
+                if constexpr (Bits == 3) {
+                    third[v] = bit_and(shift_right(view[v].third, tile), set_int(0x04040404));
+                }
+            }
 #pragma GCC unroll 4
             for (unsigned step = 0; step < 4; ++step) {
                 const unsigned byte = 8 * byte_of_step(step);
-                I code = shift_right(x, (Bits == 4 ? 4 * (tile % 2) : 2 * tile) + byte);
-                if constexpr (Bits == 3) {
-                    code = bit_or(bit_and(code, set_int(3)), shift_right(third, byte));
+#pragma GCC unroll 2
+                for (unsigned v = 0; v < Vectors; ++v) {
+                    I code = shift_right(x[v], (Bits == 4 ? 4 * (tile % 2) : 2 * tile) + byte);
+                    if constexpr (Bits == 3) {
+                        code = bit_or(bit_and(code, set_int(3)), shift_right(third[v], byte));
+                    }
+                    take(4 * tile + step, v, pick<size>(level, code));
                 }
-                take(4 * tile + step, pick<size>(level, code));
             }
         }
     } else {
         I pair[2];
 #pragma GCC unroll 4
         for (unsigned tile = 0; tile < 4; ++tile) {
-            load_tile<Bits, false>(view, tile, set_int(0), pair);
+            for (unsigned v = 0; v < Vectors; ++v) {
+                load_tile<Bits, false>(view[v], tile, set_int(0), pair);
 #pragma GCC unroll 2
-            for (unsigned odd = 0; odd < 2; ++odd) {
-                take(4 * tile + 2 * odd, to_float(bit_and(pair[odd], set_int(0xffff))));
-                take(4 * tile + 2 * odd + 1, to_float(shift_right(pair[odd], 16)));
+                for (unsigned odd = 0; odd < 2; ++odd) {
+                    const unsigned step = 4 * tile + 2 * odd;
+                    take(step, v, to_float(bit_and(pair[odd], set_int(0xffff))));
+                    take(step + 1, v, to_float(shift_right(pair[odd], 16)));
+                }
             }
         }
     }
@@ -124,9 +150,11 @@ LOWKV_INLINE void for_levels(const UnitView& view, const float* level, Take take
 // tile[channel][token] of tile_tokens tokens from token0 on, before RoPE.
 template <unsigned Bits>
 void expand_row_keys(const Matrix& x, unsigned token0, float* tile) noexcept {
+    constexpr unsigned vectors = tile_tokens / lanes < 2 ? 1 : 2;
     const PartLayout& layout = *x.layout;
     const codec::RowTables& row = *layout.row;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
+    const float* const levels = row.level.data();
     alignas(64) float scale[codec::max_row_groups][tile_tokens];
     alignas(64) float zero[codec::max_row_groups][tile_tokens];
     for (unsigned g = 0; g < row.groups; ++g) {
@@ -138,30 +166,36 @@ void expand_row_keys(const Matrix& x, unsigned token0, float* tile) noexcept {
         }
     }
     for (unsigned c0 = 0; c0 < x.step_count; c0 += 16) {
-        for (unsigned t = 0; t < tile_tokens; t += lanes) {
-            const std::size_t unit = std::size_t{(token0 + t) / 16} * (x.step_count / 16) + c0 / 16;
-            const UnitView view = open_unit<Bits>(codes, unit, (token0 + t) % 16 * 4);
-            float* out = tile + c0 * tile_tokens + t;
+        for (unsigned t = 0; t < tile_tokens; t += vectors * lanes) {
+            UnitView view[vectors];
+            for (unsigned v = 0; v < vectors; ++v) {
+                const unsigned at = token0 + t + v * lanes;
+                const std::size_t unit = std::size_t{at / 16} * (x.step_count / 16) + c0 / 16;
+                view[v] = open_unit<Bits>(codes, unit, at % 16 * 4);
+            }
+            float* const out = tile + c0 * tile_tokens + t;
             const unsigned channel = x.first_channel + c0;
             if (row.groups == 0) {
-                for_levels<Bits>(
-                    view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
-                        store(out + i * tile_tokens,
-                              fma(level, set(row.scale[channel + i]), set(row.zero[channel + i])));
-                    });
+                const float* const scales = row.scale.data() + channel;
+                const float* const zeros = row.zero.data() + channel;
+                for_levels<Bits, vectors>(view, levels,
+                                          [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                                              store(out + i * tile_tokens + v * lanes,
+                                                    fma(level, set(scales[i]), set(zeros[i])));
+                                          });
             } else {
-                for_levels<Bits>(
-                    view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
-                        const auto g = static_cast<std::size_t>(row.group[channel + i]);
-                        store(out + i * tile_tokens,
-                              fma(level, load(scale[g] + t), load(zero[g] + t)));
+                const std::int32_t* const group = row.group.data() + channel;
+                for_levels<Bits, vectors>(
+                    view, levels, [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                        const std::size_t at =
+                            static_cast<std::size_t>(group[i]) * tile_tokens + t + v * lanes;
+                        store(out + i * tile_tokens + v * lanes,
+                              fma(level, load(scale[0] + at), load(zero[0] + at)));
                     });
             }
         }
     }
-    if (row.outliers > 0) {
-        add_outliers(x, token0, tile_tokens, x.step_count, tile_tokens, 1, tile);
-    }
+    add_outliers(x, token0, x.step_count, tile_tokens, 1, tile);
 }
 
 LOWKV_INLINE const std::int32_t* positions_of(const Matrix& x) {
@@ -189,31 +223,52 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata&
         }
         return;
     }
-    for (unsigned t = 0; t < tile_tokens; ++t) {
-        open_metadata(*x.layout, x.metadata, token0 + t, row);
+    // All tokens' rows at once: each is too short to widen alone.
+    const std::size_t row_size = std::size_t{2} * groups;
+    const std::byte* packed = x.metadata + x.layout->metadata_offset;
+    alignas(64) std::uint16_t widened[2 * codec::max_row_groups * tile_tokens + 64];
+    const std::uint16_t* values =
+        reinterpret_cast<const std::uint16_t*>(packed) + token0 * row_size;
+    open_metadata(*x.layout, x.metadata, token0, row);  // for its units
+    if (x.layout->codec.metadata != Metadata::fp16) {
+        const auto* bytes = reinterpret_cast<const std::uint8_t*>(packed) + token0 * row_size;
+        for (std::size_t i = 0; i < tile_tokens * row_size; ++i) {
+            widened[i] =
+                static_cast<std::uint16_t>((bytes[i] & 0x80u) << 8 | (bytes[i] & 0x7fu) << 7);
+        }
+        values = widened;
+    }
+    for (unsigned t = 0; t < tile_tokens; ++t, values += row_size) {
         for (unsigned g = 0; g < groups; g += lanes) {
-            store(metadata.scale[t] + g, row.scale(g));
-            store(metadata.zero[t] + g, row.zero(g));
+            store(metadata.scale[t] + g, mul(load_f16(values + g), row.scale_unit));
+            store(metadata.zero[t] + g, mul(load_f16(values + groups + g), row.zero_unit));
         }
     }
 }
 
-// take(token, value) for `lanes` channels from c on and 16 tokens of a loaded tile. Size: of the
-// table of groups.
-template <unsigned Bits, unsigned Size, class Take>
+// take(token, vector, value) for Vectors x `lanes` channels from c on and 16 tokens of a loaded
+// tile. Size: of the table of groups.
+template <unsigned Bits, unsigned Size, unsigned Vectors, class Take>
 LOWKV_INLINE void for_row_values(const Matrix& x, const TokenMetadata& metadata, unsigned token0,
                                  unsigned t0, unsigned c, Take take) {
     const codec::RowTables& row = *x.layout->row;
-    const I group =
-        load_bytes(reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + c));
-    const std::size_t unit = std::size_t{c / 16} * (x.step_count / 16) + (token0 + t0) / 16;
-    const UnitView view =
-        open_unit<Bits>(reinterpret_cast<const std::uint8_t*>(x.data), unit, c % 16 * 4);
-    for_levels<Bits>(view, row.level.data(), [&](unsigned i, F level) LOWKV_INLINE_LAMBDA {
-        const unsigned t = t0 + i;
-        take(t,
-             fma(level, pick<Size>(metadata.scale[t], group), pick<Size>(metadata.zero[t], group)));
-    });
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
+    I group[Vectors];
+    UnitView view[Vectors];
+    for (unsigned v = 0; v < Vectors; ++v) {
+        const unsigned at = c + v * lanes;
+        group[v] = load_bytes(
+            reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + at));
+        const std::size_t unit = std::size_t{at / 16} * (x.step_count / 16) + (token0 + t0) / 16;
+        view[v] = open_unit<Bits>(codes, unit, at % 16 * 4);
+    }
+    for_levels<Bits, Vectors>(view, row.level.data(),
+                              [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                                  const unsigned t = t0 + i;
+                                  take(t, v,
+                                       fma(level, pick<Size>(metadata.scale[t], group[v]),
+                                           pick<Size>(metadata.zero[t], group[v])));
+                              });
 }
 
 // tile[token][channel] of tile_tokens tokens from token0 on.
@@ -223,15 +278,13 @@ void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
     load_metadata(x, token0, metadata);
     for (unsigned c = 0; c < x.lane_count; c += lanes) {
         for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-            for_row_values<Bits, Size>(x, metadata, token0, t0, c,
-                                       [&](unsigned t, F value) LOWKV_INLINE_LAMBDA {
-                                           store(tile + t * x.lane_count + c, value);
-                                       });
+            for_row_values<Bits, Size, 1>(x, metadata, token0, t0, c,
+                                          [&](unsigned t, unsigned, F value) LOWKV_INLINE_LAMBDA {
+                                              store(tile + t * x.lane_count + c, value);
+                                          });
         }
     }
-    if (x.layout->row->outliers > 0) {
-        add_outliers(x, token0, tile_tokens, x.lane_count, 1, x.lane_count, tile);
-    }
+    add_outliers(x, token0, x.lane_count, 1, x.lane_count, tile);
 }
 
 // A tile of keys or values as attention sees them.

@@ -107,3 +107,10 @@ LOWKV_INLINE F pick(const float* table, I index) {
     const I i = index & static_cast<std::int32_t>(Size - 1);
     return F{table[i[0]], table[i[1]], table[i[2]], table[i[3]]};
 }
+LOWKV_INLINE unsigned range_mask(const std::uint16_t* p, unsigned first, unsigned count) {
+    unsigned mask = 0;
+    for (unsigned i = 0; i < 16; ++i) {
+        if (static_cast<std::uint16_t>(p[i] - first) < count) mask |= 1u << i;
+    }
+    return mask;
+}
