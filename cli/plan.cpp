@@ -7,6 +7,7 @@
 
 #include "app.h"
 #include "compare_report.h"
+#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
@@ -107,7 +108,7 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
                               scheme.layer(end) == codecs;)
             ++end;
         if (first.kv_heads == 0) continue;
-        const Plan plan(codecs, first);
+        const Plan plan = neutral_plan(codecs, first);
         cache.push_back({.layers = end - layer,
                          .channels = first.channels(),
                          .block_tokens = plan.block_tokens(),
@@ -167,7 +168,13 @@ int plan(const Options& options) {
 
     planned.rows.push_back(row("f16", idealised_cache(planned.shape, f16_bits), planned));
     for (const std::string& name : names) {
-        planned.rows.push_back(row(name, packed_cache(planned.shape, parse_scheme(name)), planned));
+        try {
+            planned.rows.push_back(
+                row(name, packed_cache(planned.shape, parse_scheme(name)), planned));
+        } catch (const Error& error) {
+            // Of all presets, those that this shape is too wide for are left out.
+            if (!options.schemes.empty() || error.code() != ErrorCode::unsupported) throw;
+        }
     }
     for (const double bits : options.bits) {
         std::string name = fixed(bits, 3);

@@ -113,6 +113,15 @@ PRESETS = {
     "kvarn4": ("KVarN: Variance-Normalized", "4.56", None),
     "kvarn3": ("KVarN: Variance-Normalized", "3.56", None),
     "kvarn2": ("KVarN: Variance-Normalized", "2.56", None),
+    "skvq-k4v4": ("SKVQ: Sliding-window", "4.19", None),
+    "skvq-k2v2": ("SKVQ: Sliding-window", "2.19", None),
+    "skvq-k2v1.5": ("SKVQ: Sliding-window", "2.06", None),
+    "kvquant4": ("KVQuant: Towards", "4.06", None),
+    "kvquant3": ("KVQuant: Towards", "3.06", None),
+    "kvquant2": ("KVQuant: Towards", "2.06", None),
+    "kvquant4-1%": ("KVQuant: Towards", "4.44", None),
+    "kvquant3-1%": ("KVQuant: Towards", "3.44", None),
+    "kvquant2-1%": ("KVQuant: Towards", "2.44", None),
 }
 
 
@@ -148,7 +157,9 @@ def test_schemes_explains_each_preset(name):
     _, said = explanation(name)
     out = lowkv("schemes", name).out
     assert source in said["source"] and re.search(rf"^\| 64 .* {bits} \|$", out, re.M), out
-    assert (quality or "not measured") in said["quality"] and "no calibration" in said["data"]
+    assert (quality or "not measured") in said["quality"]
+    calibrated = name.startswith(("skvq", "kvquant"))
+    assert ("lowkv calibrate" if calibrated else "no calibration") in said["data"]
     if quality == "KLD":
         assert "make quality" in said["quality"]
     assert re.search(rf"^  {re.escape(name)} .*{re.escape(said['use'])}$", listing(), re.M)
