@@ -1,0 +1,70 @@
+"""Schemes that need a calibration, through the plug-in: SKVQ and KVQuant on the real model."""
+
+import json
+
+import plugin_models as models
+import pytest
+from plugin_tools import MODEL, PATHS, complete
+from test_calibrate import lowkv
+
+# Bytes of a token's 30 layers of 192 channels, once packed, and the most that may be lost (mean KLD
+# on 256 positions; docs/quality.md has .23 and .022 on longer texts).
+SCHEMES = {"skvq-k2v2": (3360, 0.6), "kvquant3-1%": (5040, 0.1)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("calibrated")
+
+
+@pytest.fixture(scope="module")
+def calibrations(folder):
+    made = {}
+    for scheme in SCHEMES:
+        made[scheme] = folder / f"{scheme}.safetensors"
+        run = lowkv("calibrate", "-m", MODEL, "--text", PATHS["LOWKV_DEMO_TEXT"], "--scheme", scheme, "--tokens", 512,
+                    "--context", 512, "-o", made[scheme])
+        assert run.code == 0, run.both
+    return made
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_stock_llama_cpp_packs_them_also_when_the_context_shifts(calibrations, scheme):
+    both = ":".join(map(str, calibrations.values()))
+    run = complete("-c", 512, "--context-shift", tokens=600, scheme=scheme,
+                   env={"LOWKV_CALIBRATION": both, "LOWKV_VERBOSE": "1"})
+    assert run.code == 0
+    line = run.said(r"lowkv: active: scheme (\S+), 30 layers, 23040 -> (\d+) bytes per token")
+    assert line.group(1) == scheme and int(line.group(2)) == SCHEMES[scheme][0]
+    packed = run.said(r"lowkv: cache freed: .*cells packed (\d+)")
+    assert int(packed.group(1)) >= 128
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_loss_is_what_it_should_be(calibrations, folder, scheme):
+    file = folder / "compare.json"
+    run = lowkv("compare", "-m", MODEL, "-f", PATHS["LOWKV_HANDBOOK_TEXT"], "--tokens", 512, "--chunk", 32, "--no-speed",
+                "--stock", "none", "--calibration", calibrations[scheme], "--schemes", scheme, "--json", file)
+    assert run.code == 0, run.both
+    row = json.loads(file.read_text())["rows"][1]
+    assert 1e-4 < row["mean_kld"] < SCHEMES[scheme][1]
+
+
+def test_without_their_calibration_they_are_refused(calibrations):
+    run = complete(tokens=2, scheme="skvq-k4v4")
+    assert run.code != 0
+    run.said(r"skvq-k4v4 needs a calibration of the model: make one with lowkv calibrate")
+    run = complete(tokens=2, scheme="skvq-k4v4", env={"LOWKV_CALIBRATION": str(calibrations["skvq-k2v2"])})
+    assert run.code != 0
+    run.said(r"skvq-k4v4 needs a calibration.*skvq-k2v2")
+    run = complete(tokens=2, scheme="lowkv2.8", env={"LOWKV_CALIBRATION": "/nowhere.safetensors"})
+    assert run.code != 0
+    run.said(r"LOWKV_CALIBRATION: .*/nowhere.safetensors")
+
+
+def test_another_models_calibration_is_refused(calibrations, folder):
+    other = models.llama(folder / "other.gguf")
+    run = lowkv("generate", "-m", other, "-p", "abc", "-n", 2, "--scheme", "skvq-k2v2",
+                "--calibration", calibrations["skvq-k2v2"])
+    assert run.code != 0
+    run.said(r"skvq-k2v2.safetensors")
