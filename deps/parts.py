@@ -49,14 +49,22 @@ class Venv(Part):
         log = setup.cache / f"{self.name}.log"
         run([sys.executable, "-m", "venv", folder], log, f"{self.name}: making the environment "
             "(on Debian this needs python3-venv)")
-        pip = [folder / "bin" / "python", "-m", "pip", "install", "-r", self.requirements]
-        try:
-            run(pip, log, f"{self.name}: installing")
-        except SetupError:
-            if not self.fallback_index:
-                raise
-            say(f"{self.name}: trying again with {self.fallback_index}")
-            run(pip + ["--extra-index-url", self.fallback_index], log, f"{self.name}: installing")
+        pip = [folder / "bin" / "python", "-m", "pip", "install"]
+        attempts = [(["-r", self.requirements], "installing")]
+        if self.fallback_index:
+            attempts.append((["-r", self.requirements, "--extra-index-url", self.fallback_index],
+                             f"trying again with {self.fallback_index}"))
+            # Where only PyPI can be reached: its own build, CUDA packages and all.
+            plain = folder / "requirements.txt"
+            plain.write_text(self.requirements.read_text().replace("+cpu", ""))
+            attempts.append((["-r", plain], "trying again with PyPI's own torch, several gigabytes"))
+        for number, (arguments, what) in enumerate(attempts, 1):
+            try:
+                return run(pip + arguments, log, f"{self.name}: {what}")
+            except SetupError:
+                if number == len(attempts):
+                    raise
+                say(f"{self.name}: {attempts[number][1]}")
 
     def paths(self, setup, folder):
         return {self.variable: folder / "bin" / "python"}

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <string>
 
+#include "attention_case.h"
 #include "attention_oracle.h"
 #include "calibration_case.h"
 #include "lowkv/error.h"
@@ -159,7 +160,6 @@ TEST_CASE("every row codec, with ropes of all kinds") {
 TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
     if (forced_is_missing()) return;
     const auto executor = make_thread_executor(3);
-    std::mt19937 random(7);
     unsigned seed = 100;
     for (const char* codec :
          {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8", "kvarn3"}) {
@@ -167,32 +167,11 @@ TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {
                 ++seed;
                 const std::uint32_t n_cells = 300 + seed % 200, heads = 6;
-                AttentionParams params;
-                params.mask.kind = static_cast<Mask::Kind>(kind);
-                params.mask.row_stride = n_cells;
-                std::vector<float> f32(std::size_t{tokens} * n_cells);
-                std::vector<std::uint16_t> f16(f32.size());
-                for (std::size_t i = 0; i < f32.size(); ++i) {
-                    // A third of the cells hidden, and one whole block.
-                    const std::size_t cell = i % n_cells;
-                    const bool hidden = random() % 3 == 0 || (cell >= 64 && cell < 96);
-                    const int value = static_cast<int>(random() % 16) - 8;
-                    f16[i] = codec::f32_to_f16(hidden ? 0.0f : static_cast<float>(value) / 4);
-                    if (hidden) f16[i] = 0xfc00;
-                    f32[i] = codec::f16_to_f32(f16[i]);
-                }
-                if (params.mask.kind == Mask::Kind::additive_f16) params.mask.data = f16.data();
-                if (params.mask.kind == Mask::Kind::additive_f32) params.mask.data = f32.data();
-                std::vector<float> slopes(heads), sinks(heads);
-                for (std::uint32_t h = 0; h < heads; ++h) {
-                    slopes[h] = std::exp2(-static_cast<float>(h + 1));
-                    sinks[h] = static_cast<float>(h) - 2;
-                }
-                if (seed % 2 == 0 && kind != 0) params.alibi_slopes = slopes.data();
-                if (seed % 3 == 0) params.sink_logits = sinks.data();
-                if (seed % 3 == 1) params.softcap = 5.0f;
+                const RandomParams random(  // one whole block is hidden
+                    static_cast<Mask::Kind>(kind), tokens, n_cells, heads, seed, true,
+                    [](std::size_t, std::size_t cell) { return cell >= 64 && cell < 96; });
                 check_case(std::string(codec) + ",window=32,sinks=1", {2, 64}, heads / 2, tokens,
-                           n_cells, params, seed, *executor);
+                           n_cells, random.params, seed, *executor);
             }
         }
     }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <string>
 
+#include "attention_case.h"
 #include "attention_oracle.h"
 #include "lowkv/attention_mass.h"
 #include "lowkv/error.h"
@@ -107,37 +108,19 @@ TEST_CASE("mass of every kind of codec, both paths") {
 TEST_CASE("mass under masks, soft-cap, ALiBi, sink logits, threads") {
     if (forced_is_missing()) return;
     const auto executor = make_thread_executor(3);
-    std::mt19937 random(7);
     unsigned seed = 100;
     for (const char* codec : {"exact", "kivi2", "lowkv2.8"}) {
         for (int kind = 0; kind < 4; ++kind) {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {
                 ++seed;
                 const std::uint32_t n_cells = 200 + seed % 100, heads = 6;
-                AttentionParams params;
-                params.mask.kind = static_cast<Mask::Kind>(kind);
-                params.mask.row_stride = n_cells;
-                std::vector<float> f32(std::size_t{tokens} * n_cells);
-                std::vector<std::uint16_t> f16(f32.size());
-                for (std::size_t i = 0; i < f32.size(); ++i) {
-                    // The first query of several sees nothing.
-                    const bool hidden = random() % 3 == 0 || (tokens > 1 && i < n_cells);
-                    f32[i] = hidden ? -INFINITY : static_cast<float>(random() % 16) / 4;
-                    f16[i] = hidden ? std::uint16_t{0xfc00} : codec::f32_to_f16(f32[i]);
-                }
-                if (params.mask.kind == Mask::Kind::additive_f16) params.mask.data = f16.data();
-                if (params.mask.kind == Mask::Kind::additive_f32) params.mask.data = f32.data();
-                std::vector<float> slopes(heads), sinks(heads);
-                for (std::uint32_t h = 0; h < heads; ++h) {
-                    slopes[h] = std::exp2(-static_cast<float>(h + 1));
-                    sinks[h] = static_cast<float>(h) - 2;
-                }
-                if (seed % 2 == 0 && kind != 0) params.alibi_slopes = slopes.data();
-                // A sink logit would be a denominator even where nothing is seen.
-                if (seed % 3 == 0 && tokens == 1) params.sink_logits = sinks.data();
-                if (seed % 3 == 1) params.softcap = 5.0f;
+                // The first query of several sees nothing, and a sink logit would be a denominator
+                // even there.
+                const RandomParams random(
+                    static_cast<Mask::Kind>(kind), tokens, n_cells, heads, seed, tokens == 1,
+                    [&](std::size_t token, std::size_t) { return tokens > 1 && token == 0; });
                 check_case(std::string(codec) + ",window=32,sinks=1", {2, 64}, heads / 2, tokens,
-                           n_cells, params, seed, *executor);
+                           n_cells, random.params, seed, *executor);
             }
         }
     }

@@ -4,13 +4,17 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "calibration_case.h"
 #include "codec_block.h"
+#include "lowkv/cache.h"
 #include "lowkv/error.h"
+#include "lowkv/executor.h"
 #include "lowkv/rope.h"
 
 using namespace lowkv;
@@ -217,6 +221,46 @@ TEST_CASE("heads may be encoded in any order, every byte is written") {
         }
         CHECK(other == block.packed);
     }
+}
+
+TEST_CASE("several threads pack what one packs, and positions survive reopening") {
+    const Scheme scheme = parse_scheme("kvquant2-1%");
+    const LayerCalibration calibration = calibration_of("kvquant2-1%", 14);
+    const Rope rope = llama_rope(shape.head_dim);
+    const auto plan = std::make_shared<const Plan>(scheme.base, shape, std::string_view{}, 0,
+                                                   LayerInputs{&calibration, &rope});
+    constexpr std::uint32_t tokens = 300;
+    std::mt19937 random(15);
+    std::normal_distribution<float> normal;
+    std::vector<float> keys(std::size_t{tokens} * shape.channels()), values(keys.size());
+    for (float& x : keys) x = normal(random);
+    for (float& x : values) x = normal(random);
+    std::vector<std::int32_t> positions(tokens);
+    std::iota(positions.begin(), positions.end(), 4000);
+    Sequence one(std::make_shared<Store>(), plan, scheme.retention);
+    Sequence many(std::make_shared<Store>(), plan, scheme.retention);
+    for (Sequence* sequence : {&one, &many}) {
+        sequence->append(keys.data(), values.data(), tokens, positions);
+    }
+    one.settle();
+    many.settle(*make_thread_executor(4));
+    REQUIRE(many.packed(1));
+    std::vector<float> a(shape.channels()), b(shape.channels());
+    for (std::uint32_t cell = 0; cell < tokens; ++cell) {
+        one.read_key(cell, a.data());
+        many.read_key(cell, b.data());
+        CHECK(a == b);
+        CHECK(many.position(cell) == positions[cell]);
+    }
+    // A written cell reopens its block; the others keep their positions.
+    const std::uint32_t cell = 40;
+    const std::int32_t position = 77;
+    many.write_keys({&cell, 1}, keys.data(), shape.channels(), {&position, 1});
+    CHECK_FALSE(many.packed(1));
+    CHECK(many.position(40) == 77);
+    CHECK(many.position(41) == 4041);
+    CHECK_THROWS_AS(
+        many.write_keys({&cell, 1}, keys.data(), shape.channels(), {positions.data(), 2}), Error);
 }
 
 TEST_CASE("bits counted from real blocks") {

@@ -61,35 +61,46 @@ class Rows {
     }
 };
 
-// A token's outliers in the row's section.
-struct Outliers {
-    std::uint16_t channel[max_outliers];
-    std::uint16_t residual[max_outliers];  // f16
-};
-
+// A token's outliers in the row's section: channels, then what is missing there.
 std::size_t outlier_bytes(const RowTables& tables) { return std::size_t{2} * tables.outliers; }
 
-void read_outliers(const PartLayout& layout, const std::byte* part, std::uint32_t token,
-                   Outliers& out) noexcept {
-    const std::size_t bytes = outlier_bytes(*layout.row);
-    const std::byte* from = part + layout.outliers_offset + 2 * bytes * token;
-    std::memcpy(out.channel, from, bytes);
-    std::memcpy(out.residual, from + bytes, bytes);
+std::size_t outliers_at(const PartLayout& layout, std::uint32_t token) {
+    return layout.outliers_offset + 2 * outlier_bytes(*layout.row) * token;
+}
+
+float read_residual(const PartLayout& layout, const std::byte* part, std::uint32_t token,
+                    std::uint32_t slot) noexcept {
+    std::uint16_t half = 0;
+    std::memcpy(&half, part + outliers_at(layout, token) + outlier_bytes(*layout.row) + 2 * slot,
+                sizeof half);
+    return f16_to_f32(half);
+}
+
+// Calls f(slot, channel within the head) for a token's outliers in a head. Reads no residual: other
+// heads may be writing theirs.
+template <class F>
+void for_outliers(const PartLayout& layout, const std::byte* part, std::uint32_t token,
+                  std::uint32_t first, std::uint32_t head_dim, F f) {
+    std::uint16_t channels[max_outliers];
+    std::memcpy(channels, part + outliers_at(layout, token), outlier_bytes(*layout.row));
+    for (std::uint32_t i = 0; i < layout.row->outliers; ++i) {
+        const std::uint32_t c = channels[i] - first;
+        if (c < head_dim) f(i, c);
+    }
 }
 
 void write_channels(const PartLayout& layout, std::byte* part, std::uint32_t token,
                     const std::uint16_t* channels) noexcept {
     const std::size_t bytes = outlier_bytes(*layout.row);
-    std::byte* to = part + layout.outliers_offset + 2 * bytes * token;
+    std::byte* to = part + outliers_at(layout, token);
     std::memcpy(to, channels, bytes);
     std::memset(to + bytes, 0, bytes);
 }
 
 void write_residual(const PartLayout& layout, std::byte* part, std::uint32_t token,
                     std::uint32_t slot, float residual) noexcept {
-    const std::size_t bytes = outlier_bytes(*layout.row);
     const std::uint16_t half = f32_to_f16(residual);
-    std::memcpy(part + layout.outliers_offset + 2 * bytes * token + bytes + 2 * slot, &half,
+    std::memcpy(part + outliers_at(layout, token) + outlier_bytes(*layout.row) + 2 * slot, &half,
                 sizeof half);
 }
 
@@ -295,16 +306,12 @@ void encode_row_head(const Plan& plan, Part part, std::uint32_t head, const std:
             const Steps steps = metadata.of(t, first + c);
             codes[t][c] = code_of(layout, x[c], steps.scale, steps.zero);
         }
-        if (tables.outliers == 0) continue;
-        Outliers outliers;
-        read_outliers(layout, part_out, t, outliers);
-        for (std::uint32_t i = 0; i < tables.outliers; ++i) {
-            const std::uint32_t c = outliers.channel[i] - first;
-            if (outliers.channel[i] < first || c >= view.head_dim()) continue;
-            const Steps steps = metadata.of(t, first + c);
-            write_residual(layout, part_out, t, i,
-                           x[c] - value_of(layout, codes[t][c], steps.scale, steps.zero));
-        }
+        for_outliers(layout, part_out, t, first, view.head_dim(),
+                     [&](std::uint32_t slot, std::uint32_t c) {
+                         const Steps steps = metadata.of(t, first + c);
+                         const float dense = value_of(layout, codes[t][c], steps.scale, steps.zero);
+                         write_residual(layout, part_out, t, slot, x[c] - dense);
+                     });
     }
     auto* out = reinterpret_cast<std::uint8_t*>(section);
     CodeTile tile;
@@ -339,15 +346,10 @@ void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std:
                                    part == Part::keys ? c : t);
             x[c] = value_of(layout, code, steps.scale, steps.zero);
         }
-        if (tables.outliers > 0) {
-            Outliers outliers;
-            read_outliers(layout, part_in, t, outliers);
-            for (std::uint32_t i = 0; i < tables.outliers; ++i) {
-                const std::uint32_t c = outliers.channel[i] - first;
-                if (outliers.channel[i] < first || c >= view.head_dim()) continue;
-                x[c] += f16_to_f32(outliers.residual[i]);
-            }
-        }
+        for_outliers(layout, part_in, t, first, view.head_dim(),
+                     [&](std::uint32_t slot, std::uint32_t c) {
+                         x[c] += read_residual(layout, part_in, t, slot);
+                     });
         view.store(x, t, head, read_position(layout, part_in, t), rows);
     }
 }

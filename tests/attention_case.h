@@ -1,0 +1,49 @@
+#pragma once
+// Random attention parameters of every kind, for tests that walk through them.
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "codec/float16.h"
+#include "lowkv/attention.h"
+
+namespace lowkv::test {
+
+struct RandomParams {
+    std::vector<std::uint16_t> f16;
+    std::vector<float> f32, slopes, sinks;
+    AttentionParams params;
+
+    RandomParams(const RandomParams&) = delete;
+    RandomParams& operator=(const RandomParams&) = delete;
+
+    // A third of the cells is hidden, and those that hidden(token, cell) names. ALiBi, a soft-cap
+    // and, if wanted, sink logits take turns with the seed.
+    template <class Hidden>
+    RandomParams(Mask::Kind kind, std::uint32_t tokens, std::uint32_t n_cells, std::uint32_t heads,
+                 unsigned seed, bool with_sinks, Hidden hidden)
+        : f16(std::size_t{tokens} * n_cells), f32(f16.size()), slopes(heads), sinks(heads) {
+        std::mt19937 random(seed);
+        for (std::size_t i = 0; i < f32.size(); ++i) {
+            const bool hide = random() % 3 == 0 || hidden(i / n_cells, i % n_cells);
+            const int value = static_cast<int>(random() % 16) - 8;
+            f32[i] = hide ? -INFINITY : static_cast<float>(value) / 4;
+            f16[i] = hide ? std::uint16_t{0xfc00} : codec::f32_to_f16(f32[i]);
+        }
+        params.mask.kind = kind;
+        params.mask.row_stride = n_cells;
+        if (kind == Mask::Kind::additive_f16) params.mask.data = f16.data();
+        if (kind == Mask::Kind::additive_f32) params.mask.data = f32.data();
+        for (std::uint32_t h = 0; h < heads; ++h) {
+            slopes[h] = std::exp2(-static_cast<float>(h + 1));
+            sinks[h] = static_cast<float>(h) - 2;
+        }
+        if (seed % 2 == 0 && kind != Mask::Kind::none) params.alibi_slopes = slopes.data();
+        if (seed % 3 == 0 && with_sinks) params.sink_logits = sinks.data();
+        if (seed % 3 == 1) params.softcap = 5.0f;
+    }
+};
+
+}  // namespace lowkv::test
