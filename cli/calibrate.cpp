@@ -64,19 +64,12 @@ struct Options {
     unsigned threads = default_threads();
 };
 
-bool needs_calibration(const Scheme& scheme) {
-    return scheme.base.needs_calibration() ||
-           std::ranges::any_of(scheme.overrides, [](const LayerOverride& layers) {
-               return layers.scheme.needs_calibration();
-           });
-}
-
 Scheme read_scheme(const std::string& text) {
     Scheme scheme = parse_scheme(text);
-    if (needs_calibration(scheme)) return scheme;
+    if (scheme.needs_calibration()) return scheme;
     std::string names;
     for (const Preset& preset : presets()) {
-        if (needs_calibration(preset.scheme))
+        if (preset.scheme.needs_calibration())
             names += (names.empty() ? "" : ", ") + std::string(preset.name);
     }
     throw UsageError(text + " needs no calibration: use it as it is. These do: " + names);

@@ -70,13 +70,6 @@ double bits(const LayerScheme& scheme, std::uint32_t head_dim) {
     return neutral_plan(scheme, {.kv_heads = 8, .head_dim = head_dim}).bits_per_element();
 }
 
-bool needs_data(const Scheme& scheme) {
-    return scheme.base.needs_calibration() ||
-           std::ranges::any_of(scheme.overrides, [](const LayerOverride& layers) {
-               return layers.scheme.needs_calibration();
-           });
-}
-
 void explain_half(std::string_view label, const Codec& codec, Half half) {
     line(label, in_words(codec));
     if (codec.exact()) return;
@@ -146,8 +139,9 @@ void explain(const std::string& text) {
     if (preset && preset->name == name) line("use", preset->summary);
     line("source", preset ? preset->source : "none: no preset stores keys and values like this");
     explain_quality(name);
-    line("data", needs_data(scheme) ? "a calibration of the model, made once with lowkv calibrate"
-                                    : "no calibration: nothing is learned from a text beforehand");
+    line("data", scheme.needs_calibration()
+                     ? "a calibration of the model, made once with lowkv calibrate"
+                     : "no calibration: nothing is learned from a text beforehand");
     std::printf("\n");
     explain_layer(scheme.base);
     explain_retention(scheme.retention, block_tokens(scheme.base));

@@ -1,15 +1,28 @@
 #pragma once
-// Random attention parameters of every kind, for tests that walk through them.
+// What the kernel tests share: random attention parameters of every kind, and whether the forced
+// implementation can run.
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
 #include "codec/float16.h"
 #include "lowkv/attention.h"
+#include "lowkv/implementation.h"
 
 namespace lowkv::test {
+
+// This CPU lacks the implementation that LOWKV_IMPLEMENTATION names.
+inline bool forced_is_missing() {
+    const char* forced = std::getenv("LOWKV_IMPLEMENTATION");
+    if (forced == nullptr) return false;
+    for (const Implementation& i : implementations()) {
+        if (i.name == forced) return !i.supported;
+    }
+    return true;
+}
 
 struct RandomParams {
     std::vector<std::uint16_t> f16;

@@ -22,15 +22,6 @@ namespace {
 constexpr double decode_budget = 2e-3;
 constexpr double f32_budget = 1e-5;
 
-bool forced_is_missing() {
-    const char* forced = std::getenv("LOWKV_IMPLEMENTATION");
-    if (forced == nullptr) return false;
-    for (const Implementation& i : implementations()) {
-        if (i.name == forced) return !i.supported;
-    }
-    return true;
-}
-
 void check_case(const Problem& p, const std::string& text, AttentionParams params,
                 Executor& executor) {
     const Shape& shape = p.plan->shape();

@@ -18,15 +18,6 @@ using namespace lowkv::test;
 
 namespace {
 
-bool forced_is_missing() {
-    const char* forced = std::getenv("LOWKV_IMPLEMENTATION");
-    if (forced == nullptr) return false;
-    for (const Implementation& i : implementations()) {
-        if (i.name == forced) return !i.supported;
-    }
-    return true;
-}
-
 // A weight's relative error is its score's absolute one, and the rounded queries of the integer
 // path make that 1e-3 on keys with outlier channels.
 constexpr double integer_budget = 4e-3;

@@ -103,8 +103,9 @@ class Plan {
     // [block_tokens][channels]: keys by channel and values by token, as attention reads them. Then
     // the tokens' positions as i32, if the keys are packed as they were before RoPE.
     bool has_positions() const noexcept { return scheme_.key.stage == Stage::pre; }
+    std::size_t exact_positions_offset() const noexcept { return 2 * exact_part_bytes(); }
     std::size_t exact_bytes() const noexcept {
-        return 2 * exact_part_bytes() + (has_positions() ? std::size_t{4} * block_tokens_ : 0);
+        return exact_positions_offset() + (has_positions() ? std::size_t{4} * block_tokens_ : 0);
     }
     std::size_t exact_part_bytes() const noexcept {
         return std::size_t{2} * shape_.channels() * block_tokens_;

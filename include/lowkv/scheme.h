@@ -149,6 +149,7 @@ struct Scheme {
     std::vector<LayerOverride> overrides;  // the last one that names a layer wins
 
     const LayerScheme& layer(std::uint32_t index) const noexcept;
+    bool needs_calibration() const noexcept;  // of any layer
     friend bool operator==(const Scheme&, const Scheme&) = default;
 };
 

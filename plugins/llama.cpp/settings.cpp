@@ -25,14 +25,6 @@ State& state() {
     return instance;
 }
 
-bool needs_calibration(const Scheme& scheme) {
-    bool needs = scheme.base.needs_calibration();
-    for (const LayerOverride& layers : scheme.overrides) {
-        needs = needs || layers.scheme.needs_calibration();
-    }
-    return needs;
-}
-
 // The newest one that was made for the scheme.
 std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme) {
     std::vector<std::shared_ptr<const Calibration>> calibrations;
@@ -80,7 +72,7 @@ void choose(const std::string& text) {
                         "evict= can't be followed here; leave them out");
         }
         next->text = to_string(next->scheme);
-        if (needs_calibration(next->scheme)) next->calibration = find_calibration(next->scheme);
+        if (next->scheme.needs_calibration()) next->calibration = find_calibration(next->scheme);
     }
     State& s = state();
     const std::lock_guard lock(s.mutex);

@@ -26,7 +26,7 @@ std::uint16_t* exact_values(const Plan& plan, std::byte* exact) noexcept {
 }
 
 std::int32_t* exact_positions(const Plan& plan, std::byte* exact) noexcept {
-    return reinterpret_cast<std::int32_t*>(exact + 2 * plan.exact_part_bytes());
+    return reinterpret_cast<std::int32_t*>(exact + plan.exact_positions_offset());
 }
 
 std::size_t slot_bytes(const Plan& plan, bool packed) noexcept {
@@ -359,7 +359,7 @@ std::int32_t Sequence::position(std::uint32_t cell) const noexcept {
     const cache::Block* block = cell < size_ ? blocks_[cell / tokens] : nullptr;
     if (block == nullptr || !plan_->has_positions()) return static_cast<std::int32_t>(cell);
     const std::byte* positions = block->data + (block->packed ? plan_->keys().positions_offset
-                                                              : 2 * plan_->exact_part_bytes());
+                                                              : plan_->exact_positions_offset());
     std::int32_t position = 0;
     std::memcpy(&position, positions + std::size_t{4} * (cell % tokens), sizeof position);
     return position;

@@ -90,7 +90,7 @@ void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) n
         }
     }
     if (!plan.has_positions()) return;
-    std::memcpy(exact + 2 * plan.exact_part_bytes(), packed + plan.keys().positions_offset,
+    std::memcpy(exact + plan.exact_positions_offset(), packed + plan.keys().positions_offset,
                 sizeof(std::int32_t) * plan.block_tokens());
 }
 

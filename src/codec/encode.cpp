@@ -193,7 +193,7 @@ void copy_exact_head(const std::uint16_t* rows, const HeadShape& head, std::byte
 
 void encode_rows(const Plan& plan, const std::byte* exact, std::byte* packed) noexcept {
     const auto* positions =
-        reinterpret_cast<const std::int32_t*>(exact + 2 * plan.exact_part_bytes());
+        reinterpret_cast<const std::int32_t*>(exact + plan.exact_positions_offset());
     for (const codec::Part part : {codec::Part::keys, codec::Part::values}) {
         if (codec::layout_of(plan, part).row == nullptr) continue;
         codec::encode_shared_rows(

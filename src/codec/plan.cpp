@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 
 #include "codec/head.h"
@@ -38,16 +39,15 @@ void check_shape(const Shape& shape) {
     }
 }
 
-// The codebook on a grid of 8 bits, from the lowest level to the highest. Ternary levels are even:
-// the code is the level.
-void set_normal_levels(PartLayout& layout) {
-    const codec::NormalCodebook& book = codec::normal_codebook(layout.codec.level_count());
+// Levels on a grid of 8 bits, from the lowest to the highest. Ternary levels are even: the code is
+// the level.
+void set_levels(PartLayout& layout, std::span<const float> levels) {
     const float steps = layout.codec.bits == Codec::ternary_bits ? 2.0f : 255.0f;
-    layout.level_zero = book.level.front();
-    layout.level_step = (book.level[book.count - 1] - book.level.front()) / steps;
-    for (std::uint32_t i = 0; i < book.count; ++i) {
+    layout.level_zero = levels.front();
+    layout.level_step = (levels.back() - levels.front()) / steps;
+    for (std::size_t i = 0; i < levels.size(); ++i) {
         layout.levels[i] = static_cast<std::uint8_t>(
-            std::lround((book.level[i] - layout.level_zero) / layout.level_step));
+            std::lround((levels[i] - layout.level_zero) / layout.level_step));
     }
 }
 
@@ -63,16 +63,6 @@ std::shared_ptr<const codec::Rotation> make_rotation(Rotate kind, std::uint32_t 
                 Rotation::random(head_dim, 42 + std::uint64_t{1000} * layer));
     }
     return nullptr;
-}
-
-// The same for levels from a calibration.
-void set_learned_levels(PartLayout& layout, const std::vector<float>& levels) {
-    layout.level_zero = levels.front();
-    layout.level_step = (levels.back() - levels.front()) / 255.0f;
-    for (std::size_t i = 0; i < levels.size(); ++i) {
-        layout.levels[i] = static_cast<std::uint8_t>(
-            std::lround((levels[i] - layout.level_zero) / layout.level_step));
-    }
 }
 
 void lay_out_rows(PartLayout& layout, const Shape& shape, std::uint32_t tokens, bool keys) {
@@ -114,7 +104,7 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
         const auto row = codec::make_row_tables(codec, shape, inputs.calibration, inputs.rope,
                                                 inputs.keys ? "key codec" : "value codec");
         const bool learned = codec.levels == Levels::learned;
-        if (learned) set_learned_levels(layout, inputs.calibration->levels);
+        if (learned) set_levels(layout, inputs.calibration->levels);
         for (std::uint32_t i = 0; i < row->level.size(); ++i) {
             const std::uint32_t code = i % codec.level_count();
             row->level[i] = learned ? static_cast<float>(layout.levels[code]) * layout.level_step +
@@ -140,7 +130,10 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
     layout.factors_offset = layout.mean_offset + mean;
     const std::size_t factors = codec.balanced ? std::size_t{2} * grouped : 0;
     layout.codes_offset = round_up(layout.factors_offset + factors, cache_line);
-    if (codec.levels == Levels::normal) set_normal_levels(layout);
+    if (codec.levels == Levels::normal) {
+        const codec::NormalCodebook& book = codec::normal_codebook(codec.level_count());
+        set_levels(layout, std::span(book.level).first(book.count));
+    }
     layout.head_bytes = round_up(
         layout.codes_offset + kernels::codes_bytes(codec.bits, shape.head_dim, tokens), cache_line);
     layout.bytes = layout.head_bytes * shape.kv_heads;

@@ -9,6 +9,7 @@
 #include "codec/metadata.h"
 #include "codec/packing.h"
 #include "codec/row_tables.h"
+#include "codec/uniform.h"
 
 namespace lowkv::codec {
 namespace {
@@ -148,15 +149,14 @@ void choose_outliers(const RowTables& tables, const float* x, std::uint32_t chan
 }
 
 std::uint8_t code_of(const PartLayout& layout, float x, float scale, float zero) noexcept {
-    const float y = scale > 0.0f ? (x - zero) / scale : 0.0f;
-    if (layout.codec.levels == Levels::learned) {
-        std::uint8_t code = 0;
-        for (const float b : layout.row->boundaries)
-            code = static_cast<std::uint8_t>(code + (y >= b));
-        return code;
+    if (layout.codec.levels == Levels::uniform) {
+        const auto top = static_cast<float>(layout.codec.level_count() - 1);
+        return uniform_code(x, zero, divisor(scale), top);
     }
-    const auto top = static_cast<float>(layout.codec.level_count() - 1);
-    return static_cast<std::uint8_t>(std::clamp(std::nearbyint(y), 0.0f, top));
+    const float y = scale > 0.0f ? (x - zero) / scale : 0.0f;
+    std::uint8_t code = 0;
+    for (const float b : layout.row->boundaries) code = static_cast<std::uint8_t>(code + (y >= b));
+    return code;
 }
 
 float value_of(const PartLayout& layout, std::uint8_t code, float scale, float zero) noexcept {
