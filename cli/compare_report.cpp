@@ -38,10 +38,7 @@ std::string plot_script() {
     const std::filesystem::path binary = executable_directory();
     for (const std::filesystem::path& candidate :
          {binary / "plot_compare.py", binary / "../share/lowkv/plot_compare.py",
-#ifdef LOWKV_PLOT_SCRIPT
-          std::filesystem::path(LOWKV_PLOT_SCRIPT),
-#endif
-          std::filesystem::path(__FILE__).parent_path() / "plot_compare.py"}) {
+          std::filesystem::path(LOWKV_PLOT_SCRIPT)}) {
         if (std::filesystem::exists(candidate)) return candidate.string();
     }
     throw Failure("plot_compare.py is not beside the command " + binary.string() +
