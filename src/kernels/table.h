@@ -55,7 +55,8 @@ struct Table {
     std::string_view name;
     std::string_view description;
     bool (*supported)() noexcept;
-    // Few rows (at most decode_max_rows): integer dot products on the codes, see body/matrix.h.
+    // Few rows (at most decode_max_rows): integer dot products on the codes, see
+    // body/code_product.h.
     void (*decode)(const Task& task) noexcept;
     // Many rows (at most prefill_max_rows): tiles expanded to f32 in scratch, then f32 products.
     void (*prefill)(const Task& task) noexcept;

@@ -1,42 +1,26 @@
 // The avx2 implementation: AVX2, FMA, F16C.
 
-#include <immintrin.h>
-
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#include "codec/float16.h"
-#include "codec/head.h"
-#include "codec/row_tables.h"
-#include "kernels/tables.h"
-#include "kernels/target.h"
-#include "kernels/units.h"
+#include "kernels/kernel.h"
 
 LOWKV_TARGET_BEGIN("avx2,fma,f16c")
 namespace lowkv::kernels::avx2 {
-namespace {
 
 #include "kernels/avx2/vocabulary.h"
 //
+#include "kernels/body/parts.h"
+//
 #include "kernels/body/math.h"
-//
-#include "kernels/body/codes.h"
-#include "kernels/body/matrix.h"
-//
-#include "kernels/body/row_tile.h"
 //
 #include "kernels/body/tile.h"
 //
-#include "kernels/body/row_product.h"
+#include "kernels/body/gemm.h"
 //
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"
+//
 #include "kernels/body/mass.h"
 
-}  // namespace
 }  // namespace lowkv::kernels::avx2
 LOWKV_TARGET_END
 

@@ -1,18 +1,6 @@
 // The avx512 implementation: AVX-512 F, BW, DQ, VL, VNNI.
 
-#include <immintrin.h>
-
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#include "codec/float16.h"
-#include "codec/head.h"
-#include "codec/row_tables.h"
-#include "kernels/tables.h"
-#include "kernels/target.h"
-#include "kernels/units.h"
+#include "kernels/kernel.h"
 
 // GCC 12 takes the undefined pass-through operand in its own intrinsics for a mistake.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -20,27 +8,23 @@
 
 LOWKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 namespace lowkv::kernels::avx512 {
-namespace {
 
 #include "kernels/avx512/vocabulary.h"
 //
+#include "kernels/body/parts.h"
+//
 #include "kernels/body/math.h"
-//
-#include "kernels/body/codes.h"
-#include "kernels/body/matrix.h"
-//
-#include "kernels/body/row_tile.h"
 //
 #include "kernels/body/tile.h"
 //
-#include "kernels/body/row_product.h"
+#include "kernels/body/gemm.h"
 //
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"
+//
 #include "kernels/body/mass.h"
 
-}  // namespace
 }  // namespace lowkv::kernels::avx512
 LOWKV_TARGET_END
 

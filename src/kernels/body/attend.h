@@ -59,7 +59,9 @@ LOWKV_INLINE void multiply_blocks(const Block* blocks, unsigned count, unsigned 
             ++packed_count;
         }
     }
-    multiply_packed(packed, packed_count, rows, w_stride, y_stride);
+    if (packed_count == 0) return;
+    const auto multiply = packed->x.layout->row != nullptr ? multiply_rows : multiply_codes;
+    multiply(packed, packed_count, rows, w_stride, y_stride);
 }
 
 // The rows' queries for exact keys and for packed ones, contiguous and times the score scale (with

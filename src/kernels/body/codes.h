@@ -103,36 +103,35 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pa
     }
 }
 
-// sums[row][vector] = sum over `units` units of weight * code, for Vectors x `lanes` lanes from
-// `lane` on: two vectors share each broadcast of a weight. Rows' weights are max_weights apart.
-template <unsigned Bits, bool Lookup, unsigned Rows, unsigned Vectors>
+// sums[row][vector] = sum over `units` units of weight * code, for `lanes` lanes from `lane` and
+// from `second` on: two vectors share each broadcast of a weight. Rows' weights are max_weights
+// apart.
+template <unsigned Bits, bool Lookup, unsigned Rows>
 LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_units, unsigned lane,
-                            unsigned first_unit, unsigned units, const std::int16_t* weights,
-                            Prefetch& prefetch, I (&sums)[Rows][2]) {
+                            unsigned second, unsigned first_unit, unsigned units,
+                            const std::int16_t* weights, Prefetch& prefetch, I (&sums)[Rows][2]) {
     for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned v = 0; v < Vectors; ++v) sums[r][v] = set_int(0);
+        for (unsigned v = 0; v < 2; ++v) sums[r][v] = set_int(0);
     }
     for (unsigned u = 0; u < units; ++u) {
         fetch_share(prefetch);
-        UnitView view[Vectors];
-        for (unsigned v = 0; v < Vectors; ++v) {
-            const unsigned at = lane + v * lanes;
+        UnitView view[2];
+        for (unsigned v = 0; v < 2; ++v) {
+            const unsigned at = v == 0 ? lane : second;
             view[v] = open_unit<Bits>(codes, std::size_t{at / 16} * step_units + first_unit + u,
                                       at % 16 * 4);
         }
 #pragma GCC unroll 4
         for (unsigned tile = 0; tile < 4; ++tile) {
-            I x[Vectors][2];
-            for (unsigned v = 0; v < Vectors; ++v) {
-                load_tile<Bits, Lookup>(view[v], tile, table, x[v]);
-            }
+            I x[2][2];
+            for (unsigned v = 0; v < 2; ++v) load_tile<Bits, Lookup>(view[v], tile, table, x[v]);
 #pragma GCC unroll 2
             for (unsigned odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const I w =
                         broadcast_pair(weights + r * max_weights + 16 * u + 4 * tile + 2 * odd);
-                    for (unsigned v = 0; v < Vectors; ++v) {
+                    for (unsigned v = 0; v < 2; ++v) {
                         sums[r][v] = dot_pair(sums[r][v], x[v][odd], w);
                     }
                 }
@@ -141,21 +140,17 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_un
     }
 }
 
-// Calls body(lane, sums, vectors) for all lanes of [first, last), two vectors at a time.
+// Calls body(lane, sums, vectors) for all lanes of [first, last), two vectors at a time. A vector
+// that is left over is multiplied twice: to compile that case apart would take as long again.
 template <unsigned Bits, bool Lookup, unsigned Rows, class Body>
 LOWKV_INLINE void for_lanes(const std::uint8_t* codes, I table, unsigned step_units, unsigned first,
                             unsigned last, unsigned first_unit, unsigned units,
                             const std::int16_t* weights, Prefetch& prefetch, Body body) {
     I sums[Rows][2];
-    unsigned lane = first;
-    for (; lane + 2 * lanes <= last; lane += 2 * lanes) {
-        dot_units<Bits, Lookup, Rows, 2>(codes, table, step_units, lane, first_unit, units, weights,
-                                         prefetch, sums);
-        body(lane, sums, 2u);
-    }
-    for (; lane < last; lane += lanes) {
-        dot_units<Bits, Lookup, Rows, 1>(codes, table, step_units, lane, first_unit, units, weights,
-                                         prefetch, sums);
-        body(lane, sums, 1u);
+    for (unsigned lane = first; lane < last; lane += 2 * lanes) {
+        const bool pair = lane + lanes < last;
+        dot_units<Bits, Lookup, Rows>(codes, table, step_units, lane, pair ? lane + lanes : lane,
+                                      first_unit, units, weights, prefetch, sums);
+        body(lane, sums, pair ? 2u : 1u);
     }
 }

@@ -107,34 +107,6 @@ void multiply_row_keys(const Product& product, const PairedQueries<Rows>& querie
     }
 }
 
-template <unsigned Bits, unsigned Rows, unsigned Size, unsigned Vectors>
-LOWKV_INLINE void multiply_value_lanes(const Product& product, const TokenMetadata& metadata,
-                                       unsigned token, unsigned c, std::size_t w_stride,
-                                       std::size_t y_stride) {
-    const float* w = product.w + token;
-    F sum[Rows][Vectors];
-    for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned v = 0; v < Vectors; ++v) {
-            sum[r][v] = load(product.y + r * y_stride + c + v * lanes);
-        }
-    }
-    for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-        for_row_values<Bits, Size, Vectors>(
-            product.x, metadata, token, t0, c,
-            [&](unsigned t, unsigned v, F value) LOWKV_INLINE_LAMBDA {
-#pragma GCC unroll 4
-                for (unsigned r = 0; r < Rows; ++r) {
-                    sum[r][v] = fma(set(w[r * w_stride + t]), value, sum[r][v]);
-                }
-            });
-    }
-    for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned v = 0; v < Vectors; ++v) {
-            store(product.y + r * y_stride + c + v * lanes, sum[r][v]);
-        }
-    }
-}
-
 template <unsigned Bits, unsigned Rows, unsigned Size>
 void multiply_row_values(const Product& product, std::size_t w_stride,
                          std::size_t y_stride) noexcept {
@@ -142,14 +114,28 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
     TokenMetadata metadata;
     for (unsigned token = 0; token < product.x.step_count; token += tile_tokens) {
         load_metadata(product.x, token, metadata);
-        unsigned c = 0;
-        for (; c + 2 * lanes <= channels; c += 2 * lanes) {
-            multiply_value_lanes<Bits, Rows, Size, 2>(product, metadata, token, c, w_stride,
-                                                      y_stride);
-        }
-        for (; c < channels; c += lanes) {
-            multiply_value_lanes<Bits, Rows, Size, 1>(product, metadata, token, c, w_stride,
-                                                      y_stride);
+        const float* w = product.w + token;
+        for (unsigned c = 0; c < channels; c += 2 * lanes) {
+            const unsigned second = c + lanes < channels ? c + lanes : c;
+            F sum[Rows][2];
+            for (unsigned r = 0; r < Rows; ++r) {
+                sum[r][0] = load(product.y + r * y_stride + c);
+                sum[r][1] = load(product.y + r * y_stride + second);
+            }
+            for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
+                for_row_values<Bits, Size>(
+                    product.x, metadata, token, t0, c, second,
+                    [&](unsigned t, unsigned v, F value) LOWKV_INLINE_LAMBDA {
+#pragma GCC unroll 4
+                        for (unsigned r = 0; r < Rows; ++r) {
+                            sum[r][v] = fma(set(w[r * w_stride + t]), value, sum[r][v]);
+                        }
+                    });
+            }
+            for (unsigned r = 0; r < Rows; ++r) {
+                store(product.y + r * y_stride + second, sum[r][1]);
+                store(product.y + r * y_stride + c, sum[r][0]);
+            }
         }
     }
 }
@@ -173,8 +159,8 @@ void multiply_outliers(const Product& product, std::size_t w_stride,
 }
 
 template <unsigned Bits, unsigned Rows>
-void multiply_rows(const Product* products, unsigned count, std::size_t w_stride,
-                   std::size_t y_stride) noexcept {
+void multiply_tiles(const Product* products, unsigned count, std::size_t w_stride,
+                    std::size_t y_stride) noexcept {
     const codec::RowTables& row = *products->x.layout->row;
     if (products->x.keys) {  // one query for all blocks
         PairedQueries<Rows> queries;
@@ -184,37 +170,33 @@ void multiply_rows(const Product* products, unsigned count, std::size_t w_stride
         }
         return;
     }
-    if (row.groups == 1) {
-        const unsigned codec = codec_index(products->x.layout->codec);
-        multiply_by_codec<Rows>[codec][1](products, count, w_stride, y_stride);
-        for (unsigned p = 0; p < count && row.outliers > 0; ++p) {
-            multiply_outliers<Rows>(products[p], w_stride, y_stride);
-        }
-        return;
-    }
     const auto multiply =
         row.groups > 16 ? multiply_row_values<Bits, Rows, 32> : multiply_row_values<Bits, Rows, 16>;
     for (unsigned p = 0; p < count; ++p) multiply(products[p], w_stride, y_stride);
 }
 
-template <unsigned Rows>
-constexpr Multiply multiply_by_bits[5] = {multiply_rows<ternary_bits, Rows>, multiply_rows<2, Rows>,
-                                          multiply_rows<3, Rows>, multiply_rows<4, Rows>,
-                                          multiply_rows<8, Rows>};
+using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
+                          std::size_t y_stride) noexcept;
 
-// Packed products of one part, for `rows` rows of weights.
-LOWKV_INLINE void multiply_packed(const Product* products, unsigned count, unsigned rows,
-                                  std::size_t w_stride, std::size_t y_stride) {
-    if (count == 0) return;
+template <unsigned Rows>
+constexpr Multiply multiply_by_bits[5] = {multiply_tiles<ternary_bits, Rows>,
+                                          multiply_tiles<2, Rows>, multiply_tiles<3, Rows>,
+                                          multiply_tiles<4, Rows>, multiply_tiles<8, Rows>};
+
+void multiply_rows(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
+                   std::size_t y_stride) noexcept {
     const PartLayout& layout = *products->x.layout;
-    if (layout.row != nullptr) {
-        constexpr const Multiply* by_rows[] = {multiply_by_bits<1>, multiply_by_bits<2>,
-                                               multiply_by_bits<3>, multiply_by_bits<4>};
-        const unsigned bits = layout.codec.bits == 8 ? 4 : layout.codec.bits - ternary_bits;
-        return by_rows[rows - 1][bits](products, count, w_stride, y_stride);
+    if (layout.row->groups == 1 && !products->x.keys) {
+        constexpr decltype(&multiply_outliers<1>) by_rows[] = {
+            multiply_outliers<1>, multiply_outliers<2>, multiply_outliers<3>, multiply_outliers<4>};
+        multiply_codes(products, count, rows, w_stride, y_stride);
+        for (unsigned p = 0; p < count && layout.row->outliers > 0; ++p) {
+            by_rows[rows - 1](products[p], w_stride, y_stride);
+        }
+        return;
     }
-    const unsigned kind = layout.codec.balanced ? 2 : products->x.folded;
-    constexpr const Multiply(*by_rows[])[3] = {multiply_by_codec<1>, multiply_by_codec<2>,
-                                               multiply_by_codec<3>, multiply_by_codec<4>};
-    by_rows[rows - 1][codec_index(layout.codec)][kind](products, count, w_stride, y_stride);
+    constexpr const Multiply* by_rows[] = {multiply_by_bits<1>, multiply_by_bits<2>,
+                                           multiply_by_bits<3>, multiply_by_bits<4>};
+    const unsigned bits = layout.codec.bits == 8 ? 4 : layout.codec.bits - ternary_bits;
+    by_rows[rows - 1][bits](products, count, w_stride, y_stride);
 }

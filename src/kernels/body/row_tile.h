@@ -65,7 +65,8 @@ LOWKV_INLINE bool are_consecutive(const std::int32_t* positions) {
 }
 
 // Turns a tile of keys, tile[channel][token], to its tokens' positions.
-void turn_tile(const codec::RopeTable& rope, const std::int32_t* positions, float* tile) noexcept {
+static void turn_tile(const codec::RopeTable& rope, const std::int32_t* positions,
+                      float* tile) noexcept {
     constexpr unsigned pairs_at_most = codec::RopeTable::max_pairs;
     alignas(64) float cos[pairs_at_most], sin[pairs_at_most];
     const auto turn = [&](unsigned pair, unsigned t, F c, F s) LOWKV_INLINE_LAMBDA {
@@ -246,29 +247,29 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata&
     }
 }
 
-// take(token, vector, value) for Vectors x `lanes` channels from c on and 16 tokens of a loaded
-// tile. Size: of the table of groups.
-template <unsigned Bits, unsigned Size, unsigned Vectors, class Take>
+// take(token, vector, value) for `lanes` channels from c and from `second` on, and 16 tokens of a
+// loaded tile. Size: of the table of groups.
+template <unsigned Bits, unsigned Size, class Take>
 LOWKV_INLINE void for_row_values(const Matrix& x, const TokenMetadata& metadata, unsigned token0,
-                                 unsigned t0, unsigned c, Take take) {
+                                 unsigned t0, unsigned c, unsigned second, Take take) {
     const codec::RowTables& row = *x.layout->row;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
-    I group[Vectors];
-    UnitView view[Vectors];
-    for (unsigned v = 0; v < Vectors; ++v) {
-        const unsigned at = c + v * lanes;
+    I group[2];
+    UnitView view[2];
+    for (unsigned v = 0; v < 2; ++v) {
+        const unsigned at = v == 0 ? c : second;
         group[v] = load_bytes(
             reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + at));
         const std::size_t unit = std::size_t{at / 16} * (x.step_count / 16) + (token0 + t0) / 16;
         view[v] = open_unit<Bits>(codes, unit, at % 16 * 4);
     }
-    for_levels<Bits, Vectors>(view, row.level.data(),
-                              [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
-                                  const unsigned t = t0 + i;
-                                  take(t, v,
-                                       fma(level, pick<Size>(metadata.scale[t], group[v]),
-                                           pick<Size>(metadata.zero[t], group[v])));
-                              });
+    for_levels<Bits, 2>(view, row.level.data(),
+                        [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                            const unsigned t = t0 + i;
+                            take(t, v,
+                                 fma(level, pick<Size>(metadata.scale[t], group[v]),
+                                     pick<Size>(metadata.zero[t], group[v])));
+                        });
 }
 
 // tile[token][channel] of tile_tokens tokens from token0 on.
@@ -276,20 +277,21 @@ template <unsigned Bits, unsigned Size>
 void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
     TokenMetadata metadata;
     load_metadata(x, token0, metadata);
-    for (unsigned c = 0; c < x.lane_count; c += lanes) {
+    for (unsigned c = 0; c < x.lane_count; c += 2 * lanes) {
+        const unsigned second = c + lanes < x.lane_count ? c + lanes : c;
         for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-            for_row_values<Bits, Size, 1>(x, metadata, token0, t0, c,
-                                          [&](unsigned t, unsigned, F value) LOWKV_INLINE_LAMBDA {
-                                              store(tile + t * x.lane_count + c, value);
-                                          });
+            for_row_values<Bits, Size>(x, metadata, token0, t0, c, second,
+                                       [&](unsigned t, unsigned v, F value) LOWKV_INLINE_LAMBDA {
+                                           store(tile + t * x.lane_count + (v == 0 ? c : second),
+                                                 value);
+                                       });
         }
     }
     add_outliers(x, token0, x.lane_count, 1, x.lane_count, tile);
 }
 
-// A tile of keys or values as attention sees them.
 template <unsigned Bits>
-void expand_rows(const Matrix& x, unsigned token0, float* tile) noexcept {
+void expand_tile(const Matrix& x, unsigned token0, float* tile) noexcept {
     const codec::RowTables& row = *x.layout->row;
     if (!x.keys) {
         if (row.groups > 16) return expand_row_values<Bits, 32>(x, token0, tile);
@@ -297,4 +299,12 @@ void expand_rows(const Matrix& x, unsigned token0, float* tile) noexcept {
     }
     expand_row_keys<Bits>(x, token0, tile);
     if (row.rope != nullptr) turn_tile(*row.rope, positions_of(x) + token0, tile);
+}
+
+void expand_rows(const Matrix& x, unsigned token0, float* tile) noexcept {
+    constexpr decltype(&expand_tile<2>) by_bits[] = {expand_tile<ternary_bits>, expand_tile<2>,
+                                                     expand_tile<3>, expand_tile<4>};
+    const unsigned bits = x.layout->codec.bits;
+    if (bits == 8) return expand_tile<8>(x, token0, tile);
+    by_bits[bits - ternary_bits](x, token0, tile);
 }

@@ -8,38 +8,6 @@
 // A balanced head has a factor per lane besides, and is always folded: y[lane] += factor[lane] *
 // sum. Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
 
-struct Matrix {
-    const std::byte* data = nullptr;  // a head's section; exact: its f16 elements, steps of lanes
-    const PartLayout* layout = nullptr;
-    unsigned lane_count = 0, step_count = 0;
-    std::size_t exact_stride = 0;  // elements between steps
-    bool exact = false;
-    bool folded = false;
-    bool keys = false;
-    const std::byte* metadata = nullptr;  // the section that has it: the head's, or all heads'
-    unsigned first_channel = 0;           // of the head
-};
-
-// A centred head's mean, one f16 a channel (codec.h).
-LOWKV_INLINE const std::uint16_t* mean_of(const PartLayout& layout, const std::byte* section) {
-    return reinterpret_cast<const std::uint16_t*>(section + layout.mean_offset);
-}
-
-// A balanced head's factors, one f16 a lane (codec.h).
-LOWKV_INLINE const std::uint16_t* factors_of(const PartLayout& layout, const std::byte* section) {
-    return reinterpret_cast<const std::uint16_t*>(section + layout.factors_offset);
-}
-
-// A span's packed blocks are multiplied together, so that one's preparation overlaps with
-// another's products. `ahead` is what will be needed next, fetched meanwhile.
-struct Product {
-    Matrix x;
-    const float* w = nullptr;
-    float* y = nullptr;
-    const std::byte* ahead = nullptr;
-    std::size_t ahead_bytes = 0;
-};
-constexpr unsigned max_products = span_tokens / tile_tokens;
 constexpr unsigned max_groups = max_head_dim / 32;
 
 // Weights become integers by one scale per row and product, so that finding the largest costs one
@@ -75,7 +43,7 @@ LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std:
     return to_float(sum);
 }
 
-template <unsigned Bits, bool Lookup, unsigned Rows, bool Balanced = false>
+template <unsigned Bits, bool Lookup, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const PartLayout& layout = *products->x.layout;
@@ -86,7 +54,9 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     const F step = set(layout.codec.levels == Levels::learned ? layout.level_step : 1.0f);
     // Balanced: codes count from the middle one. Codes of one sign add up the errors of rounded
     // weights in every lane alike, and un-rotating the output gathers that in a single channel.
-    const float middle = 0.5f * static_cast<float>(layout.codec.level_count() - 1);
+    const bool balanced = layout.codec.balanced;
+    const float middle =
+        balanced ? 0.5f * static_cast<float>(layout.codec.level_count() - 1) : 0.0f;
     alignas(64) float folded[Rows][max_weights];
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
@@ -103,7 +73,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             for (unsigned s = 0; s < steps; s += lanes) {
                 const F scale = Lookup ? mul(metadata.scale(s), step) : metadata.scale(s);
                 F zero = !Lookup || has_zeros ? metadata.zero(s) : set(0.0f);
-                if constexpr (Balanced) zero = fma(scale, set(middle), zero);
+                if (balanced) zero = fma(scale, set(middle), zero);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
@@ -132,7 +102,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             const float zero = layout.level_zero / layout.level_step;
             for (unsigned r = 0; r < Rows; ++r) offset[at][r] += scales.scale[r] * zero * total[r];
         }
-        if constexpr (Balanced) {
+        if (balanced) {
             float total[4];
             reduce_add4(sum, total);
             for (unsigned r = 0; r < Rows; ++r)
@@ -158,7 +128,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
                             float* out = product.y + r * y_stride + lane + v * lanes;
                             const F total =
                                 fma(to_float(sums[r][v]), set(rows[p].scale[r]), set(zeros[r]));
-                            if constexpr (Balanced) {
+                            if (balanced) {
                                 const std::uint16_t* factors = factors_of(layout, product.x.data);
                                 const F factor = load_f16(factors + lane + v * lanes);
                                 store(out, fma(factor, total, load(out)));
@@ -250,69 +220,32 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
     }
 }
 
-template <unsigned Rows>
-void multiply_exact(const Matrix& x, const float* w, std::size_t w_stride, float* y,
-                    std::size_t y_stride) noexcept {
-    const auto* elements = reinterpret_cast<const std::uint16_t*>(x.data);
-    for (unsigned lane = 0; lane < x.lane_count; lane += 2 * lanes) {
-        // 16-lane vectors may leave one over (head_dim 80): a pair, then a single.
-        const bool pair = lane + lanes < x.lane_count;
-        F first[Rows], second[Rows];
-        for (unsigned r = 0; r < Rows; ++r) {
-            first[r] = load(y + r * y_stride + lane);
-            second[r] = pair ? load(y + r * y_stride + lane + lanes) : set(0.0f);
-        }
-        for (unsigned s = 0; s < x.step_count; ++s) {
-            const std::uint16_t* p = elements + s * x.exact_stride + lane;
-            const F a = load_f16(p);
-            const F b = pair ? load_f16(p + lanes) : a;
-#pragma GCC unroll 4
-            for (unsigned r = 0; r < Rows; ++r) {
-                const F weight = set(w[r * w_stride + s]);
-                first[r] = fma(weight, a, first[r]);
-                second[r] = fma(weight, b, second[r]);
-            }
-        }
-        for (unsigned r = 0; r < Rows; ++r) {
-            store(y + r * y_stride + lane, first[r]);
-            if (pair) store(y + r * y_stride + lane + lanes, second[r]);
-        }
-    }
-}
-
-LOWKV_INLINE void multiply_exact(const Product& product, unsigned rows, std::size_t w_stride,
-                                 std::size_t y_stride) {
-    switch (rows) {
-        case 1: return multiply_exact<1>(product.x, product.w, w_stride, product.y, y_stride);
-        case 2: return multiply_exact<2>(product.x, product.w, w_stride, product.y, y_stride);
-        case 3: return multiply_exact<3>(product.x, product.w, w_stride, product.y, y_stride);
-        default: return multiply_exact<4>(product.x, product.w, w_stride, product.y, y_stride);
-    }
-}
-
 using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
                           std::size_t y_stride) noexcept;
 
-// By codec_index(), then unfolded, folded, balanced (uniform levels only).
+// By codec_index(), then unfolded, folded.
 template <unsigned Rows>
-constexpr Multiply multiply_by_codec[8][3] = {
-    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>,
-     multiply_folded<2, false, Rows, true>},
-    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>,
-     multiply_folded<3, false, Rows, true>},
-    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>,
-     multiply_folded<4, false, Rows, true>},
-    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>,
-     multiply_folded<8, false, Rows, true>},
-    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>, nullptr},
-    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>, nullptr},
-    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>, nullptr},
-    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>,
-     multiply_folded<ternary_bits, false, Rows, true>},
+constexpr Multiply multiply_by_codec[8][2] = {
+    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>},
+    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>},
+    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>},
+    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>},
+    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>},
+    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>},
+    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>},
+    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>},
 };
 
 constexpr unsigned codec_index(const Codec& codec) {
     if (codec.bits == ternary_bits) return 7;
     const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
     return codec.levels == Levels::uniform ? uniform : uniform + 4;
+}
+
+void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
+                    std::size_t y_stride) noexcept {
+    constexpr const Multiply(*by_rows[])[2] = {multiply_by_codec<1>, multiply_by_codec<2>,
+                                               multiply_by_codec<3>, multiply_by_codec<4>};
+    const unsigned codec = codec_index(products->x.layout->codec);
+    by_rows[rows - 1][codec][products->x.folded](products, count, w_stride, y_stride);
 }
