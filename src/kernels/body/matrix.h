@@ -18,11 +18,19 @@ struct Matrix {
     bool keys = false;
     const std::byte* metadata = nullptr;  // the section that has it: the head's, or all heads'
     unsigned first_channel = 0;           // of the head
+    const std::uint16_t* mean = nullptr;  // centred keys: one f16 a step
 };
 
-// A centred head's mean, one f16 a channel (codec.h).
-LOWKV_INLINE const std::uint16_t* mean_of(const PartLayout& layout, const std::byte* section) {
-    return reinterpret_cast<const std::uint16_t*>(section + layout.mean_offset);
+// What a head's packed keys are less: its block's mean, its sequence's, or nothing.
+LOWKV_INLINE const std::uint16_t* mean_of(const Plan& plan, const BlockView& view,
+                                          const Matrix& keys) {
+    switch (plan.keys().codec.centre) {
+        case Centre::none: break;
+        case Centre::block:
+            return reinterpret_cast<const std::uint16_t*>(keys.data + plan.keys().mean_offset);
+        case Centre::sequence: return view.key_mean + keys.first_channel;
+    }
+    return nullptr;
 }
 
 // A balanced head's factors, one f16 a lane (codec.h).
@@ -180,7 +188,8 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
-    float mean_products[4] = {};
+    float mean_products[4] = {};  // of the queries and the keys' mean
+    const std::uint16_t* mean = nullptr;
     RowScales rows;
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
@@ -212,8 +221,9 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                 for (unsigned r = 0; r < Rows; ++r) sums_of_weights[g][r] *= rows.scale[r];
             }
         }
-        if (layout.codec.centred) {
-            const std::uint16_t* mean = mean_of(layout, product.x.data);
+        // A sequence's blocks share theirs.
+        if (product.x.mean != mean) {
+            mean = product.x.mean;
             F sum[4];
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
