@@ -114,6 +114,7 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
                          .block_tokens = plan.block_tokens(),
                          .exact_bytes = static_cast<double>(plan.exact_bytes()),
                          .packed_bytes = static_cast<double>(plan.packed_bytes()),
+                         .sequence_bytes = static_cast<double>(plan.key_mean_bytes()),
                          .retention = scheme.retention});
     }
     return cache;

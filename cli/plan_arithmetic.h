@@ -14,8 +14,9 @@ struct StoredLayers {
     std::uint32_t layers = 0;
     std::uint32_t channels = 0;  // kv_heads * head_dim
     std::uint32_t block_tokens = 1;
-    double exact_bytes = 0;   // of one layer's block, keys and values
-    double packed_bytes = 0;  // the same block once packed, metadata included
+    double exact_bytes = 0;     // of one layer's block, keys and values
+    double packed_bytes = 0;    // the same block once packed, metadata included
+    double sequence_bytes = 0;  // of one layer, what a sequence's packed blocks share
     Retention retention{.window = 0, .sinks = 0, .flush = 0};
 };
 using StoredCache = std::vector<StoredLayers>;

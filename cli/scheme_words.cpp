@@ -20,7 +20,8 @@ std::string preparation(const Codec& codec) {
         text += step;
     };
     if (codec.stage == Stage::pre) add("undoing RoPE");
-    if (codec.centred) add("subtracting the block's mean per channel");
+    if (codec.centre == Centre::block) add("subtracting the block's mean per channel");
+    if (codec.centre == Centre::sequence) add("subtracting the sequence's mean per channel");
     switch (codec.rotation) {
         case Rotate::none: break;
         case Rotate::hadamard: add("a Hadamard rotation"); break;
@@ -108,14 +109,14 @@ std::string in_words(const Codec& codec) {
 
 Formulas formulas(const Codec& codec, Half half) {
     if (codec.exact()) return {};
-    const bool rotated = codec.rotation != Rotate::none;
+    const bool rotated = codec.rotation != Rotate::none, centred = codec.centre != Centre::none;
     const std::string original = half == Half::keys ? "k" : "v";
     Formulas result;
     std::string y = original;  // what the codes are taken of
-    if (rotated || codec.centred) {
+    if (rotated || centred) {
         y = "y";
         result.store =
-            "y = " + original + (rotated ? " R" : "") + (codec.centred ? " - mean" : "") + ", ";
+            "y = " + original + (rotated ? " R" : "") + (centred ? " - mean" : "") + ", ";
     }
     const bool pre = codec.stage == Stage::pre;
     if (pre) {
@@ -150,7 +151,7 @@ Formulas formulas(const Codec& codec, Half half) {
         if (codec.balanced) value = "factor (" + value + ")";
     }
     if (codec.outliers > 0) value += " + what is kept beside";
-    if (codec.centred) value += " + mean";
+    if (centred) value += " + mean";
     if (pre) value = "(" + value + ") turned to its position";
     if (rotated) value = "(" + value + ") R^T";
     result.read = original + " = " + value;

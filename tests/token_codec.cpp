@@ -15,6 +15,7 @@
 #include "codec/lloyd_max.h"
 #include "codec/rotation.h"
 #include "codec_block.h"
+#include "lowkv/error.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -26,18 +27,19 @@ using Random = std::mt19937;
 constexpr std::initializer_list<std::uint32_t> head_dims{64, 80, 96, 128, 256};
 constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 
-// Every codec of the family with this rotation ("", "-hadamard", "-random") and centring; of random
-// rotations only a few: making their matrix takes a plan longer than a test its block.
-std::vector<std::string> codecs(const std::string& rotation, bool centred) {
+// Every codec of the family with this rotation ("", "-hadamard", "-random") and mean ("", "-mean",
+// "-seqmean"); of random rotations only a few: making their matrix takes a plan longer than a test
+// its block.
+std::vector<std::string> codecs(const std::string& rotation, const std::string& mean) {
     std::vector<std::string> all;
-    const std::string mean = centred ? "-mean" : "";
     for (const char* bits : {"2", "3", "4", "8"}) {
         for (const char* group : {"g32", "g64", "g128", "head"}) {
             if (rotation == "-random" && (*bits != '3' || std::string(group) != "head")) continue;
             const std::string start = std::string("token-") + bits + "-" + group;
             for (const char* metadata : {"", "-fp8"}) {
                 // Neither of the three is a plain codec: codec_laws.cpp.
-                if (!rotation.empty() || centred) all.push_back(start + rotation + mean + metadata);
+                if (!rotation.empty() || !mean.empty())
+                    all.push_back(start + rotation + mean + metadata);
                 if (*bits == '8') continue;
                 for (const char* fit : {"", "-unbiased", "-lsq"}) {
                     all.push_back(start + "-normal" + rotation + mean + fit + metadata);
@@ -50,17 +52,19 @@ std::vector<std::string> codecs(const std::string& rotation, bool centred) {
 
 // For keys and values, but values have no mean.
 std::string scheme_of(const std::string& codec) {
-    return "k=" + codec + ",v=" + (codec.find("-mean") == std::string::npos ? codec : "exact");
+    return "k=" + codec + ",v=" + (codec.find("mean") == std::string::npos ? codec : "exact");
 }
+
+bool centred(const PartLayout& layout) { return layout.codec.centre != Centre::none; }
 
 // Calls f(block, rotation) for every codec and these head_dims: blocks of one rotation follow each
 // other.
 template <class F>
 void for_all_blocks(std::uint32_t kv_heads, std::initializer_list<std::uint32_t> dims, F f) {
     for (const std::uint32_t head_dim : dims) {
-        for (const bool centred : {false, true}) {
+        for (const char* mean : {"", "-mean", "-seqmean"}) {
             for (const char* rotation : {"", "-hadamard", "-random"}) {
-                for (const std::string& codec : codecs(rotation, centred)) {
+                for (const std::string& codec : codecs(rotation, mean)) {
                     CAPTURE(codec);
                     CAPTURE(head_dim);
                     f(Block(scheme_of(codec), Shape{kv_heads, head_dim}), rotation);
@@ -192,7 +196,7 @@ void check_laws(const Block& block, Which w, const Tokens& rotated) {
     const PartLayout& layout = block.layout(w);
     const std::uint32_t head_dim = block.plan.shape().head_dim;
     Faults faults;
-    if (layout.codec.centred) {
+    if (centred(layout)) {
         std::size_t wrong_means = 0;
         std::vector<double> sum(head_dim);
         double size = 0;
@@ -213,7 +217,7 @@ void check_laws(const Block& block, Which w, const Tokens& rotated) {
         for (std::uint32_t first = 0; first < head_dim; first += layout.group) {
             std::vector<double> y;
             for (std::uint32_t c = first; c < std::min(first + layout.group, head_dim); ++c) {
-                const double mean = layout.codec.centred ? block.part(w).mean({0, c, t}) : 0.0f;
+                const double mean = centred(layout) ? block.part(w).mean({0, c, t}) : 0.0f;
                 y.push_back(rotated[t][c] - mean);
             }
             check_group(block, w, {0, first, t}, y, noise, faults);
@@ -282,8 +286,8 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
                     if (!(std::fabs(norm(got[t]) - norm(input[t])) <= allowed)) ++wrong_length;
                 }
                 CHECK(wrong == 0);
-                const bool keeps_length =
-                    codec.levels == Levels::normal && codec.fit == Fit::norm && !codec.centred;
+                const bool keeps_length = codec.levels == Levels::normal &&
+                                          codec.fit == Fit::norm && codec.centre == Centre::none;
                 if (keeps_length) CHECK(wrong_length == 0);
             }
         }
@@ -333,7 +337,7 @@ TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every co
             const Codec& codec = block.layout(w).codec;
             block.each([&](Place p) {
                 if (!codec.exact() && std::signbit(block.scale(w, p))) ++negative_scales;
-                if (!is_zero(p) || (p.head == 1 && codec.centred)) return;
+                if (!is_zero(p) || (p.head == 1 && codec.centre != Centre::none)) return;
                 if (decoded.get(w, p) != 0.0f) ++not_zero;
             });
         }
@@ -361,7 +365,7 @@ TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every co
 TEST_CASE("identical tokens are their mean: they come back, for every centred codec") {
     Random random(4);
     for_all_blocks(1, few_head_dims, [&](Block block, const std::string&) {
-        if (!block.plan.keys().codec.centred) return;
+        if (!centred(block.plan.keys())) return;
         fill_uneven(block, random);
         block.each([&](Place p) {
             const float first = block.get(Which::keys, {p.head, p.channel, 0});
@@ -379,6 +383,20 @@ TEST_CASE("identical tokens are their mean: they come back, for every centred co
     });
 }
 
+TEST_CASE("a sequence's mean is asked for by name") {
+    Block block("k=token-2-g32-seqmean,v=exact", Shape{2, 64});
+    const auto* exact = reinterpret_cast<const std::byte*>(block.exact.data());
+    const char* words =
+        "the key codec token-2-g32-seqmean stores keys less their sequence's mean, and none was "
+        "given; pass the one that key_mean() made for the sequence";
+    CHECK_THROWS_WITH_AS(encode_block(block.plan, exact, block.packed.data(), 0, 2), words, Error);
+    CHECK_THROWS_WITH_AS(decode_block(block.plan, block.packed.data(),
+                                      reinterpret_cast<std::byte*>(block.exact.data())),
+                         words, Error);
+    CHECK_THROWS_WITH_AS(key_mean(block.plan, std::vector<float>(64)),
+                         "key_mean: 64 numbers; legal: one for each of 128 channels", Error);
+}
+
 TEST_CASE("encoding is deterministic, heads are independent, padding is zero, for every codec") {
     Random random(5);
     for_all_blocks(2, few_head_dims, [&](Block block, const std::string&) {
@@ -386,10 +404,9 @@ TEST_CASE("encoding is deterministic, heads are independent, padding is zero, fo
         block.encode();
         const std::vector<std::byte> whole = block.packed;
         std::fill(block.packed.begin(), block.packed.end(), std::byte{0x5a});
-        const auto* in = reinterpret_cast<const std::byte*>(block.exact.data());
-        encode_block(block.plan, in, block.packed.data(), 1, 2);
+        block.encode_heads(1, 2);
         CHECK(block.packed != whole);
-        encode_block(block.plan, in, block.packed.data(), 0, 1);
+        block.encode_heads(0, 1);
         CHECK(block.packed == whole);
 
         const Plan& plan = block.plan;
@@ -398,7 +415,7 @@ TEST_CASE("encoding is deterministic, heads are independent, padding is zero, fo
             const PartLayout& layout = block.layout(w);
             if (layout.codec.exact()) continue;
             const std::size_t mean_bytes =
-                layout.codec.centred ? 2 * std::size_t{plan.shape().head_dim} : 0;
+                layout.codec.centre == Centre::block ? 2 * std::size_t{plan.shape().head_dim} : 0;
             const std::size_t header = layout.codec.metadata == Metadata::fp16 ? 0 : 8;
             const std::size_t codes_end = layout.codes_offset + std::size_t{plan.shape().head_dim} *
                                                                     plan.block_tokens() *

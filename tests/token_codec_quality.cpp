@@ -47,7 +47,8 @@ std::vector<Codec> all_codecs(Codec LayerScheme::* part) {
                  {std::uint16_t{32}, std::uint16_t{64}, std::uint16_t{128}, Codec::whole_head}) {
                 for (const Levels levels : {Levels::uniform, Levels::normal}) {
                     for (const Rotate rotation : {Rotate::none, Rotate::hadamard, Rotate::random}) {
-                        for (const bool centred : {false, true}) {
+                        for (const Centre centre :
+                             {Centre::none, Centre::block, Centre::sequence}) {
                             for (const Fit fit : {Fit::norm, Fit::unbiased, Fit::least}) {
                                 for (const Metadata type : {Metadata::fp16, Metadata::fp8_e4m3}) {
                                     all.push_back({.bits = static_cast<std::uint8_t>(bits),
@@ -55,7 +56,7 @@ std::vector<Codec> all_codecs(Codec LayerScheme::* part) {
                                                    .group = group,
                                                    .levels = levels,
                                                    .rotation = rotation,
-                                                   .centred = centred,
+                                                   .centre = centre,
                                                    .fit = fit,
                                                    .metadata = type});
                                 }
@@ -96,7 +97,7 @@ TEST_CASE("every legal codec comes back from its text, as base and as override")
     // rotations x means x metadata x search; normal: the same without 8 bits and search, x fits;
     // balanced: bits x rotations x metadata.
     CHECK(all.size() ==
-          1 + 4 * 3 * 2 * 2 + 4 * 4 * 3 * 2 * 2 * 2 + 3 * 4 * 3 * 2 * 2 * 3 + 4 * 2 * 2);
+          1 + 4 * 3 * 2 * 2 + 4 * 4 * 3 * 3 * 2 * 2 + 3 * 4 * 3 * 3 * 2 * 3 + 4 * 2 * 2);
     CHECK(values.size() == 1 + 4 * 3 * 2 * 2 + 4 * 4 * 3 * 2 * 2 + 3 * 4 * 3 * 2 * 3 + 4 * 2 * 2);
     Random random(1);
     for (const Codec& key : all) {
@@ -115,8 +116,8 @@ TEST_CASE("every legal codec comes back from its text, as base and as override")
     }
 }
 
-// One head of a block, in bytes: scales (f16) of its tokens, a mean (f16) of its channels for
-// centred keys, codes. All are multiples of 64, so that nothing is padded.
+// One head of a block, in bytes: scales (f16) of its tokens, a mean (f16) of its channels for keys
+// less their block's mean, codes. All are multiples of 64, so that nothing is padded.
 TEST_CASE("bits per element, from real block sizes") {
     struct Row {
         const char* scheme;
@@ -135,6 +136,11 @@ TEST_CASE("bits per element, from real block sizes") {
              Row{"lowkv3", 128, 128, 256 + 256 + 6144, 256 + 6144, 3.1875},
              Row{"lowkv4", 128, 64, 256 + 128 + 4096, 256 + 4096, 4.3125},
              Row{"lowkv4", 128, 128, 256 + 256 + 8192, 256 + 8192, 4.1875},
+             // A sequence's mean lies apart.
+             Row{"k=token-2-head-normal-hadamard-seqmean,v=token-2-head-normal", 32, 64, 64 + 512,
+                 64 + 512, 2.25},
+             Row{"k=token-3-head-normal-hadamard-seqmean,v=token-2-head-normal", 32, 128, 64 + 1536,
+                 64 + 1024, 2.625},
              Row{"turboquant4", 32, 64, 64 + 1024, 64 + 1024, 4.25},
              Row{"turboquant4", 32, 128, 64 + 2048, 64 + 2048, 4.125},
              Row{"turboquant2-qr", 32, 64, 64 + 512, 64 + 512, 2.25},
@@ -211,20 +217,21 @@ TEST_CASE("rotation takes the harm out of wide channels, the mean out of distant
 // What was decoded encodes to nearly the same codes again, but by no law: codes are those of the
 // direction y / |y|, and the levels l of a group have a length of their own, so that they come back
 // as l sqrt(n) / |l|. Where an outlier beyond the last level dominates a group, |l| is far less
-// than sqrt(n), and many codes move: hence a rotation. Left out: centred codecs, whose decoded
-// block has another mean, and uniform levels in fp8, which moves the ends of a range
+// than sqrt(n), and many codes move: hence a rotation. Left out: -mean, because a decoded block has
+// another mean, and uniform levels in fp8, which moves the ends of a range
 // (codec_laws.cpp).
 TEST_CASE("encoding what was decoded gives nearly the same codes") {
     for (const std::string group : {"head", "g32"}) {
         for (const std::string rest :
              {"-normal-hadamard", "-normal-hadamard-unbiased", "-normal-hadamard-lsq-fp8",
-              "-normal-random", "-normal", "-hadamard", "-random"}) {
+              "-normal-random", "-normal", "-hadamard", "-random", "-normal-hadamard-seqmean",
+              "-random-seqmean"}) {
             for (const std::string bits : {"2", "3", "4"}) {
                 const std::string codec = "token-" + bits + "-" + group + rest;
                 CAPTURE(codec);
                 const auto differing = [&](bool wide) {
                     Random random(8);
-                    Block block("k=" + codec + ",v=" + codec, Shape{4, 128});
+                    Block block("k=" + codec + ",v=exact", Shape{4, 128});
                     fill_normal(block, random);
                     if (wide) {
                         block.each([&](Place p) {

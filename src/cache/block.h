@@ -4,6 +4,9 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "cache/key_mean.h"
 
 namespace lowkv::cache {
 
@@ -21,7 +24,8 @@ struct Block {
     std::byte* data = nullptr;  // Plan::exact_bytes() or Plan::packed_bytes(), as `packed` says
     std::uint32_t refs = 1;     // sequences that hold it; above 1 its rows never change
     bool packed = false;
-    Cells keys, values;  // written; all others read as zeros
+    Cells keys, values;                       // written; all others read as zeros
+    std::shared_ptr<const KeyMean> key_mean;  // packed: what its keys are less, if the plan has one
 };
 
 }  // namespace lowkv::cache

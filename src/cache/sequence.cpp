@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cache/block.h"
+#include "cache/key_mean.h"
 #include "cache/rows.h"
 #include "cache/store.h"
 #include "lowkv/cache.h"
@@ -31,6 +32,10 @@ std::int32_t* exact_positions(const Plan& plan, std::byte* exact) noexcept {
 
 std::size_t slot_bytes(const Plan& plan, bool packed) noexcept {
     return packed ? plan.packed_bytes() : plan.exact_bytes();
+}
+
+const std::uint16_t* key_mean(const cache::Block& block) noexcept {
+    return block.key_mean != nullptr ? block.key_mean->data() : nullptr;
 }
 
 // Gives up one owner's hold on a block.
@@ -109,7 +114,7 @@ BlockView Sequence::view(std::uint32_t block) const noexcept {
     const cache::Block* b = blocks_[block];
     if (b == nullptr) return {};
     const std::size_t keys_bytes = b->packed ? plan_->keys().bytes : plan_->exact_part_bytes();
-    return {b->data, b->data + keys_bytes, b->packed};
+    return {b->data, b->data + keys_bytes, b->packed, key_mean(*b)};
 }
 
 void Sequence::views(std::span<BlockView> out) const noexcept {
@@ -192,7 +197,7 @@ void Sequence::make_writable(std::span<const std::uint32_t> blocks) {
             if (block == nullptr) {
                 std::memset(data, 0, exact_bytes);
             } else if (block->packed) {
-                decode_block(*plan_, block->data, data);
+                decode_block(*plan_, block->data, data, key_mean(*block));
                 ++store.stats.reopened_blocks;
             } else {
                 std::memcpy(data, block->data, exact_bytes);
@@ -212,6 +217,7 @@ void Sequence::make_writable(std::span<const std::uint32_t> blocks) {
             }
             block->data = data;
             block->packed = false;
+            block->key_mean = nullptr;
         }
         if (cut_ && b == size_ / plan_->block_tokens()) drop_stale_cells(*block);
     }
@@ -340,7 +346,7 @@ void Sequence::read(Part part, std::uint32_t cell, float* row) const {
     std::byte* exact = block->data;
     if (block->packed) {
         decoded.resize(plan_->exact_bytes());
-        decode_block(*plan_, block->data, decoded.data());
+        decode_block(*plan_, block->data, decoded.data(), key_mean(*block));
         exact = decoded.data();
     }
     if (part == Part::keys) {
@@ -380,6 +386,29 @@ void Sequence::settle(Executor& executor) {
     settled_ = std::max(settled_, end);
 }
 
+std::shared_ptr<const cache::KeyMean> Sequence::key_mean_before(std::uint32_t block) const {
+    for (std::uint32_t b = block; b-- > 0;) {
+        if (packed(b)) return blocks_[b]->key_mean;
+    }
+    const cache::ExactShape shape = exact_shape(*plan_);
+    std::vector<double> sum(shape.channels);
+    std::size_t count = 0;
+    for (std::uint32_t b = retention_.sinks / shape.block_tokens; b < blocks_.size(); ++b) {
+        if (blocks_[b] == nullptr || blocks_[b]->packed) continue;
+        const std::uint32_t first = b * shape.block_tokens;
+        cache::Cells cells = blocks_[b]->keys;
+        if (retention_.sinks > first) cells &= ~cache::cell_range(0, retention_.sinks - first);
+        if (cut_ && b == size_ / shape.block_tokens) cells &= cache::cell_range(0, size_ - first);
+        cache::add_keys(exact_keys(blocks_[b]->data), shape, cells, sum.data());
+        count += cells.count();
+    }
+    std::vector<float> mean(shape.channels);
+    std::ranges::transform(sum, mean.begin(), [&](double x) {
+        return static_cast<float>(x / static_cast<double>(std::max<std::size_t>(count, 1)));
+    });
+    return std::make_shared<const cache::KeyMean>(store_->impl(), lowkv::key_mean(*plan_, mean));
+}
+
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
     if (plan_->scheme().exact()) return;
     std::vector<std::uint32_t> due;
@@ -394,6 +423,8 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
     const std::size_t packed_bytes = plan_->packed_bytes();
     const std::size_t exact_bytes = plan_->exact_bytes();
     cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
+    std::shared_ptr<const cache::KeyMean> mean;
+    if (plan_->has_key_mean()) mean = key_mean_before(due.front());
     for (std::size_t i = 0; i < due.size(); ++i) store.hold(true, packed_bytes);
 
     if (plan_->by_row()) {
@@ -402,10 +433,11 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
         });
     }
     const std::uint32_t heads = plan_->shape().kv_heads;
-    executor.parallel_for(due.size() * heads, [&](std::size_t item, unsigned) noexcept {
+    executor.parallel_for(due.size() * heads, [&](std::size_t item, unsigned) {
         const std::size_t i = item / heads;
         const auto head = static_cast<std::uint32_t>(item % heads);
-        encode_block(*plan_, blocks_[due[i]]->data, slots[i], head, head + 1);
+        encode_block(*plan_, blocks_[due[i]]->data, slots[i], head, head + 1,
+                     mean != nullptr ? mean->data() : nullptr);
     });
 
     for (const std::uint32_t b : due) {
@@ -414,6 +446,7 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
         store.drop(false, exact_bytes);
         block.data = slots.take();
         block.packed = true;
+        block.key_mean = mean;
         ++store.stats.encoded_blocks;
     }
 }

@@ -42,6 +42,13 @@ void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {
     stats.peak_bytes = std::max(stats.peak_bytes, stats.exact_bytes + stats.packed_bytes);
 }
 
+void Store::Impl::hold_key_mean(std::size_t bytes) noexcept {
+    stats.packed_bytes += bytes;
+    stats.peak_bytes = std::max(stats.peak_bytes, stats.exact_bytes + stats.packed_bytes);
+}
+
+void Store::Impl::drop_key_mean(std::size_t bytes) noexcept { stats.packed_bytes -= bytes; }
+
 void Store::Impl::drop(bool packed, std::size_t bytes) noexcept {
     --(packed ? stats.packed_blocks : stats.exact_blocks);
     (packed ? stats.packed_bytes : stats.exact_bytes) -= bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "codec/float16.h"
 #include "codec/lloyd_max.h"
@@ -11,6 +12,7 @@
 #include "codec/rotation.h"
 #include "codec/token_view.h"
 #include "codec/uniform.h"
+#include "lowkv/error.h"
 
 namespace lowkv::codec {
 namespace {
@@ -20,9 +22,9 @@ using kernels::unit_steps;
 constexpr std::uint32_t max_channels = max_lanes;
 constexpr std::uint32_t max_tokens = 128;
 
-// The mean of all tokens, rotated as they are and rounded to f16.
+// The mean of a block's tokens, rotated as they are and rounded to f16.
 void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayout& layout,
-                std::byte* section, float* mean) noexcept {
+                std::byte* section) noexcept {
     float sum[max_channels] = {}, x[max_channels];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         view.load(rows, t, x);
@@ -32,17 +34,21 @@ void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayo
     for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] *= share;
     if (layout.rotation) layout.rotation->apply(sum);
     std::uint16_t halves[max_channels];
-    for (std::uint32_t c = 0; c < view.channels(); ++c) {
-        halves[c] = f32_to_f16(sum[c]);
-        mean[c] = f16_to_f32(halves[c]);
-    }
+    for (std::uint32_t c = 0; c < view.channels(); ++c) halves[c] = f32_to_f16(sum[c]);
     std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
 }
 
-void read_mean(const PartLayout& layout, const std::byte* section, std::uint32_t channels,
-               float* mean) noexcept {
-    std::uint16_t halves[max_channels];
-    std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
+// What a head's tokens are less: its block's mean or its sequence's, or zeros.
+void read_mean(const PartLayout& layout, const std::byte* section,
+               const std::uint16_t* sequence_mean, std::uint32_t channels, float* mean) noexcept {
+    std::uint16_t halves[max_channels] = {};
+    switch (layout.codec.centre) {
+        case Centre::none: break;
+        case Centre::block:
+            std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
+            break;
+        case Centre::sequence: std::copy_n(sequence_mean, channels, halves); break;
+    }
     for (std::uint32_t c = 0; c < channels; ++c) mean[c] = f16_to_f32(halves[c]);
 }
 
@@ -51,7 +57,7 @@ void transform(const std::uint16_t* rows, const TokenView& view, const PartLayou
                const float* mean, std::uint32_t token, float* y) noexcept {
     view.load(rows, token, y);
     if (layout.rotation) layout.rotation->apply(y);
-    if (!layout.codec.centred) return;
+    if (layout.codec.centre == Centre::none) return;
     for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
 }
 
@@ -137,14 +143,16 @@ void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t 
 }  // namespace
 
 void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part part,
-                       const PartLayout& layout, std::byte* section) noexcept {
+                       const PartLayout& layout, std::byte* section,
+                       const std::uint16_t* sequence_mean) noexcept {
     const TokenView view(part, head);
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
     const bool normal = layout.codec.levels == Levels::normal;
     const bool search = layout.codec.clip == Clip::search;
     std::memset(section, 0, layout.head_bytes);
     float mean[max_channels], y[max_channels];
-    if (layout.codec.centred) write_mean(rows, view, layout, section, mean);
+    if (layout.codec.centre == Centre::block) write_mean(rows, view, layout, section);
+    read_mean(layout, section, sequence_mean, view.channels(), mean);
 
     Groups groups;
     Codes codes;
@@ -179,11 +187,12 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
 }
 
 void decode_token_head(const std::byte* section, const HeadShape& head, Part part,
-                       const PartLayout& layout, std::uint16_t* rows) noexcept {
+                       const PartLayout& layout, std::uint16_t* rows,
+                       const std::uint16_t* sequence_mean) noexcept {
     const TokenView view(part, head);
     const bool normal = layout.codec.levels == Levels::normal;
-    float mean[max_channels] = {}, x[max_channels];
-    if (layout.codec.centred) read_mean(layout, section, view.channels(), mean);
+    float mean[max_channels], x[max_channels];
+    read_mean(layout, section, sequence_mean, view.channels(), mean);
     Groups groups;
     read_metadata(layout, section, groups);
     Codes codes;
@@ -204,3 +213,26 @@ void decode_token_head(const std::byte* section, const HeadShape& head, Part par
 }
 
 }  // namespace lowkv::codec
+
+namespace lowkv {
+
+std::vector<std::uint16_t> key_mean(const Plan& plan, std::span<const float> mean) {
+    const Shape& shape = plan.shape();
+    if (mean.size() != shape.channels()) {
+        throw Error(ErrorCode::invalid_argument, "key_mean: " + std::to_string(mean.size()) +
+                                                     " numbers; legal: one for each of " +
+                                                     std::to_string(shape.channels()) +
+                                                     " channels");
+    }
+    std::vector<float> rotated(mean.begin(), mean.end());
+    if (const codec::Rotation* rotation = plan.keys().rotation.get()) {
+        for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
+            rotation->apply(rotated.data() + std::size_t{head} * shape.head_dim);
+        }
+    }
+    std::vector<std::uint16_t> halves(rotated.size());
+    std::ranges::transform(rotated, halves.begin(), codec::f32_to_f16);
+    return halves;
+}
+
+}  // namespace lowkv

@@ -19,11 +19,18 @@ struct Matrix {
     bool keys = false;
     const std::byte* metadata = nullptr;  // the section that has it: the head's, or all heads'
     unsigned first_channel = 0;           // of the head
+    const std::uint16_t* mean = nullptr;  // centred keys: one f16 a step
 };
 
-// A centred head's mean, one f16 a channel (codec.h).
-inline const std::uint16_t* mean_of(const PartLayout& layout, const std::byte* section) {
-    return reinterpret_cast<const std::uint16_t*>(section + layout.mean_offset);
+// What a head's packed keys are less: its block's mean, its sequence's, or nothing.
+inline const std::uint16_t* mean_of(const Plan& plan, const BlockView& view, const Matrix& keys) {
+    switch (plan.keys().codec.centre) {
+        case Centre::none: break;
+        case Centre::block:
+            return reinterpret_cast<const std::uint16_t*>(keys.data + plan.keys().mean_offset);
+        case Centre::sequence: return view.key_mean + keys.first_channel;
+    }
+    return nullptr;
 }
 
 // A balanced head's factors, one f16 a lane (codec.h).

@@ -150,7 +150,8 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
-    float mean_products[4] = {};
+    float mean_products[4] = {};  // of the queries and the keys' mean
+    const std::uint16_t* mean = nullptr;
     RowScales rows;
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
@@ -182,8 +183,9 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                 for (unsigned r = 0; r < Rows; ++r) sums_of_weights[g][r] *= rows.scale[r];
             }
         }
-        if (layout.codec.centred) {
-            const std::uint16_t* mean = mean_of(layout, product.x.data);
+        // A sequence's blocks share theirs.
+        if (product.x.mean != mean) {
+            mean = product.x.mean;
             F sum[4];
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {

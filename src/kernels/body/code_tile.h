@@ -6,7 +6,6 @@ void expand_units(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
     const PartLayout& layout = *x.layout;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
     const I table = load_table(layout.levels.data());
-    const std::uint16_t* mean = layout.codec.centred ? mean_of(layout, x.data) : nullptr;
     const unsigned step_units = x.step_count / 16;
     alignas(64) float scale[max_head_dim], zero[max_head_dim];
     unsigned loaded = ~0u;
@@ -33,7 +32,7 @@ void expand_units(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
                 const unsigned at = x.folded ? step0 + step + i : lane0 + lane;
                 const F a = x.folded ? set(scale[at]) : load(scale + at);
                 F b = x.folded ? set(zero[at]) : load(zero + at);
-                if (mean != nullptr) b = add(b, set(codec::f16_to_f32(mean[step0 + step + i])));
+                if (x.mean != nullptr) b = add(b, set(codec::f16_to_f32(x.mean[step0 + step + i])));
                 store(tile + std::size_t{step + i} * tile_lanes + lane, fma(to_float(code), a, b));
             }
         }
