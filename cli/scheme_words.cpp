@@ -21,7 +21,8 @@ std::string preparation(const Codec& codec) {
     };
     if (codec.stage == Stage::pre) add("undoing RoPE");
     if (codec.centre == Centre::block) add("subtracting the block's mean per channel");
-    if (codec.centre == Centre::sequence) add("subtracting the sequence's mean per channel");
+    if (codec.centre == Centre::sequence)
+        add("subtracting the sequence's mean per channel (16 bits each, once a sequence)");
     switch (codec.rotation) {
         case Rotate::none: break;
         case Rotate::hadamard: add("a Hadamard rotation"); break;

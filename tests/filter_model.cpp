@@ -221,8 +221,8 @@ class Fuzz {
         const StoreStats stats = store_->stats();
         REQUIRE(stats.packed_blocks == packed);
         REQUIRE(stats.exact_blocks == live.size() - packed);
-        REQUIRE(stats.packed_bytes == packed * plan_->packed_bytes() +
-                                          means.size() * plan_->key_mean_bytes());
+        REQUIRE(stats.packed_bytes ==
+                packed * plan_->packed_bytes() + means.size() * plan_->key_mean_bytes());
         REQUIRE(stats.exact_bytes == (live.size() - packed) * plan_->exact_bytes());
         // Nothing is quantized twice.
         REQUIRE(stats.reopened_blocks == 0);

@@ -41,6 +41,12 @@ std::int64_t row_number(const ggml_tensor& numbers, std::int64_t i) {
     return value;
 }
 
+// Of any layer: all layers of a step write the same cells.
+bool stores_positions(const Scheme& scheme) {
+    const auto pre = [](const LayerScheme& layer) { return layer.key.stage == Stage::pre; };
+    return pre(scheme.base) || std::ranges::any_of(scheme.overrides, pre, &LayerOverride::scheme);
+}
+
 // ggml's ALiBi slopes (ggml_compute_forward_flash_attn_ext).
 void alibi_slopes(float max_bias, std::uint32_t heads, std::vector<float>& slopes) {
     const std::uint32_t power = 1u << static_cast<std::uint32_t>(std::floor(std::log2(heads)));
@@ -154,7 +160,8 @@ bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
         if (state.written_step == tracker.step()) {
             tracker.begin_step(cells_);
             // Now, because a later layer may find them overwritten: they are an input.
-            read_positions(rows);
+            positions_.clear();
+            if (stores_positions(target.buffer->setting().scheme)) read_positions(rows);
         }
         state.written_step = tracker.step();
         const std::span<const std::int32_t> positions =
@@ -168,7 +175,6 @@ bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
 }
 
 void Backend::read_positions(const ggml_tensor& keys) {
-    positions_.clear();
     const ggml_tensor* rope = rope_above(&keys);
     const ggml_tensor* positions = rope != nullptr ? rope->src[1] : nullptr;
     if (positions == nullptr || positions->type != GGML_TYPE_I32 || positions->data == nullptr ||

@@ -55,6 +55,7 @@ def test_generate_refuses_what_does_not_fit():
     (("schemes", "k=channel-5-g32,v=token-2-g32"), "2, 3, 4"),
     (("schemes", "k=channel-2-g32-normal,v=token-2-g32"), "scale per token"),
     (("schemes", "k=token-2-g32,v=token-2-g32-mean"), "mean is for keys"),
+    (("schemes", "k=token-2-g32,v=token-2-g32-seqmean"), "seqmean is for keys"),
     (("schemes", "lowkv5"), "lowkv2.8"),
     (("bench", "attention", "--heads", "7/2"), "7/2"),
     (("nonsense",), "nonsense"),
@@ -197,6 +198,10 @@ def test_schemes_explains_each_preset(name):
      "channels of one token's head share a scale and a zero (16 bits each)",
      "2 bits a number: a scale of one token's head (16 bits) times one of 4 normal (Lloyd-Max) "
      "levels; the scale keeps the product with the original unbiased"),
+    ("k=token-4-head-seqmean,v=token-2-g32",
+     "4 bits a number: after subtracting the sequence's mean per channel (16 bits each, once a sequence), "
+     "the numbers of one token's head share a scale and a zero (16 bits each)",
+     "2 bits a number: the numbers of 32 consecutive channels of one token's head share a scale and a zero"),
 ])
 def test_schemes_puts_any_codec_into_words(scheme, keys, values):
     text, said = explanation(scheme)

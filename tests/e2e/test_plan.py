@@ -135,14 +135,15 @@ def test_window_and_sinks_are_counted_as_held(figures):
     assert held("kivi2+flush=128", 1023) == 23 * packed + 9 * exact
 
 
-def test_a_real_cache_is_as_planned(figures, tmp_path):
+@pytest.mark.parametrize("scheme", ["kivi2", "k=token-3-head-normal-hadamard-seqmean+v=token-2-g32"])
+def test_a_real_cache_is_as_planned(figures, tmp_path, scheme):
     file = tmp_path / "compare.json"
     subprocess.run([str(COMMAND), "compare", "-m", MODEL, "-f", PATHS["LOWKV_DEMO_TEXT"],
-                    "--schemes", "kivi2", "--stock", "none", "--tokens", "300", "--chunk", "64",
+                    "--schemes", scheme, "--stock", "none", "--tokens", "300", "--chunk", "64",
                     "--skip", "200", "--no-speed", "--json", str(file)],
                    env=environment(None), check=True, capture_output=True, timeout=120)
     found = json.loads(file.read_text())
-    planned = figures("-m", MODEL, "--context", found["cached"])["rows"]
+    planned = figures("-m", MODEL, "--context", found["cached"], "--schemes", f"exact,{scheme}")["rows"]
     for row in found["rows"]:
         assert planned[row["scheme"]]["kv_bytes"] == row["kv_bytes"]
 
