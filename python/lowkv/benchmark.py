@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = {}
     for name in [REFERENCE, *schemes, *QUANTIZED]:
         module = QUANTIZED.get(name, (None, None))[1]
-        if module and not _installed(module):
+        if module and not installed(module):
             print(f"{name}: not measured, {module} is not installed", file=sys.stderr)
             continue
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -94,7 +94,7 @@ def _measure(args, name: str) -> dict:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    model, tokenizer = _load(args.model)
+    model, tokenizer = load(args.model)
     text = Path(args.text).read_text() if args.text else inspect.getsource(argparse)
     ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.prompt_tokens]
     if ids.shape[1] < args.prompt_tokens:
@@ -112,7 +112,7 @@ def _measure(args, name: str) -> dict:
             "cache_bytes": _held(cache), "peak_bytes": _status("VmHWM") - before}
 
 
-def _load(model: str):
+def load(model: str):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

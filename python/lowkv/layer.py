@@ -24,6 +24,7 @@ from lowkv.visibility import Visibility
 
 _PIECE = 1024  # tokens packed at a time: bounds the f16 copy that the encoder reads
 _MASK = 1 << 22  # mask values for packed cells made at a time: 16 MiB of f32
+_FEW = 16  # queries up to which one call in C++ attends to everything, instead of several in torch
 # Tokens kept behind a sliding window, so that a rejected guess can be rolled back although the host did
 # not announce it (transformers before activate_past_recording()).
 _SLACK = 64
@@ -117,7 +118,7 @@ class Layer(CacheLayerMixin):
             self.block_tokens, self.exact_halves = plan.block_tokens, plan.exact_bytes // 2
             self.packed_bytes = plan.packed_bytes
             self.blocks = LayerBlocks(plan, keys.shape[0], self.memory)
-        self.exact = ExactRows(keys)
+        self.exact = ExactRows(keys.shape[0], keys.shape[1], keys.shape[3], keys.dtype)
         self.is_initialized = True
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -159,6 +160,10 @@ class Layer(CacheLayerMixin):
         with torch.no_grad():
             first = visibility.first_cell
             skip = max(0, first - self.packed_end + self.sinks) if self._contiguous else 0
+            if self.blocks is not None and len(self.blocks) and query.shape[2] <= _FEW:
+                out = self._attend_few(query, visibility, scale, softcap, sink_logits, first, skip)
+                self.settle(_GUESSES if self.record_past else 0)
+                return out
             keys, values = self.exact.keys[:, :, skip:], self.exact.values[:, :, skip:]
             packed = self._packed_part(query.detach(), visibility, scale, softcap, first)
             if packed is None and self._contiguous and not softcap and sink_logits is None:
@@ -194,6 +199,27 @@ class Layer(CacheLayerMixin):
                  for p, n in zip(parts, counts, strict=True)]
         shape = torch.broadcast_shapes(*(p.shape[:3] for p in parts))
         return torch.cat([p.expand(*shape, -1) for p in parts], dim=3)
+
+    def _attend_few(self, query, visibility, scale, softcap, sink_logits, first, skip):
+        """All rows in one call."""
+        batch, heads, queries, _ = query.shape
+        block = min(max(0, first - self.first) // self.block_tokens, len(self.blocks))
+        mask = row_mask = None
+        if queries > 1 or not visibility.plain_causal:
+            mask = visibility.mask(self.first + block * self.block_tokens, self.packed_end, 0, queries)
+            if mask is not None:
+                mask = mask.expand(-1, -1, queries, -1).contiguous()
+            row_mask = self._exact_mask(visibility, skip, 0, queries)
+            if row_mask is not None:
+                row_mask = row_mask.expand(-1, -1, queries, -1).contiguous()
+        exact, floats = self.exact, query.float()
+        if floats.stride(3) != 1:
+            floats = floats.contiguous()
+        out, sums = torch.empty_like(floats), torch.empty(batch, queries, heads)
+        self.blocks.attend_all(block, floats, out, sums, scale, softcap or 0.0, mask, exact.key_buffer,
+                               exact.value_buffer, skip, exact.length, row_mask,
+                               None if sink_logits is None else sink_logits.float(), torch.get_num_threads())
+        return out.to(query.dtype)
 
     def _packed_part(self, query, visibility, scale, softcap, first):
         """The part of the packed blocks as softmax.attend() returns it, or None where there are none."""

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <string>
 #include <utility>
@@ -86,6 +87,7 @@ void LayerBlocks::attend(std::size_t first, const Queries& queries, Executor& ex
     check(first <= blocks(), "the first block, " + std::to_string(first) + ", is past the last");
     const std::size_t count = blocks() - first;
     const std::size_t cells = count * plan_->block_tokens();
+    if (count == 0) return attend_nothing(queries);
     views.resize(count);
     for (std::size_t row = 0; row < batch(); ++row) {
         for (std::size_t b = 0; b < count; ++b) {
@@ -112,6 +114,20 @@ void LayerBlocks::attend(std::size_t first, const Queries& queries, Executor& ex
                            queries.mask_strides.token, queries.mask_strides.head};
         }
         lowkv::attend(*plan_, views, io, params, workspace, executor);
+    }
+}
+
+void LayerBlocks::attend_nothing(const Queries& queries) const {
+    std::fill_n(queries.log_sum, batch() * queries.tokens * queries.heads,
+                -std::numeric_limits<float>::infinity());
+    for (std::size_t row = 0; row < batch(); ++row) {
+        for (std::size_t token = 0; token < queries.tokens; ++token) {
+            for (std::size_t head = 0; head < queries.heads; ++head) {
+                std::fill_n(queries.out + row * queries.out_strides.batch +
+                                token * queries.out_strides.token + head * queries.out_strides.head,
+                            plan_->shape().head_dim, 0.0f);
+            }
+        }
     }
 }
 

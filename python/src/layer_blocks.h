@@ -97,6 +97,7 @@ class LayerBlocks {
     using Row = std::deque<std::shared_ptr<const PackedBlock>>;
 
     std::shared_ptr<PackedBlock> make_block() const;
+    void attend_nothing(const Queries& queries) const;
     const PackedBlock& at(std::size_t row, std::size_t block) const;
 
     std::shared_ptr<const Plan> plan_;
