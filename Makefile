@@ -46,7 +46,7 @@ test-e2e: build ## the plug-in and the command on a real model
 PACKAGE := build/python/site
 .PHONY: package
 package: ## build the Python package into build/python/site
-	@$(SETUP) model venv-transformers oldest-transformers
+	@$(SETUP) model venv-transformers oldest-transformers lmcache
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip --disable-pip-version-check \
 	    install --quiet --upgrade --no-deps --no-build-isolation --target $(PACKAGE) -C build-dir=build/python/cmake .
 
@@ -55,7 +55,7 @@ test-python: package ## the Python package, on the newest and the oldest transfo
 	@python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
 	export LOWKV_MODEL="$(call dep,LOWKV_MODEL)"
 	echo "== newest transformers"
-	PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$$python" -m pytest tests/python $(PYTEST_ARGS)
+	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE)" "$$python" -m pytest tests/python $(PYTEST_ARGS)
 	echo "== oldest transformers"
 	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_OLDEST_TRANSFORMERS)" "$$python" -m pytest \
 	    tests/python/test_families.py tests/python/test_generate.py $(PYTEST_ARGS)
