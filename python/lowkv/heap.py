@@ -12,12 +12,12 @@ import os
 
 OPT_OUT = "LOWKV_KEEP_MALLOC"  # set to anything: malloc stays as it is
 _M_MMAP_THRESHOLD = -3  # malloc.h
-_THRESHOLD = 1 << 20  # bytes; above every temporary of a decode step, which would pay for its pages each time
+_THRESHOLD = 256 << 10  # bytes; above a decode step's temporaries, which would pay for their pages each time
 
 
 @functools.cache
 def tune() -> bool:
-    """Fixes the threshold at 1 MiB for the whole process, once. False where malloc is not glibc's, or where the
+    """Fixes the threshold at 256 KiB for the whole process, once. False where malloc is not glibc's, or where the
     user has chosen: by OPT_OUT or by glibc's own variables."""
     if os.environ.get(OPT_OUT) or "MALLOC_MMAP_THRESHOLD_" in os.environ or "GLIBC_TUNABLES" in os.environ:
         return False

@@ -267,10 +267,9 @@ class Layer(CacheLayerMixin):
         if count == 0:
             return
         rows = count * self.block_tokens
-        keys, values = self.exact.keys, self.exact.values
-        for start in range(0, rows, _PIECE):
-            piece = slice(self.sinks + start, self.sinks + min(start + _PIECE, rows))
-            halves = blocks.from_rows(keys[:, :, piece], values[:, :, piece], self.block_tokens)
+        going = slice(self.sinks, self.sinks + rows)
+        keys, values = self.exact.keys[:, :, going], self.exact.values[:, :, going]
+        for halves in blocks.pieces(keys, values, self.block_tokens, _PIECE):
             self.blocks.append(halves, torch.get_num_threads())
         room = self.sinks + self.scheme.window + (self.scheme.flush or self.block_tokens) + self.block_tokens
         self.exact.remove(self.sinks, self.sinks + rows, room)

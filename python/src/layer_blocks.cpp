@@ -19,6 +19,18 @@ void check(bool legal, const std::string& message) {
     if (!legal) throw Error(ErrorCode::invalid_argument, message);
 }
 
+// No f16 has all exponent bits set.
+bool is_finite(const std::byte* halves, std::size_t bytes) {
+    constexpr unsigned exponent = 0x7c00;
+    unsigned bad = 0;
+    for (std::size_t i = 0; i < bytes; i += sizeof(std::uint16_t)) {
+        std::uint16_t bits;
+        std::memcpy(&bits, halves + i, sizeof bits);
+        bad |= (bits & exponent) == exponent ? 1u : 0u;
+    }
+    return bad == 0;
+}
+
 }  // namespace
 
 PackedBlock::PackedBlock(std::size_t bytes, std::shared_ptr<BlockMemory> memory)
@@ -56,6 +68,9 @@ const PackedBlock& LayerBlocks::at(std::size_t row, std::size_t block) const {
 }
 
 void LayerBlocks::append(const std::byte* exact, std::size_t count, Executor& executor) {
+    check(is_finite(exact, batch() * count * plan_->exact_bytes()),
+          "keys or values are infinite, NaN, or above 65504, which a packed block can't hold; use "
+          "scheme='exact'");
     std::vector<std::shared_ptr<PackedBlock>> fresh(batch() * count);
     for (auto& block : fresh) block = make_block();
     const std::uint32_t heads = plan_->shape().kv_heads;
