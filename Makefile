@@ -72,6 +72,12 @@ wheel: ## build dist/*.whl and the sdist, and try the wheel in an empty environm
 	build/python/empty/bin/python -m pytest --noconftest tests/python/test_quantize.py
 	ls -l dist
 
+.PHONY: docs
+docs: package ## the API reference of the Python package, in build/docs
+	@$(SETUP) api-docs
+	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE):$(call dep,LOWKV_API_DOCS)" \
+	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" deps/api_reference.py build/docs
+
 .PHONY: test-sanitizers
 test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
 	@mkdir -p build

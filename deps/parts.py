@@ -296,5 +296,7 @@ PARTS = {part.name: part for part in (
            "LOWKV_OLDEST_TRANSFORMERS", "requirements-oldest.txt"),
     Beside("lmcache", "LMCache without its CUDA packages, for the round trips in its tests", "LOWKV_LMCACHE",
            "requirements-lmcache.txt", ["--no-deps", "--only-binary", ":all:"]),
+    Beside("api-docs", "pdoc, for the API reference of the Python package", "LOWKV_API_DOCS",
+           "requirements-api-docs.txt"),
 )}
 DEFAULT = ("headers", "venv-test", "model", "llama", "demo-text")

@@ -23,6 +23,7 @@ MIB = 2**20
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command; returns the exit status."""
     args = _parser().parse_args(arguments)
     if args.run:
         print(json.dumps(_measure(args, args.run)))
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def installed(module: str) -> bool:
+    """Whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -113,6 +115,7 @@ def _measure(args, name: str) -> dict:
 
 
 def load(model: str):
+    """(model in float32, tokenizer) of a name on the hub, a folder, or a .gguf file."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

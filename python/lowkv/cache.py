@@ -78,6 +78,8 @@ class Cache(transformers.Cache):
         return self.memory.bytes
 
     def activate_past_recording(self) -> None:
+        """Announces guesses that crop() may take back: the newest 512 tokens stay exact, and nothing that a rolled
+        back sliding window needs is dropped. transformers calls it for assisted decoding and prompt lookup."""
         for layer in self.layers:
             layer.activate_past_recording()
 

@@ -44,6 +44,7 @@ class Codec:
         return self._plans[key]
 
     def packed_blocks(self, layer: int, tokens: int, channels: int) -> int:
+        """How many blocks the tokens of one layer fill."""
         plan = self.plan(layer, channels)
         return tokens // plan.block_tokens if plan is not None else 0
 
@@ -108,6 +109,7 @@ class LowKVSerializer(Serializer):
         self.codec = codec
 
     def serialize(self, src, dst, key) -> int:
+        """Packs the chunk `src` into the bytes `dst`; returns how many."""
         chunk = _layered(src.tensor, src.meta.fmt)
         written = 0
         for part in _parts(self.codec, chunk, dst.tensor.flatten().view(torch.uint8)):
@@ -124,6 +126,7 @@ class LowKVSerializer(Serializer):
         return written
 
     def estimate_serialized_size(self, layout_desc) -> int:
+        """Bytes of a packed chunk of these shapes and dtypes; exact, not an estimate."""
         total = 0
         for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True):
             # Without the layout's name: a chunk of all layers has 4 dimensions, one layer's has 3.
@@ -140,6 +143,7 @@ class LowKVDeserializer(Deserializer):
         self.codec = codec
 
     def deserialize(self, src, dst, key) -> None:
+        """Decodes what serialize() wrote into the chunk `dst`. Raises Error for what is too short for it."""
         chunk = _layered(dst.tensor, dst.meta.fmt)
         for part in _parts(self.codec, chunk, src.tensor.flatten().view(torch.uint8)):
             whole, channels = part.packed_tokens, part.keys.shape[1]

@@ -318,7 +318,9 @@ NB_MODULE(_core, m) {
     m.doc() = "The core library of lowkv: packed blocks and attention to them.";
     // Caches in a script's globals outlive the module at exit: nothing that a user could act on.
     nb::set_leak_warnings(false);
-    nb::exception<lowkv::Error>(m, "Error", PyExc_ValueError);
+    nb::exception<lowkv::Error>(m, "Error", PyExc_ValueError).attr("__doc__") =
+        "What lowkv can't do or was not given: the message says what was wrong and what would be "
+        "right.";
     lowkv::python::bind_scheme(m);
     lowkv::python::bind_plan(m);
     lowkv::python::bind_blocks(m);
