@@ -6,9 +6,9 @@ Cells are numbered from the first token. A layer holds
     [first, packed_end)      packed blocks; `first` moves on where a sliding window has passed
     [packed_end, length)     exact, the newest tokens
 
-Exact rows are attended in the model's own dtype, packed ones without decoding, and the two results are
-joined by their log sums. Rows are packed after the step's attention, so that a step attends to its own
-tokens exactly, and never changed again.
+A step of few tokens attends to all of them in one call into C++. In a longer one torch attends to the
+exact rows, and the two results are joined by their log sums. Rows are packed after the step's attention,
+so that a step attends to its own tokens exactly, and never changed again.
 """
 
 from __future__ import annotations

@@ -42,8 +42,14 @@ class HeadGroup {
   public:
     HeadGroup(const ExactRows<T>& rows, const Queries& queries, std::size_t batch,
               std::size_t kv_head, std::size_t group, std::size_t head_dim, float* scratch)
-        : rows_(rows), q_(queries), batch_(batch), kv_head_(kv_head), group_(group),
-          head_dim_(head_dim), row_(scratch), scores_(scratch + head_dim) {}
+        : rows_(rows),
+          q_(queries),
+          batch_(batch),
+          kv_head_(kv_head),
+          group_(group),
+          head_dim_(head_dim),
+          row_(scratch),
+          scores_(scratch + head_dim) {}
 
     static std::size_t scratch_floats(const ExactRows<T>& rows, const Queries& queries,
                                       std::size_t group, std::size_t head_dim) {
@@ -72,8 +78,7 @@ class HeadGroup {
         const T* keys =
             rows_.keys + batch_ * rows_.key_strides.batch + kv_head_ * rows_.key_strides.head;
         for (std::size_t row = 0; row < rows_.count; ++row) {
-            const float* key =
-                floats(keys + row * rows_.key_strides.token, head_dim_, row_);
+            const float* key = floats(keys + row * rows_.key_strides.token, head_dim_, row_);
             for (std::size_t token = 0; token < q_.tokens; ++token) {
                 for (std::size_t g = 0; g < group_; ++g) {
                     const float* query = q_.q + batch_ * q_.q_strides.batch +
@@ -123,8 +128,7 @@ class HeadGroup {
         const T* values =
             rows_.values + batch_ * rows_.value_strides.batch + kv_head_ * rows_.value_strides.head;
         for (std::size_t row = 0; row < rows_.count; ++row) {
-            const float* value =
-                floats(values + row * rows_.value_strides.token, head_dim_, row_);
+            const float* value = floats(values + row * rows_.value_strides.token, head_dim_, row_);
             for (std::size_t token = 0; token < q_.tokens; ++token) {
                 for (std::size_t g = 0; g < group_; ++g) {
                     add(out(token, g), scores(token, g)[row], value, head_dim_);

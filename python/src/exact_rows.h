@@ -18,8 +18,8 @@ struct ExactRows {
     const T* values = nullptr;
     Strides value_strides;
     std::size_t count = 0;
-    const float* mask = nullptr;  // [batch][head][token][row], added to the scores, or null
-    Strides mask_strides;         // 0 where rows of the batch or heads share theirs
+    const float* mask = nullptr;         // [batch][head][token][row], added to the scores, or null
+    Strides mask_strides;                // 0 where rows of the batch or heads share theirs
     const float* sink_logits = nullptr;  // one per head, in the softmax without a value, or null
 };
 

@@ -145,8 +145,7 @@ void attend_all(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Ten
         rows.key_strides = strides_of(keys, "keys");
         rows.value_strides = strides_of(values, "values");
         rows.keys = data + first_row * rows.key_strides.token;
-        rows.values =
-            static_cast<const T*>(values.data()) + first_row * rows.value_strides.token;
+        rows.values = static_cast<const T*>(values.data()) + first_row * rows.value_strides.token;
         if (row_mask) {
             rows.mask = row_mask->data();
             rows.mask_strides = mask_strides(*row_mask, q, rows.count);
@@ -154,8 +153,7 @@ void attend_all(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Ten
         if (sink_logits) rows.sink_logits = sink_logits->data();
         const nb::gil_scoped_release unlocked;
         layer.attend(first, queries, executor(threads));
-        join_exact(rows, queries, layer.batch(), shape.kv_heads, shape.head_dim,
-                   executor(threads));
+        join_exact(rows, queries, layer.batch(), shape.kv_heads, shape.head_dim, executor(threads));
     });
 }
 
