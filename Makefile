@@ -69,7 +69,7 @@ wheel: ## build dist/*.whl and the sdist, and try the wheel in an empty environm
 	"$$python" -m pip --disable-pip-version-check wheel --quiet --no-deps -w dist dist/*.tar.gz
 	"$$python" -m venv build/python/empty
 	build/python/empty/bin/python -m pip --disable-pip-version-check install --quiet dist/*.whl pytest
-	build/python/empty/bin/python -m pytest --noconftest tests/python/test_quantize.py
+	build/python/empty/bin/python -m pytest --noconftest tests/python/test_quantize.py tests/python/test_turboquant.py
 	ls -l dist
 
 .PHONY: docs

@@ -212,13 +212,13 @@ class Layer(CacheLayerMixin):
             row_mask = self._exact_mask(visibility, skip, 0, queries)
             if row_mask is not None:
                 row_mask = row_mask.expand(-1, -1, queries, -1).contiguous()
-        exact, floats = self.exact, query.float()
+        exact, floats = self.exact, query.detach().float()
         if floats.stride(3) != 1:
             floats = floats.contiguous()
         out, sums = torch.empty_like(floats), torch.empty(batch, queries, heads)
         self.blocks.attend_all(block, floats, out, sums, scale, softcap or 0.0, mask, exact.key_buffer,
                                exact.value_buffer, skip, exact.length, row_mask,
-                               None if sink_logits is None else sink_logits.float(), torch.get_num_threads())
+                               None if sink_logits is None else sink_logits.detach().float(), torch.get_num_threads())
         return out.to(query.dtype)
 
     def _packed_part(self, query, visibility, scale, softcap, first):
