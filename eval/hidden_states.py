@@ -83,8 +83,8 @@ def plot(rows, out):
         axes.set_title(title, fontsize=11)
         axes.grid(True, which="major", color=quality.GRID)
     both[0].set_ylabel("1 - cosine to exact (log; lower is better)")
-    both[0].annotate(f"cosine {LINE}", (0.01, 1 - LINE), xycoords=("axes fraction", "data"), xytext=(0, 4),
-                     textcoords="offset points", fontsize=9, color="#c0392b")
+    both[0].annotate(f"cosine {LINE}", (10, 1 - LINE), xytext=(0, 4), textcoords="offset points", fontsize=9,
+                     color="#c0392b")
     both[1].legend(frameon=False, fontsize=9.5, loc="lower right")
     quality.save(figure, out, "hidden_states")
 
