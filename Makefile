@@ -46,7 +46,7 @@ test-e2e: build ## the plug-in and the command on a real model
 PACKAGE := build/python/site
 .PHONY: package
 package: ## build the Python package into build/python/site
-	@$(SETUP) model venv-transformers oldest-transformers
+	@$(SETUP) model venv-transformers oldest-transformers lmcache
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip --disable-pip-version-check \
 	    install --quiet --upgrade --no-deps --no-build-isolation --target $(PACKAGE) -C build-dir=build/python/cmake .
 
@@ -55,7 +55,7 @@ test-python: package ## the Python package, on the newest and the oldest transfo
 	@python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
 	export LOWKV_MODEL="$(call dep,LOWKV_MODEL)"
 	echo "== newest transformers"
-	PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$$python" -m pytest tests/python $(PYTEST_ARGS)
+	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE)" "$$python" -m pytest tests/python $(PYTEST_ARGS)
 	echo "== oldest transformers"
 	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_OLDEST_TRANSFORMERS)" "$$python" -m pytest \
 	    tests/python/test_families.py tests/python/test_generate.py $(PYTEST_ARGS)
@@ -69,8 +69,14 @@ wheel: ## build dist/*.whl and the sdist, and try the wheel in an empty environm
 	"$$python" -m pip --disable-pip-version-check wheel --quiet --no-deps -w dist dist/*.tar.gz
 	"$$python" -m venv build/python/empty
 	build/python/empty/bin/python -m pip --disable-pip-version-check install --quiet dist/*.whl pytest
-	build/python/empty/bin/python -m pytest --noconftest tests/python/test_quantize.py
+	build/python/empty/bin/python -m pytest --noconftest tests/python/test_quantize.py tests/python/test_turboquant.py
 	ls -l dist
+
+.PHONY: docs
+docs: package ## the API reference of the Python package, in build/docs
+	@$(SETUP) api-docs
+	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE):$(call dep,LOWKV_API_DOCS)" \
+	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" deps/api_reference.py build/docs
 
 .PHONY: test-sanitizers
 test-sanitizers: setup ## core tests under ASan+UBSan and under TSan

@@ -70,24 +70,27 @@ class Venv(Part):
         return {self.variable: folder / "bin" / "python"}
 
 
-class Oldest(Part):
+class Beside(Part):
     """Packages that lie beside those of venv-transformers and go before them on PYTHONPATH."""
 
-    name = "oldest-transformers"
-    about = "the oldest transformers that the Python package works with"
     needs = ("venv-transformers",)
-    requirements = HERE / "requirements-oldest.txt"
+
+    def __init__(self, name, about, variable, requirements, options=()):
+        self.name, self.about, self.variable, self.options = name, about, variable, options
+        self.requirements = HERE / requirements
 
     def inputs(self, setup):
         return {"requirements": sha256(self.requirements), "python": PYTHON}
 
     def make(self, setup, folder):
         python = setup.need("venv-transformers") / "bin" / "python"
-        run([python, "-m", "pip", "install", "--upgrade", "--target", folder / "packages", "-r", self.requirements],
-            setup.cache / f"{self.name}.log", f"{self.name}: installing")
+        packages = folder / "packages"
+        packages.mkdir(exist_ok=True)
+        run([python, "-m", "pip", "install", "--upgrade", *self.options, "--target", packages, "-r",
+             self.requirements], setup.cache / f"{self.name}.log", f"{self.name}: installing")
 
     def paths(self, setup, folder):
-        return {"LOWKV_OLDEST_TRANSFORMERS": folder / "packages"}
+        return {self.variable: folder / "packages"}
 
 
 def pip_download(setup, requirement, options=()):
@@ -289,6 +292,11 @@ PARTS = {part.name: part for part in (
          fallback_index="https://download.pytorch.org/whl/cpu"),
     Venv("venv-transformers", "what builds and tests the Python package", "LOWKV_TRANSFORMERS_PYTHON",
          fallback_index="https://download.pytorch.org/whl/cpu"),
-    Oldest(),
+    Beside("oldest-transformers", "the oldest transformers that the Python package works with",
+           "LOWKV_OLDEST_TRANSFORMERS", "requirements-oldest.txt"),
+    Beside("lmcache", "LMCache without its CUDA packages, for the round trips in its tests", "LOWKV_LMCACHE",
+           "requirements-lmcache.txt", ["--no-deps", "--only-binary", ":all:"]),
+    Beside("api-docs", "pdoc, for the API reference of the Python package", "LOWKV_API_DOCS",
+           "requirements-api-docs.txt"),
 )}
 DEFAULT = ("headers", "venv-test", "model", "llama", "demo-text")

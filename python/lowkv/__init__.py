@@ -1,4 +1,6 @@
-"""A KV cache in 1.5 to 4 bits for Hugging Face transformers."""
+"""A KV cache in 1.5 to 4 bits for Hugging Face transformers.
+
+`default_scheme` is the scheme that is taken where none is named; `presets()` lists the others."""
 
 from typing import TYPE_CHECKING
 

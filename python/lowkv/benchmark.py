@@ -1,7 +1,7 @@
 """Speed, memory and agreement of caches on one model: python -m lowkv.benchmark MODEL --tokens 200
 
 Each cache runs in a process of its own, whose peak memory is the kernel's figure, reset after the model was
-loaded. The reference is transformers' DynamicCache, in float32 like the model; transformers' QuantizedCache is
+loaded. The prompt goes in in one piece, and only its last token's logits are computed: generate() does so. The reference is transformers' DynamicCache, in float32 like the model; transformers' QuantizedCache is
 measured too where its back ends (optimum-quanto, hqq) are installed."""
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ MIB = 2**20
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command; returns the exit status."""
     args = _parser().parse_args(arguments)
     if args.run:
         print(json.dumps(_measure(args, args.run)))
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = {}
     for name in [REFERENCE, *schemes, *QUANTIZED]:
         module = QUANTIZED.get(name, (None, None))[1]
-        if module and not _installed(module):
+        if module and not installed(module):
             print(f"{name}: not measured, {module} is not installed", file=sys.stderr)
             continue
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
@@ -58,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
+    """Whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -94,7 +96,7 @@ def _measure(args, name: str) -> dict:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    model, tokenizer = _load(args.model)
+    model, tokenizer = load(args.model)
     text = Path(args.text).read_text() if args.text else inspect.getsource(argparse)
     ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.prompt_tokens]
     if ids.shape[1] < args.prompt_tokens:
@@ -112,7 +114,8 @@ def _measure(args, name: str) -> dict:
             "cache_bytes": _held(cache), "peak_bytes": _status("VmHWM") - before}
 
 
-def _load(model: str):
+def load(model: str):
+    """(model in float32, tokenizer) of a name on the hub, a folder, or a .gguf file."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from lowkv import saving
+from lowkv import heap, saving
 from lowkv._core import BlockMemory, Error, default_scheme, parse_scheme
 from lowkv.install import install, sliding_windows
 from lowkv.layer import Layer
@@ -24,6 +24,7 @@ class Cache(transformers.Cache):
 
     def __init__(self, scheme: str, sliding_windows: list[int | None]):
         parsed = parse_scheme(scheme)
+        heap.tune()
         self.scheme = str(parsed)
         self.model = None  # weak: a cache keeps no model alive
         self.memory = BlockMemory()
@@ -77,6 +78,8 @@ class Cache(transformers.Cache):
         return self.memory.bytes
 
     def activate_past_recording(self) -> None:
+        """Announces guesses that crop() may take back: the newest 512 tokens stay exact, and nothing that a rolled
+        back sliding window needs is dropped. transformers calls it for assisted decoding and prompt lookup."""
         for layer in self.layers:
             layer.activate_past_recording()
 

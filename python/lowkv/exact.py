@@ -11,34 +11,30 @@ _SPARE = 64  # rows allocated beyond those asked for, so that decoding does not 
 class ExactRows:
     """Keys and values `[batch, heads, rows, head_dim]` of one layer, in two buffers with room to grow."""
 
-    def __init__(self, like: torch.Tensor):
-        self._shape = (like.shape[0], like.shape[1], 0, like.shape[3])
-        self._like = like.detach()[:, :, :0]
-        self.clear()
-
-    def clear(self) -> None:
+    def __init__(self, batch: int, heads: int, head_dim: int, dtype: torch.dtype):
+        self._batch, self._heads, self._head_dim, self._dtype = batch, heads, head_dim, dtype
         self.length = 0
-        self._keys, self._values = self._allocate(0), self._allocate(0)
+        self.key_buffer, self.value_buffer = self._allocate(0), self._allocate(0)
 
     @property
     def keys(self) -> torch.Tensor:
-        return self._keys[:, :, : self.length]
+        return self.key_buffer[:, :, : self.length]
 
     @property
     def values(self) -> torch.Tensor:
-        return self._values[:, :, : self.length]
+        return self.value_buffer[:, :, : self.length]
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated, spare room included."""
-        return self._keys.nbytes + self._values.nbytes
+        return self.key_buffer.nbytes + self.value_buffer.nbytes
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         count = keys.shape[2]
-        if self.length + count > self._keys.shape[2]:
+        if self.length + count > self.key_buffer.shape[2]:
             self._move(slice(0, self.length), self.length + count)
-        self._keys[:, :, self.length : self.length + count].copy_(keys)
-        self._values[:, :, self.length : self.length + count].copy_(values)
+        self.key_buffer[:, :, self.length : self.length + count].copy_(keys)
+        self.value_buffer[:, :, self.length : self.length + count].copy_(values)
         self.length += count
 
     def truncate(self, length: int) -> None:
@@ -52,19 +48,18 @@ class ExactRows:
         for old, buffer in zip((keys, values), new, strict=True):
             buffer[:, :, :first].copy_(old[:, :, :first])
             buffer[:, :, first:kept].copy_(old[:, :, last:])
-        self._keys, self._values = new
+        self.key_buffer, self.value_buffer = new
         self.length = kept
 
     def select(self, rows: torch.Tensor) -> None:
         """Row i of the batch becomes what row `rows[i]` was."""
-        self._shape = (len(rows), *self._shape[1:])
+        self._batch = len(rows)
         with torch.inference_mode(False):
-            self._keys = self._keys.index_select(0, rows)
-            self._values = self._values.index_select(0, rows)
+            self.key_buffer = self.key_buffer.index_select(0, rows)
+            self.value_buffer = self.value_buffer.index_select(0, rows)
 
     def copy(self) -> ExactRows:
-        new = ExactRows(self._like)
-        new._shape = self._shape
+        new = ExactRows(self._batch, self._heads, self._head_dim, self._dtype)
         new._move_from(self, slice(0, self.length), self.length)
         return new
 
@@ -72,8 +67,7 @@ class ExactRows:
         # A tensor made in inference mode could not be written to outside it, and a prefix may be
         # computed in one mode and continued in the other.
         with torch.inference_mode(False):
-            shape = (*self._shape[:2], rows, self._shape[3])
-            return torch.empty(shape, dtype=self._like.dtype, device=self._like.device)
+            return torch.empty(self._batch, self._heads, rows, self._head_dim, dtype=self._dtype)
 
     def _move(self, rows: slice, room: int) -> None:
         # A quarter on top: copies stay linear in the length, and little memory lies idle.
@@ -84,4 +78,4 @@ class ExactRows:
         new_keys, new_values = self._allocate(room), self._allocate(room)
         new_keys[:, :, : keys.shape[2]].copy_(keys)
         new_values[:, :, : keys.shape[2]].copy_(values)
-        self._keys, self._values, self.length = new_keys, new_values, keys.shape[2]
+        self.key_buffer, self.value_buffer, self.length = new_keys, new_values, keys.shape[2]

@@ -6,9 +6,9 @@ Cells are numbered from the first token. A layer holds
     [first, packed_end)      packed blocks; `first` moves on where a sliding window has passed
     [packed_end, length)     exact, the newest tokens
 
-Exact rows are attended in the model's own dtype, packed ones without decoding, and the two results are
-joined by their log sums. Rows are packed after the step's attention, so that a step attends to its own
-tokens exactly, and never changed again.
+A step of few tokens attends to all of them in one call into C++. In a longer one torch attends to the
+exact rows, and the two results are joined by their log sums. Rows are packed after the step's attention,
+so that a step attends to its own tokens exactly, and never changed again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lowkv.visibility import Visibility
 
 _PIECE = 1024  # tokens packed at a time: bounds the f16 copy that the encoder reads
 _MASK = 1 << 22  # mask values for packed cells made at a time: 16 MiB of f32
+_FEW = 16  # queries up to which one call in C++ attends to everything, instead of several in torch
 # Tokens kept behind a sliding window, so that a rejected guess can be rolled back although the host did
 # not announce it (transformers before activate_past_recording()).
 _SLACK = 64
@@ -117,7 +118,7 @@ class Layer(CacheLayerMixin):
             self.block_tokens, self.exact_halves = plan.block_tokens, plan.exact_bytes // 2
             self.packed_bytes = plan.packed_bytes
             self.blocks = LayerBlocks(plan, keys.shape[0], self.memory)
-        self.exact = ExactRows(keys)
+        self.exact = ExactRows(keys.shape[0], keys.shape[1], keys.shape[3], keys.dtype)
         self.is_initialized = True
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -159,6 +160,10 @@ class Layer(CacheLayerMixin):
         with torch.no_grad():
             first = visibility.first_cell
             skip = max(0, first - self.packed_end + self.sinks) if self._contiguous else 0
+            if self.blocks is not None and len(self.blocks) and query.shape[2] <= _FEW:
+                out = self._attend_few(query, visibility, scale, softcap, sink_logits, first, skip)
+                self.settle(_GUESSES if self.record_past else 0)
+                return out
             keys, values = self.exact.keys[:, :, skip:], self.exact.values[:, :, skip:]
             packed = self._packed_part(query.detach(), visibility, scale, softcap, first)
             if packed is None and self._contiguous and not softcap and sink_logits is None:
@@ -194,6 +199,27 @@ class Layer(CacheLayerMixin):
                  for p, n in zip(parts, counts, strict=True)]
         shape = torch.broadcast_shapes(*(p.shape[:3] for p in parts))
         return torch.cat([p.expand(*shape, -1) for p in parts], dim=3)
+
+    def _attend_few(self, query, visibility, scale, softcap, sink_logits, first, skip):
+        """All rows in one call."""
+        batch, heads, queries, _ = query.shape
+        block = min(max(0, first - self.first) // self.block_tokens, len(self.blocks))
+        mask = row_mask = None
+        if queries > 1 or not visibility.plain_causal:
+            mask = visibility.mask(self.first + block * self.block_tokens, self.packed_end, 0, queries)
+            if mask is not None:
+                mask = mask.expand(-1, -1, queries, -1).contiguous()
+            row_mask = self._exact_mask(visibility, skip, 0, queries)
+            if row_mask is not None:
+                row_mask = row_mask.expand(-1, -1, queries, -1).contiguous()
+        exact, floats = self.exact, query.detach().float()
+        if floats.stride(3) != 1:
+            floats = floats.contiguous()
+        out, sums = torch.empty_like(floats), torch.empty(batch, queries, heads)
+        self.blocks.attend_all(block, floats, out, sums, scale, softcap or 0.0, mask, exact.key_buffer,
+                               exact.value_buffer, skip, exact.length, row_mask,
+                               None if sink_logits is None else sink_logits.detach().float(), torch.get_num_threads())
+        return out.to(query.dtype)
 
     def _packed_part(self, query, visibility, scale, softcap, first):
         """The part of the packed blocks as softmax.attend() returns it, or None where there are none."""
@@ -241,10 +267,9 @@ class Layer(CacheLayerMixin):
         if count == 0:
             return
         rows = count * self.block_tokens
-        keys, values = self.exact.keys, self.exact.values
-        for start in range(0, rows, _PIECE):
-            piece = slice(self.sinks + start, self.sinks + min(start + _PIECE, rows))
-            halves = blocks.from_rows(keys[:, :, piece], values[:, :, piece], self.block_tokens)
+        going = slice(self.sinks, self.sinks + rows)
+        keys, values = self.exact.keys[:, :, going], self.exact.values[:, :, going]
+        for halves in blocks.pieces(keys, values, self.block_tokens, _PIECE):
             self.blocks.append(halves, torch.get_num_threads())
         room = self.sinks + self.scheme.window + (self.scheme.flush or self.block_tokens) + self.block_tokens
         self.exact.remove(self.sinks, self.sinks + rows, room)

@@ -9,6 +9,9 @@ layer that the scheme keeps exact, are stored as they are. Reading gives decoded
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
 from lmcache.v1.distributed.serde.base import Deserializer, Serializer
@@ -40,12 +43,17 @@ class Codec:
             self._plans[key] = Plan(str(self.scheme), layer, channels // self.head_dim, self.head_dim)
         return self._plans[key]
 
-    def sizes(self, layer: int, tokens: int, channels: int, itemsize: int) -> tuple[int, int]:
-        """(packed blocks, bytes) of one layer."""
+    def packed_blocks(self, layer: int, tokens: int, channels: int) -> int:
+        """How many blocks the tokens of one layer fill."""
         plan = self.plan(layer, channels)
-        count = tokens // plan.block_tokens if plan is not None else 0
-        rest = tokens - count * plan.block_tokens if plan is not None else tokens
-        return count, (count * plan.packed_bytes if count else 0) + 2 * rest * channels * itemsize
+        return tokens // plan.block_tokens if plan is not None else 0
+
+    def size(self, layer: int, tokens: int, channels: int, itemsize: int) -> int:
+        """Bytes that one layer of a chunk takes."""
+        plan, count = self.plan(layer, channels), self.packed_blocks(layer, tokens, channels)
+        packed = count * plan.packed_bytes if count else 0
+        rest = tokens - count * plan.block_tokens if count else tokens
+        return packed + 2 * rest * channels * itemsize
 
     def heads(self, rows: torch.Tensor) -> torch.Tensor:
         """`[tokens, channels]` to `[1, heads, tokens, head_dim]`."""
@@ -64,69 +72,92 @@ def _layered(tensor: torch.Tensor, layout: MemoryFormat) -> torch.Tensor:
                 "KV_2TD")
 
 
+@dataclass
+class _Part:
+    """One layer of a chunk, and where its bytes lie: its blocks first, then the rows that fill no block."""
+
+    keys: torch.Tensor  # [tokens, channels], a view of the chunk
+    values: torch.Tensor
+    plan: Plan | None
+    count: int  # of packed blocks
+    packed: torch.Tensor  # bytes
+    rest: torch.Tensor  # bytes
+
+    @property
+    def packed_tokens(self) -> int:
+        return self.count * self.plan.block_tokens if self.count else 0
+
+
+def _parts(codec: Codec, chunk: torch.Tensor, data: torch.Tensor) -> Iterator[_Part]:
+    """The layers of a chunk, `[2, layers, tokens, channels]`, and their shares of `data`, which is made of bytes."""
+    at = 0
+    for layer in range(chunk.shape[1]):
+        keys, values = chunk[0, layer], chunk[1, layer]
+        plan, count = codec.plan(layer, keys.shape[1]), codec.packed_blocks(layer, *keys.shape)
+        end = at + codec.size(layer, *keys.shape, keys.element_size())
+        if end > data.numel():
+            raise Error(f"{data.numel()} bytes, but the chunk's layers need {end} or more: another scheme?")
+        middle = at + (count * plan.packed_bytes if count else 0)
+        yield _Part(keys, values, plan, count, data[at:middle], data[middle:end])
+        at = end
+
+
 class LowKVSerializer(Serializer):
+    """Chunks to packed blocks."""
+
     def __init__(self, codec: Codec):
         self.codec = codec
 
     def serialize(self, src, dst, key) -> int:
+        """Packs the chunk `src` into the bytes `dst`; returns how many."""
         chunk = _layered(src.tensor, src.meta.fmt)
-        out, at = dst.tensor.flatten().view(torch.uint8), 0
-        for layer in range(chunk.shape[1]):
-            keys, values = chunk[0, layer], chunk[1, layer]
-            plan = self.codec.plan(layer, keys.shape[1])
-            count, size = self.codec.sizes(layer, *keys.shape, keys.element_size())
-            packed = 0
-            if count:
-                packed = count * plan.block_tokens
-                held = LayerBlocks(plan, 1, BlockMemory())
-                rows = [self.codec.heads(x[:packed]).contiguous() for x in (keys, values)]
-                held.append(blocks.from_rows(*rows, plan.block_tokens), 1)
-                data = bytearray(b"".join(held.packed(0, block) for block in range(count)))
-                out[at : at + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
-            rest = torch.stack([keys[packed:], values[packed:]]).flatten().view(torch.uint8)
-            out[at + size - rest.numel() : at + size].copy_(rest)
-            at += size
-        return at
+        written = 0
+        for part in _parts(self.codec, chunk, dst.tensor.flatten().view(torch.uint8)):
+            whole = part.packed_tokens
+            if part.count:
+                held = LayerBlocks(part.plan, 1, BlockMemory())
+                rows = [self.codec.heads(x[:whole]).contiguous() for x in (part.keys, part.values)]
+                held.append(blocks.from_rows(*rows, part.plan.block_tokens), 1)
+                data = bytearray(b"".join(held.packed(0, block) for block in range(part.count)))
+                part.packed.copy_(torch.frombuffer(data, dtype=torch.uint8))
+            rest = torch.stack([part.keys[whole:], part.values[whole:]])
+            part.rest.copy_(rest.flatten().view(torch.uint8))
+            written += part.packed.numel() + part.rest.numel()
+        return written
 
     def estimate_serialized_size(self, layout_desc) -> int:
+        """Bytes of a packed chunk of these shapes and dtypes; exact, not an estimate."""
         total = 0
         for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True):
             # Without the layout's name: a chunk of all layers has 4 dimensions, one layer's has 3.
             layers = shape[1] if len(shape) == 4 else 1
             tokens = shape[2] if len(shape) == 4 else shape[0] if shape[1] == 2 else shape[1]
-            total += sum(self.codec.sizes(layer, tokens, shape[-1], dtype.itemsize)[1] for layer in range(layers))
+            total += sum(self.codec.size(layer, tokens, shape[-1], dtype.itemsize) for layer in range(layers))
         return total
 
 
 class LowKVDeserializer(Deserializer):
+    """Packed blocks to decoded chunks."""
+
     def __init__(self, codec: Codec):
         self.codec = codec
 
     def deserialize(self, src, dst, key) -> None:
+        """Decodes what serialize() wrote into the chunk `dst`. Raises Error for what is too short for it."""
         chunk = _layered(dst.tensor, dst.meta.fmt)
-        data, at = src.tensor.flatten().view(torch.uint8), 0
-        for layer in range(chunk.shape[1]):
-            keys, values = chunk[0, layer], chunk[1, layer]
-            plan = self.codec.plan(layer, keys.shape[1])
-            count, size = self.codec.sizes(layer, *keys.shape, keys.element_size())
-            if at + size > data.numel():
-                raise Error(f"{data.numel()} bytes, but the chunk's layers need more than {at + size - 1}: stored "
-                            "with another scheme")
-            packed = 0
-            if count:
-                packed = count * plan.block_tokens
-                held = LayerBlocks(plan, 1, BlockMemory())
-                for start in range(at, at + count * plan.packed_bytes, plan.packed_bytes):
-                    held.append_packed(0, data[start : start + plan.packed_bytes].numpy().tobytes())
-                halves = torch.empty(1, count, plan.exact_bytes // 2, dtype=torch.uint16)
+        for part in _parts(self.codec, chunk, src.tensor.flatten().view(torch.uint8)):
+            whole, channels = part.packed_tokens, part.keys.shape[1]
+            if part.count:
+                held = LayerBlocks(part.plan, 1, BlockMemory())
+                for block in part.packed.split(part.plan.packed_bytes):
+                    held.append_packed(0, block.numpy().tobytes())
+                halves = torch.empty(1, part.count, part.plan.exact_bytes // 2, dtype=torch.uint16)
                 held.decode(0, halves, 1)
-                heads = keys.shape[1] // self.codec.head_dim
-                for rows, to in zip(blocks.to_rows(halves, heads, plan.block_tokens), (keys, values), strict=True):
-                    to[:packed].copy_(rows[0].transpose(0, 1).flatten(1))
-            rest = 2 * (keys.shape[0] - packed) * keys.shape[1] * keys.element_size()
-            tail = data[at + size - rest : at + size].clone().view(keys.dtype).view(2, -1, keys.shape[1])
-            keys[packed:], values[packed:] = tail[0], tail[1]
-            at += size
+                rows = blocks.to_rows(halves, channels // self.codec.head_dim, part.plan.block_tokens)
+                for decoded, to in zip(rows, (part.keys, part.values), strict=True):
+                    to[:whole].copy_(decoded[0].transpose(0, 1).flatten(1))
+            rest = part.rest.clone().view(chunk.dtype).view(2, -1, channels)
+            part.keys[whole:], part.values[whole:] = rest[0], rest[1]
 
 
 def create(arguments: dict[str, object]) -> AsyncSerdeProcessor:

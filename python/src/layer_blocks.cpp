@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <string>
 #include <utility>
@@ -16,6 +17,18 @@ constexpr std::size_t alignment = 64;  // of a packed block, see attention.h
 
 void check(bool legal, const std::string& message) {
     if (!legal) throw Error(ErrorCode::invalid_argument, message);
+}
+
+// No f16 has all exponent bits set.
+bool is_finite(const std::byte* halves, std::size_t bytes) {
+    constexpr unsigned exponent = 0x7c00;
+    unsigned bad = 0;
+    for (std::size_t i = 0; i < bytes; i += sizeof(std::uint16_t)) {
+        std::uint16_t bits;
+        std::memcpy(&bits, halves + i, sizeof bits);
+        bad |= (bits & exponent) == exponent ? 1u : 0u;
+    }
+    return bad == 0;
 }
 
 }  // namespace
@@ -55,6 +68,9 @@ const PackedBlock& LayerBlocks::at(std::size_t row, std::size_t block) const {
 }
 
 void LayerBlocks::append(const std::byte* exact, std::size_t count, Executor& executor) {
+    check(is_finite(exact, batch() * count * plan_->exact_bytes()),
+          "keys or values are infinite, NaN, or above 65504, which a packed block can't hold; use "
+          "scheme='exact'");
     std::vector<std::shared_ptr<PackedBlock>> fresh(batch() * count);
     for (auto& block : fresh) block = make_block();
     const std::uint32_t heads = plan_->shape().kv_heads;
@@ -86,6 +102,7 @@ void LayerBlocks::attend(std::size_t first, const Queries& queries, Executor& ex
     check(first <= blocks(), "the first block, " + std::to_string(first) + ", is past the last");
     const std::size_t count = blocks() - first;
     const std::size_t cells = count * plan_->block_tokens();
+    if (count == 0) return attend_nothing(queries);
     views.resize(count);
     for (std::size_t row = 0; row < batch(); ++row) {
         for (std::size_t b = 0; b < count; ++b) {
@@ -112,6 +129,20 @@ void LayerBlocks::attend(std::size_t first, const Queries& queries, Executor& ex
                            queries.mask_strides.token, queries.mask_strides.head};
         }
         lowkv::attend(*plan_, views, io, params, workspace, executor);
+    }
+}
+
+void LayerBlocks::attend_nothing(const Queries& queries) const {
+    std::fill_n(queries.log_sum, batch() * queries.tokens * queries.heads,
+                -std::numeric_limits<float>::infinity());
+    for (std::size_t row = 0; row < batch(); ++row) {
+        for (std::size_t token = 0; token < queries.tokens; ++token) {
+            for (std::size_t head = 0; head < queries.heads; ++head) {
+                std::fill_n(queries.out + row * queries.out_strides.batch +
+                                token * queries.out_strides.token + head * queries.out_strides.head,
+                            plan_->shape().head_dim, 0.0f);
+            }
+        }
     }
 }
 

@@ -73,7 +73,7 @@ class LayerBlocks {
     std::size_t blocks() const noexcept { return rows_.empty() ? 0 : rows_.front().size(); }
 
     // Packs `count` exact blocks (layout: Plan::exact_bytes()) per row of the batch and appends
-    // them. exact: [batch][count][exact_bytes].
+    // them. exact: [batch][count][exact_bytes]. Throws for what is infinite or NaN in f16.
     void append(const std::byte* exact, std::size_t count, Executor& executor);
     // Exact blocks [first, first + count) of every row, rounded to f16:
     // [batch][count][exact_bytes].
@@ -97,6 +97,7 @@ class LayerBlocks {
     using Row = std::deque<std::shared_ptr<const PackedBlock>>;
 
     std::shared_ptr<PackedBlock> make_block() const;
+    void attend_nothing(const Queries& queries) const;
     const PackedBlock& at(std::size_t row, std::size_t block) const;
 
     std::shared_ptr<const Plan> plan_;

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 
+#include "exact_rows.h"
 #include "layer_blocks.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
@@ -29,6 +30,8 @@ using Halves = nb::ndarray<std::uint16_t, nb::ndim<3>, nb::c_contig, nb::device:
 using Tensor4 = nb::ndarray<float, nb::ndim<4>, nb::device::cpu>;
 using ConstTensor4 = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
 using Rows3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using ExactArray = nb::ndarray<nb::ro, nb::ndim<4>, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void check(bool legal, const std::string& message) {
     if (!legal) throw Error(ErrorCode::invalid_argument, message);
@@ -77,8 +80,10 @@ Strides mask_strides(const ConstTensor4& mask, const ConstTensor4& q, std::size_
     return strides;
 }
 
-void attend(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4 out, Rows3 log_sum,
-            float scale, float softcap, std::optional<ConstTensor4> mask, unsigned threads) {
+// Checks what both forms of attend() take.
+Queries make_queries(const LayerBlocks& layer, std::size_t first, const ConstTensor4& q,
+                     const Tensor4& out, const Rows3& log_sum, float scale, float softcap,
+                     const std::optional<ConstTensor4>& mask) {
     const Plan& plan = layer.plan();
     Queries queries;
     queries.heads = static_cast<std::uint32_t>(q.shape(1));
@@ -87,6 +92,9 @@ void attend(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4
     check(q.shape(0) == layer.batch() && q.shape(3) == plan.shape().head_dim,
           "q must be [" + std::to_string(layer.batch()) + ", heads, tokens, " +
               std::to_string(plan.shape().head_dim) + "]");
+    check(queries.heads > 0 && queries.heads % plan.shape().kv_heads == 0,
+          "the query heads, " + std::to_string(queries.heads) + ", must be a multiple of the " +
+              std::to_string(plan.shape().kv_heads) + " kv heads");
     for (std::size_t i = 0; i < 4; ++i)
         check(out.shape(i) == q.shape(i), "out must have q's shape");
     check(log_sum.shape(0) == layer.batch() && log_sum.shape(1) == queries.tokens &&
@@ -104,8 +112,49 @@ void attend(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4
     }
     queries.scale = scale;
     queries.softcap = softcap;
+    return queries;
+}
+
+void attend(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4 out, Rows3 log_sum,
+            float scale, float softcap, std::optional<ConstTensor4> mask, unsigned threads) {
+    const Queries queries = make_queries(layer, first, q, out, log_sum, scale, softcap, mask);
     const nb::gil_scoped_release unlocked;
     layer.attend(first, queries, executor(threads));
+}
+
+void attend_all(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4 out,
+                Rows3 log_sum, float scale, float softcap, std::optional<ConstTensor4> mask,
+                ExactArray keys, ExactArray values, std::size_t first_row, std::size_t last_row,
+                std::optional<ConstTensor4> row_mask, std::optional<Logits> sink_logits,
+                unsigned threads) {
+    const Queries queries = make_queries(layer, first, q, out, log_sum, scale, softcap, mask);
+    const Shape& shape = layer.plan().shape();
+    for (const ExactArray* rows : {&keys, &values}) {
+        check(rows->shape(0) == layer.batch() && rows->shape(1) == shape.kv_heads &&
+                  first_row <= last_row && last_row <= rows->shape(2) &&
+                  rows->shape(3) == shape.head_dim,
+              "keys and values must be [" + std::to_string(layer.batch()) + ", " +
+                  std::to_string(shape.kv_heads) + ", at least " + std::to_string(last_row) + ", " +
+                  std::to_string(shape.head_dim) + "]");
+    }
+    check(keys.dtype() == values.dtype(), "keys and values must have one dtype");
+    check(!sink_logits || sink_logits->shape(0) == queries.heads, "sink_logits must be [heads]");
+    with_floats(keys, "keys", [&]<class T>(const T* data) {
+        ExactRows<T> rows;
+        rows.count = last_row - first_row;
+        rows.key_strides = strides_of(keys, "keys");
+        rows.value_strides = strides_of(values, "values");
+        rows.keys = data + first_row * rows.key_strides.token;
+        rows.values = static_cast<const T*>(values.data()) + first_row * rows.value_strides.token;
+        if (row_mask) {
+            rows.mask = row_mask->data();
+            rows.mask_strides = mask_strides(*row_mask, q, rows.count);
+        }
+        if (sink_logits) rows.sink_logits = sink_logits->data();
+        const nb::gil_scoped_release unlocked;
+        layer.attend(first, queries, executor(threads));
+        join_exact(rows, queries, layer.batch(), shape.kv_heads, shape.head_dim, executor(threads));
+    });
 }
 
 // What the llama.cpp plug-in and the core can do and this package can't is refused, not ignored.
@@ -237,6 +286,13 @@ void bind_blocks(nb::module_& m) {
              "Attention of q [batch, heads, tokens, head_dim] over blocks from `first` on. Writes "
              "out, shaped like q, and log_sum [batch, tokens, heads]. mask: added to the scores, "
              "[batch or 1, heads or 1, tokens, cells], or None.")
+        .def("attend_all", &attend_all, "first"_a, "q"_a.noconvert(), "out"_a.noconvert(),
+             "log_sum"_a.noconvert(), "scale"_a, "softcap"_a, "mask"_a.noconvert().none(),
+             "keys"_a.noconvert(), "values"_a.noconvert(), "first_row"_a, "last_row"_a,
+             "row_mask"_a.noconvert().none(), "sink_logits"_a.noconvert().none(), "threads"_a,
+             "The same over exact rows [first_row, last_row) of keys and values, [batch, kv_heads, "
+             "room, head_dim], as well, for a few tokens. log_sum is of the packed blocks alone. "
+             "sink_logits: [heads], in the softmax without values, or None.")
         .def(
             "select",
             [](LayerBlocks& self, const std::vector<std::size_t>& rows) { self.select(rows); },
@@ -265,7 +321,9 @@ NB_MODULE(_core, m) {
     m.doc() = "The core library of lowkv: packed blocks and attention to them.";
     // Caches in a script's globals outlive the module at exit: nothing that a user could act on.
     nb::set_leak_warnings(false);
-    nb::exception<lowkv::Error>(m, "Error", PyExc_ValueError);
+    nb::exception<lowkv::Error>(m, "Error", PyExc_ValueError).attr("__doc__") =
+        "What lowkv can't do or was not given: the message says what was wrong and what would be "
+        "right.";
     lowkv::python::bind_scheme(m);
     lowkv::python::bind_plan(m);
     lowkv::python::bind_blocks(m);

@@ -16,8 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/float16.h"
-#include "lowkv/error.h"
+#include "floats.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,17 +29,6 @@ constexpr float highest_code = 3.0f;
 
 using Array = nb::ndarray<nb::device::cpu>;
 
-struct BFloat16 {
-    std::uint16_t bits;
-};
-struct Float16 {
-    std::uint16_t bits;
-};
-
-float to_float(float x) { return x; }
-float to_float(BFloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
-float to_float(Float16 x) { return codec::f16_to_f32(x.bits); }
-
 void set(float& to, float x) { to = x; }
 void set(BFloat16& to, float x) {  // to the nearest, ties to even; x is finite
     const auto bits = std::bit_cast<std::uint32_t>(x);
@@ -50,11 +38,6 @@ void set(Float16& to, float x) { to.bits = codec::f32_to_f16(x); }
 
 void check(bool legal, const std::string& message) {
     if (!legal) throw Error(ErrorCode::invalid_argument, message);
-}
-
-bool is(const Array& array, nb::dlpack::dtype_code code, unsigned bits) {
-    const nb::dlpack::dtype type = array.dtype();
-    return type.code == static_cast<std::uint8_t>(code) && type.bits == bits && type.lanes == 1;
 }
 
 std::string text(const std::vector<std::size_t>& shape) {
@@ -80,16 +63,6 @@ void check_layout(const Array& array, const char* name, const std::vector<std::s
     }
 }
 
-// Calls f with the array's data as float, Float16 or BFloat16.
-template <class F>
-void with_floats(const Array& array, const char* name, F&& f) {
-    using Code = nb::dlpack::dtype_code;
-    if (is(array, Code::Float, 32)) return f(static_cast<float*>(array.data()));
-    if (is(array, Code::Float, 16)) return f(static_cast<Float16*>(array.data()));
-    if (is(array, Code::Bfloat, 16)) return f(static_cast<BFloat16*>(array.data()));
-    check(false, std::string(name) + " must be float32, float16 or bfloat16");
-}
-
 // `groups` groups of `size` consecutive elements, and what belongs to them.
 struct Groups {
     std::size_t groups, size;
@@ -112,12 +85,12 @@ Groups check_arguments(const Array& full, const char* name, const Array& packed,
     check(!one_group || last == group,
           "keys are quantized one group at a time: " + std::to_string(last) +
               " tokens were given, group_size is " + std::to_string(group));
-    check(is(packed, nb::dlpack::dtype_code::UInt, 8), "packed must be uint8");
+    check(has_type(packed, nb::dlpack::dtype_code::UInt, 8), "packed must be uint8");
     check_layout(packed, "packed", {shape[0], shape[1], shape[2], last / codes_per_byte});
     std::vector<std::size_t> of_groups = {shape[0], shape[1], shape[2]};
     if (!one_group) of_groups.push_back(last / group);
     for (const auto& [array, label] : {std::pair{&scales, "scales"}, std::pair{&zeros, "zeros"}}) {
-        check(is(*array, nb::dlpack::dtype_code::Float, 32),
+        check(has_type(*array, nb::dlpack::dtype_code::Float, 32),
               std::string(label) + " must be float32");
         check_layout(*array, label, of_groups);
     }

@@ -3,6 +3,7 @@
 import copy
 
 import lowkv
+import lowkv.layer
 import pytest
 import torch
 from families import build
@@ -69,6 +70,29 @@ def test_assisted_decoding(models):
     got = model.generate(ids(), assistant_model=assistant, past_key_values=lowkv.Cache.from_model(model, "exact"),
                          **arguments)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("guesser", ["prompt lookup", "assistant"])
+def test_rejected_guesses_are_cropped_out_of_packed_blocks(models, guesser, monkeypatch):
+    """A cache that is told of guesses leaves the newest tokens exact; here it is made to pack them at once, so that
+    rounds crop into packed blocks, which are decoded again."""
+    monkeypatch.setattr(lowkv.layer, "_GUESSES", 0)
+    model, stock = models
+    if guesser == "assistant":  # another model, which is nearly always wrong
+        assistant = build("qwen3")[0]
+        assistant.generation_config.num_assistant_tokens = 10
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+        guesses = {"assistant_model": assistant}
+    else:
+        guesses = {"prompt_lookup_num_tokens": 10}
+    cache = lowkv.Cache.from_model(model, PACKED)
+    tokens, arguments = ids(tokens=40).repeat(1, 3), dict(do_sample=False, max_new_tokens=100, min_new_tokens=100)
+    got = model.generate(tokens, past_key_values=cache, **guesses, **arguments)
+    want = stock.generate(tokens, **arguments)
+    assert cache.memory.reopened_blocks > 0
+    new = got[:, 120:220]  # transformers 5.4 keeps the last round's guesses
+    assert (new == want[:, 120:]).float().mean() > 0.5
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -18,11 +18,11 @@ def rows(count):
     return torch.randn(BATCH, KV_HEADS, count, HEAD_DIM)
 
 
-def filled(scheme, tokens, window=None):
+def filled(scheme, tokens, window=None, dtype=torch.float32):
     """A layer with `tokens` tokens of which all that may be packed is."""
     layer = Layer(0, parse_scheme(scheme), window, BlockMemory())
     for count in (tokens // 2, tokens - tokens // 2):
-        layer.append(rows(count), rows(count))
+        layer.append(rows(count).to(dtype), rows(count).to(dtype))
         layer.pending = False
         layer.settle()
     return layer
@@ -59,7 +59,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("queries", [1, 5, 40])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["kivi2,window=16,sinks=0", "lowkv2.8,window=16", "kivi4,window=32,flush=64,sinks=5",
                                     "k=exact,v=token-4-g32,window=0"])
@@ -95,6 +95,20 @@ def check(layer, queries, view, softcap, sinks):
     got = layer.attend(query, visibility, 0.125, softcap, sinks)
     error = (got - want).abs().amax(dim=3) / want.abs().amax(dim=3).clamp_min(1e-3)
     assert error.max() < BUDGET
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype, queries):
+    torch.manual_seed(5)
+    layer = filled("kivi4,window=32", 300, dtype=dtype)
+    query = torch.randn(BATCH, HEADS, queries, HEAD_DIM).to(dtype)
+    layer.append(rows(queries).to(dtype), rows(queries).to(dtype))
+    visibility = Visibility(layer.length, queries)
+    want = oracle(query, layer, visibility, 0.125, None, None)
+    got = layer.attend(query, visibility, 0.125, None, None)
+    assert got.dtype is dtype and got.shape == query.shape
+    assert (got - want).abs().max() < BUDGET * want.abs().max() + torch.finfo(dtype).eps
 
 
 def test_what_lies_where():

@@ -1,5 +1,5 @@
-"""Round trips through the real lmcache package, in its layouts. It is large and wants CUDA packages, so the set-up
-does not fetch it: CONTRIBUTING.md says how to run this."""
+"""Round trips through the real lmcache package, in its layouts. deps/requirements-lmcache.txt says what of it is
+installed, and where it is not."""
 
 import select
 
@@ -59,6 +59,10 @@ def test_round_trip(layout, dtype, scheme, least):
 def test_wrong_configurations_are_refused():
     with pytest.raises(lowkv.Error, match="needs head_dim"):
         create_serde_processor(SerdeConfig("lowkv", {}))
+    source = memory(SHAPES["KV_2TD"], torch.float32, "KV_2TD")
+    short = memory((5000,), torch.uint8, "BINARY")
+    with pytest.raises(lowkv.Error, match="5000 bytes, but the chunk's layers need"):
+        lowkv.lmcache.LowKVDeserializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).deserialize(short, source, None)
     codec = lowkv.lmcache.Codec("kivi2", 48)
     with pytest.raises(lowkv.Error, match="not whole heads of head_dim 48"):
         codec.plan(0, 128)

@@ -1,0 +1,37 @@
+"""Memory: nothing keeps a prompt's exact rows alive, and malloc gives back what a prompt needed."""
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+
+import lowkv
+import pytest
+import torch
+from families import build
+
+LEFT_ALONE = [{"LOWKV_KEEP_MALLOC": "1"}, {"MALLOC_MMAP_THRESHOLD_": "131072"}]
+
+
+@torch.no_grad()
+def test_packed_rows_leave_nothing_behind():
+    """A view into the prompt's keys would keep all of them."""
+    cache = lowkv.Cache.from_model(build("llama")[0], "kivi2,window=16")
+    keys, values = torch.randn(2, 1, 2, 4096, 16)
+    held = [weakref.ref(x.untyped_storage()) for x in (keys, values)]
+    cache.layers[0].take_over(keys, values)
+    assert cache.exact_bytes < 4096 * 2 * 16 * 4 / 10
+    del keys, values
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""),
+                    reason="malloc is not glibc's")
+@pytest.mark.parametrize("variables", [{}, *LEFT_ALONE])
+def test_malloc_is_told_once_and_can_be_left_alone(variables):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES", "LOWKV_KEEP"))}
+    done = subprocess.run([sys.executable, "-c", "from lowkv import heap; print(heap.tune())"], capture_output=True,
+                          text=True, env=inherited | variables, check=True)
+    assert done.stdout.split() == [str(not variables)]
