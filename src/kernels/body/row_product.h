@@ -42,7 +42,8 @@ LOWKV_INLINE void turn_queries(const codec::RopeTable& rope, std::int32_t positi
 // the pairs, halves or neighbours, leave their units. Outliers apart.
 template <unsigned Bits, unsigned Rows, bool Halves>
 void multiply_turned(const Matrix& x, unsigned token, const KeyMetadata& metadata,
-                     const PairedQueries<Rows>& q, float* y, std::size_t y_stride) noexcept {
+                     const PairedQueries<Rows>& q, float* y, std::size_t y_stride,
+                     Prefetch& prefetch) noexcept {
     constexpr unsigned parts = Halves ? 2 : 1;
     const codec::RowTables& row = *x.layout->row;
     const std::size_t end = x.step_count / parts;
@@ -52,6 +53,7 @@ void multiply_turned(const Matrix& x, unsigned token, const KeyMetadata& metadat
             for (unsigned v = 0; v < 2; ++v) sum[r][v] = load(y + r * y_stride + t + v * lanes);
         }
         for (std::size_t c0 = 0; c0 < end; c0 += 16) {
+            for (unsigned part = 0; part < parts; ++part) fetch_share(prefetch);
             UnitView view[2 * parts];
             for (unsigned n = 0; n < 2 * parts; ++n) {
                 const std::size_t c = c0 + n % parts * end;
@@ -128,6 +130,7 @@ void multiply_row_keys(const Product& product, const PairedQueries<Rows>& querie
     const Matrix& x = product.x;
     const codec::RopeTable* rope = x.layout->row->rope.get();
     const unsigned head_dim = x.step_count;
+    Prefetch prefetch = start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * head_dim);
     for (unsigned token = 0; token < x.lane_count; token += tile_tokens) {
         float* y = product.y + token;
         const std::int32_t* positions = rope != nullptr ? positions_of(x) + token : nullptr;
@@ -138,7 +141,7 @@ void multiply_row_keys(const Product& product, const PairedQueries<Rows>& querie
             turn_queries<Rows>(*rope, *positions, queries, turned);
             const auto multiply = rope->first(1) == 1 ? multiply_turned<Bits, Rows, true>
                                                       : multiply_turned<Bits, Rows, false>;
-            multiply(x, token, metadata, turned, y, y_stride);
+            multiply(x, token, metadata, turned, y, y_stride, prefetch);
             multiply_turned_outliers<Rows>(x, token, turned, y, y_stride);
             continue;
         }
@@ -162,22 +165,23 @@ template <unsigned Rows, unsigned Size>
 void fold_groups(const PartLayout& layout, const float* w, std::size_t w_stride,
                  TokenMetadata& metadata, GroupWeights<Rows, Size>& weights) noexcept {
     const bool learned = layout.codec.levels == Levels::learned;
-    const F step = set(learned ? layout.level_step : 1.0f);
-    const F lowest = set(learned ? layout.level_zero : 0.0f);
+    const F step = set(layout.level_step), lowest = set(layout.level_zero);
     F largest[4];
     for (F& f : largest) f = set(0.0f);
     for (unsigned g = 0; g < Size; g += lanes) {
         F zeros[Rows];
         for (F& f : zeros) f = set(0.0f);
         for (unsigned t = 0; t < tile_tokens; ++t) {
-            const F scale = load(metadata.scale[t] + g);
-            const F zero = fma(scale, lowest, load(metadata.zero[t] + g));
-            const F step_scale = mul(scale, step);
-            store(metadata.scale[t] + g, step_scale);
+            F scale = load(metadata.scale[t] + g), zero = load(metadata.zero[t] + g);
+            if (learned) {
+                zero = fma(scale, lowest, zero);
+                scale = mul(scale, step);
+                store(metadata.scale[t] + g, scale);
+            }
 #pragma GCC unroll 4
             for (unsigned r = 0; r < Rows; ++r) {
                 const F weight = set(w[r * w_stride + t]);
-                largest[r] = max(largest[r], abs(mul(weight, step_scale)));
+                largest[r] = max(largest[r], abs(mul(weight, scale)));
                 zeros[r] = fma(weight, zero, zeros[r]);
             }
         }
@@ -190,9 +194,9 @@ void fold_groups(const PartLayout& layout, const float* w, std::size_t w_stride,
 #pragma GCC unroll 4
             for (unsigned r = 0; r < Rows; ++r) {
                 const float* const at = w + r * w_stride + t;
-                const float inverse = weights.scales.inverse[r];
-                const I low = to_int(mul(set(at[0] * inverse), first));
-                const I high = to_int(mul(set(at[1] * inverse), second));
+                const F inverse = set(weights.scales.inverse[r]);
+                const I low = to_int(mul(mul(set(at[0]), inverse), first));
+                const I high = to_int(mul(mul(set(at[1]), inverse), second));
                 const I pair = bit_or(bit_and(low, set_int(0xffff)), shift_left(high, 16));
                 store(weights.pair[r][t / 2] + g, as_float(pair));
             }
@@ -211,6 +215,8 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
     constexpr std::uint8_t uniform[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const I table =
         load_table(layout.codec.levels == Levels::learned ? layout.levels.data() : uniform);
+    Prefetch prefetch =
+        start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * x.step_count);
     TokenMetadata metadata;
     GroupWeights<Rows, Size> weights;
     for (unsigned token = 0; token < x.step_count; token += tile_tokens) {
@@ -225,6 +231,7 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
                 for (unsigned r = 0; r < Rows; ++r) sums[r][v] = set_int(0);
             }
             for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
+                fetch_share(prefetch);
                 UnitView view[2];
                 for (unsigned v = 0; v < 2; ++v) {
                     const std::size_t unit =

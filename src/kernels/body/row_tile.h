@@ -147,6 +147,31 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
     }
 }
 
+// The scales and zeros of a row's section (math.h), `lanes` stored values from the i-th on.
+struct StoredMetadata {
+    const std::byte* data;
+    bool f16;
+    F scale_unit, zero_unit;
+
+    explicit StoredMetadata(const Matrix& x)
+        : data(x.metadata + x.layout->metadata_offset),
+          f16(x.layout->codec.metadata == Metadata::fp16),
+          scale_unit(set(1.0f)),
+          zero_unit(set(1.0f)) {
+        if (f16) return;
+        float multiplier[2];
+        __builtin_memcpy(multiplier, x.metadata, sizeof multiplier);
+        scale_unit = set(256.0f * multiplier[0]);
+        zero_unit = set(256.0f * multiplier[1]);
+    }
+    F stored(std::size_t i) const {
+        return f16 ? load_f16(reinterpret_cast<const std::uint16_t*>(data) + i)
+                   : load_e4m3(reinterpret_cast<const std::uint8_t*>(data) + i);
+    }
+    F scale(std::size_t i) const { return mul(stored(i), scale_unit); }
+    F zero(std::size_t i) const { return mul(stored(i), zero_unit); }
+};
+
 // Scales and zeros of a head's channels in a tile of tokens: of its own each channel, for all
 // tokens, or of its group, by token.
 struct KeyMetadata {
@@ -172,12 +197,13 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, KeyMetadata& m
         return;
     }
     metadata.group = row.group.data() + x.first_channel;
-    for (unsigned g = 0; g < row.groups; ++g) {
-        MetadataRow group;
-        open_metadata(*x.layout, x.metadata, g, group);
+    const StoredMetadata stored(x);
+    const std::size_t tokens = x.layout->row_entries;
+    for (std::size_t g = 0; g < row.groups; ++g) {
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
-            store(metadata.group_scale + g * tile_tokens + t, group.scale(token0 + t));
-            store(metadata.group_zero + g * tile_tokens + t, group.zero(token0 + t));
+            const std::size_t at = 2 * g * tokens + token0 + t;
+            store(metadata.group_scale + g * tile_tokens + t, stored.scale(at));
+            store(metadata.group_zero + g * tile_tokens + t, stored.zero(at + tokens));
         }
     }
 }
@@ -221,13 +247,12 @@ struct TokenMetadata {
 };
 LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata& metadata) {
     const unsigned groups = x.layout->row->groups;
-    MetadataRow row;
+    const StoredMetadata stored(x);
     if (groups == 1) {
-        open_metadata(*x.layout, x.metadata, 0, row);
         alignas(64) float scale[tile_tokens], zero[tile_tokens];
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
-            store(scale + t, row.scale(token0 + t));
-            store(zero + t, row.zero(token0 + t));
+            store(scale + t, stored.scale(token0 + t));
+            store(zero + t, stored.zero(x.layout->row_entries + token0 + t));
         }
         for (unsigned t = 0; t < tile_tokens; ++t) {
             metadata.scale[t][0] = scale[t];
@@ -235,30 +260,16 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata&
         }
         return;
     }
-    // All tokens' rows at once: each is too short to widen alone.
-    const std::size_t row_size = std::size_t{2} * groups;
-    const std::byte* packed = x.metadata + x.layout->metadata_offset;
-    alignas(64) std::uint16_t widened[2 * codec::max_row_groups * tile_tokens + 64];
-    const std::uint16_t* values =
-        reinterpret_cast<const std::uint16_t*>(packed) + token0 * row_size;
-    open_metadata(*x.layout, x.metadata, token0, row);  // for its units
-    if (x.layout->codec.metadata != Metadata::fp16) {
-        const auto* bytes = reinterpret_cast<const std::uint8_t*>(packed) + token0 * row_size;
-        for (std::size_t i = 0; i < tile_tokens * row_size; ++i) {
-            widened[i] =
-                static_cast<std::uint16_t>((bytes[i] & 0x80u) << 8 | (bytes[i] & 0x7fu) << 7);
-        }
-        values = widened;
-    }
     const I limit = set_int(static_cast<int>(groups));
-    for (unsigned t = 0; t < tile_tokens; ++t, values += row_size) {
-        for (unsigned g = 0; g < codec::max_row_groups; g += lanes) {
-            const unsigned from = g < groups ? g : 0;
-            const I index = add_int(iota(), set_int(static_cast<int>(g)));
-            const F scale = mul(load_f16(values + from), row.scale_unit);
-            const F zero = mul(load_f16(values + groups + from), row.zero_unit);
-            store(metadata.scale[t] + g, select_below(index, limit, scale, set(0.0f)));
-            store(metadata.zero[t] + g, select_below(index, limit, zero, set(0.0f)));
+    const unsigned size = groups > 16 ? 32 : 16;
+    for (unsigned g = 0; g < size; g += lanes) {
+        const unsigned from = g < groups ? g : 0;
+        const I index = add_int(iota(), set_int(static_cast<int>(g)));
+        for (unsigned t = 0; t < tile_tokens; ++t) {
+            const std::size_t at = std::size_t{2} * groups * (token0 + t) + from;
+            store(metadata.scale[t] + g, select_below(index, limit, stored.scale(at), set(0.0f)));
+            store(metadata.zero[t] + g,
+                  select_below(index, limit, stored.zero(at + groups), set(0.0f)));
         }
     }
 }

@@ -20,6 +20,13 @@ LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return F{codec::f16_to_f32(p[0]), codec::f16_to_f32(p[1]), codec::f16_to_f32(p[2]),
              codec::f16_to_f32(p[3])};
 }
+LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
+    std::uint16_t halves[lanes];
+    for (unsigned i = 0; i < lanes; ++i) {
+        halves[i] = static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7);
+    }
+    return load_f16(halves);
+}
 LOWKV_INLINE F set(float x) { return F{x, x, x, x}; }
 LOWKV_INLINE F add(F a, F b) { return a + b; }
 LOWKV_INLINE F sub(F a, F b) { return a - b; }
