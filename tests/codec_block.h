@@ -11,6 +11,7 @@
 
 #include "codec/e4m3.h"
 #include "codec/float16.h"
+#include "codec/outliers.h"
 #include "codec/row_tables.h"
 #include "kernels/units.h"
 #include "lowkv/codec.h"
@@ -68,13 +69,12 @@ struct PackedPart {
     std::uint32_t channel(Place p) const { return p.head * plan.shape().head_dim + p.channel; }
     // Row codecs: what is kept of a channel beside its code.
     std::optional<float> outlier(Place p) const {
-        const std::uint32_t most = layout().row->outliers;
-        const std::byte* token = data + layout().outliers_offset + std::size_t{4} * most * p.token;
-        for (std::uint32_t i = 0; i < most; ++i) {
-            std::uint16_t at = 0, half = 0;
-            std::memcpy(&at, token + 2 * std::size_t{i}, sizeof at);
-            std::memcpy(&half, token + 2 * (std::size_t{most} + i), sizeof half);
-            if (at == channel(p)) return codec::f16_to_f32(half);
+        if (layout().row->outliers == 0) return std::nullopt;
+        const codec::HeadOutliers all = codec::head_outliers(layout(), data, p.head);
+        for (std::uint32_t i = 0; i < all.count; ++i) {
+            if (all.places[i].token == p.token && all.places[i].channel == p.channel) {
+                return codec::f16_to_f32(all.residuals[i]);
+            }
         }
         return std::nullopt;
     }

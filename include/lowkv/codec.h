@@ -47,8 +47,9 @@ struct Shape {
 //   header    as above
 //   metadata  keys, and values of one group: a row is one group of channels, an entry one token.
 //             Other values: the other way round, as attention reads them. Static ranges: none.
-//   outliers  per token: their channels as u16, ascending, 0xffff where there is none; then what is
-//             missing there, as f16
+//   outliers  by head, its tokens in order, so that a head's are contiguous: where each head's
+//             begin and the last one's end, as u16; their channel within the head and their token,
+//             a byte each; what is missing there, as f16
 //   positions keys before RoPE: of each token, as i32
 //
 // A code stands for level(code) * scale + zero. Levels that are not uniform are kept in 8 bits, so
@@ -60,7 +61,9 @@ struct PartLayout {
     float level_zero = 0.0f;
     std::shared_ptr<const codec::RowTables> row;  // null: no row codec
     std::size_t row_bytes = 0;                    // the row's section
-    std::size_t outliers_offset = 0;
+    std::size_t outliers_offset = 0;              // where each head's begin
+    std::size_t places_offset = 0;
+    std::size_t residuals_offset = 0;
     std::size_t positions_offset = 0;
     std::shared_ptr<const codec::Rotation> rotation;  // null: none
     std::uint32_t group = 0;        // effective group: codec.group, at most head_dim along channels

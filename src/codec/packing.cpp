@@ -175,4 +175,19 @@ void unpack_tile(const std::uint8_t* codes, std::uint32_t bits, const HeadShape&
     }
 }
 
+void pack_tokens(const TokenCodes& codes, Part part, std::uint32_t bits, const HeadShape& head,
+                 std::uint8_t* out) noexcept {
+    CodeTile tile;
+    for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
+        for (std::uint32_t s = 0; s < unit_steps; ++s) {
+            const std::uint32_t step = block * unit_steps + s;
+            for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
+                tile.row[s][lane] =
+                    part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
+            }
+        }
+        pack_tile(tile, bits, head, block, out);
+    }
+}
+
 }  // namespace lowkv::codec

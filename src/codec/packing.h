@@ -8,6 +8,8 @@
 
 namespace lowkv::codec {
 
+inline constexpr std::uint32_t max_block_tokens = 128;
+
 // Row s holds the codes of all lanes at step s of a step block.
 struct CodeTile {
     alignas(64) std::uint8_t row[kernels::unit_steps][max_lanes];
@@ -19,5 +21,12 @@ void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
                std::uint32_t step_block, std::uint8_t* codes) noexcept;
 void unpack_tile(const std::uint8_t* codes, std::uint32_t bits, const HeadShape& head,
                  std::uint32_t step_block, CodeTile& tile) noexcept;
+
+// A head's codes by token, whichever way they are packed.
+struct TokenCodes {
+    std::uint8_t token[max_block_tokens][max_lanes];
+};
+void pack_tokens(const TokenCodes& codes, Part part, std::uint32_t bits, const HeadShape& head,
+                 std::uint8_t* out) noexcept;
 
 }  // namespace lowkv::codec

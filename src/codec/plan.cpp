@@ -6,6 +6,7 @@
 #include "codec/head.h"
 #include "codec/lloyd_max.h"
 #include "codec/metadata.h"
+#include "codec/outliers.h"
 #include "codec/rotation.h"
 #include "codec/row_tables.h"
 #include "kernels/table.h"
@@ -78,7 +79,11 @@ void lay_out_rows(PartLayout& layout, const Shape& shape, std::uint32_t tokens, 
     const std::size_t metadata = std::size_t{2} * layout.group_rows * layout.row_entries *
                                  codec::metadata_bytes(codec.metadata);
     layout.outliers_offset = round_up(layout.metadata_offset + metadata, sizeof(std::int32_t));
-    layout.positions_offset = layout.outliers_offset + std::size_t{4} * row.outliers * tokens;
+    const std::size_t most = std::size_t{row.outliers} * tokens;
+    const std::size_t begins = most > 0 ? sizeof(std::uint16_t) * (shape.kv_heads + 1) : 0;
+    layout.places_offset = layout.outliers_offset + round_up(begins, sizeof(std::int32_t));
+    layout.residuals_offset = layout.places_offset + sizeof(codec::OutlierPlace) * most;
+    layout.positions_offset = layout.residuals_offset + sizeof(std::uint16_t) * most;
     const std::size_t positions = codec.stage == Stage::pre ? std::size_t{4} * tokens : 0;
     layout.row_bytes = round_up(layout.positions_offset + positions, cache_line);
     layout.head_bytes =

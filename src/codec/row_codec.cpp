@@ -7,6 +7,7 @@
 #include "codec/clip.h"
 #include "codec/float16.h"
 #include "codec/metadata.h"
+#include "codec/outliers.h"
 #include "codec/packing.h"
 #include "codec/row_tables.h"
 #include "codec/uniform.h"
@@ -14,9 +15,7 @@
 namespace lowkv::codec {
 namespace {
 
-using kernels::unit_steps;
-
-constexpr std::uint32_t max_tokens = 128;
+constexpr std::uint32_t max_tokens = max_block_tokens;
 
 // A part of a block as tokens of channels, whichever way it lies.
 class Rows {
@@ -62,47 +61,33 @@ class Rows {
     }
 };
 
-// A token's outliers in the row's section: channels, then what is missing there.
-std::size_t outlier_bytes(const RowTables& tables) { return std::size_t{2} * tables.outliers; }
+// A token's outliers as channels of the row, ascending; no_channel where there is none.
+constexpr std::uint16_t no_channel = 0xffff;
+using Chosen = std::uint16_t[max_outliers];
 
-std::size_t outliers_at(const PartLayout& layout, std::uint32_t token) {
-    return layout.outliers_offset + 2 * outlier_bytes(*layout.row) * token;
-}
-
-float read_residual(const PartLayout& layout, const std::byte* part, std::uint32_t token,
-                    std::uint32_t slot) noexcept {
-    std::uint16_t half = 0;
-    std::memcpy(&half, part + outliers_at(layout, token) + outlier_bytes(*layout.row) + 2 * slot,
-                sizeof half);
-    return f16_to_f32(half);
-}
-
-// Calls f(slot, channel within the head) for a token's outliers in a head. Reads no residual: other
-// heads may be writing theirs.
-template <class F>
-void for_outliers(const PartLayout& layout, const std::byte* part, std::uint32_t token,
-                  std::uint32_t first, std::uint32_t head_dim, F f) {
-    std::uint16_t channels[max_outliers];
-    std::memcpy(channels, part + outliers_at(layout, token), outlier_bytes(*layout.row));
-    for (std::uint32_t i = 0; i < layout.row->outliers; ++i) {
-        const std::uint32_t c = channels[i] - first;
-        if (c < head_dim) f(i, c);
+// Sorts the tokens' outliers by head; encode_row_head() adds what is missing there.
+void write_places(const PartLayout& layout, std::uint32_t heads, std::uint32_t head_dim,
+                  std::uint32_t tokens, const Chosen* chosen, std::byte* part) noexcept {
+    auto* begins = reinterpret_cast<std::uint16_t*>(part + layout.outliers_offset);
+    auto* places = reinterpret_cast<OutlierPlace*>(part + layout.places_offset);
+    std::uint32_t next[max_tokens] = {};
+    std::uint16_t count = 0;
+    for (std::uint32_t head = 0; head < heads; ++head) {
+        begins[head] = count;
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            for (; next[t] < layout.row->outliers; ++next[t]) {
+                const std::uint32_t c = chosen[t][next[t]] - head * head_dim;
+                if (c >= head_dim) break;
+                places[count++] = {static_cast<std::uint8_t>(c), static_cast<std::uint8_t>(t)};
+            }
+        }
     }
+    begins[heads] = count;
 }
 
-void write_channels(const PartLayout& layout, std::byte* part, std::uint32_t token,
-                    const std::uint16_t* channels) noexcept {
-    const std::size_t bytes = outlier_bytes(*layout.row);
-    std::byte* to = part + outliers_at(layout, token);
-    std::memcpy(to, channels, bytes);
-    std::memset(to + bytes, 0, bytes);
-}
-
-void write_residual(const PartLayout& layout, std::byte* part, std::uint32_t token,
-                    std::uint32_t slot, float residual) noexcept {
-    const std::uint16_t half = f32_to_f16(residual);
-    std::memcpy(part + outliers_at(layout, token) + outlier_bytes(*layout.row) + 2 * slot, &half,
-                sizeof half);
+HeadOutliers outliers_of(const PartLayout& layout, const std::byte* part,
+                         std::uint32_t head) noexcept {
+    return layout.row->outliers > 0 ? head_outliers(layout, part, head) : HeadOutliers{};
 }
 
 std::int32_t read_position(const PartLayout& layout, const std::byte* part,
@@ -261,21 +246,18 @@ void encode_shared_rows(const Plan& plan, Part part, const std::uint16_t* rows,
     }
     Groups groups;
     const RowMetadata metadata{groups, tables, part, view.tokens()};
+    Chosen outliers[max_tokens];
     float x[max_row_channels];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         const std::int32_t position = read_position(layout, part_out, t);
         for (std::uint32_t h = 0; h < view.heads(); ++h) {
             view.load(rows, t, h, position, x + std::size_t{h} * view.head_dim());
         }
-        std::uint16_t outliers[max_outliers];
-        if (tables.outliers > 0) {
-            choose_outliers(tables, x, view.channels(), outliers);
-            write_channels(layout, part_out, t, outliers);
-        }
+        if (tables.outliers > 0) choose_outliers(tables, x, view.channels(), outliers[t]);
         if (tables.groups == 0) continue;
         Ranges ranges;
         Steps steps[max_row_groups];
-        find_ranges(tables, x, view.channels(), outliers, ranges);
+        find_ranges(tables, x, view.channels(), outliers[t], ranges);
         set_steps(layout, x, view.channels(), ranges, steps);
         for (std::uint32_t g = 0; g < tables.groups; ++g) {
             const std::size_t e = metadata.entry(t, static_cast<std::int32_t>(g));
@@ -284,6 +266,9 @@ void encode_shared_rows(const Plan& plan, Part part, const std::uint16_t* rows,
         }
     }
     if (tables.groups > 0) write_metadata(layout, part_out, groups);
+    if (tables.outliers > 0) {
+        write_places(layout, view.heads(), view.head_dim(), view.tokens(), outliers, part_out);
+    }
 }
 
 void encode_row_head(const Plan& plan, Part part, std::uint32_t head, const std::uint16_t* rows,
@@ -298,32 +283,27 @@ void encode_row_head(const Plan& plan, Part part, std::uint32_t head, const std:
     if (tables.groups > 0) read_metadata(layout, part_out, groups);
     const RowMetadata metadata{groups, tables, part, view.tokens()};
     const std::uint32_t first = head * view.head_dim();
-    std::uint8_t codes[max_tokens][max_lanes];
+    const HeadOutliers outliers = outliers_of(layout, part_out, head);
+    std::uint32_t next = 0;
+    TokenCodes codes;
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         float x[max_lanes];
         view.load(rows, t, head, read_position(layout, part_out, t), x);
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
             const Steps steps = metadata.of(t, first + c);
-            codes[t][c] = code_of(layout, x[c], steps.scale, steps.zero);
+            codes.token[t][c] = code_of(layout, x[c], steps.scale, steps.zero);
         }
-        for_outliers(layout, part_out, t, first, view.head_dim(),
-                     [&](std::uint32_t slot, std::uint32_t c) {
-                         const Steps steps = metadata.of(t, first + c);
-                         const float dense = value_of(layout, codes[t][c], steps.scale, steps.zero);
-                         write_residual(layout, part_out, t, slot, x[c] - dense);
-                     });
-    }
-    auto* out = reinterpret_cast<std::uint8_t*>(section);
-    CodeTile tile;
-    for (std::uint32_t block = 0; block < shape.steps / unit_steps; ++block) {
-        for (std::uint32_t s = 0; s < unit_steps; ++s) {
-            const std::uint32_t step = block * unit_steps + s;
-            for (std::uint32_t lane = 0; lane < shape.lanes; ++lane) {
-                tile.row[s][lane] = part == Part::keys ? codes[lane][step] : codes[step][lane];
-            }
+        for (; next < outliers.count && outliers.places[next].token == t; ++next) {
+            const std::uint32_t c = outliers.places[next].channel;
+            const Steps steps = metadata.of(t, first + c);
+            const float dense = value_of(layout, codes.token[t][c], steps.scale, steps.zero);
+            const std::uint16_t residual = f32_to_f16(x[c] - dense);
+            const auto at =
+                reinterpret_cast<const std::byte*>(outliers.residuals + next) - part_out;
+            std::memcpy(part_out + at, &residual, sizeof residual);
         }
-        pack_tile(tile, layout.codec.bits, shape, block, out);
     }
+    pack_tokens(codes, part, layout.codec.bits, shape, reinterpret_cast<std::uint8_t*>(section));
 }
 
 void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std::byte* part_in,
@@ -337,6 +317,8 @@ void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std:
     if (tables.groups > 0) read_metadata(layout, part_in, groups);
     const RowMetadata metadata{groups, tables, part, view.tokens()};
     const std::uint32_t first = head * view.head_dim();
+    const HeadOutliers outliers = outliers_of(layout, part_in, head);
+    std::uint32_t next = 0;
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         float x[max_lanes];
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
@@ -346,10 +328,9 @@ void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std:
                                    part == Part::keys ? c : t);
             x[c] = value_of(layout, code, steps.scale, steps.zero);
         }
-        for_outliers(layout, part_in, t, first, view.head_dim(),
-                     [&](std::uint32_t slot, std::uint32_t c) {
-                         x[c] += read_residual(layout, part_in, t, slot);
-                     });
+        for (; next < outliers.count && outliers.places[next].token == t; ++next) {
+            x[outliers.places[next].channel] += f16_to_f32(outliers.residuals[next]);
+        }
         view.store(x, t, head, read_position(layout, part_in, t), rows);
     }
 }

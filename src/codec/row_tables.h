@@ -15,7 +15,6 @@ namespace lowkv::codec {
 inline constexpr std::uint32_t max_row_groups = 32;  // kernels hold a token's groups in registers
 inline constexpr std::uint32_t max_row_channels = 8192;  // of all heads
 inline constexpr std::uint32_t max_outliers = 164;       // of a row: 2 % of them, rounded up
-inline constexpr std::uint16_t no_channel = 0xffff;      // an outlier's place that is not used
 
 struct RowTables {
     std::uint32_t groups = 0;         // scales per token; 0: static

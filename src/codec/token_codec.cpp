@@ -20,7 +20,7 @@ namespace {
 using kernels::unit_steps;
 
 constexpr std::uint32_t max_channels = max_lanes;
-constexpr std::uint32_t max_tokens = 128;
+constexpr std::uint32_t max_tokens = max_block_tokens;
 
 // The mean of a block's tokens, rotated as they are and rounded to f16.
 void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayout& layout,
@@ -93,29 +93,8 @@ float quantize_normal(const float* y, std::uint32_t count, const PartLayout& lay
     return norm / std::sqrt(level_squares);
 }
 
-// A head's codes by token; packed in the order of its part.
-struct Codes {
-    std::uint8_t token[max_tokens][max_channels];
-};
-
-void pack(const Codes& codes, Part part, const HeadShape& head, const PartLayout& layout,
-          std::byte* section) noexcept {
-    auto* out = reinterpret_cast<std::uint8_t*>(section + layout.codes_offset);
-    CodeTile tile;
-    for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
-        for (std::uint32_t s = 0; s < unit_steps; ++s) {
-            const std::uint32_t step = block * unit_steps + s;
-            for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-                tile.row[s][lane] =
-                    part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
-            }
-        }
-        pack_tile(tile, layout.codec.bits, head, block, out);
-    }
-}
-
 void unpack(const std::byte* section, Part part, const HeadShape& head, const PartLayout& layout,
-            Codes& codes) noexcept {
+            TokenCodes& codes) noexcept {
     const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
     CodeTile tile;
     for (std::uint32_t step = 0; step < head.steps; ++step) {
@@ -155,7 +134,7 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
     read_mean(layout, section, sequence_mean, view.channels(), mean);
 
     Groups groups;
-    Codes codes;
+    TokenCodes codes;
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         transform(rows, view, layout, mean, t, y);
         for_groups(layout, view.channels(), t,
@@ -183,7 +162,8 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
                                         codes.token[t] + first);
                    });
     }
-    pack(codes, part, head, layout, section);
+    pack_tokens(codes, part, layout.codec.bits, head,
+                reinterpret_cast<std::uint8_t*>(section + layout.codes_offset));
 }
 
 void decode_token_head(const std::byte* section, const HeadShape& head, Part part,
@@ -195,7 +175,7 @@ void decode_token_head(const std::byte* section, const HeadShape& head, Part par
     read_mean(layout, section, sequence_mean, view.channels(), mean);
     Groups groups;
     read_metadata(layout, section, groups);
-    Codes codes;
+    TokenCodes codes;
     unpack(section, part, head, layout, codes);
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         for_groups(layout, view.channels(), t,

@@ -12,6 +12,7 @@
 
 #include "codec/float16.h"
 #include "codec/head.h"
+#include "codec/outliers.h"
 #include "codec/row_tables.h"
 #include "kernels/product.h"
 #include "kernels/tables.h"

@@ -14,11 +14,14 @@
 #define LOWKV_TARGET_END LOWKV_PRAGMA(GCC pop_options)
 #endif
 
-// Instrumented, everything inline would take several times as long to compile as all the rest.
+// Instrumented, everything inline and unrolled would take several times as long to compile as all
+// the rest.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define LOWKV_INLINE [[gnu::noinline]] static
 #define LOWKV_INLINE_LAMBDA
+#define LOWKV_UNROLL(n)
 #else
 #define LOWKV_INLINE [[gnu::always_inline]] static inline
 #define LOWKV_INLINE_LAMBDA __attribute__((always_inline))
+#define LOWKV_UNROLL(n) LOWKV_PRAGMA(GCC unroll n)
 #endif

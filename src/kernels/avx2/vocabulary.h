@@ -13,12 +13,19 @@ LOWKV_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
 LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
+    const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
+    const __m128i rest = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7);
+    return _mm256_cvtph_ps(_mm_or_si128(sign, rest));
+}
 LOWKV_INLINE F set(float x) { return _mm256_set1_ps(x); }
 LOWKV_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
 LOWKV_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
 LOWKV_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
 LOWKV_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
 LOWKV_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+LOWKV_INLINE F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
 LOWKV_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
 LOWKV_INLINE F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 LOWKV_INLINE float reduce_max(F a) {
@@ -84,6 +91,8 @@ LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     return _mm256_set1_epi32(pair);
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+LOWKV_INLINE I as_int(F a) { return _mm256_castps_si256(a); }
+LOWKV_INLINE F as_float(I a) { return _mm256_castsi256_ps(a); }
 template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
     if constexpr (Size == 8)
@@ -93,13 +102,4 @@ LOWKV_INLINE F pick(const float* table, I index) {
         const I top_bit = _mm256_slli_epi32(index, Size == 32 ? 27 : 28);
         return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(top_bit));
     }
-}
-LOWKV_INLINE unsigned range_mask(const std::uint16_t* p, unsigned first, unsigned count) {
-    const I from_first = _mm256_sub_epi16(load_bytes(reinterpret_cast<const std::uint8_t*>(p)),
-                                          _mm256_set1_epi16(static_cast<short>(first)));
-    const I beyond =
-        _mm256_subs_epu16(from_first, _mm256_set1_epi16(static_cast<short>(count - 1)));
-    const I inside = _mm256_cmpeq_epi16(beyond, _mm256_setzero_si256());
-    return static_cast<unsigned>(_mm_movemask_epi8(
-        _mm_packs_epi16(_mm256_castsi256_si128(inside), _mm256_extracti128_si256(inside, 1))));
 }

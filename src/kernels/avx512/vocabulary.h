@@ -13,12 +13,19 @@ LOWKV_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
 LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
+    const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7);
+    return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
+}
 LOWKV_INLINE F set(float x) { return _mm512_set1_ps(x); }
 LOWKV_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
 LOWKV_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 LOWKV_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 LOWKV_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
 LOWKV_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+LOWKV_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 LOWKV_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 LOWKV_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 LOWKV_INLINE float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
@@ -77,13 +84,10 @@ LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     return _mm512_set1_epi32(pair);
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
+LOWKV_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
+LOWKV_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
     if constexpr (Size == 32) return _mm512_permutex2var_ps(load(table), index, load(table + 16));
     return _mm512_permutexvar_ps(index, load(table));
-}
-LOWKV_INLINE unsigned range_mask(const std::uint16_t* p, unsigned first, unsigned count) {
-    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i from_first = _mm256_sub_epi16(x, _mm256_set1_epi16(static_cast<short>(first)));
-    return _mm256_cmplt_epu16_mask(from_first, _mm256_set1_epi16(static_cast<short>(count)));
 }

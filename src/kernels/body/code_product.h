@@ -10,27 +10,6 @@
 
 constexpr unsigned max_groups = max_head_dim / 32;
 
-// Weights become integers by one scale per row and product, so that finding the largest costs one
-// reduction and not one per group.
-struct RowScales {
-    float scale[4];
-    float inverse[4];
-};
-
-constexpr float weight_limit = 32767.0f;
-constexpr float least_weight = 1e-30f;  // the largest is below: the product is 0
-
-LOWKV_INLINE RowScales make_scales(const F* largest) {
-    RowScales rows;
-    float top[4];
-    reduce_max4(largest, top);
-    for (unsigned r = 0; r < 4; ++r) {
-        rows.scale[r] = top[r] / weight_limit;
-        rows.inverse[r] = top[r] > least_weight ? weight_limit / top[r] : 0.0f;
-    }
-    return rows;
-}
-
 // Returns the rounded weights' sum, by lane. What multiplies a constant is their sum, not that of
 // the weights they came from: then a weight's error counts times x, not times x less the constant.
 LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std::int16_t* rounded) {

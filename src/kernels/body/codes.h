@@ -7,6 +7,27 @@
 // groups of 32 tokens x 256 channels. Values: at most 8 groups of 32 channels x 128 tokens.
 constexpr unsigned max_weights = max_head_dim * span_tokens / 32;
 
+// Weights become integers by one scale per row and product, so that finding the largest costs one
+// reduction and not one per group.
+struct RowScales {
+    float scale[4];
+    float inverse[4];
+};
+
+constexpr float weight_limit = 32767.0f;
+constexpr float least_weight = 1e-30f;  // the largest is below: the product is 0
+
+LOWKV_INLINE RowScales make_scales(const F* largest) {
+    RowScales rows;
+    float top[4];
+    reduce_max4(largest, top);
+    for (unsigned r = 0; r < 4; ++r) {
+        rows.scale[r] = top[r] / weight_limit;
+        rows.inverse[r] = top[r] > least_weight ? weight_limit / top[r] : 0.0f;
+    }
+    return rows;
+}
+
 // Fetches a few lines at each unit of a product: asked for all at once, they would stall it.
 struct Prefetch {
     const std::byte* next;

@@ -1,6 +1,7 @@
-// y[row][lane] += sum over steps of w[row][step] * x[lane][step] (matrix.h) for row codecs, in f32,
-// for few rows: a tile of keys is expanded and turned on the way into the product, values are
-// multiplied as they leave their units. Values of one group go the integer way, outliers apart.
+// y[row][lane] += sum over steps of w[row][step] * x[lane][step] (code_product.h) for row codecs
+// and few rows. Keys are turned and multiplied in f32 as they leave their units. Values are
+// multiplied as integers: those of one group by code_product.h, others here. Outliers are added
+// apart.
 
 // Rows' queries by the channels of their pairs, [row][pair]; padded to whole vectors.
 template <unsigned Rows>
@@ -37,52 +38,90 @@ LOWKV_INLINE void turn_queries(const codec::RopeTable& rope, std::int32_t positi
     }
 }
 
-// y[row][token] += q[row] . (tile[token] turned by the token's offset in the tile). The channels
-// beyond the pairs come as they are, from w.
-template <unsigned Rows>
-void multiply_turned(const codec::RopeTable& rope, const PairedQueries<Rows>& q, const float* w,
-                     std::size_t w_stride, unsigned head_dim, const float* tile, float* y,
-                     std::size_t y_stride) noexcept {
-    constexpr unsigned vectors = gemm_vectors;
-    const unsigned pairs = rope.pairs();
-    const std::size_t second = std::size_t{rope.second(0)} * tile_tokens;
-    const std::size_t step = pairs > 1 ? std::size_t{rope.first(1)} * tile_tokens : 0;
-    for (unsigned t = 0; t < tile_tokens; t += vectors * lanes) {
-        F sum[Rows][vectors];
+// y[row][token] += q[row] . (x[token] turned by the token's offset in the tile), as the channels of
+// the pairs, halves or neighbours, leave their units. Outliers apart.
+template <unsigned Bits, unsigned Rows, bool Halves>
+void multiply_turned(const Matrix& x, unsigned token, const KeyMetadata& metadata,
+                     const PairedQueries<Rows>& q, float* y, std::size_t y_stride,
+                     Prefetch& prefetch) noexcept {
+    constexpr unsigned parts = Halves ? 2 : 1;
+    const codec::RowTables& row = *x.layout->row;
+    const std::size_t end = x.step_count / parts;
+    for (unsigned t = 0; t < tile_tokens; t += 2 * lanes) {
+        F sum[Rows][2];
         for (unsigned r = 0; r < Rows; ++r) {
-            for (unsigned v = 0; v < vectors; ++v) {
-                sum[r][v] = load(y + r * y_stride + t + v * lanes);
-            }
+            for (unsigned v = 0; v < 2; ++v) sum[r][v] = load(y + r * y_stride + t + v * lanes);
         }
-        const float* x = tile + t;
-        const float* offsets = rope.offsets(0) + t;
-        for (unsigned i = 0; i < pairs; ++i, x += step, offsets += 2 * tile_tokens) {
-#pragma GCC unroll 2
-            for (unsigned v = 0; v < vectors; ++v) {
-                const F c = load(offsets + v * lanes), s = load(offsets + tile_tokens + v * lanes);
-                const F a = load(x + v * lanes), b = load(x + second + v * lanes);
-                const F turned_a = sub(mul(a, c), mul(b, s)), turned_b = fma(a, s, mul(b, c));
+        for (std::size_t c0 = 0; c0 < end; c0 += 16) {
+            for (unsigned part = 0; part < parts; ++part) fetch_share(prefetch);
+            UnitView view[2 * parts];
+            for (unsigned n = 0; n < 2 * parts; ++n) {
+                const std::size_t c = c0 + n % parts * end;
+                view[n] =
+                    open_key_unit<Bits>(x, token + t + n / parts * lanes, static_cast<unsigned>(c));
+            }
+            const std::size_t pair0 = Halves ? c0 : c0 / 2;
+            const float* const offsets = row.rope->offsets(0) + pair0 * 2 * tile_tokens + t;
+            const float* const first = q.first[0] + pair0;
+            const float* const second = q.second[0] + pair0;
+            F a[2], b[2];
+            for_levels<Bits, 2 * parts>(
+                view, row.level.data(), [&](unsigned i, unsigned n, F level) LOWKV_INLINE_LAMBDA {
+                    const unsigned v = n / parts;
+                    const bool is_second = Halves ? n % 2 == 1 : i % 2 == 1;
+                    (is_second ? b : a)[v] = metadata.value(
+                        c0 + i + (Halves && is_second ? end : 0), t + v * lanes, level);
+                    if (!is_second || v == 0) return;
+                    const unsigned pair = Halves ? i : i / 2;
+                    const float* const cos = offsets + 2 * tile_tokens * pair;
+                    const float* const sin = cos + tile_tokens;
+                    F turned_a[2], turned_b[2];
+                    for (unsigned u = 0; u < 2; ++u) {
+                        const F c = load(cos + u * lanes), s = load(sin + u * lanes);
+                        turned_a[u] = fnma(b[u], s, mul(a[u], c));
+                        turned_b[u] = fma(a[u], s, mul(b[u], c));
+                    }
 #pragma GCC unroll 4
-                for (unsigned r = 0; r < Rows; ++r) {
-                    sum[r][v] = fma(set(q.first[r][i]), turned_a, sum[r][v]);
-                    sum[r][v] = fma(set(q.second[r][i]), turned_b, sum[r][v]);
-                }
-            }
-        }
-        for (unsigned c = 2 * pairs; c < head_dim; ++c) {
-            for (unsigned v = 0; v < vectors; ++v) {
-                const F rest = load(tile + c * tile_tokens + t + v * lanes);
-                for (unsigned r = 0; r < Rows; ++r) {
-                    sum[r][v] = fma(set(w[r * w_stride + c]), rest, sum[r][v]);
-                }
-            }
+                    for (unsigned r = 0; r < Rows; ++r) {
+                        const std::size_t at = std::size_t{r} * codec::RopeTable::max_pairs + pair;
+                        const F first_q = set(first[at]), second_q = set(second[at]);
+                        for (unsigned u = 0; u < 2; ++u) {
+                            sum[r][u] = fma(first_q, turned_a[u], sum[r][u]);
+                            sum[r][u] = fma(second_q, turned_b[u], sum[r][u]);
+                        }
+                    }
+                });
         }
         for (unsigned r = 0; r < Rows; ++r) {
-            for (unsigned v = 0; v < vectors; ++v) {
-                store(y + r * y_stride + t + v * lanes, sum[r][v]);
-            }
+            for (unsigned v = 0; v < 2; ++v) store(y + r * y_stride + t + v * lanes, sum[r][v]);
         }
     }
+}
+
+// What the outliers of a tile of keys add, turned by their tokens' offsets.
+template <unsigned Rows>
+void multiply_turned_outliers(const Matrix& x, unsigned token0, const PairedQueries<Rows>& q,
+                              float* y, std::size_t y_stride) noexcept {
+    const codec::RopeTable& rope = *x.layout->row->rope;
+    const bool halves = rope.first(1) == 1;
+    const unsigned pairs = rope.pairs();
+    for_outliers(x, [&](unsigned token, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
+        const unsigned t = token - token0;
+        if (t >= tile_tokens) return;
+        const bool is_second = halves ? c >= pairs : c % 2 == 1;
+        const unsigned pair = halves ? (is_second ? c - pairs : c) : c / 2;
+        const float* const offsets = rope.offsets(pair) + t;
+        const float c_part = residual * offsets[0], s_part = residual * offsets[tile_tokens];
+        const float a = is_second ? -s_part : c_part, b = is_second ? c_part : s_part;
+        for (unsigned r = 0; r < Rows; ++r) {
+            y[r * y_stride + t] += q.first[r][pair] * a + q.second[r][pair] * b;
+        }
+    });
+}
+
+// Of a head whose channels are all in pairs, in whole units.
+LOWKV_INLINE bool turns_in_units(const codec::RopeTable& rope, unsigned head_dim) {
+    return 2 * rope.pairs() == head_dim && (rope.first(1) == 2 || rope.pairs() % 16 == 0);
 }
 
 template <unsigned Bits, unsigned Rows>
@@ -91,50 +130,142 @@ void multiply_row_keys(const Product& product, const PairedQueries<Rows>& querie
     const Matrix& x = product.x;
     const codec::RopeTable* rope = x.layout->row->rope.get();
     const unsigned head_dim = x.step_count;
-    alignas(64) float tile[max_head_dim * tile_tokens];
-    PairedQueries<Rows> turned;
+    Prefetch prefetch = start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * head_dim);
     for (unsigned token = 0; token < x.lane_count; token += tile_tokens) {
-        expand_row_keys<Bits>(x, token, tile);
         float* y = product.y + token;
         const std::int32_t* positions = rope != nullptr ? positions_of(x) + token : nullptr;
-        if (rope != nullptr && are_consecutive(positions)) {
+        if (rope != nullptr && turns_in_units(*rope, head_dim) && are_consecutive(positions)) {
+            PairedQueries<Rows> turned;
+            KeyMetadata metadata;
+            load_metadata(x, token, metadata);
             turn_queries<Rows>(*rope, *positions, queries, turned);
-            multiply_turned<Rows>(*rope, turned, product.w, w_stride, head_dim, tile, y, y_stride);
+            const auto multiply = rope->first(1) == 1 ? multiply_turned<Bits, Rows, true>
+                                                      : multiply_turned<Bits, Rows, false>;
+            multiply(x, token, metadata, turned, y, y_stride, prefetch);
+            multiply_turned_outliers<Rows>(x, token, turned, y, y_stride);
             continue;
         }
+        alignas(64) float tile[max_head_dim * tile_tokens];
+        expand_row_keys<Bits>(x, token, tile);
         if (rope != nullptr) turn_tile(*rope, positions, tile);
         gemm_rows_block<Rows>(product.w, w_stride, head_dim, tile, tile_tokens, y, y_stride);
     }
 }
 
+// A tile's weights times the scales of each group, as pairs of 16-bit integers: [row][two tokens]
+// [group]. What the groups' zeros add, apart.
+template <unsigned Rows, unsigned Size>
+struct GroupWeights {
+    alignas(64) float pair[Rows][tile_tokens / 2][Size];
+    alignas(64) float zero[Rows][Size];
+    RowScales scales;
+};
+
+template <unsigned Rows, unsigned Size>
+void fold_groups(const PartLayout& layout, const float* w, std::size_t w_stride,
+                 TokenMetadata& metadata, GroupWeights<Rows, Size>& weights) noexcept {
+    const bool learned = layout.codec.levels == Levels::learned;
+    const F step = set(layout.level_step), lowest = set(layout.level_zero);
+    F largest[4];
+    for (F& f : largest) f = set(0.0f);
+    for (unsigned g = 0; g < Size; g += lanes) {
+        F zeros[Rows];
+        for (F& f : zeros) f = set(0.0f);
+        for (unsigned t = 0; t < tile_tokens; ++t) {
+            F scale = load(metadata.scale[t] + g), zero = load(metadata.zero[t] + g);
+            if (learned) {
+                zero = fma(scale, lowest, zero);
+                scale = mul(scale, step);
+                store(metadata.scale[t] + g, scale);
+            }
+#pragma GCC unroll 4
+            for (unsigned r = 0; r < Rows; ++r) {
+                const F weight = set(w[r * w_stride + t]);
+                largest[r] = max(largest[r], abs(mul(weight, scale)));
+                zeros[r] = fma(weight, zero, zeros[r]);
+            }
+        }
+        for (unsigned r = 0; r < Rows; ++r) store(weights.zero[r] + g, zeros[r]);
+    }
+    weights.scales = make_scales(largest);
+    for (unsigned t = 0; t < tile_tokens; t += 2) {
+        for (unsigned g = 0; g < Size; g += lanes) {
+            const F first = load(metadata.scale[t] + g), second = load(metadata.scale[t + 1] + g);
+#pragma GCC unroll 4
+            for (unsigned r = 0; r < Rows; ++r) {
+                const float* const at = w + r * w_stride + t;
+                const F inverse = set(weights.scales.inverse[r]);
+                const I low = to_int(mul(mul(set(at[0]), inverse), first));
+                const I high = to_int(mul(mul(set(at[1]), inverse), second));
+                const I pair = bit_or(bit_and(low, set_int(0xffff)), shift_left(high, 16));
+                store(weights.pair[r][t / 2] + g, as_float(pair));
+            }
+        }
+    }
+}
+
+// Each lane multiplies by the weights of its own group.
 template <unsigned Bits, unsigned Rows, unsigned Size>
 void multiply_row_values(const Product& product, std::size_t w_stride,
                          std::size_t y_stride) noexcept {
-    const unsigned channels = product.x.lane_count;
+    constexpr bool is_lookup = Bits == 2 || Bits == 3 || Bits == 4;
+    const Matrix& x = product.x;
+    const PartLayout& layout = *x.layout;
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
+    constexpr std::uint8_t uniform[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const I table =
+        load_table(layout.codec.levels == Levels::learned ? layout.levels.data() : uniform);
+    Prefetch prefetch =
+        start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * x.step_count);
     TokenMetadata metadata;
-    for (unsigned token = 0; token < product.x.step_count; token += tile_tokens) {
-        load_metadata(product.x, token, metadata);
-        const float* w = product.w + token;
-        for (unsigned c = 0; c < channels; c += 2 * lanes) {
-            const unsigned second = c + lanes < channels ? c + lanes : c;
-            F sum[Rows][2];
-            for (unsigned r = 0; r < Rows; ++r) {
-                sum[r][0] = load(product.y + r * y_stride + c);
-                sum[r][1] = load(product.y + r * y_stride + second);
+    GroupWeights<Rows, Size> weights;
+    for (unsigned token = 0; token < x.step_count; token += tile_tokens) {
+        load_metadata(x, token, metadata);
+        fold_groups<Rows, Size>(layout, product.w + token, w_stride, metadata, weights);
+        for (unsigned c = 0; c < x.lane_count; c += 2 * lanes) {
+            const unsigned at[2] = {c, c + lanes < x.lane_count ? c + lanes : c};
+            I group[2], sums[Rows][2];
+            for (unsigned v = 0; v < 2; ++v) {
+                group[v] = load_bytes(reinterpret_cast<const std::uint8_t*>(
+                    layout.row->group.data() + x.first_channel + at[v]));
+                for (unsigned r = 0; r < Rows; ++r) sums[r][v] = set_int(0);
             }
             for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-                for_row_values<Bits, Size>(
-                    product.x, metadata, token, t0, c, second,
-                    [&](unsigned t, unsigned v, F value) LOWKV_INLINE_LAMBDA {
+                fetch_share(prefetch);
+                UnitView view[2];
+                for (unsigned v = 0; v < 2; ++v) {
+                    const std::size_t unit =
+                        std::size_t{at[v] / 16} * (x.step_count / 16) + (token + t0) / 16;
+                    view[v] = open_unit<Bits>(codes, unit, at[v] % 16 * 4);
+                }
+#pragma GCC unroll 4
+                for (unsigned tile = 0; tile < 4; ++tile) {
+                    I two[2][2];
+                    for (unsigned v = 0; v < 2; ++v) {
+                        load_tile<Bits, is_lookup>(view[v], tile, table, two[v]);
+                    }
+#pragma GCC unroll 2
+                    for (unsigned odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 4
                         for (unsigned r = 0; r < Rows; ++r) {
-                            sum[r][v] = fma(set(w[r * w_stride + t]), value, sum[r][v]);
+                            const float* pair = weights.pair[r][t0 / 2 + 2 * tile + odd];
+                            for (unsigned v = 0; v < 2; ++v) {
+                                sums[r][v] = dot_pair(sums[r][v], two[v][odd],
+                                                      as_int(pick<Size>(pair, group[v])));
+                            }
                         }
-                    });
+                    }
+                }
             }
             for (unsigned r = 0; r < Rows; ++r) {
-                store(product.y + r * y_stride + second, sum[r][1]);
-                store(product.y + r * y_stride + c, sum[r][0]);
+                F total[2];
+                for (unsigned v = 0; v < 2; ++v) {
+                    const F zero = pick<Size>(weights.zero[r], group[v]);
+                    const F before = load(product.y + r * y_stride + at[v]);
+                    const F scale = set(weights.scales.scale[r]);
+                    total[v] = add(before, fma(to_float(sums[r][v]), scale, zero));
+                }
+                for (unsigned v = 0; v < 2; ++v) store(product.y + r * y_stride + at[v], total[v]);
             }
         }
     }
@@ -144,18 +275,11 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
 template <unsigned Rows>
 void multiply_outliers(const Product& product, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
-    const Matrix& x = product.x;
-    const unsigned count = x.layout->row->outliers;
-    const std::uint16_t* at = outliers_of(x);
-    for (unsigned t = 0; t < x.step_count; ++t, at += 2 * count) {
-        for_outliers(at, count, x.first_channel, x.lane_count,
-                     [&](unsigned slot, unsigned c) LOWKV_INLINE_LAMBDA {
-                         const float rest = codec::f16_to_f32(at[count + slot]);
-                         for (unsigned r = 0; r < Rows; ++r) {
-                             product.y[r * y_stride + c] += product.w[r * w_stride + t] * rest;
-                         }
-                     });
-    }
+    for_outliers(product.x, [&](unsigned t, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
+        for (unsigned r = 0; r < Rows; ++r) {
+            product.y[r * y_stride + c] += product.w[r * w_stride + t] * residual;
+        }
+    });
 }
 
 template <unsigned Bits, unsigned Rows>

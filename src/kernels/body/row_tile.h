@@ -1,36 +1,31 @@
 // Tiles of row codecs (codec/row_codec.h): metadata of all heads' row, outliers, keys before RoPE.
 
-// Calls take(slot, channel within the head) for a token's outliers in the head.
+// Calls take(token, channel within the head, residual) for the head's outliers in a block.
 template <class Take>
-LOWKV_INLINE void for_outliers(const std::uint16_t* channels, unsigned count, unsigned first,
-                               unsigned head_dim, Take take) {
-    for (unsigned i = 0; i < count; i += 16) {
-        unsigned mask = range_mask(channels + i, first, head_dim);
-        if (count - i < 16) mask &= (1u << (count - i)) - 1;
-        for (; mask != 0; mask &= mask - 1) {
-            const unsigned slot = i + static_cast<unsigned>(__builtin_ctz(mask));
-            take(slot, channels[slot] - first);
+LOWKV_INLINE void for_outliers(const Matrix& x, Take take) {
+    if (x.layout->row->outliers == 0) return;
+    const unsigned head = x.first_channel / (x.keys ? x.step_count : x.lane_count);
+    const codec::HeadOutliers all = codec::head_outliers(*x.layout, x.metadata, head);
+    alignas(64) float residuals[16];
+    for (unsigned i = 0; i < all.count; i += 16) {
+        const unsigned n = all.count - i < 16 ? all.count - i : 16;
+        // The heads' sections follow, so that 16 can be read.
+        for (unsigned v = 0; v < 16; v += lanes) {
+            store(residuals + v, load_f16(all.residuals + i + v));
+        }
+        for (unsigned k = 0; k < n; ++k) {
+            take(all.places[i + k].token, all.places[i + k].channel, residuals[k]);
         }
     }
 }
 
-LOWKV_INLINE const std::uint16_t* outliers_of(const Matrix& x) {
-    return reinterpret_cast<const std::uint16_t*>(x.metadata + x.layout->outliers_offset);
-}
-
 // Adds a tile's outliers: tile[channel * channel_stride + token * token_stride].
-LOWKV_INLINE void add_outliers(const Matrix& x, unsigned token0, unsigned channels,
-                               std::size_t channel_stride, std::size_t token_stride, float* tile) {
-    const unsigned count = x.layout->row->outliers;
-    if (count == 0) return;
-    const std::uint16_t* at = outliers_of(x) + std::size_t{2} * count * token0;
-    for (unsigned t = 0; t < tile_tokens; ++t, at += 2 * count) {
-        for_outliers(at, count, x.first_channel, channels,
-                     [&](unsigned slot, unsigned c) LOWKV_INLINE_LAMBDA {
-                         tile[c * channel_stride + t * token_stride] +=
-                             codec::f16_to_f32(at[count + slot]);
-                     });
-    }
+LOWKV_INLINE void add_outliers(const Matrix& x, unsigned token0, std::size_t channel_stride,
+                               std::size_t token_stride, float* tile) {
+    for_outliers(x, [&](unsigned token, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
+        const unsigned t = token - token0;
+        if (t < tile_tokens) tile[c * channel_stride + t * token_stride] += residual;
+    });
 }
 
 // The pairs' turns at a position, times the magnitude.
@@ -104,12 +99,12 @@ static void turn_tile(const codec::RopeTable& rope, const std::int32_t* position
 }
 
 // What the codes of some units' parts stand for: take(step, vector, level), `lanes` lanes each, for
-// their 16 steps. `level` is the row's table of 16.
+// their 16 steps, all vectors of a step in turn. `level` is the row's table of 16.
 template <unsigned Bits, unsigned Vectors, class Take>
 LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level, Take take) {
     if constexpr (Bits == 2 || Bits == 3 || Bits == 4) {
         constexpr unsigned size = Bits == 4 ? 16 : 8;
-#pragma GCC unroll 4
+        LOWKV_UNROLL(4)
         for (unsigned tile = 0; tile < 4; ++tile) {
             I x[Vectors], third[Vectors];
             for (unsigned v = 0; v < Vectors; ++v) {
@@ -118,10 +113,10 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
                     third[v] = bit_and(shift_right(view[v].third, tile), set_int(0x04040404));
                 }
             }
-#pragma GCC unroll 4
+            LOWKV_UNROLL(4)
             for (unsigned step = 0; step < 4; ++step) {
                 const unsigned byte = 8 * byte_of_step(step);
-#pragma GCC unroll 2
+                LOWKV_UNROLL(4)
                 for (unsigned v = 0; v < Vectors; ++v) {
                     I code = shift_right(x[v], (Bits == 4 ? 4 * (tile % 2) : 2 * tile) + byte);
                     if constexpr (Bits == 3) {
@@ -132,91 +127,132 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
             }
         }
     } else {
-        I pair[2];
-#pragma GCC unroll 4
+        LOWKV_UNROLL(4)
         for (unsigned tile = 0; tile < 4; ++tile) {
+            I pair[Vectors][2];
             for (unsigned v = 0; v < Vectors; ++v) {
-                load_tile<Bits, false>(view[v], tile, set_int(0), pair);
-#pragma GCC unroll 2
-                for (unsigned odd = 0; odd < 2; ++odd) {
-                    const unsigned step = 4 * tile + 2 * odd;
-                    take(step, v, to_float(bit_and(pair[odd], set_int(0xffff))));
-                    take(step + 1, v, to_float(shift_right(pair[odd], 16)));
+                load_tile<Bits, false>(view[v], tile, set_int(0), pair[v]);
+            }
+            LOWKV_UNROLL(4)
+            for (unsigned step = 0; step < 4; ++step) {
+                LOWKV_UNROLL(4)
+                for (unsigned v = 0; v < Vectors; ++v) {
+                    const I two = pair[v][step / 2];
+                    const I code =
+                        step % 2 == 0 ? bit_and(two, set_int(0xffff)) : shift_right(two, 16);
+                    take(4 * tile + step, v, to_float(code));
                 }
             }
         }
     }
 }
 
+// The scales and zeros of a row's section (math.h), `lanes` stored values from the i-th on.
+struct StoredMetadata {
+    const std::byte* data;
+    bool f16;
+    F scale_unit, zero_unit;
+
+    explicit StoredMetadata(const Matrix& x)
+        : data(x.metadata + x.layout->metadata_offset),
+          f16(x.layout->codec.metadata == Metadata::fp16),
+          scale_unit(set(1.0f)),
+          zero_unit(set(1.0f)) {
+        if (f16) return;
+        float multiplier[2];
+        __builtin_memcpy(multiplier, x.metadata, sizeof multiplier);
+        scale_unit = set(256.0f * multiplier[0]);
+        zero_unit = set(256.0f * multiplier[1]);
+    }
+    F stored(std::size_t i) const {
+        return f16 ? load_f16(reinterpret_cast<const std::uint16_t*>(data) + i)
+                   : load_e4m3(reinterpret_cast<const std::uint8_t*>(data) + i);
+    }
+    F scale(std::size_t i) const { return mul(stored(i), scale_unit); }
+    F zero(std::size_t i) const { return mul(stored(i), zero_unit); }
+};
+
+// Scales and zeros of a head's channels in a tile of tokens: of its own each channel, for all
+// tokens, or of its group, by token.
+struct KeyMetadata {
+    bool grouped;
+    const std::int32_t* group;
+    const float *scale, *zero;
+    alignas(64) float group_scale[codec::max_row_groups * tile_tokens];
+    alignas(64) float group_zero[codec::max_row_groups * tile_tokens];
+
+    // What a level of channel c stands for in `lanes` tokens, from the tile's token t on.
+    F value(std::size_t c, std::size_t t, F level) const {
+        if (!grouped) return fma(level, set(scale[c]), set(zero[c]));
+        const std::size_t at = static_cast<std::size_t>(group[c]) * tile_tokens + t;
+        return fma(level, load(group_scale + at), load(group_zero + at));
+    }
+};
+LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, KeyMetadata& metadata) {
+    const codec::RowTables& row = *x.layout->row;
+    metadata.grouped = row.groups > 0;
+    if (!metadata.grouped) {
+        metadata.scale = row.scale.data() + x.first_channel;
+        metadata.zero = row.zero.data() + x.first_channel;
+        return;
+    }
+    metadata.group = row.group.data() + x.first_channel;
+    const StoredMetadata stored(x);
+    const std::size_t tokens = x.layout->row_entries;
+    for (std::size_t g = 0; g < row.groups; ++g) {
+        for (unsigned t = 0; t < tile_tokens; t += lanes) {
+            const std::size_t at = 2 * g * tokens + token0 + t;
+            store(metadata.group_scale + g * tile_tokens + t, stored.scale(at));
+            store(metadata.group_zero + g * tile_tokens + t, stored.zero(at + tokens));
+        }
+    }
+}
+
+// `lanes` tokens of a unit, from token on and 16 channels from c on.
+template <unsigned Bits>
+LOWKV_INLINE UnitView open_key_unit(const Matrix& x, unsigned token, unsigned c) {
+    const std::size_t unit = std::size_t{token / 16} * (x.step_count / 16) + c / 16;
+    return open_unit<Bits>(reinterpret_cast<const std::uint8_t*>(x.data), unit, token % 16 * 4);
+}
+
 // tile[channel][token] of tile_tokens tokens from token0 on, before RoPE.
 template <unsigned Bits>
 void expand_row_keys(const Matrix& x, unsigned token0, float* tile) noexcept {
-    constexpr unsigned vectors = tile_tokens / lanes < 2 ? 1 : 2;
-    const PartLayout& layout = *x.layout;
-    const codec::RowTables& row = *layout.row;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
-    const float* const levels = row.level.data();
-    alignas(64) float scale[codec::max_row_groups][tile_tokens];
-    alignas(64) float zero[codec::max_row_groups][tile_tokens];
-    for (unsigned g = 0; g < row.groups; ++g) {
-        MetadataRow metadata;
-        open_metadata(layout, x.metadata, g, metadata);
-        for (unsigned t = 0; t < tile_tokens; t += lanes) {
-            store(scale[g] + t, metadata.scale(token0 + t));
-            store(zero[g] + t, metadata.zero(token0 + t));
-        }
-    }
+    KeyMetadata metadata;
+    load_metadata(x, token0, metadata);
     for (unsigned c0 = 0; c0 < x.step_count; c0 += 16) {
-        for (unsigned t = 0; t < tile_tokens; t += vectors * lanes) {
-            UnitView view[vectors];
-            for (unsigned v = 0; v < vectors; ++v) {
-                const unsigned at = token0 + t + v * lanes;
-                const std::size_t unit = std::size_t{at / 16} * (x.step_count / 16) + c0 / 16;
-                view[v] = open_unit<Bits>(codes, unit, at % 16 * 4);
-            }
+        for (unsigned t = 0; t < tile_tokens; t += 2 * lanes) {
+            const UnitView view[2] = {open_key_unit<Bits>(x, token0 + t, c0),
+                                      open_key_unit<Bits>(x, token0 + t + lanes, c0)};
             float* const out = tile + c0 * tile_tokens + t;
-            const unsigned channel = x.first_channel + c0;
-            if (row.groups == 0) {
-                const float* const scales = row.scale.data() + channel;
-                const float* const zeros = row.zero.data() + channel;
-                for_levels<Bits, vectors>(view, levels,
-                                          [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
-                                              store(out + i * tile_tokens + v * lanes,
-                                                    fma(level, set(scales[i]), set(zeros[i])));
-                                          });
-            } else {
-                const std::int32_t* const group = row.group.data() + channel;
-                for_levels<Bits, vectors>(
-                    view, levels, [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
-                        const std::size_t at =
-                            static_cast<std::size_t>(group[i]) * tile_tokens + t + v * lanes;
-                        store(out + i * tile_tokens + v * lanes,
-                              fma(level, load(scale[0] + at), load(zero[0] + at)));
-                    });
-            }
+            for_levels<Bits, 2>(view, x.layout->row->level.data(),
+                                [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                                    store(out + i * tile_tokens + v * lanes,
+                                          metadata.value(c0 + i, t + v * lanes, level));
+                                });
         }
     }
-    add_outliers(x, token0, x.step_count, tile_tokens, 1, tile);
+    add_outliers(x, token0, tile_tokens, 1, tile);
 }
 
 LOWKV_INLINE const std::int32_t* positions_of(const Matrix& x) {
     return reinterpret_cast<const std::int32_t*>(x.metadata + x.layout->positions_offset);
 }
 
-// Scales and zeros of tile_tokens tokens' groups of channels.
+// Scales and zeros of tile_tokens tokens' groups of channels; 0 beyond the last, where there are
+// two.
 struct TokenMetadata {
     alignas(64) float scale[tile_tokens][codec::max_row_groups];
     alignas(64) float zero[tile_tokens][codec::max_row_groups];
 };
 LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata& metadata) {
     const unsigned groups = x.layout->row->groups;
-    MetadataRow row;
+    const StoredMetadata stored(x);
     if (groups == 1) {
-        open_metadata(*x.layout, x.metadata, 0, row);
         alignas(64) float scale[tile_tokens], zero[tile_tokens];
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
-            store(scale + t, row.scale(token0 + t));
-            store(zero + t, row.zero(token0 + t));
+            store(scale + t, stored.scale(token0 + t));
+            store(zero + t, stored.zero(x.layout->row_entries + token0 + t));
         }
         for (unsigned t = 0; t < tile_tokens; ++t) {
             metadata.scale[t][0] = scale[t];
@@ -224,25 +260,16 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata&
         }
         return;
     }
-    // All tokens' rows at once: each is too short to widen alone.
-    const std::size_t row_size = std::size_t{2} * groups;
-    const std::byte* packed = x.metadata + x.layout->metadata_offset;
-    alignas(64) std::uint16_t widened[2 * codec::max_row_groups * tile_tokens + 64];
-    const std::uint16_t* values =
-        reinterpret_cast<const std::uint16_t*>(packed) + token0 * row_size;
-    open_metadata(*x.layout, x.metadata, token0, row);  // for its units
-    if (x.layout->codec.metadata != Metadata::fp16) {
-        const auto* bytes = reinterpret_cast<const std::uint8_t*>(packed) + token0 * row_size;
-        for (std::size_t i = 0; i < tile_tokens * row_size; ++i) {
-            widened[i] =
-                static_cast<std::uint16_t>((bytes[i] & 0x80u) << 8 | (bytes[i] & 0x7fu) << 7);
-        }
-        values = widened;
-    }
-    for (unsigned t = 0; t < tile_tokens; ++t, values += row_size) {
-        for (unsigned g = 0; g < groups; g += lanes) {
-            store(metadata.scale[t] + g, mul(load_f16(values + g), row.scale_unit));
-            store(metadata.zero[t] + g, mul(load_f16(values + groups + g), row.zero_unit));
+    const I limit = set_int(static_cast<int>(groups));
+    const unsigned size = groups > 16 ? 32 : 16;
+    for (unsigned g = 0; g < size; g += lanes) {
+        const unsigned from = g < groups ? g : 0;
+        const I index = add_int(iota(), set_int(static_cast<int>(g)));
+        for (unsigned t = 0; t < tile_tokens; ++t) {
+            const std::size_t at = std::size_t{2} * groups * (token0 + t) + from;
+            store(metadata.scale[t] + g, select_below(index, limit, stored.scale(at), set(0.0f)));
+            store(metadata.zero[t] + g,
+                  select_below(index, limit, stored.zero(at + groups), set(0.0f)));
         }
     }
 }
@@ -287,7 +314,7 @@ void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
                                        });
         }
     }
-    add_outliers(x, token0, x.lane_count, 1, x.lane_count, tile);
+    add_outliers(x, token0, 1, x.lane_count, tile);
 }
 
 template <unsigned Bits>

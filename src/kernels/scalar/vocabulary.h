@@ -20,12 +20,20 @@ LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return F{codec::f16_to_f32(p[0]), codec::f16_to_f32(p[1]), codec::f16_to_f32(p[2]),
              codec::f16_to_f32(p[3])};
 }
+LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
+    std::uint16_t halves[lanes];
+    for (unsigned i = 0; i < lanes; ++i) {
+        halves[i] = static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7);
+    }
+    return load_f16(halves);
+}
 LOWKV_INLINE F set(float x) { return F{x, x, x, x}; }
 LOWKV_INLINE F add(F a, F b) { return a + b; }
 LOWKV_INLINE F sub(F a, F b) { return a - b; }
 LOWKV_INLINE F mul(F a, F b) { return a * b; }
 LOWKV_INLINE F div(F a, F b) { return a / b; }
 LOWKV_INLINE F fma(F a, F b, F c) { return a * b + c; }
+LOWKV_INLINE F fnma(F a, F b, F c) { return c - a * b; }
 LOWKV_INLINE F max(F a, F b) { return a > b ? a : b; }
 LOWKV_INLINE F abs(F a) { return max(a, -a); }
 LOWKV_INLINE float reduce_max(F a) {
@@ -102,15 +110,10 @@ LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     const I low = (shift_left(a, 16) >> 16) * (shift_left(b, 16) >> 16);
     return sum + low + (a >> 16) * (b >> 16);
 }
+LOWKV_INLINE I as_int(F a) { return I(a); }  // a cast of vectors keeps the bits
+LOWKV_INLINE F as_float(I a) { return F(a); }
 template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
     const I i = index & static_cast<std::int32_t>(Size - 1);
     return F{table[i[0]], table[i[1]], table[i[2]], table[i[3]]};
-}
-LOWKV_INLINE unsigned range_mask(const std::uint16_t* p, unsigned first, unsigned count) {
-    unsigned mask = 0;
-    for (unsigned i = 0; i < 16; ++i) {
-        if (static_cast<std::uint16_t>(p[i] - first) < count) mask |= 1u << i;
-    }
-    return mask;
 }
