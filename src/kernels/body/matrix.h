@@ -295,7 +295,7 @@ using Multiply = void (*)(const Product* products, unsigned count, std::size_t w
 
 // By codec_index(), then unfolded, folded, balanced (uniform levels only).
 template <unsigned Rows>
-constexpr Multiply multiply_by_codec[8][3] = {
+constexpr Multiply multiply_by_codec[9][3] = {
     {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>,
      multiply_folded<2, false, Rows, true>},
     {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>,
@@ -309,10 +309,12 @@ constexpr Multiply multiply_by_codec[8][3] = {
     {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>, nullptr},
     {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>,
      multiply_folded<ternary_bits, false, Rows, true>},
+    {multiply_unfolded<senary_bits, true, Rows>, multiply_folded<senary_bits, true, Rows>, nullptr},
 };
 
 constexpr unsigned codec_index(const Codec& codec) {
     if (codec.bits == ternary_bits) return 7;
+    if (codec.bits == senary_bits) return 8;
     const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
     return codec.levels == Levels::uniform ? uniform : uniform + 4;
 }

@@ -67,10 +67,11 @@ LOWKV_INLINE void expand(const Matrix& x, unsigned lane0, unsigned tile_lanes, u
     }
     if (!x.exact) {
         constexpr decltype(&expand_codes<2, false>) by_codec[] = {
-            expand_codes<2, false>, expand_codes<3, false>,
-            expand_codes<4, false>, expand_codes<8, false>,
-            expand_codes<2, true>,  expand_codes<3, true>,
-            expand_codes<4, true>,  expand_codes<ternary_bits, false>};
+            expand_codes<2, false>,         expand_codes<3, false>,
+            expand_codes<4, false>,         expand_codes<8, false>,
+            expand_codes<2, true>,          expand_codes<3, true>,
+            expand_codes<4, true>,          expand_codes<ternary_bits, false>,
+            expand_codes<senary_bits, true>};
         by_codec[codec_index(x.layout->codec)](x, lane0, tile_lanes, step0, tile_steps, tile);
         if (x.layout->codec.balanced) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
         return;
