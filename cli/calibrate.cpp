@@ -1,10 +1,12 @@
-// lowkv calibrate: what a scheme needs to know about a model, measured once on a text.
+// lowkv calibrate: what a scheme needs to know about a model, measured once on a text; of schemes
+// that need nothing, which rotation each layer is best off with.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,12 +18,14 @@
 #include "calibrate_report.h"
 #include "calibration/file/calibration_file.h"
 #include "calibration/file/fisher_file.h"
+#include "calibration/rotation_choice.h"
 #include "calibration/solve.h"
 #include "capture.h"
 #include "compare_report.h"
 #include "lowkv/executor.h"
 #include "lowkv/scheme.h"
 #include "model.h"
+#include "rotation_report.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -40,6 +44,8 @@ constexpr const char* footer = R"(Examples:
   LOWKV_CALIBRATION=model.skvq-k2v2.lowkv.safetensors lowkv generate -m model.gguf \
       --scheme skvq-k2v2 -p "Why is the sky blue?"
       use it; llama.cpp with the plug-in reads the same variable
+  lowkv calibrate -m model.gguf --text book.txt --scheme lowkv2
+      which rotation leaves the least error in each layer, as a scheme
 
 How it works: the model reads the text once, in windows, with llama.cpp's own f16 cache; keys (before
 their rotary embedding where the scheme says pre), values and some queries are kept per layer. SKVQ:
@@ -47,6 +53,11 @@ channels of like ranges get one group (k-means), then each group the share of it
 1, that leaves the attention's output nearest to the exact one. KVQuant: each key channel the range
 of its inliers, and each layer the levels that fit its keys and its values best. The first tokens of
 each window, the scheme's sinks, are left out of all statistics.
+
+Schemes that rotate and need no calibration (lowkv*, turboquant*, int4h, kvarn*): each layer's keys
+and its values are stored with no rotation, with Hadamard's and with a random one, and the attention's
+output says which is best. The last line is a scheme for --scheme and LOWKV_SCHEME; --output writes it
+to a file too. No calibration file is needed.
 
 Text of the kind that the model will read, in its language, is best; a few thousand tokens do. The
 file is tied to the model and to the codecs of the scheme, not to its window or sinks, nor to the
@@ -64,15 +75,37 @@ struct Options {
     unsigned threads = default_threads();
 };
 
-Scheme read_scheme(const std::string& text) {
-    Scheme scheme = parse_scheme(text);
-    if (scheme.needs_calibration()) return scheme;
+bool rotates(const LayerScheme& scheme) {
+    return scheme.key.rotation != Rotate::none || scheme.value.rotation != Rotate::none;
+}
+
+// True of any layer.
+bool any(const Scheme& scheme, const std::function<bool(const LayerScheme&)>& is) {
+    return is(scheme.base) || std::ranges::any_of(scheme.overrides, is, &LayerOverride::scheme);
+}
+
+std::string presets_that(bool (*are)(const Scheme&)) {
     std::string names;
     for (const Preset& preset : presets()) {
-        if (preset.scheme.needs_calibration())
-            names += (names.empty() ? "" : ", ") + std::string(preset.name);
+        if (are(preset.scheme)) names += (names.empty() ? "" : ", ") + std::string(preset.name);
     }
-    throw UsageError(text + " needs no calibration: use it as it is. These do: " + names);
+    return names;
+}
+
+Scheme read_scheme(const Options& options) {
+    Scheme scheme = parse_scheme(options.scheme);
+    if (scheme.needs_calibration()) return scheme;
+    if (!any(scheme, rotates)) {
+        throw UsageError(
+            options.scheme +
+            " needs no calibration and rotates nothing: use it as it is. These do: " +
+            presets_that([](const Scheme& s) { return s.needs_calibration() || rotates(s.base); }));
+    }
+    if (!options.fisher.empty() || options.q_norm) {
+        throw UsageError(options.scheme + " has no learned levels: leave out " +
+                         (options.q_norm ? "--q-norm" : "--fisher"));
+    }
+    return scheme;
 }
 
 // Fisher information is that of keys before RoPE.
@@ -94,8 +127,16 @@ std::string default_output(const std::string& model, const Scheme& scheme) {
     return std::filesystem::path(model).replace_extension(name + ".lowkv.safetensors").string();
 }
 
-// The first position whose query reads a packed token.
+// The first position whose query reads a packed token; rotations are judged by whole blocks.
 std::uint32_t first_query(const Scheme& scheme) {
+    if (!scheme.needs_calibration()) {
+        std::uint32_t first = calibration::first_packed_query(scheme.base, scheme.retention);
+        for (const LayerOverride& layers : scheme.overrides) {
+            first =
+                std::max(first, calibration::first_packed_query(layers.scheme, scheme.retention));
+        }
+        return first;
+    }
     return std::max(scheme.retention.window, 1u) +
            std::max(scheme.retention.sinks, calibration::masked_tokens(scheme.retention));
 }
@@ -154,31 +195,16 @@ class Stage {
     std::uint64_t total_, done_ = 0;
 };
 
-CalibrateReport solve(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
-                      const Options& options,
-                      const std::optional<calibration::FisherWeights>& fisher) {
-    CalibrateReport report;
-    report.calibration.layers.resize(samples.size());
-    report.layers.resize(samples.size());
-    Stage stage("solving layers:", samples.size());
+// Calls f(i) for every layer on all threads, with a line of progress.
+void for_layers(std::size_t layers, const Options& options,
+                const std::function<void(std::size_t)>& f) {
+    Stage stage("solving layers:", layers);
     std::mutex mutex;
     std::exception_ptr failure;
     const auto executor = make_thread_executor(options.threads);
-    executor->parallel_for(samples.size(), [&](std::size_t i, unsigned) noexcept {
+    executor->parallel_for(layers, [&](std::size_t i, unsigned) noexcept {
         try {
-            calibration::SolveOptions solving{.seed = options.seed,
-                                              .q_norm = options.q_norm,
-                                              .key_weights = {},
-                                              .value_weights = {}};
-            if (fisher) {
-                solving.key_weights = fisher->key[i];
-                solving.value_weights = fisher->value[i];
-            }
-            calibration::SolvedLayer solved = solve_layer(
-                samples[i], scheme.layer(static_cast<std::uint32_t>(i)), scheme.retention, solving);
-            samples[i] = {};
-            report.calibration.layers[i] = std::move(solved.calibration);
-            report.layers[i] = solved.report;
+            f(i);
             const std::scoped_lock lock(mutex);
             stage.advance(1);
         } catch (...) {
@@ -187,15 +213,52 @@ CalibrateReport solve(std::vector<calibration::LayerSamples> samples, const Sche
         }
     });
     if (failure) std::rethrow_exception(failure);
+}
+
+CalibrateReport solve(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
+                      const Options& options,
+                      const std::optional<calibration::FisherWeights>& fisher) {
+    CalibrateReport report;
+    report.calibration.layers.resize(samples.size());
+    report.layers.resize(samples.size());
+    for_layers(samples.size(), options, [&](std::size_t i) {
+        calibration::SolveOptions solving{
+            .seed = options.seed, .q_norm = options.q_norm, .key_weights = {}, .value_weights = {}};
+        if (fisher) {
+            solving.key_weights = fisher->key[i];
+            solving.value_weights = fisher->value[i];
+        }
+        calibration::SolvedLayer solved = solve_layer(
+            samples[i], scheme.layer(static_cast<std::uint32_t>(i)), scheme.retention, solving);
+        samples[i] = {};
+        report.calibration.layers[i] = std::move(solved.calibration);
+        report.layers[i] = solved.report;
+    });
+    return report;
+}
+
+RotationReport choose(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
+                      const Options& options) {
+    RotationReport report{.scheme = scheme, .layers = {}};
+    report.layers.resize(samples.size());
+    for_layers(samples.size(), options, [&](std::size_t i) {
+        const auto layer = static_cast<std::uint32_t>(i);
+        report.layers[i] =
+            choose_rotations(samples[i], scheme.layer(layer), scheme.retention, layer);
+        samples[i] = {};
+    });
     return report;
 }
 
 int run(Options options) {
-    const Scheme scheme = read_scheme(options.scheme);
-    if (options.output.empty()) options.output = default_output(options.model, scheme);
+    const Scheme scheme = read_scheme(options);
+    const bool rotations = !scheme.needs_calibration();
+    if (options.output.empty() && !rotations) {
+        options.output = default_output(options.model, scheme);
+    }
     route_logs(options.verbose);
     const Model model(options.model);
-    require_writable(options.output);
+    if (!options.output.empty()) require_writable(options.output);
     if (!options.fisher.empty()) require_early_keys(scheme, model.kv_shape().layers);
     const std::vector<std::vector<llama_token>> windows = cut(model, options, scheme);
     const std::uint64_t length = windows.front().size(), total = windows.size() * length;
@@ -216,6 +279,13 @@ int run(Options options) {
                           [&](std::size_t tokens) { stage.advance(tokens); });
     }
     const double reading = watch.seconds();
+    if (rotations) {
+        const RotationReport report = choose(std::move(samples), scheme, options);
+        const std::string chosen = to_string(chosen_scheme(report));
+        std::printf("%s\n%s\n%s\n", table(report).c_str(), legend(report).c_str(), chosen.c_str());
+        if (!options.output.empty()) write_file(options.output, chosen + "\n");
+        return 0;
+    }
     const Shape shape = samples.front().shape;
     std::optional<calibration::FisherWeights> fisher;
     if (!options.fisher.empty()) {
@@ -251,17 +321,19 @@ int run(Options options) {
 void add_calibrate(CLI::App& app, int& status) {
     auto options = std::make_shared<Options>();
     CLI::App* command = app.add_subcommand(
-        "calibrate", "Measure what SKVQ's and KVQuant's schemes need to know about a model");
+        "calibrate",
+        "Measure what SKVQ's and KVQuant's schemes need to know about a model, or which "
+        "rotations other schemes are best off with");
     command->footer(footer);
     command->add_option("-m,--model", options->model, "The model, a GGUF file")->required();
     command->add_option("--text", options->text, "The text to measure on; - is stdin")->required();
     command
         ->add_option("-s,--scheme", options->scheme,
-                     "The scheme that it is for, one that needs it, see `lowkv schemes`")
+                     "The scheme that it is for, one that needs it or rotates, see `lowkv schemes`")
         ->capture_default_str();
     command->add_option("-o,--output", options->output,
                         "The file to write (default: beside the model, "
-                        "MODEL.SCHEME.lowkv.safetensors)");
+                        "MODEL.SCHEME.lowkv.safetensors; for rotations none)");
     command->add_option("-n,--tokens", options->tokens,
                         "Tokens of the text to read (default 4096, or all there are)");
     command

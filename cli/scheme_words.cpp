@@ -31,6 +31,11 @@ std::string preparation(const Codec& codec) {
     return text.empty() ? text : text + ", ";
 }
 
+std::string width(std::uint8_t bits) {
+    if (bits == Codec::ternary_bits) return "1.5";
+    return bits == Codec::senary_bits ? "2.6" : std::to_string(bits);
+}
+
 std::string percent(std::uint8_t thousandths) {
     const std::string whole = std::to_string(thousandths / 10);
     return whole + (thousandths % 10 != 0 ? "." + std::to_string(thousandths % 10) : "") + " %";
@@ -78,9 +83,7 @@ std::string scale_formula(const Codec& codec, const std::string& y) {
 
 std::string in_words(const Codec& codec) {
     if (codec.exact()) return "exact: f16, as they come";
-    const std::string width =
-        codec.bits == Codec::ternary_bits ? "1.5" : std::to_string(codec.bits);
-    const std::string bits = width + " bits a number: " + preparation(codec);
+    const std::string bits = width(codec.bits) + " bits a number: " + preparation(codec);
     if (normal(codec)) return bits + normal_levels(codec);
     const bool ranged = codec.group == Codec::calibrated;
     std::string text = bits + "the numbers of " + group_of(codec) + " share a ";

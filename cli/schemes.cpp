@@ -41,11 +41,12 @@ A scheme is a preset, options, or a preset and what differs from it, separated b
   CODEC          exact, or AXIS-BITS-GROUP and any of the words below behind it, in their order
   AXIS           channel: GROUP tokens of one channel share a scale
                  token: GROUP channels of one token share a scale
-  BITS           1.5 (three levels, five codes to a byte), 2, 3, 4, 8
+  BITS           1.5 (three levels, five codes to a byte), 2, 2.6 (six levels, three codes to
+                 a byte: 8/3 bits), 3, 4, 8
   GROUP          g32, g64, g128; with token also head: all channels of a head
 
 Words for token codecs only:
-  -normal        normal (Lloyd-Max) levels times a norm, not a scale and a zero; 1.5, 2, 3 or 4 bits
+  -normal        normal (Lloyd-Max) levels times a norm, not a scale and a zero; up to 4 bits
   -hadamard      a Hadamard rotation of each head comes first
   -random        or a random orthogonal matrix, another one in each layer
   -mean          keys only: each block's mean per channel is subtracted and stored apart

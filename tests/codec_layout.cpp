@@ -91,27 +91,34 @@ TEST_CASE("units are a permutation of the logical order, bit by bit") {
     }
 }
 
-TEST_CASE("ternary codes lie five to a byte, and are told apart") {
-    for (const std::uint32_t lanes : {32u, 80u}) {
-        for (const std::uint32_t steps : {64u, 80u}) {
-            const std::size_t tiles = lanes * steps / 64;
-            std::vector<std::uint8_t> codes(
-                kernels::codes_bytes(kernels::ternary_bits, lanes, steps));
-            CHECK(codes.size() == (tiles + 4) / 5 * 64);
-            const auto code_at = [](std::uint32_t lane, std::uint32_t step) {
-                return static_cast<std::uint8_t>((lane * 7 + step * 5 + lane * step) % 3);
-            };
-            for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-                for (std::uint32_t step = 0; step < steps; ++step) {
-                    kernels::store_code(codes.data(), kernels::ternary_bits, steps, lane, step,
-                                        code_at(lane, step));
+TEST_CASE("codes that share bytes lie as densely as they can, and are told apart") {
+    for (const std::uint32_t bits : {kernels::ternary_bits, kernels::senary_bits}) {
+        const bool ternary = bits == kernels::ternary_bits;
+        const std::uint32_t levels = ternary ? 3 : 6, per_byte = ternary ? 5 : 3;
+        for (const std::uint32_t lanes : {32u, 80u}) {
+            for (const std::uint32_t steps : {32u, 64u, 80u}) {
+                if (lanes * steps % 512 != 0) continue;  // no block has such a head
+                CAPTURE(bits);
+                CAPTURE(lanes);
+                CAPTURE(steps);
+                const std::size_t tiles = lanes * steps / 64;
+                std::vector<std::uint8_t> codes(kernels::codes_bytes(bits, lanes, steps));
+                CHECK(codes.size() == (tiles + per_byte - 1) / per_byte * 64);
+                const auto code_at = [&](std::uint32_t lane, std::uint32_t step) {
+                    return static_cast<std::uint8_t>((lane * 7 + step * 5 + lane * step) % levels);
+                };
+                for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+                    for (std::uint32_t step = 0; step < steps; ++step) {
+                        kernels::store_code(codes.data(), bits, steps, lane, step,
+                                            code_at(lane, step));
+                    }
                 }
-            }
-            for (const std::uint8_t byte : codes) REQUIRE(byte < 243);
-            for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-                for (std::uint32_t step = 0; step < steps; ++step) {
-                    REQUIRE(kernels::load_code(codes.data(), kernels::ternary_bits, steps, lane,
-                                               step) == code_at(lane, step));
+                for (const std::uint8_t byte : codes) REQUIRE(byte < (ternary ? 243 : 216));
+                for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+                    for (std::uint32_t step = 0; step < steps; ++step) {
+                        REQUIRE(kernels::load_code(codes.data(), bits, steps, lane, step) ==
+                                code_at(lane, step));
+                    }
                 }
             }
         }
@@ -120,7 +127,7 @@ TEST_CASE("ternary codes lie five to a byte, and are told apart") {
 
 TEST_CASE("tiles are packed and unpacked as units.h says, code by code") {
     std::mt19937 random(2);
-    for (const std::uint32_t bits : {kernels::ternary_bits, 2u, 3u, 4u, 8u}) {
+    for (const std::uint32_t bits : {kernels::ternary_bits, 2u, kernels::senary_bits, 3u, 4u, 8u}) {
         for (const codec::HeadShape head :
              {codec::HeadShape{80, 32, 32, 0, true}, codec::HeadShape{32, 80, 80, 0, true},
               codec::HeadShape{256, 128, 128, 0, true}, codec::HeadShape{16, 32, 32, 0, true}}) {
@@ -129,8 +136,8 @@ TEST_CASE("tiles are packed and unpacked as units.h says, code by code") {
             std::vector<codec::CodeTile> tiles(head.steps / 16);
             for (std::uint32_t step = 0; step < head.steps; ++step) {
                 for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-                    const std::uint32_t levels = bits == kernels::ternary_bits ? 3 : 1u << bits;
-                    const auto code = static_cast<std::uint8_t>(random() % levels);
+                    const Codec codec{.bits = static_cast<std::uint8_t>(bits)};
+                    const auto code = static_cast<std::uint8_t>(random() % codec.level_count());
                     tiles[step / 16].row[step % 16][lane] = code;
                     kernels::store_code(stored.data(), bits, head.steps, lane, step, code);
                 }
@@ -233,7 +240,7 @@ TEST_CASE("illegal shapes and codecs are refused with what is legal") {
         CHECK(message.find("kv_heads " + std::to_string(heads)) != std::string::npos);
     }
     LayerScheme illegal = kivi2;
-    illegal.key.bits = 6;
-    CHECK(refusal(illegal, {2, 64}, ErrorCode::invalid_scheme).find("2, 3, 4, 8") !=
+    illegal.key.bits = 5;
+    CHECK(refusal(illegal, {2, 64}, ErrorCode::invalid_scheme).find("2.6, 3, 4, 8") !=
           std::string::npos);
 }

@@ -55,6 +55,9 @@ TEST_CASE("the errors of 1 to 4 bits are the published ones") {
     CHECK(std::abs(normal_codebook(16).mse - 0.009497) < 0.000005);
     CHECK(std::abs(normal_codebook(8).mse - 0.034548) < 0.0000005);
     CHECK(std::abs(normal_codebook(16).mse - 0.009501) < 0.0000005);
+    // Max's .05798, and one more digit by shooting outwards from the first level.
+    CHECK(std::abs(normal_codebook(6).mse - 0.0579777) < 0.00000005);
+    CHECK(std::abs(double{normal_codebook(6).level[5]} - 1.8935948) < 0.0000001);
     CHECK(normal_codebook(2).mse == doctest::Approx(1.0 - 2.0 / std::acos(-1.0)).epsilon(1e-12));
 }
 

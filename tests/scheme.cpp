@@ -29,7 +29,7 @@ class Random {
     }
     Codec codec() {
         if (below(4) == 0) return {};
-        return {.bits = one_of<std::uint8_t>({Codec::ternary_bits, 2, 3, 4, 8}),
+        return {.bits = one_of<std::uint8_t>({Codec::ternary_bits, 2, Codec::senary_bits, 3, 4, 8}),
                 .axis = one_of({Axis::channel, Axis::token}),
                 .group = one_of<std::uint16_t>({32, 64, 128}),
                 .metadata = one_of({Metadata::fp16, Metadata::fp8_e4m3})};
@@ -140,8 +140,9 @@ TEST_CASE("the last override that names a layer wins") {
 }
 
 TEST_CASE("errors name the word, its position, the legal values and what was meant") {
-    check_error("kivi3", {"\"kivi3\"", "position 1 ", "did you mean kivi2?",
-                          "exact, lowkv1.5, lowkv2, lowkv2.8, lowkv3, lowkv4", "k=channel-2-g32"});
+    check_error("kivi3",
+                {"\"kivi3\"", "position 1 ", "did you mean kivi2?",
+                 "exact, lowkv1.5, lowkv2, lowkv2.6, lowkv2.8, lowkv3, lowkv4", "k=channel-2-g32"});
     check_error("KIVI4", {"did you mean kivi4?"});
     check_error("  nonsense", {"\"nonsense\"", "position 3 ", "is not a preset"});
     check_error("", {"empty", "exact, lowkv1.5, lowkv2"});
@@ -187,7 +188,8 @@ TEST_CASE("errors inside a codec") {
     check_error("k=chanel-2-g32,v=exact",
                 {"\"chanel\"", "position 3 ", "axis", "did you mean channel?", "channel, token"});
     check_error("k=exakt,v=exact", {"did you mean exact?"});
-    check_error("k=channel-5-g32,v=exact", {"\"5\"", "position 11 ", "bits", "2, 3, 4, 8"});
+    check_error("k=channel-5-g32,v=exact",
+                {"\"5\"", "position 11 ", "bits", "1.5, 2, 2.6, 3, 4, 8"});
     check_error("v=token-2-32,k=exact",
                 {"\"32\"", "position 11 ", "group", "did you mean g32?", "g32, g64, g128"});
     check_error("kivi2,v=token-2", {"\"token-2\"", "lacks its group", "g32, g64, g128"});
@@ -203,8 +205,14 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("k=channel-2-head,v=exact", {"key codec channel-2-head", "g32, g64 or g128"});
     check_error("k=channel-2-g32-hadamard,v=exact", {"channel-2-g32-hadamard", "scale per token"});
     check_error("k=channel-2-g32-normal,v=exact", {"scale per token"});
-    check_error("k=token-8-head-normal,v=exact", {"2, 3 or 4 bits"});
+    check_error("k=token-8-head-normal,v=exact", {"2, 2.6, 3 or 4 bits"});
     check_error("k=token-4-head-lsq,v=exact", {"add normal"});
+    for (const char* codec : {"token-2.6-row", "channel-2.6-static", "token-2.6-g64-reorder",
+                              "channel-2.6-g128-varnorm"}) {
+        check_error("k=" + std::string(codec) + ",v=exact",
+                    {codec, "2.6 bits are for codecs without row, static, reorder and varnorm"});
+    }
+    check_error("k=token-2.6-row-learned,v=exact", {"learned levels have 2, 3 or 4 bits"});
     check_error("k=channel-2-g64-varnorm,v=exact", {"varnorm needs", "channel-...-g128"});
     check_error("k=token-2-head-varnorm,v=exact", {"key codec", "scale per channel"});
     check_error("kivi2,v=channel-2-g128-varnorm", {"value codec", "scale per token"});
@@ -225,13 +233,14 @@ TEST_CASE("errors in layer overrides") {
     check_error("kivi2,layer.x=kivi4", {"\"layer.x\""});
     check_error("kivi2,layer.=kivi4", {"\"layer.\""});
     check_error("kivi2,layer.1=kivi5", {"\"kivi5\"", "position 15 ", "did you mean kivi2?"});
-    check_error("kivi2,layer.1=exact/token-9-g32", {"\"9\"", "position 27 ", "2, 3, 4, 8"});
+    check_error("kivi2,layer.1=exact/token-9-g32", {"\"9\"", "position 27 ", "2.6, 3, 4, 8"});
 }
 
 TEST_CASE("schemes built in code are validated field by field") {
     Scheme scheme = parse_scheme("kivi2");
     scheme.base.key.bits = 5;
-    check_invalid(scheme, "key codec: 5 is not a legal number of bits; legal: 1.5, 2, 3, 4, 8");
+    check_invalid(scheme,
+                  "key codec: 5 is not a legal number of bits; legal: 1.5, 2, 2.6, 3, 4, 8");
     scheme = parse_scheme("kivi2");
     scheme.base.value.group = 48;
     check_invalid(scheme, "value codec: 48 is not a legal group; legal: g32, g64, g128");

@@ -32,7 +32,7 @@ constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 // its block.
 std::vector<std::string> codecs(const std::string& rotation, const std::string& mean) {
     std::vector<std::string> all;
-    for (const char* bits : {"2", "3", "4", "8"}) {
+    for (const char* bits : {"2", "2.6", "3", "4", "8"}) {
         for (const char* group : {"g32", "g64", "g128", "head"}) {
             if (rotation == "-random" && (*bits != '3' || std::string(group) != "head")) continue;
             const std::string start = std::string("token-") + bits + "-" + group;
@@ -159,7 +159,7 @@ void check_group(const Block& block, Which w, Place p, const std::vector<double>
         return block.code(w, {p.head, p.channel + static_cast<std::uint32_t>(i), p.token});
     };
     if (layout.has_zeros()) {
-        const double top = (1u << layout.codec.bits) - 1, zero = block.zero(w, p);
+        const double top = layout.codec.level_count() - 1, zero = block.zero(w, p);
         const auto [low, high] = std::minmax_element(y.begin(), y.end());
         const double zero_rounding = rounding(type, zero, block.multiplier(w, p.head, 1));
         if (!(std::fabs(zero - *low) <= zero_rounding + noise)) ++faults.zeros;
@@ -170,7 +170,7 @@ void check_group(const Block& block, Which w, Place p, const std::vector<double>
         }
         return;
     }
-    const codec::NormalCodebook& book = codec::normal_codebook(1u << layout.codec.bits);
+    const codec::NormalCodebook& book = codec::normal_codebook(layout.codec.level_count());
     const double to_normal = std::sqrt(static_cast<double>(y.size())) / norm(y);
     std::vector<double> levels;
     for (std::size_t i = 0; i < y.size(); ++i) {
@@ -295,10 +295,10 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
 }
 
 TEST_CASE("levels are the codebook's on a grid of 8 bits, and a layer has its own random matrix") {
-    for (const char* bits : {"2", "3", "4"}) {
+    for (const char* bits : {"2", "2.6", "3", "4"}) {
         const Block block(scheme_of(std::string("token-") + bits + "-head-normal"), Shape{1, 64});
         const PartLayout& layout = block.plan.keys();
-        const codec::NormalCodebook& book = codec::normal_codebook(1u << layout.codec.bits);
+        const codec::NormalCodebook& book = codec::normal_codebook(layout.codec.level_count());
         for (std::uint32_t i = 0; i < book.count; ++i) {
             const double level = layout.levels[i] * double{layout.level_step} + layout.level_zero;
             CHECK(std::fabs(level - book.level[i]) <= double{layout.level_step} * 0.5001);
@@ -417,9 +417,9 @@ TEST_CASE("encoding is deterministic, heads are independent, padding is zero, fo
             const std::size_t mean_bytes =
                 layout.codec.centre == Centre::block ? 2 * std::size_t{plan.shape().head_dim} : 0;
             const std::size_t header = layout.codec.metadata == Metadata::fp16 ? 0 : 8;
-            const std::size_t codes_end = layout.codes_offset + std::size_t{plan.shape().head_dim} *
-                                                                    plan.block_tokens() *
-                                                                    layout.codec.bits / 8;
+            const std::size_t codes_end =
+                layout.codes_offset +
+                kernels::codes_bytes(layout.codec.bits, plan.shape().head_dim, plan.block_tokens());
             for (std::uint32_t head = 0; head < 2; ++head) {
                 const std::byte* section = block.part(w).data + layout.head_bytes * head;
                 const auto count = [&](std::size_t from, std::size_t to) {

@@ -56,7 +56,8 @@ struct Shape {
 // that kernels multiply integers: level(code) = levels[code] * level_step + level_zero.
 struct PartLayout {
     Codec codec;
-    std::array<std::uint8_t, 16> levels{};  // normal and learned levels
+    // Normal and learned levels, and six uniform ones, which share the normal ones' kernels.
+    std::array<std::uint8_t, 16> levels{};
     float level_step = 1.0f;
     float level_zero = 0.0f;
     std::shared_ptr<const codec::RowTables> row;  // null: no row codec

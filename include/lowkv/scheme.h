@@ -10,7 +10,8 @@
 //              ["-normal" | "-learned"] ["-hadamard" | "-random"] ["-mean" | "-seqmean"]
 //              ["-varnorm"] ["-unbiased" | "-lsq"] ["-clip" | "-search"]
 //              ["-0.5%" | "-1%" | "-2%"] ["-pre"] ["-fp8"]
-//   bits    := "1.5" | "2" | "3" | "4" | "8"; 1.5 are three levels, five codes to a byte
+//   bits    := "1.5" | "2" | "2.6" | "3" | "4" | "8"; 1.5 are three levels, five codes to a byte,
+//              2.6 are six levels, three codes to a byte (8/3 bits)
 //   group   := "g32" | "g64" | "g128" | "head" | "row" | "static"
 //
 // Examples: "lowkv2.8", "kivi2", "kivi2,sinks=0",
@@ -76,8 +77,9 @@ struct Codec {
     static constexpr std::uint16_t calibrated = 2;  // a channel's range comes from a calibration
 
     static constexpr std::uint8_t ternary_bits = 1;
+    static constexpr std::uint8_t senary_bits = 6;  // named for its levels: 8/3 bits a code
 
-    std::uint8_t bits = exact_bits;  // ternary_bits, 2, 3, 4 or 8; 16 means exact (f16)
+    std::uint8_t bits = exact_bits;  // 2, 3, 4, 8 or one of the two above; 16 means exact (f16)
     Axis axis = Axis::token;
     // 32, 64 or 128 elements, or a whole head. Along channels it ends at the head: the last group
     // of a head may be shorter, and a group is never longer than head_dim. Or the layer's whole
@@ -105,7 +107,10 @@ struct Codec {
         return reordered || group == calibrated || levels == Levels::learned ||
                clip == Clip::calibrated;
     }
-    std::uint32_t level_count() const noexcept { return bits == ternary_bits ? 3 : 1u << bits; }
+    std::uint32_t level_count() const noexcept {
+        if (bits == ternary_bits) return 3;
+        return bits == senary_bits ? 6 : 1u << bits;
+    }
     friend bool operator==(const Codec&, const Codec&) = default;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "codec/float16.h"
 
@@ -104,12 +105,19 @@ void AttentionOutput::add_output(std::span<const float> weights, std::size_t hea
 }
 
 double AttentionOutput::error(std::span<const float> keys, std::span<const float> values) const {
+    const std::vector<double> shares = query_errors(keys, values);
+    return std::accumulate(shares.begin(), shares.end(), 0.0);
+}
+
+std::vector<double> AttentionOutput::query_errors(std::span<const float> keys,
+                                                  std::span<const float> values) const {
     const std::size_t heads = samples_.q_heads;
     const std::span<const float> packed_values = values.empty() ? values_ : values;
     std::vector<float> weights(samples_.context), output(dim_);
-    double sum = 0;
+    std::vector<double> shares;
     for (std::size_t q = 0; q < samples_.query_rows.size(); ++q) {
         const Span span = span_of(q);
+        double sum = 0;
         for (std::size_t h = 0; h < heads; ++h) {
             const std::size_t at = (q * heads + h) * samples_.context;
             const std::span<float> all(weights.data(), span.seen);
@@ -129,8 +137,9 @@ double AttentionOutput::error(std::span<const float> keys, std::span<const float
             for (std::size_t c = 0; c < dim_; ++c)
                 sum += squared(output[c] - outputs_[(q * heads + h) * dim_ + c]);
         }
+        shares.push_back(power_ > 0 ? sum / power_ : 0);
     }
-    return power_ > 0 ? sum / power_ : 0;
+    return shares;
 }
 
 std::vector<double> AttentionOutput::value_errors(std::span<const float> values,

@@ -27,6 +27,10 @@ class AttentionOutput {
     // read as these; empty: exact. [rows][channels], keys as cached.
     double error(std::span<const float> keys, std::span<const float> values) const;
 
+    // The queries' shares of it: their sum is the error.
+    std::vector<double> query_errors(std::span<const float> keys,
+                                     std::span<const float> values) const;
+
     // The same for values alone, for each of `groups` sets of channels: a channel's share of the
     // error goes to group[channel].
     std::vector<double> value_errors(std::span<const float> values,

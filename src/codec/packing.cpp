@@ -112,38 +112,58 @@ void unpack_third(const std::uint8_t* codes, const HeadShape& head, std::uint32_
     }
 }
 
+// Where a unit's tile of digits lies, and what a digit of it counts in its byte.
+struct Digits {
+    std::size_t offset;
+    unsigned power;
+};
+
+struct Ternary {
+    static constexpr unsigned base = 3;
+    static Digits digits(std::size_t unit, unsigned tile) {
+        const std::size_t number = unit * kernels::unit_tiles + tile;
+        return {number / kernels::tiles_of_ternary_vector * vector_bytes,
+                kernels::powers_of_3[number % kernels::tiles_of_ternary_vector]};
+    }
+};
+
+struct Senary {
+    static constexpr unsigned base = 6;
+    static Digits digits(std::size_t unit, unsigned tile) {
+        const kernels::SenaryPlace place = kernels::senary_place(unit, tile);
+        return {place.offset, kernels::powers_of_6[place.digit]};
+    }
+};
+
 // Units share bytes: their digits are added.
-void pack_ternary(const CodeTile& tile, const HeadShape& head, std::uint32_t step_block,
-                  std::uint8_t* codes) {
+template <class Radix>
+void pack_digits(const CodeTile& tile, const HeadShape& head, std::uint32_t step_block,
+                 std::uint8_t* codes) {
     for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
         Quad quad;
-        combine(tile, head.lanes, j, 1, 0, 0, 3, quad);
+        combine(tile, head.lanes, j, 1, 0, 0, 7, quad);
         for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
-            const std::size_t number =
-                unit_number(head, lane, step_block) * kernels::unit_tiles + j;
+            const Digits to = Radix::digits(unit_number(head, lane, step_block), j);
             std::uint8_t digits[vector_bytes];
             interleave(quad, lane, digits);
-            std::uint8_t* out = codes + number / kernels::tiles_of_ternary_vector * vector_bytes;
-            const unsigned power = kernels::powers_of_3[number % kernels::tiles_of_ternary_vector];
+            std::uint8_t* out = codes + to.offset;
             for (std::size_t b = 0; b < vector_bytes; ++b) {
-                out[b] = static_cast<std::uint8_t>(out[b] + digits[b] * power);
+                out[b] = static_cast<std::uint8_t>(out[b] + digits[b] * to.power);
             }
         }
     }
 }
 
-void unpack_ternary(const std::uint8_t* codes, const HeadShape& head, std::uint32_t step_block,
-                    CodeTile& tile) {
+template <class Radix>
+void unpack_digits(const std::uint8_t* codes, const HeadShape& head, std::uint32_t step_block,
+                   CodeTile& tile) {
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
-            const std::size_t number =
-                unit_number(head, lane, step_block) * kernels::unit_tiles + j;
-            const std::uint8_t* in =
-                codes + number / kernels::tiles_of_ternary_vector * vector_bytes;
-            const unsigned power = kernels::powers_of_3[number % kernels::tiles_of_ternary_vector];
+            const Digits from = Radix::digits(unit_number(head, lane, step_block), j);
+            const std::uint8_t* in = codes + from.offset;
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
                 tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4] =
-                    static_cast<std::uint8_t>(in[b] / power % 3);
+                    static_cast<std::uint8_t>(in[b] / from.power % Radix::base);
             }
         }
     }
@@ -156,7 +176,8 @@ void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
     switch (bits) {
         case 8: return pack_low<8>(tile, bits, head, step_block, codes);
         case 4: return pack_low<4>(tile, bits, head, step_block, codes);
-        case kernels::ternary_bits: return pack_ternary(tile, head, step_block, codes);
+        case kernels::ternary_bits: return pack_digits<Ternary>(tile, head, step_block, codes);
+        case kernels::senary_bits: return pack_digits<Senary>(tile, head, step_block, codes);
         case 3: pack_third(tile, head, step_block, codes); [[fallthrough]];
         default: return pack_low<2>(tile, bits, head, step_block, codes);
     }
@@ -168,7 +189,8 @@ void unpack_tile(const std::uint8_t* codes, std::uint32_t bits, const HeadShape&
         case 8: return unpack_low<8>(codes, bits, head, step_block, tile);
         case 4: return unpack_low<4>(codes, bits, head, step_block, tile);
         case 2: return unpack_low<2>(codes, bits, head, step_block, tile);
-        case kernels::ternary_bits: return unpack_ternary(codes, head, step_block, tile);
+        case kernels::ternary_bits: return unpack_digits<Ternary>(codes, head, step_block, tile);
+        case kernels::senary_bits: return unpack_digits<Senary>(codes, head, step_block, tile);
         default:
             unpack_low<2>(codes, bits, head, step_block, tile);
             return unpack_third(codes, head, step_block, tile);

@@ -15,7 +15,7 @@ struct CodeTile {
     alignas(64) std::uint8_t row[kernels::unit_steps][max_lanes];
 };
 
-// `codes` is a head's codes, of `head.lanes` x `head.steps`; ternary and with 3 bits they must be
+// `codes` is a head's codes, of `head.lanes` x `head.steps`; with 1.5, 2.6 and 3 bits they must be
 // zero before the head's first tile is packed.
 void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
                std::uint32_t step_block, std::uint8_t* codes) noexcept;

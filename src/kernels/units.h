@@ -11,6 +11,9 @@
 //           steps 0, 2, 1, 3, so that a mask of 16-bit halves leaves neighbours
 //   1.5     ternary digits: all tiles of a head in the order of their units, five to 64 bytes:
 //           byte b = tile[0][b] + 3 tile[1][b] + 9 tile[2][b] + 27 tile[3][b] + 81 tile[4][b]
+//   2.6     digits of base 6, three to a byte: a unit has 64 bytes for its tiles 0..2, byte b =
+//           tile[0][b] + 6 tile[1][b] + 36 tile[2][b]. Before those of units 3n, 3n+1 and 3n+2 lie
+//           64 bytes of their tiles 3, likewise
 //   8 bits  tiles 0..3, 256 bytes a unit
 //   4 bits  2 x 64 bytes: byte b of the v-th = tile[2v][b] | tile[2v+1][b] << 4
 //   2 bits  64 bytes: byte b = tile[0][b] | tile[1][b] << 2 | tile[2][b] << 4 | tile[3][b] << 6
@@ -34,17 +37,37 @@ inline constexpr std::uint32_t unit_tiles = 4;
 inline constexpr std::uint32_t ternary_bits = Codec::ternary_bits;
 inline constexpr std::uint32_t tiles_of_ternary_vector = 5;
 inline constexpr std::uint8_t powers_of_3[] = {1, 3, 9, 27, 81};
+inline constexpr std::uint32_t senary_bits = Codec::senary_bits;
+inline constexpr std::uint32_t units_of_senary_run = 3;
+inline constexpr std::uint8_t powers_of_6[] = {1, 6, 36};
 
 constexpr std::size_t codes_bytes(std::uint32_t bits, std::uint32_t lanes, std::uint32_t steps) {
     if (bits == ternary_bits) {
         const std::size_t tiles = std::size_t{lanes} * steps / 64;
         return (tiles + tiles_of_ternary_vector - 1) / tiles_of_ternary_vector * 64;
     }
+    if (bits == senary_bits) {
+        const std::size_t units = std::size_t{lanes} * steps / (unit_lanes * unit_steps);
+        return (units + (units + units_of_senary_run - 1) / units_of_senary_run) * 64;
+    }
     return std::size_t{lanes} * steps * bits / 8;
 }
 
-// Bytes from the start of a head's codes to unit `unit` (3 bits: to its low 2 bits). Not ternary:
-// its units share bytes.
+// Where the 64 bytes of a unit's tile lie from the start of a head's codes, and which digit of
+// them the tile is.
+struct SenaryPlace {
+    std::size_t offset;
+    std::uint32_t digit;
+};
+constexpr SenaryPlace senary_place(std::size_t unit, std::uint32_t tile) {
+    const std::size_t run = unit / units_of_senary_run * (1 + units_of_senary_run) * 64;
+    const std::size_t in_run = unit % units_of_senary_run;
+    if (tile == unit_tiles - 1) return {run, static_cast<std::uint32_t>(in_run)};
+    return {run + (1 + in_run) * 64, tile};
+}
+
+// Bytes from the start of a head's codes to unit `unit` (3 bits: to its low 2 bits). Not 1.5 and
+// 2.6 bits: their units share bytes.
 constexpr std::size_t unit_offset(std::uint32_t bits, std::size_t unit) {
     return bits == 3 ? (unit / 2) * 192 + (unit % 2) * 64 : unit * 32 * bits;
 }
@@ -65,6 +88,10 @@ inline std::uint8_t load_code(const std::uint8_t* codes, std::uint32_t bits, std
         const std::size_t number = unit * unit_tiles + tile;
         const std::uint8_t packed = codes[number / tiles_of_ternary_vector * 64 + byte];
         return packed / powers_of_3[number % tiles_of_ternary_vector] % 3;
+    }
+    if (bits == senary_bits) {
+        const SenaryPlace place = senary_place(unit, tile);
+        return codes[place.offset + byte] / powers_of_6[place.digit] % 6;
     }
     const std::uint8_t* base = codes + unit_offset(bits, unit);
     switch (bits) {
@@ -92,6 +119,12 @@ inline void store_code(std::uint8_t* codes, std::uint32_t bits, std::uint32_t st
         std::uint8_t& packed = codes[number / tiles_of_ternary_vector * 64 + byte];
         const unsigned digit = code * powers_of_3[number % tiles_of_ternary_vector];
         packed = static_cast<std::uint8_t>(packed + digit);
+        return;
+    }
+    if (bits == senary_bits) {
+        const SenaryPlace place = senary_place(unit, tile);
+        std::uint8_t& packed = codes[place.offset + byte];
+        packed = static_cast<std::uint8_t>(packed + code * powers_of_6[place.digit]);
         return;
     }
     std::uint8_t* base = codes + unit_offset(bits, unit);

@@ -12,8 +12,12 @@ constexpr std::uint32_t value_of(Enum value) {
 
 constexpr std::array axis_choices{Choice{"channel", value_of(Axis::channel)},
                                   Choice{"token", value_of(Axis::token)}};
-constexpr std::array bits_choices{Choice{"1.5", Codec::ternary_bits}, Choice{"2", 2},
-                                  Choice{"3", 3}, Choice{"4", 4}, Choice{"8", 8}};
+constexpr std::array bits_choices{Choice{"1.5", Codec::ternary_bits},
+                                  Choice{"2", 2},
+                                  Choice{"2.6", Codec::senary_bits},
+                                  Choice{"3", 3},
+                                  Choice{"4", 4},
+                                  Choice{"8", 8}};
 constexpr std::array group_choices{Choice{"g32", 32},
                                    Choice{"g64", 64},
                                    Choice{"g128", 128},

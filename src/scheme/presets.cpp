@@ -124,6 +124,8 @@ std::span<const Preset> presets() {
                centred(normal(Codec::ternary_bits)), unbiased(normal(Codec::ternary_bits))),
         preset({"lowkv2", "a step smaller than the default: 2-bit keys and values", own},
                centred(normal(2)), unbiased(normal(2))),
+        preset({"lowkv2.6", "between the two: keys of six levels, three codes to a byte", own},
+               centred(normal(Codec::senary_bits)), unbiased(normal(2))),
         preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own},
                centred(normal(3)), unbiased(normal(2))),
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own},

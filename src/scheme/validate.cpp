@@ -40,6 +40,7 @@ void validate_together(const Codec& codec, const std::string& what) {
     const bool channel = codec.axis == Axis::channel;
     const bool centred = codec.centre != Centre::none;
     const bool ranged = codec.group == Codec::calibrated;
+    const bool normal_bits = codec.bits <= 4 || codec.bits == Codec::senary_bits;
     struct Rule {
         bool broken;
         const char* says;
@@ -76,7 +77,9 @@ void validate_together(const Codec& codec, const std::string& what) {
           Rule{codec.stage == Stage::pre && !codec.by_row(),
                "pre needs the group row or static, or reorder"},
           Rule{ranged && codec.metadata != Metadata::fp16, "static has no metadata: drop fp8"},
-          Rule{normal && codec.bits > 4, "normal levels have 1.5, 2, 3 or 4 bits"},
+          Rule{normal && !normal_bits, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
+          Rule{codec.bits == Codec::senary_bits && (codec.by_row() || codec.balanced),
+               "2.6 bits are for codecs without row, static, reorder and varnorm"},
           Rule{!normal && codec.fit != Fit::norm,
                "unbiased and lsq choose the scale of normal levels: add normal"}}) {
         if (rule.broken) reject(what + " " + to_string(codec) + ": " + rule.says);

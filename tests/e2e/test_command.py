@@ -97,6 +97,7 @@ PRESETS = {
     "exact": ("f16", "16.00", "measured against"),
     "lowkv1.5": ("own hybrid", "1.94", "KLD"),
     "lowkv2": ("own hybrid", "2.31", "KLD"),
+    "lowkv2.6": ("own hybrid", "2.66", "KLD"),
     "lowkv2.8": ("own hybrid", "2.81", "KLD"),
     "lowkv3": ("own hybrid", "3.31", "KLD"),
     "lowkv4": ("own hybrid", "4.31", "KLD"),

@@ -77,6 +77,7 @@ LOWKV_INLINE I load_table(const std::uint8_t* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm256_shuffle_epi8(table, bytes); }
+LOWKV_INLINE I lookup_halves(I table, I halves) { return lookup(table, halves); }
 LOWKV_INLINE I mul_low16(I a, I b) { return _mm256_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm256_mulhi_epu16(a, b); }
 LOWKV_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }

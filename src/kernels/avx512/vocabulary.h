@@ -70,6 +70,7 @@ LOWKV_INLINE I load_table(const std::uint8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm512_shuffle_epi8(table, bytes); }
+LOWKV_INLINE I lookup_halves(I table, I halves) { return lookup(table, halves); }
 LOWKV_INLINE I mul_low16(I a, I b) { return _mm512_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm512_mulhi_epu16(a, b); }
 LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }

@@ -206,7 +206,7 @@ using Multiply = void (*)(const Product* products, unsigned count, std::size_t w
 
 // By codec_index(), then unfolded, folded.
 template <unsigned Rows>
-constexpr Multiply multiply_by_codec[8][2] = {
+constexpr Multiply multiply_by_codec[9][2] = {
     {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>},
     {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>},
     {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>},
@@ -215,10 +215,12 @@ constexpr Multiply multiply_by_codec[8][2] = {
     {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>},
     {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>},
     {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>},
+    {multiply_unfolded<senary_bits, true, Rows>, multiply_folded<senary_bits, true, Rows>},
 };
 
 constexpr unsigned codec_index(const Codec& codec) {
     if (codec.bits == ternary_bits) return 7;
+    if (codec.bits == senary_bits) return 8;
     const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
     return codec.levels == Levels::uniform ? uniform : uniform + 4;
 }

@@ -47,8 +47,8 @@ LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
 // `lanes` lanes of a unit, from byte `at` on (src/kernels/units.h).
 struct UnitView {
     const std::uint8_t* low;  // ternary: of the head's first unit
-    unsigned tile;            // ternary only: the unit's first, of all the head's tiles
-    I third;  // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2
+    unsigned tile;  // ternary: the unit's first, of all the head's tiles; 2.6 bits: tile 3's digit
+    I third;        // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2
 };
 
 template <unsigned Bits>
@@ -59,6 +59,11 @@ LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, uns
         view.tile = static_cast<unsigned>(unit) * unit_tiles;
         return view;
     }
+    if constexpr (Bits == senary_bits) {
+        view.low = codes + senary_place(unit, 0).offset + at;
+        view.tile = senary_place(unit, 3).digit;
+        return view;
+    }
     view.low = codes + unit_offset(Bits, unit) + at;
     if constexpr (Bits == 3) {
         const I bits = load_bytes(codes + (unit / 2) * 192 + 128 + at);
@@ -67,13 +72,27 @@ LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, uns
     return view;
 }
 
-// 65536 / 3^(j + 1), rounded up: a byte times it is, modulo 65536, the fraction of byte / 3^(j +
-// 1), and the digit j is three times that fraction, rounded down (for every byte up to 255).
-constexpr int digit_factors[] = {21846, 7282, 2428, 810, 270};
+// 65536 / Base^(j + 1), rounded up: a byte times it is, modulo 65536, the fraction of byte /
+// Base^(j + 1), and the digit j is Base times that fraction, rounded down (for every byte up to
+// 255).
+template <unsigned Base>
+constexpr int digit_factors[5] = {};
+template <>
+constexpr int digit_factors<3>[5] = {21846, 7282, 2428, 810, 270};
+template <>
+constexpr int digit_factors<6>[5] = {10923, 1821, 304};
 
+template <unsigned Base>
 LOWKV_INLINE I digit(I bytes, unsigned number) {
-    const I fraction = mul_low16(bytes, set_int(digit_factors[number] * 0x10001));
-    return mul_high16(fraction, set_int(0x00030003));
+    const I fraction = mul_low16(bytes, set_int(digit_factors<Base>[number] * 0x10001));
+    return mul_high16(fraction, set_int(Base * 0x10001));
+}
+
+// Of a tile whose number is known to the compiler: the highest digit needs no remainder.
+LOWKV_INLINE I senary_digit(const UnitView& view, unsigned tile, I bytes) {
+    if (tile == 3) return digit<6>(bytes, view.tile);
+    if (tile < 2) return digit<6>(bytes, tile);
+    return mul_high16(bytes, set_int(digit_factors<6>[1] * 0x10001));
 }
 
 // Steps 4 * tile + 2 * odd and the one after it, as two 16-bit codes a lane.
@@ -94,15 +113,22 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
     }
 }
 
-// A tile's two pairs of steps. With Lookup, codes are indices of a table of 8-bit levels.
+// A tile's two pairs of steps. With Lookup, codes are indices of a table of 8-bit levels, the first
+// of which is 0.
 template <unsigned Bits, bool Lookup>
 LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pair)[2]) {
     if constexpr (Bits == ternary_bits) {
         const unsigned number = view.tile + tile;
         const I x = load_bytes(view.low + std::size_t{64} * (number / tiles_of_ternary_vector));
         const unsigned power = number % tiles_of_ternary_vector;
-        pair[0] = digit(bit_and(x, set_int(0x00ff00ff)), power);
-        pair[1] = digit(bit_and(shift_right(x, 8), set_int(0x00ff00ff)), power);
+        pair[0] = digit<3>(bit_and(x, set_int(0x00ff00ff)), power);
+        pair[1] = digit<3>(bit_and(shift_right(x, 8), set_int(0x00ff00ff)), power);
+    } else if constexpr (Bits == senary_bits) {
+        const I x = load_bytes(tile < 3 ? view.low : view.low - std::size_t{64} * (1 + view.tile));
+        const I even = bit_and(x, set_int(0x00ff00ff));
+        const I odd = bit_and(shift_right(x, 8), set_int(0x00ff00ff));
+        pair[0] = lookup_halves(table, senary_digit(view, tile, even));
+        pair[1] = lookup_halves(table, senary_digit(view, tile, odd));
     } else if constexpr (!Lookup) {
         pair[0] = load_pair<Bits>(view, tile, 0);
         pair[1] = load_pair<Bits>(view, tile, 1);

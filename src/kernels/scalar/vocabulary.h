@@ -90,6 +90,16 @@ LOWKV_INLINE I lookup(I table, I bytes) {
     for (std::uint8_t& byte : at) byte = from[byte];
     return load_bytes(at);
 }
+LOWKV_INLINE I lookup_halves(I table, I halves) {
+    std::uint8_t from[16];
+    std::uint16_t at[8];
+    std::memcpy(from, &table, sizeof from);
+    std::memcpy(at, &halves, sizeof at);
+    for (std::uint16_t& half : at) half = from[half];
+    I r;
+    std::memcpy(&r, at, sizeof r);
+    return r;
+}
 LOWKV_INLINE I mul_low16(I a, I b) {
     const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
     return I((low & 0xffff) | high << 16);
