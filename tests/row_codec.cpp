@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -127,6 +128,25 @@ TEST_CASE("outliers are kept to f16, at most the cap, the rest clamps") {
         });
         for (std::uint32_t t = 0; t < kept.size(); ++t) {
             CHECK(kept[t] == (which == Which::keys ? std::min(outside[t], cap) : cap));
+        }
+    }
+}
+
+TEST_CASE("the outliers of a damaged block stay within it") {
+    const std::string scheme = "kvquant3-1%";
+    const LayerCalibration calibration = calibration_of(scheme, 5);
+    const Rope rope = llama_rope(shape.head_dim);
+    Block block(scheme, shape, {&calibration, &rope});
+    std::fill(block.packed.begin(), block.packed.end(), std::byte{0xff});
+    for (const Which which : both) {
+        const PartLayout& layout = block.layout(which);
+        const std::byte* section = block.part(which).data;
+        const std::uint32_t most = layout.row->outliers * block.plan.block_tokens();
+        for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
+            const codec::HeadOutliers all = codec::head_outliers(layout, section, head);
+            const auto* end = reinterpret_cast<const std::byte*>(all.places + all.count);
+            CHECK(all.count <= most);
+            CHECK(end <= section + layout.residuals_offset);
         }
     }
 }

@@ -1,6 +1,7 @@
 #pragma once
 // A head's outliers in the section that all heads of a row codec's part share (codec.h).
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,13 +19,17 @@ struct HeadOutliers {
     std::uint32_t count;
 };
 
+// Within the section whatever it holds: a packed block may come from a file.
 inline HeadOutliers head_outliers(const PartLayout& layout, const std::byte* section,
                                   std::uint32_t head) noexcept {
     const auto* begins = reinterpret_cast<const std::uint16_t*>(section + layout.outliers_offset);
-    return {
-        reinterpret_cast<const OutlierPlace*>(section + layout.places_offset) + begins[head],
-        reinterpret_cast<const std::uint16_t*>(section + layout.residuals_offset) + begins[head],
-        static_cast<std::uint32_t>(begins[head + 1] - begins[head])};
+    const auto most = static_cast<std::uint32_t>((layout.residuals_offset - layout.places_offset) /
+                                                 sizeof(OutlierPlace));
+    const std::uint32_t end = std::min<std::uint32_t>(begins[head + 1], most);
+    const std::uint32_t begin = std::min<std::uint32_t>(begins[head], end);
+    return {reinterpret_cast<const OutlierPlace*>(section + layout.places_offset) + begin,
+            reinterpret_cast<const std::uint16_t*>(section + layout.residuals_offset) + begin,
+            end - begin};
 }
 
 }  // namespace lowkv::codec

@@ -17,7 +17,7 @@
 // Instrumented, everything inline and unrolled would take several times as long to compile as all
 // the rest.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LOWKV_INLINE [[gnu::noinline]] static
+#define LOWKV_INLINE [[gnu::noinline, gnu::unused]] static
 #define LOWKV_INLINE_LAMBDA
 #define LOWKV_UNROLL(n)
 #else

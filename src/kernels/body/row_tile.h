@@ -4,7 +4,9 @@
 template <class Take>
 LOWKV_INLINE void for_outliers(const Matrix& x, Take take) {
     if (x.layout->row->outliers == 0) return;
-    const unsigned head = x.first_channel / (x.keys ? x.step_count : x.lane_count);
+    const unsigned head_dim = x.keys ? x.step_count : x.lane_count;
+    const unsigned tokens = x.keys ? x.lane_count : x.step_count;
+    const unsigned head = x.first_channel / head_dim;
     const codec::HeadOutliers all = codec::head_outliers(*x.layout, x.metadata, head);
     alignas(64) float residuals[16];
     for (unsigned i = 0; i < all.count; i += 16) {
@@ -14,7 +16,9 @@ LOWKV_INLINE void for_outliers(const Matrix& x, Take take) {
             store(residuals + v, load_f16(all.residuals + i + v));
         }
         for (unsigned k = 0; k < n; ++k) {
-            take(all.places[i + k].token, all.places[i + k].channel, residuals[k]);
+            const codec::OutlierPlace place = all.places[i + k];
+            if (place.channel >= head_dim || place.token >= tokens) continue;
+            take(place.token, place.channel, residuals[k]);
         }
     }
 }
