@@ -8,13 +8,8 @@ namespace lowkv::cli {
 namespace {
 
 constexpr std::array measured{
-    Quality{"lowkv1.5", "0.031", "+1.5 %"},     Quality{"lowkv2", "0.017", "+0.9 %"},
-    Quality{"lowkv2.8", "0.0082", "+0.5 %"},    Quality{"lowkv3", "0.0059", "+0.5 %"},
-    Quality{"lowkv4", "0.0037", "+0.1 %"},      Quality{"kivi4", "0.0041", "0.0 %"},
-    Quality{"int4", "0.0068", "0.0 %"},         Quality{"int4h", "0.0051", "+0.3 %"},
-    Quality{"int8", "0.0031", "-0.1 %"},        Quality{"kivi2", "0.072", "+5.9 %"},
-    Quality{"turboquant4", "0.0055", "+0.2 %"}, Quality{"turboquant3", "0.013", "+1.0 %"},
-    Quality{"turboquant2", "0.064", "+4.5 %"},
+    // clang-format off: written by eval/quality.py
+    // clang-format on
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The codecs again, in float32 PyTorch: are the plug-in's figures right, and what do blocks change?
 
-An attention of its own in transformers, on the same tokens and the same dequantized weights: scores with
-exact and with quantized keys, and for each pair of query i and key j a rule that says which is read.
+A Llama of a few lines on the same tokens and the same dequantized weights, with scores from exact and
+from quantized keys, and for each pair of query i and key j a rule that says which is read.
 
   token by token   exact iff i - j < 128, or j < 5 (the sinks); groups start after the sinks. This is the
                    rule of the reference figures in quality_reference.py
@@ -20,9 +20,11 @@ import math
 from functools import partial
 from pathlib import Path
 
+import gguf
 import torch
+from gguf.quants import dequantize
 from paths import ROOT, set_up_paths
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 WINDOW, SINKS, CHUNK, SKIP = 128, 5, 32, 256
 
@@ -100,9 +102,9 @@ def centred(x, bits, start):
     return torch.cat([x[:, :start], body[:, :x.shape[1] - start]], 1)
 
 
-def interleaved(codec, x, *args):
-    """A codec on keys in llama.cpp's order of channels: pairs of RoPE side by side, not in halves."""
-    order = torch.arange(x.shape[-1]).unflatten(0, (2, -1)).T.flatten()
+def in_halves(codec, x, *args):
+    """A codec on keys with their channels in Hugging Face's order: RoPE's pairs are halves, not neighbours."""
+    order = torch.arange(x.shape[-1]).unflatten(0, (-1, 2)).T.flatten()
     return codec(x[..., order], *args)[..., order.argsort()]
 
 
@@ -119,14 +121,15 @@ def lowkv(key_bits, value_bits, fit="norm"):
 
 
 H = "head-normal-hadamard"
+IN_HALVES = "the same, keys' channels in Hugging Face's order"
 # As in the CSV of quality.py: keys and values of one layer, tokens of a block, sinks.
 SCHEMES = {
     "kivi2": (kivi(2), 32, SINKS),
     "kivi2+sinks=0": (kivi(2), 32, 0),
     "kivi4": (kivi(4), 32, SINKS),
     "k=token-2-g32+v=token-2-g32+window=128+sinks=0": (
-        lambda k, v, start: (interleaved(by_token, k, 2), by_token(v, 2)), 32, 0),
-    "the same, keys in the order of Hugging Face": (lambda k, v, start: (by_token(k, 2), by_token(v, 2)), 32, 0),
+        lambda k, v, start: (by_token(k, 2), by_token(v, 2)), 32, 0),
+    IN_HALVES: (lambda k, v, start: (in_halves(by_token, k, 2), by_token(v, 2)), 32, 0),
     "turboquant2": (turboquant(2), 32, SINKS),
     "turboquant4": (turboquant(4), 32, SINKS),
     f"k=token-2-{H}-mean+v=token-2-{H}": (lowkv(2, 2), 128, SINKS),
@@ -146,32 +149,65 @@ def exact_pairs(rule, tokens, block, sinks):
     return (j >= packed) | (j < (block if sinks else 0))
 
 
-class Cache:
-    """What the attention reads; `pairs` None: everything as it came."""
+class Model:
+    """A Llama from a GGUF file, in float32; keys and values go through the codec where one is set."""
 
     codec, pairs, start = None, None, 0
 
-    def attend(self, module, query, key, value, mask, scaling, **_):
-        query, key, value = query[0], key[0], value[0]
-        groups = query.shape[0] // key.shape[0]
-        tokens = key.shape[1]
-        wide = partial(torch.repeat_interleave, repeats=groups, dim=0)
-        scores = query @ wide(key).mT * scaling
+    def __init__(self, path):
+        reader = gguf.GGUFReader(path)
+        field = lambda name: reader.fields[f"llama.{name}"].contents()
+        self.layers, self.heads = field("block_count"), field("attention.head_count")
+        self.kv_heads, self.epsilon = field("attention.head_count_kv"), field("attention.layer_norm_rms_epsilon")
+        self.base = field("rope.freq_base")
+        self.weights = {t.name.removesuffix(".weight"): torch.tensor(dequantize(t.data, t.tensor_type))
+                        for t in reader.tensors}
+
+    def norm(self, x, name):
+        return x * (x.square().mean(-1, keepdim=True) + self.epsilon).rsqrt() * self.weights[name]
+
+    def rotate(self, x):
+        """RoPE on neighbouring channels, llama.cpp's order of a Llama file."""
+        tokens, channels = x.shape[1:]
+        angles = torch.arange(tokens)[:, None] * self.base ** (-torch.arange(0, channels, 2) / channels)
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+    def attend(self, query, key, value):
+        wide = partial(torch.repeat_interleave, repeats=self.heads // self.kv_heads, dim=0)
+        scale = 1 / math.sqrt(key.shape[-1])
+        scores = query @ wide(key).mT * scale
         if self.pairs is not None:
             coded_key, coded_value = self.codec(key, value, self.start)
-            scores = torch.where(self.pairs, scores, query @ wide(coded_key).mT * scaling)
-        causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+            scores = torch.where(self.pairs, scores, query @ wide(coded_key).mT * scale)
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         weights = scores.masked_fill(~causal, -math.inf).softmax(-1)
         if self.pairs is None:
-            output = weights @ wide(value)
-        else:
-            output = (weights * self.pairs) @ wide(value) + (weights * ~self.pairs) @ wide(coded_value)
-        return output.transpose(0, 1)[None], None
+            return weights @ wide(value)
+        return (weights * self.pairs) @ wide(value) + (weights * ~self.pairs) @ wide(coded_value)
+
+    def predict(self, tokens):
+        """Log-probabilities of what follows each position from SKIP on, but for the last."""
+        w = self.weights
+        x = w["token_embd"][tokens]
+        for layer in range(self.layers):
+            name = f"blk.{layer}."
+            y = self.norm(x, name + "attn_norm")
+            query, key, value = ((y @ w[f"{name}attn_{part}"].T).unflatten(-1, (heads, -1)).transpose(0, 1)
+                                 for part, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)))
+            attended = self.attend(self.rotate(query), self.rotate(key), value)
+            x = x + attended.transpose(0, 1).flatten(1) @ w[name + "attn_output"].T
+            y = self.norm(x, name + "ffn_norm")
+            gate = torch.nn.functional.silu(y @ w[name + "ffn_gate"].T)
+            x = x + (gate * (y @ w[name + "ffn_up"].T)) @ w[name + "ffn_down"].T
+        last = self.norm(x[SKIP:-1], "output_norm")
+        return (last @ w.get("output", w["token_embd"]).T).log_softmax(-1)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=ROOT / "docs/quality", type=Path)
+    parser.add_argument("--schemes", help="some of them, with a slash between; default: all")
     parser.add_argument("--tokens", default=2048, type=int)
     parser.add_argument("--windows", default=2, type=int)
     parser.add_argument("--threads", default=2, type=int)
@@ -179,36 +215,28 @@ def main():
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     paths = set_up_paths()
-    cache = Cache()
-    AttentionInterface.register("lowkv", cache.attend)
-    where = {"pretrained_model_name_or_path": Path(paths["LOWKV_MODEL"]).parent,
-             "gguf_file": Path(paths["LOWKV_MODEL"]).name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, attn_implementation="lowkv", dtype=torch.float32)
-    ids = tokenizer(Path(paths["LOWKV_HANDBOOK_TEXT"]).read_text()[:12 * args.tokens * args.windows],
-                    return_tensors="pt", add_special_tokens=False).input_ids[0]
-    sums = {(scheme, rule): 0.0 for scheme in SCHEMES for rule in RULES}
-
-    def predict(window):
-        logits = model(window[None], use_cache=False, logits_to_keep=args.tokens - SKIP).logits[0]
-        return logits.log_softmax(-1)
-
+    model = Model(paths["LOWKV_MODEL"])
+    text = Path(paths["LOWKV_HANDBOOK_TEXT"]).read_text()[:8 * args.tokens * args.windows]
+    tokenizer = AutoTokenizer.from_pretrained(Path(paths["LOWKV_MODEL"]).parent,
+                                              gguf_file=Path(paths["LOWKV_MODEL"]).name)
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids[0]
+    names = args.schemes.split("/") if args.schemes else list(SCHEMES)
+    sums = {(scheme, rule): 0.0 for scheme in names for rule in RULES}
     for number in range(args.windows):
         window = ids[number * args.tokens:(number + 1) * args.tokens]
-        cache.pairs = None
-        exact = predict(window)
-        weights = exact.exp()
-        for (scheme, rule) in sums:
-            cache.codec, block, sinks = SCHEMES[scheme]
-            cache.pairs = exact_pairs(rule, args.tokens, block, sinks)
-            cache.start = sinks if rule == "token" else 0
-            kld = (weights * (exact - predict(window))).sum(-1).mean().item()
+        model.pairs = None
+        exact = model.predict(window)
+        for scheme, rule in sums:
+            model.codec, block, sinks = SCHEMES[scheme]
+            model.pairs = exact_pairs(rule, args.tokens, block, sinks)
+            model.start = sinks if rule == "token" else 0
+            kld = (exact.exp() * (exact - model.predict(window))).sum(-1).mean().item()
             sums[scheme, rule] += kld / args.windows
             print(f"window {number}, {scheme}, {rule}: {kld:.5f}", flush=True)
     with open(args.out / "float32.csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["scheme", "windows", "tokens", *RULES])
-        for scheme in SCHEMES:
+        for scheme in names:
             writer.writerow([scheme, args.windows, args.tokens, *(f"{sums[scheme, r]:.6f}" for r in RULES)])
 
 

@@ -102,6 +102,8 @@ def main():
     if "table" in sections:
         more = args.schemes.split(",") if args.schemes else []
         quality_tables.main_table(args.out, find, more)
+        if args.out == ROOT / "docs/quality":
+            quality_tables.fill_command(find)
     quality_tables.draw(args.out, sections, find)
     quality_plots.draw(args.out, sections, find)
     if "passkey" in args.only:

@@ -1,9 +1,11 @@
 """The pictures of docs/quality.md, from the CSV's rows, as PNG and SVG. Used by eval/quality.py.
 
-`find` gives the figures of a scheme under the usual setting, or under a changed one.
+`find` gives the figures of a scheme under the usual setting, or under a changed one. A picture along a
+setting is drawn when all of it was measured.
 """
 
 import matplotlib
+import matplotlib.ticker
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -35,6 +37,7 @@ def save(figure, out, name):
 
 
 def log_axis(axis):
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
@@ -94,18 +97,18 @@ def overview(out, find):
     floor = find("stock f16")
     if floor:
         axes.axhline(floor["mean_kld"], color=RED, linewidth=1, linestyle="--",
-                     label="llama.cpp's plain f16 cache: the engine's own noise")
+                     label="llama.cpp's plain f16 cache")
     axes.set_yscale("log")
     axes.set_xscale("log")
     ticks = [2, 2.5, 3, 3.5, 4, 5, 6, 8]
     axes.set_xticks(ticks, ticks)
     axes.set_xticks([], minor=True)
-    axes.set_xlim(1.8, 9.6)
+    axes.set_xlim(1.7, 9.6)
     log_axis(axes.yaxis)
     axes.set_xlabel("bits per element, all metadata counted (head_dim 64; f16 is 16)")
     axes.set_ylabel(KLD)
     axes.grid(True, which="major", color=GRID)
-    axes.legend(frameon=False, loc="upper right", fontsize=9.5)
+    axes.legend(facecolor="white", edgecolor="white", framealpha=1, loc="lower left", fontsize=9.5)
     order = sorted(rows, key=lambda r: not r["scheme"].startswith("lowkv"))  # the flagship's names first
     place_labels(figure, axes, [(r["bits"], r["mean_kld"], name_of(r["scheme"]), family(r["scheme"])[2])
                                 for r in order])
@@ -137,16 +140,16 @@ def grid(out, find):
 
 def lines(out, find, name, swept, label, changed=None, floor=None):
     """KLD of some schemes along one setting; `swept`: scheme, then tick, then what was measured."""
+    if not all(find(s, **changed or {}) for points in swept.values() for s in points.values()):
+        return
     figure, axes = pyplot.subplots(figsize=(7.5, 4.4))
     for scheme, points in swept.items():
-        have = [(i, row["mean_kld"], row["mean_kld_error"]) for i, s in enumerate(points.values())
-                if (row := find(s, **changed or {}))]
-        if have:
-            _, _, colour, marker = family(scheme)
-            x, y, error = zip(*have)
-            axes.errorbar(x, y, yerr=error, color=colour, marker=marker, markersize=7, capsize=2, label=scheme)
+        rows = [find(s, **changed or {}) for s in points.values()]
+        _, _, colour, marker = family(scheme)
+        axes.errorbar(range(len(rows)), [r["mean_kld"] for r in rows], yerr=[r["mean_kld_error"] for r in rows],
+                      color=colour, marker=marker, markersize=7, capsize=2, label=scheme)
     if floor:
-        axes.axhline(floor["mean_kld"], color=RED, linewidth=1, linestyle="--", label="engine's noise")
+        axes.axhline(floor["mean_kld"], color=RED, linewidth=1, linestyle="--", label="llama.cpp's f16 cache")
     ticks = list(next(iter(swept.values())))
     axes.set_xticks(range(len(ticks)), ticks)
     axes.set_xlabel(label)
@@ -169,13 +172,13 @@ def bars(out, find, name, parts):
         axes.hlines(y, left, row["mean_kld"], color=BLUE, linewidth=2)
         axes.errorbar(row["mean_kld"], y, xerr=row["mean_kld_error"], color=BLUE, marker="o",
                       markersize=7, ecolor="#444444", capsize=2)
-        axes.annotate(f"{row['mean_kld']:.3g}  ({row['perplexity_change_percent']:+.1f} %)",
+        axes.annotate(f"{row['mean_kld']:.3g}  ({row['perplexity_change_percent']:+.3g} %)",
                       (row["mean_kld"] + row["mean_kld_error"], y), textcoords="offset points", xytext=(9, 0),
                       va="center", fontsize=9)
     axes.set_yticks(range(len(parts)), [f"{label}, {row['bits']:.2f} bits" for label, row in reversed(parts)])
     axes.set_xscale("log")
     log_axis(axes.xaxis)
-    axes.set_xlim(left, 5 * max(row["mean_kld"] for _, row in parts))
+    axes.set_xlim(left, 12 * max(row["mean_kld"] for _, row in parts))
     axes.set_xlabel("mean KLD against exact (log), in brackets the change of perplexity")
     axes.grid(True, axis="x", color=GRID)
     save(figure, out, name)
@@ -190,19 +193,20 @@ def layers(out, find):
 
 def calibration(out, find):
     """KLD by what a scheme was calibrated on."""
+    if not all(find(s, calibration=c) for s in schemes.CALIBRATIONS_SCHEMES for c in schemes.CALIBRATIONS):
+        return
     figure, axes = pyplot.subplots(figsize=(7.5, 4.2))
     width = 0.8 / len(schemes.CALIBRATIONS)
     for place, what in enumerate(schemes.CALIBRATIONS):
         text, tokens = what.split()
-        have = [(x, row) for x, s in enumerate(schemes.CALIBRATIONS_SCHEMES) if (row := find(s, calibration=what))]
-        if have:
-            axes.bar([x + (place - 1.5) * width for x, _ in have], [row["mean_kld"] for _, row in have],
-                     0.92 * width, yerr=[row["mean_kld_error"] for _, row in have], capsize=2,
-                     color=RED if text == "bible" else pyplot.cm.Blues(0.35 + 0.25 * place),
-                     label=f"{text}, {int(tokens):,} tokens")
-            for x, row in have:
-                axes.annotate(f"{row['mean_kld']:.3f}", (x + (place - 1.5) * width, row["mean_kld"]), ha="center",
-                              textcoords="offset points", xytext=(0, 7), fontsize=8.5)
+        rows = [find(s, calibration=what) for s in schemes.CALIBRATIONS_SCHEMES]
+        at = [x + (place - 1.5) * width for x in range(len(rows))]
+        axes.bar(at, [r["mean_kld"] for r in rows], 0.92 * width, yerr=[r["mean_kld_error"] for r in rows],
+                 capsize=2, color=RED if text == "bible" else pyplot.cm.Blues(0.35 + 0.25 * place),
+                 label=f"{text}, {int(tokens):,} tokens")
+        for x, row in zip(at, rows):
+            axes.annotate(f"{row['mean_kld']:.3f}", (x, row["mean_kld"]), ha="center",
+                          textcoords="offset points", xytext=(0, 7), fontsize=8.5)
     axes.set_xticks(range(len(schemes.CALIBRATIONS_SCHEMES)), schemes.CALIBRATIONS_SCHEMES)
     axes.set_ylabel("mean KLD on the handbook")
     axes.legend(frameon=False, fontsize=10)

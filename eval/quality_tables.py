@@ -1,21 +1,43 @@
 """The tables of docs/quality.md, from the CSV's rows. Used by eval/quality.py.
 
-A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of OUT/../quality.md, where there is
-one. `find` gives the figures of a scheme under the usual setting, or under a changed one.
+A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of OUT/../quality.md and
+OUT/reference.md, where there is one. `find` gives the figures of a scheme under the usual setting, or under a changed one.
 """
 
+import csv
+import math
 import re
 
 import quality_reference
 import quality_schemes as schemes
+from paths import ROOT
 from weights import WEIGHTS
 
+COMMAND = ROOT / "cli/scheme_quality.cpp"
 
-def fill(out, name, text):
-    document = out.parent / "quality.md"
+
+def fill(document, begin, end, text):
+    """Puts `text` between two marks."""
     if document.exists():
-        marks = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
+        marks = re.compile(f"({re.escape(begin)}\n).*?( *{re.escape(end)})", re.S)
         document.write_text(marks.sub(lambda m: m[1] + text + "\n" + m[2], document.read_text()))
+
+
+def fill_documents(out, name, text):
+    for document in (out.parent / "quality.md", out / "reference.md"):
+        fill(document, f"<!-- {name} -->", f"<!-- /{name} -->", text)
+
+
+def fill_command(find):
+    """What `lowkv schemes` prints of each preset: two digits, as many as the measurement carries."""
+    rows = [r for s in [*schemes.PRESETS, *schemes.CALIBRATED] if (r := find(s))]
+    fill(COMMAND, "// clang-format off: written by eval/quality.py", "// clang-format on", "\n".join(
+        f'    Quality{{"{r["scheme"]}", "{two_digits(r["mean_kld"])}", '
+        f'"{r["perplexity_change_percent"]:+.1f} %"}},' for r in rows))
+
+
+def two_digits(value):
+    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
 
 
 def shown(scheme):
@@ -42,7 +64,7 @@ def main_table(out, find, more):
         lines += ["", f"Measured with {len(builds)} builds of the plug-in ({of})."]
     text = "\n".join(lines)
     print(text)
-    fill(out, "table", text)
+    fill_documents(out, "table", text)
     (out / "table.md").write_text(text + "\n")
 
 
@@ -98,9 +120,23 @@ def reference_table(find):
         if not (got := find(row.scheme, **row.setting)):
             continue
         ratio = got["mean_kld"] / row.kld
-        said = f"{ratio:.2f}" if 0.9 <= ratio <= 1.1 else f"**{ratio:.2f}**"
+        near = 0.9 <= ratio <= 1.1
+        said = f"{ratio:.2f}" if near else f"**{ratio:.2f}**"
         lines.append(f"| {row.label} | {row.bits:.2f} | {row.kld:.4f} | `{row.scheme.replace('+', ',')}` "
-                     f"| {got['bits']:.2f} | {got['mean_kld']:.4f} | {said} | {row.reason} |")
+                     f"| {got['bits']:.2f} | {got['mean_kld']:.4f} | {said} | {'' if near else row.reason} |")
+    return "\n".join(lines)
+
+
+def float32_table(out, find):
+    """eval/float32_codecs.py's figures between the reference's and the plug-in's."""
+    with open(out / "float32.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    reference = {row.scheme: row.kld for row in quality_reference.ROWS}
+    lines = ["| scheme | reference | float32, token by token | float32, in blocks | plug-in |", "|---|---|---|---|---|"]
+    for row in rows:
+        known, got = reference.get(row["scheme"]), find(row["scheme"], windows=int(row["windows"]), tokens=int(row["tokens"]))
+        cells = [known, float(row["token"]), float(row["blocks"]), got and got["mean_kld"]]
+        lines.append(f"| {shown(row['scheme'])} | " + " | ".join(f"{c:.4f}" if c else "-" for c in cells) + " |")
     return "\n".join(lines)
 
 
@@ -113,4 +149,6 @@ def draw(out, sections, find):
         if name in TABLES:
             text = TABLES[name](find)
             print(f"\n{text}")
-            fill(out, name, text)
+            fill_documents(out, name, text)
+    if "reference" in sections and (out / "float32.csv").exists():
+        fill_documents(out, "float32", float32_table(out, find))
