@@ -10,7 +10,7 @@ from quantized keys, and for each pair of query i and key j a rule that says whi
                    had left the window before the chunk; the first block, with its sinks, never is
 
 The second column must agree with `lowkv compare`, the first with the reference; their ratio is what
-keeping tokens in blocks is worth. No code is shared with lowkv. Run it with the python of the `torch`
+keeping tokens in blocks is worth. No code is shared with lowkv, only the signs of its rotation. Run it with the python of the `torch`
 part of deps/setup.py, as eval/float32_reference.py; results go to OUT/float32.csv.
 """
 
@@ -72,11 +72,21 @@ def lloyd_max(bits):
 LEVELS = {bits: lloyd_max(bits) for bits in (2, 3, 4)}
 
 
+def splitmix64(seed, draws):
+    mask = 2**64 - 1
+    for number in range(1, draws + 1):
+        x = (seed + number * 0x9E3779B97F4A7C15) & mask
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        yield x ^ x >> 31
+
+
 def hadamard(channels):
+    """With the signs that lowkv draws (src/codec/rotation.h): others move single tokens by much."""
     matrix = torch.ones(1, 1)
     while len(matrix) < channels:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    signs = torch.randint(0, 2, (channels,), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    signs = torch.tensor([-1.0 if x >> 63 else 1.0 for x in splitmix64(42, channels)])
     return signs[:, None] * matrix / math.sqrt(channels)
 
 

@@ -25,6 +25,7 @@ KEY = ["scheme", "windows", "tokens", "chunk", "skip", "weights", "calibration",
 FIGURES = ["bits", "perplexity", "perplexity_change_percent", "mean_kld", "mean_kld_error",
            "kld_p999", "same_top1", "kv_bytes"]
 CALIBRATION_BYTES = 400_000
+BUDGET_BITS = 2.5
 CALIBRATING = {}  # a lock for each file: two batches may want one
 
 
@@ -132,6 +133,14 @@ def compare(args, names, setting):
         rows = json.load(open(file.name))["rows"]
     # In the order asked for, `exact` first; compare spells schemes in its own way.
     return dict(zip(["exact", *own, *(f"stock {n}" for n in stock)], rows, strict=True))
+
+
+def measure_layers(args, path):
+    """What each layer loses when it alone is packed: `lowkv budget` measures that to choose among them."""
+    if not path.exists():
+        print("measuring layer by layer", file=sys.stderr)
+        run([args.build / "bin/lowkv", "budget", "-m", model_with("f16", args.model), "-f", args.file,
+             "--target-bits", BUDGET_BITS, "--threads", args.threads, "--json", path])
 
 
 def measure(args, results, plan):

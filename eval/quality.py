@@ -38,6 +38,8 @@ import quality_tables
 from paths import ROOT, fingerprint, set_up_paths
 from weights import WEIGHTS
 
+OTHERS = ["layers", "passkey"]  # sections that no `lowkv compare` measures
+
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
@@ -47,7 +49,7 @@ def arguments():
     parser.add_argument("-m", "--model", help="default: the model of the set-up")
     parser.add_argument("--weights", default="f16", choices=WEIGHTS, help="their type (default: %(default)s)")
     parser.add_argument("-f", "--file", help="the text; default: the set-up's handbook")
-    parser.add_argument("--only", default=",".join([*schemes.SECTIONS, "passkey"]),
+    parser.add_argument("--only", default=",".join([*schemes.SECTIONS, *OTHERS]),
                         help="sections, default %(default)s")
     parser.add_argument("--schemes", help="measure these alone, for the table")
     parser.add_argument("--windows", default=2, type=int)
@@ -63,10 +65,10 @@ def arguments():
     parser.add_argument("--redraw", action="store_true")
     args = parser.parse_args()
     args.only = args.only.split(",")
-    unknown = set(args.only) - set(schemes.SECTIONS) - {"passkey"}
+    unknown = set(args.only) - set(schemes.SECTIONS) - set(OTHERS)
     if unknown:
         parser.error(f"--only {','.join(sorted(unknown))}: the sections are "
-                     f"{', '.join(schemes.SECTIONS)}, passkey")
+                     f"{', '.join([*schemes.SECTIONS, *OTHERS])}")
     if args.quick:
         args.windows, args.tokens = 1, 1024
         args.schemes = args.schemes or ",".join(schemes.QUICK)
@@ -87,12 +89,14 @@ def main():
     plugin = fingerprint(args.build / "lib/libggml-lowkv.so")
     results = measuring.Results(args.out / "quality.csv", plugin)
     usual = measuring.usual(args)
-    sections = [name for name in args.only if name != "passkey"]
+    sections = [name for name in args.only if name not in OTHERS]
     if not args.redraw:
         plan = [pair for name in sections for pair in schemes.SECTIONS[name]]
         if args.schemes:
             plan = schemes.plain(args.schemes.split(","))
         measuring.measure(args, results, [(scheme, usual | changed) for scheme, changed in plan])
+        if "layers" in args.only:
+            measuring.measure_layers(args, args.out / "layers.json")
         if "passkey" in args.only:
             passkey.measure(args, plugin)
 
@@ -106,6 +110,8 @@ def main():
             quality_tables.fill_command(find)
     quality_tables.draw(args.out, sections, find)
     quality_plots.draw(args.out, sections, find)
+    if "layers" in args.only:
+        quality_plots.layers(args.out)
     if "passkey" in args.only:
         passkey.draw(args.out)
 

@@ -4,6 +4,8 @@
 setting is drawn when all of it was measured.
 """
 
+import json
+
 import matplotlib
 import matplotlib.ticker
 
@@ -36,8 +38,8 @@ def save(figure, out, name):
     pyplot.close(figure)
 
 
-def log_axis(axis):
-    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+def log_axis(axis, between=(2, 5)):
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, *between)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
@@ -138,18 +140,16 @@ def grid(out, find):
     save(figure, out, "grid")
 
 
-def lines(out, find, name, swept, label, changed=None, floor=None):
+def lines(out, find, name, swept, label):
     """KLD of some schemes along one setting; `swept`: scheme, then tick, then what was measured."""
-    if not all(find(s, **changed or {}) for points in swept.values() for s in points.values()):
+    if not all(find(s) for points in swept.values() for s in points.values()):
         return
     figure, axes = pyplot.subplots(figsize=(7.5, 4.4))
     for scheme, points in swept.items():
-        rows = [find(s, **changed or {}) for s in points.values()]
+        rows = [find(s) for s in points.values()]
         _, _, colour, marker = family(scheme)
         axes.errorbar(range(len(rows)), [r["mean_kld"] for r in rows], yerr=[r["mean_kld_error"] for r in rows],
                       color=colour, marker=marker, markersize=7, capsize=2, label=scheme)
-    if floor:
-        axes.axhline(floor["mean_kld"], color=RED, linewidth=1, linestyle="--", label="llama.cpp's f16 cache")
     ticks = list(next(iter(swept.values())))
     axes.set_xticks(range(len(ticks)), ticks)
     axes.set_xlabel(label)
@@ -172,23 +172,37 @@ def bars(out, find, name, parts):
         axes.hlines(y, left, row["mean_kld"], color=BLUE, linewidth=2)
         axes.errorbar(row["mean_kld"], y, xerr=row["mean_kld_error"], color=BLUE, marker="o",
                       markersize=7, ecolor="#444444", capsize=2)
-        axes.annotate(f"{row['mean_kld']:.3g}  ({row['perplexity_change_percent']:+.3g} %)",
+        change = row["perplexity_change_percent"]
+        axes.annotate(f"{row['mean_kld']:.3g}  ({change:+,.{0 if change > 100 else 1}f} %)",
                       (row["mean_kld"] + row["mean_kld_error"], y), textcoords="offset points", xytext=(9, 0),
                       va="center", fontsize=9)
     axes.set_yticks(range(len(parts)), [f"{label}, {row['bits']:.2f} bits" for label, row in reversed(parts)])
     axes.set_xscale("log")
-    log_axis(axes.xaxis)
-    axes.set_xlim(left, 12 * max(row["mean_kld"] for _, row in parts))
+    right = 20 * max(row["mean_kld"] for _, row in parts)
+    log_axis(axes.xaxis, (2, 5) if right < 500 * left else ())
+    axes.set_xlim(left, right)
     axes.set_xlabel("mean KLD against exact (log), in brackets the change of perplexity")
     axes.grid(True, axis="x", color=GRID)
     save(figure, out, name)
 
 
-def layers(out, find):
-    """What three layers lose alone."""
-    swept = {name: {f"{first}-{first + 2}": s for first, s in row.items()} for name, row in schemes.LAYERS.items()}
-    lines(out, find, "layers", swept, "layers packed, all others exact", {"windows": 1},
-          find("stock f16", windows=1) or find("stock f16"))
+def layers(out):
+    """What each layer loses when it alone is packed, as `lowkv budget` measured it."""
+    if not (out / "layers.json").exists():
+        return
+    budget = json.loads((out / "layers.json").read_text())
+    figure, axes = pyplot.subplots(figsize=(9, 3.6))
+    rungs = sorted({row["scheme"] for row in budget["layers"]})
+    for rung, colour in zip(rungs, (BLUE, "#d9782d", "#3a9a5b", "#9467bd")):
+        some = [row for row in budget["layers"] if row["scheme"] == rung]
+        axes.bar([row["layer"] for row in some], [1000 * row["mean_kld"] for row in some], color=colour,
+                 label=f"gets {rung} at {budget['target_bits']} bits")
+    axes.set_xticks(range(0, len(budget["layers"]), 2))
+    axes.set_xlabel("layer that is packed, all others exact")
+    axes.set_ylabel("mean KLD, thousandths")
+    axes.grid(True, axis="y", color=GRID)
+    axes.legend(frameon=False, fontsize=10)
+    save(figure, out, "layers")
 
 
 def calibration(out, find):
@@ -257,7 +271,6 @@ PICTURES = {
     "sinks": lambda out, find: lines(out, find, "sinks", schemes.SINKS,
                                      "sinks: first tokens kept exact (in whole blocks)"),
     "calibration": calibration,
-    "layers": layers,
 }
 
 

@@ -107,10 +107,8 @@ CALIBRATION = "handbook 4096"
 CALIBRATIONS = ["handbook 1024", CALIBRATION, "handbook 16384", "bible 4096"]
 CALIBRATIONS_SCHEMES = ["skvq-k2v2", "kvquant3", "kvquant3-1%"]
 
-# More bits for the first and last layers; and three layers packed at a time, all others exact.
+# More bits for the first and last layers.
 EDGES = [(name, f"{name}+layer.0-1=lowkv4+layer.28-29=lowkv4") for name in ("lowkv2", "lowkv2.8")]
-LAYERS = {name: {first: f"exact+layer.{first}-{first + 2}={name}" for first in range(0, 30, 3)}
-          for name in ("kivi2", "lowkv2")}
 
 QUICK = ["lowkv2", "lowkv2.8", "kivi2", "stock q4_0"]
 
@@ -133,6 +131,5 @@ SECTIONS = {
     "kvquant": plain(s for _, s in KVQUANT),
     "calibration": [(s, {"calibration": c}) for c in CALIBRATIONS for s in CALIBRATIONS_SCHEMES],
     "edges": plain(s for pair in EDGES for s in pair),
-    "layers": [(s, {"windows": 1}) for row in LAYERS.values() for s in row.values()],
     "reference": [(row.scheme, row.setting) for row in quality_reference.ROWS],
 }

@@ -33,7 +33,11 @@ def fill_command(find):
     rows = [r for s in [*schemes.PRESETS, *schemes.CALIBRATED] if (r := find(s))]
     fill(COMMAND, "// clang-format off: written by eval/quality.py", "// clang-format on", "\n".join(
         f'    Quality{{"{r["scheme"]}", "{two_digits(r["mean_kld"])}", '
-        f'"{r["perplexity_change_percent"]:+.1f} %"}},' for r in rows))
+        f'"{tenths(r["perplexity_change_percent"])} %"}},' for r in rows))
+
+
+def tenths(value):
+    return f"{value:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0")
 
 
 def two_digits(value):
