@@ -11,7 +11,7 @@ struct Quality {
 };
 
 inline constexpr std::string_view quality_protocol =
-    "SmolLM2-135M-Instruct, f16 weights, 2 windows of 2,048 tokens of debian-handbook, chunks of 32";
+    "SmolLM2-135M-Instruct in f16, 2 windows of 2,048 tokens of debian-handbook, chunks of 32";
 inline constexpr std::string_view quality_floor =
     "quantized weights hide a mean KLD under 0.003: llama.cpp then rounds activations to 8 bits";
 

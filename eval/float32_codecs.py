@@ -9,9 +9,10 @@ from quantized keys, and for each pair of query i and key j a rule that says whi
   in blocks        as lowkv's plug-in does it with chunks of 32: a block is read quantized once all of it
                    had left the window before the chunk; the first block, with its sinks, never is
 
-The second column must agree with `lowkv compare`, the first with the reference; their ratio is what
-keeping tokens in blocks is worth. No code is shared with lowkv, only the signs of its rotation. Run it with the python of the `torch`
-part of deps/setup.py, as eval/float32_reference.py; results go to OUT/float32.csv.
+The second column must agree with `lowkv compare` on the same windows; against the first it says what
+keeping tokens in blocks is worth. No code is shared with lowkv, only the signs of its rotation. Run it with
+the python of the `torch` part of deps/setup.py, as eval/float32_reference.py; results go to OUT/float32.csv.
+docs/quality/reference.md has --windows 1 --tokens 1024, and `eval/quality.py` with the same beside it.
 """
 
 import argparse
