@@ -95,7 +95,8 @@ bench: build ## attention kernels against ggml's, then stock llama-bench with an
 
 .PHONY: quality
 quality: build ## what each scheme loses on a real model: tables and pictures of docs/quality.md (40 minutes)
-	@"$(call dep,LOWKV_PYTHON)" eval/quality.py --build "build/$(PRESET)" $(QUALITY_ARGS)
+	@$(SETUP) text bible
+	"$(call dep,LOWKV_PYTHON)" eval/quality.py --build "build/$(PRESET)" $(QUALITY_ARGS)
 
 .PHONY: format
 format: ## rewrite our C++ with clang-format

@@ -11,9 +11,9 @@ struct Quality {
 };
 
 inline constexpr std::string_view quality_protocol =
-    "SmolLM2-135M-Instruct Q4_1, 2 windows of 2,048 tokens of debian-handbook, chunks of 32";
+    "SmolLM2-135M-Instruct in f16, 2 windows of 2,048 tokens of debian-handbook, chunks of 32";
 inline constexpr std::string_view quality_floor =
-    "about 0.003 of a mean KLD is llama.cpp's own: its activations have 8 bits";
+    "quantized weights hide a mean KLD under 0.003: llama.cpp then rounds activations to 8 bits";
 
 const Quality* find_quality(std::string_view preset) noexcept;  // null: not measured
 

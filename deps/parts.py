@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import bible
 import prose
 from tools import SetupError, compiler_identity, download, require, run, say, sha256
 
@@ -259,6 +260,26 @@ class Handbook(Part):
         return {"LOWKV_HANDBOOK_TEXT": folder / "debian-handbook.txt"}
 
 
+class Bible(Part):
+    name = "bible"
+    about = "the King James Bible as plain text (calibrations on text of another kind)"
+    PACKAGE = ("bible-kjv-text", "4.38", "d61b6aad4c51ba9e2800b825325fa6a09e99a0d02a9bb6dc4724fcc4995a1b7a")
+    CHARACTERS = 400_000
+
+    def inputs(self, setup):
+        return {"package": self.PACKAGE, "bible": sha256(HERE / "bible.py"), "characters": self.CHARACTERS}
+
+    def make(self, setup, folder):
+        unpacked = folder / "unpacked"
+        unpack_deb(setup, *self.PACKAGE, unpacked)
+        text = bible.from_data(unpacked / "usr/lib/bible.data", self.CHARACTERS)
+        (folder / "bible.txt").write_text(text, encoding="utf-8")
+        shutil.rmtree(unpacked)
+
+    def paths(self, setup, folder):
+        return {"LOWKV_BIBLE_TEXT": folder / "bible.txt"}
+
+
 class DemoText(Part):
     name = "demo-text"
     about = "about 4,000 tokens of prose from llama.cpp's documentation"
@@ -287,6 +308,7 @@ PARTS = {part.name: part for part in (
     Headers(),
     DemoText(),
     Handbook(),
+    Bible(),
     Venv("venv-lint", "clang-format and clang-tidy", "LOWKV_LINT_PYTHON"),
     Venv("venv-torch", "PyTorch and transformers, CPU only (the float32 reference)", "LOWKV_TORCH_PYTHON",
          fallback_index="https://download.pytorch.org/whl/cpu"),

@@ -18,14 +18,17 @@ import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paths import ROOT, fingerprint, set_up_paths
 
-SCHEMES = ["exact", "lowkv2.8", "lowkv2", "kivi2"]
+SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "kivi4", "kivi2"]
 LENGTHS = [1024, 2048]
 DEPTHS = [25, 50, 75]
-COLUMNS = ["scheme", "length", "depth", "trial", "plugin", "right", "answer"]
+TRIALS = 2
+KEY = ["scheme", "length", "depth", "trial"]
+COLUMNS = [*KEY, "plugin", "right", "answer"]
 CHARACTERS = 4.4  # of a token of the handbook, about
 
 
@@ -43,11 +46,11 @@ def prompt(text, length, depth, trial):
             + "\n\nWhat is the pass key? The pass key is"), number
 
 
-def ask(build, model, scheme, words, threads):
-    command = [build / "bin/lowkv", "generate", "-m", model, "-f", "-", "--no-chat", "-q",
-               "--scheme", scheme, "-n", "8", "--temp", "0", "--chunk", "128", "-t", threads]
-    done = subprocess.run([str(word) for word in command], input=words, capture_output=True,
-                          text=True)
+def ask(args, scheme, words):
+    command = [args.build / "bin/lowkv", "generate", "-m", args.model, "-f", "-", "--no-chat", "-q",
+               "--scheme", scheme, "-n", "8", "--temp", "0", "--chunk", "128", "-t", args.threads]
+    done = subprocess.run([str(word) for word in command], input=words, capture_output=True, text=True,
+                          env={"OMP_WAIT_POLICY": "passive"} | os.environ)
     if done.returncode:
         sys.exit(f"{command} failed:\n{done.stderr[-2000:]}")
     return done.stdout.removeprefix(words).strip()
@@ -57,33 +60,40 @@ def read(path):
     if not path.exists():
         return {}
     with open(path, newline="") as file:
-        return {tuple(row[c] for c in COLUMNS[:5]): row for row in csv.DictReader(file)}
+        return {tuple(row[c] for c in KEY): row for row in csv.DictReader(file)}
 
 
-def measure(build, model, text, path, plugin, threads, lengths=LENGTHS, schemes=SCHEMES, depths=DEPTHS,
-            trials=3):
-    """Adds to the CSV at `path` what it lacks."""
-    text = Path(text).read_text()
+def save(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows.values())
+
+
+def measure(args, plugin, lengths=LENGTHS, schemes=SCHEMES, depths=DEPTHS, trials=TRIALS):
+    """Adds to the CSV what this build lacks. The model runs as it is, with quantized weights."""
+    path = args.out / "passkey.csv"
+    text = Path(args.file).read_text()
     rows = read(path)
     cells = [(s, n, d, t) for t in range(trials) for n in lengths for s in schemes for d in depths]
-    todo = [c for c in cells if (*map(str, c), plugin) not in rows]
+    todo = [c for c in cells if rows.get(tuple(map(str, c)), {}).get("plugin") != plugin]
     start, done, total = time.monotonic(), 0, sum(c[1] for c in todo)
-    for scheme, length, depth, trial in todo:
-        words, number = prompt(text, length, depth, trial)
-        answer = ask(build, model, scheme, words, threads)
-        right = number in answer
-        row = dict(zip(COLUMNS, map(str, (scheme, length, depth, trial, plugin, int(right),
-                                          " ".join(answer.split())))))
-        rows[tuple(row[c] for c in COLUMNS[:5])] = row
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows.values())
-        done += length
-        left = (time.monotonic() - start) / done * (total - done)
-        print(f"passkey: {scheme}, {length} tokens, depth {depth} %: "
-              f"{'right' if right else 'wrong'} ({answer[:20]!r}), {left / 60:.0f} minutes left",
-              file=sys.stderr)
+
+    def answer(cell):
+        words, number = prompt(text, *cell[1:])
+        said = ask(args, cell[0], words)
+        return cell, number in said, " ".join(said.split())
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for cell, right, said in pool.map(answer, todo):
+            row = dict(zip(COLUMNS, map(str, (*cell, plugin, int(right), said))))
+            rows[tuple(row[c] for c in KEY)] = row
+            save(path, rows)
+            scheme, length, depth, _ = cell
+            done += length
+            left = (time.monotonic() - start) / done * (total - done)
+            print(f"passkey: {scheme}, {length} tokens, depth {depth} %: {'right' if right else 'wrong'} "
+                  f"({said[:20]!r}), {left / 60:.0f} minutes left", file=sys.stderr)
 
 
 def main():
@@ -94,24 +104,25 @@ def main():
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--schemes", default=",".join(SCHEMES))
     parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), help="in percent")
-    parser.add_argument("--trials", default=3, type=int, help="of each length and depth")
-    parser.add_argument("--threads", default=min(os.cpu_count() or 1, 2), type=int)
+    parser.add_argument("--trials", default=TRIALS, type=int, help="of each length and depth")
+    parser.add_argument("--jobs", default=min(os.cpu_count() or 1, 2), type=int, help="questions side by side")
+    parser.add_argument("--threads", default=1, type=int, help="of each question")
+    paths = set_up_paths()
+    parser.set_defaults(model=paths["LOWKV_MODEL"], file=paths["LOWKV_HANDBOOK_TEXT"])
     args = parser.parse_args()
     args.build = args.build.resolve()
-    paths = set_up_paths()
-    measure(args.build, paths["LOWKV_MODEL"], paths["LOWKV_HANDBOOK_TEXT"], args.out / "passkey.csv",
-            fingerprint(args.build / "lib/libggml-lowkv.so"), args.threads,
+    measure(args, fingerprint(args.build / "lib/libggml-lowkv.so"),
             [int(n) for n in args.lengths.split(",")], args.schemes.split(","),
             [int(d) for d in args.depths.split(",")], args.trials)
     draw(args.out)
 
 
 def draw(out):
-    """One heat map per scheme: length across, depth down; of the build that was asked last."""
+    """One heat map per scheme: length across, depth down."""
     import quality_plots
     rows = list(read(out / "passkey.csv").values())
     if rows:
-        quality_plots.passkey(out, [r for r in rows if r["plugin"] == rows[-1]["plugin"]], SCHEMES)
+        quality_plots.passkey(out, rows, SCHEMES)
 
 
 if __name__ == "__main__":

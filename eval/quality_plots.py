@@ -1,13 +1,13 @@
-"""The tables and pictures of docs/quality.md, from the CSV's rows. Used by eval/quality.py.
+"""The pictures of docs/quality.md, from the CSV's rows, as PNG and SVG. Used by eval/quality.py.
 
-Tables go between the marks `<!-- NAME -->` and `<!-- /NAME -->` of OUT/../quality.md, where there is
-one; pictures go to OUT as PNG and SVG.
+`find` gives the figures of a scheme under the usual setting, or under a changed one. A picture along a
+setting is drawn when all of it was measured.
 """
 
-import re
-import sys
+import json
 
 import matplotlib
+import matplotlib.ticker
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -21,10 +21,10 @@ pyplot.rcParams.update({
 FAMILIES = [  # prefix, label, colour, marker
     ("lowkv", "lowkv", "#1f6fb4", "o"), ("kivi", "KIVI", "#d9782d", "^"),
     ("turboquant", "TurboQuant", "#3a9a5b", "D"), ("kvarn", "KVarN", "#8c564b", "P"),
-    ("skvq", "SKVQ (calibrated)", "#e377c2", "X"), ("kvquant", "KVQuant (calibrated)", "#bcae22", "p"),
+    ("skvq", "SKVQ (calibrated)", "#e377c2", "X"), ("kvquant", "KVQuant (calibrated)", "#a39612", "p"),
     ("int", "plain integers", "#9467bd", "v"),
     ("stock", "llama.cpp's own caches", "#7f7f7f", "s")]
-GRID = "#e4e4e4"
+BLUE, RED, GRID = "#1f6fb4", "#c0392b", "#e4e4e4"
 KLD = "mean KLD against exact (log; lower is better)"
 
 
@@ -38,54 +38,83 @@ def save(figure, out, name):
     pyplot.close(figure)
 
 
-def overview(out, rows, floor):
+def log_axis(axis, between=(2, 5)):
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, *between)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def name_of(scheme):
+    name = scheme.removeprefix("stock ").replace("+window=128+sinks=5", ", window")
+    return name.replace("+sinks=0", ", no sinks").replace("+", ", ")
+
+
+# Where a label may go from its dot, in points: the first place that is free is taken.
+PLACES = [(8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 7, "center", "bottom"),
+          (0, -7, "center", "top"), (7, 6, "left", "bottom"), (7, -6, "left", "top"),
+          (-7, 6, "right", "bottom"), (-7, -6, "right", "top"), (0, 18, "center", "bottom"),
+          (0, -18, "center", "top"), (14, 14, "left", "bottom"), (14, -14, "left", "top")]
+
+
+def place_labels(figure, axes, points):
+    """Names beside their dots (x, y, text, colour), none on another dot or name."""
+    figure.canvas.draw()
+    dots = [axes.transData.transform((x, y)) for x, y, _, _ in points]
+    taken = [matplotlib.transforms.Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in dots]
+    for place, (x, y, text, colour) in enumerate(points):
+        others = taken[:place] + taken[place + 1:]
+        for dx, dy, side, height in PLACES:
+            label = axes.annotate(text, (x, y), textcoords="offset points", xytext=(dx, dy), ha=side,
+                                  va=height, fontsize=8.5, color=colour)
+            box = label.get_window_extent()
+            if not any(box.overlaps(other) for other in others):
+                break
+            label.remove()
+        else:
+            label = axes.annotate(text, (x, y), textcoords="offset points", xytext=PLACES[0][:2],
+                                  va="center", fontsize=8.5, color=colour)
+            box = label.get_window_extent()
+        taken.append(box)
+
+
+def overview(out, find):
     """Loss against size: what the reader came for."""
-    figure, axes = pyplot.subplots(figsize=(9, 6))
+    rows = [r for s in schemes.TABLE if (r := find(s)) and r["bits"] < 16]
+    if not rows:
+        return
+    figure, axes = pyplot.subplots(figsize=(10, 7.5))
     for prefix, label, colour, marker in FAMILIES:
-        chosen = [r for r in rows if r["scheme"].startswith(prefix) and r["bits"] < 16]
-        for paper in (False, True):
-            some = [r for r in chosen if ("sinks=0" in r["scheme"]) == paper]
-            if not some:
-                continue
-            axes.scatter([r["bits"] for r in some], [r["mean_kld"] for r in some], s=70, zorder=3,
+        chosen = [r for r in rows if r["scheme"].startswith(prefix)]
+        for changed in (False, True):  # another window or other sinks than most
+            some = [r for r in chosen if ("+" in r["scheme"]) == changed]
+            axes.scatter([r["bits"] for r in some], [r["mean_kld"] for r in some], s=60, zorder=3,
                          marker=marker, edgecolors=colour, linewidths=1.5,
-                         color="white" if paper else colour,
-                         label=label + (" as published (no sinks)" if paper else ""))
-        if prefix in ("lowkv", "turboquant", "kvarn"):  # one method at several sizes
-            line = sorted((r["bits"], r["mean_kld"]) for r in chosen)
-            axes.plot(*zip(*line), color=colour, linewidth=1.2, alpha=0.5)
-    for row in rows:
-        if row["bits"] >= 16:
-            continue
-        dx, dy, side = LABELS.get(row["scheme"], (9, 0, "left"))
-        name = row["scheme"].removeprefix("stock ").replace("+window=128+sinks=5", ", window")
-        axes.annotate(name.replace("+", ", "),
-                      (row["bits"], row["mean_kld"]), textcoords="offset points",
-                      xytext=(dx, dy - 1), va="center", ha=side, fontsize=9,
-                      color=family(row["scheme"])[2])
+                         color="white" if changed else colour, label=None if changed else label)
+    best, front = float("inf"), []
+    for row in sorted(rows, key=lambda r: (r["bits"], r["mean_kld"])):
+        if row["mean_kld"] < best:
+            best = row["mean_kld"]
+            front.append((row["bits"], best))
+    axes.plot(*zip(*front), color="#555555", linewidth=1, linestyle=":", label="nothing smaller loses less", zorder=1)
+    floor = find("stock f16")
     if floor:
-        axes.axhline(floor, color="#c0392b", linewidth=1, linestyle="--")
-        axes.annotate("The engine's own noise: llama.cpp's plain f16 cache is as far from exact",
-                      (0.01, floor), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", xytext=(0, -5), ha="left", va="top", fontsize=9,
-                      color="#c0392b")
+        axes.axhline(floor["mean_kld"], color=RED, linewidth=1, linestyle="--",
+                     label="llama.cpp's plain f16 cache")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlim(1.5, 9.2)
-    lowest = min([r["mean_kld"] for r in rows] + ([floor] if floor else []))
-    axes.set_ylim(0.75 * lowest, 1.5 * max(r["mean_kld"] for r in rows))
+    axes.set_xscale("log")
+    ticks = [2, 2.5, 3, 3.5, 4, 5, 6, 8]
+    axes.set_xticks(ticks, ticks)
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(1.7, 9.6)
+    log_axis(axes.yaxis)
     axes.set_xlabel("bits per element, all metadata counted (head_dim 64; f16 is 16)")
     axes.set_ylabel(KLD)
     axes.grid(True, which="major", color=GRID)
-    axes.legend(frameon=False, loc="upper right", fontsize=9.5)
+    axes.legend(facecolor="white", edgecolor="white", framealpha=1, loc="lower left", fontsize=9.5)
+    order = sorted(rows, key=lambda r: not r["scheme"].startswith("lowkv"))  # the flagship's names first
+    place_labels(figure, axes, [(r["bits"], r["mean_kld"], name_of(r["scheme"]), family(r["scheme"])[2])
+                                for r in order])
     save(figure, out, "overview")
-
-
-# Where a label goes from its dot, in points, where the right of it is taken.
-LABELS = {"lowkv2": (-9, 0, "right"), "lowkv2.8": (-9, 0, "right"), "lowkv3": (-8, -5, "right"),
-          "lowkv4": (-9, -3, "right"), "turboquant2": (0, 13, "center"),
-          "turboquant3": (9, 5, "left"), "turboquant4": (0, 13, "center"),
-          "stock q8_0": (0, 11, "center"), "int8": (0, -12, "center")}
 
 
 def grid(out, find):
@@ -111,50 +140,91 @@ def grid(out, find):
     save(figure, out, "grid")
 
 
-def sweep(out, find, name, swept, label, floor):
-    """KLD of three schemes along one retention setting."""
-    figure, axes = pyplot.subplots(figsize=(7, 4.4))
+def lines(out, find, name, swept, label):
+    """KLD of some schemes along one setting; `swept`: scheme, then tick, then what was measured."""
+    if not all(find(s) for points in swept.values() for s in points.values()):
+        return
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.4))
     for scheme, points in swept.items():
-        have = [(i, find(s)["mean_kld"]) for i, s in enumerate(points.values()) if find(s)]
-        if have:
-            _, _, colour, marker = family(scheme)
-            axes.plot(*zip(*have), color=colour, marker=marker, markersize=7, label=scheme)
-    if floor:
-        axes.axhline(floor, color="#c0392b", linewidth=1, linestyle="--", label="engine's noise")
+        rows = [find(s) for s in points.values()]
+        _, _, colour, marker = family(scheme)
+        axes.errorbar(range(len(rows)), [r["mean_kld"] for r in rows], yerr=[r["mean_kld_error"] for r in rows],
+                      color=colour, marker=marker, markersize=7, capsize=2, label=scheme)
     ticks = list(next(iter(swept.values())))
     axes.set_xticks(range(len(ticks)), ticks)
     axes.set_xlabel(label)
     axes.set_ylabel("mean KLD against exact (log)")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
+    log_axis(axes.yaxis)
     axes.grid(True, which="both", axis="y", color=GRID)
-    axes.legend(frameon=False, loc="center right")
+    figure.legend(frameon=False, loc="outside upper center", ncols=len(swept) + 1, fontsize=10)
     save(figure, out, name)
 
 
-def bars(out, find, floor):
-    """The flagship taken apart."""
-    parts = [(label, find(s)) for label, s in schemes.PARTS if find(s)]
+def bars(out, find, name, parts):
+    """One scheme taken apart: (label, scheme), in the order shown."""
+    parts = [(label, row) for label, s in parts if (row := find(s))]
     if not parts:
         return
-    figure, axes = pyplot.subplots(figsize=(9, 4.2))
-    left = 0.7 * min([row["mean_kld"] for _, row in parts] + ([floor] if floor else []))
+    figure, axes = pyplot.subplots(figsize=(9, 0.9 + 0.38 * len(parts)))
+    left = 0.7 * min(row["mean_kld"] for _, row in parts)
     for y, (_, row) in enumerate(reversed(parts)):
-        axes.hlines(y, left, row["mean_kld"], color="#1f6fb4", linewidth=2)
-        axes.errorbar(row["mean_kld"], y, xerr=row["mean_kld_error"], color="#1f6fb4", marker="o",
+        axes.hlines(y, left, row["mean_kld"], color=BLUE, linewidth=2)
+        axes.errorbar(row["mean_kld"], y, xerr=row["mean_kld_error"], color=BLUE, marker="o",
                       markersize=7, ecolor="#444444", capsize=2)
-        axes.annotate(f"{row['mean_kld']:.4f}", (row["mean_kld"] + row["mean_kld_error"], y),
-                      textcoords="offset points", xytext=(9, 0), va="center", fontsize=9)
-    axes.set_yticks(range(len(parts)),
-                    [f"{label}, {row['bits']:.2f} bits" for label, row in reversed(parts)])
-    if floor:
-        axes.axvline(floor, color="#c0392b", linewidth=1, linestyle="--")
+        change = row["perplexity_change_percent"]
+        axes.annotate(f"{row['mean_kld']:.3g}  ({change:+,.{0 if change > 100 else 1}f} %)",
+                      (row["mean_kld"] + row["mean_kld_error"], y), textcoords="offset points", xytext=(9, 0),
+                      va="center", fontsize=9)
+    axes.set_yticks(range(len(parts)), [f"{label}, {row['bits']:.2f} bits" for label, row in reversed(parts)])
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlim(left, 4 * max(row["mean_kld"] for _, row in parts))
-    axes.set_xlabel("mean KLD against exact (log)" + ("; dashed: the engine's noise" if floor else ""))
+    right = 20 * max(row["mean_kld"] for _, row in parts)
+    log_axis(axes.xaxis, (2, 5) if right < 500 * left else ())
+    axes.set_xlim(left, right)
+    axes.set_xlabel("mean KLD against exact (log), in brackets the change of perplexity")
     axes.grid(True, axis="x", color=GRID)
-    save(figure, out, "parts")
+    save(figure, out, name)
+
+
+def layers(out):
+    """What each layer loses when it alone is packed, as `lowkv budget` measured it."""
+    if not (out / "layers.json").exists():
+        return
+    budget = json.loads((out / "layers.json").read_text())
+    figure, axes = pyplot.subplots(figsize=(9, 3.6))
+    rungs = sorted({row["scheme"] for row in budget["layers"]})
+    for rung, colour in zip(rungs, (BLUE, "#d9782d", "#3a9a5b", "#9467bd")):
+        some = [row for row in budget["layers"] if row["scheme"] == rung]
+        axes.bar([row["layer"] for row in some], [1000 * row["mean_kld"] for row in some], color=colour,
+                 label=f"gets {rung} at {budget['target_bits']} bits")
+    axes.set_xticks(range(0, len(budget["layers"]), 2))
+    axes.set_xlabel("layer that is packed, all others exact")
+    axes.set_ylabel("mean KLD, thousandths")
+    axes.grid(True, axis="y", color=GRID)
+    axes.legend(frameon=False, fontsize=10)
+    save(figure, out, "layers")
+
+
+def calibration(out, find):
+    """KLD by what a scheme was calibrated on."""
+    if not all(find(s, calibration=c) for s in schemes.CALIBRATIONS_SCHEMES for c in schemes.CALIBRATIONS):
+        return
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.2))
+    width = 0.8 / len(schemes.CALIBRATIONS)
+    for place, what in enumerate(schemes.CALIBRATIONS):
+        text, tokens = what.split()
+        rows = [find(s, calibration=what) for s in schemes.CALIBRATIONS_SCHEMES]
+        at = [x + (place - 1.5) * width for x in range(len(rows))]
+        axes.bar(at, [r["mean_kld"] for r in rows], 0.92 * width, yerr=[r["mean_kld_error"] for r in rows],
+                 capsize=2, color=RED if text == "bible" else pyplot.cm.Blues(0.35 + 0.25 * place),
+                 label=f"{text}, {int(tokens):,} tokens")
+        for x, row in zip(at, rows):
+            axes.annotate(f"{row['mean_kld']:.3f}", (x, row["mean_kld"]), ha="center",
+                          textcoords="offset points", xytext=(0, 7), fontsize=8.5)
+    axes.set_xticks(range(len(schemes.CALIBRATIONS_SCHEMES)), schemes.CALIBRATIONS_SCHEMES)
+    axes.set_ylabel("mean KLD on the handbook")
+    axes.legend(frameon=False, fontsize=10)
+    save(figure, out, "calibration")
 
 
 def passkey(out, rows, names):
@@ -164,9 +234,12 @@ def passkey(out, rows, names):
     depths = sorted({int(r["depth"]) for r in rows})
     if not names:
         return
-    figure, all_axes = pyplot.subplots(1, len(names), figsize=(2.4 * len(names) + 1, 3.2),
-                                       sharey=True, squeeze=False)
-    for axes, name in zip(all_axes[0], names):
+    columns = min(4, len(names))
+    figure, all_axes = pyplot.subplots(-(-len(names) // columns), columns, figsize=(2.4 * columns + 1, 5.4),
+                                       sharex=True, sharey=True, squeeze=False)
+    for axes in all_axes.flat[len(names):]:
+        axes.set_visible(False)
+    for axes, name in zip(all_axes.flat, names):
         cells = [[[int(r["right"]) for r in rows if r["scheme"] == name
                    and int(r["length"]) == n and int(r["depth"]) == d] for n in lengths]
                  for d in depths]
@@ -182,78 +255,26 @@ def passkey(out, rows, names):
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_title(name, fontsize=11)
-        axes.set_xlabel("tokens")
-    all_axes[0][0].set_ylabel("depth of the number")
+    figure.supxlabel("tokens", fontsize=11)
+    figure.supylabel("depth of the number", fontsize=11)
     save(figure, out, "passkey")
 
 
-def table(rows):
-    lines = ["| scheme | bits per element | perplexity % | mean KLD | 99.9 % KLD | same top-1 % "
-             "| KV MiB |", "|---|---|---|---|---|---|---|"]
-    for row in sorted(rows, key=lambda r: (r["bits"], r["mean_kld"])):
-        lines.append(
-            f"| {row['scheme'].replace('+', ', ')} | {row['bits']:.2f} "
-            f"| {row['perplexity_change_percent']:+.2f} | {row['mean_kld']:.4f} "
-            f"± {row['mean_kld_error']:.4f} | {row['kld_p999']:.2f} "
-            f"| {100 * row['same_top1']:.1f} | {row['kv_bytes'] / 2**20:.2f} |")
-    return "\n".join(lines)
+PICTURES = {
+    "table": overview,
+    "grid": grid,
+    "fit": lambda out, find: bars(out, find, "parts", schemes.PARTS),
+    "skvq": lambda out, find: bars(out, find, "skvq", schemes.SKVQ),
+    "kvquant": lambda out, find: bars(out, find, "kvquant", schemes.KVQUANT),
+    "window": lambda out, find: lines(out, find, "window", schemes.WINDOWS,
+                                      "window: newest tokens kept exact"),
+    "sinks": lambda out, find: lines(out, find, "sinks", schemes.SINKS,
+                                     "sinks: first tokens kept exact (in whole blocks)"),
+    "calibration": calibration,
+}
 
 
-def fit_table(find):
-    """Mean KLD by how the scale of the normal levels is chosen."""
-    lines = ["| scheme, changed part | norm | unbiased | lsq |", "|---|---|---|---|"]
-    for scheme, cells in schemes.FITS.items():
-        for part in ("keys", "values"):
-            got = [find(cells[part, fit]) for fit in ("norm", "unbiased", "lsq")]
-            lines.append(f"| {scheme}, {part} | " + " | ".join(
-                f"{r['mean_kld']:.4f} ({r['perplexity_change_percent']:+.2f} %)" if r else "-"
-                for r in got) + " |")
-    return "\n".join(lines)
-
-
-def layers_table(find):
-    lines = ["| scheme | mean KLD | with layers 0-1 and 28-29 as lowkv4 |", "|---|---|---|"]
-    for plain, edges in schemes.LAYERS:
-        if find(plain) and find(edges):
-            lines.append(f"| {plain} | {find(plain)['mean_kld']:.4f}, "
-                         f"{find(plain)['kv_bytes'] / 2**20:.2f} MiB | "
-                         f"{find(edges)['mean_kld']:.4f}, {find(edges)['kv_bytes'] / 2**20:.2f} MiB |")
-    return "\n".join(lines)
-
-
-def fill(document, name, text):
-    """Puts `text` between the marks of `name`."""
-    if document.exists():
-        marks = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
-        document.write_text(marks.sub(lambda m: m[1] + text + "\n" + m[2], document.read_text()))
-
-
-def draw(out, sections, results, setting, table_setting):
-    """All tables and pictures that the sections give, from what was measured."""
-    def find(scheme):
-        return results.find(scheme, setting)
-
-    document = out.parent / "quality.md"
-    floor = (find("stock f16") or {}).get("mean_kld")
-    if "table" in sections:
-        rows = [r for s in sections["table"] if (r := results.find(s, table_setting))]
-        text = table(rows)
-        print(text)
-        fill(document, "table", text)
-        (out / "table.md").write_text(text + "\n")
-        own_floor = (results.find("stock f16", table_setting) or {}).get("mean_kld")
-        overview(out, rows, own_floor)
-    if "fit" in sections:
-        text = fit_table(find)
-        print(text, file=sys.stderr)
-        fill(document, "fit", text)
-        bars(out, find, floor)
-    if "grid" in sections:
-        grid(out, find)
-    if "window" in sections:
-        sweep(out, find, "window", schemes.WINDOWS, "window: newest tokens kept exact", floor)
-    if "sinks" in sections:
-        sweep(out, find, "sinks", schemes.SINKS, "sinks: first tokens kept exact (in whole blocks)",
-              floor)
-    if "layers" in sections:
-        fill(document, "layers", layers_table(find))
+def draw(out, sections, find):
+    for name in sections:
+        if name in PICTURES:
+            PICTURES[name](out, find)

@@ -109,21 +109,21 @@ PRESETS = {
     "turboquant4": ("TurboQuant: Online", "4.25", "KLD"),
     "turboquant3": ("TurboQuant: Online", "3.25", "KLD"),
     "turboquant2": ("TurboQuant: Online", "2.25", "KLD"),
-    "turboquant4-qr": ("TurboQuant: Online", "4.25", None),
-    "turboquant3-qr": ("TurboQuant: Online", "3.25", None),
-    "turboquant2-qr": ("TurboQuant: Online", "2.25", None),
-    "kvarn4": ("KVarN: Variance-Normalized", "4.56", None),
-    "kvarn3": ("KVarN: Variance-Normalized", "3.56", None),
-    "kvarn2": ("KVarN: Variance-Normalized", "2.56", None),
-    "skvq-k4v4": ("SKVQ: Sliding-window", "4.19", None),
-    "skvq-k2v2": ("SKVQ: Sliding-window", "2.19", None),
-    "skvq-k2v1.5": ("SKVQ: Sliding-window", "2.06", None),
-    "kvquant4": ("KVQuant: Towards", "4.06", None),
-    "kvquant3": ("KVQuant: Towards", "3.06", None),
-    "kvquant2": ("KVQuant: Towards", "2.06", None),
-    "kvquant4-1%": ("KVQuant: Towards", "4.44", None),
-    "kvquant3-1%": ("KVQuant: Towards", "3.44", None),
-    "kvquant2-1%": ("KVQuant: Towards", "2.44", None),
+    "turboquant4-qr": ("TurboQuant: Online", "4.25", "not measured"),
+    "turboquant3-qr": ("TurboQuant: Online", "3.25", "KLD"),
+    "turboquant2-qr": ("TurboQuant: Online", "2.25", "KLD"),
+    "kvarn4": ("KVarN: Variance-Normalized", "4.56", "KLD"),
+    "kvarn3": ("KVarN: Variance-Normalized", "3.56", "KLD"),
+    "kvarn2": ("KVarN: Variance-Normalized", "2.56", "KLD"),
+    "skvq-k4v4": ("SKVQ: Sliding-window", "4.19", "KLD"),
+    "skvq-k2v2": ("SKVQ: Sliding-window", "2.19", "KLD"),
+    "skvq-k2v1.5": ("SKVQ: Sliding-window", "2.06", "KLD"),
+    "kvquant4": ("KVQuant: Towards", "4.06", "KLD"),
+    "kvquant3": ("KVQuant: Towards", "3.06", "KLD"),
+    "kvquant2": ("KVQuant: Towards", "2.06", "KLD"),
+    "kvquant4-1%": ("KVQuant: Towards", "4.44", "KLD"),
+    "kvquant3-1%": ("KVQuant: Towards", "3.44", "KLD"),
+    "kvquant2-1%": ("KVQuant: Towards", "2.44", "KLD"),
 }
 
 
@@ -159,12 +159,17 @@ def test_schemes_explains_each_preset(name):
     _, said = explanation(name)
     out = lowkv("schemes", name).out
     assert source in said["source"] and re.search(rf"^\| 64 .* {bits} \|$", out, re.M), out
-    assert (quality or "not measured") in said["quality"]
+    assert quality in said["quality"]
     calibrated = name.startswith(("skvq", "kvquant"))
     assert ("lowkv calibrate" if calibrated else "no calibration") in said["data"]
     if quality == "KLD":
         assert "make quality" in said["quality"]
     assert re.search(rf"^  {re.escape(name)} .*{re.escape(said['use'])}$", listing(), re.M)
+
+
+def test_schemes_says_how_to_measure_what_was_not_measured():
+    _, said = explanation("kivi2,window=64")
+    assert said["quality"].startswith("not measured") and '--schemes "exact,kivi2+window=64"' in said["quality"]
 
 
 @pytest.mark.parametrize("scheme, keys, values", [

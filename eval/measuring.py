@@ -1,0 +1,166 @@
+"""`lowkv compare` and its results, for eval/quality.py: what to run, and the CSV that remembers it.
+
+A measurement is a scheme and a setting. OUT/quality.csv has one line for each, with the fingerprint of
+the plug-in that was measured: another build's line is replaced when the scheme is measured again, and
+read by the tables until then.
+"""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from threading import Lock
+
+import quality_schemes as schemes
+from paths import fingerprint
+from weights import FOLDER, model_with
+
+KEY = ["scheme", "windows", "tokens", "chunk", "skip", "weights", "calibration", "model", "text"]
+FIGURES = ["bits", "perplexity", "perplexity_change_percent", "mean_kld", "mean_kld_error",
+           "kld_p999", "same_top1", "kv_bytes"]
+CALIBRATION_BYTES = 400_000
+BUDGET_BITS = 2.5
+CALIBRATING = {}  # a lock for each file: two batches may want one
+
+
+def usual(args):
+    """The setting that a section's own changes are put on."""
+    return {"windows": args.windows, "tokens": args.tokens, "chunk": args.chunk, "skip": args.skip,
+            "weights": args.weights, "calibration": schemes.CALIBRATION,
+            "model": fingerprint(args.model), "text": fingerprint(args.file)}
+
+
+def key(scheme, setting):
+    needed = {"calibration": "" if not schemes.needs_calibration(scheme) else setting["calibration"]}
+    return (scheme, *(str((setting | needed)[k]) for k in KEY[1:]))
+
+
+class Results:
+    """The CSV: read once, written whole after each run."""
+
+    def __init__(self, path, plugin):
+        self.path, self.plugin = path, plugin
+        self.rows = {}
+        if path.exists():
+            with open(path, newline="") as file:
+                self.rows = {tuple(row[k] for k in KEY): row for row in csv.DictReader(file)}
+
+    def add(self, scheme, setting, figures):
+        named = dict(zip(KEY, key(scheme, setting)))
+        self.rows[key(scheme, setting)] = {**named, "plugin": self.plugin} | {k: str(figures[k]) for k in FIGURES}
+
+    def save(self):
+        unfinished = self.path.with_suffix(".part")
+        with open(unfinished, "w", newline="") as file:
+            writer = csv.DictWriter(file, [*KEY, "plugin", *FIGURES], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows.values())
+        unfinished.replace(self.path)
+
+    def has(self, scheme, setting):
+        """Whether this build was measured."""
+        return self.rows.get(key(scheme, setting), {}).get("plugin") == self.plugin
+
+    def find(self, scheme, setting):
+        """The figures as numbers, of whichever build; None where this was not measured."""
+        row = self.rows.get(key(scheme, setting))
+        return row and {"scheme": scheme, "plugin": row["plugin"]} | {k: float(row[k]) for k in FIGURES}
+
+
+def run(command, **environment):
+    """Quietly; what it said is shown where it fails."""
+    # A thread that waits for another lets go of its core: beside other work that is much faster.
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          env={"OMP_WAIT_POLICY": "passive"} | os.environ | environment)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
+
+
+def bits(build, scheme):
+    """Bits per element at head_dim 64, all metadata counted: `lowkv schemes` says them."""
+    if scheme in schemes.STOCK_BITS:
+        return schemes.STOCK_BITS[scheme]
+    text = subprocess.check_output([build / "bin/lowkv", "schemes", scheme.replace("+", ",")], text=True)
+    # With per-layer overrides this is the base: the override's layers are counted in kv_bytes only.
+    found = re.search(r"^\| 64 .*\| +([\d.]+) \|$", text, re.M)
+    return float(found[1]) if found else float("nan")
+
+
+def text_of(args, name):
+    """A calibration text: the end of the book, which no window reaches, or another book."""
+    if name == "bible":
+        if not args.bible:
+            sys.exit("the section calibration needs the Bible's text: python3 deps/setup.py bible")
+        return Path(args.bible)
+    path = FOLDER / f"{fingerprint(args.file)}-end.txt"
+    if not path.exists():
+        path.write_bytes(Path(args.file).read_bytes()[-CALIBRATION_BYTES:])
+    return path
+
+
+def calibration(args, scheme, setting):
+    """The file of a scheme that needs one. Weights of another type share it."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    codecs = schemes.codecs(scheme)
+    name, tokens = setting["calibration"].split()
+    path = FOLDER / f"{codecs}-{name}-{tokens}-{setting['model']}.safetensors"
+    with CALIBRATING.setdefault(path, Lock()):
+        if not path.exists():
+            print(f"calibrating {codecs} on {setting['calibration']}", file=sys.stderr)
+            run([args.build / "bin/lowkv", "calibrate", "-m", model_with("f16", args.model), "--text",
+                 text_of(args, name), "--scheme", codecs.replace("+", ","), "--tokens", tokens, "-o", path,
+                 "--threads", args.threads])
+    return str(path)
+
+
+def compare(args, names, setting):
+    """One `lowkv compare` over some schemes: the rows of its JSON, by scheme."""
+    stock = [n.removeprefix("stock ") for n in names if n in schemes.STOCK_BITS]
+    own = [n for n in names if n not in schemes.STOCK_BITS and n != "exact"]
+    calibrations = dict.fromkeys(calibration(args, n, setting) for n in own if schemes.needs_calibration(n))
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        run([args.build / "bin/lowkv", "compare", "-m", model_with(setting["weights"], args.model),
+             "-f", args.file, "--schemes", ",".join(own) or "exact", "--stock", ",".join(stock) or "none",
+             "--windows", setting["windows"], "--tokens", setting["tokens"], "--chunk", setting["chunk"],
+             "--skip", setting["skip"], "--threads", args.threads, "--no-speed", "--json", file.name],
+            LOWKV_CALIBRATION=":".join(calibrations))
+        rows = json.load(open(file.name))["rows"]
+    # In the order asked for, `exact` first; compare spells schemes in its own way.
+    return dict(zip(["exact", *own, *(f"stock {n}" for n in stock)], rows, strict=True))
+
+
+def measure_layers(args, path):
+    """What each layer loses when it alone is packed: `lowkv budget` measures that to choose among them."""
+    if not path.exists():
+        print("measuring layer by layer", file=sys.stderr)
+        run([args.build / "bin/lowkv", "budget", "-m", model_with("f16", args.model), "-f", args.file,
+             "--target-bits", BUDGET_BITS, "--threads", args.threads, "--json", path])
+
+
+def measure(args, results, plan):
+    """Runs what of the plan, pairs of scheme and setting, this build lacks; in batches of one setting."""
+    plan = {key(scheme, setting): (scheme, setting) for scheme, setting in plan}.values()
+    todo = [(s, setting) for s, setting in plan if not results.has(s, setting)]
+    batches = []
+    while todo:
+        setting = todo[0][1]
+        batches.append(([s for s, other in todo if other == setting][:args.batch], setting))
+        todo = [(s, other) for s, other in todo if s not in batches[-1][0] or other != setting]
+    total, done, start = sum(len(names) for names, _ in batches), 0, time.monotonic()
+    print(f"{total} schemes to measure", file=sys.stderr)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        running = {pool.submit(compare, args, names, setting): setting for names, setting in batches}
+        for batch in as_completed(running):
+            setting, rows = running[batch], batch.result()
+            for scheme, row in rows.items():
+                results.add(scheme, setting, {**row, "bits": bits(args.build, scheme)})
+            results.save()
+            done += len(rows) - 1
+            left = (time.monotonic() - start) / done * (total - done)
+            print(f"{total - done} schemes to go, about {left / 60:.0f} minutes", file=sys.stderr)
