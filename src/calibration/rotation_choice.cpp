@@ -38,8 +38,7 @@ std::vector<std::uint16_t> mean_of_window(const LayerSamples& samples, const Pla
                                                    plan.block_tokens() + retention.window);
     std::vector<float> mean(channels, 0.0f);
     for (std::size_t i = (window + sinks) * channels; i < (window + end) * channels; ++i) {
-        mean[i % channels] +=
-            codec::f16_to_f32(samples.keys[i]) / static_cast<float>(end - sinks);
+        mean[i % channels] += codec::f16_to_f32(samples.keys[i]) / static_cast<float>(end - sinks);
     }
     return key_mean(plan, mean);
 }

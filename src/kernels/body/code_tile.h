@@ -55,10 +55,10 @@ LOWKV_INLINE void apply_factors(const Matrix& x, unsigned lane0, unsigned tile_l
 void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                   unsigned tile_steps, float* tile) noexcept {
     constexpr decltype(&expand_units<2, false>) by_codec[] = {
-        expand_units<2, false>, expand_units<3, false>,
-        expand_units<4, false>, expand_units<8, false>,
-        expand_units<2, true>,  expand_units<3, true>,
-        expand_units<4, true>,  expand_units<ternary_bits, false>,
+        expand_units<2, false>,         expand_units<3, false>,
+        expand_units<4, false>,         expand_units<8, false>,
+        expand_units<2, true>,          expand_units<3, true>,
+        expand_units<4, true>,          expand_units<ternary_bits, false>,
         expand_units<senary_bits, true>};
     by_codec[codec_index(x.layout->codec)](x, lane0, tile_lanes, step0, tile_steps, tile);
     if (x.layout->codec.balanced) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
