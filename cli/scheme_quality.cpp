@@ -22,6 +22,7 @@ constexpr std::array measured{
     Quality{"turboquant4", "0.0021", "+0.1 %"},
     Quality{"turboquant2-qr", "0.057", "+5.0 %"},
     Quality{"turboquant3-qr", "0.011", "+0.7 %"},
+    Quality{"turboquant4-qr", "0.0021", "+0.2 %"},
     Quality{"kvarn2", "0.053", "+5.3 %"},
     Quality{"kvarn3", "0.0038", "+0.3 %"},
     Quality{"kvarn4", "0.00072", "0.0 %"},

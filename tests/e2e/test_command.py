@@ -109,7 +109,7 @@ PRESETS = {
     "turboquant4": ("TurboQuant: Online", "4.25", "KLD"),
     "turboquant3": ("TurboQuant: Online", "3.25", "KLD"),
     "turboquant2": ("TurboQuant: Online", "2.25", "KLD"),
-    "turboquant4-qr": ("TurboQuant: Online", "4.25", "not measured"),
+    "turboquant4-qr": ("TurboQuant: Online", "4.25", "KLD"),
     "turboquant3-qr": ("TurboQuant: Online", "3.25", "KLD"),
     "turboquant2-qr": ("TurboQuant: Online", "2.25", "KLD"),
     "kvarn4": ("KVarN: Variance-Normalized", "4.56", "KLD"),
