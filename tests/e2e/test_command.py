@@ -52,7 +52,7 @@ def test_generate_refuses_what_does_not_fit():
     (("generate", "-m", "/no/such.gguf", "-p", "x"), "/no/such.gguf"),
     (("compare", "-m", MODEL, "-f", "/no/such.txt"), "/no/such.txt"),
     (("generate", "-m", MODEL, "-p", "x", "--scheme", "kivi3"), "kivi2"),
-    (("schemes", "k=channel-5-g32,v=token-2-g32"), "2, 3, 4"),
+    (("schemes", "k=channel-5-g32,v=token-2-g32"), "2, 2.6, 3, 4"),
     (("schemes", "k=channel-2-g32-normal,v=token-2-g32"), "scale per token"),
     (("schemes", "k=token-2-g32,v=token-2-g32-mean"), "mean is for keys"),
     (("schemes", "k=token-2-g32,v=token-2-g32-seqmean"), "seqmean is for keys"),
@@ -121,9 +121,9 @@ PRESETS = {
     "kvquant4": ("KVQuant: Towards", "4.06", "KLD"),
     "kvquant3": ("KVQuant: Towards", "3.06", "KLD"),
     "kvquant2": ("KVQuant: Towards", "2.06", "KLD"),
-    "kvquant4-1%": ("KVQuant: Towards", "4.44", "KLD"),
-    "kvquant3-1%": ("KVQuant: Towards", "3.44", "KLD"),
-    "kvquant2-1%": ("KVQuant: Towards", "2.44", "KLD"),
+    "kvquant4-1%": ("KVQuant: Towards", "4.47", "KLD"),
+    "kvquant3-1%": ("KVQuant: Towards", "3.47", "KLD"),
+    "kvquant2-1%": ("KVQuant: Towards", "2.47", "KLD"),
 }
 
 

@@ -108,11 +108,13 @@ void multiply_turned_outliers(const Matrix& x, unsigned token0, const PairedQuer
     for_outliers(x, [&](unsigned token, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
         const unsigned t = token - token0;
         if (t >= tile_tokens) return;
-        const bool is_second = halves ? c >= pairs : c % 2 == 1;
-        const unsigned pair = halves ? (is_second ? c - pairs : c) : c / 2;
+        // Which of the pair it is can't be predicted: no branches.
+        const unsigned second = halves ? unsigned{c >= pairs} : c % 2;
+        const unsigned pair = halves ? c - second * pairs : c / 2;
         const float* const offsets = rope.offsets(pair) + t;
-        const float c_part = residual * offsets[0], s_part = residual * offsets[tile_tokens];
-        const float a = is_second ? -s_part : c_part, b = is_second ? c_part : s_part;
+        const float sign = 1.0f - 2.0f * static_cast<float>(second);
+        const float a = sign * residual * offsets[second * tile_tokens];
+        const float b = residual * offsets[(1 - second) * tile_tokens];
         for (unsigned r = 0; r < Rows; ++r) {
             y[r * y_stride + t] += q.first[r][pair] * a + q.second[r][pair] * b;
         }
@@ -271,15 +273,26 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
     }
 }
 
-// What the outliers of a head's values add.
-template <unsigned Rows>
-void multiply_outliers(const Product& product, std::size_t w_stride,
+// What the outliers of a head's values add to the products' common y. Meanwhile the rows lie side
+// by side, so that an outlier costs one vector, and a channel that has many no round trip per row.
+void multiply_outliers(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
-    for_outliers(product.x, [&](unsigned t, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
-        for (unsigned r = 0; r < Rows; ++r) {
-            product.y[r * y_stride + c] += product.w[r * w_stride + t] * residual;
+    constexpr unsigned side = decode_max_rows;
+    const unsigned channels = products->x.lane_count;
+    alignas(64) float sum[max_head_dim][side] = {};
+    alignas(64) float weight[span_tokens][side] = {};
+    for (unsigned p = 0; p < count; ++p) {
+        for (unsigned t = 0; t < products[p].x.step_count; ++t) {
+            for (unsigned r = 0; r < rows; ++r) weight[t][r] = products[p].w[r * w_stride + t];
         }
-    });
+        for_outliers(products[p].x,
+                     [&](unsigned t, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
+                         for (unsigned r = 0; r < side; ++r) sum[c][r] += weight[t][r] * residual;
+                     });
+    }
+    for (unsigned r = 0; r < rows; ++r) {
+        for (unsigned c = 0; c < channels; ++c) products->y[r * y_stride + c] += sum[c][r];
+    }
 }
 
 template <unsigned Bits, unsigned Rows>
@@ -311,12 +324,8 @@ void multiply_rows(const Product* products, unsigned count, unsigned rows, std::
                    std::size_t y_stride) noexcept {
     const PartLayout& layout = *products->x.layout;
     if (layout.row->groups == 1 && !products->x.keys) {
-        constexpr decltype(&multiply_outliers<1>) by_rows[] = {
-            multiply_outliers<1>, multiply_outliers<2>, multiply_outliers<3>, multiply_outliers<4>};
         multiply_codes(products, count, rows, w_stride, y_stride);
-        for (unsigned p = 0; p < count && layout.row->outliers > 0; ++p) {
-            by_rows[rows - 1](products[p], w_stride, y_stride);
-        }
+        if (layout.row->outliers > 0) multiply_outliers(products, count, rows, w_stride, y_stride);
         return;
     }
     constexpr const Multiply* by_rows[] = {multiply_by_bits<1>, multiply_by_bits<2>,
