@@ -3,11 +3,11 @@
 
 Both run stock llama-perplexity on the same text and save all logits; transformers then computes the
 same tokens in float32 from the same (dequantized) weights. Prints the mean KLD of each from float32
-over the second half of every window. Run it with the python of the `torch` part of deps/setup.py:
+over the second half of every window. Run it with the python of this part of the set-up:
 
-    python3 deps/setup.py torch llama model text
+    python3 deps/setup.py venv-transformers llama model text
     make build
-    $(python3 deps/setup.py --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["LOWKV_TORCH_PYTHON"])') \\
+    $(python3 deps/setup.py --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["LOWKV_TRANSFORMERS_PYTHON"])') \\
         eval/float32_reference.py
 """
 

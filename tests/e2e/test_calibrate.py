@@ -149,24 +149,20 @@ def test_q_norm_and_fisher_weights_change_the_levels(calibrate, folder):
     assert not (folder / "none.safetensors").exists()
 
 
-@pytest.mark.skipif("LOWKV_TORCH_PYTHON" not in PATHS, reason="the package safetensors comes with "
-                    "the part `torch` of deps/setup.py")
 def test_the_package_safetensors_opens_it(calibrate, folder):
     _, said, found = calibrate(GROUPED)
     script = ("import json, sys; from safetensors import safe_open\n"
               "with safe_open(sys.argv[1], 'np') as f:\n"
               "    print(json.dumps([f.metadata(), {k: f.get_tensor(k).tolist() for k in f.keys()}]))")
-    done = subprocess.run([PATHS["LOWKV_TORCH_PYTHON"], "-c", script, folder / "out.safetensors"],
+    done = subprocess.run([PATHS["LOWKV_TRANSFORMERS_PYTHON"], "-c", script, folder / "out.safetensors"],
                           capture_output=True, text=True, check=True)
     metadata, arrays = json.loads(done.stdout)
     assert metadata == said and arrays == {name: a.tolist() for name, a in found.items()}
 
 
-@pytest.mark.skipif("LOWKV_TORCH_PYTHON" not in PATHS, reason="torch comes with the part `torch` of "
-                    "deps/setup.py")
 def test_fisher_weights_of_the_real_model(calibrate, folder):
     file, text = folder / "real.safetensors", PATHS["LOWKV_HANDBOOK_TEXT"]
-    done = subprocess.run([PATHS["LOWKV_TORCH_PYTHON"], ROOT / "tools/fisher.py", "-m", MODEL,
+    done = subprocess.run([PATHS["LOWKV_TRANSFORMERS_PYTHON"], ROOT / "tools/fisher.py", "-m", MODEL,
                            "--text", text, "-o", file, "-n", "128", "-c", "64", "-t", "1"],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
