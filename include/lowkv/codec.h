@@ -56,8 +56,8 @@ struct Shape {
 // that kernels multiply integers: level(code) = levels[code] * level_step + level_zero.
 struct PartLayout {
     Codec codec;
-    // Normal and learned levels, and six uniform ones, which share the normal ones' kernels.
-    std::array<std::uint8_t, 16> levels{};
+    // Uniform levels: the codes.
+    std::array<std::uint8_t, 16> levels{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     float level_step = 1.0f;
     float level_zero = 0.0f;
     std::shared_ptr<const codec::RowTables> row;  // null: no row codec

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <span>
 #include <string>
 
@@ -139,8 +138,6 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
     if (codec.levels == Levels::normal) {
         const codec::NormalCodebook& book = codec::normal_codebook(codec.level_count());
         set_levels(layout, std::span(book.level).first(book.count));
-    } else if (codec.bits == Codec::senary_bits) {
-        std::iota(layout.levels.begin(), layout.levels.end(), std::uint8_t{0});
     }
     layout.head_bytes = round_up(
         layout.codes_offset + kernels::codes_bytes(codec.bits, shape.head_dim, tokens), cache_line);

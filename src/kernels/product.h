@@ -49,4 +49,7 @@ struct Product {
 };
 inline constexpr unsigned max_products = span_tokens / tile_tokens;
 
+using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
+                          std::size_t y_stride) noexcept;
+
 }  // namespace lowkv::kernels

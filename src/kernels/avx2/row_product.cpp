@@ -1,15 +1,8 @@
 // Products of row codecs, avx2.
 
-#include "kernels/kernel.h"
-
-LOWKV_TARGET_BEGIN("avx2,fma,f16c")
-namespace lowkv::kernels::avx2 {
-
-#include "kernels/avx2/vocabulary.h"
+#include "kernels/avx2/begin.h"
 //
-#include "kernels/body/parts.h"
-//
-#include "kernels/body/math.h"
+#include "kernels/body/metadata.h"
 //
 #include "kernels/body/codes.h"
 //

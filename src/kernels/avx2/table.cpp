@@ -1,13 +1,6 @@
 // The avx2 implementation: AVX2, FMA, F16C.
 
-#include "kernels/kernel.h"
-
-LOWKV_TARGET_BEGIN("avx2,fma,f16c")
-namespace lowkv::kernels::avx2 {
-
-#include "kernels/avx2/vocabulary.h"
-//
-#include "kernels/body/parts.h"
+#include "kernels/avx2/begin.h"
 //
 #include "kernels/body/math.h"
 //

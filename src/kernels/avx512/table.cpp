@@ -1,17 +1,6 @@
 // The avx512 implementation: AVX-512 F, BW, DQ, VL, VNNI.
 
-#include "kernels/kernel.h"
-
-// GCC 12 takes the undefined pass-through operand in its own intrinsics for a mistake.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-
-LOWKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
-namespace lowkv::kernels::avx512 {
-
-#include "kernels/avx512/vocabulary.h"
-//
-#include "kernels/body/parts.h"
+#include "kernels/avx512/begin.h"
 //
 #include "kernels/body/math.h"
 //

@@ -10,8 +10,7 @@
 
 constexpr unsigned max_groups = max_head_dim / 32;
 
-// Returns the rounded weights' sum, by lane. What multiplies a constant is their sum, not that of
-// the weights they came from: then a weight's error counts times x, not times x less the constant.
+// Returns the rounded weights' sum, by lane.
 LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std::int16_t* rounded) {
     I sum = set_int(0);
     for (unsigned s = 0; s < steps; s += lanes) {
@@ -36,56 +35,63 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     const bool balanced = layout.codec.balanced;
     const float middle =
         balanced ? 0.5f * static_cast<float>(layout.codec.level_count() - 1) : 0.0f;
-    alignas(64) float folded[Rows][max_weights];
+    // What each code lacks, times its scale, which the weights hold already. What multiplies this
+    // constant is the rounded weights' sum: then a weight's error counts times x, not times x less
+    // the constant.
+    const bool shifts = Lookup || balanced;
+    const float shift = balanced ? -middle : layout.level_zero / layout.level_step;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
     RowScales rows[max_products];
     for (unsigned p = 0; p < count; ++p) {
         const float* w = products[p].w;
-        F largest[4], sum[4];
-        for (F& f : largest) f = set(0.0f);
+        const HeadMetadata metadata(layout, products[p].x.metadata);
+        // Of a step's products with its weight, that of the largest scale is the largest.
+        alignas(64) float top[max_head_dim];
         for (unsigned g = 0; g < groups; ++g) {
-            const unsigned at = (p * groups + g) * steps;
-            MetadataRow metadata;
-            open_metadata(layout, products[p].x.metadata, g, metadata);
-            for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
-                const F scale = Lookup ? mul(metadata.scale(s), step) : metadata.scale(s);
-                F zero = !Lookup || has_zeros ? metadata.zero(s) : set(0.0f);
+                const F scale = abs(metadata.scale(g, s));
+                store(top + s, g == 0 ? scale : max(load(top + s), scale));
+            }
+        }
+        F largest[4], sum[4];
+        I total[4];
+        for (F& f : largest) f = set(0.0f);
+        for (unsigned s = 0; s < steps; s += lanes) {
+            const F scale = Lookup ? mul(load(top + s), step) : load(top + s);
+#pragma GCC unroll 4
+            for (unsigned r = 0; r < Rows; ++r) {
+                largest[r] = max(largest[r], mul(abs(load(w + r * w_stride + s)), scale));
+            }
+        }
+        rows[p] = make_scales(largest);
+        F inverse[4];
+        for (unsigned r = 0; r < 4; ++r) inverse[r] = set(rows[p].inverse[r]);
+        for (unsigned g = 0; g < groups; ++g) {
+            const unsigned at = p * groups + g;
+            for (F& f : sum) f = set(0.0f);
+            for (I& i : total) i = set_int(0);
+            for (unsigned s = 0; s < steps; s += lanes) {
+                const F scale = Lookup ? mul(metadata.scale(g, s), step) : metadata.scale(g, s);
+                F zero = !Lookup || has_zeros ? metadata.zero(g, s) : set(0.0f);
                 if (balanced) zero = fma(scale, set(middle), zero);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
-                    const F y_weight = mul(weight, scale);
+                    const I rounded = to_int(mul(mul(weight, scale), inverse[r]));
+                    store_weights(weights[r] + at * steps + s, rounded);
                     sum[r] = fma(weight, zero, sum[r]);
-                    largest[r] = max(largest[r], abs(y_weight));
-                    store(folded[r] + at + s, y_weight);
+                    if (shifts) total[r] = add_int(total[r], rounded);
                 }
             }
-            reduce_add4(sum, offset[p * groups + g]);
-        }
-        rows[p] = make_scales(largest);
-    }
-    for (unsigned at = 0; at < count * groups; ++at) {
-        const RowScales& scales = rows[at / groups];
-        F sum[4];
-        for (F& f : sum) f = set(0.0f);
-        for (unsigned r = 0; r < Rows; ++r) {
-            sum[r] = round_weights(folded[r] + at * steps, steps, scales.inverse[r],
-                                   weights[r] + at * steps);
-        }
-        if constexpr (Lookup) {
-            // This zero is a constant times the scale, which the weights hold already.
-            float total[4];
-            reduce_add4(sum, total);
-            const float zero = layout.level_zero / layout.level_step;
-            for (unsigned r = 0; r < Rows; ++r) offset[at][r] += scales.scale[r] * zero * total[r];
-        }
-        if (balanced) {
-            float total[4];
-            reduce_add4(sum, total);
-            for (unsigned r = 0; r < Rows; ++r)
-                offset[at][r] -= scales.scale[r] * middle * total[r];
+            reduce_add4(sum, offset[at]);
+            if (!shifts) continue;
+            float totals[4];
+            for (unsigned r = 0; r < 4; ++r) sum[r] = to_float(total[r]);
+            reduce_add4(sum, totals);
+            for (unsigned r = 0; r < Rows; ++r) {
+                offset[at][r] += rows[p].scale[r] * shift * totals[r];
+            }
         }
     }
     for (unsigned p = 0; p < count; ++p) {
@@ -175,34 +181,40 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             }
             reduce_add4(sum, mean_products);
         }
-        for (unsigned g = 0; g < groups; ++g) {
-            const unsigned first = g * layout.group, end = first + layout.group;
-            const unsigned last = end < steps ? end : steps;
-            MetadataRow metadata;
-            open_metadata(layout, product.x.metadata, g, metadata);
-            for_lanes<Bits, Lookup, Rows>(
-                codes, table, steps / 16, 0, product.x.lane_count, first / 16, (last - first) / 16,
-                weights[0] + first, prefetch,
-                [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
-                    for (unsigned v = 0; v < vectors; ++v) {
-                        const unsigned at = lane + v * lanes;
-                        const F scale = metadata.scale(at), zero = metadata.zero(at);
-                        for (unsigned r = 0; r < Rows; ++r) {
-                            float* out = product.y + r * y_stride + at;
-                            const F dot = mul(to_float(sums[r][v]), set(rows.scale[r]));
-                            const F before =
-                                g == 0 ? add(load(out), set(mean_products[r])) : load(out);
-                            const F total = fma(zero, set(sums_of_weights[g][r]), before);
-                            store(out, fma(dot, scale, total));
-                        }
+        const HeadMetadata metadata(layout, product.x.metadata);
+        for (unsigned lane = 0; lane < product.x.lane_count; lane += 2 * lanes) {
+            const unsigned at[2] = {lane,
+                                    lane + lanes < product.x.lane_count ? lane + lanes : lane};
+            I sums[Rows][2];
+            F total[Rows][2];
+            for (unsigned r = 0; r < Rows; ++r) {
+                const F mean_product = set(mean_products[r]);
+                for (unsigned v = 0; v < 2; ++v) {
+                    total[r][v] = add(load(product.y + r * y_stride + at[v]), mean_product);
+                }
+            }
+            for (unsigned g = 0; g < groups; ++g) {
+                const unsigned first = g * layout.group, end = first + layout.group;
+                const unsigned units = ((end < steps ? end : steps) - first) / 16;
+                dot_units<Bits, Lookup, Rows>(codes, table, steps / 16, at[0], at[1], first / 16,
+                                              units, SharedWeights{weights[0] + first}, prefetch,
+                                              sums);
+                for (unsigned v = 0; v < 2; ++v) {
+                    const F scale = metadata.scale(g, at[v]), zero = metadata.zero(g, at[v]);
+#pragma GCC unroll 4
+                    for (unsigned r = 0; r < Rows; ++r) {
+                        const F dot = mul(to_float(sums[r][v]), set(rows.scale[r]));
+                        total[r][v] = fma(zero, set(sums_of_weights[g][r]), total[r][v]);
+                        total[r][v] = fma(dot, scale, total[r][v]);
                     }
-                });
+                }
+            }
+            for (unsigned r = 0; r < Rows; ++r) {
+                for (unsigned v = 0; v < 2; ++v) store(product.y + r * y_stride + at[v], total[r][v]);
+            }
         }
     }
 }
-
-using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
-                          std::size_t y_stride) noexcept;
 
 // By codec_index(), then unfolded, folded.
 template <unsigned Rows>

@@ -6,6 +6,7 @@ void expand_units(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
     const PartLayout& layout = *x.layout;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
     const I table = load_table(layout.levels.data());
+    const HeadMetadata metadata(layout, x.metadata);
     const unsigned step_units = x.step_count / 16;
     alignas(64) float scale[max_head_dim], zero[max_head_dim];
     unsigned loaded = ~0u;
@@ -13,11 +14,9 @@ void expand_units(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
         for (unsigned step = 0; step < tile_steps; step += 16) {
             const unsigned group = (x.folded ? lane0 + lane : step0 + step) / layout.group;
             if (group != loaded) {
-                MetadataRow metadata;
-                open_metadata(layout, x.metadata, group, metadata);
                 for (unsigned i = 0; i < layout.row_entries; i += lanes) {
-                    store(scale + i, metadata.scale(i));
-                    store(zero + i, metadata.zero(i));
+                    store(scale + i, metadata.scale(group, i));
+                    store(zero + i, metadata.zero(group, i));
                 }
                 loaded = group;
             }

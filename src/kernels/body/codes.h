@@ -150,13 +150,21 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pa
     }
 }
 
+// Weights that all lanes share, for dot_units. Rows' are max_weights apart.
+struct SharedWeights {
+    const std::int16_t* weights;
+    I operator()(unsigned row, unsigned pair, unsigned) const {
+        return broadcast_pair(weights + row * max_weights + 2 * pair);
+    }
+};
+
 // sums[row][vector] = sum over `units` units of weight * code, for `lanes` lanes from `lane` and
-// from `second` on: two vectors share each broadcast of a weight. Rows' weights are max_weights
-// apart.
-template <unsigned Bits, bool Lookup, unsigned Rows>
+// from `second` on: two vectors share each broadcast of a weight. weights(row, pair, vector): of
+// two steps of the units.
+template <unsigned Bits, bool Lookup, unsigned Rows, class Weights>
 LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_units, unsigned lane,
                             unsigned second, unsigned first_unit, unsigned units,
-                            const std::int16_t* weights, Prefetch& prefetch, I (&sums)[Rows][2]) {
+                            const Weights& weights, Prefetch& prefetch, I (&sums)[Rows][2]) {
     for (unsigned r = 0; r < Rows; ++r) {
         for (unsigned v = 0; v < 2; ++v) sums[r][v] = set_int(0);
     }
@@ -176,10 +184,9 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_un
             for (unsigned odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
-                    const I w =
-                        broadcast_pair(weights + r * max_weights + 16 * u + 4 * tile + 2 * odd);
+                    const unsigned pair = 8 * u + 2 * tile + odd;
                     for (unsigned v = 0; v < 2; ++v) {
-                        sums[r][v] = dot_pair(sums[r][v], x[v][odd], w);
+                        sums[r][v] = dot_pair(sums[r][v], x[v][odd], weights(r, pair, v));
                     }
                 }
             }
@@ -197,7 +204,7 @@ LOWKV_INLINE void for_lanes(const std::uint8_t* codes, I table, unsigned step_un
     for (unsigned lane = first; lane < last; lane += 2 * lanes) {
         const bool pair = lane + lanes < last;
         dot_units<Bits, Lookup, Rows>(codes, table, step_units, lane, pair ? lane + lanes : lane,
-                                      first_unit, units, weights, prefetch, sums);
+                                      first_unit, units, SharedWeights{weights}, prefetch, sums);
         body(lane, sums, pair ? 2u : 1u);
     }
 }

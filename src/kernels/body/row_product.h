@@ -206,7 +206,16 @@ void fold_groups(const PartLayout& layout, const float* w, std::size_t w_stride,
     }
 }
 
-// Each lane multiplies by the weights of its own group.
+// Each lane's weights are those of its own group.
+template <unsigned Rows, unsigned Size>
+struct WeightsByGroup {
+    const GroupWeights<Rows, Size>& weights;
+    const I (&group)[2];
+    I operator()(unsigned row, unsigned pair, unsigned vector) const {
+        return as_int(pick<Size>(weights.pair[row][pair], group[vector]));
+    }
+};
+
 template <unsigned Bits, unsigned Rows, unsigned Size>
 void multiply_row_values(const Product& product, std::size_t w_stride,
                          std::size_t y_stride) noexcept {
@@ -214,9 +223,7 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
     const Matrix& x = product.x;
     const PartLayout& layout = *x.layout;
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
-    constexpr std::uint8_t uniform[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const I table =
-        load_table(layout.codec.levels == Levels::learned ? layout.levels.data() : uniform);
+    const I table = load_table(layout.levels.data());
     Prefetch prefetch =
         start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * x.step_count);
     TokenMetadata metadata;
@@ -227,38 +234,10 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
         for (unsigned c = 0; c < x.lane_count; c += 2 * lanes) {
             const unsigned at[2] = {c, c + lanes < x.lane_count ? c + lanes : c};
             I group[2], sums[Rows][2];
-            for (unsigned v = 0; v < 2; ++v) {
-                group[v] = load_bytes(reinterpret_cast<const std::uint8_t*>(
-                    layout.row->group.data() + x.first_channel + at[v]));
-                for (unsigned r = 0; r < Rows; ++r) sums[r][v] = set_int(0);
-            }
-            for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-                fetch_share(prefetch);
-                UnitView view[2];
-                for (unsigned v = 0; v < 2; ++v) {
-                    const std::size_t unit =
-                        std::size_t{at[v] / 16} * (x.step_count / 16) + (token + t0) / 16;
-                    view[v] = open_unit<Bits>(codes, unit, at[v] % 16 * 4);
-                }
-#pragma GCC unroll 4
-                for (unsigned tile = 0; tile < 4; ++tile) {
-                    I two[2][2];
-                    for (unsigned v = 0; v < 2; ++v) {
-                        load_tile<Bits, is_lookup>(view[v], tile, table, two[v]);
-                    }
-#pragma GCC unroll 2
-                    for (unsigned odd = 0; odd < 2; ++odd) {
-#pragma GCC unroll 4
-                        for (unsigned r = 0; r < Rows; ++r) {
-                            const float* pair = weights.pair[r][t0 / 2 + 2 * tile + odd];
-                            for (unsigned v = 0; v < 2; ++v) {
-                                sums[r][v] = dot_pair(sums[r][v], two[v][odd],
-                                                      as_int(pick<Size>(pair, group[v])));
-                            }
-                        }
-                    }
-                }
-            }
+            for (unsigned v = 0; v < 2; ++v) group[v] = groups_of(x, at[v]);
+            dot_units<Bits, is_lookup, Rows>(
+                codes, table, x.step_count / 16, at[0], at[1], token / 16, tile_tokens / 16,
+                WeightsByGroup<Rows, Size>{weights, group}, prefetch, sums);
             for (unsigned r = 0; r < Rows; ++r) {
                 F total[2];
                 for (unsigned v = 0; v < 2; ++v) {
@@ -311,9 +290,6 @@ void multiply_tiles(const Product* products, unsigned count, std::size_t w_strid
         row.groups > 16 ? multiply_row_values<Bits, Rows, 32> : multiply_row_values<Bits, Rows, 16>;
     for (unsigned p = 0; p < count; ++p) multiply(products[p], w_stride, y_stride);
 }
-
-using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,
-                          std::size_t y_stride) noexcept;
 
 template <unsigned Rows>
 constexpr Multiply multiply_by_bits[5] = {multiply_tiles<ternary_bits, Rows>,

@@ -151,31 +151,6 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
     }
 }
 
-// The scales and zeros of a row's section (math.h), `lanes` stored values from the i-th on.
-struct StoredMetadata {
-    const std::byte* data;
-    bool f16;
-    F scale_unit, zero_unit;
-
-    explicit StoredMetadata(const Matrix& x)
-        : data(x.metadata + x.layout->metadata_offset),
-          f16(x.layout->codec.metadata == Metadata::fp16),
-          scale_unit(set(1.0f)),
-          zero_unit(set(1.0f)) {
-        if (f16) return;
-        float multiplier[2];
-        __builtin_memcpy(multiplier, x.metadata, sizeof multiplier);
-        scale_unit = set(256.0f * multiplier[0]);
-        zero_unit = set(256.0f * multiplier[1]);
-    }
-    F stored(std::size_t i) const {
-        return f16 ? load_f16(reinterpret_cast<const std::uint16_t*>(data) + i)
-                   : load_e4m3(reinterpret_cast<const std::uint8_t*>(data) + i);
-    }
-    F scale(std::size_t i) const { return mul(stored(i), scale_unit); }
-    F zero(std::size_t i) const { return mul(stored(i), zero_unit); }
-};
-
 // Scales and zeros of a head's channels in a tile of tokens: of its own each channel, for all
 // tokens, or of its group, by token.
 struct KeyMetadata {
@@ -201,7 +176,7 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, KeyMetadata& m
         return;
     }
     metadata.group = row.group.data() + x.first_channel;
-    const StoredMetadata stored(x);
+    const StoredMetadata stored(*x.layout, x.metadata);
     const std::size_t tokens = x.layout->row_entries;
     for (std::size_t g = 0; g < row.groups; ++g) {
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
@@ -243,6 +218,12 @@ LOWKV_INLINE const std::int32_t* positions_of(const Matrix& x) {
     return reinterpret_cast<const std::int32_t*>(x.metadata + x.layout->positions_offset);
 }
 
+// The groups of a head's channels, `lanes` of them from c on.
+LOWKV_INLINE I groups_of(const Matrix& x, unsigned c) {
+    return load_bytes(
+        reinterpret_cast<const std::uint8_t*>(x.layout->row->group.data() + x.first_channel + c));
+}
+
 // Scales and zeros of tile_tokens tokens' groups of channels; 0 beyond the last, where there are
 // two.
 struct TokenMetadata {
@@ -251,7 +232,7 @@ struct TokenMetadata {
 };
 LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata& metadata) {
     const unsigned groups = x.layout->row->groups;
-    const StoredMetadata stored(x);
+    const StoredMetadata stored(*x.layout, x.metadata);
     if (groups == 1) {
         alignas(64) float scale[tile_tokens], zero[tile_tokens];
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
@@ -278,44 +259,31 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata&
     }
 }
 
-// take(token, vector, value) for `lanes` channels from c and from `second` on, and 16 tokens of a
-// loaded tile. Size: of the table of groups.
-template <unsigned Bits, unsigned Size, class Take>
-LOWKV_INLINE void for_row_values(const Matrix& x, const TokenMetadata& metadata, unsigned token0,
-                                 unsigned t0, unsigned c, unsigned second, Take take) {
-    const codec::RowTables& row = *x.layout->row;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
-    I group[2];
-    UnitView view[2];
-    for (unsigned v = 0; v < 2; ++v) {
-        const unsigned at = v == 0 ? c : second;
-        group[v] = load_bytes(
-            reinterpret_cast<const std::uint8_t*>(row.group.data() + x.first_channel + at));
-        const std::size_t unit = std::size_t{at / 16} * (x.step_count / 16) + (token0 + t0) / 16;
-        view[v] = open_unit<Bits>(codes, unit, at % 16 * 4);
-    }
-    for_levels<Bits, 2>(view, row.level.data(),
-                        [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
-                            const unsigned t = t0 + i;
-                            take(t, v,
-                                 fma(level, pick<Size>(metadata.scale[t], group[v]),
-                                     pick<Size>(metadata.zero[t], group[v])));
-                        });
-}
-
-// tile[token][channel] of tile_tokens tokens from token0 on.
+// tile[token][channel] of tile_tokens tokens from token0 on. Size: of the table of groups.
 template <unsigned Bits, unsigned Size>
 void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
+    const codec::RowTables& row = *x.layout->row;
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
     TokenMetadata metadata;
     load_metadata(x, token0, metadata);
     for (unsigned c = 0; c < x.lane_count; c += 2 * lanes) {
-        const unsigned second = c + lanes < x.lane_count ? c + lanes : c;
+        const unsigned at[2] = {c, c + lanes < x.lane_count ? c + lanes : c};
+        I group[2];
+        for (unsigned v = 0; v < 2; ++v) group[v] = groups_of(x, at[v]);
         for (unsigned t0 = 0; t0 < tile_tokens; t0 += 16) {
-            for_row_values<Bits, Size>(x, metadata, token0, t0, c, second,
-                                       [&](unsigned t, unsigned v, F value) LOWKV_INLINE_LAMBDA {
-                                           store(tile + t * x.lane_count + (v == 0 ? c : second),
-                                                 value);
-                                       });
+            UnitView view[2];
+            for (unsigned v = 0; v < 2; ++v) {
+                const std::size_t unit =
+                    std::size_t{at[v] / 16} * (x.step_count / 16) + (token0 + t0) / 16;
+                view[v] = open_unit<Bits>(codes, unit, at[v] % 16 * 4);
+            }
+            for_levels<Bits, 2>(view, row.level.data(),
+                                [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                                    const unsigned t = t0 + i;
+                                    store(tile + t * x.lane_count + at[v],
+                                          fma(level, pick<Size>(metadata.scale[t], group[v]),
+                                              pick<Size>(metadata.zero[t], group[v])));
+                                });
         }
     }
     add_outliers(x, token0, 1, x.lane_count, tile);

@@ -1,14 +1,8 @@
 // Products of codes, scalar.
 
-#include "kernels/kernel.h"
-
-namespace lowkv::kernels::scalar {
-
-#include "kernels/scalar/vocabulary.h"
+#include "kernels/scalar/begin.h"
 //
-#include "kernels/body/parts.h"
-//
-#include "kernels/body/math.h"
+#include "kernels/body/metadata.h"
 //
 #include "kernels/body/codes.h"
 //

@@ -1,12 +1,6 @@
 // The scalar implementation: plain C++ for any CPU.
 
-#include "kernels/kernel.h"
-
-namespace lowkv::kernels::scalar {
-
-#include "kernels/scalar/vocabulary.h"
-//
-#include "kernels/body/parts.h"
+#include "kernels/scalar/begin.h"
 //
 #include "kernels/body/math.h"
 //

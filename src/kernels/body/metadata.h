@@ -1,0 +1,46 @@
+// The scales and zeros of a section (codec.h), to f32: of a head's groups, or of a row codec's
+// rows.
+
+struct StoredMetadata {
+    const std::byte* data;
+    bool f16;
+    F scale_unit, zero_unit;
+
+    StoredMetadata(const PartLayout& layout, const std::byte* section)
+        : data(section + layout.metadata_offset),
+          f16(layout.codec.metadata == Metadata::fp16),
+          scale_unit(set(1.0f)),
+          zero_unit(set(1.0f)) {
+        if (f16) return;
+        float multiplier[2];
+        __builtin_memcpy(multiplier, section, sizeof multiplier);
+        scale_unit = set(256.0f * multiplier[0]);
+        zero_unit = set(256.0f * multiplier[1]);
+    }
+    // `lanes` stored values, from the i-th on.
+    F stored(std::size_t i) const {
+        return f16 ? load_f16(reinterpret_cast<const std::uint16_t*>(data) + i)
+                   : load_e4m3(reinterpret_cast<const std::uint8_t*>(data) + i);
+    }
+    F scale(std::size_t i) const { return mul(stored(i), scale_unit); }
+    F zero(std::size_t i) const { return mul(stored(i), zero_unit); }
+};
+
+// Of a head's groups. Normal levels store no zeros: theirs are a constant times the scale.
+struct HeadMetadata {
+    StoredMetadata metadata;
+    std::size_t stride, zeros;  // of a group's entries: from the last group's, and of its zeros
+
+    HeadMetadata(const PartLayout& layout, const std::byte* section)
+        : metadata(layout, section), stride(layout.row_entries), zeros(0) {
+        if (layout.has_zeros()) {
+            zeros = stride;
+            stride *= 2;
+        } else {
+            metadata.zero_unit = mul(metadata.scale_unit, set(layout.level_zero));
+            metadata.scale_unit = mul(metadata.scale_unit, set(layout.level_step));
+        }
+    }
+    F scale(unsigned group, unsigned i) const { return metadata.scale(group * stride + i); }
+    F zero(unsigned group, unsigned i) const { return metadata.zero(group * stride + zeros + i); }
+};
