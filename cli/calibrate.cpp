@@ -79,11 +79,6 @@ bool rotates(const LayerScheme& scheme) {
     return scheme.key.rotation != Rotate::none || scheme.value.rotation != Rotate::none;
 }
 
-// True of any layer.
-bool any(const Scheme& scheme, const std::function<bool(const LayerScheme&)>& is) {
-    return is(scheme.base) || std::ranges::any_of(scheme.overrides, is, &LayerOverride::scheme);
-}
-
 std::string presets_that(bool (*are)(const Scheme&)) {
     std::string names;
     for (const Preset& preset : presets()) {
@@ -95,7 +90,7 @@ std::string presets_that(bool (*are)(const Scheme&)) {
 Scheme read_scheme(const Options& options) {
     Scheme scheme = parse_scheme(options.scheme);
     if (scheme.needs_calibration()) return scheme;
-    if (!any(scheme, rotates)) {
+    if (!scheme.any_layer(rotates)) {
         throw UsageError(
             options.scheme +
             " needs no calibration and rotates nothing: use it as it is. These do: " +

@@ -73,13 +73,14 @@ class Results:
         return row and {"scheme": scheme, "plugin": row["plugin"]} | {k: float(row[k]) for k in FIGURES}
 
 
-def run(command, **environment):
-    """Quietly; what it said is shown where it fails."""
+def run(command, words=None, **environment):
+    """What a command writes to its standard output, given `words`; its errors are shown where it fails."""
     # A thread that waits for another lets go of its core: beside other work that is much faster.
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=words,
                           env={"OMP_WAIT_POLICY": "passive"} | os.environ | environment)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def bits(build, scheme):

@@ -15,12 +15,12 @@ import argparse
 import csv
 import os
 import random
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from measuring import run
 from paths import ROOT, fingerprint, set_up_paths
 
 SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "kivi4", "kivi2"]
@@ -47,13 +47,9 @@ def prompt(text, length, depth, trial):
 
 
 def ask(args, scheme, words):
-    command = [args.build / "bin/lowkv", "generate", "-m", args.model, "-f", "-", "--no-chat", "-q",
-               "--scheme", scheme, "-n", "8", "--temp", "0", "--chunk", "128", "-t", args.threads]
-    done = subprocess.run([str(word) for word in command], input=words, capture_output=True, text=True,
-                          env={"OMP_WAIT_POLICY": "passive"} | os.environ)
-    if done.returncode:
-        sys.exit(f"{command} failed:\n{done.stderr[-2000:]}")
-    return done.stdout.removeprefix(words).strip()
+    said = run([args.build / "bin/lowkv", "generate", "-m", args.model, "-f", "-", "--no-chat", "-q", "--scheme",
+                scheme, "-n", "8", "--temp", "0", "--chunk", "128", "-t", args.threads], words)
+    return said.removeprefix(words).strip()
 
 
 def read(path):

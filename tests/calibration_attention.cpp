@@ -15,6 +15,7 @@
 #include "calibration/clip_search.h"
 #include "calibration/row_model.h"
 #include "calibration/solve.h"
+#include "calibration_case.h"
 #include "codec/float16.h"
 #include "lowkv/scheme.h"
 
@@ -46,15 +47,7 @@ LayerSamples samples(bool rope = true) {
             out.values.push_back(codec::f32_to_f16(size[c] * normal(random) * tail));
         }
     }
-    for (std::uint32_t window = 0; window < windows; ++window) {
-        for (std::uint32_t position = 20; position < context; position += 25) {
-            out.query_rows.push_back(window * context + position);
-            for (std::uint32_t i = 0; i < q_heads * shape.head_dim; ++i)
-                out.queries.push_back(normal(random));
-            for (std::uint32_t t = 0; t < context; ++t)
-                out.mask.push_back(t <= position ? 0.0f : -INFINITY);
-        }
-    }
+    test::add_queries(out, 20, 25, random);
     if (rope) {
         for (int i = 0; i < 16; ++i)
             out.rope.frequencies.push_back(std::pow(10000.0f, -static_cast<float>(i) / 16));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "calibration/rotation_choice.h"
+#include "calibration_case.h"
 #include "codec/float16.h"
 #include "codec/rotation.h"
 #include "lowkv/scheme.h"
@@ -78,16 +79,7 @@ LayerSamples samples(const Fill& keys, const Fill& values) {
     out.scale = 0.05f;
     out.keys = rows(random, keys);
     out.values = rows(random, values);
-    std::normal_distribution<float> normal;
-    for (std::uint32_t window = 0; window < windows; ++window) {
-        for (std::uint32_t position = 100; position < context; position += 11) {
-            out.query_rows.push_back(window * context + position);
-            for (std::uint32_t i = 0; i < q_heads * shape.head_dim; ++i)
-                out.queries.push_back(normal(random));
-            for (std::uint32_t t = 0; t < context; ++t)
-                out.mask.push_back(t <= position ? 0.0f : -INFINITY);
-        }
-    }
+    test::add_queries(out, 100, 11, random);
     return out;
 }
 

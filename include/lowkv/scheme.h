@@ -18,7 +18,9 @@
 // "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
 // "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64", "kivi2,filter=heavy,keep=5%,evict=50%".
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -161,7 +163,12 @@ struct Scheme {
     std::vector<LayerOverride> overrides;  // the last one that names a layer wins
 
     const LayerScheme& layer(std::uint32_t index) const noexcept;
-    bool needs_calibration() const noexcept;  // of any layer
+    // Whether `is` holds for any layer: the base or an override.
+    template <class Predicate>
+    bool any_layer(Predicate is) const {
+        return std::invoke(is, base) || std::ranges::any_of(overrides, is, &LayerOverride::scheme);
+    }
+    bool needs_calibration() const { return any_layer(&LayerScheme::needs_calibration); }
     friend bool operator==(const Scheme&, const Scheme&) = default;
 };
 

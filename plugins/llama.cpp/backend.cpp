@@ -43,8 +43,7 @@ std::int64_t row_number(const ggml_tensor& numbers, std::int64_t i) {
 
 // Of any layer: all layers of a step write the same cells.
 bool stores_positions(const Scheme& scheme) {
-    const auto pre = [](const LayerScheme& layer) { return layer.key.stage == Stage::pre; };
-    return pre(scheme.base) || std::ranges::any_of(scheme.overrides, pre, &LayerOverride::scheme);
+    return scheme.any_layer([](const LayerScheme& layer) { return layer.key.stage == Stage::pre; });
 }
 
 // ggml's ALiBi slopes (ggml_compute_forward_flash_attn_ext).

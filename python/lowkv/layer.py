@@ -162,22 +162,8 @@ class Layer(CacheLayerMixin):
             skip = max(0, first - self.packed_end + self.sinks) if self._contiguous else 0
             if self.blocks is not None and len(self.blocks) and query.shape[2] <= _FEW:
                 out = self._attend_few(query, visibility, scale, softcap, sink_logits, first, skip)
-                self.settle(_GUESSES if self.record_past else 0)
-                return out
-            keys, values = self.exact.keys[:, :, skip:], self.exact.values[:, :, skip:]
-            packed = self._packed_part(query.detach(), visibility, scale, softcap, first)
-            if packed is None and self._contiguous and not softcap and sink_logits is None:
-                out = _exact_only(query, keys, values, visibility, scale)
             else:
-                def mask(start, stop):
-                    return self._exact_mask(visibility, skip, start, stop)
-
-                part = softmax.attend(query, keys, values, mask, scale, softcap)
-                if packed is not None:
-                    part = softmax.join(part, packed)
-                if sink_logits is not None:
-                    part = softmax.add_sink_logits(part, sink_logits)
-                out = part[0].to(query.dtype)
+                out = self._attend_many(query, visibility, scale, softcap, sink_logits, first, skip)
             self.settle(_GUESSES if self.record_past else 0)
         return out
 
@@ -207,19 +193,30 @@ class Layer(CacheLayerMixin):
         mask = row_mask = None
         if queries > 1 or not visibility.plain_causal:
             mask = visibility.mask(self.first + block * self.block_tokens, self.packed_end, 0, queries)
-            if mask is not None:
-                mask = mask.expand(-1, -1, queries, -1).contiguous()
             row_mask = self._exact_mask(visibility, skip, 0, queries)
-            if row_mask is not None:
-                row_mask = row_mask.expand(-1, -1, queries, -1).contiguous()
-        exact, floats = self.exact, query.detach().float()
-        if floats.stride(3) != 1:
-            floats = floats.contiguous()
+        exact, floats = self.exact, _floats(query)
         out, sums = torch.empty_like(floats), torch.empty(batch, queries, heads)
-        self.blocks.attend_all(block, floats, out, sums, scale, softcap or 0.0, mask, exact.key_buffer,
-                               exact.value_buffer, skip, exact.length, row_mask,
+        self.blocks.attend_all(block, floats, out, sums, scale, softcap or 0.0, _whole(mask, queries),
+                               exact.key_buffer, exact.value_buffer, skip, exact.length, _whole(row_mask, queries),
                                None if sink_logits is None else sink_logits.detach().float(), torch.get_num_threads())
         return out.to(query.dtype)
+
+    def _attend_many(self, query, visibility, scale, softcap, sink_logits, first, skip):
+        """The exact rows in torch, the packed blocks in C++, joined."""
+        keys, values = self.exact.keys[:, :, skip:], self.exact.values[:, :, skip:]
+        packed = self._packed_part(query, visibility, scale, softcap, first)
+        if packed is None and self._contiguous and not softcap and sink_logits is None:
+            return _exact_only(query, keys, values, visibility, scale)
+
+        def mask(start, stop):
+            return self._exact_mask(visibility, skip, start, stop)
+
+        part = softmax.attend(query, keys, values, mask, scale, softcap)
+        if packed is not None:
+            part = softmax.join(part, packed)
+        if sink_logits is not None:
+            part = softmax.add_sink_logits(part, sink_logits)
+        return part[0].to(query.dtype)
 
     def _packed_part(self, query, visibility, scale, softcap, first):
         """The part of the packed blocks as softmax.attend() returns it, or None where there are none."""
@@ -229,9 +226,7 @@ class Layer(CacheLayerMixin):
         if block >= len(self.blocks):
             return None
         batch, heads, queries, _ = query.shape
-        query = query.float()
-        if query.stride(3) != 1:
-            query = query.contiguous()
+        query = _floats(query)
         out = torch.empty_like(query)
         log_sum = torch.empty(batch, queries, heads)
         begin = self.first + block * self.block_tokens
@@ -241,9 +236,7 @@ class Layer(CacheLayerMixin):
             step = queries if self.sliding_window is None else step
         for start in range(0, queries, step):
             stop = min(start + step, queries)
-            mask = visibility.mask(begin, self.packed_end, start, stop)
-            if mask is not None:
-                mask = mask.expand(-1, -1, stop - start, -1).contiguous()
+            mask = _whole(visibility.mask(begin, self.packed_end, start, stop), stop - start)
             sums = torch.empty(batch, stop - start, heads)
             self.blocks.attend(block, query[:, :, start:stop], out[:, :, start:stop], sums, scale,
                                softcap or 0.0, mask, torch.get_num_threads())
@@ -384,3 +377,14 @@ def _exact_only(query, keys, values, visibility: Visibility, scale: float) -> to
             mask = mask.to(query.dtype)
         outs.append(sdpa(query[:, :, start:stop], keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped))
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+
+
+def _floats(query: torch.Tensor) -> torch.Tensor:
+    """A query as C++ takes it: float32, a head's channels side by side."""
+    query = query.detach().float()
+    return query if query.stride(3) == 1 else query.contiguous()
+
+
+def _whole(mask: torch.Tensor | None, queries: int) -> torch.Tensor | None:
+    """A mask as C++ takes it: a row for each query."""
+    return None if mask is None else mask.expand(-1, -1, queries, -1).contiguous()

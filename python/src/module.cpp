@@ -164,22 +164,19 @@ Scheme served_scheme(const std::string& text) {
         throw Error(ErrorCode::unsupported,
                     "filter=, keep= and evict= are not served in transformers; leave them out");
     }
-    const auto refuse = [&](const LayerScheme& layer) {
-        if (layer.key.by_row() || layer.value.by_row()) {
-            throw Error(ErrorCode::unsupported,
-                        to_string(scheme) +
-                            ": codecs of a token's row of all heads (row, static, reorder: "
-                            "skvq-*, kvquant*) are not served in transformers; take lowkv2.8 or "
-                            "another");
-        }
-        if (layer.key.centre == Centre::sequence) {
-            throw Error(ErrorCode::unsupported,
-                        to_string(scheme) +
-                            ": seqmean is not served in transformers; take mean, as lowkv2.8 does");
-        }
-    };
-    refuse(scheme.base);
-    for (const LayerOverride& layers : scheme.overrides) refuse(layers.scheme);
+    if (scheme.any_layer(
+            [](const LayerScheme& layer) { return layer.key.by_row() || layer.value.by_row(); })) {
+        throw Error(ErrorCode::unsupported,
+                    to_string(scheme) +
+                        ": codecs of a token's row of all heads (row, static, reorder: skvq-*, "
+                        "kvquant*) are not served in transformers; take lowkv2.8 or another");
+    }
+    if (scheme.any_layer(
+            [](const LayerScheme& layer) { return layer.key.centre == Centre::sequence; })) {
+        throw Error(ErrorCode::unsupported,
+                    to_string(scheme) +
+                        ": seqmean is not served in transformers; take mean, as lowkv2.8 does");
+    }
     return scheme;
 }
 

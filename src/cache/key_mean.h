@@ -16,9 +16,9 @@ class KeyMean {
     // `halves`: what lowkv::key_mean() made. The store must outlive it.
     KeyMean(Store::Impl& store, std::vector<std::uint16_t> halves) noexcept
         : store_(store), halves_(std::move(halves)) {
-        store_.hold_key_mean(bytes());
+        store_.hold_bytes(true, bytes());
     }
-    ~KeyMean() { store_.drop_key_mean(bytes()); }
+    ~KeyMean() { store_.drop_bytes(true, bytes()); }
     KeyMean(const KeyMean&) = delete;
     KeyMean& operator=(const KeyMean&) = delete;
 

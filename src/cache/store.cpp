@@ -36,22 +36,23 @@ void Store::Impl::check_budget(std::size_t more, std::size_t less) const {
                     std::to_string(needed) + " bytes");
 }
 
-void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {
-    ++(packed ? stats.packed_blocks : stats.exact_blocks);
+void Store::Impl::hold_bytes(bool packed, std::size_t bytes) noexcept {
     (packed ? stats.packed_bytes : stats.exact_bytes) += bytes;
     stats.peak_bytes = std::max(stats.peak_bytes, stats.exact_bytes + stats.packed_bytes);
 }
 
-void Store::Impl::hold_key_mean(std::size_t bytes) noexcept {
-    stats.packed_bytes += bytes;
-    stats.peak_bytes = std::max(stats.peak_bytes, stats.exact_bytes + stats.packed_bytes);
+void Store::Impl::drop_bytes(bool packed, std::size_t bytes) noexcept {
+    (packed ? stats.packed_bytes : stats.exact_bytes) -= bytes;
 }
 
-void Store::Impl::drop_key_mean(std::size_t bytes) noexcept { stats.packed_bytes -= bytes; }
+void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {
+    ++(packed ? stats.packed_blocks : stats.exact_blocks);
+    hold_bytes(packed, bytes);
+}
 
 void Store::Impl::drop(bool packed, std::size_t bytes) noexcept {
     --(packed ? stats.packed_blocks : stats.exact_blocks);
-    (packed ? stats.packed_bytes : stats.exact_bytes) -= bytes;
+    drop_bytes(packed, bytes);
 }
 
 namespace cache {

@@ -65,9 +65,9 @@ std::vector<float> read_back(const LayerSamples& samples, const Plan& plan, bool
                 part[i / channels * token_stride + i % channels * channel_stride] = rows[first + i];
             }
             encode_block(plan, std::as_bytes(std::span(exact)).data(), packed.data(), 0,
-                         plan.shape().kv_heads, mean.empty() ? nullptr : mean.data());
+                         plan.shape().kv_heads, mean.data());
             decode_block(plan, packed.data(), std::as_writable_bytes(std::span(exact)).data(),
-                         mean.empty() ? nullptr : mean.data());
+                         mean.data());
             for (std::size_t i = 0; i < tokens * channels; ++i) {
                 out[first + i] = codec::f16_to_f32(
                     part[i / channels * token_stride + i % channels * channel_stride]);

@@ -161,11 +161,4 @@ const LayerScheme& Scheme::layer(std::uint32_t index) const noexcept {
     return *found;
 }
 
-bool Scheme::needs_calibration() const noexcept {
-    return base.needs_calibration() ||
-           std::ranges::any_of(overrides, [](const LayerOverride& layers) {
-               return layers.scheme.needs_calibration();
-           });
-}
-
 }  // namespace lowkv

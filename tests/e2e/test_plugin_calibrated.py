@@ -8,7 +8,7 @@ from plugin_tools import MODEL, PATHS, complete
 from test_calibrate import lowkv
 
 # Bytes of a token's 30 layers of 192 channels, once packed, and the most that may be lost (mean KLD
-# on 256 positions; docs/quality.md has .23 and .022 on longer texts).
+# on 256 positions; docs/quality.md has .25 and .027 on longer texts).
 SCHEMES = {"skvq-k2v2": (3360, 0.6), "kvquant3-1%": (5160, 0.1)}
 
 
