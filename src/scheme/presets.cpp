@@ -139,8 +139,9 @@ std::span<const Preset> presets() {
         preset({"int8", "the safest step below f16", integers}, uniform(8, Axis::token, 128)),
         preset({"int4", "a yardstick: what plain integer caches do", integers},
                uniform(4, Axis::token, 32)),
-        preset({"int4h", "a yardstick: what a Hadamard rotation alone does for int4", integers},
-               rotated(uniform(4, Axis::token, 32), Rotate::hadamard)),
+        preset(
+            {"int4h", "a yardstick: int4 after a Hadamard rotation, one scale per head", integers},
+            rotated(uniform(4, Axis::token, Codec::whole_head), Rotate::hadamard)),
         preset({"turboquant4", "to compare: lowkv4 without the keys' mean", turboquant}, normal(4)),
         preset({"turboquant3", "to compare: lowkv3 without the keys' mean", turboquant}, normal(3)),
         preset({"turboquant2", "to compare: lowkv2 without the keys' mean", turboquant}, normal(2)),

@@ -105,7 +105,7 @@ PRESETS = {
     "kivi4": ("KIVI: A Tuning-Free", "5.00", "KLD"),
     "int8": ("no paper", "8.50", "KLD"),
     "int4": ("no paper", "5.00", "KLD"),
-    "int4h": ("no paper", "5.00", "KLD"),
+    "int4h": ("no paper", "4.50", "KLD"),
     "turboquant4": ("TurboQuant: Online", "4.25", "KLD"),
     "turboquant3": ("TurboQuant: Online", "3.25", "KLD"),
     "turboquant2": ("TurboQuant: Online", "2.25", "KLD"),

@@ -210,7 +210,8 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                 }
             }
             for (unsigned r = 0; r < Rows; ++r) {
-                for (unsigned v = 0; v < 2; ++v) store(product.y + r * y_stride + at[v], total[r][v]);
+                for (unsigned v = 0; v < 2; ++v)
+                    store(product.y + r * y_stride + at[v], total[r][v]);
             }
         }
     }
