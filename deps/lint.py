@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the form of our own files: clang-format, clang-tidy (on what build/release compiles) and the
-links between documents. Needs `make build` first, for the compile commands."""
+"""Checks the form of our own files: clang-format, clang-tidy (on what build/release and, if it was built,
+the Python package compile) and the links between documents. Needs `make build` first, and `make package`
+for the Python package, for the compile commands."""
 
 import argparse
 import concurrent.futures
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CODE = ("include", "src", "plugins", "python", "cli", "tests", "examples", "bench")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
 LONG = 400
+RELEASE, PACKAGE = ROOT / "build" / "release", ROOT / "build" / "python" / "cmake"
 
 
 def lint_tool(name):
@@ -44,18 +46,19 @@ def gcc_includes():
     return ["--extra-arg=-idirafter", f"--extra-arg={found.stdout.strip()}"] if found.returncode == 0 else []
 
 
-def check_tidy(build, only):
-    commands = json.loads((build / "compile_commands.json").read_text())
-    ours = set(map(str, our_code()))
-    files = sorted({c["file"] for c in commands} & ours)
-    files = [f for f in files if all(word in f for word in only)]
-    arguments = [lint_tool("clang-tidy"), "-p", str(build), "--quiet", "--extra-arg=-w",  # warnings are the compiler's
+def check_tidy(builds, only):
+    ours, folders = set(map(str, our_code())), {}  # of a file: the first build that compiles it
+    for build in builds:
+        for command in json.loads((build / "compile_commands.json").read_text()):
+            folders.setdefault(command["file"], str(build))
+    files = sorted(f for f in folders.keys() & ours if all(word in f for word in only))
+    arguments = [lint_tool("clang-tidy"), "--quiet", "--extra-arg=-w",  # warnings are the compiler's
                  *gcc_includes()]
     print(f"clang-tidy: {len(files)} files", flush=True)
 
     def tidy(file):
         start = time.monotonic()
-        done = subprocess.run([*arguments, file], capture_output=True, text=True, check=False)
+        done = subprocess.run([*arguments, "-p", folders[file], file], capture_output=True, text=True, check=False)
         return file, done, time.monotonic() - start
 
     good = True
@@ -107,13 +110,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", action="store_true", help="rewrite the code with clang-format, check nothing")
     parser.add_argument("--check", choices=("format", "tidy", "documents"), help="only this check")
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="folder of compile_commands.json")
+    parser.add_argument("--build", type=Path, action="append", help="folder of compile_commands.json")
     parser.add_argument("only", nargs="*", help="clang-tidy: only files whose path has these words")
     args = parser.parse_args()
     if args.format:
         return 0 if check_format(rewrite=True) else 1
+    builds = args.build or [RELEASE] + [b for b in (PACKAGE,) if (b / "compile_commands.json").exists()]
     checks = {"format": lambda: check_format(rewrite=False), "documents": check_documents,
-              "tidy": lambda: check_tidy(args.build.resolve(), args.only)}
+              "tidy": lambda: check_tidy([b.resolve() for b in builds], args.only)}
     failed = [name for name, check in checks.items() if args.check in (None, name) and not check()]
     print(f"failed: {', '.join(failed)}" if failed else "lint: all good")
     return 1 if failed else 0

@@ -115,18 +115,19 @@ Queries make_queries(const LayerBlocks& layer, std::size_t first, const ConstTen
     return queries;
 }
 
-void attend(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4 out, Rows3 log_sum,
-            float scale, float softcap, std::optional<ConstTensor4> mask, unsigned threads) {
+void attend(const LayerBlocks& layer, std::size_t first, const ConstTensor4& q, const Tensor4& out,
+            const Rows3& log_sum, float scale, float softcap,
+            const std::optional<ConstTensor4>& mask, unsigned threads) {
     const Queries queries = make_queries(layer, first, q, out, log_sum, scale, softcap, mask);
     const nb::gil_scoped_release unlocked;
     layer.attend(first, queries, executor(threads));
 }
 
-void attend_all(const LayerBlocks& layer, std::size_t first, ConstTensor4 q, Tensor4 out,
-                Rows3 log_sum, float scale, float softcap, std::optional<ConstTensor4> mask,
-                ExactArray keys, ExactArray values, std::size_t first_row, std::size_t last_row,
-                std::optional<ConstTensor4> row_mask, std::optional<Logits> sink_logits,
-                unsigned threads) {
+void attend_all(const LayerBlocks& layer, std::size_t first, const ConstTensor4& q,
+                const Tensor4& out, const Rows3& log_sum, float scale, float softcap,
+                const std::optional<ConstTensor4>& mask, ExactArray keys, ExactArray values,
+                std::size_t first_row, std::size_t last_row, std::optional<ConstTensor4> row_mask,
+                std::optional<Logits> sink_logits, unsigned threads) {
     const Queries queries = make_queries(layer, first, q, out, log_sum, scale, softcap, mask);
     const Shape& shape = layer.plan().shape();
     for (const ExactArray* rows : {&keys, &values}) {
@@ -259,7 +260,7 @@ void bind_blocks(nb::module_& m) {
         .def("__len__", &LayerBlocks::blocks, "Blocks per row.")
         .def(
             "append",
-            [](LayerBlocks& self, Halves exact, unsigned threads) {
+            [](LayerBlocks& self, const Halves& exact, unsigned threads) {
                 const std::size_t count = count_exact(self, exact);
                 const nb::gil_scoped_release unlocked;
                 self.append(reinterpret_cast<const std::byte*>(exact.data()), count,
@@ -269,7 +270,7 @@ void bind_blocks(nb::module_& m) {
             "Packs exact blocks, f16 bits [batch, n, exact_bytes / 2], and appends them.")
         .def(
             "decode",
-            [](const LayerBlocks& self, std::size_t first, Halves exact, unsigned threads) {
+            [](const LayerBlocks& self, std::size_t first, const Halves& exact, unsigned threads) {
                 const std::size_t count = count_exact(self, exact);
                 const nb::gil_scoped_release unlocked;
                 self.decode(first, count, reinterpret_cast<std::byte*>(exact.data()),

@@ -165,24 +165,22 @@ void check_head_dim(const Array& values, std::size_t head_dim) {
 void bind_quantize(nb::module_& m) {
     m.def(
         "quantize_keys",
-        [](Array input, Array packed, Array scales, Array zeros, std::size_t group) {
-            quantize(input, packed, scales, zeros, group, true);
-        },
+        [](const Array& input, const Array& packed, const Array& scales, const Array& zeros,
+           std::size_t group) { quantize(input, packed, scales, zeros, group, true); },
         "input"_a, "packed"_a, "scales"_a, "zeros"_a, "group_size"_a,
         "One group of tokens, per channel: input [B, H, D, T], T being group_size, float32, "
         "float16 "
         "or bfloat16. Writes packed [B, H, D, T / 4] uint8, scales and zeros [B, H, D] float32.");
     m.def(
         "dequantize_keys",
-        [](Array packed, Array scales, Array zeros, Array output, std::size_t group) {
-            dequantize(packed, scales, zeros, output, group, true);
-        },
+        [](const Array& packed, const Array& scales, const Array& zeros, const Array& output,
+           std::size_t group) { dequantize(packed, scales, zeros, output, group, true); },
         "packed"_a, "scales"_a, "zeros"_a, "output"_a, "group_size"_a,
         "The inverse of quantize_keys(): writes output [B, H, D, T].");
     m.def(
         "quantize_values",
-        [](Array input, Array packed, Array scales, Array zeros, std::size_t head_dim,
-           std::size_t group) {
+        [](const Array& input, const Array& packed, const Array& scales, const Array& zeros,
+           std::size_t head_dim, std::size_t group) {
             check_head_dim(input, head_dim);
             quantize(input, packed, scales, zeros, group, false);
         },
@@ -191,8 +189,8 @@ void bind_quantize(nb::module_& m) {
         "packed [B, H, T, D / 4] uint8, scales and zeros [B, H, T, D / group_size] float32.");
     m.def(
         "dequantize_values",
-        [](Array packed, Array scales, Array zeros, Array output, std::size_t head_dim,
-           std::size_t group) {
+        [](const Array& packed, const Array& scales, const Array& zeros, const Array& output,
+           std::size_t head_dim, std::size_t group) {
             check_head_dim(output, head_dim);
             dequantize(packed, scales, zeros, output, group, false);
         },
