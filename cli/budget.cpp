@@ -215,7 +215,7 @@ void print(const Budget& budget) {
 int run(Options options) {
     const std::vector<LayerScheme> ladder = read_ladder(options.ladder);
     const Retention retention = read_retention(options);
-    if (!options.json.empty()) require_writable(options.json);
+    if (!options.json.empty()) require_writable(options.json, {options.model, options.file});
     Budget budget;
     budget.problem = read_problem(options, ladder);
     for (std::size_t r = 0; r < ladder.size(); ++r)

@@ -252,8 +252,10 @@ int run(Options options) {
         options.output = default_output(options.model, scheme);
     }
     route_logs(options.verbose);
+    if (!options.output.empty())
+        require_writable(options.output, {options.model, options.text, options.fisher});
     const Model model(options.model);
-    if (!options.output.empty()) require_writable(options.output);
+    require_layers(scheme, model.kv_shape().layers);
     if (!options.fisher.empty()) require_early_keys(scheme, model.kv_shape().layers);
     const std::vector<std::vector<llama_token>> windows = cut(model, options, scheme);
     const std::uint64_t length = windows.front().size(), total = windows.size() * length;

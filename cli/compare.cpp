@@ -267,11 +267,15 @@ int compare(Options options) {
     route_logs(options.verbose);
     read_schemes(options.schemes);
     for (const std::string& name : options.stock) static_cast<void>(stock_type(name));
-    if (!options.json.empty()) require_writable(options.json);
-    if (!options.plot.empty()) require_picture(options.plot);
+    const Inputs inputs{options.model, options.file};
+    if (!options.json.empty()) require_writable(options.json, inputs);
+    if (!options.plot.empty()) require_picture(options.plot, inputs);
     const std::string text = read_text(options.file);
     const Model model(options.model);
-    model.use_calibrations(options.calibrations);
+    model.use_calibrations(options.calibrations,
+                           std::ranges::any_of(options.schemes, [](const std::string& scheme) {
+                               return parse_scheme(scheme).needs_calibration();
+                           }));
     const auto windows = cut(model, options, model.tokenize(text, false));
 
     double f16_per_token = 0;

@@ -200,9 +200,10 @@ int generate(const Options& options) {
         if (!std::isfinite(value)) throw UsageError("--temp, --top-p and --min-p must be numbers");
     }
     route_logs(options.verbose);
-    if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
+    const bool calibrated =
+        options.scheme != "delegate" && parse_scheme(options.scheme).needs_calibration();
     const Model model(options.model);
-    model.use_calibrations(options.calibrations);
+    model.use_calibrations(options.calibrations, calibrated);
     const std::vector<llama_token> prompt = prompt_tokens(model, options);
     ContextOptions settings;
     settings.cells = context_cells(model, options, prompt.size());

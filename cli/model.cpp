@@ -5,12 +5,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <sstream>
 #include <string_view>
 
 #include "app.h"
 #include "calibration/file/calibration_file.h"
+#include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
+#include "terminal.h"
 
 namespace lowkv::cli {
 
@@ -95,12 +98,23 @@ Model::Model(const std::string& path) {
     }
 }
 
-void Model::use_calibrations(const std::vector<std::string>& paths) const {
-    for (const std::string& path : paths) {
+void Model::use_calibrations(const std::vector<std::string>& paths, bool needed) const {
+    const auto use = [&](const std::string& path) {
         calibration::require_model(calibration::load_calibration(path).calibration, fingerprint(),
                                    path);
         ggml::add_calibration(path);
+    };
+    if (needed) {
+        std::istringstream list(environment("LOWKV_CALIBRATION"));
+        try {
+            for (std::string path; std::getline(list, path, ':');) {
+                if (!path.empty()) use(path);
+            }
+        } catch (const Error& error) {
+            throw Failure("LOWKV_CALIBRATION: " + std::string(error.what()));
+        }
     }
+    for (const std::string& path : paths) use(path);
 }
 
 std::string Model::description() const {
@@ -204,6 +218,8 @@ Context::Context(const Model& model, const ContextOptions& options) {
     params.cb_eval_user_data = options.observer;
     const ggml::CacheStats before = ggml::stats();
     if (options.scheme) {
+        if (*options.scheme != "delegate")
+            require_layers(parse_scheme(*options.scheme), model.kv_shape().layers);
         ggml::set_scheme(*options.scheme);
         params.offload_kqv = true;
     } else {

@@ -33,9 +33,10 @@ class Model {
     llama_model* get() const { return model_.get(); }
     const llama_vocab* vocab() const { return llama_model_get_vocab(get()); }
     std::string description() const;
-    // Files of `lowkv calibrate`, for the schemes of contexts made from now on. Throws lowkv::Error
-    // for one that was made for another model.
-    void use_calibrations(const std::vector<std::string>& paths) const;
+    // Files of `lowkv calibrate`, for the schemes of contexts made from now on; if they are needed,
+    // those that LOWKV_CALIBRATION names too. Throws Failure or lowkv::Error for one that can't be
+    // read or that was made for another model.
+    void use_calibrations(const std::vector<std::string>& paths, bool needed) const;
     std::uint32_t train_context() const;
     std::uint32_t vocabulary() const;
     KvShape kv_shape() const;

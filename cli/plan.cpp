@@ -100,6 +100,7 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
                                                 ": plan does not count what a filter keeps or "
                                                 "evicts; leave filter=, keep= and evict= out");
     }
+    require_layers(scheme, static_cast<std::uint32_t>(shape.layers.size()));
     StoredCache cache;
     for (std::uint32_t layer = 0, end = 0; layer < shape.layers.size(); layer = end) {
         const Shape& first = shape.layers[layer];
@@ -146,7 +147,7 @@ std::vector<std::string> read_names(std::vector<std::string> names) {
 }
 
 int plan(const Options& options) {
-    if (!options.json.empty()) require_writable(options.json);
+    if (!options.json.empty()) require_writable(options.json, {options.model});
     const std::vector<std::string> names = read_names(options.schemes);
     Planned planned;
     planned.shape = read_shape(options);

@@ -34,11 +34,12 @@ constexpr const char* footer = R"(Examples:
   lowkv run -- llama-server -m model.gguf -c 32768 --port 8080
   lowkv run --scheme kivi4 -- llama-completion -m model.gguf -p "Once upon a time" -n 64
   lowkv run -- llama-bench -m model.gguf -d 0,4096
-  lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048
+  lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048 -ub 32
 
 It sets GGML_BACKEND_PATH and LOWKV_SCHEME, adds `-dev LOWKV` for the programs that need it, passes
 output and signals through and ends with the program's exit status. If the program starts to work
-without the plug-in's "lowkv: active" line, it is stopped and the exit status is 1.)";
+without the plug-in's "lowkv: active" line, it is stopped and the exit status is 1. A batch sees itself exactly: with llama-perplexity's
+usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin;

@@ -36,14 +36,20 @@ A scheme is a preset, options, or a preset and what differs from it, separated b
   window=N       the newest N tokens stay exact
   sinks=N        the first N tokens stay exact
   flush=N        tokens leave the window N at a time (0: a block at a time)
-  layer.A=...    another preset, or KEY-CODEC/VALUE-CODEC, for layer A; layer.A-B for A to B
+  layer.A=...    another preset, or KEY-CODEC/VALUE-CODEC, for layer A; layer.A-B for A to B; the
+                 last one that names a layer wins
+  filter=RULE    heavy (by the attention they got) or random: which tokens that leave the window
+  keep=P%        stay exact, and which
+  evict=P%       are dropped. Only the C++ library can (lowkv/filter.h): llama.cpp and transformers
+                 decide themselves which tokens they hold
 
   CODEC          exact, or AXIS-BITS-GROUP and any of the words below behind it, in their order
   AXIS           channel: GROUP tokens of one channel share a scale
                  token: GROUP channels of one token share a scale
   BITS           1.5 (three levels, five codes to a byte), 2, 2.6 (six levels, three codes to
                  a byte: 8/3 bits), 3, 4, 8
-  GROUP          g32, g64, g128; with token also head: all channels of a head
+  GROUP          g32, g64, g128; with token also head: all channels of a head, and row: those of
+                 all kv heads; with channel also static: a calibrated range
 
 Words for token codecs only:
   -normal        normal (Lloyd-Max) levels times a norm, not a scale and a zero; up to 4 bits
@@ -53,8 +59,17 @@ Words for token codecs only:
   -seqmean       or one mean for the sequence, taken when its first block is packed
   -unbiased      with normal: a scale that keeps products unbiased, not the norm
   -lsq           with normal: the scale of the least squared error
+  -reorder       groups of like channels of all heads (SKVQ; calibrated)
+  -clip          with reorder: a calibrated share of each group's range
 Words for every codec:
+  -varnorm       tokens and channels scaled to one variance (KVarN); channel-...-g128 for keys,
+                 token-...-head for values
+  -search        the share of each group's range with the least squared error
   -fp8           8-bit scales, zeros and norms
+Words for row and static, KVQuant's (calibrated):
+  -learned       levels learned from a text
+  -0.5% -1% -2%  so many outliers of a token are kept beside, in 16 bits
+  -pre           keys before their rotary embedding; with reorder too
 
 `lowkv schemes SCHEME` explains one.
 )";
@@ -98,7 +113,8 @@ void explain_retention(const Retention& retention, std::uint32_t block) {
                        "% stay exact and " + std::to_string(retention.evict) + "% are dropped,");
     line("", std::string(retention.filter == Filter::heavy ? "by the attention they got; "
                                                            : "chosen at random (a control); ") +
-                 "not through llama.cpp, which owns its cells");
+                 "only in the C++ library (lowkv/filter.h): llama.cpp and transformers decide "
+                 "themselves which tokens they hold");
 }
 
 // The preset whose codecs these are.
@@ -108,7 +124,7 @@ const Preset* preset_of(const LayerScheme& base) {
     return found == presets().end() ? nullptr : &*found;
 }
 
-void explain_quality(const std::string& name) {
+void explain_quality(const std::string& name, bool filtered) {
     if (name == reference) return line("quality", "what the others are measured against");
     if (const Quality* quality = find_quality(name)) {
         line("quality", "mean KLD " + std::string(quality->mean_kld) + ", perplexity " +
@@ -117,9 +133,10 @@ void explain_quality(const std::string& name) {
         line("", quality_floor);
         return line("", "from docs/quality.md, measured by `make quality`");
     }
+    if (filtered) return line("quality", "not measured");
     std::string argument = name;
     std::ranges::replace(argument, ',', '+');
-    line("quality", "not measured (docs/quality.md); measure it with");
+    line("quality", "known of presets only (docs/quality.md has more); measure it with");
     line("", "lowkv compare -m model.gguf -f text.txt --schemes \"exact," + argument + "\"");
 }
 
@@ -140,7 +157,7 @@ void explain(const std::string& text) {
     std::printf("%s%s\n", name.c_str(), name == default_scheme ? " (the default)" : "");
     if (preset && preset->name == name) line("use", preset->summary);
     line("source", preset ? preset->source : "none: no preset stores keys and values like this");
-    explain_quality(name);
+    explain_quality(name, scheme.retention.filter != Filter::none);
     line("data", scheme.needs_calibration()
                      ? "a calibration of the model, made once with lowkv calibrate"
                      : "no calibration: nothing is learned from a text beforehand");
@@ -156,7 +173,8 @@ void explain(const std::string& text) {
         explain_layer(other.scheme);
     }
 
-    std::printf("\nBits per number, with all scales, zeros, norms and means:\n");
+    std::printf("\nBits per number, with all scales, zeros, norms and means%s:\n",
+                scheme.base.key.by_row() || scheme.base.value.by_row() ? ", at 8 kv heads" : "");
     Table table({"head_dim", "keys", "values", "both"});
     for (const std::uint32_t head_dim : {64U, 80U, 96U, 128U, 256U}) {
         const Plan plan = neutral_plan(scheme.base, {.kv_heads = 8, .head_dim = head_dim});
@@ -183,7 +201,7 @@ void explain(const std::string& text) {
 
 void list_figures() {
     Table table(
-        {"scheme", "bits at head_dim 64", "at 128", "smaller than f16", "mean KLD", "perplexity"});
+        {"scheme", "bits at head_dim 64", "at 128", "smaller at 128", "mean KLD", "perplexity"});
     for (const Preset& preset : presets()) {
         const LayerScheme& base = preset.scheme.base;
         const Quality* quality = find_quality(preset.name);

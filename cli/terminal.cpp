@@ -191,9 +191,43 @@ std::size_t complete_utf8(std::string_view text) {
     return text.size();
 }
 
+namespace {
+
+// The length of the UTF-8 character that text begins with; 0: it is none, or a NUL.
+std::size_t character_length(std::string_view text) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const std::size_t length = byte(0) < 0x80                       ? 1
+                               : byte(0) >= 0xc2 && byte(0) <= 0xdf ? 2
+                               : byte(0) >= 0xe0 && byte(0) <= 0xef ? 3
+                               : byte(0) >= 0xf0 && byte(0) <= 0xf4 ? 4
+                                                                    : 0;
+    if (length > text.size() || byte(0) == 0) return 0;
+    for (std::size_t i = 1; i < length; ++i) {
+        if ((byte(i) & 0xc0U) != 0x80U) return 0;
+    }
+    return length;
+}
+
+void require_utf8(std::string_view text, const std::string& what) {
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t length = character_length(text.substr(at));
+        if (length == 0)
+            throw Failure(what + " is no UTF-8 text: byte " + std::to_string(at) + " is " +
+                          std::to_string(static_cast<unsigned char>(text[at])) +
+                          "; convert it, with iconv for example");
+        at += length;
+    }
+}
+
+}  // namespace
+
 std::string read_text(const std::string& path) {
-    if (path == "-")
-        return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+    if (path == "-") {
+        std::string text{std::istreambuf_iterator<char>(std::cin),
+                         std::istreambuf_iterator<char>()};
+        require_utf8(text, "the text on stdin");
+        return text;
+    }
     if (std::filesystem::is_directory(path))
         throw Failure("the text file " + path + " is a folder");
     errno = 0;
@@ -201,6 +235,7 @@ std::string read_text(const std::string& path) {
     if (!file) throw Failure("can't read the text file " + path + ": " + std::strerror(errno));
     std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     if (text.empty()) throw Failure("the text file " + path + " is empty");
+    require_utf8(text, "the text file " + path);
     return text;
 }
 

@@ -8,7 +8,6 @@ read by the tables until then.
 import csv
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -83,14 +82,14 @@ def run(command, words=None, **environment):
     return done.stdout
 
 
-def bits(build, scheme):
-    """Bits per element at head_dim 64, all metadata counted: `lowkv schemes` says them."""
+def bits(args, scheme):
+    """Bits per element of packed tokens of this model, all layers and all metadata counted."""
     if scheme in schemes.STOCK_BITS:
         return schemes.STOCK_BITS[scheme]
-    text = subprocess.check_output([build / "bin/lowkv", "schemes", scheme.replace("+", ",")], text=True)
-    # With per-layer overrides this is the base: the override's layers are counted in kv_bytes only.
-    found = re.search(r"^\| 64 .*\| +([\d.]+) \|$", text, re.M)
-    return float(found[1]) if found else float("nan")
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        run([args.build / "bin/lowkv", "plan", "-m", args.model, "--schemes", scheme.replace(",", "+"), "--json",
+             file.name])
+        return json.load(open(file.name))["rows"][1]["bits_per_element"]
 
 
 def text_of(args, name):
@@ -160,7 +159,7 @@ def measure(args, results, plan):
         for batch in as_completed(running):
             setting, rows = running[batch], batch.result()
             for scheme, row in rows.items():
-                results.add(scheme, setting, {**row, "bits": bits(args.build, scheme)})
+                results.add(scheme, setting, {**row, "bits": bits(args, scheme)})
             results.save()
             done += len(rows) - 1
             left = (time.monotonic() - start) / done * (total - done)

@@ -195,4 +195,8 @@ std::string to_string(const Codec& codec);
 // Throws Error(invalid_scheme) when a field is outside its legal values.
 void validate(const Scheme& scheme);
 
+// Throws Error(invalid_scheme) when an override names a layer that a model of `layers` layers
+// lacks.
+void require_layers(const Scheme& scheme, std::uint32_t layers);
+
 }  // namespace lowkv

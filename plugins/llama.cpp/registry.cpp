@@ -149,7 +149,7 @@ ggml_backend_dev_t device() {
 
 ggml_backend_reg_t backend_reg() {
     report_to_log(true);
-    if (setting() == nullptr && setting_error().empty()) choose_from_environment();
+    if (setting() == nullptr) choose(std::string(default_scheme));
     return &registry();
 }
 

@@ -24,9 +24,12 @@ def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None
     if position_bias is not None:
         raise Error(f"{type(module).__name__} adds a position bias, which lowkv does not serve; use the model's "
                     "own cache and attn_implementation")
+    if kwargs.get("output_attentions"):
+        raise Error("output_attentions: lowkv's attention makes no weights to return; leave it out")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if type(key) is not Rows:
-        visibility = see(attention_mask, key.shape[2], query.shape[2], bool(causal), sliding_window)
+        window = sliding_window if sliding_window is not None else _window(module)
+        visibility = see(attention_mask, key.shape[2], query.shape[2], bool(causal), window)
         return _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs)
     out = attend_packed(query, key, attention_mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
                         window=sliding_window, sink_logits=s_aux)
@@ -59,10 +62,23 @@ def see(mask: torch.Tensor | None, total: int, queries: int, causal: bool, windo
     if mask is not None and mask.ndim == 4:
         if mask.shape[2] not in (1, queries):
             raise Error(f"an attention mask of shape {tuple(mask.shape)} for {queries} queries")
+        # On a sliding layer it begins where the window does.
+        if mask.shape[3] < (min(total, window + queries - 1) if window is not None else total):
+            raise Error(f"an attention mask of shape {tuple(mask.shape)} for {total} cells: it has a column for each "
+                        "token in the cache and for each new one")
         full = mask if mask.shape[2] == queries else mask.expand(-1, -1, queries, -1)
         # Masks for caches with room to spare are longer than what is there.
         return Visibility(total, queries, full=full[..., :total])
     return Visibility(total, queries, causal=causal, window=window if causal else None, keep=mask)
+
+
+def _window(module) -> int | None:
+    """The sliding window of a module that does not say it, as PhiMoE's: stock masks would have it."""
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None and (layer is None or types[layer] != "sliding_attention"):
+        return None
+    return getattr(config, "sliding_window", None)
 
 
 def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs):

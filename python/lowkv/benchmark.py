@@ -11,10 +11,13 @@ import ctypes
 import importlib.util
 import inspect
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from lowkv._core import Error, parse_scheme
 
 REFERENCE = "float32 DynamicCache"
 QUANTIZED = {"QuantizedCache quanto, 2 bits": ("quanto", "optimum.quanto"),
@@ -24,11 +27,21 @@ MIB = 2**20
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
     if args.run:
         print(json.dumps(_measure(args, args.run)))
         return 0
-    schemes = args.scheme or [f"k=channel-2-g{args.G},v=token-2-g{args.G},window={args.R},sinks=0", "lowkv2.8"]
+    schemes = [f"k=channel-2-g{args.G},v=token-2-g{args.G},window={args.R},sinks=0", *(args.scheme or ["lowkv2.8"])]
+    try:
+        for scheme in schemes:
+            parse_scheme(scheme)
+    except Error as error:
+        parser.error(str(error))
+    if args.tokens < 2:
+        parser.error("--tokens: 2 or more; the first comes from the prompt, and speed is that of the others")
+    if args.json and not os.access(Path(args.json).resolve().parent, os.W_OK):
+        parser.error(f"--json {args.json}: can't write there")
     results = {}
     for name in [REFERENCE, *schemes, *QUANTIZED]:
         module = QUANTIZED.get(name, (None, None))[1]
@@ -52,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", help="a file to take the prompt from; default: the source of Python's argparse")
     parser.add_argument("--G", type=int, default=32, help="elements that share a scale, in the KIVI row")
     parser.add_argument("--R", type=int, default=128, help="newest tokens kept exact, in the KIVI row")
-    parser.add_argument("--scheme", action="append", help="measure this scheme instead; may be given again")
+    parser.add_argument("--scheme", action="append", help="measure this scheme beside KIVI's; may be given again "
+                        "(default: lowkv2.8)")
     parser.add_argument("--threads", type=int, help="torch threads; default: torch's own choice")
     parser.add_argument("--json", help="also write the results there")
     parser.add_argument("--run", help=argparse.SUPPRESS)

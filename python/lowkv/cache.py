@@ -23,7 +23,10 @@ class Cache(transformers.Cache):
     """
 
     def __init__(self, scheme: str, sliding_windows: list[int | None]):
+        if not isinstance(scheme, str):
+            raise Error(f"scheme must be a str such as {default_scheme!r}, not {type(scheme).__name__}")
         parsed = parse_scheme(scheme)
+        parsed.require_layers(len(sliding_windows))
         heap.tune()
         self.scheme = str(parsed)
         self.model = None  # weak: a cache keeps no model alive
@@ -39,6 +42,27 @@ class Cache(transformers.Cache):
         install(model)
         cache.model = weakref.ref(model)
         return cache
+
+    def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
+        """What a model's layer calls; see transformers.Cache. Raises Error where the last step did not reach every
+        layer, or where the model has more layers than the cache."""
+        if layer_idx >= len(self.layers):
+            raise Error(f"the model has a layer {layer_idx}, but this cache was made for one of {len(self.layers)} "
+                        "layers; make it with Cache.from_model() of this model")
+        if layer_idx == 0:
+            self._require_whole()
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def crop(self, *args, **kwargs) -> None:
+        """Takes tokens back; see transformers.Cache. Raises Error where the last step did not reach every layer."""
+        self._require_whole()
+        super().crop(*args, **kwargs)
+
+    def _require_whole(self) -> None:
+        lengths = {layer.length for layer in self.layers if layer.is_initialized}
+        if len(lengths) > 1:
+            raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: a "
+                        "step was interrupted. Call reset(), or go on with a fork from before it")
 
     def fork(self) -> Cache:
         """A copy that shares all packed blocks: continue one prompt many times."""
@@ -63,7 +87,7 @@ class Cache(transformers.Cache):
         (if given), of another version of the format, or with damaged contents."""
         path = Path(path)
         metadata, tensors = saving.read(path, model, scheme)
-        cache = Cache.from_model(model, metadata["scheme"])
+        cache = Cache.from_model.__func__(cls, model, metadata["scheme"])
         saving.restore(cache, metadata, tensors)
         return cache
 

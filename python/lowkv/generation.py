@@ -16,13 +16,23 @@ def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample
     """The prompt and its continuation, computed with a packed cache.
 
     verbose: shows progress while tokens arrive, with the bytes that the cache holds. arguments: for
-    `model.generate()`. Raises lowkv.Error for a model or a scheme that is not served.
+    `model.generate()`, for one sequence. Raises lowkv.Error for a model or a scheme that is not served.
     """
     if not isinstance(prompt, str):
         raise Error(f"prompt must be one str, not {type(prompt).__name__}; for batches call model.generate() with "
                     "past_key_values=Cache.from_model(model)")
+    for name in ("generation_config", "max_length", "num_return_sequences", "return_dict_in_generate", "use_cache"):
+        if name in arguments:
+            raise Error(f"{name} is not for lowkv.generate(), which returns one text of max_new_tokens; call "
+                        "model.generate(..., past_key_values=Cache.from_model(model))")
+    if verbose and "streamer" in arguments:
+        raise Error("verbose=True shows progress with a streamer of its own: leave out one of the two")
     cache = Cache.from_model(model, scheme)
     inputs = tokenizer(prompt, return_tensors="pt")
+    if inputs.input_ids.shape[1] == 0:
+        raise Error("the prompt is empty: this tokenizer makes no token of it")
+    if "stop_strings" in arguments:
+        arguments["tokenizer"] = tokenizer
     if do_sample:
         arguments |= {"temperature": temperature, "top_k": top_k}
     if tokenizer.pad_token_id is None:

@@ -30,7 +30,7 @@ class KiviCache(Cache):
             return
         layers = _layers(past_key_values)
         if len(layers) != len(self.layers):
-            raise Error(f"add_tokens: {len(layers)} layers, but the model has {len(self.layers)}")
+            raise Error(f"add_tokens: {len(layers)} layers with tokens, but the model has {len(self.layers)}")
         for layer, (keys, values) in zip(self.layers, layers, strict=True):
             layer.take_over(keys, values)
 
@@ -49,6 +49,13 @@ class KiviCache(Cache):
 
 
 def _layers(past_key_values):
+    if isinstance(past_key_values, Cache):
+        dropped = [layer.index for layer in past_key_values.layers if layer.first > layer.sinks]
+        if dropped:
+            raise Error(f"add_tokens: layer {dropped[0]} of that cache has dropped what its sliding window has passed")
+        return [past_key_values.full(index) for index in range(len(past_key_values.layers))]
     if hasattr(past_key_values, "layers"):
-        return [(layer.keys, layer.values) for layer in past_key_values.layers]
+        return [(layer.keys, layer.values) for layer in past_key_values.layers if layer.is_initialized]
+    if not isinstance(past_key_values, (tuple, list)):
+        raise Error(f"add_tokens takes a cache or a tuple of layers, not {type(past_key_values).__name__}")
     return [tuple(layer[:2]) for layer in past_key_values]

@@ -44,10 +44,10 @@ class Layer(CacheLayerMixin):
         self.sliding_window = sliding_window
         self.is_sliding = sliding_window is not None
         self.is_exact = scheme.is_exact(index)
-        self.record_past = False
         self._clear()
 
     def _clear(self) -> None:
+        self.record_past = False
         # What has passed out of a sliding window can't be a sink.
         self.sinks = 0 if self.is_exact or self.is_sliding else self.scheme.sinks
         self.first = self.packed_end = self.sinks
@@ -124,8 +124,9 @@ class Layer(CacheLayerMixin):
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Adds rows `[batch, kv_heads, tokens, head_dim]`. Nothing is packed: attend() does that."""
         if self.pending:
-            raise Error(f"layer {self.index}: its last keys were stored but never attended to by lowkv. This "
-                        "model bypasses the attention that Cache.from_model() installed; use its own cache")
+            raise Error(f"layer {self.index}: its last keys were stored but never attended to by lowkv. Either that "
+                        "step failed or was interrupted: call reset() or make a new cache. Or this model bypasses "
+                        "the attention that Cache.from_model() installed: use its own cache")
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise Error("a packed cache has no gradients: run the model under torch.no_grad()")
         if not self.is_initialized:
@@ -307,12 +308,13 @@ class Layer(CacheLayerMixin):
     def crop(self, tokens: int) -> None:
         """Removes the last `-tokens` tokens; a positive number is the length to keep (transformers before
         activate_past_recording())."""
+        if not self.is_initialized:
+            return
         length = self.length
         target = length + tokens if tokens < 0 else tokens if tokens > 0 else length
         if target < length:
             self._crop_to(max(target, 0))
-        if self.is_initialized:
-            self.settle()
+        self.settle()
 
     def _crop_to(self, target: int) -> None:
         oldest = self.packed_end if self.blocks is None else self.first

@@ -9,6 +9,9 @@ layer that the scheme keeps exact, are stored as they are. Reading gives decoded
 
 from __future__ import annotations
 
+import hashlib
+import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,12 +26,17 @@ from lowkv._core import BlockMemory, Error, LayerBlocks, Plan, default_scheme, p
 
 # Permutations to [2, layers, tokens, channels], and what is missing in the chunk's own shape.
 _LAYERS, _TOKENS_FIRST, _ONE_LAYER = MemoryFormat.KV_2LTD, MemoryFormat.KV_T2D, MemoryFormat.KV_2TD
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Before a chunk's bytes: a hash of what they mean, and their checksum. Stored chunks outlive a configuration.
+_MEANING, _HEADER = 28, 32
 
 
 class Codec:
     """What both directions share. scheme: its text form; head_dim: channels of one head."""
 
     def __init__(self, scheme: str, head_dim: int):
+        if head_dim < 16 or head_dim > 256 or head_dim % 16:
+            raise Error(f"head_dim {head_dim}; legal: a multiple of 16 from 16 to 256")
         self.scheme, self.head_dim = parse_scheme(scheme), head_dim
         self._plans: dict[tuple[int, int], Plan | None] = {}
 
@@ -54,6 +62,13 @@ class Codec:
         packed = count * plan.packed_bytes if count else 0
         rest = tokens - count * plan.block_tokens if count else tokens
         return packed + 2 * rest * channels * itemsize
+
+    def meaning(self, chunk: torch.Tensor) -> bytes:
+        """Tells apart chunks, `[2, layers, tokens, channels]`, whose bytes mean something else."""
+        if chunk.dtype not in _DTYPES:
+            raise Error(f"a chunk of {chunk.dtype}; lowkv takes float32, float16 and bfloat16")
+        about = ["lowkv-lmcache-1", str(self.scheme), self.head_dim, str(chunk.dtype), list(chunk.shape)]
+        return hashlib.sha256(json.dumps(about).encode()).digest()[:_MEANING]
 
     def heads(self, rows: torch.Tensor) -> torch.Tensor:
         """`[tokens, channels]` to `[1, heads, tokens, head_dim]`."""
@@ -111,23 +126,26 @@ class LowKVSerializer(Serializer):
     def serialize(self, src, dst, key) -> int:
         """Packs the chunk `src` into the bytes `dst`; returns how many."""
         chunk = _layered(src.tensor, src.meta.fmt)
-        written = 0
-        for part in _parts(self.codec, chunk, dst.tensor.flatten().view(torch.uint8)):
+        data = dst.tensor.flatten().view(torch.uint8)
+        meaning, written = self.codec.meaning(chunk), _HEADER
+        for part in _parts(self.codec, chunk, data[_HEADER:]):
             whole = part.packed_tokens
             if part.count:
                 held = LayerBlocks(part.plan, 1, BlockMemory())
                 rows = [self.codec.heads(x[:whole]).contiguous() for x in (part.keys, part.values)]
                 held.append(blocks.from_rows(*rows, part.plan.block_tokens), 1)
-                data = bytearray(b"".join(held.packed(0, block) for block in range(part.count)))
-                part.packed.copy_(torch.frombuffer(data, dtype=torch.uint8))
+                packed = bytearray(b"".join(held.packed(0, block) for block in range(part.count)))
+                part.packed.copy_(torch.frombuffer(packed, dtype=torch.uint8))
             rest = torch.stack([part.keys[whole:], part.values[whole:]])
             part.rest.copy_(rest.flatten().view(torch.uint8))
             written += part.packed.numel() + part.rest.numel()
+        header = meaning + zlib.crc32(data[_HEADER:written].numpy()).to_bytes(_HEADER - _MEANING, "little")
+        data[:_HEADER] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         return written
 
     def estimate_serialized_size(self, layout_desc) -> int:
         """Bytes of a packed chunk of these shapes and dtypes; exact, not an estimate."""
-        total = 0
+        total = _HEADER
         for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True):
             # Without the layout's name: a chunk of all layers has 4 dimensions, one layer's has 3.
             layers = shape[1] if len(shape) == 4 else 1
@@ -143,9 +161,20 @@ class LowKVDeserializer(Deserializer):
         self.codec = codec
 
     def deserialize(self, src, dst, key) -> None:
-        """Decodes what serialize() wrote into the chunk `dst`. Raises Error for what is too short for it."""
+        """Decodes what serialize() wrote into the chunk `dst`. Raises Error for what is damaged, too short, or
+        was written with another scheme or head_dim, or for a chunk of another shape or dtype."""
         chunk = _layered(dst.tensor, dst.meta.fmt)
-        for part in _parts(self.codec, chunk, src.tensor.flatten().view(torch.uint8)):
+        data = src.tensor.flatten().view(torch.uint8)
+        header = data[:_HEADER].numpy().tobytes()
+        if header[:_MEANING] != self.codec.meaning(chunk):
+            raise Error(f"a stored chunk that was not written by lowkv as {self.codec.scheme}, head_dim "
+                        f"{self.codec.head_dim}, for {chunk.dtype} {tuple(chunk.shape)}: clear the storage after a "
+                        "change of the configuration")
+        parts = list(_parts(self.codec, chunk, data[_HEADER:]))
+        end = _HEADER + sum(part.packed.numel() + part.rest.numel() for part in parts)
+        if zlib.crc32(data[_HEADER:end].numpy()) != int.from_bytes(header[_MEANING:], "little"):
+            raise Error("a stored chunk is damaged: its bytes do not match their checksum")
+        for part in parts:
             whole, channels = part.packed_tokens, part.keys.shape[1]
             if part.count:
                 held = LayerBlocks(part.plan, 1, BlockMemory())
@@ -162,6 +191,9 @@ class LowKVDeserializer(Deserializer):
 
 def create(arguments: dict[str, object]) -> AsyncSerdeProcessor:
     """LMCache's factory: `scheme` (default: the package's), `head_dim` (needed), `max_workers` (1)."""
+    unknown = sorted(set(arguments) - {"type", "scheme", "head_dim", "max_workers"})
+    if unknown:
+        raise Error(f"the lowkv serde has no {unknown[0]!r}; it takes scheme, head_dim and max_workers")
     if "head_dim" not in arguments:
         raise Error("the lowkv serde needs head_dim, e.g. {'type': 'lowkv', 'head_dim': 128}")
     codec = Codec(str(arguments.get("scheme", default_scheme)), int(arguments["head_dim"]))

@@ -13,13 +13,19 @@ from safetensors.torch import save_file
 
 from lowkv._core import Error, parse_scheme
 
-FORMAT = "lowkv-cache-1"
+FORMAT = "lowkv-cache-2"
+# Of a configuration: what may change between two loads of one model.
+_NOT_THE_MODEL = {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "transformers_version",
+                  "torch_dtype", "dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states"}
 _SAMPLES = 64  # values of each parameter that enter the model's fingerprint
 
 
 def fingerprint(model) -> str:
-    """Tells models apart by their class and by names, shapes, dtypes and some values of their parameters."""
+    """Tells models apart by their class, by their configuration but for what says where they came from and how they
+    run, and by names, shapes, dtypes and some values of their parameters."""
     digest = hashlib.sha256(type(model).__name__.encode())
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_THE_MODEL}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         flat = parameter.detach().reshape(-1)
@@ -41,7 +47,8 @@ def save(cache, model, path: Path) -> None:
             packed = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
             tensors[f"{layer.index}.packed"] = packed.view(len(rows), -1, layer.packed_bytes)
     metadata = {"format": FORMAT, "scheme": cache.scheme, "model": fingerprint(model),
-                "layers": json.dumps(layers), "sha256": _digest(tensors)}
+                "layers": json.dumps(layers)}
+    metadata["sha256"] = _digest(metadata, tensors)
     draft = path.with_name(f".{path.name}.{os.getpid()}")  # an interrupted save leaves the old file
     try:
         save_file(tensors, draft, metadata)
@@ -60,12 +67,12 @@ def read(path: Path, model, scheme: str | None):
         raise Error(f"{path} is not a saved cache, or is damaged: {error}") from None
     if metadata.get("format") != FORMAT:
         raise Error(f"{path}: format {metadata.get('format')!r}; this version of lowkv reads {FORMAT!r}")
+    if _digest(metadata, tensors) != metadata.get("sha256"):
+        raise Error(f"{path} is damaged: its contents do not match their hash")
     if scheme is not None and str(parse_scheme(scheme)) != metadata["scheme"]:
         raise Error(f"{path} was saved with scheme {metadata['scheme']}, not {parse_scheme(scheme)}")
     if fingerprint(model) != metadata["model"]:
         raise Error(f"{path} was saved for another model, whose keys mean nothing to this one")
-    if _digest(tensors) != metadata["sha256"]:
-        raise Error(f"{path} is damaged: its contents do not match their hash")
     return metadata, tensors
 
 
@@ -85,8 +92,10 @@ def restore(cache, metadata, tensors) -> None:
                     layer.blocks.append_packed(row, block.numpy().tobytes())
 
 
-def _digest(tensors) -> str:
-    digest = hashlib.sha256()
+def _digest(metadata, tensors) -> str:
+    """Of all that a file holds but the hash itself."""
+    said = {name: value for name, value in metadata.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].contiguous().view(torch.uint8).numpy())

@@ -204,6 +204,10 @@ void bind_scheme(nb::module_& m) {
         .def(
             "is_exact", [](const Scheme& s, std::uint32_t layer) { return s.layer(layer).exact(); },
             "layer"_a, "Whether this layer is never packed.")
+        .def(
+            "require_layers",
+            [](const Scheme& s, std::uint32_t layers) { require_layers(s, layers); }, "layers"_a,
+            "Raises Error when an override names a layer that a model of so many layers lacks.")
         .def("__str__", [](const Scheme& s) { return to_string(s); });
     m.def(
         "parse_scheme", &served_scheme, "text"_a,

@@ -157,10 +157,24 @@ class Parser {
                 wrong_codec_word(word, field, next == 0);
             }
         }
-        if (next < words.size()) {
-            reject(words[next], "does not belong to a codec", std::string(codec_form));
-        }
+        if (next < words.size()) misplaced_codec_word(words[next]);
         return result;
+    }
+
+    [[noreturn]] void misplaced_codec_word(std::string_view word) const {
+        std::vector<std::string_view> options;
+        std::string order;
+        for (const scheme::CodecField& field : scheme::codec_fields()) {
+            if (!field.optional) continue;
+            for (const scheme::Choice& choice : field.choices.subspan(1)) {
+                options.push_back(choice.word);
+                order += (order.empty() ? "" : ", ") + std::string(choice.word);
+            }
+        }
+        const bool known = std::ranges::find(options, word) != options.end();
+        reject(word, known ? "stands in the wrong place" : "does not belong to a codec",
+               "axis-bits-group, then any of these in this order: " + order,
+               known ? std::string_view{} : scheme::closest(word, options));
     }
 
     static std::string legal_codec_words(const scheme::CodecField& field) {

@@ -153,6 +153,15 @@ void validate(const Scheme& scheme) {
     }
 }
 
+void require_layers(const Scheme& scheme, std::uint32_t layers) {
+    for (const LayerOverride& layer : scheme.overrides) {
+        if (layer.last < layers) continue;
+        reject(to_string(scheme) + " has an override of layer " + std::to_string(layer.last) +
+               ", but this model has " + std::to_string(layers) + " layers, numbered 0 to " +
+               std::to_string(layers - 1));
+    }
+}
+
 const LayerScheme& Scheme::layer(std::uint32_t index) const noexcept {
     const LayerScheme* found = &base;
     for (const LayerOverride& layers : overrides) {

@@ -16,8 +16,8 @@ COMMAND = BUILD / "bin/lowkv"
 GROUPED = "k=token-2-g32-reorder-clip-pre-fp8,v=token-2-g32-reorder-clip-fp8,window=32"
 
 
-def lowkv(*args, timeout=300):
-    done = subprocess.run([str(COMMAND), *map(str, args)], env=environment(None),
+def lowkv(*args, timeout=300, **env):
+    done = subprocess.run([str(COMMAND), *map(str, args)], env=environment(None, **env),
                           stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=timeout)
     return Run(done)
@@ -42,8 +42,9 @@ def write_tensors(path, metadata, arrays):
     header, data = {"__metadata__": metadata}, b""
     for name, array in arrays.items():
         begin = len(data)
-        data += array.astype("<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(array.shape),
+        dtype, stored = ("U16", "<u2") if array.dtype == np.uint16 else ("F32", "<f4")
+        data += array.astype(stored).tobytes()
+        header[name] = {"dtype": dtype, "shape": list(array.shape),
                         "data_offsets": [begin, len(data)]}
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)

@@ -169,7 +169,7 @@ def test_schemes_explains_each_preset(name):
 
 def test_schemes_says_how_to_measure_what_was_not_measured():
     _, said = explanation("kivi2,window=64")
-    assert said["quality"].startswith("not measured") and '--schemes "exact,kivi2+window=64"' in said["quality"]
+    assert said["quality"].startswith("known of presets only") and '--schemes "exact,kivi2+window=64"' in said["quality"]
 
 
 @pytest.mark.parametrize("scheme, keys, values", [
@@ -234,7 +234,7 @@ def test_schemes_writes_the_arithmetic_down():
 def test_schemes_says_what_a_filter_does():
     _, said = explanation("kivi2,filter=heavy,keep=5%,evict=50%")
     assert "5% stay exact and 50% are dropped" in said["filter"]
-    assert "not through llama.cpp" in said["filter"]
+    assert "only in the C++ library" in said["filter"]
 
 
 def test_doctor():
@@ -266,3 +266,39 @@ def test_bench_attention_checks_its_results(tmp_path):
                 "floor_ms", "bytes"}
     assert all(expected <= set(row) for row in rows)
     assert rows[0]["bytes"] < rows[1]["bytes"]
+
+
+def test_texts_must_be_text(tmp_path):
+    text = tmp_path / "text"
+    for data, byte in ((b"abc\0def", "byte 3 is 0"), (b"ab\xff", "byte 2 is 255"), (b"ab\xe2\x82", "byte 2 is 226")):
+        text.write_bytes(data)
+        run = lowkv("generate", "-m", MODEL, "-f", text, "-n", 1)
+        assert run.code == 1 and f"{text} is no UTF-8 text: {byte}" in run.err, run.both
+
+
+def test_what_is_read_is_not_overwritten(tmp_path):
+    text, model = tmp_path / "text", tmp_path / "model.gguf"
+    text.write_text("some words")
+    model.write_bytes(Path(MODEL).read_bytes()[:1 << 20])
+    for args in (("compare", "-m", model, "-f", text, "--json", text),
+                 ("budget", "-m", model, "-f", text, "--target-bits", "2.5", "--json", text),
+                 ("plan", "-m", model, "--json", tmp_path / "." / "model.gguf"),
+                 ("calibrate", "-m", model, "--text", text, "--scheme", "kvquant2", "-o", model)):
+        run = lowkv(*args)
+        assert run.code == 2 and "it is what is read" in run.err, run.both
+    assert text.read_text() == "some words" and model.stat().st_size == 1 << 20
+
+
+def test_layers_that_the_model_lacks_are_refused():
+    for args in (("generate", "-p", "hi", "-n", 1, "--scheme", "lowkv2,layer.30=kivi4"),
+                 ("plan", "--schemes", "lowkv2+layer.0-30=kivi4")):
+        run = lowkv(args[0], "-m", MODEL, *args[1:])
+        assert run.code != 0 and "override of layer 30, but this model has 30 layers, numbered 0 to 29" in run.err
+
+
+@pytest.mark.parametrize("codec, words", [
+    ("token-2-g32-hadamrd", "did you mean hadamard?"),
+    ("token-2-g32-seqmean-normal", '"normal" at position 23 stands in the wrong place; legal: axis-bits-group, then')])
+def test_words_of_a_codec(codec, words):
+    run = lowkv("schemes", f"k={codec},v=token-2-g32")
+    assert run.code != 0 and words in run.err, run.both

@@ -5,7 +5,7 @@ import json
 import plugin_models as models
 import pytest
 from plugin_tools import MODEL, PATHS, complete
-from test_calibrate import lowkv
+from test_calibrate import lowkv, read_tensors, write_tensors
 
 # Bytes of a token's 30 layers of 192 channels, once packed, and the most that may be lost (mean KLD
 # on 256 positions; docs/quality.md has .25 and .027 on longer texts).
@@ -68,3 +68,29 @@ def test_another_models_calibration_is_refused(calibrations, folder):
                 "--calibration", calibrations["skvq-k2v2"])
     assert run.code != 0
     run.said(r"skvq-k2v2.safetensors")
+
+
+def test_the_command_checks_what_the_environment_names(calibrations, folder):
+    """For schemes that need it, and in the words of the file; the plug-in's own variables are not the command's."""
+    def generate(path, scheme="skvq-k2v2"):
+        return lowkv("generate", "-m", MODEL, "-p", "abc", "-n", 1, "--scheme", scheme,
+                     LOWKV_CALIBRATION=str(path))
+
+    assert generate(calibrations["skvq-k2v2"]).code == 0
+    run = generate("/nowhere.safetensors")
+    assert run.code == 1 and "LOWKV_CALIBRATION: /nowhere.safetensors: there is no such file" in run.err
+    assert generate("/nowhere.safetensors", "lowkv2").code == 0
+    data = calibrations["skvq-k2v2"].read_bytes()
+    damaged = folder / "damaged.safetensors"
+    damaged.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    run = generate(damaged)
+    assert run.code == 1 and "it is damaged: its contents do not match their hash" in run.err
+    said, arrays = read_tensors(calibrations["skvq-k2v2"])
+    other = folder / "renamed.safetensors"
+    write_tensors(other, {k: v for k, v in said.items() if k != "hash"} | {"model": "another"}, arrays)
+    run = generate(other)
+    assert run.code == 1 and "was made for another model: another" in run.err
+    run = lowkv("calibrate", "-m", MODEL, "--text", PATHS["LOWKV_DEMO_TEXT"], "--scheme", "kvquant2", "--tokens", 256,
+                "--context", 256, "-o", folder / "k.safetensors",
+                LOWKV_SCHEME="bogus", LOWKV_CALIBRATION="/nowhere.safetensors")
+    assert run.code == 0, run.both

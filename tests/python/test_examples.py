@@ -19,7 +19,7 @@ LAST = {
     "padded_batch": r"- In the year 1969, the first.*",
     "prefix": r"3 forks hold \d+ bytes of packed blocks of their own",
     "saved_prefix": r"refused: .* was saved with scheme lowkv4, not kivi2",
-    "kernels": r"values: worst error \d\.\d+, worst scale \d\.\d+",
+    "quantize_arrays": r"values: worst error \d\.\d+, worst scale \d\.\d+",
 }
 
 

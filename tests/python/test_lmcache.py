@@ -61,8 +61,30 @@ def test_wrong_configurations_are_refused():
         create_serde_processor(SerdeConfig("lowkv", {}))
     source = memory(SHAPES["KV_2TD"], torch.float32, "KV_2TD")
     short = memory((5000,), torch.uint8, "BINARY")
-    with pytest.raises(lowkv.Error, match="5000 bytes, but the chunk's layers need"):
+    with pytest.raises(lowkv.Error, match="was not written by lowkv as kivi4, head_dim 64"):
         lowkv.lmcache.LowKVDeserializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).deserialize(short, source, None)
+    with pytest.raises(lowkv.Error, match="[0-9]+ bytes, but the chunk's layers need"):
+        lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(source, short, None)
+    with pytest.raises(lowkv.Error, match="no 'scehme'; it takes scheme, head_dim"):
+        create_serde_processor(SerdeConfig("lowkv", {"scehme": "kivi2", "head_dim": HEAD_DIM}))
+    with pytest.raises(lowkv.Error, match="a chunk of torch.uint8; lowkv takes float32"):
+        numbers = memory(SHAPES["KV_2TD"], torch.uint8, "KV_2TD")
+        lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(numbers, short, None)
     codec = lowkv.lmcache.Codec("kivi2", 48)
     with pytest.raises(lowkv.Error, match="not whole heads of head_dim 48"):
         codec.plan(0, 128)
+
+
+def test_stored_chunks_are_checked():
+    Codec, Write, Read = (getattr(lowkv.lmcache, n) for n in ("Codec", "LowKVSerializer", "LowKVDeserializer"))
+    source, target = (memory(SHAPES["KV_2TD"], torch.bfloat16, "KV_2TD") for _ in range(2))
+    source.tensor.normal_()
+    stored = memory((200000,), torch.uint8, "BINARY")
+    size = Write(Codec("lowkv4", HEAD_DIM)).serialize(source, stored, None)
+    Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, target, None)
+    for scheme, head_dim in (("kivi2", HEAD_DIM), ("lowkv4", 2 * HEAD_DIM)):
+        with pytest.raises(lowkv.Error, match=f"was not written by lowkv as {scheme}, head_dim {head_dim}"):
+            Read(Codec(scheme, head_dim)).deserialize(stored, target, None)
+    stored.tensor[size - 1] ^= 1
+    with pytest.raises(lowkv.Error, match="damaged"):
+        Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, target, None)

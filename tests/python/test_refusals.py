@@ -84,3 +84,68 @@ def test_rows_that_do_not_fit():
 def test_schemes_that_only_the_core_serves_are_refused(scheme, words):
     with pytest.raises(lowkv.Error, match=words):
         lowkv.Cache.from_model(build("llama")[0], scheme=scheme)
+
+
+@torch.no_grad()
+def test_an_interrupted_step_is_noticed():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model, "kivi4")
+    model(TOKENS, past_key_values=cache)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(TOKENS[:, :5], past_key_values=cache)
+    hook.remove()
+    for step in (lambda: model(TOKENS[:, :5], past_key_values=cache), lambda: cache.crop(-1)):
+        with pytest.raises(lowkv.Error, match="layers hold different numbers of tokens, 40 to 45: a step was inter"):
+            step()
+    cache.reset()
+    assert torch.equal(model(TOKENS, past_key_values=cache).logits,
+                       model(TOKENS, past_key_values=lowkv.Cache.from_model(model, "kivi4")).logits)
+
+
+@torch.no_grad()
+def test_a_cache_of_another_model_is_noticed():
+    model, _ = build("llama")
+    lowkv.Cache.from_model(model)
+    small = lowkv.Cache("kivi4", [None])
+    with pytest.raises(lowkv.Error, match="the model has a layer 1, but this cache was made for one of 1 layers"):
+        model(TOKENS, past_key_values=small)
+    with pytest.raises(lowkv.Error, match="override of layer 9, but this model has 2 layers, numbered 0 to 1"):
+        lowkv.Cache.from_model(model, "kivi2,layer.9=exact")
+    with pytest.raises(lowkv.Error, match="scheme must be a str such as 'lowkv2.8', not NoneType"):
+        lowkv.Cache.from_model(model, None)
+
+
+@torch.no_grad()
+def test_masks_that_hide_the_cache_and_weights_are_refused():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model, "kivi4")
+    model(TOKENS, past_key_values=cache)
+    short = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
+    with pytest.raises(lowkv.Error, match="for 60 cells: it has a column for each token in the cache"):
+        model(TOKENS[:, :20], past_key_values=cache, attention_mask=short)
+
+
+def test_an_empty_cache_can_be_cropped_and_forgets_guesses():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model, "kivi2,window=32")
+    cache.crop(-3)
+    assert cache.get_seq_length() == 0
+    cache.activate_past_recording()
+    cache.reset()
+    with torch.no_grad():
+        model(TOKENS.repeat(1, 12), past_key_values=cache)
+    assert cache.packed_bytes > 0
+
+
+@torch.no_grad()
+def test_a_stock_cache_keeps_its_window_where_the_module_does_not_say_it():
+    stock = transformers.PhimoeForCausalLM(transformers.PhimoeConfig(**GROUPED, num_local_experts=2, sliding_window=8))
+    stock.eval()
+    wanted = stock(TOKENS).logits
+    lowkv.Cache.from_model(stock)
+    assert torch.allclose(stock(TOKENS).logits, wanted, atol=1e-4)

@@ -1,5 +1,7 @@
 """A saved prefix goes on exactly where it was, and nothing else is taken for one."""
 
+import copy
+
 import lowkv
 import pytest
 import torch
@@ -46,3 +48,32 @@ def test_others_are_refused(model, saved, tmp_path):
     (tmp_path / "short").write_bytes(data[:-100])
     with pytest.raises(lowkv.Error, match="not a saved cache, or is damaged"):
         lowkv.Cache.load(tmp_path / "short", model)
+
+
+def test_damage_anywhere_is_noticed(model, saved, tmp_path):
+    _, path = saved
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    at = data.index(b"packed_end") + len(b'packed_end\\": ')
+    damaged = tmp_path / "damaged"
+    for place in (at, data.index(b"sha256"), data.index(b'"scheme"') + 1, end + 50):
+        damaged.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(lowkv.Error, match="damaged"):
+            lowkv.Cache.load(damaged, model)
+
+
+def test_the_configuration_is_a_part_of_the_model(model, saved):
+    _, path = saved
+    other = copy.deepcopy(model)
+    other.config.rms_norm_eps *= 2
+    with pytest.raises(lowkv.Error, match="another model"):
+        lowkv.Cache.load(path, other)
+
+
+def test_a_class_loads_its_own(tmp_path):
+    model, _ = build("llama")
+    cache = lowkv.KiviCache.from_model(model)
+    with torch.no_grad():
+        model(TOKENS, past_key_values=cache)
+    cache.save(tmp_path / "kivi")
+    assert lowkv.KiviCache.load(tmp_path / "kivi", model).get_stats()["tokens"] == TOKENS.shape[1]

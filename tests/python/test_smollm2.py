@@ -88,3 +88,29 @@ def test_the_benchmark_prints_its_table(capfd):
     assert benchmark.main([str(MODEL), "--tokens", "4", "--prompt-tokens", "200", "--scheme", "kivi2"]) == 0
     out = capfd.readouterr().out
     assert "| float32 DynamicCache |" in out and "| kivi2 |" in out and "token match" in out
+
+
+@pytest.mark.parametrize("words, arguments", [
+    ("--scheme|lowkv5", ["--scheme", "lowkv5"]), ("--tokens: 2 or more", ["--tokens", "1"]),
+    ("g33", ["--G", "33"]), ("can't write there", ["--json", "/nowhere/results.json"])])
+def test_the_benchmark_checks_its_arguments_first(capfd, words, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main([str(MODEL), *arguments])
+    assert re.search(words, capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("words, arguments", [
+    ("max_length is not for lowkv.generate", {"max_length": 8}),
+    ("num_return_sequences is not for", {"num_return_sequences": 3, "do_sample": True}),
+    ("leave out one of the two", {"verbose": True, "streamer": None})])
+def test_what_generate_would_ignore_is_refused(loaded, words, arguments):
+    with pytest.raises(lowkv.Error, match=words):
+        lowkv.generate(*loaded, "abc", max_new_tokens=2, **arguments)
+
+
+def test_generate_stops_at_strings_and_needs_a_prompt(loaded):
+    long = lowkv.generate(*loaded, "1, 2, 3, 4,", max_new_tokens=20)
+    short = lowkv.generate(*loaded, "1, 2, 3, 4,", max_new_tokens=20, stop_strings=["7"])
+    assert "8" in long and short.endswith("7")
+    with pytest.raises(lowkv.Error, match="the prompt is empty"):
+        lowkv.generate(*loaded, "")

@@ -1,6 +1,9 @@
 #include "calibration/file/calibration_file.h"
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
@@ -12,6 +15,7 @@ namespace lowkv::calibration {
 namespace {
 
 constexpr std::string_view format = "lowkv-calibration";
+constexpr const char* hash_key = "hash";
 constexpr std::uint64_t max_layers = 4096, max_heads = 4096, max_head_dim = 256;
 
 [[noreturn]] void fail(const std::string& why) { throw Error(ErrorCode::invalid_calibration, why); }
@@ -37,6 +41,29 @@ void each_array(P& part, F f) {
     f(".boundaries", part.boundaries);
 }
 
+// FNV-1a, 64 bits, of all that a file holds but this hash itself: every text with a NUL behind it,
+// every array's bytes.
+std::string hash_of(const TensorFile& file) {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    const auto add = [&](const auto* bytes, std::size_t count) {
+        for (std::size_t i = 0; i < count; ++i)
+            hash = (hash ^ static_cast<std::uint8_t>(bytes[i])) * 0x100000001b3;
+    };
+    for (const auto& [key, value] : file.metadata) {
+        if (key == hash_key) continue;
+        add(key.c_str(), key.size() + 1);
+        add(value.c_str(), value.size() + 1);
+    }
+    for (const auto& [name, tensor] : file.tensors) {
+        add(name.c_str(), name.size() + 1);
+        add(tensor.dtype.c_str(), tensor.dtype.size() + 1);
+        add(tensor.data.data(), tensor.data.size());
+    }
+    std::array<char, 17> text{};
+    std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(hash));
+    return text.data();
+}
+
 std::size_t elements_of(const TensorFile& file, const std::string& name) {
     const auto found = file.tensors.find(name);
     return found == file.tensors.end() || found->second.shape.empty()
@@ -52,6 +79,10 @@ Calibration calibration_of(const TensorFile& file) {
         throw std::runtime_error("it has version " + file.meta("version") +
                                  " of the format; this lowkv reads version " +
                                  std::to_string(file_version) + ": make it anew");
+    // Files that others made may have none.
+    const auto hash = file.metadata.find(hash_key);
+    if (hash != file.metadata.end() && hash->second != hash_of(file))
+        throw std::runtime_error("it is damaged: its contents do not match their hash");
     const Scheme scheme = parse_scheme(file.meta("scheme"));
     Calibration out{
         .scheme = to_string(scheme),
@@ -122,6 +153,7 @@ void save_calibration(const std::string& path, const Calibration& calibration,
                       if (!values.empty()) file.tensors[name + array] = Tensor::of(values);
                   });
               });
+    file.metadata[hash_key] = hash_of(file);
     write_tensors(path, file);
 }
 
