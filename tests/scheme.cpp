@@ -223,7 +223,8 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("kivi2,k=channel-2-g32-seqmean", {"seqmean need a scale per token"});
     check_error("kivi2,layer.3=exact/token-2-g32-mean", {"layer.3-3", "mean is for keys"});
     // The words have one order, so that a scheme has one text.
-    check_error("k=token-3-head-hadamard-normal,v=exact", {"\"normal\"", "does not belong"});
+    check_error("k=token-3-head-hadamard-normal,v=exact",
+                {"\"normal\"", "stands in the wrong place"});
 }
 
 TEST_CASE("errors in layer overrides") {

@@ -164,6 +164,25 @@ TEST_CASE("random damage is refused or leaves a calibration that is in order") {
     CHECK(refused > 1000);
 }
 
+TEST_CASE("damage that leaves a legal calibration does not fit the hash") {
+    const TemporaryFile file;
+    save_calibration(file.path(), example("kvquant2"), origin);
+    CHECK(refusal(file.path()) == "accepted");
+    const auto damaged = [&](const std::function<void(TensorFile&)>& damage) {
+        TensorFile tensors = read_tensors(file.path());
+        damage(tensors);
+        const TemporaryFile bad;
+        write_tensors(bad.path(), tensors);
+        CHECK(refusal(bad.path()).find("do not match their hash") != std::string::npos);
+    };
+    damaged([](TensorFile& f) { f.tensors["layers.1.key.low"].data[3] ^= std::byte{1}; });
+    damaged([](TensorFile& f) { f.metadata["model"] += "x"; });
+    damaged([](TensorFile& f) { f.metadata["hash"][0] ^= 1; });
+    damaged([](TensorFile& f) {
+        std::swap(f.tensors["layers.0.key.low"], f.tensors["layers.0.key.high"]);
+    });
+}
+
 TEST_CASE("a header that lies is refused with what is wrong") {
     const TemporaryFile file;
     const auto says = [&](const std::string& bytes, const std::string& words) {
@@ -208,6 +227,7 @@ TEST_CASE("what a file says must fit what it holds") {
                              const char* scheme = "skvq-k2v2") {
         save_calibration(file.path(), example(scheme), origin);
         TensorFile tensors = read_tensors(file.path());
+        tensors.metadata.erase("hash");  // a file by others
         damage(tensors);
         write_tensors(file.path(), tensors);
         const std::string said = refusal(file.path());
