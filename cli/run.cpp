@@ -38,8 +38,8 @@ constexpr const char* footer = R"(Examples:
 
 It sets GGML_BACKEND_PATH and LOWKV_SCHEME, adds `-dev LOWKV` for the programs that need it, passes
 output and signals through and ends with the program's exit status. If the program starts to work
-without the plug-in's "lowkv: active" line, it is stopped and the exit status is 1. A batch sees itself exactly: with llama-perplexity's
-usual 512 tokens most of the loss is hidden, hence -ub 32.)";
+without the plug-in's "lowkv: active" line, it is stopped and the exit status is 1. A batch sees
+itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin;
