@@ -5,6 +5,7 @@
 #include <string>
 
 #include "buffer.h"
+#include "step_view.h"
 
 namespace lowkv::ggml {
 
@@ -22,6 +23,8 @@ struct AttentionOp {
     std::string unsupported_heads() const;
     // Whether the layout of this very node is the one that we serve.
     bool served_layout() const;
+    // The mask of one of the operation's streams.
+    MaskRows mask_rows(std::int64_t stream) const;
     // The stream that the views begin with.
     std::uint32_t first_stream(const LayerCache& layer) const;
 };

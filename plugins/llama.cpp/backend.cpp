@@ -96,7 +96,7 @@ ggml_status Backend::compute_node(ggml_tensor& node) {
     bool any = false;
     bool packed = false;
     for_each_cache_tensor(node, [&](const ggml_tensor&, CacheTensor& t) {
-        t.buffer->start();
+        t.buffer->prepare();
         any = true;
         packed |= t.layer->mode() == LayerCache::Mode::packed;
     });
@@ -148,27 +148,21 @@ bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
             cells_.push_back(static_cast<std::uint32_t>(row % cells));
         }
         const float* from = data + static_cast<std::size_t>(first) * stride;
-        if (target.part == Part::values) {
-            layer.sequence(stream).write_values(cells_, from, stride);
-            continue;
-        }
         // All layers write the same cells. A layer that meets the step that it wrote last begins
         // the next one.
         CellTracker& tracker = target.buffer->tracker(stream);
-        LayerCache::StreamState& state = layer.stream(stream);
-        if (state.written_step == tracker.step()) {
-            tracker.begin_step(cells_);
+        if (target.part == Part::keys && layer.stream(stream).written_step == tracker.step()) {
+            target.buffer->follow(stream, *executor_);
+            tracker.begin_step(cells_, this);
             // Now, because a later layer may find them overwritten: they are an input.
             positions_.clear();
             if (stores_positions(target.buffer->setting().scheme)) read_positions(rows);
         }
-        state.written_step = tracker.step();
         const std::span<const std::int32_t> positions =
             positions_.size() == static_cast<std::size_t>(rows.ne[1])
                 ? std::span(positions_).subspan(static_cast<std::size_t>(first), cells_.size())
                 : std::span<const std::int32_t>{};
-        layer.sequence(stream).write_keys(cells_, from, stride, positions);
-        target.buffer->step_began();
+        layer.write_step(target.part, stream, cells_, from, stride, positions);
     }
     return true;
 }
@@ -195,7 +189,6 @@ bool Backend::attention(const ggml_tensor& node) {
     if (shape.head_dim != op.k->ne[0] || shape.kv_heads != op.k->ne[2]) return false;
 
     const auto heads = static_cast<std::uint32_t>(op.q->ne[2]);
-    const auto floats = [](std::size_t bytes) { return bytes / sizeof(float); };
     AttentionParams params;
     params.scale = op.scale;
     params.softcap = op.softcap;
@@ -205,31 +198,43 @@ bool Backend::attention(const ggml_tensor& node) {
     }
     if (op.sinks != nullptr) params.sink_logits = static_cast<const float*>(op.sinks->data);
 
-    const std::uint32_t first_stream = op.first_stream(layer);
-    for (std::int64_t s = 0; s < op.q->ne[3]; ++s) {
-        const Sequence& sequence = layer.sequence(first_stream + static_cast<std::uint32_t>(s));
-        AttentionIO io;
-        io.q = reinterpret_cast<const float*>(static_cast<const std::byte*>(op.q->data) +
-                                              s * op.q->nb[3]);
-        io.q_token_stride = floats(op.q->nb[1]);
-        io.q_head_stride = floats(op.q->nb[2]);
-        io.out = reinterpret_cast<float*>(static_cast<std::byte*>(node.data) + s * node.nb[3]);
-        io.out_token_stride = floats(node.nb[2]);
-        io.out_head_stride = floats(node.nb[1]);
-        io.tokens = static_cast<std::uint32_t>(op.q->ne[1]);
-        io.heads = heads;
-        // Cells that were never written are hidden by the mask.
-        io.n_cells = std::min(static_cast<std::uint32_t>(op.k->ne[1]), sequence.size());
-        if (op.mask != nullptr) {
-            params.mask.kind = Mask::Kind::additive_f16;
-            params.mask.data = static_cast<const std::byte*>(op.mask->data) +
-                               (s % op.mask->ne[3]) * op.mask->nb[3];
-            params.mask.row_stride = op.mask->nb[1] / sizeof(ggml_fp16_t);
-        }
-        attend(sequence, io, params, workspace_, *executor_);
-    }
-    finish_layer(*keys, op, first_stream);
+    for (std::int64_t s = 0; s < op.q->ne[3]; ++s) attend_stream(node, op, *keys, s, params);
+    finish_layer(*keys, op, op.first_stream(layer));
     return true;
+}
+
+void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,
+                            std::int64_t index, AttentionParams& params) {
+    LayerCache& layer = *keys.layer;
+    const std::uint32_t stream = op.first_stream(layer) + static_cast<std::uint32_t>(index);
+    const auto floats = [](std::size_t bytes) { return bytes / sizeof(float); };
+    AttentionIO io;
+    io.q = reinterpret_cast<const float*>(static_cast<const std::byte*>(op.q->data) +
+                                          index * op.q->nb[3]);
+    io.q_token_stride = floats(op.q->nb[1]);
+    io.q_head_stride = floats(op.q->nb[2]);
+    io.out =
+        reinterpret_cast<float*>(static_cast<std::byte*>(node.data) + index * node.nb[3]);
+    io.out_token_stride = floats(node.nb[2]);
+    io.out_head_stride = floats(node.nb[1]);
+    io.tokens = static_cast<std::uint32_t>(op.q->ne[1]);
+    io.heads = static_cast<std::uint32_t>(op.q->ne[2]);
+
+    CellTracker& tracker = keys.buffer->tracker(stream);
+    if (layer.stream(stream).version < tracker.step_version()) layer.follow(stream, *executor_);
+    layer.repack(stream, *executor_);
+    if (step_views_.size() <= static_cast<std::size_t>(index))
+        step_views_.resize(static_cast<std::size_t>(index) + 1);
+    StepView& view = step_views_[static_cast<std::size_t>(index)];
+    const MaskRows mask = op.mask_rows(index);
+    keys.buffer->require_sane(stream, mask.data, mask.stride, io.tokens, mask.visible);
+    view.see(tracker, layer.stream(stream).version, mask, io.tokens, this, *executor_);
+    layer.views(stream, view.units(), view.exact_blocks(), views_);
+    io.n_cells = view.rows();
+    params.mask.kind = Mask::Kind::additive_f16;
+    params.mask.data = view.mask();
+    params.mask.row_stride = view.rows();
+    attend(layer.plan(), views_, io, params, workspace_, *executor_);
 }
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer
@@ -239,17 +244,10 @@ void Backend::finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32
         const std::uint32_t stream = first_stream + static_cast<std::uint32_t>(s);
         CellTracker& tracker = keys.buffer->tracker(stream);
         if (tracker.pending() > 0 && tracker.pending() == static_cast<std::size_t>(op.q->ne[1])) {
-            const std::uint16_t* mask = nullptr;
-            std::size_t stride = 0;
-            if (op.mask != nullptr) {
-                mask = reinterpret_cast<const std::uint16_t*>(
-                    static_cast<const std::byte*>(op.mask->data) +
-                    (s % op.mask->ne[3]) * op.mask->nb[3]);
-                stride = op.mask->nb[1] / sizeof(ggml_fp16_t);
-            }
-            tracker.observe(mask, stride, static_cast<std::uint32_t>(op.k->ne[1]));
+            const MaskRows mask = op.mask_rows(s);
+            tracker.observe(mask.data, mask.stride, mask.visible);
         }
-        if (tracker.pending() == 0) keys.layer->pack(stream, tracker, *executor_);
+        if (tracker.pending() == 0) keys.layer->attended(stream, *executor_);
     }
 }
 

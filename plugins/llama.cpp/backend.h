@@ -9,6 +9,7 @@
 #include "delegate.h"
 #include "lowkv/attention.h"
 #include "lowkv/executor_openmp.h"
+#include "step_view.h"
 
 namespace lowkv::ggml {
 
@@ -30,6 +31,8 @@ class Backend {
     std::vector<std::uint32_t> cells_;
     std::vector<std::int32_t> positions_;  // of the step's tokens; empty: unknown
     std::vector<float> slopes_;
+    std::vector<BlockView> views_;
+    std::vector<StepView> step_views_;  // one per stream of an operation
 
     ggml_status compute_node(ggml_tensor& node);
 
@@ -42,6 +45,8 @@ class Backend {
     // Any other operation on cache tensors: on f16 copies of them, and back if it writes one.
     ggml_status compute_on_copies(const ggml_tensor& node);
 
+    void attend_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,
+                       std::int64_t index, AttentionParams& params);
     void finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32_t first_stream);
 };
 

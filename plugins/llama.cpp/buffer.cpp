@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "cache_name.h"
@@ -92,8 +93,11 @@ CacheBuffer::~CacheBuffer() {
 }
 
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
+    const Scheme& scheme = setting_->scheme;
+    const bool packs =
+        scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
     while (trackers_.size() < streams)
-        trackers_.emplace_back(cells, largest_block(setting_->scheme), setting_->scheme.retention);
+        trackers_.emplace_back(cells, largest_block(scheme), scheme.retention, packs);
 }
 
 void CacheBuffer::init_tensor(ggml_tensor& tensor) {
@@ -114,7 +118,8 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     auto& layer = layers_[{name->tag, name->layer}];
     if (layer == nullptr)
         layer =
-            std::make_unique<LayerCache>(setting_, store_, static_cast<std::uint32_t>(name->layer));
+            std::make_unique<LayerCache>(setting_, store_, trackers_,
+                                         static_cast<std::uint32_t>(name->layer));
     layer->add_tensor(name->part, tensor);
     make_trackers(layer->streams(), layer->cells());
     tensors_.push_back(std::make_unique<CacheTensor>(CacheTensor{this, layer.get(), name->part}));
@@ -130,6 +135,9 @@ void CacheBuffer::clear(std::uint8_t value) {
     for (auto& [key, layer] : layers_) layer->clear();
     for (CellTracker& tracker : trackers_) tracker.clear();
     restored_layer_ = nullptr;
+    restored_last_ = nullptr;
+    failed_ = false;
+    failure_.clear();
 }
 
 void CacheBuffer::start() {
@@ -137,44 +145,187 @@ void CacheBuffer::start() {
     started_ = true;
     for (auto& [key, layer] : layers_) layer->decide();
     report_active();
+    refuse_other_layers();
 }
 
-// llama.cpp restores a state layer by layer: first all keys, then all values. The first layer's
-// keys tell the cells and their order; a layer's values complete its blocks, which are packed at
-// once.
-void CacheBuffer::restored(const CacheTensor& tensor, std::size_t offset, std::size_t size) {
-    const bool again = restored_last_ != &tensor;
-    restored_last_ = &tensor;
+void CacheBuffer::prepare() {
+    start();
+    require_whole();
+    end_restore();
+}
+
+// A scheme that speaks of layers which no model in this process has was meant for another one.
+void CacheBuffer::refuse_other_layers() {
+    int highest = -1;
+    {
+        const std::lock_guard lock(live_mutex);
+        for (const CacheBuffer* buffer : live())
+            for (const auto& [key, layer] : buffer->layers_)
+                highest = std::max(highest, key.second);
+    }
+    for (const LayerOverride& o : setting_->scheme.overrides)
+        if (static_cast<int>(o.last) > highest)
+            refusal_ = "the scheme " + setting_->text + " speaks of layer " +
+                       std::to_string(o.last) + ", but the model's last layer with a cache is " +
+                       std::to_string(highest);
+    if (!refusal_.empty()) report(GGML_LOG_LEVEL_ERROR, refusal_);
+}
+
+void CacheBuffer::follow(std::uint32_t stream, Executor& executor) {
+    for (auto& [key, layer] : layers_)
+        if (layer->mode() == LayerCache::Mode::packed) layer->follow(stream, executor);
+}
+
+void CacheBuffer::follow_all() {
+    for (std::uint32_t s = 0; s < trackers_.size(); ++s) follow(s, serial_executor());
+}
+
+// The keys that carry the marks: those that llama.cpp saves and restores first.
+const LayerCache* CacheBuffer::marked_layer() const noexcept {
+    for (const auto& [key, layer] : layers_)
+        if (layer->mode() == LayerCache::Mode::packed) return layer.get();
+    return nullptr;
+}
+
+void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                       std::byte* out) {
+    end_restore();
+    follow_all();
     LayerCache& layer = *tensor.layer;
-    if (layer.mode() != LayerCache::Mode::packed || size == 0) return;
+    layer.read(tensor.part, offset, size, out);
     const std::size_t bytes = layer.row_bytes(tensor.part);
-    const std::size_t cells = layer.cells();
-    std::size_t row = offset / bytes;
-    const std::size_t end = (offset + size - 1) / bytes + 1;
-    if (tensor.part == Part::values) {
-        while (row < end) {
-            const auto stream = static_cast<std::uint32_t>(row / cells);
-            const std::size_t next = std::min(end, (row / cells + 1) * cells);
-            trackers_[stream].settle_restored();
-            layer.pack_restored(stream, static_cast<std::uint32_t>(row % cells),
-                                static_cast<std::uint32_t>((next - 1) % cells + 1),
-                                trackers_[stream]);
-            row = next;
-        }
+    const std::size_t halves = bytes / sizeof(std::uint16_t);
+    // A scheme that packs nothing has no use for marks, and its rows stay as they are.
+    const bool packs = setting_->scheme.any_layer([](const auto& l) { return !l.exact(); });
+    if (tensor.part != Part::keys || &layer != marked_layer() || !packs || halves < mark_halves)
+        return;
+    const std::uint32_t scheme = scheme_number(setting_->text);
+    std::vector<std::uint16_t> row(halves);
+    for (std::size_t at = (offset + bytes - 1) / bytes * bytes; at + bytes <= offset + size;
+         at += bytes) {
+        const std::size_t number = at / bytes;
+        const RowMark mark = trackers_[number / layer.cells()].mark(
+            static_cast<std::uint32_t>(number % layer.cells()));
+        if (mark.rank == 0) continue;  // never written
+        std::memcpy(row.data(), out + (at - offset), bytes);
+        stamp(row, mark, scheme);
+        std::memcpy(out + (at - offset), row.data(), bytes);
+    }
+}
+
+void CacheBuffer::begin_restore(LayerCache& layer) {
+    end_restore();
+    follow_all();
+    restored_layer_ = &layer;
+}
+
+void CacheBuffer::end_restore() {
+    if (restored_layer_ == nullptr) return;
+    for (CellTracker& tracker : trackers_) tracker.settle_restored();
+    restored_layer_ = nullptr;
+    restored_last_ = nullptr;
+    follow_all();
+}
+
+// llama.cpp restores a state layer by layer: first all keys, then all values. A layer whose values
+// are complete packs what had been packed, so that only keys are held exactly all at once.
+void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                          const std::byte* in) {
+    start();
+    LayerCache& layer = *tensor.layer;
+    if (layer.mode() != LayerCache::Mode::packed || size == 0) {
+        layer.write(tensor.part, offset, size, in);
         return;
     }
-    if (restored_layer_ == nullptr || (restored_layer_ == &layer && again)) {
-        restored_layer_ = &layer;
-        restored_rank_ = 1;
+    const std::size_t bytes = layer.row_bytes(tensor.part);
+    const std::size_t first = offset / bytes;
+    const std::size_t end = (offset + size - 1) / bytes + 1;
+    const bool again = restored_last_ != &tensor;
+    if (tensor.part == Part::keys) {
+        if (restored_layer_ == nullptr || (restored_layer_ == &layer && again))
+            begin_restore(layer);
+        if (restored_layer_ == &layer) restore_cells(layer, offset, size, in);
+    } else if (restored_layer_ != nullptr && again) {
+        for (CellTracker& tracker : trackers_) tracker.settle_restored();
+        // The values that came before are complete now.
+        if (restored_last_ != nullptr && restored_last_->part == Part::values)
+            for (std::uint32_t s = 0; s < trackers_.size(); ++s)
+                restored_last_->layer->follow(s, serial_executor());
     }
-    if (restored_layer_ != &layer) return;  // the other layers repeat the same cells
-    for (; row < end; ++row)
-        trackers_[row / cells].restore(static_cast<std::uint32_t>(row % cells), restored_rank_++);
+    restored_last_ = &tensor;
+    try {
+        layer.write(tensor.part, offset, size, in);
+    } catch (const std::exception& error) {
+        for (std::size_t r = first; r < end; ++r)
+            trackers_[r / layer.cells()].poison(static_cast<std::uint32_t>(r % layer.cells()));
+        poison_ = std::string("a restored state was not taken over: ") + error.what();
+        report(GGML_LOG_LEVEL_ERROR, poison_);
+    }
+}
+
+// The first layer's keys tell which cells a state has, and their marks what these are.
+void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std::size_t size,
+                                const std::byte* in) {
+    const std::size_t bytes = layer.row_bytes(Part::keys);
+    const bool marked = &layer == marked_layer() && offset % bytes == 0 && size % bytes == 0;
+    std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
+    const std::uint32_t scheme = scheme_number(setting_->text);
+    bool foreign = false;
+    const std::size_t first = offset / bytes;
+    const std::size_t end = (offset + size - 1) / bytes + 1;
+    for (std::size_t r = first; r < end; ++r) {
+        std::optional<StampedMark> stamped;
+        if (marked) {
+            std::memcpy(row.data(), in + (r - first) * bytes, bytes);
+            stamped = read_stamp(row);
+        }
+        const auto cell = static_cast<std::uint32_t>(r % layer.cells());
+        CellTracker& tracker = trackers_[r / layer.cells()];
+        if (stamped && stamped->scheme == scheme) {
+            tracker.restore(cell, stamped->mark);
+        } else {
+            tracker.restore(cell, std::nullopt);
+            if (stamped) tracker.poison(cell);
+            foreign |= stamped.has_value();
+        }
+    }
+    if (!foreign) return;
+    poison_ = "a state was restored that another scheme than " + setting_->text +
+              " had saved; restore it with the scheme that it was saved with";
+    report(GGML_LOG_LEVEL_ERROR, poison_);
 }
 
 void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to) {
+    end_restore();
+    tensor.layer->follow(from, serial_executor());
     tensor.layer->copy_stream(from, to);
     trackers_[to] = trackers_[from];
+}
+
+void CacheBuffer::fail(const char* what, const char* why) noexcept {
+    failed_ = true;
+    try {
+        failure_ = std::string(what) + ": " + why;
+        report(GGML_LOG_LEVEL_ERROR, failure_);
+    } catch (const std::exception&) {
+        failure_.clear();  // no memory for a reason
+    }
+}
+
+void CacheBuffer::require_whole() {
+    if (!refusal_.empty()) throw Error(ErrorCode::unsupported, refusal_);
+    if (!failed_) return;
+    failed_ = false;
+    throw Error(ErrorCode::invalid_argument,
+                "an operation on the cache that llama.cpp takes for done has failed: " +
+                    std::exchange(failure_, {}));
+}
+
+void CacheBuffer::require_sane(std::uint32_t stream, const std::uint16_t* mask,
+                               std::size_t row_stride, std::size_t tokens,
+                               std::uint32_t visible) const {
+    if (trackers_[stream].sees_poison(mask, row_stride, tokens, visible))
+        throw Error(ErrorCode::invalid_argument, poison_);
 }
 
 void CacheBuffer::add_stats(CacheStats& stats) const {
@@ -187,8 +338,6 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
     stats.peak_bytes += store.peak_bytes;
     stats.reopened_blocks += store.reopened_blocks;
     std::size_t packed_layers = 0;
-    std::size_t exact = 0;
-    std::size_t packed = 0;
     for (const auto& [key, layer] : layers_) {
         stats.exact_bytes_per_token +=
             static_cast<double>(layer->row_bytes(Part::keys) + layer->row_bytes(Part::values));
@@ -203,23 +352,12 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
         const Plan& plan = layer->plan();
         stats.packed_bytes_per_token +=
             static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
-        for (std::uint32_t s = 0; s < layer->streams(); ++s) {
-            const Sequence& sequence = layer->stream(s).sequence;
-            for (std::uint32_t b = 0; b < sequence.blocks(); ++b) {
-                if (sequence.packed(b))
-                    packed += plan.block_tokens();
-                else if (sequence.full(b))
-                    exact += plan.block_tokens();
-                else if (sequence.view(b).keys != nullptr)
-                    exact +=
-                        std::min(sequence.size() - b * plan.block_tokens(), plan.block_tokens());
-            }
-        }
     }
     stats.layers += packed_layers;
-    if (packed_layers > 0) {
-        stats.cells_exact += exact / packed_layers;
-        stats.cells_packed += packed / packed_layers;
+    for (const CellTracker& tracker : trackers_) {
+        stats.cells_exact += tracker.groups().exact_count();
+        stats.cells_packed += tracker.groups().packed_count();
+        stats.repacked_cells += tracker.repacked_rows();
     }
 }
 
@@ -258,10 +396,11 @@ void CacheBuffer::report_end() const {
     std::snprintf(
         line, sizeof line,
         "cache freed: scheme %s, cells packed %zu, exact %zu, bytes packed %zu, exact %zu, "
-        "peak %zu, reopened blocks %llu",
+        "peak %zu, reopened blocks %llu, restored cells packed again %llu",
         stats.scheme.c_str(), stats.cells_packed, stats.cells_exact, stats.packed_bytes,
         stats.exact_bytes, stats.peak_bytes,
-        static_cast<unsigned long long>(stats.reopened_blocks));
+        static_cast<unsigned long long>(stats.reopened_blocks),
+        static_cast<unsigned long long>(stats.repacked_cells));
     report(GGML_LOG_LEVEL_INFO, line);
 }
 

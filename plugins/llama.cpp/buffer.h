@@ -55,15 +55,29 @@ class CacheBuffer {
     CellTracker& tracker(std::uint32_t stream) noexcept { return trackers_[stream]; }
     bool holds_cache() const noexcept { return holds_cache_; }
 
-    // Before the first operation on a layer: decides all of them, and says what came of it.
-    void start();
+    // Before each operation: the first one decides how all layers are held, and says so. Throws
+    // Error when the contents can't be trusted.
+    void prepare();
 
-    // The host has written these bytes of a tensor: a state is being restored.
-    void restored(const CacheTensor& tensor, std::size_t offset, std::size_t size);
-    void step_began() noexcept { restored_layer_ = nullptr; }
+    // Every layer catches up with a stream's groups: before its cells change, and before it is read
+    // outside of a graph.
+    void follow(std::uint32_t stream, Executor& executor);
+    void follow_all();
+
+    // Bytes of a tensor as a saved state wants them, with marks (row_mark.h), and as a restored
+    // state brings them.
+    void save(const CacheTensor& tensor, std::size_t offset, std::size_t size, std::byte* out);
+    void restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                 const std::byte* in);
 
     void copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to);
     void add_stats(CacheStats& stats) const;
+
+    // An operation that ggml takes for infallible has failed: the next one that may fail does.
+    void fail(const char* what, const char* why) noexcept;
+    // Throws Error if a query of the step would see a cell whose restored row was not taken over.
+    void require_sane(std::uint32_t stream, const std::uint16_t* mask, std::size_t row_stride,
+                      std::size_t tokens, std::uint32_t visible) const;
 
   private:
     std::shared_ptr<const Setting> setting_;
@@ -76,11 +90,24 @@ class CacheBuffer {
     std::vector<CellTracker> trackers_;  // per stream
     std::vector<std::pair<std::byte*, std::size_t>> plain_tensors_;
 
-    // The run of restored rows: which layer's keys came first in it, and the next rank.
+    // The state that is being restored: the layer whose keys came first, which tells the cells and
+    // their order, and the tensor that came last.
     const LayerCache* restored_layer_ = nullptr;
     const CacheTensor* restored_last_ = nullptr;
-    std::uint32_t restored_rank_ = 0;
+    bool failed_ = false;
+    std::string failure_;  // why
+    std::string refusal_;  // why nothing is computed here at all; empty: nothing speaks against it
+    std::string poison_;   // why some restored cells must not be seen
 
+    void require_whole();
+    void begin_restore(LayerCache& layer);
+    void restore_cells(const LayerCache& layer, std::size_t offset, std::size_t size,
+                       const std::byte* in);
+    const LayerCache* marked_layer() const noexcept;
+    void refuse_other_layers();
+    void start();
+    // A graph runs: what was restored is complete.
+    void end_restore();
     void make_trackers(std::uint32_t streams, std::uint32_t cells);
     void report_active() const;
     void report_end() const;

@@ -17,13 +17,14 @@ CacheBuffer& self(ggml_backend_buffer_t buffer) {
     return *static_cast<CacheBuffer*>(buffer->context);
 }
 
-// Nothing may be thrown through ggml, and these calls can't fail in its eyes.
+// Nothing may be thrown through ggml, and these calls can't fail in its eyes: the buffer remembers,
+// and what is computed on it next fails.
 template <class F>
-void guarded(const char* what, F&& f) noexcept {
+void guarded(CacheBuffer& buffer, const char* what, F&& f) noexcept {
     try {
         f();
     } catch (const std::exception& error) {
-        report(GGML_LOG_LEVEL_ERROR, std::string(what) + ": " + error.what());
+        buffer.fail(what, error.what());
     }
 }
 
@@ -32,13 +33,11 @@ std::size_t view_offset(const ggml_tensor* tensor) {
 }
 
 void read(const CacheTensor& t, std::size_t offset, std::size_t size, void* out) {
-    t.layer->read(t.part, offset, size, static_cast<std::byte*>(out));
+    t.buffer->save(t, offset, size, static_cast<std::byte*>(out));
 }
 
 void write(const CacheTensor& t, std::size_t offset, std::size_t size, const void* in) {
-    t.buffer->start();
-    t.layer->write(t.part, offset, size, static_cast<const std::byte*>(in));
-    t.buffer->restored(t, offset, size);
+    t.buffer->restore(t, offset, size, static_cast<const std::byte*>(in));
 }
 
 void free_buffer(ggml_backend_buffer_t buffer) { delete &self(buffer); }
@@ -47,7 +46,7 @@ void* get_base(ggml_backend_buffer_t buffer) { return self(buffer).base(); }
 
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
     ggml_status status = GGML_STATUS_FAILED;
-    guarded("can't set a cache tensor up", [&] {
+    guarded(self(buffer), "can't set a cache tensor up", [&] {
         self(buffer).init_tensor(*tensor);
         status = GGML_STATUS_SUCCESS;
     });
@@ -61,7 +60,7 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, std::uint8_t valu
         std::memset(static_cast<std::byte*>(tensor->data) + offset, value, size);
         return;
     }
-    guarded("can't fill cache rows", [&] {
+    guarded(*t->buffer, "can't fill cache rows", [&] {
         const std::vector<std::byte> bytes(size, std::byte{value});
         write(*t, view_offset(tensor) + offset, size, bytes.data());
     });
@@ -74,7 +73,8 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, st
         std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
         return;
     }
-    guarded("can't write cache rows", [&] { write(*t, view_offset(tensor) + offset, size, data); });
+    guarded(*t->buffer, "can't write cache rows",
+            [&] { write(*t, view_offset(tensor) + offset, size, data); });
 }
 
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, std::size_t offset,
@@ -84,7 +84,11 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
         std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
         return;
     }
-    guarded("can't read cache rows", [&] { read(*t, view_offset(tensor) + offset, size, data); });
+    // A state that can't be read is saved as zeros.
+    guarded(*t->buffer, "can't read cache rows", [&] {
+        std::memset(data, 0, size);
+        read(*t, view_offset(tensor) + offset, size, data);
+    });
 }
 
 // A whole stream of one layer onto another (llama.cpp's copy of a sequence between streams): the
@@ -108,7 +112,7 @@ bool cpy_tensor(ggml_backend_buffer_t, const ggml_tensor* src, ggml_tensor* dst)
     if (!ggml_is_contiguous(src) || !ggml_is_contiguous(dst)) return false;
     const std::size_t size = ggml_nbytes(src);
     bool done = false;
-    guarded("can't copy cache rows", [&] {
+    guarded(to != nullptr ? *to->buffer : *from->buffer, "can't copy cache rows", [&] {
         if (from != nullptr && to != nullptr) {
             if (copy_stream(*from, view_offset(src), *to, view_offset(dst), size)) {
                 done = true;

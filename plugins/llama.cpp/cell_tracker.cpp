@@ -1,6 +1,7 @@
 #include "cell_tracker.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace lowkv::ggml {
 namespace {
@@ -13,44 +14,39 @@ bool shows(const std::uint16_t* row, std::uint32_t cell) {
 
 }  // namespace
 
-CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention)
-    : block_(block),
-      retention_(retention),
+CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention,
+                         bool packs)
+    : retention_(retention),
+      packs_(packs),
+      groups_(cells, block),
       rank_(cells, 0),
       old_(cells, 0),
-      blocks_((cells + block - 1) / block),
-      top_rank_(blocks_.size(), 0) {}
+      top_rank_((cells + block - 1) / block, 0) {}
 
 void CellTracker::clear() {
-    step_ = writes_ = 0;
-    std::fill(rank_.begin(), rank_.end(), 0);
-    std::fill(old_.begin(), old_.end(), std::uint8_t{0});
-    std::fill(blocks_.begin(), blocks_.end(), BlockAge{});
-    std::fill(top_rank_.begin(), top_rank_.end(), 0);
-    pending_.clear();
-    previous_.clear();
-    newly_ready_.clear();
-    restored_.clear();
+    const std::uint64_t repacked = repacked_rows_;
+    *this = CellTracker(groups_.cells(), groups_.block(), retention_, packs_);
+    repacked_rows_ = repacked;
 }
 
 void CellTracker::written(std::uint32_t cell, std::uint32_t rank) {
+    groups_.write(cell);
     set_rank(cell, rank);
     old_[cell] = 0;
-    BlockAge& age = blocks_[cell / block_];
-    age.last_write = age.last_seen = ++writes_;
-    age.ready = false;
+    std::erase(poisoned_, cell);
 }
 
 void CellTracker::set_rank(std::uint32_t cell, std::uint32_t rank) {
-    const std::uint32_t block = cell / block_;
+    const std::uint32_t size = groups_.block();
+    const std::uint32_t block = cell / size;
     const std::uint32_t before = rank_[cell];
     rank_[cell] = rank;
     if (rank >= top_rank_[block]) {
         top_rank_[block] = rank;
     } else if (before == top_rank_[block]) {
-        const auto first = rank_.begin() + std::ptrdiff_t{block} * block_;
+        const auto first = rank_.begin() + std::ptrdiff_t{block} * size;
         const auto last =
-            rank_.begin() + std::min<std::ptrdiff_t>((std::ptrdiff_t{block} + 1) * block_,
+            rank_.begin() + std::min<std::ptrdiff_t>((std::ptrdiff_t{block} + 1) * size,
                                                      static_cast<std::ptrdiff_t>(rank_.size()));
         top_rank_[block] = *std::max_element(first, last);
     }
@@ -58,42 +54,88 @@ void CellTracker::set_rank(std::uint32_t cell, std::uint32_t rank) {
 
 // Looked up for every new token, so it must not read the whole mask: the token before is nearly
 // always in the row before or in the last step, and then no block has a higher rank to offer.
-std::uint32_t CellTracker::highest_visible(const std::uint16_t* row, std::uint32_t visible,
-                                           std::size_t token) const {
-    std::uint32_t highest = 0;
+std::uint32_t CellTracker::newest_visible(const std::uint16_t* row, std::uint32_t visible,
+                                          std::size_t token) const {
+    std::uint32_t highest = 0, newest = no_cell;
     const auto look_at = [&](std::uint32_t cell) {
-        if (cell < visible && shows(row, cell)) highest = std::max(highest, rank_[cell]);
+        if (cell >= visible || rank_[cell] <= highest || !shows(row, cell)) return;
+        highest = rank_[cell];
+        newest = cell;
     };
     if (token > 0) look_at(pending_[token - 1]);
     if (highest == 0) std::for_each(previous_.begin(), previous_.end(), look_at);
-    for (std::uint32_t b = 0; b * block_ < visible; ++b) {
+    const std::uint32_t block = groups_.block();
+    for (std::uint32_t b = 0; b * block < visible; ++b) {
         if (top_rank_[b] <= highest) continue;
-        const std::uint32_t end = std::min((b + 1) * block_, visible);
-        for (std::uint32_t c = b * block_; c < end; ++c) look_at(c);
+        const std::uint32_t end = std::min((b + 1) * block, visible);
+        for (std::uint32_t c = b * block; c < end; ++c) look_at(c);
     }
-    return highest;
+    return newest;
 }
 
-void CellTracker::begin_step(std::span<const std::uint32_t> cells) {
+void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* owner) {
     ++step_;
-    newly_ready_.clear();
+    owner_ = owner;
+    step_version_ = groups_.version();
+    placed_version_ = 0;
     pending_.assign(cells.begin(), cells.end());
     for (const std::uint32_t cell : cells) written(cell, 0);
+    writes_ += cells.size();
 }
 
-void CellTracker::restore(std::uint32_t cell, std::uint32_t rank) {
-    if (rank == 1) restored_.clear();
-    written(cell, rank);
-    restored_.push_back(cell);
+void CellTracker::restore(std::uint32_t cell, const std::optional<RowMark>& mark) {
+    written(cell, 0);
+    restored_.emplace_back(cell, mark);
+}
+
+void CellTracker::poison(std::uint32_t cell) { poisoned_.push_back(cell); }
+
+bool CellTracker::sees_poison(const std::uint16_t* mask, std::size_t row_stride,
+                              std::size_t tokens, std::uint32_t visible) const {
+    for (const std::uint32_t cell : poisoned_)
+        for (std::size_t t = 0; cell < visible && t < tokens; ++t)
+            if (shows(mask == nullptr ? nullptr : mask + t * row_stride, cell)) return true;
+    return false;
 }
 
 void CellTracker::settle_restored() {
     if (restored_.empty()) return;
-    const std::uint32_t old = boundary(rank_[restored_.back()]);
-    for (const std::uint32_t cell : restored_) old_[cell] = rank_[cell] <= old;
+    std::unordered_map<std::uint32_t, std::uint32_t> groups;  // by the numbers that were saved
+    std::uint32_t rank = 0, group = no_cell;
+    bool marked = false;
+    for (const auto& [cell, mark] : restored_) {
+        rank = mark ? mark->rank : rank + 1;
+        if (mark) {
+            const auto known = groups.find(mark->group);
+            group = known != groups.end() ? known->second : no_cell;
+        }
+        if (group != no_cell && !groups_.has_room(group, rank)) group = no_cell;
+        group = groups_.put(cell, rank, group, writes_);
+        set_rank(cell, rank);
+        if (!mark) continue;
+        marked = true;
+        groups[mark->group] = group;
+        if (!mark->packed) continue;
+        old_[cell] = 1;
+        groups_.group(group).passed = true;
+        ++repacked_rows_;
+    }
+    if (!marked) {
+        const std::uint32_t old = boundary(rank);
+        for (const auto& [cell, mark] : restored_) {
+            old_[cell] = rank_[cell] <= old;
+            CellGroup& its = groups_.group(groups_.group_of(cell));
+            its.passed = its.first_rank + groups_.block() - 1 <= old;
+        }
+    }
     restored_.clear();
-    newly_ready_.clear();
-    collect_ready(static_cast<std::uint32_t>(rank_.size()));
+    pack_ready();
+}
+
+RowMark CellTracker::mark(std::uint32_t cell) const {
+    const std::uint32_t group = groups_.group_of(cell);
+    if (group == no_cell) return {};
+    return {.rank = rank_[cell], .group = group, .packed = !groups_.exact(cell)};
 }
 
 void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
@@ -106,8 +148,12 @@ void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
 
     // begin_step() took the ranks of the step's own cells away, so a row's own cell and the rows
     // after it don't count.
-    for (std::size_t i = 0; i < tokens; ++i)
-        set_rank(pending_[i], 1 + highest_visible(row(i), visible, i));
+    for (std::size_t i = 0; i < tokens; ++i) {
+        const std::uint32_t parent = newest_visible(row(i), visible, i);
+        const std::uint32_t rank = 1 + (parent == no_cell ? 0 : rank_[parent]);
+        set_rank(pending_[i], rank);
+        groups_.join(pending_[i], rank, parent, writes_);
+    }
 
     // A sequence's newest token decides what is old for it: the row that no later row sees.
     seen_later_.assign(tokens, 0);
@@ -120,7 +166,7 @@ void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
     }
     previous_.swap(pending_);
     pending_.clear();
-    collect_ready(visible);
+    pack_ready();
 }
 
 // The highest rank that has left the window of a sequence whose newest token ranks `newest`.
@@ -131,52 +177,59 @@ std::uint32_t CellTracker::boundary(std::uint32_t newest) const noexcept {
 
 void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest) {
     const std::uint32_t oldest_kept = boundary(newest);
-    for (std::uint32_t b = 0; b * block_ < visible; ++b) {
-        if (blocks_[b].ready || blocks_[b].last_write == 0) continue;
-        const std::uint32_t end = std::min((b + 1) * block_, visible);
-        bool seen = false;
-        for (std::uint32_t c = b * block_; c < end; ++c) {
-            const bool shown = shows(row, c);
-            seen |= shown;
-            old_[c] |= static_cast<std::uint8_t>(shown && rank_[c] > 0 && rank_[c] <= oldest_kept);
+    const std::uint32_t block = groups_.block();
+    for (std::uint32_t b = 0; b * block < visible; ++b) {
+        if (groups_.exact_rows()[b] == 0) continue;
+        const std::uint32_t end = std::min((b + 1) * block, visible);
+        for (std::uint32_t c = b * block; c < end; ++c) {
+            const std::uint32_t number = groups_.group_of(c);
+            if (number == no_cell || !groups_.exact(c) || !shows(row, c)) continue;
+            CellGroup& group = groups_.group(number);
+            group.last_seen = writes_;
+            if (rank_[c] <= oldest_kept) old_[c] = 1;
+            if (group.first_rank + block - 1 <= oldest_kept) group.passed = true;
         }
-        if (seen) blocks_[b].last_seen = writes_;
     }
 }
 
-bool CellTracker::is_ready(std::uint32_t block) const noexcept {
-    const BlockAge& age = blocks_[block];
-    if (age.ready || age.last_write == 0) return age.ready;
-    const std::size_t first = std::size_t{block} * block_;
-    const std::size_t end = std::min(first + block_, rank_.size());
-    bool sink = false;
-    bool all_old = true;
-    for (std::size_t c = first; c < end; ++c) {
-        sink |= rank_[c] > 0 && rank_[c] <= retention_.sinks;
-        all_old &= old_[c] != 0;
-    }
+bool CellTracker::is_ready(const CellGroup& group) const noexcept {
+    if (group.live == 0 || group.unit != no_cell) return false;
     // A sink stays exact as long as its sequence lives; a sequence that nobody has continued while
     // the whole stream was written once more is taken for dead.
-    if (sink) return writes_ - age.last_seen >= rank_.size();
-    // Cells that were dropped, or whose sequence rests, never become old by themselves. Packing
+    if (group.first_rank <= retention_.sinks) return writes_ - group.last_seen >= rank_.size();
+    // Rows of dropped tokens, and of a sequence that rests, don't become old by themselves. Packing
     // them after a while bounds the exact memory.
-    const std::uint64_t idle = 8 * std::uint64_t{std::max(retention_.window, block_)};
-    return all_old || writes_ - age.last_write >= idle;
+    const std::uint64_t idle =
+        std::max<std::uint64_t>(8 * std::uint64_t{std::max(retention_.window, groups_.block())},
+                                rank_.size() / 4);
+    if (writes_ - group.last_seen >= idle) return true;
+    if (!group.passed) return false;
+    const bool all_old = std::all_of(group.cells.begin(), group.cells.end(), [&](auto cell) {
+        return cell == no_cell || old_[cell] != 0;
+    });
+    return all_old || writes_ - group.last_write >= idle;
 }
 
-void CellTracker::collect_ready(std::uint32_t visible) {
-    for (std::uint32_t b = 0; b * block_ < visible; ++b) {
-        if (blocks_[b].ready || !is_ready(b)) continue;
-        blocks_[b].ready = true;
-        newly_ready_.push_back(b);
+void CellTracker::pack_ready() {
+    if (!packs_) return;
+    bool any = false;
+    for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
+        if (!is_ready(groups_.group(g))) continue;
+        if (!any) before_ = newest_layout();
+        any = true;
+        groups_.pack(g);
     }
+    if (any) placed_version_ = groups_.version();
 }
 
-std::vector<std::uint32_t> CellTracker::all_ready() const {
-    std::vector<std::uint32_t> ready;
-    for (std::uint32_t b = 0; b < blocks_.size(); ++b)
-        if (blocks_[b].ready) ready.push_back(b);
-    return ready;
+const Layout& CellTracker::newest_layout() {
+    if (!now_made_ || now_.version != groups_.version()) groups_.make_layout(now_);
+    now_made_ = true;
+    return now_;
+}
+
+const Layout& CellTracker::layout(std::uint64_t version) {
+    return version < placed_version_ ? before_ : newest_layout();
 }
 
 }  // namespace lowkv::ggml

@@ -3,76 +3,96 @@
 // sequences and never says when one is dropped; what a token may attend to is all that a backend
 // sees. So ages come from the attention mask: a new token ranks one above the highest rank that it
 // sees. That is its position as long as its sequence lives, also with sliding windows, shared
-// prefixes and several sequences in one stream.
+// prefixes and several sequences in one stream. Groups of rows that have left the window of their
+// sequence are packed.
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "cell_groups.h"
 #include "lowkv/scheme.h"
+#include "row_mark.h"
 
 namespace lowkv::ggml {
 
 class CellTracker {
   public:
-    // `block`: cells that are packed together; a multiple of every layer's block.
-    CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention);
+    // `block`: rows that are packed together; a multiple of every layer's block. `packs`: whether
+    // any layer packs at all.
+    CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention, bool packs);
 
-    // A graph writes these cells, in the order of its tokens. Begins a new step.
-    void begin_step(std::span<const std::uint32_t> cells);
+    // A graph writes these cells, in the order of its tokens. Begins a new step; `owner` runs it.
+    void begin_step(std::span<const std::uint32_t> cells, const void* owner);
     std::uint64_t step() const noexcept { return step_; }
+    const void* owner() const noexcept { return owner_; }
 
     // The step's tokens that no mask has been seen for yet: one row of the mask each.
     std::size_t pending() const noexcept { return pending_.size(); }
 
     // The step's attention mask: f16, one row per pending token, `visible` cells wide. Ranks the
-    // new cells and finds the blocks that have become ready. Null: every cell is visible.
+    // new cells and packs the groups that have left the window. Null: every cell is visible.
     void observe(const std::uint16_t* mask, std::size_t row_stride, std::uint32_t visible);
 
-    // A cell was written outside a graph (a state is restored). `rank`: its place in that state,
-    // from 1.
-    void restore(std::uint32_t cell, std::uint32_t rank);
-    // All cells of a restored state are known: ages them as the state's last token would. Costs
-    // nothing when called again.
+    // A cell was written outside a graph: a state is restored. `mark`: what was saved with it; for
+    // rows without one, the order in which they come is their age.
+    void restore(std::uint32_t cell, const std::optional<RowMark>& mark);
+    // A restored cell's row is not what llama.cpp takes it for, until it is written again.
+    void poison(std::uint32_t cell);
+    bool sees_poison(const std::uint16_t* mask, std::size_t row_stride, std::size_t tokens,
+                     std::uint32_t visible) const;
+    // All cells of a restored state are known: groups them as they were, and packs what had been
+    // packed (without marks: what has left the window of the last one). Costs nothing when called
+    // again.
     void settle_restored();
-    bool ready(std::uint32_t block) const noexcept { return blocks_[block].ready; }
+    // What saving a cell's row should say of it.
+    RowMark mark(std::uint32_t cell) const;
 
-    // Blocks to pack: those that became ready in this step, or all that are ready.
-    std::span<const std::uint32_t> newly_ready() const noexcept { return newly_ready_; }
-    std::vector<std::uint32_t> all_ready() const;
+    const CellGroups& groups() const noexcept { return groups_; }
+    // The rows as a layer sees them that has followed groups() up to `version`, which must not be
+    // older than this step. Layers pack one after the other, so both the arrangement that the step
+    // began with and the one that it leaves are needed.
+    const Layout& layout(std::uint64_t version);
+    std::uint64_t step_version() const noexcept { return step_version_; }
 
-    std::uint32_t block() const noexcept { return block_; }
+    // Rows that were restored packed and have been packed once more.
+    std::uint64_t repacked_rows() const noexcept { return repacked_rows_; }
     void clear();
 
   private:
-    struct BlockAge {
-        std::uint64_t last_write = 0;  // writes_ at that moment; 0: never written
-        std::uint64_t last_seen = 0;   // by a sequence's newest token
-        bool ready = false;
-    };
-
-    std::uint32_t block_;
     Retention retention_;
+    bool packs_;
+    CellGroups groups_;
     std::uint64_t step_ = 0;
     std::uint64_t writes_ = 0;
-    std::vector<std::uint32_t> rank_;  // per cell; 0: not ranked
-    std::vector<std::uint8_t> old_;    // per cell: has left the window of a sequence
-    std::vector<BlockAge> blocks_;
-    std::vector<std::uint32_t> top_rank_;  // per block: the highest rank in it
+    const void* owner_ = nullptr;
+    std::vector<std::uint32_t> rank_;      // per cell; 0: not ranked
+    std::vector<std::uint8_t> old_;        // per cell: has left the window of a sequence
+    std::vector<std::uint32_t> top_rank_;  // per block of cells: the highest rank in it
     std::vector<std::uint32_t> pending_;
     std::vector<std::uint32_t> previous_;  // the cells of the step before
-    std::vector<std::uint32_t> newly_ready_;
-    std::vector<std::uint32_t> restored_;   // cells of a state that is being restored
+    std::vector<std::pair<std::uint32_t, std::optional<RowMark>>> restored_;
     std::vector<std::uint8_t> seen_later_;  // scratch, per pending token
+    std::vector<std::uint32_t> poisoned_;
+    std::uint64_t repacked_rows_ = 0;
+
+    // The arrangement before version placed_version_, and the newest one.
+    Layout before_, now_;
+    std::uint64_t step_version_ = 0, placed_version_ = 0;
+    bool now_made_ = false;
 
     void written(std::uint32_t cell, std::uint32_t rank);
     void set_rank(std::uint32_t cell, std::uint32_t rank);
-    std::uint32_t highest_visible(const std::uint16_t* row, std::uint32_t visible,
-                                  std::size_t token) const;
+    // The visible cell of the highest rank, or no_cell.
+    std::uint32_t newest_visible(const std::uint16_t* row, std::uint32_t visible,
+                                 std::size_t token) const;
     std::uint32_t boundary(std::uint32_t newest) const noexcept;
     void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest);
-    void collect_ready(std::uint32_t visible);
-    bool is_ready(std::uint32_t block) const noexcept;
+    void pack_ready();
+    bool is_ready(const CellGroup& group) const noexcept;
+    const Layout& newest_layout();
 };
 
 }  // namespace lowkv::ggml

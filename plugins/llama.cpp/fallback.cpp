@@ -65,6 +65,8 @@ ggml_status Backend::compute_on_copies(const ggml_tensor& node) {
         CacheTensor* target = cache_tensor(&node);
         for (const Copy& copy : copies)
             if (copy.tensor == target) write_back(*target, copy.image);
+        for (std::uint32_t s = 0; s < target->layer->streams(); ++s)
+            target->layer->repack(s, *executor_);
     }
     return status;
 }
@@ -90,11 +92,8 @@ bool Backend::shift_keys(const ggml_tensor& node, CacheTensor& target, ggml_stat
     const std::uint32_t run = tokens * run_blocks;
     std::vector<std::byte> image(row * run);
     for (std::uint32_t s = 0; s < layer.streams(); ++s) {
-        Sequence& sequence = layer.sequence(s);
-        std::vector<std::uint32_t> again;
-        for (std::uint32_t b = 0; b < sequence.blocks(); ++b)
-            if (sequence.packed(b)) again.push_back(b);
-        for (std::uint32_t first = 0; first < sequence.size(); first += run) {
+        layer.follow(s, *executor_);
+        for (std::uint32_t first = 0; first < layer.cells(); first += run) {
             const std::uint32_t count = std::min(run, layer.cells() - first);
             const std::size_t start = std::size_t{s} * layer.cells() + first;
             const auto moves = [](std::int32_t shift) { return shift != 0; };
@@ -112,9 +111,9 @@ bool Backend::shift_keys(const ggml_tensor& node, CacheTensor& target, ggml_stat
             for (std::uint32_t i = 0; i < count; ++i) {
                 if (moved[start + i] == 0) continue;
                 layer.write_key(s, first + i, image.data() + i * row,
-                                sequence.position(first + i) + moved[start + i]);
+                                layer.position(s, first + i) + moved[start + i]);
             }
-            if (!again.empty()) sequence.pack(again, *executor_);
+            layer.repack(s, *executor_);
         }
     }
     return true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "calibration/file/calibration_file.h"
 #include "ggml.h"
@@ -10,8 +11,11 @@
 namespace lowkv::ggml {
 
 LayerCache::LayerCache(std::shared_ptr<const Setting> setting, std::shared_ptr<Store> store,
-                       std::uint32_t index)
-    : setting_(std::move(setting)), store_(std::move(store)), index_(index) {}
+                       std::vector<CellTracker>& trackers, std::uint32_t index)
+    : setting_(std::move(setting)),
+      store_(std::move(store)),
+      trackers_(trackers),
+      index_(index) {}
 
 void LayerCache::add_tensor(Part part, const ggml_tensor& tensor) {
     Half& h = half(part);
@@ -70,8 +74,9 @@ void LayerCache::decide() {
     if (mode_ != Mode::undecided) return;
     reason_ = why_not_packed();
     if (reason_.empty()) {
+        const auto fresh = [&] { return Sequence(store_, plan_, setting_->scheme.retention); };
         for (std::uint32_t s = 0; s < streams_; ++s)
-            streams_state_.emplace_back(Sequence(store_, plan_, setting_->scheme.retention));
+            streams_state_.push_back({.exact = fresh(), .packed = fresh(), .done = {}});
         decoded_.resize(plan_->exact_bytes());
         mode_ = Mode::packed;
         return;
@@ -82,57 +87,132 @@ void LayerCache::decide() {
 }
 
 void LayerCache::clear() {
+    decoded_from_ = nullptr;
     for (Half& h : halves_) h.plain.zero();
     for (StreamState& s : streams_state_) {
-        s.sequence.truncate(0);
-        s.written_step = s.packed_step = 0;
+        s.exact.truncate(0);
+        s.packed.truncate(0);
+        s.written_step = s.version = 0;
+        s.done.clear();
+        s.rewritten = false;
+        s.readers = 0;
     }
 }
 
 void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
+    decoded_from_ = nullptr;
     const StreamState& source = stream(from);
-    StreamState copy(source.sequence.fork());
-    copy.written_step = source.written_step;
-    copy.packed_step = source.packed_step;
-    stream(to) = std::move(copy);
+    StreamState copy{.exact = source.exact.fork(),
+                     .packed = source.packed.fork(),
+                     .written_step = source.written_step,
+                     .version = source.version,
+                     .done = source.done,
+                     .rewritten = source.rewritten,
+                     .readers = source.readers,
+                     .expected_readers = source.expected_readers};
+    state(to) = std::move(copy);
 }
 
-void LayerCache::pack(std::uint32_t stream_index, const CellTracker& tracker, Executor& executor) {
-    StreamState& state = stream(stream_index);
-    if (state.packed_step == tracker.step()) return;
-    // A layer that missed a step (its graph was aborted) catches up with everything.
-    const bool in_turn = state.packed_step + 1 == tracker.step();
-    state.packed_step = tracker.step();
+// Units and blocks of cells are as long as the longest block of any layer.
+std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
+    return groups.block() / plan_->block_tokens();
+}
 
-    std::vector<std::uint32_t> all;
-    std::span<const std::uint32_t> ready = tracker.newly_ready();
-    if (!in_turn) {
-        all = tracker.all_ready();
-        ready = all;
+void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
+    decoded_from_ = nullptr;
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    if (s.version != groups.version()) {
+        const std::uint32_t blocks_each = ratio(groups);
+        const auto generations = groups.generations();
+        s.done.resize(generations.size(), 0);
+        // Exact and packed at once: few units at a time.
+        constexpr std::size_t units_at_once = 8;
+        std::vector<std::uint32_t> blocks, cells, units;
+        const auto flush = [&] {
+            s.packed.adopt(s.exact, blocks, cells, executor);
+            for (const std::uint32_t unit : units) s.done[unit] = generations[unit];
+            blocks.clear();
+            cells.clear();
+            units.clear();
+        };
+        for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
+            if (s.done[unit] == generations[unit]) continue;
+            std::vector<std::uint32_t> its(blocks_each);
+            std::iota(its.begin(), its.end(), unit * blocks_each);
+            s.packed.drop(its);
+            if (generations[unit] % 2 == 0) {
+                s.done[unit] = generations[unit];
+                continue;
+            }
+            units.push_back(unit);
+            blocks.insert(blocks.end(), its.begin(), its.end());
+            for (const std::uint32_t cell : groups.unit_cells(unit))
+                cells.push_back(holds_exact(s, cell) ? cell : no_cell);
+            if (units.size() == units_at_once) flush();
+        }
+        flush();
+        std::vector<std::uint32_t> empty;
+        for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
+            if (groups.exact_rows()[b] > 0) continue;
+            for (std::uint32_t i = 0; i < blocks_each; ++i) empty.push_back(b * blocks_each + i);
+        }
+        s.exact.drop(empty);
+        s.version = groups.version();
     }
-    pack_units(stream_index, ready, tracker, executor);
+    repack(stream_index, executor);
 }
 
-void LayerCache::pack_restored(std::uint32_t stream_index, std::uint32_t first, std::uint32_t last,
-                               const CellTracker& tracker) {
-    std::vector<std::uint32_t> ready;
-    for (std::uint32_t unit = first / tracker.block(); unit * tracker.block() < last; ++unit)
-        if (tracker.ready(unit)) ready.push_back(unit);
-    pack_units(stream_index, ready, tracker, serial_executor());
+// A graph that was aborted may have written a cell in some layers only.
+bool LayerCache::holds_exact(const StreamState& s, std::uint32_t cell) const {
+    if (cell == no_cell) return false;
+    const std::uint32_t block = cell / plan_->block_tokens();
+    return block < s.exact.blocks() && s.exact.view(block).keys != nullptr;
 }
 
-// The tracker's units are as long as the longest block of any layer.
-void LayerCache::pack_units(std::uint32_t stream_index, std::span<const std::uint32_t> units,
-                            const CellTracker& tracker, Executor& executor) {
-    if (units.empty()) return;
-    Sequence& target = stream(stream_index).sequence;
-    const std::uint32_t ratio = tracker.block() / plan_->block_tokens();
-    std::vector<std::uint32_t> blocks;
-    blocks.reserve(units.size() * ratio);
-    for (const std::uint32_t unit : units)
-        for (std::uint32_t i = 0; i < ratio; ++i)
-            if (unit * ratio + i < target.blocks()) blocks.push_back(unit * ratio + i);
-    target.pack(blocks, executor);
+void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
+    if (mode_ != Mode::packed) return;
+    StreamState& s = state(stream_index);
+    if (!s.rewritten) return;
+    decoded_from_ = nullptr;
+    std::vector<std::uint32_t> blocks(s.packed.blocks());
+    std::iota(blocks.begin(), blocks.end(), 0);
+    s.packed.pack(blocks, executor);
+    s.rewritten = false;
+}
+
+void LayerCache::attended(std::uint32_t stream_index, Executor& executor) {
+    StreamState& s = state(stream_index);
+    ++s.readers;
+    if (s.readers >= s.expected_readers && s.expected_readers > 0) follow(stream_index, executor);
+}
+
+void LayerCache::views(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+                       std::span<const std::uint32_t> exact_blocks,
+                       std::vector<BlockView>& out) const {
+    const StreamState& s = stream(stream_index);
+    const std::uint32_t blocks_each = ratio(trackers_[stream_index].groups());
+    out.clear();
+    const auto add = [&](const Sequence& sequence, std::uint32_t number) {
+        for (std::uint32_t b = number * blocks_each; b < (number + 1) * blocks_each; ++b)
+            out.push_back(b < sequence.blocks() ? sequence.view(b) : BlockView{});
+    };
+    for (const std::uint32_t unit : units) add(s.packed, unit);
+    for (const std::uint32_t b : exact_blocks) add(s.exact, b);
+}
+
+LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t cell,
+                                    std::uint32_t limit) const {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    limit = std::min(limit, cells_ - cell);
+    const std::uint32_t row = groups.packed_row(cell);
+    Place found{.packed = row != no_cell, .row = found.packed ? row : cell, .run = 1};
+    while (found.run < limit) {
+        const std::uint32_t next = groups.packed_row(cell + found.run);
+        if (next != (found.packed ? row + found.run : no_cell)) break;
+        ++found.run;
+    }
+    return found;
 }
 
 // Rows count over all streams: row = stream * cells + cell. Exact blocks hold keys by channel and
@@ -142,16 +222,20 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
     const std::uint32_t channels = shape_.channels();
     const std::size_t bytes = row_bytes(part);
     while (rows > 0) {
-        const Sequence& sequence = stream(static_cast<std::uint32_t>(row / cells_)).sequence;
-        const auto cell = static_cast<std::uint32_t>(row % cells_);
-        const std::uint32_t block = cell / tokens;
-        const std::uint32_t first = cell % tokens;
-        const auto count = static_cast<std::uint32_t>(
-            std::min<std::size_t>({rows, tokens - first, cells_ - cell}));
+        const auto s = static_cast<std::uint32_t>(row / cells_);
+        const Place at = place(s, static_cast<std::uint32_t>(row % cells_),
+                               static_cast<std::uint32_t>(std::min<std::size_t>(rows, tokens)));
+        const Sequence& sequence = at.packed ? stream(s).packed : stream(s).exact;
+        const std::uint32_t block = at.row / tokens;
+        const std::uint32_t first = at.row % tokens;
+        const std::uint32_t count = std::min(at.run, tokens - first);
 
         BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
         if (view.keys != nullptr && view.packed) {
-            decode_block(*plan_, view.keys, decoded_.data(), view.key_mean);
+            if (decoded_from_ != view.keys) {
+                decode_block(*plan_, view.keys, decoded_.data(), view.key_mean);
+                decoded_from_ = view.keys;
+            }
             view = {decoded_.data(), decoded_.data() + plan_->exact_part_bytes(), false};
         }
         if (view.keys == nullptr) {
@@ -176,32 +260,60 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
     const std::uint32_t channels = shape_.channels();
     constexpr std::size_t batch = 128;
     std::vector<float> values(batch * channels);
-    std::vector<std::uint32_t> cells;
+    std::vector<std::uint32_t> places;
     while (rows > 0) {
-        const auto cell = static_cast<std::uint32_t>(row % cells_);
-        const std::size_t count = std::min<std::size_t>({rows, batch, cells_ - cell});
+        const auto s = static_cast<std::uint32_t>(row / cells_);
+        const Place at = place(s, static_cast<std::uint32_t>(row % cells_),
+                               static_cast<std::uint32_t>(std::min(rows, batch)));
         ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(in), values.data(),
-                              static_cast<std::int64_t>(count * channels));
-        cells.clear();
-        for (std::size_t i = 0; i < count; ++i)
-            cells.push_back(cell + static_cast<std::uint32_t>(i));
-        Sequence& target = sequence(static_cast<std::uint32_t>(row / cells_));
+                              std::int64_t{at.run} * channels);
+        places.resize(at.run);
+        std::iota(places.begin(), places.end(), at.row);
+        StreamState& target = state(s);
+        target.rewritten |= at.packed;
+        decoded_from_ = nullptr;
+        Sequence& sequence = at.packed ? target.packed : target.exact;
         if (part == Part::keys)
-            target.write_keys(cells, values.data(), channels);
+            sequence.write_keys(places, values.data(), channels);
         else
-            target.write_values(cells, values.data(), channels);
-        in += count * row_bytes(part);
-        row += count;
-        rows -= count;
+            sequence.write_values(places, values.data(), channels);
+        in += at.run * row_bytes(part);
+        row += at.run;
+        rows -= at.run;
     }
 }
 
-void LayerCache::write_key(std::uint32_t stream, std::uint32_t cell, const std::byte* row,
+void LayerCache::write_step(Part part, std::uint32_t stream_index,
+                            std::span<const std::uint32_t> cells, const float* rows,
+                            std::size_t stride, std::span<const std::int32_t> positions) {
+    StreamState& s = state(stream_index);
+    if (part == Part::values) {
+        s.exact.write_values(cells, rows, stride);
+        return;
+    }
+    s.exact.write_keys(cells, rows, stride, positions);
+    s.written_step = trackers_[stream_index].step();
+    s.expected_readers = std::max(s.expected_readers, s.readers);
+    s.readers = 0;
+}
+
+void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const std::byte* row,
                            std::int32_t position) {
     std::vector<float> values(shape_.channels());
     ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(row), values.data(),
                           static_cast<std::int64_t>(values.size()));
-    sequence(stream).write_keys({&cell, 1}, values.data(), values.size(), {&position, 1});
+    const Place at = place(stream_index, cell, 1);
+    StreamState& s = state(stream_index);
+    s.rewritten |= at.packed;
+    decoded_from_ = nullptr;
+    (at.packed ? s.packed : s.exact)
+        .write_keys({&at.row, 1}, values.data(), values.size(), {&position, 1});
+}
+
+std::int32_t LayerCache::position(std::uint32_t stream_index, std::uint32_t cell) const {
+    const Place at = place(stream_index, cell, 1);
+    const StreamState& s = stream(stream_index);
+    return (at.packed ? s.packed : s.exact).position(at.row);
 }
 
 void LayerCache::read(Part part, std::size_t offset, std::size_t size, std::byte* out) const {

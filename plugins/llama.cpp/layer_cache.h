@@ -1,7 +1,7 @@
 #pragma once
 // One layer of llama.cpp's cache: the tensors cache_k_l<N> and cache_v_l<N>, nominally f16
-// [channels, cells, streams], held as one lowkv::Sequence per stream (block arrays addressed by
-// cell) instead of at the tensors' addresses.
+// [channels, cells, streams]. Per stream it is two lowkv::Sequences instead: exact rows, each at its
+// cell, and packed rows, where the stream's CellGroups put them.
 //
 // What a layer is gets known in two steps. Its tensors come when the buffer is filled; the split of
 // the channels into heads is only seen in FLASH_ATTN_EXT, when the host asks whether we support it.
@@ -33,8 +33,9 @@ class LayerCache {
   public:
     enum class Mode : std::uint8_t { undecided, packed, plain };
 
+    // `trackers`: one per stream, for all layers of a buffer. They outlive the layer.
     LayerCache(std::shared_ptr<const Setting> setting, std::shared_ptr<Store> store,
-               std::uint32_t index);
+               std::vector<CellTracker>& trackers, std::uint32_t index);
 
     void add_tensor(Part part, const ggml_tensor& tensor);
     std::uint32_t index() const noexcept { return index_; }
@@ -56,39 +57,54 @@ class LayerCache {
     // Why the layer is plain.
     const std::string& reason() const noexcept { return reason_; }
     const Plan& plan() const noexcept { return *plan_; }
-    Sequence& sequence(std::uint32_t stream) noexcept { return streams_state_[stream].sequence; }
 
     // The f16 memory of a plain layer.
     std::byte* plain_memory(Part part) noexcept { return half(part).plain.data(); }
 
-    // Nominal byte ranges of a tensor, whatever the mode.
+    // Nominal byte ranges of a tensor, whatever the mode. A row is read and written where it lies;
+    // packed rows that are written are packed again by repack() or follow().
     void read(Part part, std::size_t offset, std::size_t size, std::byte* out) const;
     void write(Part part, std::size_t offset, std::size_t size, const std::byte* in);
-    // One cell's key with its position.
+
+    // A step's rows, f32, for cells that the tracker knows to be exact.
+    void write_step(Part part, std::uint32_t stream, std::span<const std::uint32_t> cells,
+                    const float* rows, std::size_t stride,
+                    std::span<const std::int32_t> positions);
+
+    // One cell's key with its position, for keys that are turned after they were written.
     void write_key(std::uint32_t stream, std::uint32_t cell, const std::byte* row,
                    std::int32_t position);
+    std::int32_t position(std::uint32_t stream, std::uint32_t cell) const;
+
+    // Does what the stream's groups ask for and this layer has not done yet: packs rows that got a
+    // unit, drops units without rows and blocks without exact ones, packs again what was rewritten.
+    // What it has done when it throws stays done; the next call goes on.
+    void follow(std::uint32_t stream, Executor& executor);
+    // Only the last of these; nothing on a plain layer.
+    void repack(std::uint32_t stream, Executor& executor);
+    // Follows once all readers of the step have attended: a step sees its own tokens exactly.
+    void attended(std::uint32_t stream, Executor& executor);
+
+    // The blocks of `layout`'s units and exact rows, in its order.
+    void views(std::uint32_t stream, std::span<const std::uint32_t> units,
+               std::span<const std::uint32_t> exact_blocks, std::vector<BlockView>& out) const;
 
     // Stream `to` becomes a copy of stream `from`, blocks shared until one side writes.
     void copy_stream(std::uint32_t from, std::uint32_t to);
     void clear();
 
-    // The tracker's steps that this layer has written and packed, per stream.
     struct StreamState {
-        explicit StreamState(Sequence s) : sequence(std::move(s)) {}
-        Sequence sequence;
-        std::uint64_t written_step = 0;
-        std::uint64_t packed_step = 0;
+        Sequence exact, packed;
+        std::uint64_t written_step = 0;      // the tracker's step that it wrote last
+        std::uint64_t version = 0;           // of the groups that it has followed
+        std::vector<std::uint32_t> done;     // per unit: the generation that it has followed
+        bool rewritten = false;              // a packed row was: its block is exact
+        std::uint32_t readers = 0;           // attention operations since the last write
+        std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
     };
-    StreamState& stream(std::uint32_t stream) noexcept { return streams_state_[stream]; }
     const StreamState& stream(std::uint32_t stream) const noexcept {
         return streams_state_[stream];
     }
-
-    // Packs the blocks that the tracker calls ready and this layer has not packed yet.
-    void pack(std::uint32_t stream, const CellTracker& tracker, Executor& executor);
-    // The same for a stream's cells [first, last), which a state has just been restored into.
-    void pack_restored(std::uint32_t stream, std::uint32_t first, std::uint32_t last,
-                       const CellTracker& tracker);
 
   private:
     struct Half {
@@ -101,6 +117,7 @@ class LayerCache {
 
     std::shared_ptr<const Setting> setting_;
     std::shared_ptr<Store> store_;
+    std::vector<CellTracker>& trackers_;
     std::uint32_t index_;
     std::uint32_t cells_ = 0, streams_ = 0;
     Half halves_[2];
@@ -110,13 +127,23 @@ class LayerCache {
     std::string reason_;
     std::shared_ptr<const Plan> plan_;
     std::vector<StreamState> streams_state_;
-    mutable std::vector<std::byte> decoded_;  // scratch: one exact block
+    // One decoded block, and the packed one that it was; null once anything may have moved.
+    mutable std::vector<std::byte> decoded_;
+    mutable const std::byte* decoded_from_ = nullptr;
 
     Half& half(Part part) noexcept { return halves_[static_cast<int>(part)]; }
     const Half& half(Part part) const noexcept { return halves_[static_cast<int>(part)]; }
     std::string why_not_packed();
-    void pack_units(std::uint32_t stream, std::span<const std::uint32_t> units,
-                    const CellTracker& tracker, Executor& executor);
+    // Where a row lies, and how many that follow it lie right behind it, at most `limit`.
+    struct Place {
+        bool packed = false;
+        std::uint32_t row = 0;  // in the sequence that holds it
+        std::uint32_t run = 0;
+    };
+    Place place(std::uint32_t stream, std::uint32_t cell, std::uint32_t limit) const;
+    StreamState& state(std::uint32_t stream) noexcept { return streams_state_[stream]; }
+    bool holds_exact(const StreamState& s, std::uint32_t cell) const;
+    std::uint32_t ratio(const CellGroups& groups) const noexcept;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in);
 };

@@ -34,7 +34,8 @@ struct CacheStats {
     std::size_t cells_packed = 0;
     double packed_bytes_per_token = 0;  // all layers, keys and values, once packed
     double exact_bytes_per_token = 0;   // all layers at f16: what stock llama.cpp would hold
-    std::uint64_t reopened_blocks = 0;
+    std::uint64_t reopened_blocks = 0;  // StoreStats
+    std::uint64_t repacked_cells = 0;   // restored packed, and packed once more
 };
 CacheStats stats();
 

@@ -126,6 +126,15 @@ void Sequence::truncate(std::uint32_t size) noexcept {
     cut_ = size % tokens != 0 && blocks_.back() != nullptr;
 }
 
+void Sequence::drop(std::span<const std::uint32_t> blocks) noexcept {
+    for (const std::uint32_t b : blocks) {
+        if (b >= blocks_.size()) continue;
+        release_block(store_->impl(), *plan_, blocks_[b]);
+        blocks_[b] = nullptr;
+        if (b == size_ / plan_->block_tokens()) cut_ = false;
+    }
+}
+
 // ---- reading ----
 
 void Sequence::read(Part part, std::uint32_t cell, float* row) const {

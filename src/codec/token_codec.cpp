@@ -38,6 +38,45 @@ void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayo
     std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
 }
 
+// Calls f(first channel, count, group) for a token's groups.
+template <class F>
+void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t token, F f) {
+    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
+        const std::uint32_t first = r * layout.group;
+        f(first, std::min(layout.group, channels - first),
+          std::size_t{r} * layout.row_entries + token);
+    }
+}
+
+// What a code stands for, less the mean.
+float decoded(std::uint8_t code, const PartLayout& layout, const Groups& groups,
+              std::size_t group) noexcept {
+    const std::uint8_t level =
+        layout.codec.levels == Levels::normal ? layout.levels[code] : code;
+    return static_cast<float>(level) * groups.scale[group] + groups.zero[group];
+}
+
+// Takes the mean of what the codes lose from the stored one, so that the decoded block has the
+// tokens' mean. That errs less, and what was decoded is encoded alike: its mean is the one that the
+// codes were made with.
+void correct_mean(const TokenCodes& codes, const TokenView& view, const PartLayout& layout,
+                  const float* mean, std::byte* section) noexcept {
+    Groups stored;
+    read_metadata(layout, section, stored);
+    float sum[max_channels] = {};
+    for (std::uint32_t t = 0; t < view.tokens(); ++t)
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       for (std::uint32_t c = first; c < first + count; ++c)
+                           sum[c] += decoded(codes.token[t][c], layout, stored, g);
+                   });
+    const float share = 1.0f / static_cast<float>(view.tokens());
+    std::uint16_t halves[max_channels];
+    for (std::uint32_t c = 0; c < view.channels(); ++c)
+        halves[c] = f32_to_f16(mean[c] - sum[c] * share);
+    std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
+}
+
 // What a head's tokens are less: its block's mean or its sequence's, or zeros.
 void read_mean(const PartLayout& layout, const std::byte* section,
                const std::uint16_t* sequence_mean, std::uint32_t channels, float* mean) noexcept {
@@ -109,16 +148,6 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const Pa
     }
 }
 
-// Calls f(first channel, count, group) for a token's groups.
-template <class F>
-void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t token, F f) {
-    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
-        const std::uint32_t first = r * layout.group;
-        f(first, std::min(layout.group, channels - first),
-          std::size_t{r} * layout.row_entries + token);
-    }
-}
-
 }  // namespace
 
 void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part part,
@@ -162,6 +191,7 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
                                         codes.token[t] + first);
                    });
     }
+    if (layout.codec.centre == Centre::block) correct_mean(codes, view, layout, mean, section);
     pack_tokens(codes, part, layout.codec.bits, head,
                 reinterpret_cast<std::uint8_t*>(section + layout.codes_offset));
 }
@@ -170,7 +200,6 @@ void decode_token_head(const std::byte* section, const HeadShape& head, Part par
                        const PartLayout& layout, std::uint16_t* rows,
                        const std::uint16_t* sequence_mean) noexcept {
     const TokenView view(part, head);
-    const bool normal = layout.codec.levels == Levels::normal;
     float mean[max_channels], x[max_channels];
     read_mean(layout, section, sequence_mean, view.channels(), mean);
     Groups groups;
@@ -181,10 +210,7 @@ void decode_token_head(const std::byte* section, const HeadShape& head, Part par
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
                        for (std::uint32_t c = first; c < first + count; ++c) {
-                           const std::uint8_t code = codes.token[t][c];
-                           const std::uint8_t level = normal ? layout.levels[code] : code;
-                           x[c] = static_cast<float>(level) * groups.scale[g] + groups.zero[g] +
-                                  mean[c];
+                           x[c] = decoded(codes.token[t][c], layout, groups, g) + mean[c];
                        }
                    });
         if (layout.rotation) layout.rotation->apply_inverse(x);

@@ -10,7 +10,10 @@
 
 namespace {
 
+using lowkv::ggml::CellGroups;
 using lowkv::ggml::CellTracker;
+using lowkv::ggml::no_cell;
+using lowkv::ggml::RowMark;
 
 constexpr std::uint32_t cells = 1024;
 constexpr std::uint32_t block = 32;
@@ -20,7 +23,7 @@ constexpr std::uint16_t hidden = 0xFC00;
 // (at most the newest `window` of all those).
 void step(CellTracker& tracker, const std::vector<std::uint32_t>& where,
           std::vector<std::uint32_t> before, std::size_t window = cells) {
-    tracker.begin_step(where);
+    tracker.begin_step(where, nullptr);
     std::vector<std::uint16_t> mask(where.size() * cells, hidden);
     for (std::size_t i = 0; i < where.size(); ++i) {
         before.push_back(where[i]);
@@ -36,110 +39,218 @@ std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t last) {
     return v;
 }
 
+// The cells of each unit in use, dead and missing ones left out; units by their first cell.
+using Units = std::vector<std::vector<std::uint32_t>>;
+
+Units packed(const CellTracker& tracker) {
+    const CellGroups& groups = tracker.groups();
+    Units units;
+    for (std::uint32_t u = 0; u < groups.generations().size(); ++u) {
+        if (groups.generations()[u] % 2 == 0) continue;
+        std::vector<std::uint32_t> live;
+        for (const std::uint32_t c : groups.unit_cells(u))
+            if (c != no_cell) live.push_back(c);
+        units.push_back(live);
+    }
+    std::sort(units.begin(), units.end());
+    return units;
+}
+
+// Blocks of cells as units.
+Units blocks(const std::vector<std::uint32_t>& numbers) {
+    Units units;
+    for (const std::uint32_t b : numbers) units.push_back(range(b * block, (b + 1) * block));
+    return units;
+}
+
 using Blocks = std::vector<std::uint32_t>;
 
-Blocks ready(const CellTracker& tracker) { return tracker.all_ready(); }
+void restore(CellTracker& tracker, const std::vector<std::uint32_t>& where) {
+    for (const std::uint32_t c : where) tracker.restore(c, std::nullopt);
+    tracker.settle_restored();
+}
 
 }  // namespace
 
 TEST_CASE("a prompt packs what has left the window, and keeps the sinks' block") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0});
+    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
     step(tracker, range(0, 200), {});
-    CHECK(ready(tracker) == Blocks{1, 2, 3});  // 136 old cells: blocks 0 to 3, 0 has sinks
+    CHECK(packed(tracker) == blocks(Blocks{1, 2, 3}));  // 136 old cells: blocks 0 to 3, 0 has sinks
     CHECK(tracker.pending() == 0);
 }
 
-TEST_CASE("token by token gives the same blocks as a prompt") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0});
-    Blocks in_steps;
+TEST_CASE("token by token gives the same units as a prompt") {
+    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0}, true);
     for (std::uint32_t t = 0; t < 200; ++t) {
         step(tracker, {t}, range(0, t));
-        in_steps.insert(in_steps.end(), tracker.newly_ready().begin(), tracker.newly_ready().end());
+        CHECK(packed(tracker).size() == (t + 1 > 64 ? (t + 1 - 64) / block : 0));
     }
-    CHECK(in_steps == Blocks{0, 1, 2, 3});
-    CHECK(ready(tracker) == in_steps);
+    CHECK(packed(tracker) == blocks(Blocks{0, 1, 2, 3}));
 }
 
 TEST_CASE("flush releases tokens in strides") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 128});
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 128}, true);
     step(tracker, range(0, 159), {});
-    CHECK(ready(tracker).empty());
+    CHECK(packed(tracker).empty());
     step(tracker, {159}, range(0, 159));
-    CHECK(ready(tracker) == Blocks{0, 1, 2, 3});
+    CHECK(packed(tracker) == blocks(Blocks{0, 1, 2, 3}));
 }
 
 TEST_CASE("a sliding window does not reset ages") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 8, .flush = 0});
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 8, .flush = 0}, true);
     for (std::uint32_t t = 0; t < 256; ++t) step(tracker, {t}, range(0, t), 100);
-    const Blocks all = ready(tracker);
-    CHECK(std::find(all.begin(), all.end(), 0u) == all.end());
-    for (std::uint32_t b = 1; b <= 6; ++b) CHECK(std::find(all.begin(), all.end(), b) != all.end());
+    CHECK(packed(tracker) == blocks(Blocks{1, 2, 3, 4, 5, 6}));
 }
 
 TEST_CASE("two sequences in one stream age each by itself") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0});
+    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 96), {});    // A: 32 of 96 are old
     step(tracker, range(96, 160), {});  // B: none is old
-    CHECK(ready(tracker) == Blocks{0});
+    CHECK(packed(tracker) == blocks(Blocks{0}));
     step(tracker, range(160, 192), range(96, 160));  // B goes on: its first 32 are old
-    CHECK(ready(tracker) == Blocks{0, 3});
+    CHECK(packed(tracker) == blocks(Blocks{0, 3}));
 }
 
 TEST_CASE("a shared prefix ages with the sequence that is ahead") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0});
+    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 64), {});
     step(tracker, range(64, 128), range(0, 64));
-    CHECK(ready(tracker) == Blocks{0, 1});
+    CHECK(packed(tracker) == blocks(Blocks{0, 1}));
     step(tracker, range(128, 160), range(0, 64));  // another continuation ranks on from 64
-    CHECK(ready(tracker) == Blocks{0, 1});
+    CHECK(packed(tracker) == blocks(Blocks{0, 1}));
 }
 
-TEST_CASE("a written cell makes its block young again") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0});
+TEST_CASE("a rolled back sequence keeps its packed rows, less those that are written again") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 128), {});
-    CHECK(ready(tracker) == Blocks{0, 1, 2});
+    CHECK(packed(tracker) == blocks(Blocks{0, 1, 2}));
     step(tracker, range(40, 44), range(0, 40));  // rolled back to 40
-    CHECK(ready(tracker) == Blocks{0, 2});
+    Units expected = blocks(Blocks{0, 1, 2});
+    expected[1].erase(expected[1].begin() + 8, expected[1].begin() + 12);
+    CHECK(packed(tracker) == expected);
+    for (std::uint32_t c = 40; c < 44; ++c) CHECK(tracker.groups().exact(c));
 }
 
 TEST_CASE("cells that nobody sees any more are packed after a while") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0});
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 32), {});  // a short dead sequence
     for (std::uint32_t t = 0; t < 8 * 32; ++t) {
-        CHECK(ready(tracker).empty() == (t <= 8 * 32));
-        const std::uint32_t cell = 64 + t % 32;  // rows that replace each other and see themselves
-        step(tracker, {cell}, {});
+        CHECK(packed(tracker).empty());
+        step(tracker, {64 + t % 32}, {});  // rows that replace each other and see themselves
     }
-    CHECK(ready(tracker) == Blocks{0});
+    CHECK(packed(tracker) == blocks(Blocks{0}));
 }
 
 TEST_CASE("a dead sequence's sinks are packed once the stream was written over") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 4, .flush = 0});
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 4, .flush = 0}, true);
     step(tracker, range(0, 32), {});
     for (std::uint32_t t = 0; t < cells; ++t) {
-        CHECK(ready(tracker).empty());
+        CHECK(packed(tracker).empty());
         step(tracker, {64 + t % 32}, {});
     }
-    CHECK(ready(tracker) == Blocks{0});
+    CHECK(packed(tracker) == blocks(Blocks{0}));
 }
 
-TEST_CASE("restored rows rank by their order, not as sinks") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0});
-    for (std::uint32_t c = 0; c < 200; ++c) tracker.restore(c, c + 1);
-    step(tracker, {200}, range(0, 200));
-    CHECK(ready(tracker) == Blocks{1, 2, 3});
+TEST_CASE("sequences that take turns are packed by sequence, not by cell") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    std::vector<std::uint32_t> a, b;
+    for (std::uint32_t t = 0; t < 80; ++t) {
+        step(tracker, {2 * t}, a);
+        a.push_back(2 * t);
+        step(tracker, {2 * t + 1}, b);
+        b.push_back(2 * t + 1);
+    }
+    CHECK(packed(tracker) == Units{{a.begin(), a.begin() + block}, {b.begin(), b.begin() + block}});
 }
 
-TEST_CASE("a restored state can be packed before any token is added to it") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0});
-    for (std::uint32_t c = 0; c < 200; ++c) tracker.restore(c, c + 1);
-    CHECK(ready(tracker).empty());
-    tracker.settle_restored();
-    CHECK(ready(tracker) == Blocks{1, 2, 3});
+TEST_CASE("a second continuation of a prefix gets units of its own") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    step(tracker, range(0, 48), {});
+    step(tracker, range(48, 128), range(0, 48));
+    step(tracker, range(200, 280), range(0, 48));
+    CHECK(packed(tracker) == Units{range(0, 32), range(32, 64), range(64, 96), range(200, 216),
+                                   range(216, 248)});
+}
+
+TEST_CASE("a unit whose rows were all written again is free, and taken again") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    step(tracker, range(0, 96), {});
+    CHECK(packed(tracker) == blocks(Blocks{0, 1}));
+    step(tracker, range(0, 64), {});
+    CHECK(packed(tracker) == blocks(Blocks{0}));
+    CHECK(tracker.groups().generations().size() == 2);
+    CHECK(tracker.groups().packed_count() == 32);
+    CHECK(tracker.groups().exact_count() == 64);
+}
+
+TEST_CASE("a step's layout stays as it began for layers that have not followed yet") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    tracker.begin_step(range(0, 96), nullptr);
+    const std::uint64_t before = tracker.groups().version();
+    CHECK(tracker.layout(before).units.empty());
+    std::vector<std::uint16_t> mask(96 * cells, hidden);
+    for (std::size_t i = 0; i < 96; ++i) std::fill_n(mask.begin() + i * cells, i + 1, 0);
+    tracker.observe(mask.data(), cells, cells);
+    CHECK(tracker.layout(before).units.empty());
+    CHECK(tracker.layout(before).exact_blocks == Blocks{0, 1, 2});
+    CHECK(tracker.layout(tracker.groups().version()).units == Blocks{0, 1});
+    CHECK(tracker.layout(tracker.groups().version()).exact_blocks == Blocks{2});
+}
+
+TEST_CASE("restored rows without marks rank by their order, not as sinks") {
+    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
+    restore(tracker, range(0, 200));
+    CHECK(packed(tracker) == blocks(Blocks{1, 2, 3}));
     // A second state in the same stream doesn't age the first one's window.
-    for (std::uint32_t c = 200; c < 400; ++c) tracker.restore(c, c - 199);
-    tracker.settle_restored();
-    CHECK(ready(tracker) == Blocks{1, 2, 3, 7, 8, 9});
+    restore(tracker, range(200, 400));
+    CHECK(packed(tracker).size() == 6);
+    CHECK(packed(tracker)[3] == range(232, 264));
     step(tracker, {400}, range(200, 400));
-    CHECK(ready(tracker) == Blocks{1, 2, 3, 7, 8, 9});
+    CHECK(packed(tracker).size() == 6);
+}
+
+TEST_CASE("marked rows come back as they were, in whatever cells") {
+    CellTracker saved(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
+    // The newest tokens lie in the lowest cells.
+    step(saved, range(100, 250), {});
+    step(saved, range(0, 50), range(100, 250));
+    CHECK(packed(saved) == Units{range(132, 164), range(164, 196), range(196, 228)});
+
+    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
+    std::uint32_t to = 7;
+    const auto take = [&](std::uint32_t cell) { tracker.restore(to++, saved.mark(cell)); };
+    for (std::uint32_t c = 0; c < 50; ++c) take(c);  // as llama.cpp saves: by cell
+    for (std::uint32_t c = 100; c < 250; ++c) take(c);
+    tracker.settle_restored();
+    const std::uint32_t moved = 7 + 50 - 100;
+    CHECK(packed(tracker) == Units{range(132 + moved, 164 + moved), range(164 + moved, 196 + moved),
+                                   range(196 + moved, 228 + moved)});
+    CHECK(tracker.repacked_rows() == 96);
+    // Going on ages them as if nothing had happened.
+    std::vector<std::uint32_t> all = range(7, 207);
+    step(saved, range(50, 60), range(0, 250));
+    step(tracker, range(300, 310), all);
+    CHECK(packed(tracker).size() == packed(saved).size());
+}
+
+TEST_CASE("restored rows don't make other sequences old") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    step(tracker, range(0, 40), {});
+    const Units before = packed(tracker);
+    restore(tracker, range(100, 900));
+    for (std::uint32_t c = 0; c < 40; ++c) CHECK(tracker.groups().exact(c));
+    step(tracker, {40}, range(0, 40));
+    CHECK(tracker.groups().exact(39));
+}
+
+TEST_CASE("poison is seen by who sees the cell, until it is written") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    restore(tracker, range(0, 8));
+    tracker.poison(3);
+    std::vector<std::uint16_t> mask(cells, hidden);
+    CHECK(!tracker.sees_poison(mask.data(), cells, 1, cells));
+    mask[3] = 0;
+    CHECK(tracker.sees_poison(mask.data(), cells, 1, cells));
+    step(tracker, {3}, {});
+    CHECK(!tracker.sees_poison(mask.data(), cells, 1, cells));
 }

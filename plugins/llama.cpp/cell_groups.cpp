@@ -1,0 +1,126 @@
+#include "cell_groups.h"
+
+#include <algorithm>
+
+namespace lowkv::ggml {
+
+CellGroups::CellGroups(std::uint32_t cells, std::uint32_t block)
+    : block_(block),
+      state_(cells, State::empty),
+      group_(cells, no_cell),
+      slot_(cells, 0),
+      exact_rows_((cells + block - 1) / block, 0) {}
+
+void CellGroups::clear() { *this = CellGroups(cells(), block_); }
+
+// The cell's row dies.
+void CellGroups::leave(std::uint32_t cell) {
+    const std::uint32_t number = group_[cell];
+    if (number == no_cell) return;
+    CellGroup& group = list_[number];
+    group.cells[slot_[cell]] = no_cell;
+    group_[cell] = no_cell;
+    if (group.unit != no_cell) ++version_;
+    if (--group.live > 0) return;
+    if (group.unit != no_cell) {
+        ++generations_[group.unit];
+        free_units_.push_back(group.unit);
+        group.unit = no_cell;
+    }
+    free_groups_.push_back(number);
+}
+
+void CellGroups::write(std::uint32_t cell) {
+    leave(cell);
+    if (state_[cell] == State::exact) return;
+    if (state_[cell] == State::packed) --packed_count_;
+    state_[cell] = State::exact;
+    ++exact_count_;
+    if (exact_rows_[cell / block_]++ == 0) ++version_;
+}
+
+bool CellGroups::has_room(std::uint32_t group, std::uint32_t rank) const noexcept {
+    const CellGroup& g = list_[group];
+    const std::uint32_t slot = (rank - 1) % block_;
+    return g.unit == no_cell && g.first_rank == rank - slot && g.cells[slot] == no_cell;
+}
+
+void CellGroups::join(std::uint32_t cell, std::uint32_t rank, std::uint32_t parent,
+                      std::uint64_t now) {
+    const std::uint32_t group = parent != no_cell ? group_[parent] : no_cell;
+    put(cell, rank, group != no_cell && has_room(group, rank) ? group : no_cell, now);
+}
+
+std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint32_t group,
+                              std::uint64_t now) {
+    const std::uint32_t slot = (rank - 1) % block_;
+    if (group == no_cell) {
+        if (free_groups_.empty()) {
+            free_groups_.push_back(groups());
+            list_.emplace_back();
+        }
+        group = free_groups_.back();
+        free_groups_.pop_back();
+        list_[group] = {.cells = std::vector<std::uint32_t>(block_, no_cell),
+                        .first_rank = rank - slot};
+    }
+    CellGroup& g = list_[group];
+    g.cells[slot] = cell;
+    ++g.live;
+    g.last_write = g.last_seen = now;
+    group_[cell] = group;
+    slot_[cell] = static_cast<std::uint8_t>(slot);
+    return group;
+}
+
+void CellGroups::pack(std::uint32_t number) {
+    if (free_units_.empty()) {
+        free_units_.push_back(static_cast<std::uint32_t>(generations_.size()));
+        generations_.push_back(0);
+        unit_group_.push_back(no_cell);
+    }
+    // The lowest one, so that the packed area stays compact.
+    const auto lowest = std::min_element(free_units_.begin(), free_units_.end());
+    const std::uint32_t unit = *lowest;
+    *lowest = free_units_.back();
+    free_units_.pop_back();
+    CellGroup& group = list_[number];
+    group.unit = unit;
+    unit_group_[unit] = number;
+    ++generations_[unit];
+    ++version_;
+    for (const std::uint32_t cell : group.cells) {
+        if (cell == no_cell) continue;
+        state_[cell] = State::packed;
+        --exact_rows_[cell / block_];
+        --exact_count_;
+        ++packed_count_;
+    }
+}
+
+std::uint32_t CellGroups::packed_row(std::uint32_t cell) const noexcept {
+    if (state_[cell] != State::packed) return no_cell;
+    return list_[group_[cell]].unit * block_ + slot_[cell];
+}
+
+void CellGroups::make_layout(Layout& layout) const {
+    layout.version = version_;
+    layout.units.clear();
+    layout.exact_blocks.clear();
+    layout.cells.clear();
+    for (std::uint32_t unit = 0; unit < generations_.size(); ++unit) {
+        if (generations_[unit] % 2 == 0) continue;
+        layout.units.push_back(unit);
+        const auto cells = unit_cells(unit);
+        layout.cells.insert(layout.cells.end(), cells.begin(), cells.end());
+    }
+    for (std::uint32_t b = 0; b < exact_rows_.size(); ++b) {
+        if (exact_rows_[b] == 0) continue;
+        layout.exact_blocks.push_back(b);
+        // A cell that is yet to be written is hidden by every mask.
+        for (std::uint32_t c = b * block_; c < (b + 1) * block_; ++c)
+            layout.cells.push_back(c < cells() && state_[c] != State::packed ? c : no_cell);
+    }
+}
+
+}  // namespace lowkv::ggml
