@@ -68,9 +68,9 @@ class Measurement:
 
     @contextlib.contextmanager
     def server(self, scheme, *more):
-        level, env = (5, {"LLAMA_KV_CACHE_DEBUG": "3"}) if self.args.cells else (4, {})
-        with self.tools.server(self.folder, "-c", CONTEXT, "-t", 2, "-lv", level, *more, scheme=scheme,
-                               model=self.model, env=env) as server:
+        log = self.tools.LOG_CELLS if self.args.cells else {"args": ("-lv", 4), "env": {}}
+        with self.tools.server(self.folder, "-c", CONTEXT, "-t", 2, *log["args"], *more, scheme=scheme,
+                               model=self.model, env=log["env"]) as server:
             yield server
             log = server.log_text()
         if f"active: scheme {scheme}," not in log or "NOT active" in log:
@@ -128,7 +128,7 @@ class Measurement:
                     for conversation in (0, 1):
                         answers[conversation].append(self.turn(server, conversation, turn))
                         if self.args.cells:
-                            print(f"turn {turn}, conversation {conversation}: {cells_out_of_order(server)}")
+                            print(f"turn {turn}, conversation {conversation}: {cells_out_of_order(server.positions_by_cell())}")
                 restored = len(re.findall("found better prompt", server.log_text()))
             # All but the first turn of each conversation.
             if restored < 2 * (self.args.turns - 1):
@@ -155,23 +155,14 @@ class Measurement:
             sys.exit(f"slot {action} failed: {answer}; {server.log}")
 
 
-def cells_out_of_order(server):
-    """From the map of positions that llama.cpp logged last: cells with a later position below them."""
-    maps, rows = [[]], False
-    for line in server.log_text().splitlines():
-        words = line.removesuffix(" *").split()
-        if len(words) == 64 and all(w == "." or w.isdigit() for w in words):
-            if not rows:
-                maps.append([])
-            maps[-1] += [int(w) for w in words if w != "."]
-            rows = True
-        else:
-            rows = False
+def cells_out_of_order(positions):
+    """How many cells hold an earlier position than some cell below them."""
+    used = [p for p in positions if p is not None]
     highest, out = -1, 0
-    for position in maps[-1]:
+    for position in used:
         out += position < highest
         highest = max(highest, position)
-    return f"{out} of {len(maps[-1])} cells out of order" if maps[-1] else "no map of the cells in the log"
+    return f"{out} of {len(used)} cells out of order"
 
 
 def kl(reference, other):
