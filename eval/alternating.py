@@ -44,6 +44,7 @@ def arguments():
     parser.add_argument("--piece", type=int, default=40, help="tokens appended per turn (default: %(default)s)")
     parser.add_argument("--answer", type=int, default=8, help="distributions per turn (default: %(default)s)")
     parser.add_argument("--top", type=int, default=2000, help="tokens told apart, the others are one (default: 2000)")
+    parser.add_argument("-t", "--threads", type=int, default=min(os.cpu_count() or 1, 2))
     parser.add_argument("--slot-files", action="store_true", help="measure slot files of other processes too")
     parser.add_argument("--cells", action="store_true", help="log the cells' positions and count those out of order")
     parser.add_argument("--keep", type=Path, metavar="FOLDER",
@@ -69,8 +70,9 @@ class Measurement:
     @contextlib.contextmanager
     def server(self, scheme, *more):
         log = self.tools.LOG_CELLS if self.args.cells else {"args": ("-lv", 4), "env": {}}
-        with self.tools.server(self.folder, "-c", CONTEXT, "-t", 2, *log["args"], *more, scheme=scheme,
-                               model=self.model, env=log["env"]) as server:
+        env = {"OMP_WAIT_POLICY": "passive", **log["env"]}
+        with self.tools.server(self.folder, "-c", CONTEXT, "-t", self.args.threads, *log["args"], *more,
+                               scheme=scheme, model=self.model, env=env) as server:
             yield server
             log = server.log_text()
         if f"active: scheme {scheme}," not in log or "NOT active" in log:
@@ -93,7 +95,10 @@ class Measurement:
         start = args.tokens + turn * (args.piece + args.answer) + args.piece
         answers = []
         for end in range(start, start + args.answer):
-            answer = server.complete(self.conversations()[conversation][:end], tokens=1, n_probs=args.top, **more)
+            text = self.conversations()[conversation]
+            # Sampled is a token of the text: half a UTF-8 character would come without its probabilities, which
+            # are those before the bias.
+            answer = server.complete(text[:end], tokens=1, n_probs=args.top, logit_bias=[[text[0], 100]], **more)
             # More than the appended piece was run: the conversation was not there any more.
             if turn > 0 and answer["timings"]["prompt_n"] > args.piece + 1:
                 sys.exit(f"turn {turn} ran {answer['timings']['prompt_n']} tokens of its prompt again; {server.log}")
