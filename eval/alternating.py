@@ -28,7 +28,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paths import ROOT
+from paths import ROOT, fingerprint
 
 CONTEXT = 8192
 TEXT_STARTS = (20_000, 400_000)  # characters into the book, one conversation each
@@ -107,9 +107,10 @@ class Measurement:
         return answers
 
     def kept(self, name, make):
-        """make()'s answers, or those of an earlier run with the same arguments."""
+        """make()'s answers, or those of an earlier run with the same arguments and the same plug-in."""
         a = self.args
-        path = a.keep and a.keep / f"{name}-{Path(self.model).stem}-{a.tokens}-{a.turns}-{a.piece}-{a.answer}.json"
+        what = (Path(self.model).stem, fingerprint(self.tools.PLUGIN), a.tokens, a.turns, a.piece, a.answer, a.top)
+        path = a.keep and a.keep / ("-".join(map(str, (name, *what))) + ".json")
         if path and path.exists():
             return json.loads(path.read_text())
         print(f"{name} ...", file=sys.stderr)

@@ -35,7 +35,7 @@ struct CacheStats {
     std::size_t cells_packed = 0;
     double packed_bytes_per_token = 0;  // all layers, keys and values, once packed
     double exact_bytes_per_token = 0;   // all layers at f16: what stock llama.cpp would hold
-    std::uint64_t encoded_blocks = 0;  // since the caches were made
+    std::uint64_t encoded_blocks = 0;   // since the caches were made
     std::uint64_t reopened_blocks = 0;
 };
 CacheStats stats();

@@ -97,7 +97,8 @@ std::string text_of(const std::vector<Cache>& caches) {
     std::string text;
     for (const Metric& metric : metrics()) {
         const std::string name = metric.name;
-        text += "# HELP " + name + " " + metric.help + "\n# TYPE " + name + " " + metric.type + "\n";
+        text +=
+            "# HELP " + name + " " + metric.help + "\n# TYPE " + name + " " + metric.type + "\n";
         for (const Cache& cache : caches)
             for (const Sample& sample : metric.samples) {
                 text += name + "{cache=\"" + std::to_string(cache.number) + "\",scheme=\"" +
@@ -119,8 +120,8 @@ bool replace_file(const std::string& text) {
     return written && closed && std::rename(draft.c_str(), path().c_str()) == 0;
 }
 
-// Freed caches stay in the file until a new one is made: a process that ends leaves its last figures,
-// one that makes a cache per task does not pile them up.
+// Freed caches stay in the file until a new one is made: a process that ends leaves its last
+// figures, one that makes a cache per task does not pile them up.
 Cache& entry(Book& b, const CacheBuffer& buffer) {
     const auto known = std::find_if(b.caches.begin(), b.caches.end(),
                                     [&](const Cache& c) { return c.buffer == &buffer; });

@@ -1,6 +1,7 @@
 #pragma once
 // LOWKV_STATS=path: what each cache of this process holds, as a text file in Prometheus' exposition
-// format. It is replaced as a whole while the process computes, and stays when the process has ended.
+// format. It is replaced as a whole while the process computes, and stays when the process has
+// ended.
 
 namespace lowkv::ggml {
 
