@@ -6,7 +6,7 @@ import time
 
 import plugin_models as models
 import pytest
-from plugin_tools import server
+from plugin_tools import server, tool
 from prometheus_client.parser import text_string_to_metric_families
 
 INTERVAL = 1.0  # seconds between two files: stats_file.cpp
@@ -92,6 +92,17 @@ def test_layers_that_stay_f16(folder, tiny):
     assert stats["layers", "0", "plain"] == 3 and stats["layers", "0", "packed"] == 0
     assert stats["bytes", "0", "packed"] == 0
     assert stats["bytes", "0", "exact"] == 3 * 512 * 2 * 128 * 2  # layers, cells, keys and values, f16
+
+
+def test_caches_that_were_freed_make_room(folder, tiny):
+    """llama-bench makes one per test: the file keeps the last, and its number."""
+    path = folder / "bench.prom"
+    run = tool("llama-bench", "-p", "16,32,48", "-n", "0", "-r", "1", "-fa", "1", scheme="kivi2", model=tiny,
+               device=False, env={"LOWKV_STATS": str(path)})
+    assert run.code == 0, run.both[-2000:]
+    stats = read(path)
+    assert {cache for _, cache, _ in stats} == {"2"}
+    assert stats["cells", "2", "exact"] == 48
 
 
 def test_a_path_that_cannot_be_written(folder, tiny):
