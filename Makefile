@@ -94,6 +94,11 @@ bench: build ## attention kernels against ggml's, then stock llama-bench with an
 	$(BIN)/lowkv bench attention --refcheck --json build/bench/attention.json
 	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
 
+.PHONY: soak
+soak: build ## 10 minutes of mixed work on a llama-server, and what must be as before afterwards (SOAK_ARGS=...)
+	@$(SETUP) text
+	"$(call dep,LOWKV_PYTHON)" bench/soak.py --build "build/$(PRESET)" $(SOAK_ARGS)
+
 .PHONY: quality
 quality: build ## what each scheme loses on a real model: tables and pictures of docs/quality.md (40 minutes)
 	@$(SETUP) text bible

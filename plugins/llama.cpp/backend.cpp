@@ -11,6 +11,7 @@
 #include "registry.h"
 #include "report.h"
 #include "rope_params.h"
+#include "stats_file.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -76,12 +77,12 @@ void Backend::set_abort_callback(ggml_abort_callback callback, void* data) {
 ggml_status Backend::compute(ggml_cgraph* graph) {
     if (abort_ != nullptr && abort_(abort_data_)) return GGML_STATUS_ABORTED;
     const int nodes = ggml_graph_n_nodes(graph);
-    bool ours = false;
-    for (int i = 0; i < nodes && !ours; ++i)
+    const CacheBuffer* ours = nullptr;
+    for (int i = 0; i < nodes && ours == nullptr; ++i)
         for_each_cache_tensor(*ggml_graph_node(graph, i),
-                              [&](const ggml_tensor&, CacheTensor&) { ours = true; });
+                              [&](const ggml_tensor&, CacheTensor& t) { ours = t.buffer; });
     // The delegate scheme, and state that is not a key/value cache: plain memory.
-    if (!ours) return cpu_.compute(graph);
+    if (ours == nullptr) return cpu_.compute(graph);
 
     for (int i = 0; i < nodes; ++i) {
         ggml_tensor& node = *ggml_graph_node(graph, i);
@@ -89,6 +90,7 @@ ggml_status Backend::compute(ggml_cgraph* graph) {
         const ggml_status status = compute_node(node);
         if (status != GGML_STATUS_SUCCESS) return status;
     }
+    write_stats_if_due(*ours);
     return GGML_STATUS_SUCCESS;
 }
 

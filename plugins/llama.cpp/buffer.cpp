@@ -11,6 +11,7 @@
 #include "cache_name.h"
 #include "lowkv/error.h"
 #include "report.h"
+#include "stats_file.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -89,7 +90,9 @@ CacheBuffer::~CacheBuffer() {
         const std::lock_guard lock(live_mutex);
         live().erase(this);
     }
-    if (started_ && verbose()) report_end();
+    if (!started_) return;
+    write_last_stats(*this);
+    if (verbose()) report_end();
 }
 
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
@@ -336,6 +339,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
     stats.exact_bytes += store.exact_bytes;
     stats.packed_bytes += store.packed_bytes;
     stats.peak_bytes += store.peak_bytes;
+    stats.encoded_blocks += store.encoded_blocks;
     stats.reopened_blocks += store.reopened_blocks;
     std::size_t packed_layers = 0;
     for (const auto& [key, layer] : layers_) {
@@ -344,6 +348,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
         if (layer->mode() == LayerCache::Mode::plain) {
             const std::size_t bytes =
                 layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
+            ++stats.plain_layers;
             stats.exact_bytes += bytes;
             stats.peak_bytes += bytes;
         }

@@ -27,6 +27,7 @@ struct CacheStats {
     std::string scheme;            // of the newest cache
     std::size_t buffers = 0;       // live cache buffers
     std::size_t layers = 0;        // layers served packed (not delegated)
+    std::size_t plain_layers = 0;  // layers kept as f16
     std::size_t exact_bytes = 0;   // now
     std::size_t packed_bytes = 0;  // now
     std::size_t peak_bytes = 0;    // exact + packed, highest so far
@@ -34,6 +35,7 @@ struct CacheStats {
     std::size_t cells_packed = 0;
     double packed_bytes_per_token = 0;  // all layers, keys and values, once packed
     double exact_bytes_per_token = 0;   // all layers at f16: what stock llama.cpp would hold
+    std::uint64_t encoded_blocks = 0;   // since the caches were made
     std::uint64_t reopened_blocks = 0;  // StoreStats
     std::uint64_t repacked_cells = 0;   // restored packed, and packed once more
 };

@@ -115,6 +115,23 @@ class Server:
     def log_text(self):
         return Path(self.log).read_text(errors="replace")
 
+    def positions_by_cell(self):
+        """The last map of the cells in the log (see LOG_CELLS): positions, None where a cell is empty."""
+        found, in_map = [], False
+        for line in self.log_text().splitlines():
+            words = line.removesuffix(" *").split()
+            is_row = len(words) == 64 and all(w == "." or w.isdigit() for w in words)
+            if is_row:
+                found = found if in_map else []
+                found += [None if w == "." else int(w) for w in words]
+            in_map = is_row
+        assert found, "no map of the cells in the log"
+        return found
+
+
+# llama.cpp then logs the position of each cell before every batch (Server.positions_by_cell).
+LOG_CELLS = {"args": ("-lv", 5), "env": {"LLAMA_KV_CACHE_DEBUG": "3"}}
+
 
 @contextlib.contextmanager
 def server(tmp_path, *args, scheme, model=MODEL, env=None):

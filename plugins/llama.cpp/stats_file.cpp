@@ -1,0 +1,160 @@
+#include "stats_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "report.h"
+
+namespace lowkv::ggml {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto interval = std::chrono::seconds(1);
+
+struct Cache {
+    std::size_t number;
+    const CacheBuffer* buffer;  // null: freed
+    Clock::time_point taken;
+    CacheStats stats;
+};
+
+struct Book {
+    std::mutex mutex;
+    std::size_t made = 0;
+    std::vector<Cache> caches;
+};
+
+Book& book() {
+    static Book instance;
+    return instance;
+}
+
+const std::string& path() {
+    static const std::string value = [] {
+        const char* text = std::getenv("LOWKV_STATS");
+        return std::string(text != nullptr ? text : "");
+    }();
+    return value;
+}
+
+struct Sample {
+    const char* state;  // the label of that name; null: none
+    std::uint64_t (*of)(const CacheStats&);
+};
+
+struct Metric {
+    const char* name;
+    const char* type;
+    const char* help;
+    std::vector<Sample> samples;
+};
+
+const std::vector<Metric>& metrics() {
+    using S = const CacheStats&;
+    static const std::vector<Metric> all = {
+        {"lowkv_cache_bytes",
+         "gauge",
+         "Memory of the cells that hold something, by how they are held.",
+         {{"packed", [](S s) -> std::uint64_t { return s.packed_bytes; }},
+          {"exact", [](S s) -> std::uint64_t { return s.exact_bytes; }}}},
+        {"lowkv_cache_peak_bytes",
+         "gauge",
+         "Highest sum of packed and exact bytes so far.",
+         {{nullptr, [](S s) -> std::uint64_t { return s.peak_bytes; }}}},
+        {"lowkv_cache_cells",
+         "gauge",
+         "Cells that hold something, by how they are held.",
+         {{"packed", [](S s) -> std::uint64_t { return s.cells_packed; }},
+          {"exact", [](S s) -> std::uint64_t { return s.cells_exact; }}}},
+        {"lowkv_cache_layers",
+         "gauge",
+         "Layers served packed, and layers kept as plain f16.",
+         {{"packed", [](S s) -> std::uint64_t { return s.layers; }},
+          {"plain", [](S s) -> std::uint64_t { return s.plain_layers; }}}},
+        {"lowkv_cache_encoded_blocks_total",
+         "counter",
+         "Blocks packed, those that had been packed before included.",
+         {{nullptr, [](S s) { return s.encoded_blocks; }}}},
+        {"lowkv_cache_reopened_blocks_total",
+         "counter",
+         "Packed blocks decoded because a cell of theirs was written again.",
+         {{nullptr, [](S s) { return s.reopened_blocks; }}}},
+        {"lowkv_cache_repacked_cells_total",
+         "counter",
+         "Cells of restored states that had been packed when saved, and were packed once more.",
+         {{nullptr, [](S s) { return s.repacked_cells; }}}},
+    };
+    return all;
+}
+
+// A scheme's canonical text has no character that a label would have to escape.
+std::string text_of(const std::vector<Cache>& caches) {
+    std::string text;
+    for (const Metric& metric : metrics()) {
+        const std::string name = metric.name;
+        text +=
+            "# HELP " + name + " " + metric.help + "\n# TYPE " + name + " " + metric.type + "\n";
+        for (const Cache& cache : caches)
+            for (const Sample& sample : metric.samples) {
+                text += name + "{cache=\"" + std::to_string(cache.number) + "\",scheme=\"" +
+                        cache.stats.scheme + "\"";
+                if (sample.state != nullptr) text += std::string(",state=\"") + sample.state + "\"";
+                text += "} " + std::to_string(sample.of(cache.stats)) + "\n";
+            }
+    }
+    return text;
+}
+
+// Readers see the old file or the new one, never half of one.
+bool replace_file(const std::string& text) {
+    const std::string draft = path() + ".new";
+    std::FILE* file = std::fopen(draft.c_str(), "w");
+    if (file == nullptr) return false;
+    const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    const bool closed = std::fclose(file) == 0;
+    return written && closed && std::rename(draft.c_str(), path().c_str()) == 0;
+}
+
+// Freed caches stay in the file until a new one is made: a process that ends leaves its last
+// figures, one that makes a cache per task does not pile them up.
+Cache& entry(Book& b, const CacheBuffer& buffer) {
+    const auto known = std::find_if(b.caches.begin(), b.caches.end(),
+                                    [&](const Cache& c) { return c.buffer == &buffer; });
+    if (known != b.caches.end()) return *known;
+    std::erase_if(b.caches, [](const Cache& c) { return c.buffer == nullptr; });
+    return b.caches.emplace_back(Cache{b.made++, &buffer, Clock::time_point::min(), {}});
+}
+
+void write_stats(const CacheBuffer& buffer, bool last) {
+    if (path().empty()) return;
+    Book& b = book();
+    const std::lock_guard lock(b.mutex);
+    Cache& cache = entry(b, buffer);
+    const Clock::time_point now = Clock::now();
+    if (!last && cache.taken != Clock::time_point::min() && now - cache.taken < interval) return;
+    cache.taken = now;
+    cache.stats = {};
+    buffer.add_stats(cache.stats);
+    if (last) cache.buffer = nullptr;
+    if (!replace_file(text_of(b.caches))) {
+        report_once(GGML_LOG_LEVEL_WARN, "LOWKV_STATS=" + path() + " can't be written (" +
+                                             std::strerror(errno) +
+                                             "): name a file in a folder that is there");
+    }
+}
+
+}  // namespace
+
+void write_stats_if_due(const CacheBuffer& buffer) { write_stats(buffer, false); }
+void write_last_stats(const CacheBuffer& buffer) { write_stats(buffer, true); }
+
+}  // namespace lowkv::ggml

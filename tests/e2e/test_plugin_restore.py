@@ -1,0 +1,167 @@
+"""States that llama-server saves and restores: a conversation goes on as if it had never been moved.
+
+The model has f32 weights, so that with an exact cache nothing is lost at all, and what is lost with a packed
+one is the scheme's own loss, or was lost by the restore.
+"""
+
+import math
+import random
+import re
+
+import plugin_models as models
+import pytest
+from plugin_tools import LOG_CELLS, server
+
+SCHEME = "lowkv2"
+# Of the scheme's own loss: what a restore may add.
+TOLERANCE = 0.1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("restore")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder):
+    return models.llama(folder / "llama.gguf", layers=3)
+
+
+@pytest.fixture(scope="module")
+def sliding(folder):
+    return models.gemma2(folder / "gemma2.gguf")
+
+
+def text(seed, n):
+    source = random.Random(seed)
+    return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
+
+
+def ask(running, prompt, **more):
+    """(distribution of the next token, tokens of the prompt that had to be run)"""
+    # Sampled is an "a", for half a UTF-8 character would come without its probabilities. They are those before.
+    answer = running.complete(prompt, tokens=1, n_probs=300, logit_bias=[["a", 100]], **more)
+    top = answer["completion_probabilities"][0]["top_logprobs"]
+    return {t["id"]: math.exp(t["logprob"]) for t in top}, answer["timings"]["prompt_n"]
+
+
+def mean_kl(references, others):
+    values = [sum(p * math.log(p / other[t]) for t, p in reference.items() if p > 0)
+              for reference, other in zip(references, others, strict=True)]
+    return sum(values) / len(values)
+
+
+def slot(running, number, action):
+    body = {"filename": "state.bin"} if action != "erase" else None
+    status, answer = running.request("POST", f"/slots/{number}?action={action}", body)
+    assert status == 200, answer
+
+
+START, PIECE, TURNS = 1500, 60, 8
+
+
+def converse(folder, model, scheme, conversations):
+    """The distributions after each turn but the first, by conversation, in a server at its defaults."""
+    found = {c: [] for c in conversations}
+    with server(folder, "-c", 4096, "-lv", 4, scheme=scheme, model=model) as s:
+        for turn in range(TURNS):
+            for c in conversations:
+                for more in range(4):
+                    prompt = text(c, START + TURNS * PIECE)[:START + turn * PIECE + 5 * more]
+                    distribution, ran = ask(s, prompt)
+                    if turn > 0:
+                        assert ran <= PIECE, "the conversation was not restored"
+                        found[c].append(distribution)
+        log = s.log_text()
+    restores = len(re.findall("found better prompt", log))
+    assert restores == (2 * (TURNS - 1) if len(conversations) > 1 else 0)
+    return found
+
+
+@pytest.mark.parametrize("model", ["tiny", "sliding"])
+def test_conversations_that_take_turns(folder, model, request):
+    """llama-server saves the one that waits to the host's memory and restores it elsewhere. Sliding layers'
+    caches are rings, whose newest tokens are anywhere; their rows come from a checkpoint."""
+    path = request.getfixturevalue(model)
+    exact, exact_turns = (converse(folder, path, "exact", c)[1] for c in ([1], [1, 2]))
+    alone, turns = (converse(folder, path, SCHEME, c)[1] for c in ([1], [1, 2]))
+    own = mean_kl(exact, alone)
+    assert own > 100 * mean_kl(exact, exact_turns), "rounding hides what this test looks at"
+    assert mean_kl(alone, turns) < TOLERANCE * own
+
+
+def through_a_file(folder, model, scheme, restarts):
+    """The same conversation, its process ended and another one started before some of its turns."""
+    prompt = text(9, START + TURNS * PIECE)
+    args = ("-np", 1, "-c", 4096, "-cram", 0, "--slot-save-path", folder)
+    found = []
+    for run in range(restarts + 1):
+        with server(folder, *args, scheme=scheme, model=model) as s:
+            if run > 0:
+                slot(s, 0, "restore")
+            for end in range(START + PIECE * run, START + PIECE * (TURNS if run == restarts else run + 1), 10):
+                distribution, ran = ask(s, prompt[:end])
+                assert ran <= 10 or (run == 0 and not found), "the conversation was not restored"
+                found.append(distribution)
+            slot(s, 0, "save")
+    return found[PIECE // 10:]
+
+
+def test_slot_files_of_other_processes(folder, tiny):
+    exact = through_a_file(folder, tiny, "exact", 0)
+    assert mean_kl(exact, through_a_file(folder, tiny, "exact", 2)) < 1e-4
+    never, restarted = (through_a_file(folder, tiny, SCHEME, n) for n in (0, 4))
+    own = mean_kl(exact, never)
+    assert own > 0.05
+    assert mean_kl(exact, restarted) < (1 + TOLERANCE) * own
+
+
+def newer_below(folder, model, scheme):
+    """A conversation's distributions before and after a restore, its newest tokens in the lowest cells."""
+    prompt = text(3, 1300)
+    args = ("-np", 2, "-c", 4096, "--kv-unified", "-cram", 0, "--slot-save-path", folder, *LOG_CELLS["args"])
+    with server(folder, *args, scheme=scheme, model=model, env=LOG_CELLS["env"]) as s:
+        ask(s, text(4, 600), id_slot=1)
+        ask(s, prompt[:1000], id_slot=0)
+        slot(s, 1, "erase")
+        before = [ask(s, prompt[:n], id_slot=0)[0] for n in range(1200, 1300, 10)]
+        positions = s.positions_by_cell()
+        assert positions.index(1000) < positions.index(0), "the newest tokens are not in lower cells"
+        slot(s, 0, "save")
+        slot(s, 0, "erase")
+        slot(s, 0, "restore")
+        after = []
+        for n in range(1290, 1190, -10):  # each a roll back: nothing is computed but the last token
+            distribution, ran = ask(s, prompt[:n], id_slot=0)
+            assert ran <= 1
+            after.append(distribution)
+    return before, after[::-1]
+
+
+def test_newer_tokens_in_lower_cells(folder, tiny):
+    exact, exact_after = newer_below(folder, tiny, "exact")
+    assert mean_kl(exact, exact_after) < 1e-4
+    before, after = newer_below(folder, tiny, SCHEME)
+    own = mean_kl(exact, before)
+    assert own > 0.05
+    assert mean_kl(before, after) < TOLERANCE * own
+
+
+def exact_cells_at_the_end(folder, model, restores):
+    args = ("-np", 2, "-c", 8192, "--kv-unified", "-cram", 0, "--slot-save-path", folder)
+    with server(folder, *args, scheme=SCHEME, model=model, env={"LOWKV_VERBOSE": "1"}) as s:
+        ask(s, text(6, 800), id_slot=0)
+        slot(s, 0, "save")
+        ask(s, text(7, 800), id_slot=1)
+        for _ in range(restores):
+            slot(s, 0, "restore")
+        # As many tokens as make every block idle that nobody writes: its turn has come long since.
+        ask(s, text(6, 800) + text(8, 3000), id_slot=0)
+        ask(s, text(6, 800) + text(8, 3010), id_slot=0)
+        log = s.log
+    return int(re.search(r"cache freed: .*cells packed \d+, exact (\d+)", log.read_text()).group(1))
+
+
+def test_restored_rows_leave_nothing_exact_for_ever(folder, tiny):
+    """They make the window of a conversation that waits idle, and somebody has to pack it."""
+    assert exact_cells_at_the_end(folder, tiny, 5) <= exact_cells_at_the_end(folder, tiny, 0) + 32

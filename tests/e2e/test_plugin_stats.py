@@ -1,0 +1,116 @@
+"""LOWKV_STATS: what the caches of a running llama-server hold, in a file that Prometheus can read."""
+
+import random
+import re
+import time
+
+import plugin_models as models
+import pytest
+from plugin_tools import server, tool
+from prometheus_client.parser import text_string_to_metric_families
+
+INTERVAL = 1.0  # seconds between two files: stats_file.cpp
+
+
+def read(path):
+    """{(name, cache, state): value}; every sample is of the scheme that its cache was made for."""
+    families = list(text_string_to_metric_families(path.read_text()))
+    assert families and all(f.documentation for f in families)
+    for family in families:
+        assert family.type == ("counter" if family.name.endswith("_blocks") else "gauge")
+    return {(s.name.removeprefix("lowkv_cache_"), s.labels["cache"], s.labels.get("state")): s.value
+            for f in families for s in f.samples}
+
+
+def schemes(path):
+    return {s.labels["scheme"] for f in text_string_to_metric_families(path.read_text()) for s in f.samples}
+
+
+def text(seed, n):
+    source = random.Random(seed)
+    return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("stats")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder):
+    return models.llama(folder / "llama.gguf", layers=3)
+
+
+def freed(log):
+    """What each cache said when it was freed, in that order: the file's figures have to agree."""
+    fields = r"cells packed (\d+), exact (\d+), bytes packed (\d+), exact (\d+), peak (\d+), reopened blocks (\d+)"
+    return [tuple(map(int, m)) for m in re.findall(rf"cache freed: .*{fields}", log)]
+
+
+def figures(stats, cache):
+    names = (("cells", "packed"), ("cells", "exact"), ("bytes", "packed"), ("bytes", "exact"),
+             ("peak_bytes", None), ("reopened_blocks_total", None))
+    return tuple(int(stats[name, cache, state]) for name, state in names)
+
+
+def test_two_caches_while_running_and_after(folder):
+    """Gemma 2's sliding layers have a cache of their own."""
+    model, path = models.gemma2(folder / "gemma2.gguf"), folder / "two.prom"
+    env = {"LOWKV_STATS": str(path), "LOWKV_VERBOSE": "1"}
+    with server(folder, "-np", 1, "-c", 2048, "-cram", 0, scheme="kivi2", model=model, env=env) as s:
+        s.complete(text(1, 900), tokens=2)
+        time.sleep(INTERVAL + 0.1)
+        s.complete(text(1, 900) + text(2, 20), tokens=2)
+        running = read(path)
+        assert {cache for _, cache, _ in running} == {"0", "1"}
+        assert schemes(path) == {"kivi2"}
+        for cache in ("0", "1"):
+            assert running["layers", cache, "packed"] == 2
+            assert running["layers", cache, "plain"] == 0
+            assert running["bytes", cache, "packed"] > 0
+            assert running["cells", cache, "packed"] % 32 == 0
+            assert running["encoded_blocks_total", cache, None] > 0
+        s.complete(text(3, 1500), tokens=2)  # rewrites cells that are packed
+        log = s.log
+    ended = read(path)
+    said = freed(log.read_text())
+    assert len(said) == 2
+    assert sorted(said) == sorted(figures(ended, cache) for cache in ("0", "1"))
+    for name, cache, state in running:
+        if name.endswith("_total") or name == "peak_bytes":
+            assert ended[name, cache, state] >= running[name, cache, state]
+    assert any(ended["reopened_blocks_total", cache, None] > 0 for cache in ("0", "1"))
+    assert not path.with_suffix(".prom.new").exists()
+
+
+def test_layers_that_stay_f16(folder, tiny):
+    path = folder / "plain.prom"
+    with server(folder, "-np", 1, "-c", 512, "-fa", "off", scheme="kivi2", model=tiny,
+                env={"LOWKV_STATS": str(path)}) as s:
+        s.complete(text(1, 50), tokens=2)
+        stats = read(path)
+    assert stats["layers", "0", "plain"] == 3 and stats["layers", "0", "packed"] == 0
+    assert stats["bytes", "0", "packed"] == 0
+    assert stats["bytes", "0", "exact"] == 3 * 512 * 2 * 128 * 2  # layers, cells, keys and values, f16
+
+
+def test_caches_that_were_freed_make_room(folder, tiny):
+    """llama-bench makes one per test: the file keeps the last, and its number."""
+    path = folder / "bench.prom"
+    run = tool("llama-bench", "-p", "16,32,48", "-n", "0", "-r", "1", "-fa", "1", scheme="kivi2", model=tiny,
+               device=False, env={"LOWKV_STATS": str(path)})
+    assert run.code == 0, run.both[-2000:]
+    stats = read(path)
+    assert {cache for _, cache, _ in stats} == {"2"}
+    assert stats["cells", "2", "exact"] == 48
+
+
+def test_a_path_that_cannot_be_written(folder, tiny):
+    path = folder / "missing" / "stats.prom"
+    with server(folder, "-np", 1, "-c", 512, scheme="kivi2", model=tiny, env={"LOWKV_STATS": str(path)}) as s:
+        for i in range(2):
+            s.complete(text(i, 50), tokens=2)
+            time.sleep(INTERVAL + 0.1)
+        log = s.log
+    assert len(re.findall(r"lowkv: LOWKV_STATS=.*can't be written \(No such file or directory\)", log.read_text())) == 1
+    assert not path.parent.exists()
