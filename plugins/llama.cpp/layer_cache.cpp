@@ -201,17 +201,24 @@ void LayerCache::views(std::uint32_t stream_index, std::span<const std::uint32_t
     for (const std::uint32_t b : exact_blocks) add(s.exact, b);
 }
 
+// A unit that this layer has not packed yet is still at its cells.
 LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t cell,
                                     std::uint32_t limit) const {
     const CellGroups& groups = trackers_[stream_index].groups();
+    const StreamState& s = stream(stream_index);
+    const auto packed_row = [&](std::uint32_t c) {
+        const std::uint32_t row = groups.packed_row(c);
+        const std::uint32_t unit = row / groups.block();
+        const bool done = row != no_cell && unit < s.done.size() &&
+                          s.done[unit] == groups.generations()[unit];
+        return done ? row : no_cell;
+    };
     limit = std::min(limit, cells_ - cell);
-    const std::uint32_t row = groups.packed_row(cell);
-    Place found{.packed = row != no_cell, .row = found.packed ? row : cell, .run = 1};
-    while (found.run < limit) {
-        const std::uint32_t next = groups.packed_row(cell + found.run);
-        if (next != (found.packed ? row + found.run : no_cell)) break;
+    const std::uint32_t row = packed_row(cell);
+    Place found{.packed = row != no_cell, .row = row != no_cell ? row : cell, .run = 1};
+    while (found.run < limit &&
+           packed_row(cell + found.run) == (found.packed ? row + found.run : no_cell))
         ++found.run;
-    }
     return found;
 }
 

@@ -117,25 +117,31 @@ def test_slot_files_of_other_processes(folder, tiny):
 
 
 def newer_below(folder, model, scheme):
-    """A conversation's distributions before and after a restore, its newest tokens in the lowest cells."""
+    """A conversation's distributions with and without a restore, its newest tokens in the lowest cells."""
     prompt = text(3, 1300)
     args = ("-np", 2, "-c", 4096, "--kv-unified", "-cram", 0, "--slot-save-path", folder, *LOG_CELLS["args"])
     with server(folder, *args, scheme=scheme, model=model, env=LOG_CELLS["env"]) as s:
+
+        def rolled_back():
+            found = []
+            for n in range(1290, 1190, -10):  # nothing is computed but the last token
+                distribution, ran = ask(s, prompt[:n], id_slot=0)
+                assert ran <= 1
+                found.append(distribution)
+            return found
+
         ask(s, text(4, 600), id_slot=1)
         ask(s, prompt[:1000], id_slot=0)
         slot(s, 1, "erase")
-        before = [ask(s, prompt[:n], id_slot=0)[0] for n in range(1200, 1300, 10)]
+        for n in range(1200, 1300, 10):
+            ask(s, prompt[:n], id_slot=0)
         positions = s.positions_by_cell()
         assert positions.index(1000) < positions.index(0), "the newest tokens are not in lower cells"
         slot(s, 0, "save")
+        without = rolled_back()
         slot(s, 0, "erase")
         slot(s, 0, "restore")
-        after = []
-        for n in range(1290, 1190, -10):  # each a roll back: nothing is computed but the last token
-            distribution, ran = ask(s, prompt[:n], id_slot=0)
-            assert ran <= 1
-            after.append(distribution)
-    return before, after[::-1]
+        return without, rolled_back()
 
 
 def test_newer_tokens_in_lower_cells(folder, tiny):
