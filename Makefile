@@ -61,6 +61,13 @@ test-python: package ## the Python package, on the newest and the oldest transfo
 	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_OLDEST_TRANSFORMERS)" "$$python" -m pytest \
 	    tests/python/test_families.py tests/python/test_generate.py $(PYTEST_ARGS)
 
+.PHONY: test-llama-cpp-python
+test-llama-cpp-python: build package ## lowkv.llama_cpp in a real llama-cpp-python (builds it: 10 minutes, once)
+	@$(SETUP) llama-cpp-python
+	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" LOWKV_MODEL="$(call dep,LOWKV_MODEL)" \
+	    LOWKV_LLAMA_CPP_PYTHON="$(call dep,LOWKV_LLAMA_CPP_PYTHON)" \
+	    "$(call dep,LOWKV_PYTHON)" -m pytest tests/e2e/test_llama_cpp_python.py $(PYTEST_ARGS)
+
 .PHONY: wheel
 wheel: ## build dist/*.whl and the sdist, and try the wheel in an empty environment
 	@$(SETUP) venv-transformers

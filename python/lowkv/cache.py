@@ -30,6 +30,7 @@ class Cache(transformers.Cache):
         heap.tune()
         self.scheme = str(parsed)
         self.model = None  # weak: a cache keeps no model alive
+        self._begun: int | None = None  # tokens held when a call of the model began that has not ended well
         self.memory = BlockMemory()
         super().__init__(layers=[Layer(index, parsed, window, self.memory)
                                  for index, window in enumerate(sliding_windows)])
@@ -40,12 +41,13 @@ class Cache(transformers.Cache):
         computes what it did before. Raises lowkv.Error for a scheme or a model that is not served, and why."""
         cache = cls(scheme, sliding_windows(model))
         install(model)
+        _watch(model)
         cache.model = weakref.ref(model)
         return cache
 
     def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
-        """What a model's layer calls; see transformers.Cache. Raises Error where the last step did not reach every
-        layer, or where the model has more layers than the cache."""
+        """What a model's layer calls; see transformers.Cache. Raises Error after a step that failed, or where the
+        model has more layers than the cache."""
         if layer_idx >= len(self.layers):
             raise Error(f"the model has a layer {layer_idx}, but this cache was made for one of {len(self.layers)} "
                         "layers; make it with Cache.from_model() of this model")
@@ -54,15 +56,39 @@ class Cache(transformers.Cache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def crop(self, *args, **kwargs) -> None:
-        """Takes tokens back; see transformers.Cache. Raises Error where the last step did not reach every layer."""
-        self._require_whole()
+        """Takes tokens back; see transformers.Cache. Raises Error after a step that failed before its last layer's
+        attention had ended."""
+        self._require_even()
         super().crop(*args, **kwargs)
+        self._begun = None
+
+    def reset(self) -> None:
+        """Forgets all tokens, and with them a step that failed."""
+        super().reset()
+        self._begun = None
+
+    def _require_even(self) -> None:
+        for layer in self.layers:
+            layer.require_attended()
+        lengths = {layer.length for layer in self.layers}
+        if len(lengths) > 1:
+            raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: the "
+                        "last step failed or was interrupted. Call reset(), or go on with a fork from before it")
 
     def _require_whole(self) -> None:
-        lengths = {layer.length for layer in self.layers if layer.is_initialized}
-        if len(lengths) > 1:
-            raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: a "
-                        "step was interrupted. Call reset(), or go on with a fork from before it")
+        self._require_even()
+        length = self.get_seq_length()
+        if self._begun is not None and self._begun != length:
+            raise Error(f"the last step failed or was interrupted after it had taken the cache from {self._begun} to "
+                        f"{length} tokens: take them back with crop({self._begun - length}), call reset(), or go on "
+                        "with a fork from before it")
+
+    def _begin(self) -> None:
+        self._require_whole()
+        self._begun = self.get_seq_length()
+
+    def _end(self) -> None:
+        self._begun = None
 
     def fork(self) -> Cache:
         """A copy that shares all packed blocks: continue one prompt many times."""
@@ -77,6 +103,7 @@ class Cache(transformers.Cache):
     def save(self, path: str | Path) -> None:
         """Writes all rows, packed ones as they are, to a safetensors file that load() reads."""
         model = self.model() if self.model is not None else None
+        self._require_whole()
         if model is None:
             raise Error("save: the model that this cache was made for is gone, and the file must name it")
         saving.save(self, model, Path(path))
@@ -88,7 +115,7 @@ class Cache(transformers.Cache):
         path = Path(path)
         metadata, tensors = saving.read(path, model, scheme)
         cache = Cache.from_model.__func__(cls, model, metadata["scheme"])
-        saving.restore(cache, metadata, tensors)
+        saving.restore(cache, path, metadata, tensors)
         return cache
 
     @property
@@ -111,3 +138,27 @@ class Cache(transformers.Cache):
         """Keys and values of one layer, packed ones decoded, `[batch, kv_heads, tokens, head_dim]`: from the first
         token on, or from the first that a sliding window has kept."""
         return self.layers[layer].full()
+
+
+# A cache sees the layers of a step, but not what comes after the last one's attention.
+
+
+def _watch(model: PreTrainedModel) -> None:
+    """Lets `model` tell its caches when a call begins and when it has ended without an error."""
+    if _began not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_began, with_kwargs=True)
+        model.register_forward_hook(_ended, with_kwargs=True)
+
+
+def _began(model, args, kwargs) -> None:
+    for cache in _caches(args, kwargs):
+        cache._begin()
+
+
+def _ended(model, args, kwargs, output) -> None:
+    for cache in _caches(args, kwargs):
+        cache._end()
+
+
+def _caches(args, kwargs) -> list[Cache]:
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]

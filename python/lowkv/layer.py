@@ -22,6 +22,7 @@ from lowkv.exact import ExactRows
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PIECE = 1024  # tokens packed at a time: bounds the f16 copy that the encoder reads
 _MASK = 1 << 22  # mask values for packed cells made at a time: 16 MiB of f32
 _FEW = 16  # queries up to which one call in C++ attends to everything, instead of several in torch
@@ -53,7 +54,7 @@ class Layer(CacheLayerMixin):
         self.first = self.packed_end = self.sinks
         self.exact: ExactRows | None = None
         self.blocks: LayerBlocks | None = None
-        self.pending = False  # rows were appended, and nobody has attended to them yet
+        self.pending = False  # rows were appended, and not yet attended to and packed without an error
         self.is_initialized = False
 
     # ---- what transformers asks ----
@@ -108,7 +109,7 @@ class Layer(CacheLayerMixin):
         if keys.device.type != "cpu":
             raise Error(f"layer {self.index}: lowkv runs on the CPU, not on {keys.device}; move the model "
                         "with model.to('cpu')")
-        if keys.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if keys.dtype not in DTYPES:
             raise Error(f"layer {self.index}: keys of {keys.dtype}; lowkv takes float32, bfloat16, float16")
         if keys.shape[:2] != values.shape[:2] or keys.shape[3] != values.shape[3]:
             raise Error(f"layer {self.index}: keys {tuple(keys.shape)} and values {tuple(values.shape)} "
@@ -123,10 +124,7 @@ class Layer(CacheLayerMixin):
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Adds rows `[batch, kv_heads, tokens, head_dim]`. Nothing is packed: attend() does that."""
-        if self.pending:
-            raise Error(f"layer {self.index}: its last keys were stored but never attended to by lowkv. Either that "
-                        "step failed or was interrupted: call reset() or make a new cache. Or this model bypasses "
-                        "the attention that Cache.from_model() installed: use its own cache")
+        self.require_attended()
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise Error("a packed cache has no gradients: run the model under torch.no_grad()")
         if not self.is_initialized:
@@ -138,6 +136,13 @@ class Layer(CacheLayerMixin):
         self.exact.append(keys, values)
         self.pending = True
 
+    def require_attended(self) -> None:
+        """Raises Error where the last rows were appended in a step that went no further."""
+        if self.pending:
+            raise Error(f"layer {self.index}: its last keys were stored but never attended to by lowkv. Either the "
+                        "last step failed or was interrupted: call reset(), or go on with a fork from before it. Or "
+                        "this model bypasses the attention that Cache.from_model() installed: use its own cache")
+
     def update(self, key_states, value_states, *args, **kwargs):
         self.append(key_states, value_states)
         return Rows.of(key_states, self), Rows.of(value_states, self)
@@ -148,8 +153,8 @@ class Layer(CacheLayerMixin):
         if keys.shape[2] < self.length:
             raise Error(f"layer {self.index}: {keys.shape[2]} tokens given, but it has {self.length} already")
         self.append(keys[:, :, self.length :], values[:, :, self.length :])
-        self.pending = False
         self.settle()
+        self.pending = False
 
     # ---- attention ----
 
@@ -157,7 +162,6 @@ class Layer(CacheLayerMixin):
                sink_logits: torch.Tensor | None) -> torch.Tensor:
         """Attention of `query`, `[batch, heads, queries, head_dim]`, over all rows. Then packs what has left
         the window. Returns the output in the query's shape and dtype."""
-        self.pending = False
         with torch.no_grad():
             first = visibility.first_cell
             skip = max(0, first - self.packed_end + self.sinks) if self._contiguous else 0
@@ -166,6 +170,7 @@ class Layer(CacheLayerMixin):
             else:
                 out = self._attend_many(query, visibility, scale, softcap, sink_logits, first, skip)
             self.settle(_GUESSES if self.record_past else 0)
+        self.pending = False
         return out
 
     @property
@@ -263,8 +268,13 @@ class Layer(CacheLayerMixin):
         rows = count * self.block_tokens
         going = slice(self.sinks, self.sinks + rows)
         keys, values = self.exact.keys[:, :, going], self.exact.values[:, :, going]
-        for halves in blocks.pieces(keys, values, self.block_tokens, _PIECE):
-            self.blocks.append(halves, torch.get_num_threads())
+        held = len(self.blocks)
+        try:
+            for halves in blocks.pieces(keys, values, self.block_tokens, _PIECE):
+                self.blocks.append(halves, torch.get_num_threads())
+        except BaseException:  # all of it or none: their rows are still there
+            self.blocks.truncate(held, 0)
+            raise
         room = self.sinks + self.scheme.window + (self.scheme.flush or self.block_tokens) + self.block_tokens
         self.exact.remove(self.sinks, self.sinks + rows, room)
         self.packed_end += rows

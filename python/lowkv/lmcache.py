@@ -178,8 +178,7 @@ class LowKVDeserializer(Deserializer):
             whole, channels = part.packed_tokens, part.keys.shape[1]
             if part.count:
                 held = LayerBlocks(part.plan, 1, BlockMemory())
-                for block in part.packed.split(part.plan.packed_bytes):
-                    held.append_packed(0, block.numpy().tobytes())
+                held.append_packed(part.packed.view(1, part.count, -1).contiguous())
                 halves = torch.empty(1, part.count, part.plan.exact_bytes // 2, dtype=torch.uint16)
                 held.decode(0, halves, 1)
                 rows = blocks.to_rows(halves, channels // self.codec.head_dim, part.plan.block_tokens)

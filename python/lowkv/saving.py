@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from lowkv._core import Error, parse_scheme
+from lowkv.layer import DTYPES
 
 FORMAT = "lowkv-cache-2"
 # Of a configuration: what may change between two loads of one model.
@@ -58,7 +59,7 @@ def save(cache, model, path: Path) -> None:
 
 
 def read(path: Path, model, scheme: str | None):
-    """The metadata and the tensors of a file, checked."""
+    """The metadata and the tensors of a file that was saved for this model and scheme, and came through whole."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -69,6 +70,8 @@ def read(path: Path, model, scheme: str | None):
         raise Error(f"{path}: format {metadata.get('format')!r}; this version of lowkv reads {FORMAT!r}")
     if _digest(metadata, tensors) != metadata.get("sha256"):
         raise Error(f"{path} is damaged: its contents do not match their hash")
+    for name in ("scheme", "model", "layers"):
+        _require(path, name in metadata, f"it has no {name!r}")
     if scheme is not None and str(parse_scheme(scheme)) != metadata["scheme"]:
         raise Error(f"{path} was saved with scheme {metadata['scheme']}, not {parse_scheme(scheme)}")
     if fingerprint(model) != metadata["model"]:
@@ -76,20 +79,87 @@ def read(path: Path, model, scheme: str | None):
     return metadata, tensors
 
 
-def restore(cache, metadata, tensors) -> None:
-    """Fills an empty cache."""
-    for layer, state in zip(cache.layers, json.loads(metadata["layers"]), strict=True):
-        keys = tensors.get(f"{layer.index}.keys")
-        if keys is None:
-            continue
-        layer.lazy_initialization(keys, tensors[f"{layer.index}.values"])
-        layer.exact.append(keys, tensors[f"{layer.index}.values"])
-        layer.first, layer.packed_end = state["first"], state["packed_end"]
-        packed = tensors.get(f"{layer.index}.packed")
-        if packed is not None:
-            for row in range(packed.shape[0]):
-                for block in packed[row]:
-                    layer.blocks.append_packed(row, block.numpy().tobytes())
+def restore(cache, path: Path, metadata, tensors) -> None:
+    """Fills an empty cache. A hash shows damage, not mistakes: whatever is counted on is checked."""
+    try:
+        states = json.loads(metadata["layers"])
+    except json.JSONDecodeError as error:
+        _require(path, False, f"its 'layers' are no JSON: {error}")
+    _require(path, isinstance(states, list) and len(states) == len(cache.layers),
+             f"its 'layers' are not a list of {len(cache.layers)} layers")
+    names = {f"{layer.index}.{part}" for layer in cache.layers for part in ("keys", "values", "packed")}
+    unknown = sorted(set(tensors) - names)
+    _require(path, not unknown, f"it has a tensor {unknown and unknown[0]!r}")
+    for layer, state in zip(cache.layers, states, strict=True):
+        found = {part: tensors.get(f"{layer.index}.{part}") for part in ("keys", "values", "packed")}
+        problem = _restore_layer(layer, state, **found)
+        _require(path, not problem, f"layer {layer.index}: {problem}")
+    kinds = {(layer.length, layer.exact and (layer.batch_size, layer.exact.keys.dtype)) for layer in cache.layers}
+    _require(path, len(kinds) == 1, "its layers differ in tokens, batch or dtype")
+
+
+def _restore_layer(layer, state, keys, values, packed) -> str | None:
+    """Fills one layer, or says what does not hold together."""
+    counts = [state.get(name) for name in ("first", "packed_end")] if isinstance(state, dict) else []
+    if len(counts) != 2 or not all(type(count) is int for count in counts):
+        return "it does not say its 'first' and 'packed_end'"
+    first, packed_end = counts
+    if keys is None and values is None and packed is None:
+        return None if first == packed_end == layer.sinks else "its tensors are missing"
+    if keys is None or values is None:
+        return "its keys or its values are missing"
+    if keys.dtype not in DTYPES or keys.ndim != 4 or 0 in (*keys.shape[:2], keys.shape[3]):
+        return f"its keys are {_kind(keys)}"
+    if values.dtype != keys.dtype or values.shape != keys.shape:
+        return f"its values are {_kind(values)}, its keys {_kind(keys)}"
+    layer.lazy_initialization(keys, values)
+    problem = _counts(layer, first, packed_end, keys.shape[2]) or _packed(layer, packed_end - first, packed)
+    if problem:
+        return problem
+    layer.exact.append(keys, values)
+    layer.first, layer.packed_end = first, packed_end
+    if packed is not None:
+        layer.blocks.append_packed(packed.contiguous())
+    return None
+
+
+def _counts(layer, first: int, packed_end: int, rows: int) -> str | None:
+    said = f"its packed tokens are [{first}, {packed_end}), with {rows} exact ones beside"
+    if not layer.sinks <= first <= packed_end or (not layer.is_sliding and first != layer.sinks):
+        return said
+    if layer.blocks is None:
+        if first != packed_end:
+            return f"{said}, but its scheme packs nothing"
+    elif (first - layer.sinks) % layer.block_tokens or (packed_end - first) % layer.block_tokens:
+        return f"{said}, but its blocks have {layer.block_tokens} tokens"
+    if packed_end > layer.sinks > rows:
+        return f"{said}, but it has {layer.sinks} sinks"
+    length = packed_end - layer.sinks + rows
+    if layer.is_sliding and first > max(0, length - layer.sliding_window + 1):
+        return f"{said}, but its window sees {layer.sliding_window} of {length}"
+    return None
+
+
+def _packed(layer, tokens: int, packed) -> str | None:
+    if tokens == 0 and packed is None:
+        return None
+    blocks = tokens // layer.block_tokens if tokens else 0
+    wanted = f"{tokens} tokens of a batch of {layer.batch_size} are packed"
+    if blocks:
+        wanted += f", in torch.uint8 {(layer.batch_size, blocks, layer.packed_bytes)}"
+    if packed is None or not blocks or packed.dtype != torch.uint8 or packed.shape != (
+            layer.batch_size, blocks, layer.packed_bytes):
+        return f"its packed blocks are {'missing' if packed is None else _kind(packed)}, but {wanted}"
+    return None
+
+
+def _kind(tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _require(path: Path, legal: bool, problem: str) -> None:
+    if not legal:
+        raise Error(f"{path} does not hold together: {problem}")
 
 
 def _digest(metadata, tensors) -> str:
@@ -98,5 +168,5 @@ def _digest(metadata, tensors) -> str:
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -55,8 +55,16 @@ LayerBlocks::LayerBlocks(std::shared_ptr<const Plan> plan, std::size_t batch,
     check(batch > 0, "a layer needs at least 1 row, not 0");
 }
 
-std::shared_ptr<PackedBlock> LayerBlocks::make_block() const {
-    return std::make_shared<PackedBlock>(plan_->packed_bytes(), memory_);
+LayerBlocks::Fresh LayerBlocks::make_blocks(std::size_t count) const {
+    Fresh fresh(batch() * count);
+    for (auto& block : fresh) block = std::make_shared<PackedBlock>(plan_->packed_bytes(), memory_);
+    return fresh;
+}
+
+void LayerBlocks::append(Fresh fresh, std::size_t count) {
+    for (std::size_t i = 0; i < fresh.size(); ++i) {
+        rows_[i / count].push_back(std::move(fresh[i]));
+    }
 }
 
 const PackedBlock& LayerBlocks::at(std::size_t row, std::size_t block) const {
@@ -71,18 +79,15 @@ void LayerBlocks::append(const std::byte* exact, std::size_t count, Executor& ex
     check(is_finite(exact, batch() * count * plan_->exact_bytes()),
           "keys or values are infinite, NaN, or above 65504, which a packed block can't hold; use "
           "scheme='exact'");
-    std::vector<std::shared_ptr<PackedBlock>> fresh(batch() * count);
-    for (auto& block : fresh) block = make_block();
+    Fresh fresh = make_blocks(count);
     const std::uint32_t heads = plan_->shape().kv_heads;
     executor.parallel_for(fresh.size() * heads, [&](std::size_t item, unsigned) {
         const std::size_t i = item / heads;
         const auto head = static_cast<std::uint32_t>(item % heads);
         encode_block(*plan_, exact + i * plan_->exact_bytes(), fresh[i]->data(), head, head + 1);
     });
-    for (std::size_t i = 0; i < fresh.size(); ++i) {
-        rows_[i / count].push_back(std::move(fresh[i]));
-    }
     memory_->encoded_blocks += fresh.size();
+    append(std::move(fresh), count);
 }
 
 void LayerBlocks::decode(std::size_t first, std::size_t count, std::byte* exact,
@@ -175,15 +180,13 @@ std::span<const std::byte> LayerBlocks::packed(std::size_t row, std::size_t bloc
     return {found.data(), found.bytes()};
 }
 
-void LayerBlocks::append_packed(std::size_t row, std::span<const std::byte> bytes) {
-    check(row < batch(), "row " + std::to_string(row) + " is out of range: there are " +
-                             std::to_string(batch()) + " rows");
-    check(bytes.size() == plan_->packed_bytes(), "a packed block has " +
-                                                     std::to_string(plan_->packed_bytes()) +
-                                                     " bytes, not " + std::to_string(bytes.size()));
-    auto block = make_block();
-    std::memcpy(block->data(), bytes.data(), bytes.size());
-    rows_[row].push_back(std::move(block));
+void LayerBlocks::append_packed(const std::byte* packed, std::size_t count) {
+    Fresh fresh = make_blocks(count);
+    for (const auto& block : fresh) {
+        std::memcpy(block->data(), packed, block->bytes());
+        packed += block->bytes();
+    }
+    append(std::move(fresh), count);
 }
 
 }  // namespace lowkv::python

@@ -90,13 +90,17 @@ class LayerBlocks {
 
     // One packed block as it lies in memory, for saving and sending.
     std::span<const std::byte> packed(std::size_t row, std::size_t block) const;
-    // Appends one block to a row. Throws unless it has Plan::packed_bytes().
-    void append_packed(std::size_t row, std::span<const std::byte> bytes);
+    // Appends `count` such blocks to every row: [batch][count][packed_bytes].
+    void append_packed(const std::byte* packed, std::size_t count);
 
   private:
     using Row = std::deque<std::shared_ptr<const PackedBlock>>;
 
-    std::shared_ptr<PackedBlock> make_block() const;
+    using Fresh = std::vector<std::shared_ptr<PackedBlock>>;
+
+    // `count` blocks for each row, to be filled, and their appending, [batch][count].
+    Fresh make_blocks(std::size_t count) const;
+    void append(Fresh fresh, std::size_t count);
     void attend_nothing(const Queries& queries) const;
     const PackedBlock& at(std::size_t row, std::size_t block) const;
 

@@ -27,6 +27,7 @@ namespace {
 
 // f16 as its 16 bits: only the core's own codecs read it.
 using Halves = nb::ndarray<std::uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using PackedArray = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Tensor4 = nb::ndarray<float, nb::ndim<4>, nb::device::cpu>;
 using ConstTensor4 = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
 using Rows3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
@@ -56,13 +57,16 @@ Strides strides_of(const T& tensor, const char* name) {
             static_cast<std::size_t>(tensor.stride(2))};
 }
 
+std::string shape_text(std::size_t rows, const std::string& blocks, std::size_t length) {
+    return "[" + std::to_string(rows) + ", " + blocks + ", " + std::to_string(length) + "]";
+}
+
 // Checks an array of exact blocks and returns how many each row has.
 std::size_t count_exact(const LayerBlocks& layer, const Halves& exact) {
     check(exact.shape(0) == layer.batch() && 2 * exact.shape(2) == layer.plan().exact_bytes(),
-          "exact blocks must be [" + std::to_string(layer.batch()) + ", n, " +
-              std::to_string(layer.plan().exact_bytes() / 2) + "], not [" +
-              std::to_string(exact.shape(0)) + ", " + std::to_string(exact.shape(1)) + ", " +
-              std::to_string(exact.shape(2)) + "]");
+          "exact blocks must be " + shape_text(layer.batch(), "n", layer.plan().exact_bytes() / 2) +
+              ", not " +
+              shape_text(exact.shape(0), std::to_string(exact.shape(1)), exact.shape(2)));
     return exact.shape(1);
 }
 
@@ -187,10 +191,6 @@ std::shared_ptr<Plan> make_plan(const std::string& scheme, std::uint32_t layer,
                                   std::string_view{}, layer);
 }
 
-std::span<const std::byte> view(const nb::bytes& bytes) {
-    return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
-}
-
 void bind_scheme(nb::module_& m) {
     nb::class_<Scheme>(m, "Scheme", "What is stored; see parse_scheme().")
         .def_prop_ro(
@@ -310,10 +310,18 @@ void bind_blocks(nb::module_& m) {
             "row"_a, "block"_a, "One packed block as it lies in memory.")
         .def(
             "append_packed",
-            [](LayerBlocks& self, std::size_t row, const nb::bytes& bytes) {
-                self.append_packed(row, view(bytes));
+            [](LayerBlocks& self, const PackedArray& packed) {
+                check(packed.shape(0) == self.batch() &&
+                          packed.shape(2) == self.plan().packed_bytes(),
+                      "packed blocks must be " +
+                          shape_text(self.batch(), "n", self.plan().packed_bytes()) + ", not " +
+                          shape_text(packed.shape(0), std::to_string(packed.shape(1)),
+                                     packed.shape(2)));
+                self.append_packed(reinterpret_cast<const std::byte*>(packed.data()),
+                                   packed.shape(1));
             },
-            "row"_a, "bytes"_a, "Appends one block that packed() gave.");
+            "packed"_a.noconvert(),
+            "Appends blocks that packed() gave, uint8 [batch, n, packed_bytes].");
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ def test_an_interrupted_step_is_noticed():
         model(TOKENS[:, :5], past_key_values=cache)
     hook.remove()
     for step in (lambda: model(TOKENS[:, :5], past_key_values=cache), lambda: cache.crop(-1)):
-        with pytest.raises(lowkv.Error, match="layers hold different numbers of tokens, 40 to 45: a step was inter"):
+        with pytest.raises(lowkv.Error, match="layers hold different numbers of tokens, 40 to 45: the last step failed"):
             step()
     cache.reset()
     assert torch.equal(model(TOKENS, past_key_values=cache).logits,

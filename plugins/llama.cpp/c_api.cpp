@@ -1,0 +1,45 @@
+// C functions of libggml-lowkv.so for hosts that load it with dlopen(), such as the Python module
+// lowkv.llama_cpp. They stay as they are: a package and a plug-in may differ in age.
+
+#include <cstddef>
+#include <cstdio>
+#include <string>
+
+#include "ggml-backend.h"
+#include "lowkv_ggml.h"
+#include "settings.h"
+
+extern "C" {
+// The ggml version that this plug-in was built for, e.g. "0.25.3". Callable before the backend is
+// loaded into a registry.
+GGML_BACKEND_API const char* lowkv_ggml_version(void);
+
+// Why no cache can be made (a wrong LOWKV_SCHEME or calibration), or "". Valid until this thread's
+// next call.
+GGML_BACKEND_API const char* lowkv_setting_error(void);
+
+// What the live caches hold, all together, as a JSON object of integers and one string, "scheme".
+// Writes as snprintf() does: at most `size` bytes with the final 0, and returns the text's length.
+// Not to be called while a cache is being computed with.
+GGML_BACKEND_API std::size_t lowkv_stats_json(char* out, std::size_t size);
+}
+
+const char* lowkv_ggml_version(void) { return LOWKV_GGML_VERSION; }
+
+const char* lowkv_setting_error(void) {
+    static thread_local std::string error;
+    error = lowkv::ggml::setting_error();
+    return error.c_str();
+}
+
+std::size_t lowkv_stats_json(char* out, std::size_t size) {
+    const lowkv::ggml::CacheStats stats = lowkv::ggml::stats();
+    // A scheme's canonical text has no characters that JSON would escape.
+    const int length = std::snprintf(
+        out, size,
+        R"({"scheme": "%s", "caches": %zu, "packed_layers": %zu, "packed_bytes": %zu, )"
+        R"("exact_bytes": %zu, "reopened_blocks": %llu})",
+        stats.scheme.c_str(), stats.buffers, stats.layers, stats.packed_bytes, stats.exact_bytes,
+        static_cast<unsigned long long>(stats.reopened_blocks));
+    return static_cast<std::size_t>(length);
+}

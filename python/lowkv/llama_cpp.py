@@ -1,0 +1,186 @@
+"""A packed cache for llama-cpp-python: `enable()` loads lowkv's plug-in into the ggml that llama_cpp has loaded.
+
+    import lowkv.llama_cpp
+    lowkv.llama_cpp.enable("lowkv2.8")
+    model = llama_cpp.Llama("model.gguf", n_gpu_layers=-1, flash_attn=True)
+
+Both options are needed, although all weights stay on the CPU: without them llama.cpp keeps a cache of its own.
+`active()` tells, after the first tokens."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lowkv._core import Error, default_scheme
+
+__all__ = ["active", "enable", "stats"]
+
+_LIBRARY = "libggml-lowkv.so"
+_GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU of ggml-backend.h
+
+_plugin: ctypes.CDLL | None = None  # what enable() loaded
+
+
+def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = None,
+           calibration: str | os.PathLike | Sequence[str | os.PathLike] | None = None) -> Path:
+    """Lets the caches that llama_cpp makes from here on hold `scheme` (`lowkv schemes` lists them), and says so in
+    one line on stderr. Returns the plug-in's path. Doing it again changes the scheme of later caches.
+
+    plugin: libggml-lowkv.so; without it LOWKV_PLUGIN, then a library beside this package, then what the command
+    `lowkv plugin --for` builds for this llama_cpp. calibration: files of `lowkv calibrate`, for schemes that need
+    one; without it LOWKV_CALIBRATION. Sets LOWKV_SCHEME and LOWKV_CALIBRATION in this process. Raises lowkv.Error
+    where anything is in the way."""
+    global _plugin
+    if not isinstance(scheme, str) or not scheme:
+        raise Error(f"scheme must be a str such as {default_scheme!r}, not {scheme!r}")
+    calibrations = None if calibration is None else _calibrations(calibration)
+    llama_cpp = _llama_cpp()
+    host = llama_cpp.llama_cpp._lib
+    _require_no_gpu(host)
+    path = find_plugin(Path(llama_cpp.__file__).parent, plugin)
+    loaded = _open(path, host)
+    os.environ["LOWKV_SCHEME"] = scheme
+    if calibrations is not None:
+        os.environ["LOWKV_CALIBRATION"] = calibrations
+    host.ggml_backend_load.restype = ctypes.c_void_p
+    if not host.ggml_backend_load(os.fsencode(path)):
+        raise Error(f"llama_cpp's ggml did not take {path}; its own message is above")
+    problem = loaded.lowkv_setting_error().decode()
+    if problem:
+        raise Error(problem)
+    _plugin = loaded
+    print(f"lowkv: llama-cpp-python {llama_cpp.__version__} (ggml {_version(host)}) makes its caches as {scheme} from "
+          f"here on, with {path}", file=sys.stderr)
+    return path
+
+
+def stats() -> dict[str, int | str]:
+    """What the live caches hold, as the plug-in tells: their number (`caches`), the newest one's `scheme`,
+    `packed_layers`, `packed_bytes`, `exact_bytes` and `reopened_blocks`. Not to be called while llama_cpp computes."""
+    if _plugin is None:
+        raise Error("lowkv.llama_cpp.enable() has not been called, or has failed")
+    text = ctypes.create_string_buffer(_plugin.lowkv_stats_json(None, 0) + 1)
+    _plugin.lowkv_stats_json(text, len(text))
+    return json.loads(text.value)
+
+
+def active() -> bool:
+    """Whether a live cache is packed. A cache is made packed or plain with its first tokens: raises lowkv.Error for
+    one that has none yet."""
+    now = stats()
+    if now["caches"] and not now["packed_layers"] and not now["exact_bytes"]:
+        raise Error("the cache has no tokens yet, and only they show whether it is packed: evaluate some, then ask")
+    return now["packed_layers"] > 0
+
+
+def find_plugin(package: Path, plugin: str | os.PathLike | None = None) -> Path:
+    """The library to load into the llama_cpp whose package folder is `package`. Raises lowkv.Error."""
+    beside = Path(__file__).with_name(_LIBRARY)
+    for name, named in (("plugin", plugin), ("LOWKV_PLUGIN", os.environ.get("LOWKV_PLUGIN"))):
+        if named:
+            return _existing(Path(named), f"{name}={os.fspath(named)}")
+    if beside.exists():
+        return beside
+    command = shutil.which("lowkv")
+    if command is None:
+        raise Error(f"there is no {_LIBRARY}: build lowkv in a clone of it (make), then put its build/release/bin on "
+                    "the PATH, or name the library in plugin= or LOWKV_PLUGIN")
+    asked = f"{command} plugin --for {package}"
+    done = subprocess.run([command, "plugin", "--for", package], stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.split("\n")
+    if done.returncode or not done.stdout.strip():
+        raise Error(f"`{asked}` gave no library (exit status {done.returncode}); its messages are above. Another "
+                    "library can be named in plugin= or LOWKV_PLUGIN")
+    return _existing(Path([line for line in lines if line.strip()][-1].strip()), f"what `{asked}` printed")
+
+
+def _existing(path: Path, source: str) -> Path:
+    if not path.is_file():
+        raise Error(f"{source}: there is no file {path.absolute()}; expected the plug-in, {_LIBRARY}")
+    return path.resolve()
+
+
+def _calibrations(given) -> str:
+    """As LOWKV_CALIBRATION has them."""
+    paths = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    found = []
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise Error(f"calibration: there is no file {path}; expected one that `lowkv calibrate` wrote")
+        if ":" in str(path.absolute()):
+            raise Error(f"calibration: {path.absolute()} has a colon, which separates paths in LOWKV_CALIBRATION; "
+                        "rename it")
+        found.append(str(path.absolute()))
+    return ":".join(found)
+
+
+def _llama_cpp():
+    """The package, whose libraries are loaded with it."""
+    if sys.platform != "linux":
+        raise Error(f"the plug-in for llama.cpp runs on Linux, not on {sys.platform}")
+    try:
+        import llama_cpp
+    except ModuleNotFoundError as error:
+        if error.name != "llama_cpp":
+            raise
+        raise Error("lowkv.llama_cpp needs llama-cpp-python: pip install llama-cpp-python") from error
+    # Through libllama's own handle: ggml's registry must be the one that it uses, and a wheel has several copies of
+    # each library, which a path could load a second time.
+    host = getattr(llama_cpp.llama_cpp, "_lib", None)
+    if host is None or not hasattr(host, "ggml_backend_load") or not hasattr(host, "ggml_version"):
+        raise Error(f"llama_cpp {llama_cpp.__version__} shows no ggml that takes plug-ins: it must be built with "
+                    "shared libraries, as pip does, and be as new as docs/llama.cpp.md says")
+    return llama_cpp
+
+
+def _require_no_gpu(host: ctypes.CDLL) -> None:
+    """llama.cpp gives the cache to the first GPU, and llama_cpp.Llama can't name another device."""
+    host.ggml_backend_dev_get.restype = ctypes.c_void_p
+    host.ggml_backend_dev_count.restype = ctypes.c_size_t
+    host.ggml_backend_dev_name.restype = ctypes.c_char_p
+    for index in range(host.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(host.ggml_backend_dev_get(ctypes.c_size_t(index)))
+        name = host.ggml_backend_dev_name(device).decode()
+        if host.ggml_backend_dev_type(device) in _GPU_TYPES and name != "LOWKV":
+            raise Error(f"this llama_cpp has the device {name}, which takes the cache; lowkv runs on the CPU: install "
+                        "llama-cpp-python built without GPU support, or hide the GPU (CUDA_VISIBLE_DEVICES=)")
+
+
+def _open(path: Path, host: ctypes.CDLL) -> ctypes.CDLL:
+    """The plug-in, once it is known to be made for the ggml of `host`."""
+    ours = _version(host)
+    try:
+        plugin = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Error(f"{path} can't be loaded beside llama_cpp's ggml {ours}: {error}") from None
+    try:
+        plugin.lowkv_ggml_version.restype = ctypes.c_char_p
+        plugin.lowkv_setting_error.restype = ctypes.c_char_p
+        plugin.lowkv_stats_json.restype = ctypes.c_size_t
+        plugin.lowkv_stats_json.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    except AttributeError:
+        raise Error(f"{path} is not lowkv's plug-in for llama.cpp, or is older than this package") from None
+    theirs = plugin.lowkv_ggml_version().decode()
+    if theirs != ours:
+        raise Error(f"{path} was built for ggml {theirs}, but llama_cpp has ggml {ours}: build one for it with "
+                    "`lowkv plugin --for`")
+    if _address(plugin.ggml_backend_load) != _address(host.ggml_backend_load):
+        raise Error(f"{path} would use another copy of ggml than llama_cpp does: another package has loaded one "
+                    "before; import llama_cpp first")
+    return plugin
+
+
+def _version(host: ctypes.CDLL) -> str:
+    host.ggml_version.restype = ctypes.c_char_p
+    return host.ggml_version().decode()
+
+
+def _address(function) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value

@@ -1,0 +1,78 @@
+"""lowkv.llama_cpp without llama-cpp-python: what is refused before it is needed, and where the plug-in is looked
+for. tests/e2e/test_llama_cpp_python.py does the rest."""
+
+import importlib.util
+import stat
+
+import lowkv
+import lowkv.llama_cpp as subject
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch, tmp_path):
+    """No plug-in named, and no command on the PATH."""
+    monkeypatch.delenv("LOWKV_PLUGIN", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+
+
+def command(tmp_path, script):
+    path = tmp_path / "bin" / "lowkv"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is there")
+def test_without_llama_cpp_python():
+    with pytest.raises(lowkv.Error, match="needs llama-cpp-python: pip install llama-cpp-python"):
+        subject.enable()
+
+
+@pytest.mark.parametrize("scheme", [None, 2, ""])
+def test_a_scheme_is_text(scheme):
+    with pytest.raises(lowkv.Error, match="scheme must be a str such as 'lowkv2.8'"):
+        subject.enable(scheme)
+
+
+def test_calibrations_are_files_without_colons(tmp_path):
+    with pytest.raises(lowkv.Error, match="there is no file .*none; expected one that `lowkv calibrate` wrote"):
+        subject.enable("kvquant3", calibration=tmp_path / "none")
+    (tmp_path / "a:b").touch()
+    with pytest.raises(lowkv.Error, match="a:b has a colon"):
+        subject.enable("kvquant3", calibration=[str(tmp_path / "a:b")])
+
+
+def test_nothing_is_told_before_it_is_enabled():
+    for ask in (subject.active, subject.stats):
+        with pytest.raises(lowkv.Error, match=r"enable\(\) has not been called"):
+            ask()
+
+
+def test_a_named_plugin_goes_first(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "second"))
+    assert subject.find_plugin(tmp_path, tmp_path / "first") == tmp_path / "first"
+    assert subject.find_plugin(tmp_path) == tmp_path / "second"
+    with pytest.raises(lowkv.Error, match="plugin=.*third: there is no file .*expected the plug-in, libggml-lowkv.so"):
+        subject.find_plugin(tmp_path, tmp_path / "third")
+    monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "third"))
+    with pytest.raises(lowkv.Error, match="LOWKV_PLUGIN=.*third: there is no file"):
+        subject.find_plugin(tmp_path)
+
+
+def test_the_command_is_asked_for_one_that_fits(tmp_path):
+    with pytest.raises(lowkv.Error, match="there is no libggml-lowkv.so: build lowkv"):
+        subject.find_plugin(tmp_path)
+    (tmp_path / "built.so").touch()
+    command(tmp_path, f'[ "$*" = "plugin --for {tmp_path}/llama_cpp" ] && echo building && echo {tmp_path}/built.so')
+    assert subject.find_plugin(tmp_path / "llama_cpp") == tmp_path / "built.so"
+    with pytest.raises(lowkv.Error, match=r"`.*lowkv plugin --for .*other` gave no library \(exit status 1\)"):
+        subject.find_plugin(tmp_path / "other")
+    command(tmp_path, "true")
+    with pytest.raises(lowkv.Error, match=r"gave no library \(exit status 0\)"):
+        subject.find_plugin(tmp_path)
+    command(tmp_path, "echo /nowhere/built.so")
+    with pytest.raises(lowkv.Error, match="what `.*lowkv plugin --for .*` printed: there is no file /nowhere/built.so"):
+        subject.find_plugin(tmp_path)
