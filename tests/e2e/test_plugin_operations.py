@@ -181,8 +181,7 @@ def cosine(a, b):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_exact_equals_stock(tmp_path, files, stock, operation):
     ours, theirs = answers_of(operation, "exact", files, tmp_path), stock(operation)
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
         if isinstance(one, list):
             assert cosine(one, other) > 0.9999
         else:

@@ -7,6 +7,7 @@ as many tokens as the suite expects, and templates and grammars work as with any
 """
 
 import collections
+import itertools
 import zlib
 
 import gguf
@@ -31,7 +32,7 @@ def learn_pieces(text, count):
     while len(pieces) < count:
         pairs = collections.Counter()
         for word, parts in split.items():
-            for pair in zip(parts, parts[1:]):
+            for pair in itertools.pairwise(parts):
                 pairs[pair] += words[word]
         left, right = min(pairs, key=lambda p: (-pairs[p], p))
         pieces.append(left + right)
@@ -164,7 +165,6 @@ def encoder(path, vocabulary, rerank=False, layers=2, width=128, heads=4):
     """BERT, with the vocabulary of a GGUF that has nothing else."""
     feed_forward = 128
     w = Writer(path, "bert")
-    # llama-server gives each slot a part of the context: as long as the longest one that a test asks for.
     sizes(w, layers, width, 512, feed_forward, heads, heads, width // heads)
     w.gguf.add_layer_norm_eps(1e-12)
     w.gguf.add_causal_attention(False)
