@@ -44,6 +44,12 @@ test-e2e: build ## the plug-in and the command on a real model
 	@$(SETUP) text venv-transformers
 	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/e2e $(PYTEST_ARGS)
 
+.PHONY: test-llama
+test-llama: build ## llama.cpp's own server tests, stock and with the plug-in (10 minutes)
+	@$(SETUP) venv-llama-server-tests
+	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" tests/llama_server/run.py \
+	    --table docs/llama.cpp-server-tests.md
+
 PACKAGE := build/python/site
 .PHONY: package
 package: ## build the Python package into build/python/site

@@ -347,6 +347,8 @@ PARTS = {part.name: part for part in (
     Handbook(),
     Bible(),
     Venv("venv-lint", "clang-format and clang-tidy", "LOWKV_LINT_PYTHON"),
+    Venv("venv-llama-server-tests", "what llama.cpp's own server tests import",
+         "LOWKV_LLAMA_SERVER_TESTS_PYTHON"),
     Venv("venv-transformers", "PyTorch and transformers, CPU only, and what builds the Python package",
          "LOWKV_TRANSFORMERS_PYTHON", fallback_index="https://download.pytorch.org/whl/cpu"),
     Beside("oldest-transformers", "the oldest transformers that the Python package works with",
