@@ -1,0 +1,58 @@
+// What each layer of the live caches holds: the proof of `lowkv doctor`.
+
+#include <algorithm>
+
+#include "buffer.h"
+#include "layer_cache.h"
+#include "lowkv_ggml.h"
+
+namespace lowkv::ggml {
+
+namespace {
+
+void count(const Sequence& sequence, LayerReport& report) {
+    const Plan& plan = sequence.plan();
+    bool any_packed = false;
+    for (std::uint32_t block = 0; block < sequence.blocks(); ++block) {
+        const std::uint32_t first = block * plan.block_tokens();
+        const std::uint32_t cells = std::min(sequence.size() - first, plan.block_tokens());
+        if (sequence.packed(block)) {
+            any_packed = true;
+            report.cells_packed += cells;
+            report.packed_bytes += plan.packed_bytes();
+        } else if (sequence.view(block).keys != nullptr) {
+            report.cells_exact += cells;
+            report.exact_bytes += plan.exact_bytes();
+        }
+    }
+    if (any_packed) report.packed_bytes += plan.key_mean_bytes();
+}
+
+LayerReport report_of(const LayerCache& layer) {
+    LayerReport report;
+    report.layer = layer.index();
+    report.packed = layer.mode() == LayerCache::Mode::packed;
+    report.cells = layer.cells();
+    report.f16_bytes_per_token = layer.row_bytes(Part::keys) + layer.row_bytes(Part::values);
+    report.why = layer.reason();
+    if (!report.packed) return report;
+    report.kv_heads = layer.plan().shape().kv_heads;
+    report.head_dim = layer.plan().shape().head_dim;
+    for (std::uint32_t stream = 0; stream < layer.streams(); ++stream)
+        count(layer.stream(stream).sequence, report);
+    return report;
+}
+
+}  // namespace
+
+std::vector<LayerReport> layer_reports() {
+    std::vector<LayerReport> reports;
+    for_each_live([&](const CacheBuffer& buffer) {
+        for (const auto& [name, layer] : buffer.layers()) reports.push_back(report_of(*layer));
+    });
+    std::stable_sort(reports.begin(), reports.end(),
+                     [](const LayerReport& a, const LayerReport& b) { return a.layer < b.layer; });
+    return reports;
+}
+
+}  // namespace lowkv::ggml
