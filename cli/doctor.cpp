@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "lowkv/scheme.h"
 #include "model.h"
 #include "plugin_path.h"
+#include "settings.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -162,9 +162,7 @@ void look_at_environment(Findings& findings) {
 // The plug-in refuses to start with a file that it can't read, whatever the scheme.
 void look_at_calibrations(Findings& findings) {
     const std::string name = "LOWKV_CALIBRATION";
-    std::istringstream list(environment(name.c_str()));
-    for (std::string path; std::getline(list, path, ':');) {
-        if (path.empty()) continue;
+    for (const std::string& path : ggml::calibration_paths()) {
         try {
             const Calibration made = calibration::load_calibration(path).calibration;
             findings.good(name, " " + path + ": " + made.scheme + " of " + made.model);

@@ -5,14 +5,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "app.h"
 #include "calibration/file/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
+#include "settings.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -104,16 +105,13 @@ Model::Model(const std::string& path, Weights weights) {
 
 void Model::use_calibrations(const std::vector<std::string>& paths, bool needed) const {
     const auto use = [&](const std::string& path) {
-        calibration::require_model(calibration::load_calibration(path).calibration, fingerprint(),
-                                   path);
-        ggml::add_calibration(path);
+        Calibration made = calibration::load_calibration(path).calibration;
+        calibration::require_model(made, fingerprint(), path);
+        ggml::add_calibration(std::move(made));
     };
     if (needed) {
-        std::istringstream list(environment("LOWKV_CALIBRATION"));
         try {
-            for (std::string path; std::getline(list, path, ':');) {
-                if (!path.empty()) use(path);
-            }
+            for (const std::string& path : ggml::calibration_paths()) use(path);
         } catch (const Error& error) {
             throw Failure("LOWKV_CALIBRATION: " + std::string(error.what()));
         }

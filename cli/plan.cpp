@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "app.h"
-#include "compare_report.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"

@@ -183,8 +183,8 @@ class Watcher {
         constexpr std::string_view some = " for ";
         if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
         const std::size_t mark = line.find(denial_mark);
-        const bool denied = mark != std::string_view::npos;
-        if (denied && line.substr(mark + denial_mark.size()).starts_with(some))
+        if (mark != std::string_view::npos &&
+            line.substr(mark + denial_mark.size()).starts_with(some))
             denial_ = line.substr(mark + denial_mark.size() + some.size());
         if (active_) return;
         // The cache was made elsewhere, or the program works: too late for the plug-in.
@@ -192,8 +192,7 @@ class Watcher {
                                line.find("LOWKV") == std::string_view::npos;
         const bool working = line.find("listening on http") != std::string_view::npos ||
                              line.find("all slots are idle") != std::string_view::npos;
-        const bool unused = denied && denial_.empty();
-        if (stranger_.empty() && (elsewhere || working || unused)) stranger_ = line;
+        if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
     }
 
     std::string line_, stranger_, denial_;

@@ -318,11 +318,11 @@ def test_doctor_proves_it_on_the_model(tmp_path):
 
 
 def test_doctor_names_the_layers_that_stay_f16(tmp_path):
-    model = models.llama(tmp_path / "tiny.gguf")
-    run = lowkv("doctor", "-m", model, "--scheme", "kivi2,layer.1=exact/token-8-g128")
+    wide = models.llama(tmp_path / "wide.gguf", head_dim=256, heads=33, kv_heads=33, width=64)
+    run = lowkv("doctor", "-m", wide, "--scheme", "kivi2,layer.1=token-2-row/token-2-g32")
     assert run.code == 1, run.both
     run.said(r"PROBLEM +cache +.*1 of 2 layers packed")
-    run.said(r"1 stay f16: .*group")
+    run.said(r"1 stay f16: .*8448 channels in a row are not supported")
     run = lowkv("doctor", "-m", models.llama(tmp_path / "llama-40.gguf", head_dim=40))
     assert run.code == 1 and "0 of 2 layers packed" in run.out and "head_dim 40" in run.out, run.both
 
