@@ -48,13 +48,15 @@ std::string span_of(const Layers& layers, Field field) {
     return span(least.*field, most.*field);
 }
 
-// Enough for every layer to pack something and to read it afterwards.
-std::size_t tokens_to_prove(const Scheme& scheme) {
+// Enough for every layer to pack a few blocks and to read them afterwards, in whole chunks; 0 where
+// the context ends before.
+std::size_t tokens_to_prove(const Scheme& scheme, std::size_t context) {
     std::uint32_t block = block_tokens(scheme.base);
     for (const LayerOverride& layer : scheme.overrides)
         block = std::max(block, block_tokens(layer.scheme));
-    const std::size_t least = first_packed(scheme.retention, block) + std::size_t{2} * block;
-    return (least / chunk + 2) * chunk;
+    const std::size_t least = first_packed(scheme.retention, block) + chunk;
+    const std::size_t tokens = std::min(least + std::size_t{2} * block + chunk, context);
+    return tokens < least ? 0 : tokens / chunk * chunk;
 }
 
 std::vector<llama_token> tokens_of(const Model& model, std::size_t length) {
@@ -171,6 +173,10 @@ std::string preset_table(const Model& model, const Layers& layers, std::uint32_t
     return table.text();
 }
 
+bool packs(const std::string& scheme) {
+    return parse_scheme(scheme).any_layer([](const LayerScheme& layer) { return !layer.exact(); });
+}
+
 void report(Findings& findings, const std::string& scheme, const Proof& proof, double likeness) {
     const Layers& layers = proof.layers;
     Layers packed;
@@ -191,6 +197,8 @@ void report(Findings& findings, const std::string& scheme, const Proof& proof, d
     if (packed.size() < layers.size()) {
         findings.bad("cache", said,
                      wrong_with(layers) + "; lowkv run takes such a model with --partial only");
+    } else if (packs(scheme) && span_of(packed, &ggml::LayerReport::cells_packed) == "0") {
+        findings.bad("cache", said, "nothing was packed after all those tokens: please report it");
     } else if (!(likeness >= least_cosine)) {
         findings.bad("cache", said, "this model's answers would be wrong: please report it");
     } else {
@@ -201,8 +209,8 @@ void report(Findings& findings, const std::string& scheme, const Proof& proof, d
 void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     constexpr std::uint32_t room = 32768;  // in which a layer that slides shows
     const Scheme scheme = parse_scheme(check.scheme);
-    const std::size_t wanted = tokens_to_prove(scheme);
-    if (wanted > model.train_context()) {
+    const std::size_t wanted = tokens_to_prove(scheme, model.train_context());
+    if (wanted == 0) {
         findings.bad("cache",
                      "the scheme packs nothing within the model's context of " +
                          count(model.train_context()) + " tokens",
