@@ -41,7 +41,7 @@ test-cpp: build ## C++ tests, every kernel on every implementation
 
 .PHONY: test-e2e
 test-e2e: build ## the plug-in and the command on a real model
-	@$(SETUP) text venv-transformers
+	@$(SETUP) text gemma venv-transformers
 	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/e2e $(PYTEST_ARGS)
 
 .PHONY: test-llama

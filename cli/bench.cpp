@@ -17,7 +17,6 @@
 
 #include "app.h"
 #include "attention_case.h"
-#include "compare_report.h"
 #include "lowkv/implementation.h"
 #include "nlohmann/json.hpp"
 #include "terminal.h"

@@ -18,7 +18,6 @@
 #include "budget_measure.h"
 #include "budget_probe.h"
 #include "budget_report.h"
-#include "compare_report.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"

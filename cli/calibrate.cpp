@@ -21,7 +21,6 @@
 #include "calibration/rotation_choice.h"
 #include "calibration/solve.h"
 #include "capture.h"
-#include "compare_report.h"
 #include "lowkv/executor.h"
 #include "lowkv/scheme.h"
 #include "model.h"

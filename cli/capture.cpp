@@ -220,6 +220,7 @@ std::vector<LayerSamples> capture(const Model& model,
     stock.cells = static_cast<std::uint32_t>(length);
     stock.chunk = options.chunk;
     stock.threads = options.threads;
+    stock.whole_windows = true;  // token i is in cell i
     stock.observe = Recorder::observe;
     stock.observer = &recorder;
     Context context(model, stock);

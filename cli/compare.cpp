@@ -92,7 +92,7 @@ ggml_type stock_type(const std::string& name) {
 }
 
 std::vector<Row> make_rows(const Options& options, const Model& model, std::uint32_t cells,
-                           double& f16_per_token) {
+                           double& f16) {
     std::vector<Row> rows;
     ContextOptions settings;
     settings.cells = cells;
@@ -113,8 +113,8 @@ std::vector<Row> make_rows(const Options& options, const Model& model, std::uint
     };
     settings.scheme = "exact";
     add("exact");
-    // Ours is the only cache now: what stock llama.cpp would hold for a token.
-    f16_per_token = ggml::stats().exact_bytes_per_token;
+    // Ours is the only cache now: what stock llama.cpp would hold at the end.
+    f16 = f16_bytes(ggml::layer_reports(), options.tokens);
     for (const std::string& scheme : options.schemes) {
         if (scheme == "exact") continue;
         settings.scheme = scheme;
@@ -227,7 +227,7 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
 }
 
 Comparison results(const std::vector<Row>& rows, const Model& model, const Options& options,
-                   double f16_per_token) {
+                   double f16) {
     Comparison out;
     out.model = model.description();
     out.model_path = options.model;
@@ -239,7 +239,6 @@ Comparison results(const std::vector<Row>& rows, const Model& model, const Optio
     out.positions = rows.front().distance.positions();
     out.decoded = options.speed ? options.decode : 0;
     out.threads = options.threads;
-    const double f16 = f16_per_token * static_cast<double>(out.cached);
     for (const Row& row : rows) {
         ComparedRow& to = out.rows.emplace_back();
         to.name = row.name;
@@ -278,9 +277,9 @@ int compare(Options options) {
                            }));
     const auto windows = cut(model, options, model.tokenize(text, false));
 
-    double f16_per_token = 0;
+    double f16 = 0;
     std::vector<Row> rows =
-        make_rows(options, model, static_cast<std::uint32_t>(options.tokens), f16_per_token);
+        make_rows(options, model, static_cast<std::uint32_t>(options.tokens), f16);
     std::fprintf(stderr, "%s, %zu caches, %s x %s tokens of %s\n", model.description().c_str(),
                  rows.size(), count(options.windows).c_str(), count(options.tokens).c_str(),
                  options.file.c_str());
@@ -295,7 +294,7 @@ int compare(Options options) {
             measure_quality(rows, window, options, reference, executor, progress, done, total);
         }
     }
-    const Comparison comparison = results(rows, model, options, f16_per_token);
+    const Comparison comparison = results(rows, model, options, f16);
     std::fputs((table(comparison) + "\n" + notes(comparison) + "\n" + summary(comparison)).c_str(),
                stdout);
     std::fflush(stdout);

@@ -13,7 +13,6 @@
 
 #include "app.h"
 #include "nlohmann/json.hpp"
-#include "terminal.h"
 
 #ifndef LOWKV_PLOT_PYTHON
 #define LOWKV_PLOT_PYTHON "python3"
@@ -174,35 +173,11 @@ std::string json(const Comparison& comparison) {
     return out.dump(2) + "\n";
 }
 
-void require_writable(const std::string& path, const Inputs& inputs) {
-    const std::filesystem::path file(path);
-    const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
-    if (std::filesystem::is_directory(file))
-        throw Failure("can't write " + path + ": it is a folder");
-    if (!std::filesystem::is_directory(folder))
-        throw Failure("can't write " + path + ": there is no folder " + folder.string());
-    for (const std::string& input : inputs) {
-        std::error_code unknown;  // one of them is not there: then they are not the same
-        if (std::filesystem::equivalent(file, input, unknown))
-            throw UsageError("can't write " + path + ": it is what is read (" + input +
-                             "); give the output another name");
-    }
-    const bool there = std::filesystem::exists(file);
-    if (access((there ? file : folder).c_str(), there ? W_OK : W_OK | X_OK) != 0)
-        throw Failure("can't write " + path + ": " + std::strerror(errno));
-}
-
 void require_picture(const std::string& path, const Inputs& inputs) {
     const std::string ending = std::filesystem::path(path).extension().string();
     if (ending != ".png" && ending != ".svg")
         throw UsageError("--plot " + path + ": the name must end in .png or .svg");
     require_writable(path, inputs);
-}
-
-void write_file(const std::string& path, const std::string& text) {
-    std::ofstream file(path, std::ios::binary);
-    file << text;
-    if (!file.flush()) throw Failure("can't write " + path);
 }
 
 void plot(const Comparison& comparison, const std::string& path) {

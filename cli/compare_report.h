@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "terminal.h"
+
 namespace lowkv::cli {
 
 struct ComparedRow {
@@ -33,16 +35,8 @@ std::string notes(const Comparison& comparison);    // what the columns are
 std::string summary(const Comparison& comparison);  // one sentence: the best trade
 std::string json(const Comparison& comparison);
 
-// The files that a command reads; "" for none.
-using Inputs = std::vector<std::string>;
-
-// Throws Failure when a file can't be written there, and UsageError when it is one of the inputs:
-// to know before the work.
-void require_writable(const std::string& path, const Inputs& inputs = {});
-// ... and when a picture can't be drawn into it.
+// require_writable(), and that a picture can be drawn into it.
 void require_picture(const std::string& path, const Inputs& inputs);
-void write_file(const std::string& path, const std::string& text);
-
 // Calls plot_compare.py on the JSON. Throws Failure with what to install when it can't.
 void plot(const Comparison& comparison, const std::string& path);
 

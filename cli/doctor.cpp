@@ -5,22 +5,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "app.h"
+#include "calibration/file/calibration_file.h"
+#include "doctor_model.h"
+#include "findings.h"
 #include "ggml-backend.h"
-#include "lowkv/calibration.h"
-#include "lowkv/codec.h"
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
 #include "model.h"
 #include "plugin_path.h"
+#include "settings.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -30,31 +31,17 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv doctor
   lowkv doctor -m model.gguf
+  lowkv doctor -m model.gguf --scheme lowkv2,layer.0=lowkv4
 
-Exit status 1 when something is wrong.)";
+With a model it runs a few hundred tokens under the scheme and under exact, reads back what each
+layer holds packed, and compares the logits. Exit status 1 when something is
+wrong.)";
 
 struct Options {
-    std::string model, plugin;
+    std::string model, scheme, plugin;
+    std::vector<std::string> calibrations;
+    unsigned threads = default_threads();
     bool verbose = false;
-};
-
-class Findings {
-  public:
-    void good(const std::string& what, const std::string& value) { line("ok", what, value); }
-    void bad(const std::string& what, const std::string& value, const std::string& remedy) {
-        line("PROBLEM", what, value);
-        std::printf("         %-16s -> %s\n", "", remedy.c_str());
-        ++problems_;
-    }
-    void note(const std::string& what, const std::string& value) { line("-", what, value); }
-    int problems() const { return problems_; }
-
-  private:
-    static void line(const char* state, const std::string& what, const std::string& value) {
-        std::printf("%-8s %-16s %s\n", state, what.c_str(), value.c_str());
-        std::fflush(stdout);
-    }
-    int problems_ = 0;
 };
 
 void look_at_machine(Findings& findings) {
@@ -172,55 +159,21 @@ void look_at_environment(Findings& findings) {
     }
 }
 
-void look_at_model(Findings& findings, const std::string& path) {
-    std::optional<Model> model;
-    try {
-        model.emplace(path);
-    } catch (const std::exception& error) {
-        findings.bad("model", path, error.what());
-        return;
-    }
-    const KvShape shape = model->kv_shape();
-    findings.good("model", model->description() + ", context " + count(model->train_context()));
-    const std::string text =
-        count(shape.layers) + " layers, " + count(shape.kv_heads) + " kv heads, head_dim " +
-        count(shape.key_dim) +
-        (shape.key_dim == shape.value_dim ? "" : " / " + count(shape.value_dim));
-    if (shape.key_dim != shape.value_dim) {
-        findings.bad("cache", text,
-                     "keys and values of different sizes are not packed yet: such layers stay f16");
-        return;
-    }
-    const Shape layer{.kv_heads = shape.kv_heads, .head_dim = shape.key_dim};
-    Table table({"scheme", "bytes a token", "smaller",
-                 "cache for " + count(model->train_context()) + " tokens"});
-    try {
-        for (const Preset& preset : presets()) {
-            const Plan plan = neutral_plan(preset.scheme.base, layer);
-            const double size =
-                static_cast<double>(plan.packed_bytes()) / plan.block_tokens() * shape.layers;
-            table.add({std::string(preset.name), count(static_cast<std::uint64_t>(size)),
-                       fixed(static_cast<double>(shape.f16_bytes_per_token()) / size, 2) + "x",
-                       bytes(size * model->train_context())});
+// The plug-in refuses to start with a file that it can't read, whatever the scheme.
+void look_at_calibrations(Findings& findings) {
+    const std::string name = "LOWKV_CALIBRATION";
+    for (const std::string& path : ggml::calibration_paths()) {
+        try {
+            const Calibration made = calibration::load_calibration(path).calibration;
+            findings.good(name, " " + path + ": " + made.scheme + " of " + made.model);
+        } catch (const std::exception& error) {
+            findings.bad(name, " " + path, error.what());
         }
-        findings.good("cache", text);
-    } catch (const std::exception& error) {
-        findings.bad("cache", text, error.what());
-        return;
     }
-    ContextOptions options;
-    options.cells = 256;
-    options.scheme = std::string(default_scheme);
-    try {
-        const Context context(*model, options);
-        findings.good("context", "llama.cpp puts the cache into lowkv");
-    } catch (const std::exception& error) {
-        findings.bad("context", "llama.cpp can't use lowkv's cache", error.what());
-    }
-    std::printf("\n%s", table.text().c_str());
 }
 
 int doctor(const Options& options) {
+    if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
     Findings findings;
     findings.good("lowkv", LOWKV_VERSION);
@@ -228,7 +181,15 @@ int doctor(const Options& options) {
     look_at_ggml(findings);
     look_at_plugin(findings, options.plugin.empty() ? plugin_path() : options.plugin);
     look_at_environment(findings);
-    if (!options.model.empty()) look_at_model(findings, options.model);
+    look_at_calibrations(findings);
+    if (!options.model.empty()) {
+        look_at_model(findings,
+                      {.model = options.model,
+                       .scheme = options.scheme.empty() ? chosen_scheme() : options.scheme,
+                       .calibrations = options.calibrations,
+                       .threads = options.threads,
+                       .every_layer = options.verbose});
+    }
     std::printf("\n%s\n", findings.problems() == 0
                               ? "No problems."
                               : (std::to_string(findings.problems()) +
@@ -244,9 +205,18 @@ void add_doctor(CLI::App& app, int& status) {
     CLI::App* command = app.add_subcommand("doctor", "Checks this machine, this build and a model");
     command->footer(footer);
     command->add_option("-m,--model", options->model, "Look at this model too, a GGUF file");
+    command->add_option("-s,--scheme", options->scheme,
+                        "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
+    command->add_option("--calibration", options->calibrations,
+                        "Files of `lowkv calibrate`, for schemes that need one; LOWKV_CALIBRATION "
+                        "names more");
+    command->add_option("-t,--threads", options->threads, "Threads")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
     command->add_option("--plugin", options->plugin,
                         "The plug-in to check (default: the one built with this command)");
-    command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
+    command->add_flag("-v,--verbose", options->verbose,
+                      "Show every layer, and llama.cpp's messages");
     command->callback([options, &status] { status = doctor(*options); });
 }
 

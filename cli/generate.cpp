@@ -178,7 +178,7 @@ void report(const Outcome& outcome, const Context& context) {
         return seconds > 0 ? fixed(static_cast<double>(tokens) / seconds, 1) : std::string("-");
     };
     const double held = static_cast<double>(stats.exact_bytes + stats.packed_bytes);
-    const double f16 = stats.exact_bytes_per_token * context.size();
+    const double f16 = f16_bytes(ggml::layer_reports(), context.size());
     std::fprintf(stderr, "\n[%s]\n", outcome.end);
     std::fprintf(stderr, "prompt   %s tokens, %s tokens/s\n", count(outcome.prompt).c_str(),
                  rate(outcome.prompt, outcome.prompt_seconds).c_str());

@@ -5,14 +5,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "app.h"
 #include "calibration/file/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
+#include "settings.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -74,7 +75,7 @@ void route_logs(bool verbose) {
     llama_log_set(receive_log, nullptr);
 }
 
-Model::Model(const std::string& path) {
+Model::Model(const std::string& path, Weights weights) {
     if (!std::filesystem::is_regular_file(path)) throw Failure("there is no model file " + path);
     active_implementation();  // throws when LOWKV_IMPLEMENTATION names none: nothing would be
                               // packed
@@ -88,6 +89,10 @@ Model::Model(const std::string& path) {
     llama_model_params params = llama_model_default_params();
     params.devices = devices.data();
     params.n_gpu_layers = -1;
+    if (weights == Weights::left_out) {
+        params.no_alloc = true;
+        params.load_mode = LLAMA_LOAD_MODE_NONE;
+    }
     model_.reset(llama_model_load_from_file(path.c_str(), params));
     if (!model_) {
         throw Failure("llama.cpp can't load " + path +
@@ -100,16 +105,13 @@ Model::Model(const std::string& path) {
 
 void Model::use_calibrations(const std::vector<std::string>& paths, bool needed) const {
     const auto use = [&](const std::string& path) {
-        calibration::require_model(calibration::load_calibration(path).calibration, fingerprint(),
-                                   path);
-        ggml::add_calibration(path);
+        Calibration made = calibration::load_calibration(path).calibration;
+        calibration::require_model(made, fingerprint(), path);
+        ggml::add_calibration(std::move(made));
     };
     if (needed) {
-        std::istringstream list(environment("LOWKV_CALIBRATION"));
         try {
-            for (std::string path; std::getline(list, path, ':');) {
-                if (!path.empty()) use(path);
-            }
+            for (const std::string& path : ggml::calibration_paths()) use(path);
         } catch (const Error& error) {
             throw Failure("LOWKV_CALIBRATION: " + std::string(error.what()));
         }
@@ -200,6 +202,14 @@ std::optional<std::string> Model::chat(const std::string& system, const std::str
     }
 }
 
+double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens) {
+    double sum = 0;
+    for (const ggml::LayerReport& layer : layers)
+        sum += static_cast<double>(layer.f16_bytes_per_token *
+                                   std::min<std::size_t>(tokens, layer.cells));
+    return sum;
+}
+
 void Context::FreeBatch::operator()(llama_batch* batch) const {
     llama_batch_free(*batch);
     delete batch;
@@ -213,6 +223,8 @@ Context::Context(const Model& model, const ContextOptions& options) {
     params.n_threads = params.n_threads_batch = static_cast<std::int32_t>(options.threads);
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.op_offload = false;
+    // Stock tools turn this default of the library off too.
+    params.swa_full = options.whole_windows;
     params.no_perf = true;
     params.cb_eval = options.observe;
     params.cb_eval_user_data = options.observer;
@@ -241,8 +253,9 @@ Context::Context(const Model& model, const ContextOptions& options) {
     }
     if (options.scheme && *options.scheme != "delegate") {
         served_ = ggml::stats().layers - before.layers;
-        unproven_ = what;
-        if (!log_state().denial.empty()) throw Failure(what + ": " + log_state().denial);
+        if (!options.partial) unproven_ = what;
+        if (!unproven_.empty() && !log_state().denial.empty())
+            throw Failure(what + ": " + log_state().denial);
     }
     batch_.reset(new llama_batch(llama_batch_init(static_cast<std::int32_t>(options.chunk), 0, 1)));
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "llama.h"
+#include "lowkv_ggml.h"
 
 namespace lowkv::cli {
 
@@ -20,15 +21,15 @@ void route_logs(bool verbose);
 // The keys and values that a model keeps per token.
 struct KvShape {
     std::uint32_t layers = 0, kv_heads = 0, key_dim = 0, value_dim = 0;
-    std::size_t f16_bytes_per_token() const {
-        return std::size_t{2} * layers * kv_heads * (key_dim + value_dim);
-    }
 };
+
+enum class Weights { loaded, left_out };
 
 class Model {
   public:
-    // Registers the backend and loads the file with it as the cache's device. Throws Failure.
-    explicit Model(const std::string& path);
+    // Registers the backend and loads the file with it as the cache's device. Without its weights a
+    // model answers questions and makes no context. Throws Failure.
+    explicit Model(const std::string& path, Weights weights = Weights::loaded);
 
     llama_model* get() const { return model_.get(); }
     const llama_vocab* vocab() const { return llama_model_get_vocab(get()); }
@@ -62,12 +63,18 @@ struct ContextOptions {
     std::uint32_t chunk = 512;  // tokens that one graph works on
     unsigned threads = 1;
     bool all_logits = false;            // a chunk may ask for the logits of each of its tokens
+    bool partial = false;               // layers may stay f16: the caller looks for them
+    bool whole_windows = false;         // layers that slide keep every token all the same
     std::optional<std::string> scheme;  // a lowkv scheme, or
     ggml_type stock = GGML_TYPE_F16;    // a stock llama.cpp cache of this type, on the CPU backend
     // Called with every node of a graph, see llama_context_params::cb_eval.
     ggml_backend_sched_eval_callback observe = nullptr;
     void* observer = nullptr;
 };
+
+// What f16 caches of these layers would hold for so many tokens of one sequence: layers that slide
+// hold at most as many as they have cells.
+double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens);
 
 // One context with one sequence, written front to back.
 class Context {

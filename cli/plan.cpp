@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "app.h"
-#include "compare_report.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
@@ -93,6 +92,11 @@ ModelShape read_shape(const Options& options) {
     return shape;
 }
 
+std::uint64_t most_tokens(const ModelShape& shape, std::size_t layer) {
+    return layer < shape.sliding.size() && shape.sliding[layer] ? sliding_cells(shape.window)
+                                                                : all_tokens;
+}
+
 // Plans of equal layers are alike, so runs of them are counted together.
 StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
     if (scheme.retention.filter != Filter::none) {
@@ -105,8 +109,9 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
     for (std::uint32_t layer = 0, end = 0; layer < shape.layers.size(); layer = end) {
         const Shape& first = shape.layers[layer];
         const LayerScheme& codecs = scheme.layer(layer);
+        const std::uint64_t most = most_tokens(shape, layer);
         for (end = layer + 1; end < shape.layers.size() && shape.layers[end] == first &&
-                              scheme.layer(end) == codecs;)
+                              most_tokens(shape, end) == most && scheme.layer(end) == codecs;)
             ++end;
         if (first.kv_heads == 0) continue;
         const Plan plan = neutral_plan(codecs, first);
@@ -116,6 +121,7 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
                          .exact_bytes = static_cast<double>(plan.exact_bytes()),
                          .packed_bytes = static_cast<double>(plan.packed_bytes()),
                          .sequence_bytes = static_cast<double>(plan.key_mean_bytes()),
+                         .most_tokens = most,
                          .retention = scheme.retention});
     }
     return cache;
@@ -123,8 +129,10 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
 
 StoredCache idealised_cache(const ModelShape& shape, double bits) {
     StoredCache cache;
-    for (const Shape& layer : shape.layers) {
-        if (layer.kv_heads > 0) cache.push_back(idealised(1, layer.channels(), bits));
+    for (std::size_t layer = 0; layer < shape.layers.size(); ++layer) {
+        if (shape.layers[layer].kv_heads > 0)
+            cache.push_back(
+                idealised(1, shape.layers[layer].channels(), bits, most_tokens(shape, layer)));
     }
     return cache;
 }

@@ -14,6 +14,7 @@ double as_double(std::uint64_t value) { return static_cast<double>(value); }
 
 // One layer; which blocks are packed is Sequence::settle's rule (src/cache/sequence.cpp).
 double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
+    tokens = std::min(tokens, stored.most_tokens);
     const std::uint64_t block = stored.block_tokens;
     const Retention& retention = stored.retention;
     std::uint64_t left = tokens > retention.window ? tokens - retention.window : 0;
@@ -28,6 +29,7 @@ double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
 // It is fullest now, or just before one of the last times that blocks were packed. Blocks are of 32
 // to 128 tokens and flush is a multiple of 32: four times hold all that can differ.
 double fullest_bytes(const StoredLayers& stored, std::uint64_t tokens) {
+    tokens = std::min(tokens, stored.most_tokens);
     constexpr std::uint64_t times = 4;
     const Retention& retention = stored.retention;
     const std::uint64_t every = retention.flush > 0 ? retention.flush : stored.block_tokens;
@@ -41,13 +43,15 @@ double fullest_bytes(const StoredLayers& stored, std::uint64_t tokens) {
 
 }  // namespace
 
-StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits) {
+StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits,
+                       std::uint64_t most_tokens) {
     const double token = 2.0 * channels * bits / 8;
     return {.layers = layers,
             .channels = channels,
             .block_tokens = 1,
             .exact_bytes = token,
-            .packed_bytes = token};
+            .packed_bytes = token,
+            .most_tokens = most_tokens};
 }
 
 double bits_per_element(const StoredCache& cache) {
@@ -91,6 +95,7 @@ std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, do
         return demand.weights + as_double(demand.batch) * fullest_bytes(cache, tokens) <= memory;
     };
     std::uint64_t fitting = 0, too_many = 1;
+    if (fits(all_tokens)) return all_tokens;
     while (fits(too_many)) {
         fitting = too_many;
         too_many *= 2;

@@ -9,20 +9,24 @@
 
 namespace lowkv::cli {
 
+constexpr std::uint64_t all_tokens = std::uint64_t{1} << 40;
+
 // Layers that store alike. Blocks of consecutive tokens are exact first and packed later.
 struct StoredLayers {
     std::uint32_t layers = 0;
     std::uint32_t channels = 0;  // kv_heads * head_dim
     std::uint32_t block_tokens = 1;
-    double exact_bytes = 0;     // of one layer's block, keys and values
-    double packed_bytes = 0;    // the same block once packed, metadata included
-    double sequence_bytes = 0;  // of one layer, what a sequence's packed blocks share
+    double exact_bytes = 0;                  // of one layer's block, keys and values
+    double packed_bytes = 0;                 // the same block once packed, metadata included
+    double sequence_bytes = 0;               // of one layer, what a sequence's packed blocks share
+    std::uint64_t most_tokens = all_tokens;  // that a sequence keeps: fewer where a layer slides
     Retention retention{.window = 0, .sinks = 0, .flush = 0};
 };
 using StoredCache = std::vector<StoredLayers>;
 
 // Every element in `bits` bits: no window, no sinks, no blocks. Papers reckon so.
-StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits);
+StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits,
+                       std::uint64_t most_tokens = all_tokens);
 
 // Bits per element of packed blocks.
 double bits_per_element(const StoredCache& cache);
@@ -51,7 +55,7 @@ double cache_bytes(const StoredCache& cache, const Demand& demand);
 double access_bytes(const StoredCache& cache, const Demand& demand);
 
 // The most tokens per sequence with which weights and caches fit, at their fullest too; 0 when not
-// even one does.
+// even one does, all_tokens when any number does.
 std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory);
 
 }  // namespace lowkv::cli

@@ -1,10 +1,13 @@
 // A model's shape from the header of its GGUF file: no weights are read.
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "app.h"
 #include "ggml.h"
@@ -26,6 +29,7 @@ std::uint64_t at(const void* data, std::size_t index) {
 
 std::optional<std::uint64_t> integer(gguf_type type, const void* data, std::size_t index) {
     switch (type) {
+        case GGUF_TYPE_BOOL: return at<std::uint8_t>(data, index);
         case GGUF_TYPE_UINT16: return at<std::uint16_t>(data, index);
         case GGUF_TYPE_UINT32: return at<std::uint32_t>(data, index);
         case GGUF_TYPE_INT32: return at<std::int32_t>(data, index);
@@ -61,6 +65,11 @@ class Header {
         throw Failure(path_ + " has no number " + architecture_ + "." + key +
                       ", so it is no language model with a KV cache that can be planned for; if " +
                       "it is one, " + spell_out);
+    }
+    // Whether a key of the architecture has one value per layer.
+    bool per_layer(const std::string& key) const {
+        const std::int64_t id = gguf_find_key(get(), (architecture_ + "." + key).c_str());
+        return id >= 0 && gguf_get_kv_type(get(), id) == GGUF_TYPE_ARRAY;
     }
     std::uint64_t files() const { return value("split.count", 0).value_or(1); }
 
@@ -116,6 +125,32 @@ void refuse_other_caches(const Header& header, const std::string& path) {
     }
 }
 
+// Which layers slide over the window: as the file says, by layer or by period, or by the period
+// that llama.cpp takes for the architecture; the last layer of a period sees everything. Empty
+// where that is not known here.
+std::vector<bool> sliding_layers(const Header& header, std::size_t layers) {
+    constexpr const char* pattern = "attention.sliding_window_pattern";
+    constexpr std::array<std::pair<std::string_view, std::uint64_t>, 6> periods = {{{"gemma2", 2},
+                                                                                    {"gemma3", 6},
+                                                                                    {"gemma3n", 5},
+                                                                                    {"gpt-oss", 2},
+                                                                                    {"cohere2", 4},
+                                                                                    {"olmo2", 4}}};
+    const auto* const known = std::find_if(periods.begin(), periods.end(), [&](const auto& entry) {
+        return entry.first == header.architecture();
+    });
+    const bool listed = header.per_layer(pattern);
+    const std::uint64_t period =
+        known == periods.end() ? 0 : header.number(pattern).value_or(known->second);
+    if (!listed && period == 0) return {};
+    std::vector<bool> sliding;
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+        sliding.push_back(listed ? header.number(pattern, layer).value_or(0) != 0
+                                 : layer % period < period - 1);
+    }
+    return sliding;
+}
+
 Shape layer_shape(const Header& header, const std::string& path, std::size_t layer) {
     const std::uint64_t heads = header.required("attention.head_count", layer);
     const std::uint64_t kv_heads = header.number("attention.head_count_kv", layer).value_or(heads);
@@ -153,10 +188,18 @@ ModelShape gguf_shape(const std::string& path) {
     out.weights = header.weights();
     out.context = header.number("context_length").value_or(0);
     out.files = header.files();
-    if (header.number("attention.sliding_window").value_or(0) > 0 ||
+    out.window = header.number("attention.sliding_window").value_or(0);
+    if (out.window > 0) out.sliding = sliding_layers(header, layers);
+    if ((out.window > 0 && out.sliding.empty()) ||
         header.number("attention.shared_kv_layers").value_or(0) > 0) {
         out.notes.emplace_back(
             "layers with a sliding window or a shared cache are counted in full: an upper bound");
+    }
+    if (const auto slide = std::count(out.sliding.begin(), out.sliding.end(), true); slide > 0) {
+        out.notes.push_back(std::to_string(slide) + " layers slide over " +
+                            std::to_string(out.window) + " tokens: they hold at most " +
+                            std::to_string(sliding_cells(out.window)) +
+                            " of a sequence, as stock llama.cpp's do with its usual -ub 512");
     }
     if (header.number("expert_count").value_or(0) > 1) {
         out.notes.emplace_back(

@@ -51,13 +51,14 @@ std::string table(const Planned& planned) {
     Table table(header);
     const PlannedRow& f16 = planned.rows.front();
     for (const PlannedRow& row : planned.rows) {
-        std::vector<std::string> cells = {row.name,
-                                          fixed(row.bits, 2),
-                                          bytes(row.cache_bytes),
-                                          fixed(f16.cache_bytes / row.cache_bytes, 2) + "x",
-                                          bytes(total_bytes(planned, row)),
-                                          fits(planned, row) ? "yes" : "no",
-                                          count(row.longest_context)};
+        std::vector<std::string> cells = {
+            row.name,
+            fixed(row.bits, 2),
+            bytes(row.cache_bytes),
+            fixed(f16.cache_bytes / row.cache_bytes, 2) + "x",
+            bytes(total_bytes(planned, row)),
+            fits(planned, row) ? "yes" : "no",
+            row.longest_context == all_tokens ? "any" : count(row.longest_context)};
         if (timed) {
             cells.insert(cells.end(), {bytes(row.access_bytes),
                                        fixed(1e3 * row.access_bytes / planned.bandwidth, 2),
@@ -102,8 +103,12 @@ std::string json(const Planned& planned) {
         if (timed) rows.back()["seconds_per_step"] = row.access_bytes / planned.bandwidth;
     }
     nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-    for (const Shape& layer : planned.shape.layers)
+    for (std::size_t i = 0; i < planned.shape.layers.size(); ++i) {
+        const Shape& layer = planned.shape.layers[i];
         layers.push_back({{"kv_heads", layer.kv_heads}, {"head_dim", layer.head_dim}});
+        if (i < planned.shape.sliding.size() && planned.shape.sliding[i])
+            layers.back()["window"] = planned.shape.window;
+    }
     nlohmann::ordered_json out = {{"model", planned.shape.name},
                                   {"layers", layers},
                                   {"weights_bytes", planned.demand.weights},

@@ -46,12 +46,18 @@ std::string shape_names() {
     return names;
 }
 
+std::uint64_t sliding_cells(std::uint64_t window) {
+    constexpr std::uint64_t micro_batch = 512, padding = 256;
+    return (window + micro_batch + padding - 1) / padding * padding;
+}
+
 ModelShape named_shape(const std::string& name) {
     constexpr double f16_bytes = 2;
     for (const Known& model : known) {
         if (model.name != name) continue;
         return {.name = name,
                 .layers = std::vector<Shape>(model.layers, {model.kv_heads, model.head_dim}),
+                .sliding = {},
                 .query_heads = std::uint64_t{model.layers} * model.query_heads,
                 .weights = f16_bytes * model.parameters,
                 .files = 1,

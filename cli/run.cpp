@@ -24,6 +24,7 @@
 #include "app.h"
 #include "lowkv/scheme.h"
 #include "plugin_path.h"
+#include "run_checks.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -38,12 +39,15 @@ constexpr const char* footer = R"(Examples:
 
 It sets GGML_BACKEND_PATH and LOWKV_SCHEME, adds `-dev LOWKV` for the programs that need it, passes
 output and signals through and ends with the program's exit status. If the program starts to work
-without the plug-in's "lowkv: active" line, it is stopped and the exit status is 1. A batch sees
-itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
+without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and the
+exit status is 1; --partial allows the latter. Overrides of layers and calibrations are checked
+against the model of -m before anything is started. A batch sees itself exactly: with
+llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin;
     std::vector<std::string> calibrations;
+    bool partial = false;
     double timeout = 600;
     std::vector<std::string> command;
 };
@@ -54,17 +58,25 @@ bool one_of(std::string_view word, Words words) {
     return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// The value after one of the options, e.g. {"-ngl", "--gpu-layers"}; empty when it isn't there.
-std::string value_of(const std::vector<std::string>& command, Words names) {
+// The values after one of the options, e.g. {"-ngl", "--gpu-layers"}.
+std::vector<std::string> values_of(const std::vector<std::string>& command, Words names) {
+    std::vector<std::string> values;
     for (std::size_t i = 1; i < command.size(); ++i) {
-        if (one_of(command[i], names)) return i + 1 < command.size() ? command[i + 1] : "";
         const std::size_t equals = command[i].find('=');
-        if (equals != std::string::npos &&
-            one_of(std::string_view(command[i]).substr(0, equals), names)) {
-            return command[i].substr(equals + 1);
+        if (one_of(command[i], names)) {
+            values.push_back(i + 1 < command.size() ? command[i + 1] : "");
+        } else if (equals != std::string::npos &&
+                   one_of(std::string_view(command[i]).substr(0, equals), names)) {
+            values.push_back(command[i].substr(equals + 1));
         }
     }
-    return "";
+    return values;
+}
+
+// The first of them; empty when there is none.
+std::string value_of(const std::vector<std::string>& command, Words names) {
+    const std::vector<std::string> values = values_of(command, names);
+    return values.empty() ? "" : values.front();
 }
 
 bool has_any(const std::vector<std::string>& command, Words names) {
@@ -99,6 +111,14 @@ void refuse_contradictions(const std::vector<std::string>& command) {
     if (!device.empty() && device.find("LOWKV") == std::string::npos) {
         refuse("-dev " + device, "use -dev LOWKV, or leave it out");
     }
+}
+
+// The models that are files by name; what -hf or -mu would fetch can't be known before.
+void check_models(const std::vector<std::string>& command, const Options& options) {
+    std::vector<std::string> models = values_of(command, {"-m", "--model"});
+    if (models.empty()) models.push_back(environment("LLAMA_ARG_MODEL"));
+    for (const std::string& model : models)
+        check_model(model, options.scheme, options.calibrations);
 }
 
 // These read GGML_BACKEND_PATH only when a device is named (see docs/llama.cpp).
@@ -156,21 +176,26 @@ class Watcher {
     }
     bool active() const { return active_; }
     const std::string& stranger() const { return stranger_; }  // why it surely isn't active
+    const std::string& denial() const { return denial_; }      // "1 of 30 layers ...: why"
 
   private:
     void judge(std::string_view line) {
-        if (active_) return;
+        constexpr std::string_view some = " for ";
         if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
+        const std::size_t mark = line.find(denial_mark);
+        if (mark != std::string_view::npos &&
+            line.substr(mark + denial_mark.size()).starts_with(some))
+            denial_ = line.substr(mark + denial_mark.size() + some.size());
+        if (active_) return;
         // The cache was made elsewhere, or the program works: too late for the plug-in.
         const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
                                line.find("LOWKV") == std::string_view::npos;
         const bool working = line.find("listening on http") != std::string_view::npos ||
                              line.find("all slots are idle") != std::string_view::npos;
-        const bool denied = line.find(denial_mark) != std::string_view::npos;
-        if (!active_ && stranger_.empty() && (elsewhere || working || denied)) stranger_ = line;
+        if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
     }
 
-    std::string line_, stranger_;
+    std::string line_, stranger_, denial_;
     bool active_ = false;
 };
 
@@ -200,6 +225,15 @@ int stop(pid_t child) {
     return status;
 }
 
+// Why the program should not go on; empty: nothing is wrong so far.
+std::string problem_of(const Watcher& watcher, const Options& options) {
+    if (!options.partial && !watcher.denial().empty())
+        return "lowkv can't pack " + watcher.denial() + "; --partial lets it run all the same";
+    if (watcher.active() || watcher.stranger().empty()) return "";
+    return "it started to work without the plug-in (\"" + watcher.stranger() +
+           "\"). Its cache would have been llama.cpp's own. `lowkv doctor` finds out why";
+}
+
 struct Ending {
     int status = 0;       // waitpid's
     std::string problem;  // why we stopped it
@@ -226,11 +260,10 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
             break;  // ended; something else still holds its stderr
         }
         if (alive && waitpid(child, &ending.status, WNOHANG) == child) alive = false;
-        if (!demand || watcher.active() || !alive) continue;
-        if (!watcher.stranger().empty()) {
-            ending.problem =
-                "it started to work without the plug-in (\"" + watcher.stranger() + "\")";
-        } else if (options.timeout > 0 && watch.seconds() > options.timeout) {
+        if (!demand || !alive) continue;
+        ending.problem = problem_of(watcher, options);
+        if (ending.problem.empty() && !watcher.active() && options.timeout > 0 &&
+            watch.seconds() > options.timeout) {
             ending.problem =
                 "no \"lowkv: active\" line within " + fixed(options.timeout, 0) + " s (--timeout)";
         }
@@ -250,6 +283,7 @@ int run(Options& options) {
     const std::string program = std::filesystem::path(words[0]).filename().string();
     const bool demand = !only_asks(words);
     if (demand) refuse_contradictions(words);
+    if (demand) check_models(words, options);
     words[0] = find_program(words[0]);
     if (needs_device(program) && !has_any(words, {"-dev", "--device"})) {
         words.insert(words.begin() + 1, {"-dev", "LOWKV"});
@@ -290,21 +324,20 @@ int run(Options& options) {
     const Ending ending = attend_to(child, messages[0], watcher, options, demand);
     child_process = 0;
     close(messages[0]);
-    if (!ending.problem.empty()) {
-        throw Failure(program + " was stopped: " + ending.problem +
-                      ". Its cache would have been llama.cpp's own. `lowkv doctor` finds out why");
-    }
+    if (!ending.problem.empty()) throw Failure(program + " was stopped: " + ending.problem);
     const int status =
         WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
-    if (demand && !watcher.active()) {
-        std::fprintf(stderr,
-                     "lowkv: %s ended (status %d) and its cache was never lowkv's: there was no "
-                     "\"lowkv: active\" "
-                     "line\n",
-                     program.c_str(), status);
-        return status == 0 ? 1 : status;
+    if (!demand) return status;
+    std::string problem = problem_of(watcher, options);
+    if (problem.empty() && !watcher.active()) {
+        problem = watcher.denial().empty()
+                      ? "its cache was never lowkv's: there was no \"lowkv: active\" line"
+                      : "lowkv can't pack " + watcher.denial();
     }
-    return status;
+    if (problem.empty()) return status;
+    std::fprintf(stderr, "lowkv: %s ended (status %d): %s\n", program.c_str(), status,
+                 problem.c_str());
+    return status == 0 ? 1 : status;
 }
 
 }  // namespace
@@ -322,6 +355,8 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
     command->add_option("--calibration", options->calibrations,
                         "Files of `lowkv calibrate`, for schemes that need one; LOWKV_CALIBRATION "
                         "names more");
+    command->add_flag("--partial", options->partial,
+                      "Go on where only some layers can be packed and the others stay f16");
     command->add_option("--plugin", options->plugin,
                         "The plug-in, libggml-lowkv.so (default: the one built with this command)");
     command

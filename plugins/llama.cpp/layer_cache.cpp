@@ -222,6 +222,16 @@ LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t ce
     return found;
 }
 
+LayerCache::Rows LayerCache::rows(std::uint32_t stream_index) const {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    Rows rows;
+    for (std::uint32_t cell = 0; cell < cells_; ++cell) {
+        if (groups.packed_row(cell) == no_cell && !groups.exact(cell)) continue;
+        ++(place(stream_index, cell, 1).packed ? rows.packed : rows.exact);
+    }
+    return rows;
+}
+
 // Rows count over all streams: row = stream * cells + cell. Exact blocks hold keys by channel and
 // values by token (codec.h), in f16 already.
 void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const {

@@ -89,6 +89,12 @@ class LayerCache {
     void views(std::uint32_t stream, std::span<const std::uint32_t> units,
                std::span<const std::uint32_t> exact_blocks, std::vector<BlockView>& out) const;
 
+    // Written rows, those that nobody sees any more included.
+    struct Rows {
+        std::size_t packed = 0, exact = 0;
+    };
+    Rows rows(std::uint32_t stream) const;
+
     // Stream `to` becomes a copy of stream `from`, blocks shared until one side writes.
     void copy_stream(std::uint32_t from, std::uint32_t to);
     void clear();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ggml-backend.h"
 
@@ -40,5 +41,20 @@ struct CacheStats {
     std::uint64_t repacked_cells = 0;   // restored packed, and packed once more
 };
 CacheStats stats();
+
+// One layer of a live cache.
+struct LayerReport {
+    std::uint32_t layer = 0;  // as llama.cpp numbers it
+    bool packed = false;      // served packed, known from its first operation on
+    std::string why;          // it isn't
+    std::uint32_t cells = 0;  // a stream's room: fewer than the context's where the layer slides
+    std::size_t f16_bytes_per_token = 0;  // what stock llama.cpp would hold
+    // Of a packed layer: its shape, the written cells of all streams, and the bytes that hold them.
+    std::uint32_t kv_heads = 0, head_dim = 0;
+    std::size_t cells_packed = 0, cells_exact = 0;
+    std::size_t packed_bytes = 0, exact_bytes = 0;
+};
+// All layers of the live caches, by number; none under the scheme "delegate".
+std::vector<LayerReport> layer_reports();
 
 }  // namespace lowkv::ggml

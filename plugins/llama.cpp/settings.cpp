@@ -9,6 +9,7 @@
 #include "calibration/file/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
+#include "lowkv_ggml.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -51,12 +52,24 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme) {
 
 }  // namespace
 
-void add_calibration(const std::string& path) {
-    auto loaded =
-        std::make_shared<const Calibration>(calibration::load_calibration(path).calibration);
+void add_calibration(Calibration calibration) {
+    auto shared = std::make_shared<const Calibration>(std::move(calibration));
     State& s = state();
     const std::lock_guard lock(s.mutex);
-    s.calibrations.push_back(std::move(loaded));
+    s.calibrations.push_back(std::move(shared));
+}
+
+void add_calibration(const std::string& path) {
+    add_calibration(calibration::load_calibration(path).calibration);
+}
+
+std::vector<std::string> calibration_paths() {
+    const char* value = std::getenv("LOWKV_CALIBRATION");
+    std::istringstream list(value == nullptr ? "" : value);
+    std::vector<std::string> paths;
+    for (std::string path; std::getline(list, path, ':');)
+        if (!path.empty()) paths.push_back(path);
+    return paths;
 }
 
 void choose(const std::string& text) {
@@ -90,16 +103,12 @@ void choose_from_environment() {
         s.setting.reset();
         s.error = why;
     };
-    if (const char* paths = std::getenv("LOWKV_CALIBRATION")) {
-        std::istringstream list(paths);
-        for (std::string path; std::getline(list, path, ':');) {
-            if (path.empty()) continue;
-            try {
-                add_calibration(path);
-            } catch (const std::exception& error) {
-                refuse("LOWKV_CALIBRATION: " + std::string(error.what()));
-                return;
-            }
+    for (const std::string& path : calibration_paths()) {
+        try {
+            add_calibration(path);
+        } catch (const std::exception& error) {
+            refuse("LOWKV_CALIBRATION: " + std::string(error.what()));
+            return;
         }
     }
     try {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lowkv/calibration.h"
 #include "lowkv/scheme.h"
@@ -17,8 +18,12 @@ struct Setting {
     std::shared_ptr<const Calibration> calibration;  // null: the scheme needs none
 };
 
-// Loads a calibration, for the schemes that are chosen from now on. Throws lowkv::Error.
-void add_calibration(const std::string& path);
+// For the schemes that are chosen from now on; lowkv_ggml.h's add_calibration() reads it from a
+// file.
+void add_calibration(Calibration calibration);
+
+// The files that LOWKV_CALIBRATION names.
+std::vector<std::string> calibration_paths();
 
 // Replaces the setting. Throws lowkv::Error, and then leaves it as it was.
 void choose(const std::string& text);

@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import plugin_models as models
 import pytest
 from plugin_tools import BUILD, MODEL, PATHS, Run, environment
 
@@ -14,7 +15,7 @@ TEXT = PATHS["LOWKV_DEMO_TEXT"]
 
 def lowkv(*args, stdin="", **env):
     done = subprocess.run([str(COMMAND), *map(str, args)], env=environment(None, **env),
-                          input=stdin, capture_output=True, text=True, timeout=300)
+                          input=stdin, capture_output=True, text=True, errors="replace", timeout=300)
     return Run(done)
 
 
@@ -238,7 +239,7 @@ def test_schemes_says_what_a_filter_does():
 
 
 def test_doctor():
-    run = lowkv("doctor", "-m", MODEL)
+    run = lowkv("doctor")
     assert run.code == 0, run.both
     run.said("implementation")
     assert lowkv("doctor", LOWKV_IMPLEMENTATION="vax").code != 0
@@ -302,3 +303,35 @@ def test_layers_that_the_model_lacks_are_refused():
 def test_words_of_a_codec(codec, words):
     run = lowkv("schemes", f"k={codec},v=token-2-g32")
     assert run.code != 0 and words in run.err, run.both
+
+
+def test_doctor_proves_it_on_the_model(tmp_path):
+    run = lowkv("doctor", "-m", MODEL)
+    assert run.code == 0, run.both
+    line = run.said(r"scheme lowkv2.8: 30 of 30 layers packed, (\d+) of (\d+) cells packed, "
+                    r"logits' cosine to exact ([\d.]+)")
+    packed, cells, likeness = int(line.group(1)), int(line.group(2)), float(line.group(3))
+    assert 0 < packed < cells and 0.98 < likeness < 1
+    assert "room, cells" not in run.out and "room, cells" in lowkv("doctor", "-v", "-m", MODEL).out
+    run = lowkv("doctor", "-m", MODEL, "--scheme", "lowkv2.8,layer.3=exact")
+    assert run.code == 0 and re.search(r"^\| 3 +\| +3 x 64 \| +8,192 \| +0 \|", run.out, re.M), run.both
+
+
+def test_doctor_names_the_layers_that_stay_f16(tmp_path):
+    wide = models.llama(tmp_path / "wide.gguf", head_dim=256, heads=33, kv_heads=33, width=64)
+    run = lowkv("doctor", "-m", wide, "--scheme", "kivi2,layer.1=token-2-row/token-2-g32")
+    assert run.code == 1, run.both
+    run.said(r"PROBLEM +cache +.*1 of 2 layers packed")
+    run.said(r"1 stay f16: .*8448 channels in a row are not supported")
+    run = lowkv("doctor", "-m", models.llama(tmp_path / "llama-40.gguf", head_dim=40))
+    assert run.code == 1 and "0 of 2 layers packed" in run.out and "head_dim 40" in run.out, run.both
+
+
+def test_doctor_checks_overrides_and_calibrations(tmp_path):
+    run = lowkv("doctor", "-m", MODEL, "--scheme", "lowkv2.8,layer.30=kivi4")
+    assert run.code == 1 and "override of layer 30, but this model has 30 layers" in run.out, run.both
+    run = lowkv("doctor", "-m", MODEL, "--scheme", "skvq-k2v2")
+    assert run.code == 1 and "needs a calibration of the model" in run.out, run.both
+    assert lowkv("doctor", "--scheme", "kivi3").code == 2
+    run = lowkv("doctor", LOWKV_CALIBRATION="/nowhere.safetensors")
+    assert run.code == 1 and "/nowhere.safetensors: there is no such file" in run.out, run.both

@@ -177,7 +177,8 @@ def header_only(path, architecture="llama", layers=4, kv_heads=2, **more):
     writer.add_head_count(8)
     writer.add_head_count_kv(kv_heads)
     for key, value in more.items():
-        writer.add_uint32(key.replace("__", "."), value)
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(key.replace("__", "."), value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -189,6 +190,38 @@ def test_kv_heads_may_differ_by_layer(figures, tmp_path):
     out = figures("-m", file, "--context", 1000)
     assert [layer["kv_heads"] for layer in out["layers"]] == [2, 0, 8, 2]
     assert out["rows"]["f16"]["kv_bytes"] == 1000 * 4 * 64 * (2 + 8 + 2)
+
+
+@pytest.mark.parametrize("architecture, more, sliding", [
+    ("gemma2", {}, [0, 2]),
+    ("gemma3", {"gemma3__attention__sliding_window_pattern": 3}, [0, 1, 3]),
+    ("some", {"some__attention__sliding_window_pattern": [True, False, False, True]}, [0, 3]),
+])
+def test_layers_that_slide_hold_their_window(figures, tmp_path, architecture, more, sliding):
+    more = more | {f"{architecture}__attention__sliding_window": 1000}
+    file = header_only(tmp_path / "some.gguf", architecture, **more)
+    out = figures("-m", file, "--context", 10000, "--schemes", "kivi2")
+    assert [i for i, layer in enumerate(out["layers"]) if "window" in layer] == sliding
+    # A window and a micro-batch of 512, in steps of 256 cells; 512 bytes a token and layer.
+    assert out["rows"]["f16"]["kv_bytes"] == 512 * ((4 - len(sliding)) * 10000 + len(sliding) * 1536)
+    few = figures("-m", file, "--context", 100)["rows"]["f16"]["kv_bytes"]
+    assert few == 512 * 4 * 100
+    longest = out["rows"]["kivi2"]["longest_context"]
+    args = ("-m", file, "--schemes", "kivi2", "--context")
+    assert figures(*args, longest)["rows"]["kivi2"]["fits"]
+    assert not figures(*args, longest + 1)["rows"]["kivi2"]["fits"]
+
+
+def test_windows_of_an_unknown_pattern_are_counted_in_full(tmp_path):
+    file = header_only(tmp_path / "some.gguf", "some", some__attention__sliding_window=1000)
+    assert "counted in full: an upper bound" in plan("-m", file).out
+
+
+def test_a_model_whose_layers_all_slide_takes_any_context(tmp_path):
+    file = header_only(tmp_path / "some.gguf", "some", some__attention__sliding_window=1000,
+                       some__attention__sliding_window_pattern=4 * [True])
+    run = plan("-m", file, "--schemes", "kivi2")
+    assert run.code == 0 and run.out.count(" any |") == 2, run.both
 
 
 @pytest.mark.parametrize("more, words", [

@@ -4,7 +4,7 @@ import json
 
 import plugin_models as models
 import pytest
-from plugin_tools import MODEL, PATHS, complete
+from plugin_tools import MODEL, PATHS, TOOLS, complete
 from test_calibrate import lowkv, read_tensors, write_tensors
 
 # Bytes of a token's 30 layers of 192 channels, once packed, and the most that may be lost (mean KLD
@@ -90,6 +90,12 @@ def test_the_command_checks_what_the_environment_names(calibrations, folder):
     write_tensors(other, {k: v for k, v in said.items() if k != "hash"} | {"model": "another"}, arrays)
     run = generate(other)
     assert run.code == 1 and "was made for another model: another" in run.err
+    for named in ({"LOWKV_CALIBRATION": str(other)}, {}):
+        given = () if named else ("--calibration", other)
+        run = lowkv("run", "--scheme", "skvq-k2v2", *given, "--", TOOLS / "llama-completion", "-m", MODEL, "-p", "abc",
+                    "-n", 1, "-no-cnv", **named)
+        assert run.code == 1 and "was made for another model: another" in run.err, run.both
+        assert len(run.both.strip().splitlines()) == 1, run.both  # nothing was started
     run = lowkv("calibrate", "-m", MODEL, "--text", PATHS["LOWKV_DEMO_TEXT"], "--scheme", "kvquant2", "--tokens", 256,
                 "--context", 256, "-o", folder / "k.safetensors",
                 LOWKV_SCHEME="bogus", LOWKV_CALIBRATION="/nowhere.safetensors")

@@ -1,0 +1,50 @@
+"""`lowkv run`: a stock program whose cache is packed, or a message and no program."""
+
+from pathlib import Path
+
+import plugin_models as models
+import pytest
+from plugin_tools import MODEL, PATHS
+from test_command import lowkv
+
+COMPLETION = Path(PATHS["LOWKV_LLAMA_BUILD"]) / "llama-completion"
+ASK = ("-p", "Once upon a time", "-n", 8, "-no-cnv", "-t", 1)
+# A codec of whole rows, which have more channels in `wide` than it takes.
+HALF = "kivi2,layer.1=token-2-row/token-2-g32"
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    return models.llama(tmp_path_factory.mktemp("wide") / "wide.gguf", head_dim=256, heads=33, kv_heads=33, width=64)
+
+
+def test_layers_that_stay_f16_stop_the_program(wide):
+    run = lowkv("run", "--scheme", HALF, "--", COMPLETION, "-m", wide, *ASK)
+    assert run.code == 1, run.both
+    run.said(r"lowkv: NOT active for 1 of 2 layers")  # the plug-in's own line
+    last = run.err.strip().splitlines()[-1]
+    assert "1 of 2 layers" in last and "8448 channels in a row are not supported" in last and "--partial" in last, last
+
+
+def test_partial_goes_on_when_some_layers_are_packed(wide, tmp_path):
+    run = lowkv("run", "--partial", "--scheme", HALF, "--", COMPLETION, "-m", wide, *ASK)
+    assert run.code == 0 and run.out.strip(), run.both
+    run.said(r"lowkv: active: .* 1 layers")
+    none = models.llama(tmp_path / "llama-40.gguf", head_dim=40)
+    run = lowkv("run", "--partial", "--", COMPLETION, "-m", none, *ASK)
+    assert run.code == 1 and "2 of 2 layers" in run.err.strip().splitlines()[-1], run.both
+
+
+@pytest.mark.parametrize("words, env", [
+    (("-m", MODEL), {}), ((f"--model={MODEL}",), {}), ((), {"LLAMA_ARG_MODEL": MODEL})])
+def test_an_override_beyond_the_model_starts_nothing(words, env):
+    run = lowkv("run", "--scheme", "lowkv2.8,layer.40=kivi4", "--", COMPLETION, *words, *ASK, **env)
+    assert run.code == 2, run.both
+    assert "override of layer 40, but this model has 30 layers, numbered 0 to 29" in run.err, run.both
+    assert len(run.both.strip().splitlines()) == 1, run.both
+
+
+def test_a_model_that_is_not_there_is_the_programs_affair():
+    run = lowkv("run", "--scheme", "lowkv2.8,layer.40=kivi4", "--", COMPLETION, "-m", "/no/such.gguf", *ASK)
+    assert run.code == 1 and "override" not in run.err and "was stopped" not in run.err, run.both
+    assert "llama-completion ended (status 1): its cache was never lowkv's" in run.err, run.both
