@@ -72,7 +72,7 @@ def add_key(g, name, value):
     add[type(value)](name, value)
 
 
-def values(random, name, shape, embedding):
+def values(random, name, shape, embedding, means):
     """Random numbers of the size that suits the tensor's name."""
     stem, _, kind = name.removeprefix("enc.").removeprefix("dec.").partition(".")
     if stem == "blk":
@@ -80,15 +80,15 @@ def values(random, name, shape, embedding):
     if stem == "ssm_a":  # decay rates
         return -np.exp(random.standard_normal(shape))
     if kind == "bias" or len(shape) == 1 or stem in ("ssm_d", "ssm_norm"):
-        return (kind != "bias") + 0.1 * random.standard_normal(shape)
+        return means.get(stem, float(kind != "bias")) + 0.1 * random.standard_normal(shape)
     gain = embedding * shape[-1] ** 0.5 if stem == "token_embd" else GAINS.get(stem, 1.0)
     return random.standard_normal(shape) * gain / shape[-1] ** 0.5
 
 
 def write(path, arch, block, *, keys, start=None, end=END, layers=2, width=None, heads=4, kv_heads=2,
-          head_dim=64, value_dim=None, embedding=1.0, sizes=None):
+          head_dim=64, value_dim=None, embedding=1.0, sizes=None, means=None):
     """Writes the model and returns its path. `block` has the tensors of a layer, or makes them from
-    its number; `kv_heads` may be a list, one number per layer."""
+    its number; `kv_heads` may be a list, one number per layer; `means` are of vectors, by name."""
     value_dim = value_dim or head_dim
     some_kv_heads = max(kv_heads) if isinstance(kv_heads, list) else kv_heads
     size = {"w": width or heads * head_dim, "f": 64, "h": heads, "g": some_kv_heads, "d": head_dim,
@@ -113,7 +113,7 @@ def write(path, arch, block, *, keys, start=None, end=END, layers=2, width=None,
             whole = name.startswith("=") or "." in name
             full = prefix + name.lstrip("=") + ("" if whole else ".weight")
             shape = tuple(size[letter] for letter in letters)
-            g.add_tensor(full, values(random, full, shape, embedding).astype(np.float32))
+            g.add_tensor(full, values(random, full, shape, embedding, means or {}).astype(np.float32))
 
     add("", {"token_embd": "nw"} | (start or {}))
     for i in range(layers):
