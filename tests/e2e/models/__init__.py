@@ -1,0 +1,1 @@
+"""Tiny models with random weights, one per kind of attention that llama.cpp has."""
