@@ -2,9 +2,13 @@
 
 #include "registry.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "buffer.h"
 #include "report.h"
@@ -35,14 +39,19 @@ void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
 // Integrated: llama.cpp uses it by itself when there is no discrete GPU, and drops it otherwise.
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
 
+// Without it llama.cpp turns mmap off for the whole model. ggml before 0.20 has no such word.
+template <class Capabilities>
+void allow_mmap(Capabilities& caps) {
+    if constexpr (requires { caps.mmap_support; }) caps.mmap_support = true;
+}
+
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     *props = {};
     props->name = name;
     props->description = description;
     props->type = device_type(dev);
     device_memory(dev, &props->memory_free, &props->memory_total);
-    // Without it llama.cpp turns mmap off for the whole model.
-    props->caps.mmap_support = true;
+    allow_mmap(props->caps);
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
@@ -109,12 +118,33 @@ void warn_if_unused() {
            "one of -nkvo, -ngl 0 or a GPU in the way?");
 }
 
+// ggml's structures change between versions while its own api_version stays; and llama.cpp changes
+// them long before it gives them a new version: ask for what shows, the order of operations and the
+// size of a tensor.
+std::string misfit() {
+    if (std::strcmp(ggml_version(), LOWKV_GGML_VERSION) != 0)
+        return std::string("but this program has ggml ") + ggml_version();
+    constexpr std::pair<ggml_op, std::string_view> operations[] = {
+        {GGML_OP_SET_ROWS, "SET_ROWS"},
+        {GGML_OP_ROPE, "ROPE"},
+        {GGML_OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"},
+        {GGML_OP_GLU, "GLU"},
+    };
+    const bool same_order =
+        std::all_of(std::begin(operations), std::end(operations),
+                    [](const auto& op) { return ggml_op_name(op.first) == op.second; });
+    constexpr std::size_t object = 32;  // sizeof(ggml_object), which is private
+    if (!same_order || ggml_tensor_overhead() != object + sizeof(ggml_tensor))
+        return "but from other sources than this program's, with operations or tensors of another "
+               "form";
+    return "";
+}
+
 ggml_backend_reg_t load() {
-    // ggml's structures change between versions while its own api_version stays.
-    if (std::strcmp(ggml_version(), LOWKV_GGML_VERSION) != 0) {
-        report(GGML_LOG_LEVEL_ERROR, std::string("this plug-in was built for ggml ") +
-                                         LOWKV_GGML_VERSION + ", but this program has ggml " +
-                                         ggml_version() + "; rebuild one of them");
+    if (const std::string problem = misfit(); !problem.empty()) {
+        report(GGML_LOG_LEVEL_ERROR, "this plug-in was built for ggml " LOWKV_GGML_VERSION ", " +
+                                         problem +
+                                         "; `lowkv plugin --for PROGRAM` builds one that fits");
         return nullptr;
     }
     choose_from_environment();
