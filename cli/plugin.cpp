@@ -18,7 +18,7 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv plugin --for ~/llama.cpp                     a tree, with or without a build in it
   lowkv plugin --for /usr/local                      an installation (lib/libggml.so)
-  lowkv plugin --for "$(which llama-server)"         a program linked with libggml.so
+  lowkv plugin --for $(which llama-server)           a program linked with libggml.so
   lowkv plugin --for venv/bin/python                 a Python that has llama-cpp-python
   GGML_BACKEND_PATH=$(lowkv plugin --for ~/llama.cpp) LOWKV_SCHEME=lowkv2.8 llama-bench -m model.gguf
   lowkv plugin --list
