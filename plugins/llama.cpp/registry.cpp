@@ -2,21 +2,14 @@
 
 #include "registry.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "buffer.h"
+#include "host.h"
 #include "report.h"
 #include "settings.h"
-
-#ifndef LOWKV_GGML_VERSION
-#error "LOWKV_GGML_VERSION: the ggml version that the headers belong to"
-#endif
 
 namespace lowkv::ggml {
 namespace {
@@ -116,28 +109,6 @@ void warn_if_unused() {
     report(GGML_LOG_LEVEL_WARN,
            "NOT active: no KV cache was placed on the device LOWKV. Is -dev LOWKV missing, or is "
            "one of -nkvo, -ngl 0 or a GPU in the way?");
-}
-
-// ggml's structures change between versions while its own api_version stays; and llama.cpp changes
-// them long before it gives them a new version: ask for what shows, the order of operations and the
-// size of a tensor.
-std::string misfit() {
-    if (std::strcmp(ggml_version(), LOWKV_GGML_VERSION) != 0)
-        return std::string("but this program has ggml ") + ggml_version();
-    constexpr std::pair<ggml_op, std::string_view> operations[] = {
-        {GGML_OP_SET_ROWS, "SET_ROWS"},
-        {GGML_OP_ROPE, "ROPE"},
-        {GGML_OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"},
-        {GGML_OP_GLU, "GLU"},
-    };
-    const bool same_order =
-        std::all_of(std::begin(operations), std::end(operations),
-                    [](const auto& op) { return ggml_op_name(op.first) == op.second; });
-    constexpr std::size_t object = 32;  // sizeof(ggml_object), which is private
-    if (!same_order || ggml_tensor_overhead() != object + sizeof(ggml_tensor))
-        return "but from other sources than this program's, with operations or tensors of another "
-               "form";
-    return "";
 }
 
 ggml_backend_reg_t load() {
