@@ -69,8 +69,11 @@ if(lowkv_have_llama)
         set_target_properties(llamacpp::${library} PROPERTIES
             IMPORTED_LOCATION "${LOWKV_LLAMA_BUILD}/lib${library}.so"
             IMPORTED_SONAME "lib${library}.so.0"
-            INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/include;${LOWKV_LLAMA_SOURCE}/include")
+            INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/include")
     endforeach()
+    # The plug-in does without: deps/plugin_for.py may have no more than ggml's headers.
+    set_property(TARGET llamacpp::llama APPEND PROPERTY
+        INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/include")
     set_property(TARGET llamacpp::ggml PROPERTY INTERFACE_LINK_LIBRARIES llamacpp::ggml-base)
     set_property(TARGET llamacpp::llama PROPERTY INTERFACE_LINK_LIBRARIES llamacpp::ggml)
     # The one private header that a backend needs: ggml-backend-impl.h.

@@ -67,22 +67,23 @@ def build(request):
 
 @pytest.fixture(scope="module")
 def stock(build):
-    return build.write("Once upon a time", 48)
+    return build.write("Once upon a time", 24)
 
 
 @pytest.mark.parametrize("scheme", ["delegate", "exact"])
 def test_text_is_that_of_stock(build, stock, scheme):
-    ours = build.write("Once upon a time", 48, scheme=scheme)
+    ours = build.write("Once upon a time", 24, scheme=scheme)
     ours.said(f"lowkv: active: scheme {scheme}")
-    assert_same_text(stock.text, ours.text, at_least=120)
+    # No further: stock sums up in f16, `exact` in f32, and some later token is a close call.
+    assert_same_text(stock.text, ours.text, at_least=80)
 
 
 def test_packed_cache_is_read_well(build):
     """The story is told often enough that its first tellings are packed; telling it again takes them."""
-    told = build.write(STORY * 7, 32, scheme="lowkv2.8", env={"LOWKV_VERBOSE": "1"})
+    told = build.write(STORY * 14, 32, scheme="lowkv2.8", env={"LOWKV_VERBOSE": "1"})
     told.said("lowkv: active: scheme lowkv2.8, 30 layers, 23040 -> 4050 bytes per token")
     packed = int(told.said(r"cache freed: .*cells packed (\d+)").group(1))
-    assert packed >= 128
+    assert packed >= 256
     assert STORY.startswith(told.text.lstrip().rstrip("\n\ufffd")[:90]), told.text
 
 
