@@ -7,14 +7,10 @@ and `make test-builds` set them up first. Each plug-in is built and found as use
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
-
-from plugin_tools import BUILD, MODEL, PATHS, PLUGIN, Run, Server, assert_same_text, environment  # noqa: E402, F401
+from plugin_tools import BUILD, MODEL, PATHS, PLUGIN, Run, assert_same_text, environment
 
 COMMAND = BUILD / "bin/lowkv"
 NAMES = os.environ.get("LOWKV_MATRIX", "llama").split()
