@@ -88,7 +88,7 @@ std::vector<std::string> plugin_script(const std::string& source) {
 }
 
 std::string plugin_for_program(const std::string& program, bool build) {
-    const std::string built_in = plugin_path();
+    std::string built_in = plugin_path();
     if (!environment("LOWKV_PLUGIN").empty() || is_own_ggml(ggml_of(program))) return built_in;
     if (!build && access(script_path("").c_str(), R_OK) != 0) return built_in;
     std::vector<std::string> words = plugin_script("");

@@ -61,17 +61,14 @@ def build(request):
     return Build(request.param)
 
 
-@pytest.fixture(scope="module")
-def stock(build):
-    return build.write("Once upon a time", 24)
-
-
-@pytest.mark.parametrize("scheme", ["delegate", "exact"])
-def test_text_is_that_of_stock(build, stock, scheme):
-    ours = build.write("Once upon a time", 24, scheme=scheme)
+# Stock sums up in f16, `exact` in f32: a free invention has close calls, a story told again has none.
+@pytest.mark.parametrize("scheme, prompt", [("delegate", "Once upon a time"), ("exact", STORY * 3)],
+                         ids=["delegate", "exact"])
+def test_text_is_that_of_stock(build, scheme, prompt):
+    stock = build.write(prompt, 32)
+    ours = build.write(prompt, 32, scheme=scheme)
     ours.said(f"lowkv: active: scheme {scheme}")
-    # No further: stock sums up in f16, `exact` in f32, and some later token is a close call.
-    assert_same_text(stock.text, ours.text, at_least=80)
+    assert_same_text(stock.text, ours.text, at_least=100)
 
 
 def test_packed_cache_is_read_well(build):
