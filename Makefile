@@ -34,6 +34,7 @@ demo: build ## compare schemes on a real model, then stream an answer from the p
 
 .PHONY: test
 test: test-cpp test-e2e test-python test-sanitizers ## run all tests, sanitizers included
+	@$(MAKE) test-versions VERSIONS="0.10.2 0.15.3"
 
 .PHONY: test-cpp
 test-cpp: build ## C++ tests, every kernel on every implementation
@@ -49,6 +50,22 @@ test-llama: build ## llama.cpp's own server tests, stock and with the plug-in (1
 	@$(SETUP) venv-llama-server-tests
 	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" tests/llama_server/run.py \
 	    --table docs/llama.cpp-server-tests.md
+
+VERSIONS ?= 0.10.2 0.13.1 0.15.3 0.20.0
+.PHONY: test-versions
+test-versions: build ## the plug-in under older llama.cpp (VERSIONS="0.10.2 0.15.3": their ggml) and the set-up's
+	@parts="llama $(addprefix llama-,$(VERSIONS))"
+	$(SETUP) $$parts
+	LOWKV_MATRIX="$$parts" LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest \
+	    tests/matrix $(PYTEST_ARGS)
+
+BUILDS ?= dl noomp debug static
+.PHONY: test-builds
+test-builds: build ## the plug-in under llama.cpp built in other ways (BUILDS="dl noomp": which)
+	@parts="$(addprefix llama-,$(BUILDS))"
+	$(SETUP) llama $$parts
+	LOWKV_MATRIX="llama $$parts" LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest \
+	    tests/matrix $(PYTEST_ARGS)
 
 PACKAGE := build/python/site
 .PHONY: package

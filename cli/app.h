@@ -45,5 +45,6 @@ void add_plan(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status);
 void add_budget(CLI::App& app, int& status);
 void add_calibrate(CLI::App& app, int& status);
+void add_plugin(CLI::App& app);
 
 }  // namespace lowkv::cli

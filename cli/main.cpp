@@ -20,6 +20,7 @@ constexpr const char* footer = R"(Examples:
   lowkv bench attention --quick
   lowkv budget -m model.gguf -f book.txt --target-bits 2.5
   lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
+  lowkv plugin --for ~/llama.cpp
 
 Each command explains itself: lowkv COMMAND --help.)";
 
@@ -65,6 +66,7 @@ int main(int argc, char** argv) {
         cli::add_bench(app, status);
         cli::add_budget(app, status);
         cli::add_calibrate(app, status);
+        cli::add_plugin(app);
         if (argc == 1) {
             std::fputs(app.help().c_str(), stderr);
             return 2;

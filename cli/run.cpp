@@ -24,6 +24,7 @@
 #include "app.h"
 #include "lowkv/scheme.h"
 #include "plugin_path.h"
+#include "program_plugin.h"
 #include "run_checks.h"
 #include "terminal.h"
 
@@ -49,6 +50,7 @@ struct Options {
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = 600;
+    bool build_plugin = false;
     std::vector<std::string> command;
 };
 
@@ -141,7 +143,7 @@ std::string find_program(const std::string& name) {
     for (std::size_t at = 0; at <= path.size();) {
         const std::size_t end = std::min(path.find(':', at), path.size());
         const std::string candidate = path.substr(at, end - at) + "/" + name;
-        if (access(candidate.c_str(), X_OK) == 0) return name;
+        if (access(candidate.c_str(), X_OK) == 0) return candidate;
         at = end + 1;
     }
     const std::string built = llama_tools_directory() + "/" + name;
@@ -288,7 +290,9 @@ int run(Options& options) {
     if (needs_device(program) && !has_any(words, {"-dev", "--device"})) {
         words.insert(words.begin() + 1, {"-dev", "LOWKV"});
     }
-    const std::string plugin = options.plugin.empty() ? plugin_path() : options.plugin;
+    const std::string plugin = options.plugin.empty()
+                                   ? plugin_for_program(words[0], options.build_plugin)
+                                   : options.plugin;
     if (access(plugin.c_str(), R_OK) != 0) {
         throw Failure("the plug-in " + plugin +
                       " is not there: build it (make build), or name it with --plugin");
@@ -358,7 +362,10 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
     command->add_flag("--partial", options->partial,
                       "Go on where only some layers can be packed and the others stay f16");
     command->add_option("--plugin", options->plugin,
-                        "The plug-in, libggml-lowkv.so (default: the one built with this command)");
+                        "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
+                        "ggml, see `lowkv plugin`)");
+    command->add_flag("--build-plugin", options->build_plugin,
+                      "Build the plug-in first if none fits the program's ggml");
     command
         ->add_option("--timeout", options->timeout,
                      "Stop the program when it isn't active after so many seconds; 0: never")

@@ -42,6 +42,7 @@ option(LOWKV_BUILD_PLUGIN "Build the llama.cpp plug-in" ${lowkv_have_llama})
 option(LOWKV_BUILD_CLI "Build the command lowkv (needs the plug-in)" ${lowkv_have_both})
 option(LOWKV_BUILD_TESTS "Build the C++ tests and examples" ${lowkv_have_headers})
 option(LOWKV_BUILD_PYTHON "Build the Python extension (pip does: see pyproject.toml)" OFF)
+option(LOWKV_LINK_CHECK "Let the linker find all that the plug-in takes from ggml" ON)
 option(LOWKV_WERROR "Treat warnings in lowkv's own code as errors" ON)
 
 if(NOT lowkv_have_llama OR NOT lowkv_have_headers)
@@ -68,8 +69,11 @@ if(lowkv_have_llama)
         set_target_properties(llamacpp::${library} PROPERTIES
             IMPORTED_LOCATION "${LOWKV_LLAMA_BUILD}/lib${library}.so"
             IMPORTED_SONAME "lib${library}.so.0"
-            INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/include;${LOWKV_LLAMA_SOURCE}/include")
+            INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/include")
     endforeach()
+    # The plug-in does without: deps/plugin_for.py may have no more than ggml's headers.
+    set_property(TARGET llamacpp::llama APPEND PROPERTY
+        INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/include")
     set_property(TARGET llamacpp::ggml PROPERTY INTERFACE_LINK_LIBRARIES llamacpp::ggml-base)
     set_property(TARGET llamacpp::llama PROPERTY INTERFACE_LINK_LIBRARIES llamacpp::ggml)
     # The one private header that a backend needs: ggml-backend-impl.h.

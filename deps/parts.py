@@ -105,12 +105,63 @@ def pip_download(setup, requirement, options=()):
     return fetch
 
 
+# ggml's version -> the newest release of llama-cpp-python whose source archive carries it.
+RELEASES = {
+    "0.10.2": ("0.3.22", "93c54af95d917fe6d6d70039efe16ca9240634d11010f5aaf795261b9f43042f"),
+    "0.11.1": ("0.3.23", "85493cd887b543588941e8704640fef6a54c057443292e527559c30728375ffd"),
+    "0.13.1": ("0.3.28", "958227b394f413425d6039952096daa0b8b98328c6b99d652862aec775f1672d"),
+    "0.15.1": ("0.3.30", "798c9b42652d2e0bff5fe81e7e762089f425a99e67f66ffe5ae156957876e0d1"),
+    "0.15.2": ("0.3.31", "c3fd23b2c7197770321020a89f23c6515a366511dce4fcda1e81cfb749267a94"),
+    "0.15.3": ("0.3.33", "369ba03d02caaef42c1ed07bbdc454f7436e47c7675b8b9757fa13fbac6acd92"),
+    "0.16.0": ("0.3.34", "d849d286d808284f1d3ec1bd6875572430d29d1f9574a010232caa4e9cef0e35"),
+    "0.20.0": ("0.3.35", "1139dbb54509074b70893fab8554e3b079aa9f4d312058ce4018ef0019e3de12"),
+    "0.25.3": ("0.3.36", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"),
+}
+
+
+def unpack_llama(setup, release, digest, target, wanted=None):
+    """llama.cpp's tree out of a source archive of llama-cpp-python; `wanted` says which of its files."""
+    archive = download(
+        setup.downloads, f"llama_cpp_python-{release}.tar.gz", digest,
+        # Only this package from source: ":all:" would build pip's own build tools from source.
+        pip_download(setup, f"llama-cpp-python=={release}", ["--no-binary", "llama-cpp-python"]))
+    unpacked = target.parent / "unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    tree = Path(f"llama_cpp_python-{release}") / "vendor" / "llama.cpp"
+    with tarfile.open(archive) as tar:
+        members = [x for x in tar if Path(x.name).is_relative_to(tree)]
+        if wanted:
+            members = [x for x in members if wanted(str(Path(x.name).relative_to(tree)))]
+        tar.extractall(unpacked, members)
+    (unpacked / tree).rename(target)
+    shutil.rmtree(unpacked)
+
+
+class GgmlHeaders(Part):
+    """What the plug-in needs of a ggml to be compiled for it (deps/plugin_for.py)."""
+
+    needs = ("venv-test",)
+
+    def __init__(self, ggml):
+        self.name, self.about = f"ggml-{ggml}", f"the headers of ggml {ggml}"
+        self.release, self.digest = RELEASES[ggml]
+
+    def inputs(self, setup):
+        return {"sha256": self.digest}
+
+    def make(self, setup, folder):
+        target = folder / "llama.cpp"
+        shutil.rmtree(target, ignore_errors=True)
+        unpack_llama(setup, self.release, self.digest, target,
+                     lambda path: path.startswith(("ggml/include/", "vendor/nlohmann/"))
+                     or re.fullmatch(r"ggml/(src/[^/]*\.h|CMakeLists\.txt)", path))
+
+
 class Llama(Part):
     name = "llama"
     about = "llama.cpp and its tools, from the source archive of llama-cpp-python (about 5 minutes)"
     needs = ("venv-test",)
-    VERSION = "0.3.36"
-    SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+    VERSION, SHA256 = RELEASES["0.25.3"]
     TARGETS = "llama-bench llama-completion llama-perplexity llama-server llama-quantize".split()
     OPTIONS = (
         "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=ON CMAKE_BUILD_RPATH_USE_ORIGIN=ON "
@@ -126,19 +177,10 @@ class Llama(Part):
     def make(self, setup, folder):
         cmake = require("cmake", "3.22 or newer is needed; `pip install cmake` or your system has it")
         require("make", "it runs the builds")
-        archive = download(
-            setup.downloads, f"llama_cpp_python-{self.VERSION}.tar.gz", self.SHA256,
-            # Only this package from source: ":all:" would build pip's own build tools from source.
-            pip_download(setup, f"llama-cpp-python=={self.VERSION}", ["--no-binary", "llama-cpp-python"]))
         source, build = folder / "llama.cpp", folder / "build"
         if not source.exists():
-            say("llama: unpacking")
-            unpacked = folder / "unpacked"
-            shutil.rmtree(unpacked, ignore_errors=True)
-            with tarfile.open(archive) as tar:
-                tar.extractall(unpacked)
-            (unpacked / f"llama_cpp_python-{self.VERSION}" / "vendor" / "llama.cpp").rename(source)
-            shutil.rmtree(unpacked)
+            say(f"{self.name}: unpacking")
+            unpack_llama(setup, self.VERSION, self.SHA256, source)
         log = folder / "build.log"
         resumed = build.exists()
         try:
@@ -146,15 +188,15 @@ class Llama(Part):
         except SetupError:
             if not resumed:
                 raise
-            say("llama: the interrupted build can't be continued; starting it over")
+            say(f"{self.name}: the interrupted build can't be continued; starting it over")
             shutil.rmtree(build)
             self.build(cmake, source, build, log)
 
     def build(self, cmake, source, build, log):
         jobs = os.environ.get("LOWKV_JOBS") or str(os.cpu_count() or 2)
         options = [f"-D{option}" for option in self.OPTIONS]
-        run([cmake, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, "llama: configuring")
-        run([cmake, "--build", build, "-j", jobs, "--target", *self.TARGETS], log, "llama: building")
+        run([cmake, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, f"{self.name}: configuring")
+        run([cmake, "--build", build, "-j", jobs, "--target", *self.TARGETS], log, f"{self.name}: building")
 
     def paths(self, setup, folder):
         listing = (folder / "llama.cpp" / "ggml" / "CMakeLists.txt").read_text()
@@ -197,6 +239,42 @@ class LlamaCppPython(Part):
 
     def paths(self, setup, folder):
         return {"LOWKV_LLAMA_CPP_PYTHON": folder / "bin" / "python"}
+
+
+class OlderLlama(Llama):
+    """The least of an older llama.cpp that the smoke test of versions runs (tests/matrix)."""
+
+    TARGETS = ("llama-simple",)
+    OPTIONS = tuple(x.replace("EXAMPLES=OFF", "EXAMPLES=ON") for x in Llama.OPTIONS)
+
+    def __init__(self, ggml):
+        self.name, self.about = f"llama-{ggml}", f"llama-simple of the llama.cpp with ggml {ggml}"
+        self.VERSION, self.SHA256 = RELEASES[ggml]
+        self.variable = f"LOWKV_LLAMA_{ggml.replace('.', '_')}"
+
+    def paths(self, setup, folder):
+        return {self.variable: folder / "build" / "bin"}
+
+
+class LlamaVariant(Llama):
+    """llama's tree, built another way (tests/matrix)."""
+
+    needs = ("llama",)
+
+    def __init__(self, kind, about, options, targets=("llama-completion",)):
+        self.name, self.about, self.TARGETS = f"llama-{kind}", about, tuple(targets)
+        replaced = [x.split("=")[0] for x in options.split()]
+        self.OPTIONS = [x for x in Llama.OPTIONS if x.split("=")[0] not in replaced] + options.split()
+        self.variable = f"LOWKV_LLAMA_{kind.upper()}"
+
+    def make(self, setup, folder):
+        source = folder / "llama.cpp"
+        if not source.is_symlink():
+            source.symlink_to(setup.need("llama") / "llama.cpp")
+        super().make(setup, folder)
+
+    def paths(self, setup, folder):
+        return {self.variable: folder / "build" / "bin"}
 
 
 class Model(Part):
@@ -371,6 +449,7 @@ class DemoText(Part):
         return {"LOWKV_DEMO_TEXT": folder / "demo.txt"}
 
 
+TESTED_VERSIONS = ("0.10.2", "0.13.1", "0.15.3", "0.20.0")  # besides llama's own
 PARTS = {part.name: part for part in (
     Venv("venv-test", "a Python environment for tests and plots", "LOWKV_PYTHON"),
     Llama(),
@@ -392,5 +471,13 @@ PARTS = {part.name: part for part in (
            "requirements-lmcache.txt", ["--no-deps", "--only-binary", ":all:"]),
     Beside("api-docs", "pdoc, for the API reference of the Python package", "LOWKV_API_DOCS",
            "requirements-api-docs.txt"),
+    *map(OlderLlama, TESTED_VERSIONS),
+    LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
+                 "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",
+                 ["llama-completion", "llama-bench", "llama-server"]),
+    LlamaVariant("noomp", "llama.cpp without OpenMP", "GGML_OPENMP=OFF", ["llama-completion", "llama-bench"]),
+    LlamaVariant("debug", "llama.cpp with its assertions", "CMAKE_BUILD_TYPE=Debug"),
+    LlamaVariant("static", "llama.cpp linked into its programs", "BUILD_SHARED_LIBS=OFF"),
+    *map(GgmlHeaders, RELEASES),
 )}
 DEFAULT = ("headers", "venv-test", "model", "llama", "demo-text")

@@ -90,7 +90,7 @@ def locked(cache):
 
 
 def main():
-    names = "\n".join(f"  {p.name:10} {p.about}" for p in parts.PARTS.values())
+    names = "\n".join(f"  {p.name:19} {p.about}" for p in parts.PARTS.values())
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog=f"parts:\n{names}\n\nWithout a name: {' '.join(parts.DEFAULT)}.\n"

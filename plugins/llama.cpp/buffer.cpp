@@ -9,6 +9,7 @@
 #include <set>
 
 #include "cache_name.h"
+#include "host.h"
 #include "lowkv/error.h"
 #include "report.h"
 #include "stats_file.h"
@@ -52,7 +53,7 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
 std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const auto name = parse_cache_name(tensor.name);
-    if (!name || !packable(tensor, setting)) return nominal;
+    if (!name || !packable(tensor, setting) || host_asserts()) return nominal;
     const LayerScheme& scheme = setting.scheme.layer(static_cast<std::uint32_t>(name->layer));
     if (scheme.exact()) return nominal;
 

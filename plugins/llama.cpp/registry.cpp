@@ -7,12 +7,9 @@
 #include <string>
 
 #include "buffer.h"
+#include "host.h"
 #include "report.h"
 #include "settings.h"
-
-#ifndef LOWKV_GGML_VERSION
-#error "LOWKV_GGML_VERSION: the ggml version that the headers belong to"
-#endif
 
 namespace lowkv::ggml {
 namespace {
@@ -35,14 +32,19 @@ void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
 // Integrated: llama.cpp uses it by itself when there is no discrete GPU, and drops it otherwise.
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
 
+// Without it llama.cpp turns mmap off for the whole model. ggml before 0.20 has no such word.
+template <class Capabilities>
+void allow_mmap(Capabilities& caps) {
+    if constexpr (requires { caps.mmap_support; }) caps.mmap_support = true;
+}
+
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     *props = {};
     props->name = name;
     props->description = description;
     props->type = device_type(dev);
     device_memory(dev, &props->memory_free, &props->memory_total);
-    // Without it llama.cpp turns mmap off for the whole model.
-    props->caps.mmap_support = true;
+    allow_mmap(props->caps);
 }
 
 ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
@@ -110,11 +112,10 @@ void warn_if_unused() {
 }
 
 ggml_backend_reg_t load() {
-    // ggml's structures change between versions while its own api_version stays.
-    if (std::strcmp(ggml_version(), LOWKV_GGML_VERSION) != 0) {
-        report(GGML_LOG_LEVEL_ERROR, std::string("this plug-in was built for ggml ") +
-                                         LOWKV_GGML_VERSION + ", but this program has ggml " +
-                                         ggml_version() + "; rebuild one of them");
+    if (const std::string problem = misfit(); !problem.empty()) {
+        report(GGML_LOG_LEVEL_ERROR, "this plug-in was built for ggml " LOWKV_GGML_VERSION ", " +
+                                         problem +
+                                         "; `lowkv plugin --for PROGRAM` builds one that fits");
         return nullptr;
     }
     choose_from_environment();
