@@ -9,6 +9,7 @@
 #include <set>
 
 #include "cache_name.h"
+#include "cache_size.h"
 #include "host.h"
 #include "lowkv/error.h"
 #include "report.h"
@@ -23,10 +24,6 @@ std::set<const CacheBuffer*>& live() {
     return buffers;
 }
 bool cache_made = false;
-
-bool packable(const ggml_tensor& tensor, const Setting& setting) {
-    return !setting.delegate && tensor.type == GGML_TYPE_F16 && tensor.view_src == nullptr;
-}
 
 std::uint32_t largest_block(const Scheme& scheme) {
     std::uint32_t block = block_tokens(scheme.base);
@@ -46,38 +43,6 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
     const ggml_tensor* r = root(tensor);
     if (r->buffer == nullptr || r->buffer->buft != buffer_type()) return false;
     return r->buffer->size > 0 || std::string_view(r->name).starts_with(cache_prefix);
-}
-
-// The heads are not known when llama.cpp asks for the size, and the padding of a packed block
-// depends on them a little: take the worst of the head sizes that fit.
-std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting) {
-    const std::size_t nominal = ggml_nbytes(&tensor);
-    const auto name = parse_cache_name(tensor.name);
-    if (!name || !packable(tensor, setting) || host_asserts()) return nominal;
-    const LayerScheme& scheme = setting.scheme.layer(static_cast<std::uint32_t>(name->layer));
-    if (scheme.exact()) return nominal;
-
-    const auto channels = static_cast<std::uint32_t>(tensor.ne[0]);
-    const std::size_t tokens = block_tokens(scheme);
-    std::size_t packed = 0;
-    for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u}) {
-        if (channels % head_dim != 0) continue;
-        try {
-            const Plan plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim});
-            packed = std::max(packed,
-                              name->part == Part::keys ? plan.keys().bytes : plan.values().bytes);
-        } catch (const Error&) {
-            continue;  // the layer will say so when it decides
-        }
-    }
-    if (packed == 0) return nominal;
-    const std::size_t blocks = (static_cast<std::size_t>(tensor.ne[1]) + tokens - 1) / tokens;
-    const Retention& keep = setting.scheme.retention;
-    const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
-    const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
-    const std::size_t per_stream =
-        blocks * packed + exact_blocks * tokens * channels * sizeof(ggml_fp16_t);
-    return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }
 
 CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting)
@@ -128,7 +93,7 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     make_trackers(layer->streams(), layer->cells());
     tensors_.push_back(std::make_unique<CacheTensor>(CacheTensor{this, layer.get(), name->part}));
     tensor.extra = tensors_.back().get();
-    memory_.forbid(static_cast<std::size_t>(address - base()), alloc_bytes(tensor, *setting_));
+    memory_.forbid(static_cast<std::size_t>(address - base()), packed_bytes(tensor, *setting_));
 }
 
 void CacheBuffer::clear(std::uint8_t value) {
@@ -370,13 +335,16 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
 void CacheBuffer::report_active() const {
     CacheStats stats;
     add_stats(stats);
-    std::set<std::string> reasons;
+    std::map<std::string, std::size_t> reasons;  // and how many layers have it
+    std::size_t plain_bytes = 0;
     std::string implementation;
     for (const auto& [key, layer] : layers_) {
-        if (layer->mode() == LayerCache::Mode::packed)
+        if (layer->mode() == LayerCache::Mode::packed) {
             implementation = layer->plan().implementation();
-        else
-            reasons.insert(layer->reason());
+            continue;
+        }
+        ++reasons[layer->reason()];
+        plain_bytes += layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
     }
     char line[512];
     if (stats.layers > 0) {
@@ -389,10 +357,16 @@ void CacheBuffer::report_active() const {
             stats.exact_bytes_per_token / stats.packed_bytes_per_token, implementation.c_str());
         report(GGML_LOG_LEVEL_INFO, line);
     }
-    for (const std::string& reason : reasons)
-        report(GGML_LOG_LEVEL_WARN,
-               "NOT active for " + std::to_string(layers_.size() - stats.layers) + " of " +
-                   std::to_string(layers_.size()) + " layers, which stay f16: " + reason);
+    for (const auto& [reason, layers] : reasons)
+        report(GGML_LOG_LEVEL_WARN, "NOT active for " + std::to_string(layers) + " of " +
+                                        std::to_string(layers_.size()) +
+                                        " layers, which stay f16: " + reason);
+    // llama.cpp asked before it said how the cache would be used.
+    if (plain_bytes <= memory_.bytes()) return;
+    std::snprintf(line, sizeof line,
+                  "the layers that stay f16 take %.2f MiB, more than llama.cpp's KV buffer size",
+                  static_cast<double>(plain_bytes) / (1 << 20));
+    report(GGML_LOG_LEVEL_WARN, line);
 }
 
 void CacheBuffer::report_end() const {

@@ -117,9 +117,6 @@ class CacheBuffer {
     void report_end() const;
 };
 
-// Bytes that a tensor takes from a buffer of ours: the packed size for what we expect to pack.
-std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting);
-
 CacheStats live_stats();
 // None is made or freed meanwhile.
 void for_each_live(const std::function<void(const CacheBuffer&)>& f);

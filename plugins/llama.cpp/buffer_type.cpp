@@ -5,6 +5,7 @@
 #include <new>
 
 #include "buffer.h"
+#include "cache_size.h"
 #include "registry.h"
 #include "report.h"
 

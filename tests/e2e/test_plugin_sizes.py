@@ -27,18 +27,25 @@ CASES = {
     "calibrated": ("llama", [], "kvquant3"),
 }
 
+# What llama.cpp says only after it has asked for the size: the plug-in puts it right in a line of its own.
+NOT_TOLD_IN_TIME = {"without flash attention", "head_dim no multiple of 16", "head_dim 320"}
+
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return random_text(tmp_path_factory.mktemp("text") / "random.txt")
 
 
-def sizes(model, text, options, scheme, env):
+def sizes(case, model, text, options, scheme, env):
     """Bytes announced, bytes held."""
     run = tool("llama-perplexity", "-f", text, "-c", CONTEXT, "-b", CONTEXT, "-ub", 64, "--chunks", 1,
                "-v", *options, model=model, scheme=scheme, env={"LOWKV_VERBOSE": "1", **env})
     assert run.code == 0, run.both[-3000:]
     announced = sum(map(float, re.findall(r"LOWKV KV buffer size = *([\d.]+) MiB", run.both)))
+    corrected = re.findall(r"lowkv: the layers that stay f16 take ([\d.]+) MiB, more than", run.both)
+    assert bool(corrected) == (case in NOT_TOLD_IN_TIME)
+    if corrected:
+        announced = sum(map(float, corrected))
     freed = re.findall(r"cache freed: .*bytes packed (\d+), exact (\d+)", run.both)
     assert announced and freed, run.both[-3000:]
     return announced * MIB, sum(int(packed) + int(exact) for packed, exact in freed)
@@ -53,6 +60,6 @@ def test_llama_cpp_is_told_what_the_cache_takes(case, text, tmp_path):
         made = lowkv("calibrate", "-m", model, "--text", text, "--scheme", scheme, "--tokens", CONTEXT,
                      "--context", CONTEXT, "-o", env["LOWKV_CALIBRATION"])
         assert made.code == 0, made.both
-    announced, held = sizes(model, text, options, scheme, env)
+    announced, held = sizes(case, model, text, options, scheme, env)
     rounding = 0.005 * MIB * 2
     assert held - rounding <= announced <= held * SLACK + rounding
