@@ -26,15 +26,15 @@ def text(seed, n):
     return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
 
 
-def ask(s, prompt, tokens=24, **more):
+def ask(s, prompt, tokens, **more):
     answer = s.complete(prompt, tokens=tokens, **COMPARED, **more)
     assert answer["tokens_predicted"] == tokens, answer
     return answer
 
 
-def ask_for(s, prompt, reply):
+def ask_for(s, prompt, reply, **more):
     """The answer can only be `reply`, so that all of it can be compared, however near two tokens are."""
-    return ask(s, prompt, tokens=len(reply), grammar=f'root ::= "{reply}"')
+    return ask(s, prompt, tokens=len(reply), grammar=f'root ::= "{reply}"', **more)
 
 
 def drafted(s):
@@ -54,8 +54,8 @@ def looked_up(s):
 def cache_reused(s):
     """The middle of a cached prompt goes away; what follows it is shifted, not evaluated again."""
     head, middle, tail = text(4, 300), text(5, 200), text(6, 300)
-    first = ask(s, head + middle + tail)
-    again = ask(s, head + tail)
+    first = ask_for(s, head + middle + tail, text(14, 24))
+    again = ask_for(s, head + tail, text(15, 24))
     assert again["timings"]["cache_n"] > len(head) + 200, again["timings"]
     return [first, again]
 
@@ -68,12 +68,13 @@ def shifted(s):
 
 def erased(s):
     """A slot is erased and asked again, while the other one keeps what it has."""
-    other = ask(s, text(8, 500), id_slot=1)
-    first = ask(s, text(9, 600), id_slot=0)
+    in_other, in_erased = (text(8, 500), text(18, 24)), (text(9, 600), text(19, 24))
+    other = ask_for(s, *in_other, id_slot=1)
+    first = ask_for(s, *in_erased, id_slot=0)
     assert s.request("POST", "/slots/0?action=erase")[0] == 200
-    again = ask(s, text(9, 600), id_slot=0)
+    again = ask_for(s, *in_erased, id_slot=0)
     assert again["timings"]["cache_n"] == 0, "the slot was not erased"
-    other_again = ask(s, text(8, 500), id_slot=1)
+    other_again = ask_for(s, *in_other, id_slot=1)
     assert other_again["timings"]["prompt_n"] == 1, "the other slot was erased as well"
     return [other, first, again, other_again]
 

@@ -4,7 +4,7 @@
 The suite is copied into build/llama-server-tests; small random-weight models stand in for the hub's
 (models.py), and what belongs to the hub's models is adapted in the copy (suite.py). The exit status is 1
 if a test passes on stock and fails with the plug-in, then again at a second try, or if a model was loaded
-and the plug-in had nothing to say.
+and its cache was not the plug-in's.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def free_port():
 
 def run(tests, work, scheme, names):
     """Runs the tests `names` with one scheme; returns a record per test."""
-    record = work / "record.json"
+    record = work / f"{scheme}.json"
     record.unlink(missing_ok=True)
     more = {"LLAMA_SERVER_BIN_PATH": str(TOOLS / "llama-server"), "LLAMA_CACHE": str(work / "hub"),
             "MODEL_ENDPOINT": "http://127.0.0.1:9/", "PORT": str(free_port()),
@@ -94,13 +94,11 @@ def outcome(results, scheme, test):
 
 
 def cache_of(record):
-    """What the log of a test says about the servers that it started."""
+    """What the log of a test says about the servers that it started: packed, f16 by its own options, none."""
     log = record.get("log", "")
-    if "lowkv: NOT active" in log:
-        return "f16"
-    if "lowkv: active: scheme" in log:
-        return "packed"
-    return "none"
+    said = [kind for kind, words in (("packed", "lowkv: active: scheme"), ("f16", "layers, which stay f16"))
+            if words in log]
+    return " and ".join(said) or "none"
 
 
 def short(test):
@@ -156,8 +154,8 @@ Made by `make test-llama` (tests/llama_server/run.py) from the suite in llama.cp
 `LLAMA_ARG_DEVICE=LOWKV` and `LOWKV_SCHEME`. Small models with random weights stand in for the hub's, the
 numbers that belong to those (lengths of prompts in tokens) are replaced in a copy of the suite, and where
 a test looks for words that the hub's model answers with, any answer will do. "cache" is what the log of
-the plug-in says: packed; f16 where a test asks for what isn't packed (`-fa off`); none where no model
-with a cache is loaded.
+the plug-in says: packed; f16 where a test asks for what isn't packed (`-fa off`); none where no
+model with a cache is loaded (routers, encoders).
 
 """
 
@@ -170,9 +168,10 @@ def problems(results, schemes):
             ours = outcome(results, scheme, test)
             if record["outcome"] == "passed" and ours != "passed":
                 found.append(f"{scheme}: {short(test)}: {ours}: {results[scheme].get(test, {}).get('why', '')[:300]}")
-            log = results[scheme].get(test, {}).get("log", "")
-            if "model loaded" in log and not ENCODERS.search(log) and "lowkv: " not in log:
-                found.append(f"{scheme}: {short(test)}: a model was loaded, but the plug-in said nothing")
+            record = results[scheme].get(test, {})
+            log = record.get("log", "")
+            if "llama_server: model loaded" in log and not ENCODERS.search(log) and cache_of(record) == "none":
+                found.append(f"{scheme}: {short(test)}: a model was loaded, but its cache is not the plug-in's")
     return found
 
 
@@ -183,7 +182,7 @@ def never_packed(results, schemes):
         packed = collections.defaultdict(bool)
         for record in results[scheme].values():
             for model in MODEL.findall(record.get("log", "")):
-                packed[model] |= cache_of(record) == "packed"
+                packed[model] |= "packed" in cache_of(record)
         found += [f"{scheme}: the cache of {model} was never packed" for model, was in packed.items()
                   if not was and not ENCODERS.search(model)]
         if not any(packed.values()):
