@@ -120,6 +120,9 @@ bool supports_op(const ggml_tensor* op) {
     for (const ggml_tensor* source : op->src) ours = ours || (source != nullptr && is_ours(source));
     if (!ours) return false;
     if (op->op == GGML_OP_FLASH_ATTN_EXT) learn_heads(*op);
+    // Attention in pieces. llama.cpp plans with flash attention first, and may give it up.
+    if (op->op == GGML_OP_MUL_MAT)
+        if (const CacheTensor* t = cache_tensor(op->src[0])) t->layer->learn_no_flash_attention();
     if (op->op == GGML_OP_SET_ROWS) learn_rope(*op);
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     return cpu != nullptr && ggml_backend_dev_supports_op(cpu, op);

@@ -159,7 +159,6 @@ const LayerCache* CacheBuffer::marked_layer() const noexcept {
 void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                        std::byte* out) {
     end_restore();
-    follow_all();
     LayerCache& layer = *tensor.layer;
     layer.read(tensor.part, offset, size, out);
     const std::size_t bytes = layer.row_bytes(tensor.part);
@@ -180,6 +179,14 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
         stamp(row, mark, scheme);
         std::memcpy(out + (at - offset), row.data(), bytes);
     }
+}
+
+void CacheBuffer::copied_by_graph(const CacheTensor& keys, std::size_t offset, std::size_t size) {
+    LayerCache& layer = *keys.layer;
+    if (layer.mode() != LayerCache::Mode::packed || size == 0) return;
+    const std::size_t stream_bytes = layer.row_bytes(Part::keys) * layer.cells();
+    for (std::size_t s = offset / stream_bytes; s <= (offset + size - 1) / stream_bytes; ++s)
+        layer.copied_by_graph(static_cast<std::uint32_t>(s));
 }
 
 void CacheBuffer::begin_restore(LayerCache& layer) {
@@ -335,7 +342,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
 void CacheBuffer::report_active() const {
     CacheStats stats;
     add_stats(stats);
-    std::map<std::string, std::size_t> reasons;  // and how many layers have it
+    std::set<std::string> reasons;
     std::size_t plain_bytes = 0;
     std::string implementation;
     for (const auto& [key, layer] : layers_) {
@@ -343,7 +350,7 @@ void CacheBuffer::report_active() const {
             implementation = layer->plan().implementation();
             continue;
         }
-        ++reasons[layer->reason()];
+        reasons.insert(layer->reason());
         plain_bytes += layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
     }
     char line[512];
@@ -357,10 +364,10 @@ void CacheBuffer::report_active() const {
             stats.exact_bytes_per_token / stats.packed_bytes_per_token, implementation.c_str());
         report(GGML_LOG_LEVEL_INFO, line);
     }
-    for (const auto& [reason, layers] : reasons)
-        report(GGML_LOG_LEVEL_WARN, "NOT active for " + std::to_string(layers) + " of " +
-                                        std::to_string(layers_.size()) +
-                                        " layers, which stay f16: " + reason);
+    for (const std::string& reason : reasons)
+        report(GGML_LOG_LEVEL_WARN,
+               "NOT active for " + std::to_string(layers_.size() - stats.layers) + " of " +
+                   std::to_string(layers_.size()) + " layers, which stay f16: " + reason);
     // llama.cpp asked before it said how the cache would be used.
     if (plain_bytes <= memory_.bytes()) return;
     std::snprintf(line, sizeof line,

@@ -71,6 +71,9 @@ class CacheBuffer {
     void restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                  const std::byte* in);
 
+    // The scheduler has copied these keys for an operation elsewhere.
+    void copied_by_graph(const CacheTensor& keys, std::size_t offset, std::size_t size);
+
     void copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to);
     void add_stats(CacheStats& stats) const;
 

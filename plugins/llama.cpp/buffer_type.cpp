@@ -89,6 +89,9 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
     guarded(*t->buffer, "can't read cache rows", [&] {
         std::memset(data, 0, size);
         read(*t, view_offset(tensor) + offset, size, data);
+        // Attention takes the cache's views permuted; states are read from the tensors.
+        if (tensor->op == GGML_OP_PERMUTE && t->part == Part::keys)
+            t->buffer->copied_by_graph(*t, view_offset(tensor) + offset, size);
     });
 }
 

@@ -54,9 +54,8 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     if (packed == 0) return nominal;
     const std::size_t blocks = (static_cast<std::size_t>(tensor.ne[1]) + tokens - 1) / tokens;
     const Retention& keep = setting.scheme.retention;
-    // Exact rows lie at their cells: the window and the sinks touch one block more each.
     const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
-    const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 2);
+    const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
     const std::size_t per_stream =
         blocks * packed + exact_blocks * tokens * channels * sizeof(ggml_fp16_t);
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));

@@ -37,6 +37,10 @@ void LayerCache::learn_unsupported(const std::string& reason) {
     if (mode_ == Mode::undecided && !shape_known()) reason_ = reason;
 }
 
+void LayerCache::learn_no_flash_attention() {
+    if (mode_ == Mode::undecided) shape_ = {};
+}
+
 void LayerCache::learn_rope(const Rope& rope) {
     if (mode_ == Mode::undecided) rope_ = rope;
 }
@@ -52,7 +56,9 @@ std::string LayerCache::why_not_packed() {
     if (!k.present || !v.present) return "it has no separate keys and values";
     if (!k.f16 || !v.f16) return "its cache type is not f16 (drop -ctk and -ctv)";
     if (!shape_known())
-        return reason_.empty() ? "it runs without flash attention (drop -fa off)" : reason_;
+        return reason_.empty() ? "it runs without flash attention (drop -fa off, or say -fa on where "
+                                 "llama.cpp gave it up)"
+                               : reason_;
     if (!rope_reason_.empty()) return rope_reason_;
     const std::size_t row = std::size_t{2} * shape_.channels();
     if (k.row_bytes != row || v.row_bytes != row) return "its keys and values differ in width";
@@ -96,7 +102,7 @@ void LayerCache::clear() {
         s.written_step = s.version = 0;
         s.done.clear();
         s.rewritten = false;
-        s.readers = 0;
+        count_readers(s);
     }
 }
 
@@ -187,6 +193,8 @@ void LayerCache::attended(std::uint32_t stream_index, Executor& executor) {
     ++s.readers;
     if (s.readers >= s.expected_readers && s.expected_readers > 0) follow(stream_index, executor);
 }
+
+void LayerCache::copied_by_graph(std::uint32_t stream_index) { ++state(stream_index).readers; }
 
 void LayerCache::views(std::uint32_t stream_index, std::span<const std::uint32_t> units,
                        std::span<const std::uint32_t> exact_blocks,
@@ -311,6 +319,11 @@ void LayerCache::write_step(Part part, std::uint32_t stream_index,
     }
     s.exact.write_keys(cells, rows, stride, positions);
     s.written_step = trackers_[stream_index].step();
+    count_readers(s);
+}
+
+// A graph does not say how many layers read a cache. The step before does, llama.cpp's warm-up too.
+void LayerCache::count_readers(StreamState& s) {
     s.expected_readers = std::max(s.expected_readers, s.readers);
     s.readers = 0;
 }

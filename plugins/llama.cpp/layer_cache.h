@@ -47,6 +47,7 @@ class LayerCache {
     // What FLASH_ATTN_EXT says about the heads, or why it can't be served packed.
     void learn_shape(std::uint32_t kv_heads, std::uint32_t head_dim);
     void learn_unsupported(const std::string& reason);
+    void learn_no_flash_attention();
     // The RoPE of what SET_ROWS stores, for schemes that undo it, or why it can't be undone.
     void learn_rope(const Rope& rope);
     void learn_unsupported_rope(const std::string& reason) { rope_reason_ = reason; }
@@ -85,6 +86,8 @@ class LayerCache {
     void repack(std::uint32_t stream, Executor& executor);
     // Follows once all readers of the step have attended: a step sees its own tokens exactly.
     void attended(std::uint32_t stream, Executor& executor);
+    // A reader of the step that another backend runs, on a copy.
+    void copied_by_graph(std::uint32_t stream);
 
     // The blocks of `layout`'s units and exact rows, in its order.
     void views(std::uint32_t stream, std::span<const std::uint32_t> units,
@@ -150,6 +153,7 @@ class LayerCache {
     };
     Place place(std::uint32_t stream, std::uint32_t cell, std::uint32_t limit) const;
     StreamState& state(std::uint32_t stream) noexcept { return streams_state_[stream]; }
+    static void count_readers(StreamState& s);
     bool holds_exact(const StreamState& s, std::uint32_t cell) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;

@@ -17,7 +17,8 @@ def read(path):
     families = list(text_string_to_metric_families(path.read_text()))
     assert families and all(f.documentation for f in families)
     for family in families:
-        assert family.type == ("counter" if family.name.endswith("_blocks") else "gauge")
+        counts = family.name.endswith(("_blocks", "_repacked_cells"))
+        assert family.type == ("counter" if counts else "gauge")
     return {(s.name.removeprefix("lowkv_cache_"), s.labels["cache"], s.labels.get("state")): s.value
             for f in families for s in f.samples}
 

@@ -15,7 +15,7 @@ import zlib
 import gguf
 import numpy as np
 
-CONTEXT = 1024
+CONTEXT = 4096
 # Attention's shares of the residual stream; other matrices keep their input's size.
 GAINS = {"attn_q": 1.5, "attn_k": 1.5, "attn_v": 1.5, "attn_qkv": 1.5, "attn_output": 2.0,
          "output": 3.0}
