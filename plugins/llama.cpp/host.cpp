@@ -35,7 +35,8 @@ std::string misfit() {
                     [](const auto& op) { return ggml_op_name(op.first) == op.second; });
     constexpr std::size_t object = 32;  // sizeof(ggml_object), which is private
     if (!same_order || ggml_tensor_overhead() != object + sizeof(ggml_tensor))
-        return "but from other sources than this program's: operations or tensors have another form";
+        return "but from other sources than this program's: operations or tensors have another "
+               "form";
     return "";
 }
 

@@ -8,8 +8,8 @@ namespace lowkv::ggml {
 // Why this plug-in can't work with the program's ggml; empty when it can.
 std::string misfit();
 
-// Whether ggml was built without NDEBUG. Its assertions want a tensor to take no less memory than its
-// nominal size.
+// Whether ggml was built without NDEBUG. Its assertions want a tensor to take no less memory than
+// its nominal size.
 bool host_asserts();
 
 }  // namespace lowkv::ggml
