@@ -20,7 +20,7 @@ namespace {
 
 using Vector = std::vector<float>;
 
-constexpr std::uint32_t head_dims[] = {16, 32, 64, 80, 96, 112, 128, 160, 192, 240, 256};
+constexpr std::uint32_t head_dims[] = {16, 32, 64, 80, 96, 112, 128, 160, 192, 240, 256, 320, 512, 576};
 
 Vector one_hot(std::uint32_t head_dim, std::uint32_t i, float value = 1.0f) {
     Vector x(head_dim);
