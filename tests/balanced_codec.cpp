@@ -38,7 +38,7 @@ std::vector<std::string> all_schemes() {
 template <class F>
 void for_all_blocks(F f) {
     for (const std::string& scheme : all_schemes()) {
-        for (const std::uint32_t head_dim : {16u, 64u, 80u, 128u, 256u}) {
+        for (const std::uint32_t head_dim : {16u, 64u, 80u, 128u, 256u, 576u}) {
             CAPTURE(scheme);
             CAPTURE(head_dim);
             f(Block(scheme, Shape{2, head_dim}));

@@ -35,7 +35,7 @@ std::vector<std::string> all_codecs() {
 template <class F>
 void for_all_plans(F f) {
     for (const std::string& codec : all_codecs()) {
-        for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u}) {
+        for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 576u}) {
             CAPTURE(codec);
             CAPTURE(head_dim);
             f(Block("k=" + codec + ",v=" + codec, Shape{2, head_dim}));

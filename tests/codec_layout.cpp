@@ -188,7 +188,7 @@ TEST_CASE("sections are aligned and hold what they say, for every codec and shap
     for (const char* axis : {"channel", "token"}) {
         for (const char* rest : {"-2-g32", "-3-g64", "-4-g128-fp8", "-8-g32-fp8"}) {
             const std::string codec = std::string(axis) + rest;
-            for (std::uint32_t head_dim = 16; head_dim <= 256; head_dim += 16) {
+            for (std::uint32_t head_dim = 16; head_dim <= 576; head_dim += 16) {
                 const Plan plan = plan_of("k=" + codec + ",v=" + codec, {3, head_dim});
                 const PartLayout& part = plan.keys();
                 const bool by_channel = part.codec.axis == Axis::channel;
@@ -230,11 +230,14 @@ TEST_CASE("an exact part is stored as in an exact block") {
 
 TEST_CASE("illegal shapes and codecs are refused with what is legal") {
     const LayerScheme kivi2 = parse_scheme("kivi2").base;
-    for (const std::uint32_t head_dim : {0u, 8u, 72u, 272u, 4000000000u}) {
+    for (const std::uint32_t head_dim : {0u, 8u, 72u, 592u, 4000000000u}) {
         const std::string message = refusal(kivi2, {2, head_dim}, ErrorCode::invalid_argument);
         CHECK(message.find("head_dim " + std::to_string(head_dim)) != std::string::npos);
-        CHECK(message.find("a multiple of 16 from 16 to 256") != std::string::npos);
+        CHECK(message.find("a multiple of 16 from 16 to 576") != std::string::npos);
     }
+    const std::string by_row =
+        refusal(parse_scheme("k=token-4-row,v=token-4-row").base, {2, 320}, ErrorCode::unsupported);
+    CHECK(by_row.find("legal: up to 256") != std::string::npos);
     for (const std::uint32_t heads : {0u, 4097u, 4294967295u}) {
         const std::string message = refusal(kivi2, {heads, 64}, ErrorCode::invalid_argument);
         CHECK(message.find("kv_heads " + std::to_string(heads)) != std::string::npos);

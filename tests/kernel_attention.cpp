@@ -95,7 +95,7 @@ TEST_CASE("every codec and head_dim, decode and f32 path") {
     }
     unsigned seed = 1;
     for (const char* codec : codecs) {
-        for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u}) {
+        for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 576u}) {
             const std::string text = std::string(codec) + ",window=40,sinks=3";
             const std::uint32_t repeat = 1 + seed % 5;
             check_case(text, {2, head_dim}, repeat, 1 + seed % 3, 500 + seed * 7 % 100, {}, seed,
@@ -193,6 +193,33 @@ TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
         const Sequence empty(std::make_shared<Store>(), p.plan, Retention{});
         attend(empty, p.io(out), params, workspace);
         for (const float x : out) CHECK(x == 0.0f);
+    }
+}
+
+// All weights and all codes of a token at their largest: the sum that has the least room.
+TEST_CASE("the integers of wide heads don't overflow") {
+    if (forced_is_missing()) return;
+    for (const std::uint32_t head_dim : {256u, 576u}) {
+        Problem p(parse_scheme("k=channel-8-g32,v=exact,window=0,sinks=0"), {1, head_dim}, 1, 1,
+                  128, 3);
+        std::vector<float> rows(std::size_t{128} * head_dim, 0.0f);
+        for (std::size_t token = 7; token < 128; token += 32) {
+            std::fill_n(rows.begin() + static_cast<std::ptrdiff_t>(token * head_dim), head_dim,
+                        1.0f);
+        }
+        p.sequence.emplace(std::make_shared<Store>(), p.plan, Retention{.window = 0, .sinks = 0});
+        p.sequence->append(rows.data(), rows.data(), 128);
+        p.sequence->settle();
+        REQUIRE(p.sequence->packed(3));
+        std::fill(p.q.begin(), p.q.end(), 1.0f);
+        AttentionParams params;
+        params.scale = 1.0f / static_cast<float>(head_dim);
+        params.decode_rows = 1u << 30;
+        AttentionWorkspace workspace;
+        std::vector<float> out;
+        attend(*p.sequence, p.io(out), params, workspace);
+        const double share = std::exp(1.0) / (std::exp(1.0) + 31);
+        for (const float x : out) CHECK(x == doctest::Approx(share).epsilon(decode_budget));
     }
 }
 

@@ -24,7 +24,7 @@ namespace {
 
 using Random = std::mt19937;
 
-constexpr std::initializer_list<std::uint32_t> head_dims{64, 80, 96, 128, 256};
+constexpr std::initializer_list<std::uint32_t> head_dims{64, 80, 96, 128, 256, 576};
 constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 
 // Every codec of the family with this rotation ("", "-hadamard", "-random") and mean ("", "-mean",

@@ -27,7 +27,7 @@ struct Rope;
 // The cache of one layer: kv_heads heads of head_dim channels.
 struct Shape {
     std::uint32_t kv_heads = 0;
-    std::uint32_t head_dim = 0;  // a multiple of 16, at most 256
+    std::uint32_t head_dim = 0;  // a multiple of 16, at most 576 (256 by row)
     std::uint32_t channels() const noexcept { return kv_heads * head_dim; }
     friend bool operator==(const Shape&, const Shape&) = default;
 };

@@ -35,8 +35,8 @@ class Codec:
     """What both directions share. scheme: its text form; head_dim: channels of one head."""
 
     def __init__(self, scheme: str, head_dim: int):
-        if head_dim < 16 or head_dim > 256 or head_dim % 16:
-            raise Error(f"head_dim {head_dim}; legal: a multiple of 16 from 16 to 256")
+        if head_dim < 16 or head_dim > 576 or head_dim % 16:
+            raise Error(f"head_dim {head_dim}; legal: a multiple of 16 from 16 to 576")
         self.scheme, self.head_dim = parse_scheme(scheme), head_dim
         self._plans: dict[tuple[int, int], Plan | None] = {}
 

@@ -17,7 +17,7 @@ namespace {
 
 using kernels::unit_steps;
 
-constexpr std::uint32_t max_elements = max_lanes * 128;  // of a head: 256 channels x 128 tokens
+constexpr std::uint32_t max_elements = max_lanes * 128;  // of a head: 576 channels x 128 tokens
 // The paper's 16 are no better (docs/quality.md's protocol).
 constexpr std::uint32_t iterations = 8;
 

@@ -11,7 +11,7 @@ namespace lowkv::codec {
 
 enum class Part : std::uint8_t { keys, values };
 
-inline constexpr std::uint32_t max_lanes = 256;    // a head_dim, or the 128 tokens of a block
+inline constexpr std::uint32_t max_lanes = 576;    // a head_dim, or the 128 tokens of a block
 inline constexpr std::uint32_t max_groups = 4096;  // of a section: 128 tokens x 32 groups of a row
 
 struct HeadShape {

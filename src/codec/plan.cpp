@@ -20,6 +20,7 @@ namespace {
 constexpr std::uint32_t least_block_tokens = 32;
 constexpr std::uint32_t tokens_of_statistics = 128;  // no group is longer
 constexpr std::size_t cache_line = 64;
+constexpr std::uint32_t most_channels_by_row = 256;  // an outlier's channel is one byte
 constexpr std::size_t fp8_header_bytes = 16;  // two f32, padded so that metadata stays aligned
 
 constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
@@ -31,7 +32,7 @@ void check_shape(const Shape& shape) {
     if (shape.head_dim < 16 || shape.head_dim > codec::max_lanes || shape.head_dim % 16 != 0) {
         throw Error(ErrorCode::invalid_argument, "head_dim " + std::to_string(shape.head_dim) +
                                                      " is not supported; legal: a multiple of 16 "
-                                                     "from 16 to 256");
+                                                     "from 16 to 576");
     }
     if (shape.kv_heads < 1 || shape.kv_heads > max_kv_heads) {
         throw Error(ErrorCode::invalid_argument, "kv_heads " + std::to_string(shape.kv_heads) +
@@ -106,6 +107,13 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
         return layout;
     }
     if (codec.by_row()) {
+        if (shape.head_dim > most_channels_by_row) {
+            throw Error(ErrorCode::unsupported,
+                        "head_dim " + std::to_string(shape.head_dim) +
+                            " is not supported by codecs whose groups span the heads (row, static, "
+                            "reorder); legal: up to " +
+                            std::to_string(most_channels_by_row));
+        }
         const auto row = codec::make_row_tables(codec, shape, inputs.calibration, inputs.rope,
                                                 inputs.keys ? "key codec" : "value codec");
         const bool learned = codec.levels == Levels::learned;

@@ -13,7 +13,7 @@
 namespace lowkv::codec {
 namespace {
 
-constexpr std::uint32_t max_head_dim = 256;
+constexpr std::uint32_t max_head_dim = 576;
 constexpr std::uint32_t tile = 16;  // divides every head_dim
 constexpr double orthogonality_tolerance = 1e-4;
 
@@ -113,7 +113,7 @@ inline void transform_stride(float* x, std::uint32_t stride) noexcept {
     }
 }
 
-// x <- x H, H being Sylvester's matrix of size x size; size is a power of two, 16 to 256. It is the
+// x <- x H, H being Sylvester's matrix of size x size; size is a power of two, 16 to 512. It is the
 // product of one butterfly per stride, in any order.
 void walsh_hadamard(float* x, std::uint32_t size) noexcept {
     for (std::uint32_t i = 0; i < size; i += tile) transform_tile(x + i);
@@ -212,7 +212,7 @@ Rotation::Rotation(std::uint32_t head_dim) : head_dim_(head_dim) {
     if (head_dim == 0 || head_dim % tile != 0 || head_dim > max_head_dim) {
         throw Error(ErrorCode::invalid_argument,
                     "head_dim " + std::to_string(head_dim) +
-                        " of a rotation must be a multiple of 16, from 16 to 256");
+                        " of a rotation must be a multiple of 16, from 16 to 576");
     }
 }
 

@@ -8,7 +8,7 @@
 
 namespace lowkv::codec {
 
-// head_dim is a multiple of 16 from 16 to 256; anything else throws invalid_argument.
+// head_dim is a multiple of 16 from 16 to 576; anything else throws invalid_argument.
 class Rotation {
   public:
     // diag(signs) H / sqrt(n), H being Sylvester's matrix of n x n. Of a head_dim that is no power

@@ -11,7 +11,7 @@
 
 namespace lowkv::kernels {
 
-inline constexpr std::uint32_t max_head_dim = 256;
+inline constexpr std::uint32_t max_head_dim = 576;
 inline constexpr std::uint32_t span_tokens = 128;  // tokens between two softmax steps; >= a block
 inline constexpr std::uint32_t tile_tokens = 32;   // tokens expanded to f32 at a time (prefill)
 inline constexpr std::uint32_t decode_max_rows = 4;

@@ -64,7 +64,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
                 largest[r] = max(largest[r], mul(abs(load(w + r * w_stride + s)), scale));
             }
         }
-        rows[p] = make_scales(largest);
+        rows[p] = make_scales(largest, steps);
         F inverse[4];
         for (unsigned r = 0; r < 4; ++r) inverse[r] = set(rows[p].inverse[r]);
         for (unsigned g = 0; g < groups; ++g) {
@@ -154,7 +154,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                     largest[r] = max(largest[r], abs(load(product.w + r * w_stride + s)));
                 }
             }
-            rows = make_scales(largest);
+            rows = make_scales(largest, steps);
             for (unsigned g = 0; g < groups; ++g) {
                 const unsigned first = g * layout.group, end = first + layout.group;
                 const unsigned group_steps = (end < steps ? end : steps) - first;

@@ -1,10 +1,10 @@
 // Codes out of their units, and their dot products with 16-bit weights.
 //
 // Codes are widened to 16 bits, two steps to a lane, and multiplied by a pairwise dot product.
-// 255 * 32767 * 256 steps still fits in 32 bits.
+// 255 * 32767 * 256 steps still fits in 32 bits; the weights of more steps are smaller.
 
 // A row's weights for all products of a span: every group of lanes has its own. Keys: at most 4
-// groups of 32 tokens x 256 channels. Values: at most 8 groups of 32 channels x 128 tokens.
+// groups of 32 tokens x 576 channels. Values: at most 18 groups of 32 channels x 128 tokens.
 constexpr unsigned max_weights = max_head_dim * span_tokens / 32;
 
 // Weights become integers by one scale per row and product, so that finding the largest costs one
@@ -14,16 +14,19 @@ struct RowScales {
     float inverse[4];
 };
 
-constexpr float weight_limit = 32767.0f;
+constexpr float weight_limit(unsigned steps) {
+    return steps <= 256 ? 32767.0f : 32767.0f * 256.0f / static_cast<float>(steps);
+}
 constexpr float least_weight = 1e-30f;  // the largest is below: the product is 0
 
-LOWKV_INLINE RowScales make_scales(const F* largest) {
+LOWKV_INLINE RowScales make_scales(const F* largest, unsigned steps) {
     RowScales rows;
+    const float limit = weight_limit(steps);
     float top[4];
     reduce_max4(largest, top);
     for (unsigned r = 0; r < 4; ++r) {
-        rows.scale[r] = top[r] / weight_limit;
-        rows.inverse[r] = top[r] > least_weight ? weight_limit / top[r] : 0.0f;
+        rows.scale[r] = top[r] / limit;
+        rows.inverse[r] = top[r] > least_weight ? limit / top[r] : 0.0f;
     }
     return rows;
 }

@@ -189,7 +189,7 @@ void fold_groups(const PartLayout& layout, const float* w, std::size_t w_stride,
         }
         for (unsigned r = 0; r < Rows; ++r) store(weights.zero[r] + g, zeros[r]);
     }
-    weights.scales = make_scales(largest);
+    weights.scales = make_scales(largest, tile_tokens);
     for (unsigned t = 0; t < tile_tokens; t += 2) {
         for (unsigned g = 0; g < Size; g += lanes) {
             const F first = load(metadata.scale[t] + g), second = load(metadata.scale[t + 1] + g);
