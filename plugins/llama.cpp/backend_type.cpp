@@ -95,11 +95,17 @@ void learn_rope(const ggml_tensor& op) {
     const CacheTensor* target = cache_tensor(&op);
     if (target == nullptr || target->part != Part::keys || !target->layer->wants_rope()) return;
     const ggml_tensor* node = rope_above(op.src[0]);
-    if (node == nullptr) return;
+    if (node == nullptr) {
+        // Keys that no RoPE has turned are the same before it.
+        if (rotated_before(op.src[0]))
+            target->layer->learn_unsupported_rope(
+                "its keys are changed after their rotary embedding; use a scheme without pre");
+        return;
+    }
     try {
         target->layer->learn_rope(rope_of(*node));
     } catch (const Error& error) {
-        target->layer->learn_unsupported(error.what());
+        target->layer->learn_unsupported_rope(error.what());
     }
 }
 

@@ -49,6 +49,7 @@ std::string LayerCache::why_not_packed() {
     if (!k.f16 || !v.f16) return "its cache type is not f16 (drop -ctk and -ctv)";
     if (!shape_known())
         return reason_.empty() ? "it runs without flash attention (drop -fa off)" : reason_;
+    if (!rope_reason_.empty()) return rope_reason_;
     const std::size_t row = std::size_t{2} * shape_.channels();
     if (k.row_bytes != row || v.row_bytes != row) return "its keys and values differ in width";
     try {

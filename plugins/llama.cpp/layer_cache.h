@@ -46,8 +46,9 @@ class LayerCache {
     // What FLASH_ATTN_EXT says about the heads, or why it can't be served packed.
     void learn_shape(std::uint32_t kv_heads, std::uint32_t head_dim);
     void learn_unsupported(const std::string& reason);
-    // The RoPE of what SET_ROWS stores, for schemes that undo it.
+    // The RoPE of what SET_ROWS stores, for schemes that undo it, or why it can't be undone.
     void learn_rope(const Rope& rope);
+    void learn_unsupported_rope(const std::string& reason) { rope_reason_ = reason; }
     bool wants_rope() const;
     bool shape_known() const noexcept { return shape_.head_dim != 0; }
 
@@ -106,6 +107,7 @@ class LayerCache {
     Half halves_[2];
     Shape shape_;
     std::optional<Rope> rope_;
+    std::string rope_reason_;
     Mode mode_ = Mode::undecided;
     std::string reason_;
     std::shared_ptr<const Plan> plan_;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <numbers>
 #include <string>
 #include <vector>
@@ -126,6 +127,14 @@ const ggml_tensor* rope_above(const ggml_tensor* tensor) {
         }
     }
     return tensor;
+}
+
+bool rotated_before(const ggml_tensor* tensor, int depth) {
+    if (tensor == nullptr || tensor->op == GGML_OP_MUL_MAT || tensor->op == GGML_OP_MUL_MAT_ID)
+        return false;
+    if (tensor->op == GGML_OP_ROPE || depth == 0) return true;  // too far to tell: taken for one
+    return std::any_of(std::begin(tensor->src), std::end(tensor->src),
+                       [=](const ggml_tensor* s) { return rotated_before(s, depth - 1); });
 }
 
 }  // namespace lowkv::ggml

@@ -15,4 +15,8 @@ Rope rope_of(const ggml_tensor& node);
 // The ROPE node whose result `tensor` is, seen through views and copies; null if it is none.
 const ggml_tensor* rope_above(const ggml_tensor* tensor);
 
+// Whether a ROPE node lies anywhere between `tensor` and the products with weights that it comes
+// from: also behind what rope_above() doesn't see through, a norm for one.
+bool rotated_before(const ggml_tensor* tensor, int depth = 16);
+
 }  // namespace lowkv::ggml

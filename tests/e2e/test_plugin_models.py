@@ -1,10 +1,9 @@
 """Logits of tiny random models under the plug-in, against stock llama.cpp's own f16 cache."""
 
-import random
-
 import numpy as np
 import plugin_models as models
 import pytest
+from logits import divergence, log_probabilities, random_text
 from plugin_tools import assert_same_text, tool
 
 CASES = {
@@ -21,37 +20,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "random.txt"
-    source = random.Random(1)
-    path.write_text("".join(source.choice("abcdefgh ijklmnop,.\n") for _ in range(1100)))
-    return path
-
-
-CONTEXT = 512
-
-
-def log_probabilities(folder, text, model, scheme, batch):
-    """[tokens, vocabulary] from llama-perplexity. It writes them to a file for its KL divergence;
-    we don't let it compute that, because at exit it loses the end of its log now and then."""
-    path = folder / f"{scheme}-{batch}.logits"
-    run = tool("llama-perplexity", "-f", text, "-c", CONTEXT, "-b", CONTEXT, "-ub", batch,
-               "--kl-divergence-base", path, model=model, scheme=scheme)
-    assert run.code == 0, run.both[-3000:]
-    data = path.read_bytes()
-    path.unlink()
-    assert data[:8] == b"_logits_"
-    context, vocabulary, chunks = np.frombuffer(data, np.int32, 3, 8)
-    rows = np.frombuffer(data, np.uint16, offset=20 + 4 * context * chunks)
-    rows = rows.reshape(-1, 2 * ((vocabulary + 1) // 2) + 4)
-    scale_and_zero = rows[:, :4].copy().view(np.float32).astype(np.float64)
-    codes = rows[:, 4 : 4 + vocabulary]
-    return scale_and_zero[:, :1] * codes + scale_and_zero[:, 1:2], run
-
-
-def divergence(base, other):
-    """KL divergence of each token's distribution."""
-    assert base.shape == other.shape and len(base) >= CONTEXT // 2
-    return (np.exp(base) * (base - other)).sum(axis=1)
+    return random_text(tmp_path_factory.mktemp("text") / "random.txt")
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -1,6 +1,6 @@
 """Dense decoders: one kind of attention, norm and position each."""
 
-from models.base import (ATTENTION, CONTEXT, END, FUSED, GATED, LAYER_NORM, NORMS, PLAIN, QK_NORMS,
+from models.base import (ATTENTION, END, FUSED, GATED, LAYER_NORM, NORMS, PLAIN, QK_NORMS,
                          RMS, TIED_END, biased, write)
 
 BIASED_END = biased({"output_norm": "w"}) | {"output": "nw"}
@@ -87,12 +87,13 @@ def gptneox(path):
 def command_r(path):
     """Attention beside the feed-forward, one norm for both."""
     return write(path, "command-r", {"attn_norm": "w"} | ATTENTION | GATED, end=TIED_END,
-                 keys=LAYER_NORM | {"logit_scale": 0.5})
+                 embedding=0.1, keys=LAYER_NORM | {"logit_scale": 0.5})
 
 
 def cohere2(path, window=160):
     """Three layers of four slide over a window and rotate; the fourth does neither."""
     return write(path, "cohere2", {"attn_norm": "w"} | ATTENTION | GATED, end=TIED_END, layers=4,
+                 embedding=0.1,
                  keys=LAYER_NORM | {"logit_scale": 0.5, "attention.sliding_window": window})
 
 
@@ -112,6 +113,3 @@ def t5(path):
         "attention.relative_buckets_count": 32, "decoder_start_token_id": 0,
         "decoder_block_count": 2}, kv_heads=4, sizes={"b": 32}, start=layers, end={
             "enc.output_norm.weight": "w", "dec.output_norm.weight": "w", "output": "nw"})
-
-
-assert CONTEXT >= 512  # gpt2's positions
