@@ -272,6 +272,19 @@ CacheStats live_stats() {
     return stats;
 }
 
+int CacheBuffer::last_layer() const {
+    int last = -1;
+    for (const auto& [key, layer] : layers_) last = std::max(last, key.second);
+    return last;
+}
+
+int last_live_layer() {
+    const std::lock_guard lock(live_mutex);
+    int last = -1;
+    for (const CacheBuffer* buffer : live()) last = std::max(last, buffer->last_layer());
+    return last;
+}
+
 bool any_cache_made() {
     const std::lock_guard lock(live_mutex);
     return cache_made;

@@ -64,6 +64,7 @@ class CacheBuffer {
 
     void copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to);
     void add_stats(CacheStats& stats) const;
+    int last_layer() const;  // -1: holds none
 
   private:
     std::shared_ptr<const Setting> setting_;
@@ -90,6 +91,7 @@ class CacheBuffer {
 std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting);
 
 CacheStats live_stats();
+int last_live_layer();  // of all caches
 bool any_cache_made();
 
 }  // namespace lowkv::ggml
