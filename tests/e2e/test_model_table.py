@@ -1,0 +1,83 @@
+"""Every kind of attention that llama.cpp has, with the plug-in and without: packed, f16 by name, or
+not served packed, never silently wrong. Writes build/model_table.md, which docs/llama.cpp.md
+repeats; a figure may differ there, a name or a state may not."""
+
+import re
+
+import numpy as np
+import pytest
+from logits import cosine, divergence, log_probabilities, random_text
+from plugin_models import ALL, write_model
+from plugin_tools import ROOT, assert_same_text, tool
+
+INT8 = "int8,window=32,sinks=0"
+TABLE = ROOT / "build/model_table.md"
+HEAD = ("| model | what is special | cache with `int8` | `exact` against stock: mean KLD "
+        "| `int8` against `exact`: 1 - cosine |\n|---|---|---|---:|---:|\n")
+rows = {}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return random_text(tmp_path_factory.mktemp("text") / "random.txt")
+
+
+def state(run):
+    """What the plug-in says that it does."""
+    reasons = re.findall(r"lowkv: NOT active for (\d+) of (\d+) layers, which stay f16: (.*)", run.both)
+    packed = re.findall(r"lowkv: active: scheme int8\S*, (\d+) layers", run.both)
+    words = []
+    if "is not served packed; it runs on a decoded copy" in run.both:
+        words.append("not packed: f16, decoded for each step (add `-fa on`)")
+    elif packed:
+        words.append(f"packed, {sum(map(int, packed))} layers")
+    words += [f"f16 in {n} of {of} layers: {why}" for n, of, why in reasons]
+    assert words, run.both[-3000:]
+    return "; ".join(words)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_model(name, text, tmp_path):
+    model = write_model(name, tmp_path / f"{name}.gguf")
+    # In steps of four tokens, for the kernels that decode; test_plugin_models.py has prompts.
+    stock, exact, int8 = (log_probabilities(tmp_path, text, model, scheme, 4, "--chunks", 1)
+                          for scheme in (None, "exact", INT8))
+    assert np.isfinite(stock[0]).all() and stock[0].std() > 0.5
+    said = state(int8[1])
+    far = divergence(stock[0], exact[0]).mean()
+    lost = 1 - cosine(exact[0], int8[0]).mean()
+    if "packed, " in said:
+        # llama.cpp adds values up in f16, we in f32.
+        assert 0 < abs(far) < 1e-4
+        assert 1e-7 < lost < 1e-3
+    else:
+        assert far < 1e-4
+        assert np.array_equal(exact[0], int8[0])
+        without_flash_attention = "flash attention" in said or "decoded" in said
+        assert without_flash_attention or np.array_equal(stock[0], exact[0])
+    rows[name] = (f"| {name} | {ALL[name][0]} | {said} | {max(far, 0):.0e} | {max(lost, 0):.0e} |\n"
+                  .replace(" 0e+00 ", " 0 "))
+
+
+def test_an_encoder_is_read_as_by_stock(tmp_path):
+    """llama-perplexity only runs T5's decoder."""
+    model = write_model("t5", tmp_path / "t5.gguf")
+    texts = [tool("llama-completion", "-p", "hello world", "-n", 60, "--temp", 0, "-no-cnv",
+                  "--ignore-eos", model=model, scheme=scheme).out for scheme in (None, "exact")]
+    assert_same_text(*texts, at_least=40)
+
+
+def test_the_documents_table_is_of_today():
+    if rows.keys() != ALL.keys():
+        pytest.skip("not all models were run")
+    table = HEAD + "".join(rows[name] for name in ALL)
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(table)
+    text = (ROOT / "docs/llama.cpp.md").read_text()
+
+    def names(lines):
+        return [line.split("|")[1:4] for line in lines.splitlines() if line.startswith("| ")]
+
+    first = text.index(HEAD)
+    documented = names(text[first : text.index("\n\n", first)])
+    assert documented == names(table), f"docs/llama.cpp.md is stale: copy {TABLE} into it"

@@ -1,0 +1,58 @@
+"""llama.cpp's "KV buffer size", which --fit and people plan with, against what the plug-in holds
+when the context is full."""
+
+import re
+
+import pytest
+from logits import CONTEXT, random_text
+from plugin_models import write_model
+from plugin_tools import tool
+from test_calibrate import lowkv
+
+MIB = 1 << 20
+INT8 = "int8,window=32,sinks=0"
+# How much more may be announced than is held: the window's blocks are rounded up. Plain f16 is known
+# to the byte, and llama.cpp prints two decimals.
+SLACK = 1.25
+
+# model, options of the tool, scheme
+CASES = {
+    "packed": ("llama", [], INT8),
+    "two caches": ("gemma2", [], INT8),
+    "without flash attention": ("llama", ["-fa", "off"], INT8),
+    "head_dim no multiple of 16": ("llama-40", [], INT8),
+    "head_dim 320": ("llama-320", [], INT8),
+    "keys without values": ("deepseek2", [], INT8),
+    "keys and values of two widths": ("deepseek2-old", [], INT8),
+    "calibrated": ("llama", [], "kvquant3"),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return random_text(tmp_path_factory.mktemp("text") / "random.txt")
+
+
+def sizes(model, text, options, scheme, env):
+    """Bytes announced, bytes held."""
+    run = tool("llama-perplexity", "-f", text, "-c", CONTEXT, "-b", CONTEXT, "-ub", 64, "--chunks", 1,
+               "-v", *options, model=model, scheme=scheme, env={"LOWKV_VERBOSE": "1", **env})
+    assert run.code == 0, run.both[-3000:]
+    announced = sum(map(float, re.findall(r"LOWKV KV buffer size = *([\d.]+) MiB", run.both)))
+    freed = re.findall(r"cache freed: .*bytes packed (\d+), exact (\d+)", run.both)
+    assert announced and freed, run.both[-3000:]
+    return announced * MIB, sum(int(packed) + int(exact) for packed, exact in freed)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llama_cpp_is_told_what_the_cache_takes(case, text, tmp_path):
+    name, options, scheme = CASES[case]
+    model, env = write_model(name, tmp_path / f"{name}.gguf"), {}
+    if scheme == "kvquant3":
+        env["LOWKV_CALIBRATION"] = str(tmp_path / "calibration.safetensors")
+        made = lowkv("calibrate", "-m", model, "--text", text, "--scheme", scheme, "--tokens", CONTEXT,
+                     "--context", CONTEXT, "-o", env["LOWKV_CALIBRATION"])
+        assert made.code == 0, made.both
+    announced, held = sizes(model, text, options, scheme, env)
+    rounding = 0.005 * MIB * 2
+    assert held - rounding <= announced <= held * SLACK + rounding
