@@ -378,7 +378,7 @@ void add_bench(CLI::App& app, int& status) {
     command->footer(footer);
     command->add_option("--head-dim", options->head_dims, "Head dimensions")
         ->delimiter(',')
-        ->check(CLI::Range(16, 256))
+        ->check(CLI::Range(16, 576))
         ->capture_default_str();
     command->add_option("--heads", options->heads, "Query heads / kv heads")
         ->delimiter(',')

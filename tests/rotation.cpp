@@ -20,7 +20,8 @@ namespace {
 
 using Vector = std::vector<float>;
 
-constexpr std::uint32_t head_dims[] = {16, 32, 64, 80, 96, 112, 128, 160, 192, 240, 256, 320, 512, 576};
+constexpr std::uint32_t head_dims[] = {16,  32,  64,  80,  96,  112, 128,
+                                       160, 192, 240, 256, 320, 512, 576};
 
 Vector one_hot(std::uint32_t head_dim, std::uint32_t i, float value = 1.0f) {
     Vector x(head_dim);
@@ -236,7 +237,7 @@ TEST_CASE("from_matrix takes any orthogonal matrix and refuses the rest") {
 }
 
 TEST_CASE("a head_dim that no cache can have is refused") {
-    for (const std::uint32_t head_dim : {0u, 8u, 24u, 272u}) {
+    for (const std::uint32_t head_dim : {0u, 8u, 24u, 592u}) {
         CAPTURE(head_dim);
         CHECK(refused(head_dim, Vector(std::size_t{head_dim} * head_dim)));
         CHECK_THROWS_AS(Rotation::hadamard(head_dim), lowkv::Error);

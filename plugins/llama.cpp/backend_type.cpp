@@ -1,5 +1,6 @@
 // ggml's view of Backend, and the question which operations it gets.
 
+#include <charconv>
 #include <exception>
 #include <memory>
 #include <new>
@@ -111,12 +112,27 @@ void learn_rope(const ggml_tensor& op) {
 
 }  // namespace
 
+// llama.cpp's scheduler gives an attention to the device of the operations before it, views aside.
+// A layer that reads an earlier layer's cache (the last ones of Gemma 3n and Gemma 4) stores
+// nothing, so all of those are the CPU's, and llama.cpp would turn flash attention off for the
+// whole model. That we take the norm of its queries, its last product with a weight, keeps its
+// attention here.
+bool offload_op(const ggml_tensor* op) {
+    constexpr std::string_view normed = "Qcur_normed-";
+    const std::string_view name = op->name;
+    if (op->op != GGML_OP_MUL || !name.starts_with(normed)) return false;
+    int layer = -1;
+    std::from_chars(name.data() + normed.size(), name.data() + name.size(), layer);
+    const int last = last_live_layer();
+    return last >= 0 && layer > last;
+}
+
 // Operations come to us for their cache tensors only: weights stay on the CPU backend, with its
 // repacked layouts. (Weights in a buffer of ours are possible all the same: a projector takes the
 // first device that it finds.)
 bool supports_op(const ggml_tensor* op) {
     warn_if_elsewhere(*op);
-    bool ours = is_ours(op);
+    bool ours = is_ours(op) || offload_op(op);
     for (const ggml_tensor* source : op->src) ours = ours || (source != nullptr && is_ours(source));
     if (!ours) return false;
     if (op->op == GGML_OP_FLASH_ATTN_EXT) learn_heads(*op);

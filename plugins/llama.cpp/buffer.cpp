@@ -125,13 +125,7 @@ void CacheBuffer::prepare() {
 
 // A scheme that speaks of layers which no model in this process has was meant for another one.
 void CacheBuffer::refuse_other_layers() {
-    int highest = -1;
-    {
-        const std::lock_guard lock(live_mutex);
-        for (const CacheBuffer* buffer : live())
-            for (const auto& [key, layer] : buffer->layers_)
-                highest = std::max(highest, key.second);
-    }
+    const int highest = last_live_layer();
     for (const LayerOverride& o : setting_->scheme.overrides)
         if (static_cast<int>(o.last) > highest)
             refusal_ = "the scheme " + setting_->text + " speaks of layer " +
@@ -401,6 +395,18 @@ CacheStats live_stats() {
 void for_each_live(const std::function<void(const CacheBuffer&)>& f) {
     const std::lock_guard lock(live_mutex);
     for (const CacheBuffer* buffer : live()) f(*buffer);
+}
+
+int CacheBuffer::last_layer() const {
+    int last = -1;
+    for (const auto& [key, layer] : layers_) last = std::max(last, key.second);
+    return last;
+}
+
+int last_live_layer() {
+    int last = -1;
+    for_each_live([&](const CacheBuffer& buffer) { last = std::max(last, buffer.last_layer()); });
+    return last;
 }
 
 bool any_cache_made() {

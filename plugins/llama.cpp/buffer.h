@@ -76,6 +76,7 @@ class CacheBuffer {
 
     void copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to);
     void add_stats(CacheStats& stats) const;
+    int last_layer() const;  // -1: holds none
 
     // An operation that ggml takes for infallible has failed: the next one that may fail does.
     void fail(const char* what, const char* why) noexcept;
@@ -123,6 +124,7 @@ class CacheBuffer {
 CacheStats live_stats();
 // None is made or freed meanwhile.
 void for_each_live(const std::function<void(const CacheBuffer&)>& f);
+int last_live_layer();  // of all caches
 bool any_cache_made();
 
 }  // namespace lowkv::ggml

@@ -39,7 +39,7 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const auto channels = static_cast<std::uint32_t>(tensor.ne[0]);
     const std::size_t tokens = block_tokens(scheme);
     std::size_t packed = 0;
-    for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u}) {
+    for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 512u, 576u}) {
         if (channels % head_dim != 0) continue;
         try {
             // A calibration changes no size.

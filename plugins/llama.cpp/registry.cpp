@@ -62,6 +62,8 @@ ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t) { return buffe
 
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) { return supports_op(op); }
 
+bool device_offload_op(ggml_backend_dev_t, const ggml_tensor* op) { return offload_op(op); }
+
 // Host memory as well: queries, masks and row numbers are read where the CPU backend left them.
 bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
     return type == buffer_type() || ggml_backend_buft_is_host(type);
@@ -138,7 +140,7 @@ ggml_backend_dev_t device() {
                   .buffer_from_host_ptr = nullptr,
                   .supports_op = device_supports_op,
                   .supports_buft = device_supports_buft,
-                  .offload_op = nullptr,
+                  .offload_op = device_offload_op,
                   .event_new = nullptr,
                   .event_free = nullptr,
                   .event_synchronize = nullptr},

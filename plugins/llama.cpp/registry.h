@@ -9,6 +9,7 @@ namespace lowkv::ggml {
 ggml_backend_t new_backend();
 
 bool supports_op(const ggml_tensor* op);
+bool offload_op(const ggml_tensor* op);
 
 // Called through get_proc_address().
 void set_threads(ggml_backend_t backend, int threads);

@@ -243,7 +243,7 @@ TEST_CASE("what a file says must fit what it holds") {
     damaged("group is given, but channel-2-static",
             [](File& f) { f.metadata["scheme"] = "kvquant2"; });
     damaged("legal: a number from 1 to 4096", [](File& f) { f.metadata["layers"] = "-3"; });
-    damaged("legal: a number from 1 to 256", [](File& f) { f.metadata["head_dim"] = "1e9"; });
+    damaged("legal: a number from 1 to 576", [](File& f) { f.metadata["head_dim"] = "1e9"; });
     damaged("group has 32 elements", [](File& f) { f.metadata["kv_heads"] = "3"; });
     damaged("layers.3.key: group is missing", [](File& f) { f.metadata["layers"] = "4"; });
     damaged("tensor layers.2.", [](File& f) { f.metadata["layers"] = "2"; });

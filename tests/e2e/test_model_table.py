@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from logits import cosine, divergence, log_probabilities, random_text
 from plugin_models import ALL, write_model
-from plugin_tools import ROOT
+from plugin_tools import ROOT, assert_same_text, tool
 
 INT8 = "int8,window=32,sinks=0"
 TABLE = ROOT / "build/model_table.md"
@@ -39,7 +39,8 @@ def state(run):
 @pytest.mark.parametrize("name", ALL)
 def test_model(name, text, tmp_path):
     model = write_model(name, tmp_path / f"{name}.gguf")
-    stock, exact, int8 = (log_probabilities(tmp_path, text, model, scheme, 96, "--chunks", 1)
+    # In steps of four tokens, for the kernels that decode; test_plugin_models.py has prompts.
+    stock, exact, int8 = (log_probabilities(tmp_path, text, model, scheme, 4, "--chunks", 1)
                           for scheme in (None, "exact", INT8))
     assert np.isfinite(stock[0]).all() and stock[0].std() > 0.5
     said = state(int8[1])
@@ -47,15 +48,23 @@ def test_model(name, text, tmp_path):
     lost = 1 - cosine(exact[0], int8[0]).mean()
     if "packed, " in said:
         # llama.cpp adds values up in f16, we in f32.
-        assert 0 < abs(far) < 3e-5
+        assert 0 < abs(far) < 1e-4
         assert 1e-7 < lost < 1e-3
     else:
-        assert far < 3e-5
+        assert far < 1e-4
         assert np.array_equal(exact[0], int8[0])
         without_flash_attention = "flash attention" in said or "decoded" in said
         assert without_flash_attention or np.array_equal(stock[0], exact[0])
     rows[name] = (f"| {name} | {ALL[name][0]} | {said} | {max(far, 0):.0e} | {max(lost, 0):.0e} |\n"
                   .replace(" 0e+00 ", " 0 "))
+
+
+def test_an_encoder_is_read_as_by_stock(tmp_path):
+    """llama-perplexity only runs T5's decoder."""
+    model = write_model("t5", tmp_path / "t5.gguf")
+    texts = [tool("llama-completion", "-p", "hello world", "-n", 60, "--temp", 0, "-no-cnv",
+                  "--ignore-eos", model=model, scheme=scheme).out for scheme in (None, "exact")]
+    assert_same_text(*texts, at_least=40)
 
 
 def test_the_documents_table_is_of_today():

@@ -170,3 +170,22 @@ TEST_CASE("what has no single angle per token is refused by name") {
     CHECK(refusal(node.node(), "from channel 16") == lowkv::ErrorCode::unsupported);
     CHECK(refusal(*node.node().src[0], "no ROPE node") == lowkv::ErrorCode::invalid_argument);
 }
+
+TEST_CASE("a RoPE behind a norm is found, one behind a product with weights is not") {
+    Node node({});
+    ggml_tensor norm{}, scaled{}, product{}, position{};
+    norm.op = GGML_OP_RMS_NORM;
+    norm.src[0] = &node.node();
+    scaled.op = GGML_OP_MUL;
+    scaled.src[0] = &position;
+    scaled.src[1] = &norm;
+    CHECK(lowkv::ggml::rope_above(&scaled) == nullptr);
+    CHECK(lowkv::ggml::rotated_before(&scaled));
+    product.op = GGML_OP_MUL_MAT;
+    product.src[1] = &scaled;
+    norm.src[0] = &product;
+    CHECK_FALSE(lowkv::ggml::rotated_before(&scaled));
+    CHECK_FALSE(lowkv::ggml::rotated_before(nullptr));
+    norm.src[0] = &scaled;  // too deep to tell
+    CHECK(lowkv::ggml::rotated_before(&scaled));
+}

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view format = "lowkv-calibration";
 constexpr const char* hash_key = "hash";
-constexpr std::uint64_t max_layers = 4096, max_heads = 4096, max_head_dim = 256;
+constexpr std::uint64_t max_layers = 4096, max_heads = 4096, max_head_dim = 576;
 
 [[noreturn]] void fail(const std::string& why) { throw Error(ErrorCode::invalid_calibration, why); }
 
