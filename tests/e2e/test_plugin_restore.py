@@ -171,3 +171,41 @@ def exact_cells_at_the_end(folder, model, restores):
 def test_restored_rows_leave_nothing_exact_for_ever(folder, tiny):
     """They make the window of a conversation that waits idle, and somebody has to pack it."""
     assert exact_cells_at_the_end(folder, tiny, 5) <= exact_cells_at_the_end(folder, tiny, 0) + 32
+
+
+def test_another_schemes_state_is_refused_and_the_others_go_on(folder, tiny):
+    args = ("-np", 2, "-c", 4096, "-cram", 0, "--slot-save-path", folder)
+    prompt = text(5, 900)
+    with server(folder, *args, scheme=SCHEME, model=tiny) as s:
+        ask(s, prompt, id_slot=0)
+        slot(s, 0, "save")
+    with server(folder, *args, scheme="kivi2", model=tiny) as s:
+        ask(s, text(4, 600), id_slot=1)
+        before, _ = ask(s, text(4, 600), id_slot=1)  # the last token alone: all others are packed by now
+        slot(s, 0, "restore")
+        body = {"prompt": prompt + "more", "n_predict": 1, "id_slot": 0, "cache_prompt": True}
+        status, answer = s.request("POST", "/completion", body)
+        assert status == 500, answer
+        assert "a state was restored that another scheme than kivi2 had saved" in s.log_text()
+        after, ran = ask(s, text(4, 600), id_slot=1)
+        assert ran == 1 and before == pytest.approx(after, abs=1e-6)
+        slot(s, 0, "erase")
+        ask(s, prompt, id_slot=0)
+
+
+def test_a_state_of_stock_is_taken_over(folder, tiny):
+    """And stock takes ours: a saved state stays f16."""
+    args = ("-np", 1, "-c", 4096, "-cram", 0, "--slot-save-path", folder)
+    prompt = text(6, 900)
+    found = {}
+    for scheme, action in ((None, "save"), ("lowkv4", "restore"), ("lowkv4", "save"), (None, "restore")):
+        with server(folder, *args, scheme=scheme, model=tiny) as s:
+            if action == "restore":
+                slot(s, 0, "restore")
+            found[scheme, action], ran = ask(s, prompt, id_slot=0)
+            assert ran <= 1 or action == "save"
+            if action == "save":
+                slot(s, 0, "save")
+    stock = found[None, "save"]
+    for other in found.values():
+        assert mean_kl([stock], [other]) < 0.05

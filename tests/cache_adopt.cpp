@@ -1,0 +1,170 @@
+// Rows of one sequence packed into another's blocks (Sequence::adopt), and blocks given back.
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "lowkv/cache.h"
+#include "lowkv/error.h"
+
+using namespace lowkv;
+
+namespace {
+
+constexpr Shape shape{2, 64};
+
+struct Caches {
+    explicit Caches(const std::string& scheme)
+        : parsed(parse_scheme(scheme)),
+          plan(std::make_shared<const Plan>(parsed.base, shape)),
+          from(store, plan, parsed.retention),
+          to(store, plan, parsed.retention) {}
+
+    Scheme parsed;
+    std::shared_ptr<Store> store = std::make_shared<Store>();
+    std::shared_ptr<const Plan> plan;
+    Sequence from, to;
+
+    std::uint32_t tokens() const { return plan->block_tokens(); }
+    void fill(std::uint32_t count, unsigned seed) {
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal;
+        std::vector<float> keys(std::size_t{count} * shape.channels()), values(keys.size());
+        for (float& x : keys) x = normal(random) + 1;
+        for (float& x : values) x = normal(random);
+        from.append(keys.data(), values.data(), count);
+    }
+    std::vector<float> row(const Sequence& sequence, std::uint32_t cell, bool key) const {
+        std::vector<float> x(shape.channels());
+        if (key)
+            sequence.read_key(cell, x.data());
+        else
+            sequence.read_value(cell, x.data());
+        return x;
+    }
+};
+
+std::vector<std::byte> bytes(const Sequence& sequence, std::uint32_t block) {
+    const BlockView view = sequence.view(block);
+    return {view.keys, view.keys + sequence.plan().packed_bytes()};
+}
+
+std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t count) {
+    std::vector<std::uint32_t> all(count);
+    std::iota(all.begin(), all.end(), first);
+    return all;
+}
+
+constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn3"};
+
+}  // namespace
+
+TEST_CASE("adopted rows have the codes of a block that was written in that order") {
+    for (const char* scheme : schemes) {
+        CAPTURE(scheme);
+        Caches ours(scheme), theirs(scheme);
+        const std::uint32_t n = ours.tokens();
+        ours.fill(4 * n, 1);
+        // Token t of the block is cell 4 n - 1 - t, which is written in that order elsewhere.
+        std::vector<std::uint32_t> cells;
+        std::vector<float> keys, values;
+        for (std::uint32_t t = 0; t < n; ++t) {
+            cells.push_back(4 * n - 1 - 2 * t);
+            const auto key = ours.row(ours.from, cells.back(), true);
+            const auto value = ours.row(ours.from, cells.back(), false);
+            keys.insert(keys.end(), key.begin(), key.end());
+            values.insert(values.end(), value.begin(), value.end());
+        }
+        const std::uint32_t block = 3;
+        ours.to.adopt(ours.from, {&block, 1}, cells);
+        theirs.to.append(keys.data(), values.data(), n);
+        const std::uint32_t first = 0;
+        theirs.to.pack({&first, 1});
+        CHECK(ours.to.packed(3));
+        CHECK(bytes(ours.to, 3) == bytes(theirs.to, 0));
+        CHECK(ours.store->stats().packed_blocks == 1);
+        CHECK(ours.store->stats().exact_blocks == 4);
+        CHECK(ours.from.packed(0) == false);
+    }
+}
+
+TEST_CASE("missing tokens repeat a neighbour, and change no range") {
+    for (const char* scheme : schemes) {
+        CAPTURE(scheme);
+        Caches caches(scheme);
+        const std::uint32_t n = caches.tokens();
+        caches.fill(n, 2);
+        std::vector<std::uint32_t> some = range(0, n), filled = some;
+        for (std::uint32_t t = 0; t < n; ++t)
+            if (t < 3 || t % 5 == 4) some[t] = Sequence::no_cell;
+        for (std::uint32_t t = 0; t < n; ++t)
+            filled[t] = t < 3 ? 3 : t % 5 == 4 ? t - 1 : t;
+        const std::vector<std::uint32_t> blocks{0, 1};
+        std::vector<std::uint32_t> cells = some;
+        cells.insert(cells.end(), filled.begin(), filled.end());
+        caches.to.adopt(caches.from, blocks, cells);
+        CHECK(bytes(caches.to, 0) == bytes(caches.to, 1));
+    }
+}
+
+TEST_CASE("an exact scheme's rows are copied") {
+    Caches caches("exact");
+    const std::uint32_t n = caches.tokens();
+    caches.fill(2 * n, 3);
+    const std::uint32_t block = 0;
+    caches.to.adopt(caches.from, {&block, 1}, range(n / 2, n));
+    CHECK(!caches.to.packed(0));
+    for (std::uint32_t t = 0; t < n; ++t) {
+        CHECK(caches.row(caches.to, t, true) == caches.row(caches.from, n / 2 + t, true));
+        CHECK(caches.row(caches.to, t, false) == caches.row(caches.from, n / 2 + t, false));
+    }
+}
+
+TEST_CASE("what can't be adopted is refused, and nothing changes") {
+    Caches caches("kivi2");
+    const std::uint32_t n = caches.tokens(), block = 0;
+    caches.fill(2 * n, 4);
+    const std::uint32_t first = 0;
+    caches.from.pack({&first, 1});
+    const auto refused = [&](std::span<const std::uint32_t> blocks,
+                             const std::vector<std::uint32_t>& cells) {
+        CHECK_THROWS_AS(caches.to.adopt(caches.from, blocks, cells), Error);
+        CHECK(caches.to.size() == 0);
+        CHECK(caches.store->stats().packed_blocks == 1);
+        CHECK(caches.store->stats().exact_blocks == 1);
+    };
+    refused({&block, 1}, range(0, n));          // packed rows
+    refused({&block, 1}, range(2 * n, n));      // no rows
+    refused({&block, 1}, range(n, n - 1));      // too few
+    const std::vector<std::uint32_t> twice{0, 0};
+    std::vector<std::uint32_t> cells = range(n, n);
+    cells.insert(cells.end(), cells.begin(), cells.end());
+    refused(twice, cells);
+    caches.to.adopt(caches.from, {&block, 1}, range(n, n));
+    CHECK_THROWS_AS(caches.to.adopt(caches.from, {&block, 1}, range(n, n)), Error);  // there already
+    Caches others("kivi2");
+    CHECK_THROWS_AS(others.to.adopt(caches.from, {&block, 1}, range(n, n)), Error);  // another plan
+}
+
+TEST_CASE("dropped blocks give their memory back, and a fork keeps its own") {
+    Caches caches("kivi2");
+    const std::uint32_t n = caches.tokens();
+    caches.fill(3 * n, 5);
+    const Sequence fork = caches.from.fork();
+    const std::vector<std::uint32_t> blocks{0, 2, 7};
+    caches.from.drop(blocks);
+    CHECK(caches.store->stats().exact_blocks == 3);
+    CHECK(caches.from.view(0).keys == nullptr);
+    CHECK(caches.row(caches.from, 0, true) == std::vector<float>(shape.channels()));
+    CHECK(caches.row(fork, 0, true) != std::vector<float>(shape.channels()));
+    const std::uint32_t middle = 1;
+    caches.from.drop({&middle, 1});
+    caches.from.truncate(n);
+    CHECK(caches.from.size() == n);
+    caches.fill(n, 6);
+    CHECK(caches.row(caches.from, n, true) != std::vector<float>(shape.channels()));
+}
