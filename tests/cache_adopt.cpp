@@ -101,8 +101,7 @@ TEST_CASE("missing tokens repeat a neighbour, and change no range") {
         std::vector<std::uint32_t> some = range(0, n), filled = some;
         for (std::uint32_t t = 0; t < n; ++t)
             if (t < 3 || t % 5 == 4) some[t] = Sequence::no_cell;
-        for (std::uint32_t t = 0; t < n; ++t)
-            filled[t] = t < 3 ? 3 : t % 5 == 4 ? t - 1 : t;
+        for (std::uint32_t t = 0; t < n; ++t) filled[t] = t < 3 ? 3 : t % 5 == 4 ? t - 1 : t;
         const std::vector<std::uint32_t> blocks{0, 1};
         std::vector<std::uint32_t> cells = some;
         cells.insert(cells.end(), filled.begin(), filled.end());
@@ -137,15 +136,16 @@ TEST_CASE("what can't be adopted is refused, and nothing changes") {
         CHECK(caches.store->stats().packed_blocks == 1);
         CHECK(caches.store->stats().exact_blocks == 1);
     };
-    refused({&block, 1}, range(0, n));          // packed rows
-    refused({&block, 1}, range(2 * n, n));      // no rows
-    refused({&block, 1}, range(n, n - 1));      // too few
+    refused({&block, 1}, range(0, n));      // packed rows
+    refused({&block, 1}, range(2 * n, n));  // no rows
+    refused({&block, 1}, range(n, n - 1));  // too few
     const std::vector<std::uint32_t> twice{0, 0};
     std::vector<std::uint32_t> cells = range(n, n);
     cells.insert(cells.end(), cells.begin(), cells.end());
     refused(twice, cells);
     caches.to.adopt(caches.from, {&block, 1}, range(n, n));
-    CHECK_THROWS_AS(caches.to.adopt(caches.from, {&block, 1}, range(n, n)), Error);  // there already
+    CHECK_THROWS_AS(caches.to.adopt(caches.from, {&block, 1}, range(n, n)),
+                    Error);  // there already
     Caches others("kivi2");
     CHECK_THROWS_AS(others.to.adopt(caches.from, {&block, 1}, range(n, n)), Error);  // another plan
 }

@@ -210,8 +210,8 @@ struct Mean {
     double value = 0, slack = 0;
 };
 
-// A head's means: of the block, rounded to f16, or its sequence's. A block stores them less the mean
-// of what the codes stand for, so that the decoded block has the tokens' mean.
+// A head's means: of the block, rounded to f16, or its sequence's. A block stores them less the
+// mean of what the codes stand for, so that the decoded block has the tokens' mean.
 std::vector<Mean> check_means(const Block& block, Which w, const Tokens& rotated) {
     const std::uint32_t head_dim = block.plan.shape().head_dim;
     const auto count = static_cast<double>(rotated.size());

@@ -124,8 +124,8 @@ class Sequence {
     // cells[i * block_tokens + t] is the source's cell of token t of blocks[i], no_cell for a token
     // that is missing. A missing token repeats the one before it (the first one there is), so that
     // ranges and means don't notice it; its row must be masked. For hosts whose cells are not in
-    // the order of a sequence. The source's blocks are exact and stay as they are. An exact scheme's
-    // rows are copied.
+    // the order of a sequence. The source's blocks are exact and stay as they are. An exact
+    // scheme's rows are copied.
     static constexpr std::uint32_t no_cell = 0xFFFFFFFF;
     void adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
                std::span<const std::uint32_t> cells, Executor& executor = serial_executor());

@@ -49,8 +49,8 @@ bool AttentionOp::served_layout() const {
 MaskRows AttentionOp::mask_rows(std::int64_t stream) const {
     MaskRows rows{.data = nullptr, .stride = 0, .visible = static_cast<std::uint32_t>(k->ne[1])};
     if (mask == nullptr) return rows;
-    rows.data = reinterpret_cast<const std::uint16_t*>(
-        static_cast<const std::byte*>(mask->data) + (stream % mask->ne[3]) * mask->nb[3]);
+    rows.data = reinterpret_cast<const std::uint16_t*>(static_cast<const std::byte*>(mask->data) +
+                                                       (stream % mask->ne[3]) * mask->nb[3]);
     rows.stride = mask->nb[1] / sizeof(ggml_fp16_t);
     return rows;
 }

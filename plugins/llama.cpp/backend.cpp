@@ -215,8 +215,7 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
                                           index * op.q->nb[3]);
     io.q_token_stride = floats(op.q->nb[1]);
     io.q_head_stride = floats(op.q->nb[2]);
-    io.out =
-        reinterpret_cast<float*>(static_cast<std::byte*>(node.data) + index * node.nb[3]);
+    io.out = reinterpret_cast<float*>(static_cast<std::byte*>(node.data) + index * node.nb[3]);
     io.out_token_stride = floats(node.nb[2]);
     io.out_head_stride = floats(node.nb[1]);
     io.tokens = static_cast<std::uint32_t>(op.q->ne[1]);

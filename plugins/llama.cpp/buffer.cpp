@@ -63,8 +63,7 @@ CacheBuffer::~CacheBuffer() {
 
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
     const Scheme& scheme = setting_->scheme;
-    const bool packs =
-        scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
+    const bool packs = scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
     while (trackers_.size() < streams)
         trackers_.emplace_back(cells, largest_block(scheme), scheme.retention, packs);
 }
@@ -86,9 +85,8 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     }
     auto& layer = layers_[{name->tag, name->layer}];
     if (layer == nullptr)
-        layer =
-            std::make_unique<LayerCache>(setting_, store_, trackers_,
-                                         static_cast<std::uint32_t>(name->layer));
+        layer = std::make_unique<LayerCache>(setting_, store_, trackers_,
+                                             static_cast<std::uint32_t>(name->layer));
     layer->add_tensor(name->part, tensor);
     make_trackers(layer->streams(), layer->cells());
     tensors_.push_back(std::make_unique<CacheTensor>(CacheTensor{this, layer.get(), name->part}));
@@ -141,128 +139,6 @@ void CacheBuffer::follow(std::uint32_t stream, Executor& executor) {
 
 void CacheBuffer::follow_all() {
     for (std::uint32_t s = 0; s < trackers_.size(); ++s) follow(s, serial_executor());
-}
-
-// The keys that carry the marks: those that llama.cpp saves and restores first.
-const LayerCache* CacheBuffer::marked_layer() const noexcept {
-    for (const auto& [key, layer] : layers_)
-        if (layer->mode() == LayerCache::Mode::packed) return layer.get();
-    return nullptr;
-}
-
-void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_t size,
-                       std::byte* out) {
-    end_restore();
-    LayerCache& layer = *tensor.layer;
-    layer.read(tensor.part, offset, size, out);
-    const std::size_t bytes = layer.row_bytes(tensor.part);
-    const std::size_t halves = bytes / sizeof(std::uint16_t);
-    // A scheme that packs nothing has no use for marks, and its rows stay as they are.
-    const bool packs = setting_->scheme.any_layer([](const auto& l) { return !l.exact(); });
-    if (tensor.part != Part::keys || &layer != marked_layer() || !packs || halves < mark_halves)
-        return;
-    const std::uint32_t scheme = scheme_number(setting_->text);
-    std::vector<std::uint16_t> row(halves);
-    for (std::size_t at = (offset + bytes - 1) / bytes * bytes; at + bytes <= offset + size;
-         at += bytes) {
-        const std::size_t number = at / bytes;
-        const RowMark mark = trackers_[number / layer.cells()].mark(
-            static_cast<std::uint32_t>(number % layer.cells()));
-        if (mark.rank == 0) continue;  // never written
-        std::memcpy(row.data(), out + (at - offset), bytes);
-        stamp(row, mark, scheme);
-        std::memcpy(out + (at - offset), row.data(), bytes);
-    }
-}
-
-void CacheBuffer::copied_by_graph(const CacheTensor& keys, std::size_t offset, std::size_t size) {
-    LayerCache& layer = *keys.layer;
-    if (layer.mode() != LayerCache::Mode::packed || size == 0) return;
-    const std::size_t stream_bytes = layer.row_bytes(Part::keys) * layer.cells();
-    for (std::size_t s = offset / stream_bytes; s <= (offset + size - 1) / stream_bytes; ++s)
-        layer.copied_by_graph(static_cast<std::uint32_t>(s));
-}
-
-void CacheBuffer::begin_restore(LayerCache& layer) {
-    end_restore();
-    follow_all();
-    restored_layer_ = &layer;
-}
-
-void CacheBuffer::end_restore() {
-    if (restored_layer_ == nullptr) return;
-    for (CellTracker& tracker : trackers_) tracker.settle_restored();
-    restored_layer_ = nullptr;
-    restored_last_ = nullptr;
-    follow_all();
-}
-
-// llama.cpp restores a state layer by layer: first all keys, then all values. A layer whose values
-// are complete packs what had been packed, so that only keys are held exactly all at once.
-void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
-                          const std::byte* in) {
-    start();
-    LayerCache& layer = *tensor.layer;
-    if (layer.mode() != LayerCache::Mode::packed || size == 0) {
-        layer.write(tensor.part, offset, size, in);
-        return;
-    }
-    const std::size_t bytes = layer.row_bytes(tensor.part);
-    const std::size_t first = offset / bytes;
-    const std::size_t end = (offset + size - 1) / bytes + 1;
-    const bool again = restored_last_ != &tensor;
-    if (tensor.part == Part::keys) {
-        if (restored_layer_ == nullptr || (restored_layer_ == &layer && again))
-            begin_restore(layer);
-        if (restored_layer_ == &layer) restore_cells(layer, offset, size, in);
-    } else if (restored_layer_ != nullptr && again) {
-        for (CellTracker& tracker : trackers_) tracker.settle_restored();
-        // The values that came before are complete now.
-        if (restored_last_ != nullptr && restored_last_->part == Part::values)
-            for (std::uint32_t s = 0; s < trackers_.size(); ++s)
-                restored_last_->layer->follow(s, serial_executor());
-    }
-    restored_last_ = &tensor;
-    try {
-        layer.write(tensor.part, offset, size, in);
-    } catch (const std::exception& error) {
-        for (std::size_t r = first; r < end; ++r)
-            trackers_[r / layer.cells()].poison(static_cast<std::uint32_t>(r % layer.cells()));
-        poison_ = std::string("a restored state was not taken over: ") + error.what();
-        report(GGML_LOG_LEVEL_ERROR, poison_);
-    }
-}
-
-// The first layer's keys tell which cells a state has, and their marks what these are.
-void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std::size_t size,
-                                const std::byte* in) {
-    const std::size_t bytes = layer.row_bytes(Part::keys);
-    const bool marked = &layer == marked_layer() && offset % bytes == 0 && size % bytes == 0;
-    std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
-    const std::uint32_t scheme = scheme_number(setting_->text);
-    bool foreign = false;
-    const std::size_t first = offset / bytes;
-    const std::size_t end = (offset + size - 1) / bytes + 1;
-    for (std::size_t r = first; r < end; ++r) {
-        std::optional<StampedMark> stamped;
-        if (marked) {
-            std::memcpy(row.data(), in + (r - first) * bytes, bytes);
-            stamped = read_stamp(row);
-        }
-        const auto cell = static_cast<std::uint32_t>(r % layer.cells());
-        CellTracker& tracker = trackers_[r / layer.cells()];
-        if (stamped && stamped->scheme == scheme) {
-            tracker.restore(cell, stamped->mark);
-        } else {
-            tracker.restore(cell, std::nullopt);
-            if (stamped) tracker.poison(cell);
-            foreign |= stamped.has_value();
-        }
-    }
-    if (!foreign) return;
-    poison_ = "a state was restored that another scheme than " + setting_->text +
-              " had saved; restore it with the scheme that it was saved with";
-    report(GGML_LOG_LEVEL_ERROR, poison_);
 }
 
 void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to) {
@@ -379,8 +255,7 @@ void CacheBuffer::report_end() const {
         "cache freed: scheme %s, cells packed %zu, exact %zu, bytes packed %zu, exact %zu, "
         "peak %zu, reopened blocks %llu, restored cells packed again %llu",
         stats.scheme.c_str(), stats.cells_packed, stats.cells_exact, stats.packed_bytes,
-        stats.exact_bytes, stats.peak_bytes,
-        static_cast<unsigned long long>(stats.reopened_blocks),
+        stats.exact_bytes, stats.peak_bytes, static_cast<unsigned long long>(stats.reopened_blocks),
         static_cast<unsigned long long>(stats.repacked_cells));
     report(GGML_LOG_LEVEL_INFO, line);
 }

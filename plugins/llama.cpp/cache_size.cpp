@@ -70,8 +70,8 @@ std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting) {
     static thread_local LastKeys last;
     const std::size_t missing = last.missing;
     if (name->part == Part::values) {
-        const bool apart = name->tag == last.tag && name->layer == last.layer &&
-                           tensor.ne[0] != last.channels;
+        const bool apart =
+            name->tag == last.tag && name->layer == last.layer && tensor.ne[0] != last.channels;
         last = {};
         return apart ? nominal + missing : packed;
     }

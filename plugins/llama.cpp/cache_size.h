@@ -13,9 +13,9 @@ namespace lowkv::ggml {
 // is not packed, as far as the tensor tells.
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting);
 
-// The same as an answer to llama.cpp, which asks for a layer's keys and then for its values. Only the
-// second question shows that a layer can't be packed (no values, or of another width): its answer
-// makes up for the first.
+// The same as an answer to llama.cpp, which asks for a layer's keys and then for its values. Only
+// the second question shows that a layer can't be packed (no values, or of another width): its
+// answer makes up for the first.
 std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting);
 
 }  // namespace lowkv::ggml

@@ -2,12 +2,12 @@
 // Which rows of a stream are packed together, and where they lie.
 //
 // llama.cpp's cells say nothing of order: a sequence's tokens may lie anywhere, between those of
-// others, and in other cells after a state was restored. So rows are grouped by sequence and by age:
-// a group holds `block` consecutive ranks of one sequence, a token's slot being its rank's place in
-// there. What a block's codes are then does not depend on what else the cache holds.
+// others, and in other cells after a state was restored. So rows are grouped by sequence and by
+// age: a group holds `block` consecutive ranks of one sequence, a token's slot being its rank's
+// place in there. What a block's codes are then does not depend on what else the cache holds.
 //
-// An exact row lies at its cell. A group that is packed gets a unit: `block` consecutive rows of the
-// packed area. A row whose cell is written again is dead; a unit without live rows is free.
+// An exact row lies at its cell. A group that is packed gets a unit: `block` consecutive rows of
+// the packed area. A row whose cell is written again is dead; a unit without live rows is free.
 
 #include <cstddef>
 #include <cstdint>
@@ -67,8 +67,8 @@ class CellGroups {
     // A packed row: its place in the packed area. no_cell: it lies at its cell.
     std::uint32_t packed_row(std::uint32_t cell) const noexcept;
 
-    // How often a unit was taken or given back: odd while it is in use. A layer follows by comparing
-    // with what it has done.
+    // How often a unit was taken or given back: odd while it is in use. A layer follows by
+    // comparing with what it has done.
     std::span<const std::uint32_t> generations() const noexcept { return generations_; }
     std::span<const std::uint32_t> unit_cells(std::uint32_t unit) const noexcept {
         return list_[unit_group_[unit]].cells;

@@ -90,8 +90,8 @@ void CellTracker::restore(std::uint32_t cell, const std::optional<RowMark>& mark
 
 void CellTracker::poison(std::uint32_t cell) { poisoned_.push_back(cell); }
 
-bool CellTracker::sees_poison(const std::uint16_t* mask, std::size_t row_stride,
-                              std::size_t tokens, std::uint32_t visible) const {
+bool CellTracker::sees_poison(const std::uint16_t* mask, std::size_t row_stride, std::size_t tokens,
+                              std::uint32_t visible) const {
     for (const std::uint32_t cell : poisoned_)
         for (std::size_t t = 0; cell < visible && t < tokens; ++t)
             if (shows(mask == nullptr ? nullptr : mask + t * row_stride, cell)) return true;
@@ -199,14 +199,12 @@ bool CellTracker::is_ready(const CellGroup& group) const noexcept {
     if (group.first_rank <= retention_.sinks) return writes_ - group.last_seen >= rank_.size();
     // Rows of dropped tokens, and of a sequence that rests, don't become old by themselves. Packing
     // them after a while bounds the exact memory.
-    const std::uint64_t idle =
-        std::max<std::uint64_t>(8 * std::uint64_t{std::max(retention_.window, groups_.block())},
-                                rank_.size() / 4);
+    const std::uint64_t idle = std::max<std::uint64_t>(
+        8 * std::uint64_t{std::max(retention_.window, groups_.block())}, rank_.size() / 4);
     if (writes_ - group.last_seen >= idle) return true;
     if (!group.passed) return false;
-    const bool all_old = std::all_of(group.cells.begin(), group.cells.end(), [&](auto cell) {
-        return cell == no_cell || old_[cell] != 0;
-    });
+    const bool all_old = std::all_of(group.cells.begin(), group.cells.end(),
+                                     [&](auto cell) { return cell == no_cell || old_[cell] != 0; });
     return all_old || writes_ - group.last_write >= idle;
 }
 

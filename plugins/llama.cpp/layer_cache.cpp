@@ -12,10 +12,7 @@ namespace lowkv::ggml {
 
 LayerCache::LayerCache(std::shared_ptr<const Setting> setting, std::shared_ptr<Store> store,
                        std::vector<CellTracker>& trackers, std::uint32_t index)
-    : setting_(std::move(setting)),
-      store_(std::move(store)),
-      trackers_(trackers),
-      index_(index) {}
+    : setting_(std::move(setting)), store_(std::move(store)), trackers_(trackers), index_(index) {}
 
 void LayerCache::add_tensor(Part part, const ggml_tensor& tensor) {
     Half& h = half(part);
@@ -56,9 +53,10 @@ std::string LayerCache::why_not_packed() {
     if (!k.present || !v.present) return "it has no separate keys and values";
     if (!k.f16 || !v.f16) return "its cache type is not f16 (drop -ctk and -ctv)";
     if (!shape_known())
-        return reason_.empty() ? "it runs without flash attention (drop -fa off, or say -fa on where "
-                                 "llama.cpp gave it up)"
-                               : reason_;
+        return reason_.empty()
+                   ? "it runs without flash attention (drop -fa off, or say -fa on where "
+                     "llama.cpp gave it up)"
+                   : reason_;
     if (!rope_reason_.empty()) return rope_reason_;
     const std::size_t row = std::size_t{2} * shape_.channels();
     if (k.row_bytes != row || v.row_bytes != row) return "its keys and values differ in width";
@@ -218,8 +216,8 @@ LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t ce
     const auto packed_row = [&](std::uint32_t c) {
         const std::uint32_t row = groups.packed_row(c);
         const std::uint32_t unit = row / groups.block();
-        const bool done = row != no_cell && unit < s.done.size() &&
-                          s.done[unit] == groups.generations()[unit];
+        const bool done =
+            row != no_cell && unit < s.done.size() && s.done[unit] == groups.generations()[unit];
         return done ? row : no_cell;
     };
     limit = std::min(limit, cells_ - cell);

@@ -1,7 +1,7 @@
 #pragma once
 // One layer of llama.cpp's cache: the tensors cache_k_l<N> and cache_v_l<N>, nominally f16
-// [channels, cells, streams]. Per stream it is two lowkv::Sequences instead: exact rows, each at its
-// cell, and packed rows, where the stream's CellGroups put them.
+// [channels, cells, streams]. Per stream it is two lowkv::Sequences instead: exact rows, each at
+// its cell, and packed rows, where the stream's CellGroups put them.
 //
 // What a layer is gets known in two steps. Its tensors come when the buffer is filled; the split of
 // the channels into heads is only seen in FLASH_ATTN_EXT, when the host asks whether we support it.
@@ -70,8 +70,7 @@ class LayerCache {
 
     // A step's rows, f32, for cells that the tracker knows to be exact.
     void write_step(Part part, std::uint32_t stream, std::span<const std::uint32_t> cells,
-                    const float* rows, std::size_t stride,
-                    std::span<const std::int32_t> positions);
+                    const float* rows, std::size_t stride, std::span<const std::int32_t> positions);
 
     // One cell's key with its position, for keys that are turned after they were written.
     void write_key(std::uint32_t stream, std::uint32_t cell, const std::byte* row,

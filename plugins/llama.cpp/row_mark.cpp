@@ -39,7 +39,8 @@ struct Bits {
 };
 
 std::uint32_t check_of(std::uint64_t low, bool packed) noexcept {
-    return static_cast<std::uint32_t>(mix(mix(seed, low), packed ? 0x6C6F776Bu : 0x76303031u) >> 33);
+    return static_cast<std::uint32_t>(mix(mix(seed, low), packed ? 0x6C6F776Bu : 0x76303031u) >>
+                                      33);
 }
 
 std::uint32_t bits_per_half(std::size_t halves) noexcept { return halves >= mark_bits ? 1 : 2; }
@@ -77,8 +78,7 @@ std::optional<StampedMark> read_stamp(std::span<const std::uint16_t> row) noexce
     if (bits.high >> 1 != check_of(bits.low, packed)) return std::nullopt;
     StampedMark found;
     found.mark.rank = static_cast<std::uint32_t>(bits.low) & ((1u << rank_bits) - 1);
-    found.mark.group =
-        static_cast<std::uint32_t>(bits.low >> rank_bits) & ((1u << group_bits) - 1);
+    found.mark.group = static_cast<std::uint32_t>(bits.low >> rank_bits) & ((1u << group_bits) - 1);
     found.mark.packed = packed;
     found.scheme = static_cast<std::uint32_t>(bits.low >> (rank_bits + group_bits));
     if (found.mark.rank == 0) return std::nullopt;

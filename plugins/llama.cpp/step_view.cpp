@@ -7,8 +7,7 @@ namespace {
 
 constexpr std::uint16_t hidden = 0xFC00;  // f16 -inf
 
-bool any_visible(std::span<const std::uint32_t> cells, const MaskRows& mask,
-                 std::uint32_t tokens) {
+bool any_visible(std::span<const std::uint32_t> cells, const MaskRows& mask, std::uint32_t tokens) {
     for (const std::uint32_t cell : cells) {
         if (cell >= mask.visible) continue;  // no_cell, too
         if (mask.data == nullptr) return true;

@@ -20,10 +20,10 @@ struct MaskRows {
 
 class StepView {
   public:
-    // Brings the mask into the order of the rows of a layer that has followed the stream's groups up
-    // to `version`. Units and blocks that no query sees are left out: other sequences' rows aren't
-    // read. `owner`: who runs the graph; what was made for a layer before serves again if it began
-    // the step, whose mask can't have changed then.
+    // Brings the mask into the order of the rows of a layer that has followed the stream's groups
+    // up to `version`. Units and blocks that no query sees are left out: other sequences' rows
+    // aren't read. `owner`: who runs the graph; what was made for a layer before serves again if it
+    // began the step, whose mask can't have changed then.
     void see(CellTracker& tracker, std::uint64_t version, const MaskRows& mask,
              std::uint32_t tokens, const void* owner, Executor& executor);
 

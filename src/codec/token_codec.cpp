@@ -51,8 +51,7 @@ void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t 
 // What a code stands for, less the mean.
 float decoded(std::uint8_t code, const PartLayout& layout, const Groups& groups,
               std::size_t group) noexcept {
-    const std::uint8_t level =
-        layout.codec.levels == Levels::normal ? layout.levels[code] : code;
+    const std::uint8_t level = layout.codec.levels == Levels::normal ? layout.levels[code] : code;
     return static_cast<float>(level) * groups.scale[group] + groups.zero[group];
 }
 

@@ -168,8 +168,8 @@ TEST_CASE("a second continuation of a prefix gets units of its own") {
     step(tracker, range(0, 48), {});
     step(tracker, range(48, 128), range(0, 48));
     step(tracker, range(200, 280), range(0, 48));
-    CHECK(packed(tracker) == Units{range(0, 32), range(32, 64), range(64, 96), range(200, 216),
-                                   range(216, 248)});
+    CHECK(packed(tracker) ==
+          Units{range(0, 32), range(32, 64), range(64, 96), range(200, 216), range(216, 248)});
 }
 
 TEST_CASE("a unit whose rows were all written again is free, and taken again") {

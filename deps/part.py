@@ -1,0 +1,98 @@
+"""What a dependency is, and the kinds that several of them are."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from tools import SetupError, run, say, sha256
+
+HERE = Path(__file__).resolve().parent
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class Part:
+    """One dependency. `inputs` is everything that shapes the result; `make` fills the folder."""
+
+    name = about = ""
+    needs = ()
+
+    def inputs(self, setup):
+        return {}
+
+    def make(self, setup, folder):
+        raise NotImplementedError
+
+    def paths(self, setup, folder):
+        return {}
+
+
+class Venv(Part):
+    """A virtual environment with pinned packages."""
+
+    def __init__(self, name, about, variable, fallback_index=None):
+        self.name, self.about, self.variable = name, about, variable
+        self.fallback_index = fallback_index
+        self.requirements = HERE / f"requirements-{name.removeprefix('venv-')}.txt"
+
+    def inputs(self, setup):
+        return {"requirements": sha256(self.requirements), "python": PYTHON, "base": sys.base_prefix}
+
+    def make(self, setup, folder):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        log = setup.cache / f"{self.name}.log"
+        run([sys.executable, "-m", "venv", folder], log, f"{self.name}: making the environment "
+            "(on Debian this needs python3-venv)")
+        pip = [folder / "bin" / "python", "-m", "pip", "install"]
+        attempts = [(["-r", self.requirements], "installing")]
+        if self.fallback_index:
+            attempts.append((["-r", self.requirements, "--extra-index-url", self.fallback_index],
+                             f"trying again with {self.fallback_index}"))
+            # Where only PyPI can be reached: its own build, CUDA packages and all.
+            plain = folder / "requirements.txt"
+            plain.write_text(self.requirements.read_text().replace("+cpu", ""))
+            attempts.append((["-r", plain], "trying again with PyPI's own torch, several gigabytes"))
+        for number, (arguments, what) in enumerate(attempts, 1):
+            try:
+                return run(pip + arguments, log, f"{self.name}: {what}")
+            except SetupError:
+                if number == len(attempts):
+                    raise
+                say(f"{self.name}: {attempts[number][1]}")
+
+    def paths(self, setup, folder):
+        return {self.variable: folder / "bin" / "python"}
+
+
+class Beside(Part):
+    """Packages that lie beside those of venv-transformers and go before them on PYTHONPATH."""
+
+    needs = ("venv-transformers",)
+
+    def __init__(self, name, about, variable, requirements, options=()):
+        self.name, self.about, self.variable, self.options = name, about, variable, options
+        self.requirements = HERE / requirements
+
+    def inputs(self, setup):
+        return {"requirements": sha256(self.requirements), "python": PYTHON}
+
+    def make(self, setup, folder):
+        python = setup.need("venv-transformers") / "bin" / "python"
+        packages = folder / "packages"
+        packages.mkdir(exist_ok=True)
+        run([python, "-m", "pip", "install", "--upgrade", *self.options, "--target", packages, "-r",
+             self.requirements], setup.cache / f"{self.name}.log", f"{self.name}: installing")
+
+    def paths(self, setup, folder):
+        return {self.variable: folder / "packages"}
+
+
+def pip_download(setup, requirement, options=()):
+    """A fetch function for `download` that takes one file from the Python package index."""
+    python = setup.need("venv-test") / "bin" / "python"
+
+    def fetch(folder):
+        run([python, "-m", "pip", "download", "--no-deps", *options, "-d", folder, requirement],
+            setup.cache / "pip.log", f"downloading {requirement}")
+
+    return fetch

@@ -1,0 +1,137 @@
+// Saved and restored states: rows with marks out of a buffer, and back into its groups.
+
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "report.h"
+#include "row_mark.h"
+
+namespace lowkv::ggml {
+
+// The keys that carry the marks: those that llama.cpp saves and restores first.
+const LayerCache* CacheBuffer::marked_layer() const noexcept {
+    for (const auto& [key, layer] : layers_)
+        if (layer->mode() == LayerCache::Mode::packed) return layer.get();
+    return nullptr;
+}
+
+void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                       std::byte* out) {
+    end_restore();
+    LayerCache& layer = *tensor.layer;
+    layer.read(tensor.part, offset, size, out);
+    const std::size_t bytes = layer.row_bytes(tensor.part);
+    const std::size_t halves = bytes / sizeof(std::uint16_t);
+    // A scheme that packs nothing has no use for marks, and its rows stay as they are.
+    const bool packs = setting_->scheme.any_layer([](const auto& l) { return !l.exact(); });
+    if (tensor.part != Part::keys || &layer != marked_layer() || !packs || halves < mark_halves)
+        return;
+    const std::uint32_t scheme = scheme_number(setting_->text);
+    std::vector<std::uint16_t> row(halves);
+    for (std::size_t at = (offset + bytes - 1) / bytes * bytes; at + bytes <= offset + size;
+         at += bytes) {
+        const std::size_t number = at / bytes;
+        const RowMark mark = trackers_[number / layer.cells()].mark(
+            static_cast<std::uint32_t>(number % layer.cells()));
+        if (mark.rank == 0) continue;  // never written
+        std::memcpy(row.data(), out + (at - offset), bytes);
+        stamp(row, mark, scheme);
+        std::memcpy(out + (at - offset), row.data(), bytes);
+    }
+}
+
+void CacheBuffer::copied_by_graph(const CacheTensor& keys, std::size_t offset, std::size_t size) {
+    LayerCache& layer = *keys.layer;
+    if (layer.mode() != LayerCache::Mode::packed || size == 0) return;
+    const std::size_t stream_bytes = layer.row_bytes(Part::keys) * layer.cells();
+    for (std::size_t s = offset / stream_bytes; s <= (offset + size - 1) / stream_bytes; ++s)
+        layer.copied_by_graph(static_cast<std::uint32_t>(s));
+}
+
+void CacheBuffer::begin_restore(LayerCache& layer) {
+    end_restore();
+    follow_all();
+    restored_layer_ = &layer;
+}
+
+void CacheBuffer::end_restore() {
+    if (restored_layer_ == nullptr) return;
+    for (CellTracker& tracker : trackers_) tracker.settle_restored();
+    restored_layer_ = nullptr;
+    restored_last_ = nullptr;
+    follow_all();
+}
+
+// llama.cpp restores a state layer by layer: first all keys, then all values. A layer whose values
+// are complete packs what had been packed, so that only keys are held exactly all at once.
+void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                          const std::byte* in) {
+    start();
+    LayerCache& layer = *tensor.layer;
+    if (layer.mode() != LayerCache::Mode::packed || size == 0) {
+        layer.write(tensor.part, offset, size, in);
+        return;
+    }
+    const std::size_t bytes = layer.row_bytes(tensor.part);
+    const std::size_t first = offset / bytes;
+    const std::size_t end = (offset + size - 1) / bytes + 1;
+    const bool again = restored_last_ != &tensor;
+    if (tensor.part == Part::keys) {
+        if (restored_layer_ == nullptr || (restored_layer_ == &layer && again))
+            begin_restore(layer);
+        if (restored_layer_ == &layer) restore_cells(layer, offset, size, in);
+    } else if (restored_layer_ != nullptr && again) {
+        for (CellTracker& tracker : trackers_) tracker.settle_restored();
+        // The values that came before are complete now.
+        if (restored_last_ != nullptr && restored_last_->part == Part::values)
+            for (std::uint32_t s = 0; s < trackers_.size(); ++s)
+                restored_last_->layer->follow(s, serial_executor());
+    }
+    restored_last_ = &tensor;
+    try {
+        layer.write(tensor.part, offset, size, in);
+    } catch (const std::exception& error) {
+        for (std::size_t r = first; r < end; ++r)
+            trackers_[r / layer.cells()].poison(static_cast<std::uint32_t>(r % layer.cells()));
+        poison_ = std::string("a restored state was not taken over: ") + error.what();
+        report(GGML_LOG_LEVEL_ERROR, poison_);
+    }
+}
+
+// The first layer's keys tell which cells a state has, and their marks what these are.
+void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std::size_t size,
+                                const std::byte* in) {
+    const std::size_t bytes = layer.row_bytes(Part::keys);
+    const bool marked = &layer == marked_layer() && offset % bytes == 0 && size % bytes == 0;
+    std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
+    const std::uint32_t scheme = scheme_number(setting_->text);
+    bool foreign = false;
+    const std::size_t first = offset / bytes;
+    const std::size_t end = (offset + size - 1) / bytes + 1;
+    for (std::size_t r = first; r < end; ++r) {
+        std::optional<StampedMark> stamped;
+        if (marked) {
+            std::memcpy(row.data(), in + (r - first) * bytes, bytes);
+            stamped = read_stamp(row);
+        }
+        const auto cell = static_cast<std::uint32_t>(r % layer.cells());
+        CellTracker& tracker = trackers_[r / layer.cells()];
+        if (stamped && stamped->scheme == scheme) {
+            tracker.restore(cell, stamped->mark);
+        } else {
+            tracker.restore(cell, std::nullopt);
+            if (stamped) tracker.poison(cell);
+            foreign |= stamped.has_value();
+        }
+    }
+    if (!foreign) return;
+    poison_ = "a state was restored that another scheme than " + setting_->text +
+              " had saved; restore it with the scheme that it was saved with";
+    report(GGML_LOG_LEVEL_ERROR, poison_);
+}
+
+}  // namespace lowkv::ggml
