@@ -123,7 +123,7 @@ void check_models(const std::vector<std::string>& command, const Options& option
         check_model(model, options.scheme, options.calibrations);
 }
 
-// These read GGML_BACKEND_PATH only when a device is named (see docs/llama.cpp).
+// These read GGML_BACKEND_PATH only when a device is named (see docs/llama.cpp.md).
 bool needs_device(const std::string& program) {
     return one_of(program, {"llama-server", "llama-cli", "llama-completion", "llama-perplexity",
                             "llama-run", "llama-batched-bench", "llama-parallel",

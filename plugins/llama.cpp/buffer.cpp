@@ -241,7 +241,7 @@ void CacheBuffer::report_active() const {
     // llama.cpp asked before it said how the cache would be used.
     if (plain_bytes <= memory_.bytes()) return;
     std::snprintf(line, sizeof line,
-                  "the layers that stay f16 take %.2f MiB, more than llama.cpp's KV buffer size",
+                  "the layers that stay f16 take %.2f MiB, more than llama.cpp was told",
                   static_cast<double>(plain_bytes) / (1 << 20));
     report(GGML_LOG_LEVEL_WARN, line);
 }

@@ -234,7 +234,8 @@ LayerCache::Rows LayerCache::rows(std::uint32_t stream_index) const {
     Rows rows;
     for (std::uint32_t cell = 0; cell < cells_; ++cell) {
         if (groups.packed_row(cell) == no_cell && !groups.exact(cell)) continue;
-        ++(place(stream_index, cell, 1).packed ? rows.packed : rows.exact);
+        const bool packed = !plan_->scheme().exact() && place(stream_index, cell, 1).packed;
+        ++(packed ? rows.packed : rows.exact);
     }
     return rows;
 }

@@ -32,7 +32,7 @@ struct CacheStats {
     std::size_t exact_bytes = 0;   // now
     std::size_t packed_bytes = 0;  // now
     std::size_t peak_bytes = 0;    // exact + packed, highest so far
-    std::size_t cells_exact = 0;   // written cells by state, one layer's mean
+    std::size_t cells_exact = 0;   // written cells by state, the same in all layers
     std::size_t cells_packed = 0;
     double packed_bytes_per_token = 0;  // all layers, keys and values, once packed
     double exact_bytes_per_token = 0;   // all layers at f16: what stock llama.cpp would hold

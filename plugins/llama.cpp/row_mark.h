@@ -2,7 +2,7 @@
 // What a saved key row says of its token. llama.cpp saves keys and values as f16 rows and keeps
 // their positions to itself, so a restored row would be known neither by its age nor by the rows
 // that it was packed with, and packing it among others would lose once more. So one layer's key
-// rows carry a mark of 96 bits in the lowest bits of their mantissas: less than f16's own rounding,
+// rows carry a mark of 96 bits in the lowest bits of their mantissas: about f16's own rounding,
 // and nothing to a reader that doesn't know of it.
 
 #include <cstddef>

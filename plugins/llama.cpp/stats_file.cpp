@@ -86,7 +86,7 @@ const std::vector<Metric>& metrics() {
          {{nullptr, [](S s) { return s.encoded_blocks; }}}},
         {"lowkv_cache_reopened_blocks_total",
          "counter",
-         "Packed blocks decoded because a cell of theirs was written again.",
+         "Packed blocks decoded to change rows in them (a context shift), and packed once more.",
          {{nullptr, [](S s) { return s.reopened_blocks; }}}},
         {"lowkv_cache_repacked_cells_total",
          "counter",
