@@ -428,3 +428,10 @@ TEST_CASE("a scheme for a layer that the model lacks fails every graph") {
     CHECK(cache.step({0}, {}) != fine);
     CHECK(logged("layer 9"));
 }
+
+TEST_CASE("no allocation of a restore may fail unnoticed") {
+    Restoring restoring;
+    for (std::size_t tensor = 0; tensor < restoring.state.size(); ++tensor)
+        for (const Shortage::Kind kind : kinds)
+            for (std::size_t number = 0; restoring.check(tensor, kind, number, 0);) ++number;
+}
