@@ -109,6 +109,9 @@ class CacheBuffer {
 
     void require_whole();
     void begin_restore(LayerCache& layer);
+    void take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                   const std::byte* in);
+    void poison(const char* what, const char* why) noexcept;
     void restore_cells(const LayerCache& layer, std::size_t offset, std::size_t size,
                        const std::byte* in);
     const LayerCache* marked_layer() const noexcept;

@@ -66,8 +66,6 @@ void CacheBuffer::end_restore() {
     follow_all();
 }
 
-// llama.cpp restores a state layer by layer: first all keys, then all values. A layer whose values
-// are complete packs what had been packed, so that only keys are held exactly all at once.
 void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                           const std::byte* in) {
     start();
@@ -76,9 +74,21 @@ void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::si
         layer.write(tensor.part, offset, size, in);
         return;
     }
-    const std::size_t bytes = layer.row_bytes(tensor.part);
-    const std::size_t first = offset / bytes;
-    const std::size_t end = (offset + size - 1) / bytes + 1;
+    try {
+        take_over(tensor, offset, size, in);
+    } catch (const std::exception& error) {
+        const std::size_t bytes = layer.row_bytes(tensor.part);
+        for (std::size_t r = offset / bytes; r * bytes < offset + size; ++r)
+            trackers_[r / layer.cells()].poison(static_cast<std::uint32_t>(r % layer.cells()));
+        poison("a restored state was not taken over: ", error.what());
+    }
+}
+
+// llama.cpp restores a state layer by layer: first all keys, then all values. A layer whose values
+// are complete packs what had been packed, so that only keys are held exactly all at once.
+void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                            const std::byte* in) {
+    LayerCache& layer = *tensor.layer;
     const bool again = restored_last_ != &tensor;
     if (tensor.part == Part::keys) {
         if (restored_layer_ == nullptr || (restored_layer_ == &layer && again))
@@ -92,13 +102,15 @@ void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::si
                 restored_last_->layer->follow(s, serial_executor());
     }
     restored_last_ = &tensor;
+    layer.write(tensor.part, offset, size, in);
+}
+
+void CacheBuffer::poison(const char* what, const char* why) noexcept {
     try {
-        layer.write(tensor.part, offset, size, in);
-    } catch (const std::exception& error) {
-        for (std::size_t r = first; r < end; ++r)
-            trackers_[r / layer.cells()].poison(static_cast<std::uint32_t>(r % layer.cells()));
-        poison_ = std::string("a restored state was not taken over: ") + error.what();
+        poison_ = std::string(what) + why;
         report(GGML_LOG_LEVEL_ERROR, poison_);
+    } catch (const std::exception&) {
+        poison_.clear();  // no memory for a reason
     }
 }
 
@@ -129,9 +141,9 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
         }
     }
     if (!foreign) return;
-    poison_ = "a state was restored that another scheme than " + setting_->text +
-              " had saved; restore it with the scheme that it was saved with";
-    report(GGML_LOG_LEVEL_ERROR, poison_);
+    const std::string why = "another scheme than " + setting_->text +
+                            " had saved; restore it with the scheme that it was saved with";
+    poison("a state was restored that ", why.c_str());
 }
 
 }  // namespace lowkv::ggml

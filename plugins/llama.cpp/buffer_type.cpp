@@ -85,10 +85,13 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
         std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
         return;
     }
-    // A state that can't be read is saved as zeros.
     guarded(*t->buffer, "can't read cache rows", [&] {
-        std::memset(data, 0, size);
-        read(*t, view_offset(tensor) + offset, size, data);
+        try {
+            read(*t, view_offset(tensor) + offset, size, data);
+        } catch (...) {
+            std::memset(data, 0, size);  // a state that can't be read is saved as zeros
+            throw;
+        }
         // Attention takes the cache's views permuted; states are read from the tensors.
         if (tensor->op == GGML_OP_PERMUTE && t->part == Part::keys)
             t->buffer->copied_by_graph(*t, view_offset(tensor) + offset, size);
@@ -137,7 +140,9 @@ bool cpy_tensor(ggml_backend_buffer_t, const ggml_tensor* src, ggml_tensor* dst)
     return done;
 }
 
-void clear(ggml_backend_buffer_t buffer, std::uint8_t value) { self(buffer).clear(value); }
+void clear(ggml_backend_buffer_t buffer, std::uint8_t value) {
+    guarded(self(buffer), "can't clear the cache", [&] { self(buffer).clear(value); });
+}
 
 constexpr ggml_backend_buffer_i buffer_interface = {
     .free_buffer = free_buffer,

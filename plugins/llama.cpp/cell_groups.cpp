@@ -1,8 +1,17 @@
 #include "cell_groups.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lowkv::ggml {
+namespace {
+
+// What is added up to `size` can't fail any more.
+void make_room(std::vector<std::uint32_t>& list, std::size_t size) {
+    if (list.capacity() < size) list.reserve(2 * size);
+}
+
+}  // namespace
 
 CellGroups::CellGroups(std::uint32_t cells, std::uint32_t block)
     : block_(block),
@@ -11,10 +20,21 @@ CellGroups::CellGroups(std::uint32_t cells, std::uint32_t block)
       slot_(cells, 0),
       exact_rows_((cells + block - 1) / block, 0) {}
 
-void CellGroups::clear() { *this = CellGroups(cells(), block_); }
+void CellGroups::clear() noexcept {
+    std::fill(state_.begin(), state_.end(), State::empty);
+    std::fill(group_.begin(), group_.end(), no_cell);
+    std::fill(exact_rows_.begin(), exact_rows_.end(), 0);
+    list_.clear();
+    free_groups_.clear();
+    generations_.clear();
+    unit_group_.clear();
+    free_units_.clear();
+    version_ = 0;
+    packed_count_ = exact_count_ = 0;
+}
 
-// The cell's row dies.
-void CellGroups::leave(std::uint32_t cell) {
+// The cell's row dies. There is room in the lists of what is free: put() and pack() saw to it.
+void CellGroups::leave(std::uint32_t cell) noexcept {
     const std::uint32_t number = group_[cell];
     if (number == no_cell) return;
     CellGroup& group = list_[number];
@@ -30,7 +50,7 @@ void CellGroups::leave(std::uint32_t cell) {
     free_groups_.push_back(number);
 }
 
-void CellGroups::write(std::uint32_t cell) {
+void CellGroups::write(std::uint32_t cell) noexcept {
     leave(cell);
     if (state_[cell] == State::exact) return;
     if (state_[cell] == State::packed) --packed_count_;
@@ -55,14 +75,15 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
                               std::uint64_t now) {
     const std::uint32_t slot = (rank - 1) % block_;
     if (group == no_cell) {
+        std::vector<std::uint32_t> none(block_, no_cell);
         if (free_groups_.empty()) {
-            free_groups_.push_back(groups());
+            make_room(free_groups_, list_.size() + 1);
             list_.emplace_back();
+            free_groups_.push_back(groups() - 1);
         }
         group = free_groups_.back();
         free_groups_.pop_back();
-        list_[group] = {.cells = std::vector<std::uint32_t>(block_, no_cell),
-                        .first_rank = rank - slot};
+        list_[group] = {.cells = std::move(none), .first_rank = rank - slot};
     }
     CellGroup& g = list_[group];
     g.cells[slot] = cell;
@@ -75,7 +96,11 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
 
 void CellGroups::pack(std::uint32_t number) {
     if (free_units_.empty()) {
-        free_units_.push_back(static_cast<std::uint32_t>(generations_.size()));
+        const std::size_t units = generations_.size() + 1;
+        make_room(free_units_, units);
+        make_room(generations_, units);
+        make_room(unit_group_, units);
+        free_units_.push_back(static_cast<std::uint32_t>(units - 1));
         generations_.push_back(0);
         unit_group_.push_back(no_cell);
     }

@@ -43,10 +43,10 @@ class CellGroups {
 
     std::uint32_t block() const noexcept { return block_; }
     std::uint32_t cells() const noexcept { return static_cast<std::uint32_t>(group_.size()); }
-    void clear();
+    void clear() noexcept;
 
     // A row is written to the cell: it is exact, and in no group yet.
-    void write(std::uint32_t cell);
+    void write(std::uint32_t cell) noexcept;
     // Puts a written cell into the group of `parent`, the token before it, if its slot there is
     // free, else into a new one. no_cell: it has no parent. `now`: rows written so far.
     void join(std::uint32_t cell, std::uint32_t rank, std::uint32_t parent, std::uint64_t now);
@@ -55,7 +55,7 @@ class CellGroups {
                       std::uint64_t now);
     bool has_room(std::uint32_t group, std::uint32_t rank) const noexcept;
 
-    // The group gets a unit: layers pack its rows when they follow.
+    // The group gets a unit: layers pack its rows when they follow. What throws has changed nothing.
     void pack(std::uint32_t group);
 
     std::uint32_t groups() const noexcept { return static_cast<std::uint32_t>(list_.size()); }
@@ -97,7 +97,7 @@ class CellGroups {
     std::uint64_t version_ = 0;
     std::size_t packed_count_ = 0, exact_count_ = 0;
 
-    void leave(std::uint32_t cell);
+    void leave(std::uint32_t cell) noexcept;
 };
 
 }  // namespace lowkv::ggml

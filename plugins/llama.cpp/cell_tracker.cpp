@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 namespace lowkv::ggml {
 namespace {
@@ -21,22 +22,33 @@ CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, const Retenti
       groups_(cells, block),
       rank_(cells, 0),
       old_(cells, 0),
+      poisoned_(cells, 0),
       top_rank_((cells + block - 1) / block, 0) {}
 
-void CellTracker::clear() {
-    const std::uint64_t repacked = repacked_rows_;
-    *this = CellTracker(groups_.cells(), groups_.block(), retention_, packs_);
-    repacked_rows_ = repacked;
+void CellTracker::clear() noexcept {
+    groups_.clear();
+    step_ = writes_ = step_version_ = placed_version_ = 0;
+    owner_ = nullptr;
+    now_made_ = false;
+    std::fill(rank_.begin(), rank_.end(), 0);
+    std::fill(old_.begin(), old_.end(), std::uint8_t{0});
+    std::fill(poisoned_.begin(), poisoned_.end(), std::uint8_t{0});
+    std::fill(top_rank_.begin(), top_rank_.end(), 0);
+    poison_count_ = 0;
+    pending_.clear();
+    previous_.clear();
+    restored_.clear();
 }
 
-void CellTracker::written(std::uint32_t cell, std::uint32_t rank) {
+void CellTracker::written(std::uint32_t cell, std::uint32_t rank) noexcept {
     groups_.write(cell);
     set_rank(cell, rank);
     old_[cell] = 0;
-    std::erase(poisoned_, cell);
+    poison_count_ -= poisoned_[cell];
+    poisoned_[cell] = 0;
 }
 
-void CellTracker::set_rank(std::uint32_t cell, std::uint32_t rank) {
+void CellTracker::set_rank(std::uint32_t cell, std::uint32_t rank) noexcept {
     const std::uint32_t size = groups_.block();
     const std::uint32_t block = cell / size;
     const std::uint32_t before = rank_[cell];
@@ -74,36 +86,41 @@ std::uint32_t CellTracker::newest_visible(const std::uint16_t* row, std::uint32_
 }
 
 void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* owner) {
+    pending_.assign(cells.begin(), cells.end());
     ++step_;
     owner_ = owner;
     step_version_ = groups_.version();
     placed_version_ = 0;
-    pending_.assign(cells.begin(), cells.end());
     for (const std::uint32_t cell : cells) written(cell, 0);
     writes_ += cells.size();
 }
 
 void CellTracker::restore(std::uint32_t cell, const std::optional<RowMark>& mark) {
-    written(cell, 0);
     restored_.emplace_back(cell, mark);
+    written(cell, 0);
 }
 
-void CellTracker::poison(std::uint32_t cell) { poisoned_.push_back(cell); }
+void CellTracker::poison(std::uint32_t cell) noexcept {
+    poison_count_ += poisoned_[cell] == 0;
+    poisoned_[cell] = 1;
+}
 
 bool CellTracker::sees_poison(const std::uint16_t* mask, std::size_t row_stride, std::size_t tokens,
-                              std::uint32_t visible) const {
-    for (const std::uint32_t cell : poisoned_)
-        for (std::size_t t = 0; cell < visible && t < tokens; ++t)
+                              std::uint32_t visible) const noexcept {
+    if (poison_count_ == 0) return false;
+    for (std::uint32_t cell = 0; cell < std::min<std::size_t>(visible, poisoned_.size()); ++cell)
+        for (std::size_t t = 0; poisoned_[cell] != 0 && t < tokens; ++t)
             if (shows(mask == nullptr ? nullptr : mask + t * row_stride, cell)) return true;
     return false;
 }
 
 void CellTracker::settle_restored() {
     if (restored_.empty()) return;
+    const auto restored = std::exchange(restored_, {});
     std::unordered_map<std::uint32_t, std::uint32_t> groups;  // by the numbers that were saved
     std::uint32_t rank = 0, group = no_cell;
     bool marked = false;
-    for (const auto& [cell, mark] : restored_) {
+    for (const auto& [cell, mark] : restored) {
         rank = mark ? mark->rank : rank + 1;
         if (mark) {
             const auto known = groups.find(mark->group);
@@ -122,13 +139,12 @@ void CellTracker::settle_restored() {
     }
     if (!marked) {
         const std::uint32_t old = boundary(rank);
-        for (const auto& [cell, mark] : restored_) {
+        for (const auto& [cell, mark] : restored) {
             old_[cell] = rank_[cell] <= old;
             CellGroup& its = groups_.group(groups_.group_of(cell));
             its.passed = its.first_rank + groups_.block() - 1 <= old;
         }
     }
-    restored_.clear();
     pack_ready();
 }
 
@@ -216,8 +232,8 @@ void CellTracker::pack_ready() {
         if (!any) before_ = newest_layout();
         any = true;
         groups_.pack(g);
+        placed_version_ = groups_.version();
     }
-    if (any) placed_version_ = groups_.version();
 }
 
 const Layout& CellTracker::newest_layout() {

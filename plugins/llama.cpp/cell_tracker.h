@@ -40,9 +40,9 @@ class CellTracker {
     // rows without one, the order in which they come is their age.
     void restore(std::uint32_t cell, const std::optional<RowMark>& mark);
     // A restored cell's row is not what llama.cpp takes it for, until it is written again.
-    void poison(std::uint32_t cell);
+    void poison(std::uint32_t cell) noexcept;
     bool sees_poison(const std::uint16_t* mask, std::size_t row_stride, std::size_t tokens,
-                     std::uint32_t visible) const;
+                     std::uint32_t visible) const noexcept;
     // All cells of a restored state are known: groups them as they were, and packs what had been
     // packed (without marks: what has left the window of the last one). Costs nothing when called
     // again.
@@ -59,7 +59,7 @@ class CellTracker {
 
     // Rows that were restored packed and have been packed once more.
     std::uint64_t repacked_rows() const noexcept { return repacked_rows_; }
-    void clear();
+    void clear() noexcept;
 
   private:
     Retention retention_;
@@ -70,12 +70,13 @@ class CellTracker {
     const void* owner_ = nullptr;
     std::vector<std::uint32_t> rank_;      // per cell; 0: not ranked
     std::vector<std::uint8_t> old_;        // per cell: has left the window of a sequence
+    std::vector<std::uint8_t> poisoned_;   // per cell
+    std::size_t poison_count_ = 0;
     std::vector<std::uint32_t> top_rank_;  // per block of cells: the highest rank in it
     std::vector<std::uint32_t> pending_;
     std::vector<std::uint32_t> previous_;  // the cells of the step before
     std::vector<std::pair<std::uint32_t, std::optional<RowMark>>> restored_;
     std::vector<std::uint8_t> seen_later_;  // scratch, per pending token
-    std::vector<std::uint32_t> poisoned_;
     std::uint64_t repacked_rows_ = 0;
 
     // The arrangement before version placed_version_, and the newest one.
@@ -83,8 +84,8 @@ class CellTracker {
     std::uint64_t step_version_ = 0, placed_version_ = 0;
     bool now_made_ = false;
 
-    void written(std::uint32_t cell, std::uint32_t rank);
-    void set_rank(std::uint32_t cell, std::uint32_t rank);
+    void written(std::uint32_t cell, std::uint32_t rank) noexcept;
+    void set_rank(std::uint32_t cell, std::uint32_t rank) noexcept;
     // The visible cell of the highest rank, or no_cell.
     std::uint32_t newest_visible(const std::uint16_t* row, std::uint32_t visible,
                                  std::size_t token) const;
