@@ -91,8 +91,7 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
     LayerCache& layer = *tensor.layer;
     const bool again = restored_last_ != &tensor;
     if (tensor.part == Part::keys) {
-        if (restored_layer_ == nullptr || (restored_layer_ == &layer && again))
-            begin_restore(layer);
+        if (&layer == marked_layer() && (restored_layer_ == nullptr || again)) begin_restore(layer);
         if (restored_layer_ == &layer) restore_cells(layer, offset, size, in);
     } else if (restored_layer_ != nullptr && again) {
         for (CellTracker& tracker : trackers_) tracker.settle_restored();
@@ -118,7 +117,7 @@ void CacheBuffer::poison(const char* what, const char* why) noexcept {
 void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std::size_t size,
                                 const std::byte* in) {
     const std::size_t bytes = layer.row_bytes(Part::keys);
-    const bool marked = &layer == marked_layer() && offset % bytes == 0 && size % bytes == 0;
+    const bool whole = offset % bytes == 0 && size % bytes == 0;
     std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
     const std::uint32_t scheme = scheme_number(setting_->text);
     bool foreign = false;
@@ -126,7 +125,7 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
     const std::size_t end = (offset + size - 1) / bytes + 1;
     for (std::size_t r = first; r < end; ++r) {
         std::optional<StampedMark> stamped;
-        if (marked) {
+        if (whole) {
             std::memcpy(row.data(), in + (r - first) * bytes, bytes);
             stamped = read_stamp(row);
         }

@@ -55,7 +55,8 @@ class CellGroups {
                       std::uint64_t now);
     bool has_room(std::uint32_t group, std::uint32_t rank) const noexcept;
 
-    // The group gets a unit: layers pack its rows when they follow. What throws has changed nothing.
+    // The group gets a unit: layers pack its rows when they follow. What throws has changed
+    // nothing.
     void pack(std::uint32_t group);
 
     std::uint32_t groups() const noexcept { return static_cast<std::uint32_t>(list_.size()); }

@@ -68,9 +68,9 @@ class CellTracker {
     std::uint64_t step_ = 0;
     std::uint64_t writes_ = 0;
     const void* owner_ = nullptr;
-    std::vector<std::uint32_t> rank_;      // per cell; 0: not ranked
-    std::vector<std::uint8_t> old_;        // per cell: has left the window of a sequence
-    std::vector<std::uint8_t> poisoned_;   // per cell
+    std::vector<std::uint32_t> rank_;     // per cell; 0: not ranked
+    std::vector<std::uint8_t> old_;       // per cell: has left the window of a sequence
+    std::vector<std::uint8_t> poisoned_;  // per cell
     std::size_t poison_count_ = 0;
     std::vector<std::uint32_t> top_rank_;  // per block of cells: the highest rank in it
     std::vector<std::uint32_t> pending_;
