@@ -13,7 +13,6 @@ namespace {
 using lowkv::ggml::CellGroups;
 using lowkv::ggml::CellTracker;
 using lowkv::ggml::no_cell;
-using lowkv::ggml::RowMark;
 
 constexpr std::uint32_t cells = 1024;
 constexpr std::uint32_t block = 32;
