@@ -57,8 +57,12 @@ CacheBuffer::~CacheBuffer() {
         live().erase(this);
     }
     if (!started_) return;
-    write_last_stats(*this);
-    if (verbose()) report_end();
+    try {
+        write_last_stats(*this);
+        if (verbose()) report_end();
+    } catch (const std::exception&) {
+        return;  // no memory for words: the cache is freed all the same
+    }
 }
 
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
@@ -109,8 +113,8 @@ void CacheBuffer::clear(std::uint8_t value) {
 
 void CacheBuffer::start() {
     if (started_) return;
-    started_ = true;
     for (auto& [key, layer] : layers_) layer->decide();
+    started_ = true;
     report_active();
     refuse_other_layers();
 }
@@ -143,9 +147,16 @@ void CacheBuffer::follow_all() {
 
 void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to) {
     end_restore();
-    tensor.layer->follow(from, serial_executor());
-    tensor.layer->copy_stream(from, to);
-    trackers_[to] = trackers_[from];
+    try {
+        tensor.layer->follow(from, serial_executor());
+        tensor.layer->copy_stream(from, to);
+        trackers_[to].copy(trackers_[from]);
+    } catch (const std::exception&) {
+        for (std::uint32_t cell = 0; cell < tensor.layer->cells(); ++cell)
+            trackers_[to].poison(cell);
+        poison_ = {};
+        throw;
+    }
 }
 
 void CacheBuffer::fail(const char* what, const char* why) noexcept {

@@ -104,6 +104,7 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
 bool copy_stream(const CacheTensor& from, std::size_t from_offset, const CacheTensor& to,
                  std::size_t to_offset, std::size_t size) {
     if (from.layer != to.layer || from.part != to.part) return false;
+    if (from.layer->mode() == LayerCache::Mode::undecided) return true;  // nothing was ever written
     if (from.layer->mode() != LayerCache::Mode::packed) return false;
     const std::size_t stream = from.layer->row_bytes(from.part) * from.layer->cells();
     if (size != stream || from_offset % stream != 0 || to_offset % stream != 0) return false;

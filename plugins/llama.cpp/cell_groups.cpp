@@ -94,6 +94,12 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
     return group;
 }
 
+// A copied list has room for what it holds, and leave() must not fail.
+void CellGroups::keep_room() {
+    make_room(free_groups_, list_.size());
+    make_room(free_units_, generations_.size());
+}
+
 void CellGroups::pack(std::uint32_t number) {
     if (free_units_.empty()) {
         const std::size_t units = generations_.size() + 1;

@@ -44,6 +44,7 @@ class CellGroups {
     std::uint32_t block() const noexcept { return block_; }
     std::uint32_t cells() const noexcept { return static_cast<std::uint32_t>(group_.size()); }
     void clear() noexcept;
+    void keep_room();  // after a copy
 
     // A row is written to the cell: it is exact, and in no group yet.
     void write(std::uint32_t cell) noexcept;

@@ -1,6 +1,7 @@
 #include "cell_tracker.h"
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_map>
 #include <utility>
 
@@ -87,6 +88,8 @@ std::uint32_t CellTracker::newest_visible(const std::uint16_t* row, std::uint32_
 
 void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* owner) {
     pending_.assign(cells.begin(), cells.end());
+    static std::atomic<std::uint64_t> steps{0};
+    serial_ = ++steps;
     ++step_;
     owner_ = owner;
     step_version_ = groups_.version();
@@ -98,6 +101,11 @@ void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* o
 void CellTracker::restore(std::uint32_t cell, const std::optional<RowMark>& mark) {
     restored_.emplace_back(cell, mark);
     written(cell, 0);
+}
+
+void CellTracker::copy(const CellTracker& other) {
+    *this = other;
+    groups_.keep_room();
 }
 
 void CellTracker::poison(std::uint32_t cell) noexcept {
@@ -116,7 +124,15 @@ bool CellTracker::sees_poison(const std::uint16_t* mask, std::size_t row_stride,
 
 void CellTracker::settle_restored() {
     if (restored_.empty()) return;
-    const auto restored = std::exchange(restored_, {});
+    // A cell that came twice (a restore that was broken off, and its cells cleared) is what it was
+    // last.
+    auto restored = std::exchange(restored_, {});
+    std::vector<std::uint8_t> twice(rank_.size(), 0);
+    std::reverse(restored.begin(), restored.end());
+    std::erase_if(restored, [&](const auto& r) {
+        return std::exchange(twice[r.first], std::uint8_t{1}) != 0;
+    });
+    std::reverse(restored.begin(), restored.end());
     std::unordered_map<std::uint32_t, std::uint32_t> groups;  // by the numbers that were saved
     std::uint32_t rank = 0, group = no_cell;
     bool marked = false;
@@ -237,7 +253,9 @@ void CellTracker::pack_ready() {
 }
 
 const Layout& CellTracker::newest_layout() {
-    if (!now_made_ || now_.version != groups_.version()) groups_.make_layout(now_);
+    if (now_made_ && now_.version == groups_.version()) return now_;
+    now_made_ = false;
+    groups_.make_layout(now_);
     now_made_ = true;
     return now_;
 }

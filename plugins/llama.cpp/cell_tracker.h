@@ -28,6 +28,8 @@ class CellTracker {
     void begin_step(std::span<const std::uint32_t> cells, const void* owner);
     std::uint64_t step() const noexcept { return step_; }
     const void* owner() const noexcept { return owner_; }
+    // Of the step; no other step of any tracker in this process has it, also after clear().
+    std::uint64_t serial() const noexcept { return serial_; }
 
     // The step's tokens that no mask has been seen for yet: one row of the mask each.
     std::size_t pending() const noexcept { return pending_.size(); }
@@ -60,12 +62,13 @@ class CellTracker {
     // Rows that were restored packed and have been packed once more.
     std::uint64_t repacked_rows() const noexcept { return repacked_rows_; }
     void clear() noexcept;
+    void copy(const CellTracker& other);
 
   private:
     Retention retention_;
     bool packs_;
     CellGroups groups_;
-    std::uint64_t step_ = 0;
+    std::uint64_t step_ = 0, serial_ = 0;
     std::uint64_t writes_ = 0;
     const void* owner_ = nullptr;
     std::vector<std::uint32_t> rank_;     // per cell; 0: not ranked

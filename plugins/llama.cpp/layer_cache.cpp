@@ -79,9 +79,14 @@ void LayerCache::decide() {
     if (mode_ != Mode::undecided) return;
     reason_ = why_not_packed();
     if (reason_.empty()) {
-        const auto fresh = [&] { return Sequence(store_, plan_, setting_->scheme.retention); };
+        Retention packed = setting_->scheme.retention;
+        packed.sinks = 0;  // they are exact; a mean of keys leaves out no packed row
+        std::vector<StreamState> states;
         for (std::uint32_t s = 0; s < streams_; ++s)
-            streams_state_.push_back({.exact = fresh(), .packed = fresh(), .done = {}});
+            states.push_back({.exact = Sequence(store_, plan_, setting_->scheme.retention),
+                              .packed = Sequence(store_, plan_, packed),
+                              .done = {}});
+        streams_state_ = std::move(states);
         decoded_.resize(plan_->exact_bytes());
         mode_ = Mode::packed;
         return;
@@ -268,12 +273,14 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
         } else if (part == Part::values) {
             std::memcpy(out, view.values + first * bytes, count * bytes);
         } else {
+            // A state's rows may lie at odd addresses.
             const auto* keys = reinterpret_cast<const ggml_fp16_t*>(view.keys);
-            auto* target = reinterpret_cast<ggml_fp16_t*>(out);
+            rows_.resize(std::size_t{count} * channels);
             for (std::uint32_t c = 0; c < channels; ++c)
                 for (std::uint32_t t = 0; t < count; ++t)
-                    target[std::size_t{t} * channels + c] =
+                    rows_[std::size_t{t} * channels + c] =
                         keys[std::size_t{c} * tokens + first + t];
+            std::memcpy(out, rows_.data(), count * bytes);
         }
         out += count * bytes;
         row += count;
@@ -284,14 +291,15 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
 void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in) {
     const std::uint32_t channels = shape_.channels();
     constexpr std::size_t batch = 128;
-    std::vector<float> values(batch * channels);
+    std::vector<float> values(std::min(rows, batch) * channels);
     std::vector<std::uint32_t> places;
     while (rows > 0) {
         const auto s = static_cast<std::uint32_t>(row / cells_);
         const Place at = place(s, static_cast<std::uint32_t>(row % cells_),
                                static_cast<std::uint32_t>(std::min(rows, batch)));
-        ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(in), values.data(),
-                              std::int64_t{at.run} * channels);
+        rows_.resize(std::size_t{at.run} * channels);
+        std::memcpy(rows_.data(), in, at.run * row_bytes(part));
+        ggml_fp16_to_fp32_row(rows_.data(), values.data(), std::int64_t{at.run} * channels);
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
         StreamState& target = state(s);
@@ -316,9 +324,10 @@ void LayerCache::write_step(Part part, std::uint32_t stream_index,
         s.exact.write_values(cells, rows, stride);
         return;
     }
-    s.exact.write_keys(cells, rows, stride, positions);
+    // First, so that the next graph begins a step of its own whatever happens.
     s.written_step = trackers_[stream_index].step();
     count_readers(s);
+    s.exact.write_keys(cells, rows, stride, positions);
 }
 
 // A graph does not say how many layers read a cache. The step before does, llama.cpp's warm-up too.

@@ -140,6 +140,7 @@ class LayerCache {
     // One decoded block, and the packed one that it was; null once anything may have moved.
     mutable std::vector<std::byte> decoded_;
     mutable const std::byte* decoded_from_ = nullptr;
+    mutable std::vector<std::uint16_t> rows_;  // scratch: rows on their way in or out
 
     Half& half(Part part) noexcept { return halves_[static_cast<int>(part)]; }
     const Half& half(Part part) const noexcept { return halves_[static_cast<int>(part)]; }

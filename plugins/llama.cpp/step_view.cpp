@@ -7,24 +7,13 @@ namespace {
 
 constexpr std::uint16_t hidden = 0xFC00;  // f16 -inf
 
-bool any_visible(std::span<const std::uint32_t> cells, const MaskRows& mask, std::uint32_t tokens) {
-    for (const std::uint32_t cell : cells) {
-        if (cell >= mask.visible) continue;  // no_cell, too
-        if (mask.data == nullptr) return true;
-        // A sequence's newest tokens see most.
-        for (std::uint32_t t = tokens; t-- > 0;)
-            if (mask.data[t * mask.stride + cell] != hidden) return true;
-    }
-    return false;
-}
-
 }  // namespace
 
 void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& mask,
                    std::uint32_t tokens, const void* owner, Executor& executor) {
     const Layout& layout = tracker.layout(version);
     const Key key{.tracker = &tracker,
-                  .step = tracker.step(),
+                  .step = tracker.serial(),
                   .layout = layout.version,
                   .mask = mask.data,
                   .stride = mask.stride,
@@ -32,6 +21,24 @@ void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& 
                   .tokens = tokens};
     if (tracker.owner() == owner && key == key_) return;
 
+    key_ = {};
+    // Row by row: a mask's columns lie far apart.
+    seen_.assign(mask.visible, mask.data == nullptr ? 1 : 0);
+    constexpr std::uint32_t chunk = 4096;
+    executor.parallel_for(
+        mask.data == nullptr ? 0 : (mask.visible + chunk - 1) / chunk,
+        [&](std::size_t i, unsigned) {
+            const std::size_t first = i * chunk;
+            const std::size_t end = std::min<std::size_t>(first + chunk, mask.visible);
+            for (std::size_t t = 0; t < tokens; ++t) {
+                const std::uint16_t* row = mask.data + t * mask.stride;
+                for (std::size_t c = first; c < end; ++c)
+                    seen_[c] = static_cast<std::uint8_t>(seen_[c] | (row[c] != hidden ? 1 : 0));
+            }
+        });
+    const auto is_seen = [&](std::uint32_t cell) {
+        return cell < mask.visible && seen_[cell] != 0;  // no_cell is beyond
+    };
     const std::uint32_t block = tracker.groups().block();
     units_.clear();
     exact_blocks_.clear();
@@ -42,7 +49,7 @@ void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& 
         for (const std::uint32_t number : from) {
             const auto its = std::span(layout.cells).subspan(at, block);
             at += block;
-            if (!any_visible(its, mask, tokens)) continue;
+            if (std::none_of(its.begin(), its.end(), is_seen)) continue;
             chosen.push_back(number);
             cells_.insert(cells_.end(), its.begin(), its.end());
         }

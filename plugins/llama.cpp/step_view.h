@@ -45,6 +45,7 @@ class StepView {
     Key key_;
     std::vector<std::uint32_t> units_, exact_blocks_, cells_;
     std::vector<std::uint16_t> mask_;
+    std::vector<std::uint8_t> seen_;  // scratch, per cell
 };
 
 }  // namespace lowkv::ggml

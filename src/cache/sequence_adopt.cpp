@@ -89,11 +89,13 @@ void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> bloc
         }
         block.keys = block.values = cache::cell_range(0, tokens);
     });
+    const std::uint32_t before = size_;
     size_ = std::max(size_, (ascending.empty() ? 0 : (ascending.back() + 1) * tokens));
     try {
         pack(blocks, executor);
     } catch (...) {
         drop(blocks);
+        size_ = before;
         throw;
     }
 }

@@ -253,3 +253,27 @@ TEST_CASE("poison is seen by who sees the cell, until it is written") {
     step(tracker, {3}, {});
     CHECK(!tracker.sees_poison(mask.data(), cells, 1, cells));
 }
+
+TEST_CASE("a cell that a broken restore brought twice is in one group") {
+    CellTracker saved(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    step(saved, range(0, 96), {});
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    for (std::uint32_t c = 0; c < 96; ++c) tracker.restore(c, saved.mark(c));
+    for (std::uint32_t c = 0; c < 96; ++c) tracker.restore(c, std::nullopt);  // cleared again
+    tracker.settle_restored();
+    std::vector<int> times(cells, 0);
+    for (const auto& unit : packed(tracker))
+        for (const std::uint32_t c : unit) ++times[c];
+    CHECK(*std::max_element(times.begin(), times.end()) == 1);
+    step(tracker, range(0, 96), {});
+    CHECK(tracker.groups().packed_count() + tracker.groups().exact_count() == 96);
+}
+
+TEST_CASE("a step's number does not come back after a clear") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    step(tracker, {0}, {});
+    const std::uint64_t before = tracker.serial();
+    tracker.clear();
+    step(tracker, {0}, {});
+    CHECK(tracker.serial() != before);
+}
