@@ -27,8 +27,8 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
     const std::size_t bytes = layer.row_bytes(tensor.part);
     const std::size_t halves = bytes / sizeof(std::uint16_t);
     // A scheme that packs nothing has no use for marks, and its rows stay as they are.
-    const bool packs = setting_->scheme.any_layer([](const auto& l) { return !l.exact(); });
-    if (tensor.part != Part::keys || &layer != marked_layer() || !packs || halves < mark_halves)
+    if (tensor.part != Part::keys || &layer != marked_layer() || !trackers_.front().packs() ||
+        halves < mark_halves)
         return;
     const std::uint32_t scheme = scheme_number(setting_->text);
     std::vector<std::uint16_t> row(halves);

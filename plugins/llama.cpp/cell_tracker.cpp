@@ -8,8 +8,6 @@
 namespace lowkv::ggml {
 namespace {
 
-constexpr std::uint16_t hidden = 0xFC00;  // f16 -inf
-
 bool shows(const std::uint16_t* row, std::uint32_t cell) {
     return row == nullptr || row[cell] != hidden;
 }

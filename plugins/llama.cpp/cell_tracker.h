@@ -18,6 +18,8 @@
 
 namespace lowkv::ggml {
 
+inline constexpr std::uint16_t hidden = 0xFC00;  // a mask's f16 -inf
+
 class CellTracker {
   public:
     // `block`: rows that are packed together; a multiple of every layer's block. `packs`: whether
@@ -52,6 +54,7 @@ class CellTracker {
     // What saving a cell's row should say of it.
     RowMark mark(std::uint32_t cell) const;
 
+    bool packs() const noexcept { return packs_; }
     const CellGroups& groups() const noexcept { return groups_; }
     // The rows as a layer sees them that has followed groups() up to `version`, which must not be
     // older than this step. Layers pack one after the other, so both the arrangement that the step

@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace lowkv::ggml {
-namespace {
-
-constexpr std::uint16_t hidden = 0xFC00;  // f16 -inf
-
-}  // namespace
 
 void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& mask,
                    std::uint32_t tokens, const void* owner, Executor& executor) {

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -74,6 +75,12 @@ def assert_same_text(one, other, at_least):
     shorter = shorter.rstrip("\n\ufffd")
     assert longer.startswith(shorter), f"{shorter!r}\n{longer!r}"
     assert len(shorter) >= at_least, shorter
+
+
+def text(seed, n):
+    """Characters that every byte tokenizer knows, the same for the same seed."""
+    source = random.Random(seed)
+    return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
 
 
 class Server:

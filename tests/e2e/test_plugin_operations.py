@@ -5,11 +5,10 @@ Each operation is a function that asks a server and makes sure that the operatio
 """
 
 import functools
-import random
 
 import plugin_models as models
 import pytest
-from plugin_tools import server
+from plugin_tools import server, text
 
 # Stock kernels sum up values in f16, ours in f32. Among the tiny models' logits (deviation 3) that moves
 # a token's log probability by less than this, and two tokens as near as this may change places.
@@ -19,11 +18,6 @@ CONTEXT = ("-c", 4096)
 # probabilities don't know of the bias, so all are asked for.
 ASCII_ONLY = [[byte, False] for byte in range(256) if not 32 <= byte < 127]
 COMPARED = {"n_probs": 258, "logit_bias": ASCII_ONLY}
-
-
-def text(seed, n):
-    source = random.Random(seed)
-    return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
 
 
 def ask(s, prompt, tokens, **more):

@@ -5,12 +5,11 @@ one is the scheme's own loss, or was lost by the restore.
 """
 
 import math
-import random
 import re
 
 import plugin_models as models
 import pytest
-from plugin_tools import LOG_CELLS, server
+from plugin_tools import LOG_CELLS, server, text
 
 SCHEME = "lowkv2"
 # Of the scheme's own loss: what a restore may add.
@@ -30,11 +29,6 @@ def tiny(folder):
 @pytest.fixture(scope="module")
 def sliding(folder):
     return models.gemma2(folder / "gemma2.gguf")
-
-
-def text(seed, n):
-    source = random.Random(seed)
-    return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
 
 
 def ask(running, prompt, **more):

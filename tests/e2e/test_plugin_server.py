@@ -1,11 +1,10 @@
 """The plug-in in stock llama-server: slots, shared prefixes, cancelled requests, saved state."""
 
 import concurrent.futures
-import random
 
 import plugin_models as models
 import pytest
-from plugin_tools import server
+from plugin_tools import server, text
 
 
 @pytest.fixture(scope="module")
@@ -16,11 +15,6 @@ def sliding(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     return models.llama(tmp_path_factory.mktemp("tiny") / "llama.gguf", layers=3)
-
-
-def text(seed, n):
-    source = random.Random(seed)
-    return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
 
 
 @pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])

@@ -1,12 +1,11 @@
 """LOWKV_STATS: what the caches of a running llama-server hold, in a file that Prometheus can read."""
 
-import random
 import re
 import time
 
 import plugin_models as models
 import pytest
-from plugin_tools import server, tool
+from plugin_tools import server, text, tool
 from prometheus_client.parser import text_string_to_metric_families
 
 INTERVAL = 1.0  # seconds between two files: stats_file.cpp
@@ -25,11 +24,6 @@ def read(path):
 
 def schemes(path):
     return {s.labels["scheme"] for f in text_string_to_metric_families(path.read_text()) for s in f.samples}
-
-
-def text(seed, n):
-    source = random.Random(seed)
-    return "".join(source.choice("abcdefgh ijklmnop,.") for _ in range(n))
 
 
 @pytest.fixture(scope="module")
