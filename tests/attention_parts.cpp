@@ -14,7 +14,7 @@ using namespace lowkv::test;
 
 namespace {
 
-constexpr double budget = 2e-3;  // of the decode path, see kernel_attention.cpp
+constexpr double budget = 2e-3;  // of the decode path, see attention_check.h
 
 std::vector<BlockView> views_of(const Sequence& sequence) {
     std::vector<BlockView> views(sequence.blocks());

@@ -3,12 +3,10 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
-#include <iostream>
+#include <cmath>
 #include <string>
 
-#include "attention_case.h"
-#include "attention_oracle.h"
+#include "attention_check.h"
 #include "calibration_case.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
@@ -17,37 +15,6 @@ using namespace lowkv;
 using namespace lowkv::test;
 
 namespace {
-
-// methods.md, section 4. The keys below have outlier channels and peaked softmaxes, which is harsh.
-constexpr double decode_budget = 2e-3;
-constexpr double f32_budget = 1e-5;
-
-void check_case(const Problem& p, const std::string& text, AttentionParams params,
-                Executor& executor) {
-    const Shape& shape = p.plan->shape();
-    if (const char* forced = std::getenv("LOWKV_IMPLEMENTATION")) {
-        REQUIRE(p.plan->implementation() == forced);
-    }
-    params.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-    const std::vector<double> want = oracle(p, params);
-    std::vector<float> out;
-    AttentionWorkspace workspace;
-    INFO(text, " head_dim ", shape.head_dim, " kv ", shape.kv_heads, " heads ", p.heads, " tokens ",
-         p.tokens, " cells ", p.n_cells);
-    params.decode_rows = 0;
-    attend(*p.sequence, p.io(out), params, workspace, executor);
-    CHECK(relative_error(out, want, shape.head_dim) < f32_budget);
-    params.decode_rows = 1u << 30;
-    attend(*p.sequence, p.io(out), params, workspace, executor);
-    CHECK(relative_error(out, want, shape.head_dim) < decode_budget);
-}
-
-void check_case(const std::string& text, Shape shape, std::uint32_t repeat, std::uint32_t tokens,
-                std::uint32_t n_cells, const AttentionParams& params, unsigned seed,
-                Executor& executor) {
-    const Problem p(parse_scheme(text), shape, shape.kv_heads * repeat, tokens, n_cells, seed);
-    check_case(p, text, params, executor);
-}
 
 const char* const codecs[] = {
     "exact",
@@ -86,6 +53,13 @@ const char* const codecs[] = {
     "k=channel-1.5-g128-hadamard-varnorm-fp8,v=token-1.5-head-varnorm",
 };
 
+// Sanitizers make the oracle slow, and see what they look for in the widest and in the odd one.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint32_t head_dims[] = {80, 96, 576};
+#else
+constexpr std::uint32_t head_dims[] = {64, 80, 96, 128, 256, 320, 576};
+#endif
+
 }  // namespace
 
 TEST_CASE("every codec and head_dim, decode and f32 path") {
@@ -95,7 +69,7 @@ TEST_CASE("every codec and head_dim, decode and f32 path") {
     }
     unsigned seed = 1;
     for (const char* codec : codecs) {
-        for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 576u}) {
+        for (const std::uint32_t head_dim : head_dims) {
             const std::string text = std::string(codec) + ",window=40,sinks=3";
             const std::uint32_t repeat = 1 + seed % 5;
             check_case(text, {2, head_dim}, repeat, 1 + seed % 3, 500 + seed * 7 % 100, {}, seed,
@@ -150,26 +124,6 @@ TEST_CASE("every row codec, with ropes of all kinds") {
                             {&calibration, seed % 5 == 4 ? nullptr : &rope}, positions),
                     codec, {}, serial_executor());
                 ++seed;
-            }
-        }
-    }
-}
-
-TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
-    if (forced_is_missing()) return;
-    const auto executor = make_thread_executor(3);
-    unsigned seed = 100;
-    for (const char* codec : {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8",
-                              "kvarn3", "k=token-2-head-normal-hadamard-seqmean,v=token-2-g32"}) {
-        for (int kind = 0; kind < 4; ++kind) {
-            for (const std::uint32_t tokens : {1u, 3u, 70u}) {
-                ++seed;
-                const std::uint32_t n_cells = 300 + seed % 200, heads = 6;
-                const RandomParams random(  // one whole block is hidden
-                    static_cast<Mask::Kind>(kind), tokens, n_cells, heads, seed, true,
-                    [](std::size_t, std::size_t cell) { return cell >= 64 && cell < 96; });
-                check_case(std::string(codec) + ",window=32,sinks=1", {2, 64}, heads / 2, tokens,
-                           n_cells, random.params, seed, *executor);
             }
         }
     }

@@ -9,7 +9,7 @@ from lowkv.layer import Layer
 from lowkv.visibility import Visibility
 
 BATCH, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 4, 64
-# Of the kernels: rows few enough for the integer path have 2e-3 of the largest output (tests/kernel_attention.cpp).
+# Of the kernels: rows few enough for the integer path have 2e-3 of the largest output (tests/attention_check.h).
 BUDGET = 2e-3
 
 
