@@ -18,7 +18,8 @@ using namespace lowkv::test;
 
 namespace {
 
-// methods.md, section 4. The keys below have outlier channels and peaked softmaxes, which is harsh.
+// docs/methods.md, "Laws". The keys below have outlier channels and peaked softmaxes, which is
+// harsh.
 constexpr double decode_budget = 2e-3;
 constexpr double f32_budget = 1e-5;
 

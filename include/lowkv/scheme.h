@@ -34,10 +34,10 @@ enum class Axis : std::uint8_t {
     token,    // one token, `group` consecutive channels of one head
 };
 
-// How scale and zero are stored (methods.md, section 1).
+// How scale and zero are stored (docs/methods.md, "Metadata").
 enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
 
-// What a code means (methods.md, section 1).
+// What a code means (docs/methods.md).
 enum class Levels : std::uint8_t {
     uniform,  // code * scale + zero
     normal,   // scale * level[code], the levels being the best ones for N(0,1) (Lloyd-Max)
@@ -54,7 +54,8 @@ enum class Centre : std::uint8_t {
     sequence,  // of what is exact when the sequence packs its first block; its blocks share it
 };
 
-// How the scale of normal levels is chosen, y being the group and l its levels (quality.md, 3).
+// How the scale of normal levels is chosen, y being the group and l its levels
+// (docs/methods.md, "The scale").
 enum class Fit : std::uint8_t {
     norm,      // |scale l| = |y|: what is read is as long as what was stored
     unbiased,  // <y, scale l> = |y|^2

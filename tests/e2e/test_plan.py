@@ -1,4 +1,4 @@
-"""`lowkv plan` against the papers' own figures (/work/shared/papers), and what goes wrong when its
+"""`lowkv plan` against the papers' own figures (SKVQ, KVQuant), and what goes wrong when its
 arguments are wrong."""
 
 import json
