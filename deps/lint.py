@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the form of our own files: clang-format, clang-tidy (on what build/release and, if it was built,
-the Python package compile), the links between documents, and the documents that comments name. Needs `make build` first, and `make package`
+the Python package compile), the links between documents, the documents that comments name, and the tables in
+documents that the program makes. Needs `make build` first, and `make package`
 for the Python package, for the compile commands."""
 
 import argparse
@@ -14,6 +15,8 @@ import sys
 import time
 import tokenize
 from pathlib import Path
+
+import scheme_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("include", "src", "plugins", "python", "cli", "tests", "examples", "bench")
@@ -90,10 +93,11 @@ def words_of(path):
     """A file's prose, one line: of Python the comments and the strings with blanks in them, of others all."""
     if path.suffix == ".py":
         with tokenize.open(path) as file:
-            texts = [token.string for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT]
+            tokens = list(tokenize.generate_tokens(file.readline))
+        comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
         strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
         # Comments of several lines are joined, and a string's end is none's beginning.
-        return re.sub(r"\s+#?\s*", " ", "\n".join(texts) + "\n" + "\n|\n".join(
+        return re.sub(r"\s+#?\s*", " ", "\n".join(comments) + "\n" + "\n|\n".join(
             text for text in strings if isinstance(text, str) and re.search(r"\s", text)))
     text = path.read_text(errors="replace")
     if path.suffix == ".md":
@@ -153,10 +157,17 @@ def check_documents():
     return broken == 0 and not mentions
 
 
+def check_tables():
+    """The figures and words in documents that follow from the program."""
+    problems = scheme_tables.problems(RELEASE / "bin" / "lowkv")
+    print(*problems, f"tables: {len(problems)} problems", sep="\n", flush=True)
+    return not problems
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", action="store_true", help="rewrite the code with clang-format, check nothing")
-    parser.add_argument("--check", choices=("format", "tidy", "documents"), help="only this check")
+    parser.add_argument("--check", choices=("format", "tidy", "documents", "tables"), help="only this check")
     parser.add_argument("--build", type=Path, action="append", help="folder of compile_commands.json")
     parser.add_argument("only", nargs="*", help="clang-tidy: only files whose path has these words")
     args = parser.parse_args()
@@ -164,6 +175,7 @@ def main():
         return 0 if check_format(rewrite=True) else 1
     builds = args.build or [RELEASE] + [b for b in (PACKAGE,) if (b / "compile_commands.json").exists()]
     checks = {"format": lambda: check_format(rewrite=False), "documents": check_documents,
+              "tables": check_tables,
               "tidy": lambda: check_tidy([b.resolve() for b in builds], args.only)}
     failed = [name for name, check in checks.items() if args.check in (None, name) and not check()]
     print(f"failed: {', '.join(failed)}" if failed else "lint: all good")
