@@ -41,7 +41,7 @@ struct Options {
     std::string model, scheme, plugin;
     std::vector<std::string> calibrations;
     unsigned threads = default_threads();
-    bool verbose = false;
+    bool all = false, verbose = false;
 };
 
 void look_at_machine(Findings& findings) {
@@ -188,7 +188,8 @@ int doctor(const Options& options) {
                        .scheme = options.scheme.empty() ? chosen_scheme() : options.scheme,
                        .calibrations = options.calibrations,
                        .threads = options.threads,
-                       .every_layer = options.verbose});
+                       .every_layer = options.verbose,
+                       .all_presets = options.all});
     }
     std::printf("\n%s\n", findings.problems() == 0
                               ? "No problems."
@@ -215,6 +216,7 @@ void add_doctor(CLI::App& app, int& status) {
         ->capture_default_str();
     command->add_option("--plugin", options->plugin,
                         "The plug-in to check (default: the one built with this command)");
+    command->add_flag("--all", options->all, "The sizes of all presets, those to compare with too");
     command->add_flag("-v,--verbose", options->verbose,
                       "Show every layer, and llama.cpp's messages");
     command->callback([options, &status] { status = doctor(*options); });

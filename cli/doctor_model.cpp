@@ -17,6 +17,7 @@
 #include "lowkv_ggml.h"
 #include "model.h"
 #include "plan_shape.h"
+#include "scheme_list.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -38,16 +39,6 @@ constexpr std::size_t chunk = 32;
 // Below, a cache is broken rather than coarse: the poorest measured, turboquant2 with Gemma 3 270M,
 // has .927.
 constexpr double least_cosine = 0.8;
-
-std::string span(std::size_t least, std::size_t most) {
-    return least == most ? count(least) : count(least) + " to " + count(most);
-}
-
-template <class Field>
-std::string span_of(const Layers& layers, Field field) {
-    const auto [least, most] = std::ranges::minmax(layers, {}, field);
-    return span(least.*field, most.*field);
-}
 
 // Enough for every layer to pack a few blocks and to read them afterwards, in whole chunks; 0 where
 // the context ends before.
@@ -146,8 +137,10 @@ std::string wrong_with(const Layers& layers) {
     return plain == 0 ? "" : count(plain) + " stay f16: " + why;
 }
 
-// The sizes of all presets, each layer of the model by its shape and its room.
-std::string preset_table(const Model& model, const Layers& layers, std::uint32_t cells) {
+// The sizes of presets and of the preset that was looked at, each layer of the model by its shape
+// and its room.
+std::string preset_table(const Model& model, const ModelCheck& check, const Layers& layers,
+                         std::uint32_t cells) {
     const std::uint64_t context = model.train_context();
     const auto room = [&](const ggml::LayerReport& layer) {
         const auto window = static_cast<std::uint64_t>(llama_model_n_swa(model.get()));
@@ -156,6 +149,7 @@ std::string preset_table(const Model& model, const Layers& layers, std::uint32_t
     };
     Table table({"scheme", "bytes a token", "smaller", "cache for " + count(context) + " tokens"});
     for (const Preset& preset : presets()) {
+        if (!shown(preset, check.all_presets) && preset.name != check.scheme) continue;
         double token = 0, f16 = 0, size = 0;
         for (const ggml::LayerReport& layer : layers) {
             double bytes = static_cast<double>(layer.f16_bytes_per_token);
@@ -171,7 +165,7 @@ std::string preset_table(const Model& model, const Layers& layers, std::uint32_t
         table.add({std::string(preset.name), count(static_cast<std::uint64_t>(token)),
                    fixed(f16 / token, 2) + "x", bytes(size)});
     }
-    return table.text();
+    return table.text() + what_is_not_shown(check.all_presets);
 }
 
 bool packs(const std::string& scheme) {
@@ -243,7 +237,7 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     const bool differ = std::ranges::any_of(
         proof.layers, [&](const auto& layer) { return !alike(layer, proof.layers.front()); });
     if (differ || check.every_layer) std::printf("\n%s", layer_table(proof.layers).c_str());
-    std::printf("\n%s", preset_table(model, proof.layers, options.cells).c_str());
+    std::printf("\n%s", preset_table(model, check, proof.layers, options.cells).c_str());
 }
 
 }  // namespace

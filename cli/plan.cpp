@@ -14,6 +14,7 @@
 #include "plan_report.h"
 #include "plan_shape.h"
 #include "plan_sizes.h"
+#include "scheme_list.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -30,7 +31,7 @@ constexpr const char* footer = R"(Examples:
 
 k, M, G, T are decimal, Ki, Mi, Gi, Ti binary: 32k is 32,000 and 32Ki is 32,768 tokens; 80G is 80
 billion bytes and 80Gi is 80 x 1024^3. Schemes are separated by commas, so within a spelled-out
-scheme write + for the comma. `lowkv schemes` lists what there is.)";
+scheme write + for the comma. `lowkv schemes --all` lists what there is.)";
 
 constexpr std::uint32_t f16_bits = 16;
 
@@ -41,7 +42,7 @@ struct Options {
     std::uint64_t batch = 1;
     std::vector<std::string> schemes;
     std::vector<double> bits;
-    bool unfused = false;
+    bool unfused = false, all = false;
 };
 
 ModelShape spelled_shape(const Options& options) {
@@ -145,9 +146,10 @@ PlannedRow row(const std::string& name, const StoredCache& cache, const Planned&
             .longest_context = longest_context(cache, planned.demand, planned.memory)};
 }
 
-std::vector<std::string> read_names(std::vector<std::string> names) {
-    if (names.empty()) {
-        for (const Preset& preset : presets()) names.emplace_back(preset.name);
+std::vector<std::string> read_names(const Options& options) {
+    std::vector<std::string> names = options.schemes;
+    for (const Preset& preset : presets()) {
+        if (options.schemes.empty() && shown(preset, options.all)) names.emplace_back(preset.name);
     }
     std::erase(names, "f16");  // always there, as the reference
     read_schemes(names);
@@ -156,7 +158,7 @@ std::vector<std::string> read_names(std::vector<std::string> names) {
 
 int plan(const Options& options) {
     if (!options.json.empty()) require_writable(options.json, {options.model});
-    const std::vector<std::string> names = read_names(options.schemes);
+    const std::vector<std::string> names = read_names(options);
     Planned planned;
     planned.shape = read_shape(options);
     planned.demand.weights = planned.shape.weights;
@@ -192,8 +194,9 @@ int plan(const Options& options) {
         if (name.back() == '.') name.pop_back();
         planned.rows.push_back(row(name + " bits", idealised_cache(planned.shape, bits), planned));
     }
-    std::printf("%s\n%s\n%s", heading(planned).c_str(), table(planned).c_str(),
-                notes(planned).c_str());
+    const bool chosen = options.all || !options.schemes.empty();
+    std::printf("%s\n%s%s\n%s", heading(planned).c_str(), table(planned).c_str(),
+                what_is_not_shown(chosen).c_str(), notes(planned).c_str());
     if (!options.json.empty()) write_file(options.json, json(planned));
     return 0;
 }
@@ -229,9 +232,13 @@ void add_plan(CLI::App& app, int& status) {
                         "What all must fit into, as 80GB (default: this machine's)");
     command->add_option("--bandwidth", options->bandwidth,
                         "GB/s that the memory gives; without it, no times");
-    command
-        ->add_option("-s,--schemes", options->schemes, "Schemes beside f16 (default: all presets)")
-        ->delimiter(',');
+    CLI::Option* schemes =
+        command
+            ->add_option("-s,--schemes", options->schemes,
+                         "Schemes beside f16 (default: the presets that one would use)")
+            ->delimiter(',');
+    command->add_flag("--all", options->all, "All presets, those to compare with too")
+        ->excludes(schemes);
     command
         ->add_option("--bits", options->bits,
                      "Also so many bits per key and value element, with no window, sinks or "

@@ -1,25 +1,11 @@
 #include "plan_report.h"
 
-#include <algorithm>
-
 #include "nlohmann/json.hpp"
 #include "terminal.h"
 
 namespace lowkv::cli {
 
 namespace {
-
-std::string span(std::uint32_t least, std::uint32_t most) {
-    return least == most ? count(least) : count(least) + " to " + count(most);
-}
-
-template <class Field>
-std::string span_of(const std::vector<Shape>& layers, Field field) {
-    const auto [least, most] = std::minmax_element(
-        layers.begin(), layers.end(),
-        [field](const Shape& a, const Shape& b) { return a.*field < b.*field; });
-    return span((*least).*field, (*most).*field);
-}
 
 double total_bytes(const Planned& planned, const PlannedRow& row) {
     return planned.demand.weights + row.cache_bytes;

@@ -1,7 +1,6 @@
 // lowkv schemes: what can be stored, in words and in bits.
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -11,6 +10,7 @@
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/scheme.h"
+#include "scheme_list.h"
 #include "scheme_quality.h"
 #include "scheme_words.h"
 #include "terminal.h"
@@ -21,58 +21,10 @@ namespace {
 
 constexpr const char* footer = R"(Examples:
   lowkv schemes
+  lowkv schemes --all
   lowkv schemes lowkv2.8
   lowkv schemes kivi2,layer.0-1=kivi4
   lowkv schemes "k=token-3-head-normal-hadamard-mean,v=token-2-g32-fp8,window=64")";
-
-// What quality is measured against.
-constexpr std::string_view reference = "exact";
-
-constexpr const char* grammar = R"(
-A scheme is a preset, options, or a preset and what differs from it, separated by commas:
-
-  k=CODEC        how keys are stored once packed
-  v=CODEC        how values are stored once packed
-  window=N       the newest N tokens stay exact
-  sinks=N        the first N tokens stay exact
-  flush=N        tokens leave the window N at a time (0: a block at a time)
-  layer.A=...    another preset, or KEY-CODEC/VALUE-CODEC, for layer A; layer.A-B for A to B; the
-                 last one that names a layer wins
-  filter=RULE    heavy (by the attention they got) or random: which tokens that leave the window
-  keep=P%        stay exact, and which
-  evict=P%       are dropped. Only the C++ library can (lowkv/filter.h): llama.cpp and transformers
-                 decide themselves which tokens they hold
-
-  CODEC          exact, or AXIS-BITS-GROUP and any of the words below behind it, in their order
-  AXIS           channel: GROUP tokens of one channel share a scale
-                 token: GROUP channels of one token share a scale
-  BITS           1.5 (three levels, five codes to a byte), 2, 2.6 (six levels, three codes to
-                 a byte: 8/3 bits), 3, 4, 8
-  GROUP          g32, g64, g128; with token also head: all channels of a head, and row: those of
-                 all kv heads; with channel also static: a calibrated range
-
-Words for token codecs only:
-  -normal        normal (Lloyd-Max) levels times a norm, not a scale and a zero; up to 4 bits
-  -hadamard      a Hadamard rotation of each head comes first
-  -random        or a random orthogonal matrix, another one in each layer
-  -mean          keys only: each block's mean per channel is subtracted and stored apart
-  -seqmean       or one mean for the sequence, taken when its first block is packed
-  -unbiased      with normal: a scale that keeps products unbiased, not the norm
-  -lsq           with normal: the scale of the least squared error
-  -reorder       groups of like channels of all heads (SKVQ; calibrated)
-  -clip          with reorder: a calibrated share of each group's range
-Words for every codec:
-  -varnorm       tokens and channels scaled to one variance (KVarN); channel-...-g128 for keys,
-                 token-...-head for values
-  -search        the share of each group's range with the least squared error
-  -fp8           8-bit scales, zeros and norms
-Words for row and static, KVQuant's (calibrated):
-  -learned       levels learned from a text
-  -0.5% -1% -2%  so many outliers of a token are kept beside, in 16 bits
-  -pre           keys before their rotary embedding; with reorder too
-
-`lowkv schemes SCHEME` explains one.
-)";
 
 // One line of an explanation, and those that it runs on to.
 void line(std::string_view label, std::string_view text) {
@@ -80,11 +32,6 @@ void line(std::string_view label, std::string_view text) {
     std::string first = "  " + std::string(label);
     first.resize(indent, ' ');
     std::fputs(wrapped(first, text, indent).c_str(), stdout);
-}
-
-// The bits of a layer scheme at a head dimension.
-double bits(const LayerScheme& scheme, std::uint32_t head_dim) {
-    return neutral_plan(scheme, {.kv_heads = 8, .head_dim = head_dim}).bits_per_element();
 }
 
 void explain_half(std::string_view label, const Codec& codec, Half half) {
@@ -125,7 +72,7 @@ const Preset* preset_of(const LayerScheme& base) {
 }
 
 void explain_quality(const std::string& name, bool filtered) {
-    if (name == reference) return line("quality", "what the others are measured against");
+    if (name == reference_scheme) return line("quality", "what the others are measured against");
     if (const Quality* quality = find_quality(name)) {
         line("quality", "mean KLD " + std::string(quality->mean_kld) + ", perplexity " +
                             std::string(quality->perplexity) + " against the exact cache");
@@ -199,43 +146,6 @@ void explain(const std::string& text) {
     std::printf("%s", examples.text().c_str());
 }
 
-void list_figures() {
-    Table table(
-        {"scheme", "bits at head_dim 64", "at 128", "smaller at 128", "mean KLD", "perplexity"});
-    for (const Preset& preset : presets()) {
-        const LayerScheme& base = preset.scheme.base;
-        const Quality* quality = find_quality(preset.name);
-        std::string kld = preset.name == reference ? "reference" : "-", perplexity = "-";
-        if (quality) {
-            kld = quality->mean_kld;
-            perplexity = quality->perplexity;
-        }
-        table.add({std::string(preset.name), fixed(bits(base, 64), 2), fixed(bits(base, 128), 2),
-                   fixed(16 / bits(base, 128), 2) + "x", kld, perplexity});
-    }
-    std::printf("%s\n", table.text().c_str());
-    const std::string origin = "Mean KLD and perplexity change, against the exact cache: " +
-                               std::string(quality_protocol) +
-                               " (docs/quality.md, `make quality`). \"-\" was not measured; " +
-                               std::string(quality_floor) + ".";
-    std::fputs(wrapped("", origin, 0).c_str(), stdout);
-}
-
-void list() {
-    list_figures();
-    std::printf("\nWhat each is for:\n");
-    std::size_t longest = 0;
-    for (const Preset& preset : presets()) longest = std::max(longest, preset.name.size());
-    for (const Preset& preset : presets()) {
-        std::string first = "  " + std::string(preset.name);
-        first.resize(longest + 4, ' ');
-        if (preset.name == default_scheme) first += "(the default) ";
-        std::printf("%s%s\n", first.c_str(), std::string(preset.summary).c_str());
-    }
-    std::printf("The default serves where neither --scheme nor LOWKV_SCHEME names another.\n");
-    std::fputs(grammar, stdout);
-}
-
 }  // namespace
 
 void read_schemes(std::vector<std::string>& schemes) {
@@ -246,16 +156,29 @@ void read_schemes(std::vector<std::string>& schemes) {
 }
 
 void add_schemes(CLI::App& app, int& status) {
-    auto scheme = std::make_shared<std::string>();
+    struct Options {
+        std::string scheme, json;
+        bool all = false;
+    };
+    auto options = std::make_shared<Options>();
     CLI::App* command = app.add_subcommand("schemes", "What can be stored, in words and in bits");
     command->footer(footer);
-    command->add_option("scheme", *scheme, "Explain this one; without it, list the presets");
-    command->callback([scheme, &status] {
-        if (scheme->empty()) {
-            list();
+    CLI::Option* scheme = command->add_option(
+        "scheme", options->scheme, "Explain this one; without it, list those that one would use");
+    command
+        ->add_flag("--all", options->all,
+                   "List the presets to compare with, too, and every word of a scheme")
+        ->excludes(scheme);
+    command->add_option("--json", options->json, "Write all presets and words to this file")
+        ->excludes(scheme);
+    command->callback([options, &status] {
+        if (!options->json.empty()) require_writable(options->json);
+        if (options->scheme.empty()) {
+            std::fputs(scheme_list(options->all).c_str(), stdout);
         } else {
-            explain(*scheme);
+            explain(options->scheme);
         }
+        if (!options->json.empty()) write_file(options->json, scheme_json());
         status = 0;
     });
 }

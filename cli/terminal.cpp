@@ -54,6 +54,10 @@ std::string count(std::uint64_t value) {
     return digits;
 }
 
+std::string span(std::uint64_t least, std::uint64_t most) {
+    return least == most ? count(least) : count(least) + " to " + count(most);
+}
+
 std::string bytes(double value) {
     const std::array<const char*, 4> units = {"B", "KiB", "MiB", "GiB"};
     std::size_t unit = 0;

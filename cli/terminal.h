@@ -2,6 +2,7 @@
 // What a command shows: figures with units, aligned tables, a progress line, the machine's memory
 // and processors; and the files that it reads and writes.
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +13,17 @@
 namespace lowkv::cli {
 
 std::string fixed(double value, int digits);
-std::string count(std::uint64_t value);  // 12,345
-std::string bytes(double value);         // "36.4 MiB"
-std::string mebibytes(double value);     // "36.4"
+std::string count(std::uint64_t value);                     // 12,345
+std::string span(std::uint64_t least, std::uint64_t most);  // "3 to 8", or "3" where they are equal
+std::string bytes(double value);                            // "36.4 MiB"
+std::string mebibytes(double value);                        // "36.4"
+
+// The span of a field, over at least one item.
+template <class Items, class Field>
+std::string span_of(const Items& items, Field field) {
+    const auto [least, most] = std::ranges::minmax(items, {}, field);
+    return span(least.*field, most.*field);
+}
 
 // Columns align on terminals; the text is a Markdown table too. The first column is left-aligned.
 class Table {

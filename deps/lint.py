@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Checks the form of our own files: clang-format, clang-tidy (on what build/release and, if it was built,
-the Python package compile) and the links between documents. Needs `make build` first, and `make package`
+the Python package compile), the links between documents, the documents that comments name, and the tables in
+documents that the program makes. Needs `make build` first, and `make package`
 for the Python package, for the compile commands."""
 
 import argparse
+import ast
 import concurrent.futures
 import json
 import os
@@ -11,11 +13,15 @@ import re
 import subprocess
 import sys
 import time
+import tokenize
 from pathlib import Path
+
+import scheme_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("include", "src", "plugins", "python", "cli", "tests", "examples", "bench")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
+NAMING = (*CODE, *DOCUMENTS, "deps", "tools", "cmake", "Makefile", "CMakeLists.txt", ".ci")  # what names documents
 LONG = 400
 RELEASE, PACKAGE = ROOT / "build" / "release", ROOT / "build" / "python" / "cmake"
 
@@ -73,11 +79,54 @@ def check_tidy(builds, only):
     return good
 
 
+def headings(text):
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {heading.replace("`", "") for heading in re.findall(r"^#+ +(.*?) *#*$", text, re.MULTILINE)}
+
+
 def anchors(text):
     """The names that GitHub gives to a document's headings."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ +(.*?) *#*$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(text)}
+
+
+def words_of(path):
+    """A file's prose, one line: of Python the comments and the strings with blanks in them, of others all."""
+    if path.suffix == ".py":
+        with tokenize.open(path) as file:
+            tokens = list(tokenize.generate_tokens(file.readline))
+        comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+        strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        # Comments of several lines are joined, and a string's end is none's beginning.
+        return re.sub(r"\s+#?\s*", " ", "\n".join(comments) + "\n" + "\n|\n".join(
+            text for text in strings if isinstance(text, str) and re.search(r"\s", text)))
+    text = path.read_text(errors="replace")
+    if path.suffix == ".md":
+        text = re.sub(r"^```.*?^```|\[[^\]]*\]\([^)]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r'"\s*\n\s*"', "", text)  # one C++ string in two lines
+    return re.sub(r"\s*\n\s*(?://+|#+)?\s*", " ", text)
+
+
+def wrong_mention(path, mention):
+    """What is wrong with a document's name in a file's prose, with its heading where one follows; or None."""
+    name, heading, number = mention.groups()
+    if name.startswith(("/", "build/")):
+        return None  # not a file of ours, or made by a test
+    found = [folder / name for folder in (ROOT, ROOT / "src", path.parent) if (folder / name).is_file()]
+    if not found:
+        return "no such file"
+    if number:
+        return "name the section by its heading, in quotes"
+    return "no such heading" if heading and heading not in headings(found[0].read_text()) else None
+
+
+def wrong_mentions():
+    """Documents that comments, messages and pages name, `docs/quality.md` or with a heading `..., "Passkey"`."""
+    document = re.compile(r'(/?(?:[\w.-]+/)*\w[\w.-]*\.md)\b(?:, "([^"]+)"|,? ((?:sections? )?\d))?')
+    files = {p for name in NAMING for p in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+             if p.is_file() and (p.suffix in (".h", ".cpp", ".py", ".md", ".sh", ".txt", ".cmake", "")) and
+             "__pycache__" not in p.parts}
+    return [f"{path.relative_to(ROOT)}: {mention[0]}: {problem}" for path in sorted(files)
+            for mention in document.finditer(words_of(path)) if (problem := wrong_mention(path, mention))]
 
 
 def check_documents():
@@ -98,18 +147,27 @@ def check_documents():
                 continue
             broken += 1
             print(f"{page.relative_to(ROOT)}: {link}: {problem}")
+    mentions = wrong_mentions()
+    print(*mentions, sep="\n", end="\n" if mentions else "")
     for path in our_code() + sorted((ROOT / "deps").glob("*.py")):
         lines = path.read_text().count("\n")
         if lines > LONG:
             print(f"warning: {path.relative_to(ROOT)} has {lines} lines (more than {LONG})")
-    print(f"documents: {len(pages)} pages, {broken} broken links", flush=True)
-    return broken == 0
+    print(f"documents: {len(pages)} pages, {broken} broken links, {len(mentions)} wrong names of documents", flush=True)
+    return broken == 0 and not mentions
+
+
+def check_tables():
+    """The figures and words in documents that follow from the program."""
+    problems = scheme_tables.problems(RELEASE / "bin" / "lowkv")
+    print(*problems, f"tables: {len(problems)} problems", sep="\n", flush=True)
+    return not problems
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", action="store_true", help="rewrite the code with clang-format, check nothing")
-    parser.add_argument("--check", choices=("format", "tidy", "documents"), help="only this check")
+    parser.add_argument("--check", choices=("format", "tidy", "documents", "tables"), help="only this check")
     parser.add_argument("--build", type=Path, action="append", help="folder of compile_commands.json")
     parser.add_argument("only", nargs="*", help="clang-tidy: only files whose path has these words")
     args = parser.parse_args()
@@ -117,6 +175,7 @@ def main():
         return 0 if check_format(rewrite=True) else 1
     builds = args.build or [RELEASE] + [b for b in (PACKAGE,) if (b / "compile_commands.json").exists()]
     checks = {"format": lambda: check_format(rewrite=False), "documents": check_documents,
+              "tables": check_tables,
               "tidy": lambda: check_tidy([b.resolve() for b in builds], args.only)}
     failed = [name for name, check in checks.items() if args.check in (None, name) and not check()]
     print(f"failed: {', '.join(failed)}" if failed else "lint: all good")

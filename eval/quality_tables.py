@@ -1,7 +1,7 @@
 """The tables of docs/quality.md, from the CSV's rows. Used by eval/quality.py.
 
-A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of OUT/../quality.md and
-OUT/reference.md, where there is one. `find` gives the figures of a scheme under the usual setting, or under a changed one.
+A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of docs/quality.md and
+docs/quality/reference.md (or of what lies in their places about another --out), where there is one. `find` gives the figures of a scheme under the usual setting, or under a changed one.
 """
 
 import csv

@@ -1,4 +1,4 @@
-// The laws of the codec (methods.md, sections 1 and 4) as seeded property tests.
+// The laws of the codec (docs/methods.md, "Laws") as seeded property tests.
 
 #include <doctest/doctest.h>
 

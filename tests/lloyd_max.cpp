@@ -38,7 +38,7 @@ double mean_between(double low, double high) {
     return moment / mass;
 }
 
-// The code of section 1 of methods.md.
+// As docs/methods.md, "Rotated norm and levels: lowkv and TurboQuant", has it.
 std::uint32_t encode(const NormalCodebook& book, float x) {
     const auto boundaries = std::span(book.boundary).first(book.count - 1);
     return static_cast<std::uint32_t>(

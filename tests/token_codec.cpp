@@ -1,4 +1,4 @@
-// The laws of codecs that centre, rotate or take normal levels (methods.md, sections 1, 2 and 4) as
+// The laws of codecs that centre, rotate or take normal levels (docs/methods.md, "Laws") as
 // seeded property tests. What should be stored is recomputed in double from the f16 input.
 
 #include <doctest/doctest.h>

@@ -6,13 +6,9 @@
 //   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N
 //            | "filter=" ("none" | "heavy" | "random") | "keep=" P "%" | "evict=" P "%"
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
-//   codec   := "exact" | ("channel" | "token") "-" bits "-" group ["-reorder"]
-//              ["-normal" | "-learned"] ["-hadamard" | "-random"] ["-mean" | "-seqmean"]
-//              ["-varnorm"] ["-unbiased" | "-lsq"] ["-clip" | "-search"]
-//              ["-0.5%" | "-1%" | "-2%"] ["-pre"] ["-fp8"]
-//   bits    := "1.5" | "2" | "2.6" | "3" | "4" | "8"; 1.5 are three levels, five codes to a byte,
-//              2.6 are six levels, three codes to a byte (8/3 bits)
-//   group   := "g32" | "g64" | "g128" | "head" | "row" | "static"
+//   codec   := "exact" | axis "-" bits "-" group ("-" word)*
+//
+// grammar.h has the words, docs/methods.md, "The words of a scheme" shows them.
 //
 // Examples: "lowkv2.8", "kivi2", "kivi2,sinks=0",
 // "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
@@ -34,10 +30,10 @@ enum class Axis : std::uint8_t {
     token,    // one token, `group` consecutive channels of one head
 };
 
-// How scale and zero are stored (methods.md, section 1).
+// How scale and zero are stored (docs/methods.md, "Metadata").
 enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
 
-// What a code means (methods.md, section 1).
+// What a code means (docs/methods.md).
 enum class Levels : std::uint8_t {
     uniform,  // code * scale + zero
     normal,   // scale * level[code], the levels being the best ones for N(0,1) (Lloyd-Max)
@@ -54,7 +50,8 @@ enum class Centre : std::uint8_t {
     sequence,  // of what is exact when the sequence packs its first block; its blocks share it
 };
 
-// How the scale of normal levels is chosen, y being the group and l its levels (quality.md, 3).
+// How the scale of normal levels is chosen, y being the group and l its levels
+// (docs/methods.md, "The scale").
 enum class Fit : std::uint8_t {
     norm,      // |scale l| = |y|: what is read is as long as what was stored
     unbiased,  // <y, scale l> = |y|^2
@@ -176,6 +173,7 @@ struct Preset {
     std::string_view name;
     std::string_view summary;  // one line: what it is for
     std::string_view source;   // the paper, or what stands in for one
+    bool recommended;          // one would use it; the others are there to compare with
     Scheme scheme;
 };
 

@@ -8,16 +8,12 @@
 #include <string>
 #include <utility>
 
-#include "lowkv/error.h"
+#include "check.h"
 
 namespace lowkv::python {
 namespace {
 
 constexpr std::size_t alignment = 64;  // of a packed block, see attention.h
-
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, message);
-}
 
 // No f16 has all exponent bits set.
 bool is_finite(const std::byte* halves, std::size_t bytes) {

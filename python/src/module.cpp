@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 
+#include "check.h"
 #include "exact_rows.h"
 #include "layer_blocks.h"
 #include "lowkv/error.h"
@@ -33,10 +34,6 @@ using ConstTensor4 = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
 using Rows3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using ExactArray = nb::ndarray<nb::ro, nb::ndim<4>, nb::device::cpu>;
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, message);
-}
 
 // One pool per number of threads that was ever asked for; torch.set_num_threads() is rarely called.
 Executor& executor(unsigned threads) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "floats.h"
 
 namespace nb = nanobind;
@@ -35,10 +36,6 @@ void set(BFloat16& to, float x) {  // to the nearest, ties to even; x is finite
     to.bits = static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 void set(Float16& to, float x) { to.bits = codec::f32_to_f16(x); }
-
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, message);
-}
 
 std::string text(const std::vector<std::size_t>& shape) {
     std::string out = "[";

@@ -12,8 +12,8 @@ struct Steps {
     float zero = 0.0f;
 };
 
-// `top` steps over [low, high], shortened to `share` of its length about its centre (SKVQ's
-// equation 2 shortens towards 0, which breaks groups that do not contain it: quality.md, 5).
+// `top` steps over [low, high], shortened to `share` of its length about its centre
+// (docs/methods.md, "Clipping": SKVQ's paper shortens it towards 0).
 inline Steps clipped_steps(float low, float high, float share, float top) noexcept {
     if (!(low < high)) return {0.0f, low};
     const float half = 0.5f * (high - low);

@@ -1,6 +1,7 @@
-// Exact block -> packed block, methods.md section 1: ranges of all groups, their metadata rounded
-// to its storage type, then codes. Everything is compiled for the baseline CPU without fused
-// multiply-add, so that a block has the same bytes wherever it was encoded.
+// Exact block -> packed block (docs/methods.md, "Uniform groups: KIVI and int"): ranges of all
+// groups, their metadata rounded to its storage type, then codes. Everything is compiled for the
+// baseline CPU without fused multiply-add, so that a block has the same bytes wherever it was
+// encoded.
 //
 // NaN and infinities are not stored: a range ends at +-65504, and a NaN gets any code.
 

@@ -1,7 +1,8 @@
 #pragma once
-// The logical order of codes (methods.md, section 1): little end first, codes one after another.
-// 2 bits: c0 | c1<<2 | c2<<4 | c3<<6. 4 bits: c0 | c1<<4. 3 bits: 8 codes in 3 bytes. Blocks store
-// units (src/kernels/units.h), a permutation of this; interchange and tests speak this one.
+// The logical order of codes (docs/methods.md, "Codes in bytes"): little end first, codes one after
+// another. 2 bits: c0 | c1<<2 | c2<<4 | c3<<6. 4 bits: c0 | c1<<4. 3 bits: 8 codes in 3 bytes.
+// Blocks store units (src/kernels/units.h), a permutation of this; interchange and tests speak this
+// one.
 
 #include <cstddef>
 #include <cstdint>

@@ -101,7 +101,7 @@ std::int32_t read_position(const PartLayout& layout, const std::byte* part,
 }
 
 // Static ranges: the channels that leave theirs the furthest. Otherwise the row's largest and
-// smallest, as many of both (methods.md, 2).
+// smallest, as many of both (docs/methods.md, "Outliers").
 void choose_outliers(const RowTables& tables, const float* x, std::uint32_t channels,
                      std::uint16_t* chosen) noexcept {
     std::uint16_t order[max_row_channels];
@@ -170,7 +170,7 @@ void find_ranges(const RowTables& tables, const float* x, std::uint32_t channels
     }
 }
 
-// The share of each group's range with the least squared error (quality.md: KIVI's clip).
+// The share of each group's range with the least squared error (docs/methods.md, "Clipping").
 void search_shares(const RowTables& tables, const float* x, std::uint32_t channels,
                    const Ranges& ranges, float top, float* share) noexcept {
     float best[max_row_groups], error[max_row_groups];

@@ -1,7 +1,7 @@
 #pragma once
-// Codecs whose metadata belongs to a token's row of all heads (Codec::by_row; methods.md, 2):
-// SKVQ's groups of reordered channels, KVQuant's static ranges, learned levels and outliers, keys
-// before RoPE.
+// Codecs whose metadata belongs to a token's row of all heads (Codec::by_row;
+// docs/methods.md, "Row codecs: SKVQ and KVQuant"): SKVQ's groups of reordered channels, KVQuant's
+// static ranges, learned levels and outliers, keys before RoPE.
 
 #include "codec/head.h"
 #include "lowkv/codec.h"

@@ -1,7 +1,7 @@
 #pragma once
-// Codecs that first change a token's channels: centring, rotation, normal levels (methods.md,
-// sections 1 and 2, TurboQuant; quality.md, 1). Per token and head: y = x R - mean, then codes of
-// y.
+// Codecs that first change a token's channels: centring, rotation, normal levels
+// (docs/methods.md, "Rotated norm and levels: lowkv and TurboQuant"). Per token and head:
+// y = x R - mean, then codes of y.
 
 #include "codec/head.h"
 

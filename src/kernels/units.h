@@ -21,7 +21,8 @@
 //           2 bits above), then 64 bytes of third bits: bit j of byte b is unit 2p's tile j, bit
 //           4+j is unit 2p+1's tile j
 //
-// It is a permutation of the logical order (methods.md, section 1); tests/codec_layout.cpp says so.
+// It is a permutation of the logical order (docs/methods.md, "Codes in bytes");
+// tests/codec_layout.cpp says so.
 
 #include <cstddef>
 #include <cstdint>

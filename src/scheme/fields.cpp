@@ -10,43 +10,75 @@ constexpr std::uint32_t value_of(Enum value) {
     return static_cast<std::uint32_t>(value);
 }
 
-constexpr std::array axis_choices{Choice{"channel", value_of(Axis::channel)},
-                                  Choice{"token", value_of(Axis::token)}};
-constexpr std::array bits_choices{Choice{"1.5", Codec::ternary_bits},
-                                  Choice{"2", 2},
-                                  Choice{"2.6", Codec::senary_bits},
-                                  Choice{"3", 3},
-                                  Choice{"4", 4},
-                                  Choice{"8", 8}};
-constexpr std::array group_choices{Choice{"g32", 32},
-                                   Choice{"g64", 64},
-                                   Choice{"g128", 128},
-                                   Choice{"head", Codec::whole_head},
-                                   Choice{"row", Codec::whole_row},
-                                   Choice{"static", Codec::calibrated}};
-constexpr std::array order_choices{Choice{"inorder", 0}, Choice{"reorder", 1}};
-constexpr std::array levels_choices{Choice{"uniform", value_of(Levels::uniform)},
-                                    Choice{"normal", value_of(Levels::normal)},
-                                    Choice{"learned", value_of(Levels::learned)}};
-constexpr std::array rotation_choices{Choice{"plain", value_of(Rotate::none)},
-                                      Choice{"hadamard", value_of(Rotate::hadamard)},
-                                      Choice{"random", value_of(Rotate::random)}};
-constexpr std::array centre_choices{Choice{"raw", value_of(Centre::none)},
-                                    Choice{"mean", value_of(Centre::block)},
-                                    Choice{"seqmean", value_of(Centre::sequence)}};
-constexpr std::array balance_choices{Choice{"unbalanced", 0}, Choice{"varnorm", 1}};
-constexpr std::array fit_choices{Choice{"norm", value_of(Fit::norm)},
-                                 Choice{"unbiased", value_of(Fit::unbiased)},
-                                 Choice{"lsq", value_of(Fit::least)}};
-constexpr std::array clip_choices{Choice{"unclipped", value_of(Clip::none)},
-                                  Choice{"clip", value_of(Clip::calibrated)},
-                                  Choice{"search", value_of(Clip::search)}};
-constexpr std::array outlier_choices{Choice{"0%", 0}, Choice{"0.5%", 5}, Choice{"1%", 10},
-                                     Choice{"2%", 20}};
-constexpr std::array stage_choices{Choice{"post", value_of(Stage::post)},
-                                   Choice{"pre", value_of(Stage::pre)}};
-constexpr std::array metadata_choices{Choice{"fp16", value_of(Metadata::fp16)},
-                                      Choice{"fp8", value_of(Metadata::fp8_e4m3)}};
+constexpr std::array axis_choices{
+    Choice{"channel", value_of(Axis::channel), "GROUP tokens of one channel share a scale"},
+    Choice{"token", value_of(Axis::token), "GROUP channels of one token share a scale"}};
+constexpr std::array bits_choices{
+    Choice{"1.5", Codec::ternary_bits, "three levels, five codes to a byte: 1.6 bits"},
+    Choice{"2", 2, "four levels"},
+    Choice{"2.6", Codec::senary_bits,
+           "six levels, three codes to a byte: 8/3 bits; not with row, static, reorder, varnorm"},
+    Choice{"3", 3, "eight levels"},
+    Choice{"4", 4, "16 levels"},
+    Choice{"8", 8, "256 levels"}};
+constexpr std::array group_choices{
+    Choice{"g32", 32, "32 of them"},
+    Choice{"g64", 64, "64"},
+    Choice{"g128", 128, "128"},
+    Choice{"head", Codec::whole_head, "token: all channels of a head"},
+    Choice{"row", Codec::whole_row, "token: the channels of all kv heads"},
+    Choice{"static", Codec::calibrated, "channel: the range comes from a calibration (KVQuant)"}};
+constexpr std::array order_choices{
+    Choice{"inorder", 0},
+    Choice{"reorder", 1,
+           "token, g32 to g128: groups of like channels of all heads, calibrated (SKVQ)"}};
+constexpr std::array levels_choices{
+    Choice{"uniform", value_of(Levels::uniform)},
+    Choice{"normal", value_of(Levels::normal),
+           "token, g32 to head, up to 4 bits: normal (Lloyd-Max) levels times a norm, not a scale "
+           "and a zero"},
+    Choice{"learned", value_of(Levels::learned),
+           "row and static, 2 to 4 bits: levels learned from a text, calibrated (KVQuant)"}};
+constexpr std::array rotation_choices{
+    Choice{"plain", value_of(Rotate::none)},
+    Choice{"hadamard", value_of(Rotate::hadamard),
+           "token, or with varnorm: a Hadamard rotation of each head comes first"},
+    Choice{"random", value_of(Rotate::random),
+           "token: a random orthogonal matrix comes first, another one in each layer"}};
+constexpr std::array centre_choices{
+    Choice{"raw", value_of(Centre::none)},
+    Choice{"mean", value_of(Centre::block),
+           "keys, token: each block's mean per channel is subtracted and stored apart"},
+    Choice{"seqmean", value_of(Centre::sequence),
+           "keys, token: one mean for the sequence, taken when its first block is packed"}};
+constexpr std::array balance_choices{
+    Choice{"unbalanced", 0},
+    Choice{"varnorm", 1,
+           "tokens and channels scaled to one variance (KVarN): channel-...-g128 for keys, "
+           "token-...-head for values"}};
+constexpr std::array fit_choices{
+    Choice{"norm", value_of(Fit::norm)},
+    Choice{"unbiased", value_of(Fit::unbiased),
+           "normal: a scale that keeps products unbiased, not the norm"},
+    Choice{"lsq", value_of(Fit::least), "normal: the scale of the least squared error"}};
+constexpr std::array clip_choices{
+    Choice{"unclipped", value_of(Clip::none)},
+    Choice{"clip", value_of(Clip::calibrated),
+           "reorder: a calibrated share of each group's range (SKVQ)"},
+    Choice{"search", value_of(Clip::search),
+           "uniform levels, not static or varnorm: the share of each group's range with the least "
+           "squared error"}};
+constexpr std::string_view beside =
+    "row and static: so many of a token's numbers are kept beside, in 16 bits (KVQuant)";
+constexpr std::array outlier_choices{Choice{"0%", 0}, Choice{"0.5%", 5, beside},
+                                     Choice{"1%", 10, beside}, Choice{"2%", 20, beside}};
+constexpr std::array stage_choices{
+    Choice{"post", value_of(Stage::post)},
+    Choice{"pre", value_of(Stage::pre),
+           "keys; row, static and reorder: as they were before their rotary embedding"}};
+constexpr std::array metadata_choices{
+    Choice{"fp16", value_of(Metadata::fp16)},
+    Choice{"fp8", value_of(Metadata::fp8_e4m3), "8-bit scales, zeros and norms; not with static"}};
 
 constexpr std::array fields{
     CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
@@ -85,18 +117,27 @@ constexpr std::array fields{
                [](Codec& c, std::uint32_t v) { c.metadata = static_cast<Metadata>(v); }},
 };
 
-constexpr std::array codecs{CodecOption{"k", "key codec", &LayerScheme::key},
-                            CodecOption{"v", "value codec", &LayerScheme::value}};
+constexpr std::array codecs{
+    CodecOption{"k", "key codec", &LayerScheme::key, "how keys are stored once packed"},
+    CodecOption{"v", "value codec", &LayerScheme::value, "how values are stored once packed"}};
 
-constexpr std::array numbers{RetentionField{"window", &Retention::window, 1u << 20, 1, ""},
-                             RetentionField{"sinks", &Retention::sinks, 1u << 16, 1, ""},
-                             RetentionField{"flush", &Retention::flush, 1u << 20, 32, ""},
-                             RetentionField{"keep", &Retention::keep, 100, 1, "%"},
-                             RetentionField{"evict", &Retention::evict, 100, 1, "%"}};
+constexpr std::array numbers{
+    RetentionField{"window", &Retention::window, 1u << 20, 1, "", "the newest N tokens stay exact"},
+    RetentionField{"sinks", &Retention::sinks, 1u << 16, 1, "", "the first N tokens stay exact"},
+    RetentionField{"flush", &Retention::flush, 1u << 20, 32, "",
+                   "tokens leave the window N at a time (0: a block at a time)"},
+    RetentionField{"keep", &Retention::keep, 100, 1, "%",
+                   "so many of the tokens that leave the window stay exact"},
+    RetentionField{"evict", &Retention::evict, 100, 1, "%",
+                   "so many of them are dropped. filter=, keep= and evict= are for the C++ library "
+                   "only (lowkv/filter.h): llama.cpp and transformers decide themselves which "
+                   "tokens they hold"}};
 
-constexpr std::array filters{Choice{"none", value_of(Filter::none)},
-                             Choice{"heavy", value_of(Filter::heavy)},
-                             Choice{"random", value_of(Filter::random)}};
+constexpr std::array filters{
+    Choice{"none", value_of(Filter::none), "no filter decides"},
+    Choice{"heavy", value_of(Filter::heavy),
+           "which tokens stay or go is decided by the attention they got"},
+    Choice{"random", value_of(Filter::random), "it is decided at random, a control"}};
 
 void append_to_list(std::string& list, std::string_view word) {
     if (!list.empty()) list += ", ";

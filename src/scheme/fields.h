@@ -17,6 +17,7 @@ inline constexpr std::uint32_t max_layers = 4096;
 struct Choice {
     std::string_view word;
     std::uint32_t value;
+    std::string_view meaning = {};  // what help and documents say; none: the word is never written
 };
 
 // One "-" separated word of a codec's text, in the order of the rows.
@@ -33,6 +34,7 @@ std::span<const CodecField> codec_fields() noexcept;
 struct CodecOption {
     std::string_view word, name;
     Codec LayerScheme::* codec;
+    std::string_view meaning;
 };
 std::span<const CodecOption> codec_options() noexcept;
 
@@ -43,6 +45,7 @@ struct RetentionField {
     std::uint32_t max;
     std::uint32_t multiple_of;
     std::string_view unit;  // follows the number
+    std::string_view meaning;
 
     bool legal(std::uint64_t value) const noexcept {
         return value <= max && value % multiple_of == 0;
@@ -52,6 +55,7 @@ std::span<const RetentionField> retention_fields() noexcept;
 
 // The option "filter", whose value is a word.
 inline constexpr std::string_view filter_name = "filter";
+inline constexpr std::string_view layer_prefix = "layer.";
 std::span<const Choice> filter_choices() noexcept;
 
 // "2, 3, 4, 8"

@@ -11,7 +11,7 @@
 namespace lowkv {
 namespace {
 
-constexpr std::string_view layer_prefix = "layer.";
+using scheme::layer_prefix;
 constexpr std::string_view codec_form =
     "exact, or axis-bits-group and options, such as channel-2-g32 or token-3-head-normal-hadamard";
 

@@ -91,14 +91,18 @@ constexpr std::string_view kvarn_paper =
     "common factor fixed, so that they don't drift apart";
 constexpr std::string_view integers = "no paper: integers, each rounded to the nearest";
 
+constexpr bool recommended = true;
+
 struct Words {
     std::string_view name, summary, source;
+    bool recommended = false;
 };
 
 Preset preset(const Words& words, Codec key, Codec value) {
     return {.name = words.name,
             .summary = words.summary,
             .source = words.source,
+            .recommended = words.recommended,
             .scheme = {.base = {.key = key, .value = value}, .retention = {}, .overrides = {}}};
 }
 
@@ -109,6 +113,7 @@ Preset kvquant_preset(const Words& words, std::uint8_t bits, std::uint8_t outlie
     return {.name = words.name,
             .summary = words.summary,
             .source = words.source,
+            .recommended = words.recommended,
             .scheme = {.base = kvquant(bits, outliers),
                        .retention = {.window = 0, .sinks = 1},
                        .overrides = {}}};
@@ -118,19 +123,25 @@ Preset kvquant_preset(const Words& words, std::uint8_t bits, std::uint8_t outlie
 
 std::span<const Preset> presets() {
     static const std::array all{
-        preset({"exact", "the reference: f16, nothing is quantized", "no paper: f16 as it comes"},
+        preset({"exact", "the reference: f16, nothing is quantized", "no paper: f16 as it comes",
+                recommended},
                Codec{}),
-        preset({"lowkv1.5", "when memory is shortest: three levels, five codes to a byte", own},
+        preset({"lowkv1.5", "when memory is shortest: three levels, five codes to a byte", own,
+                recommended},
                centred(normal(Codec::ternary_bits)), unbiased(normal(Codec::ternary_bits))),
-        preset({"lowkv2", "a step smaller than the default: 2-bit keys and values", own},
-               centred(normal(2)), unbiased(normal(2))),
-        preset({"lowkv2.6", "between the two: keys of six levels, three codes to a byte", own},
+        preset(
+            {"lowkv2", "a step smaller than the default: 2-bit keys and values", own, recommended},
+            centred(normal(2)), unbiased(normal(2))),
+        preset({"lowkv2.6", "between the two: keys of six levels, three codes to a byte", own,
+                recommended},
                centred(normal(Codec::senary_bits)), unbiased(normal(2))),
-        preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own},
+        preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own,
+                recommended},
                centred(normal(3)), unbiased(normal(2))),
-        preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own},
+        preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own, recommended},
                centred(normal(3)), unbiased(normal(3))),
-        preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size", own},
+        preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size", own,
+                recommended},
                centred(normal(4)), unbiased(normal(4))),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(2, Axis::channel, 32), uniform(2, Axis::token, 32)),

@@ -137,18 +137,22 @@ def explanation(scheme):
     return " ".join(run.out.split()), {k: " ".join(v.split()) for k, v in labels.items()}
 
 
-def listing():
-    """What `lowkv schemes` says."""
-    return lowkv("schemes").out
-
-
-def test_schemes_lists_every_preset_and_the_default():
-    out = listing()
+def listing(*args):
+    """What `lowkv schemes` says, the presets of its table and what each is for."""
+    out = lowkv("schemes", *args).out
     table = re.findall(r"^\| (\S+) +\| +[\d.]+ ", out, re.M)
-    uses = dict(re.findall(r"^  (\S+) +(\S.*)", out.split("What each is for:")[1], re.M))
-    assert table == list(PRESETS)
-    assert list(uses)[:len(PRESETS)] == list(PRESETS)
+    uses = re.findall(r"^  (\S+) +(\S.*)", out.split("What each is for:")[1].split("The default")[0], re.M)
+    return out, table, dict(uses)
+
+
+def test_schemes_lists_what_one_would_use_and_all_presets_if_asked():
+    out, table, uses = listing()
+    assert table == list(uses) == list(PRESETS)[:7] and "axis" not in out
+    assert f"{len(PRESETS) - 7} more presets" in out
+    out, table, uses = listing("--all")
+    assert table == list(uses) == list(PRESETS) and "more presets" not in out
     assert [name for name in PRESETS if "(the default)" in uses[name]] == ["lowkv2.8"]
+    assert re.search(r"^    hadamard +token, or with varnorm: ", out, re.M), out
     assert "(the default)" in lowkv("schemes", "lowkv2.8").out
     assert "(the default)" not in lowkv("schemes", "lowkv3").out
     assert max(map(len, out.splitlines())) <= 100, out
@@ -165,7 +169,7 @@ def test_schemes_explains_each_preset(name):
     assert ("lowkv calibrate" if calibrated else "no calibration") in said["data"]
     if quality == "KLD":
         assert "make quality" in said["quality"]
-    assert re.search(rf"^  {re.escape(name)} .*{re.escape(said['use'])}$", listing(), re.M)
+    assert listing("--all")[2][name].endswith(said["use"])
 
 
 def test_schemes_says_how_to_measure_what_was_not_measured():
@@ -313,7 +317,9 @@ def test_doctor_proves_it_on_the_model(tmp_path):
     packed, cells, likeness = int(line.group(1)), int(line.group(2)), float(line.group(3))
     assert 0 < packed < cells and 0.98 < likeness < 1
     assert "room, cells" not in run.out and "room, cells" in lowkv("doctor", "-v", "-m", MODEL).out
-    run = lowkv("doctor", "-m", MODEL, "--scheme", "lowkv2.8,layer.3=exact")
+    assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)[:7]
+    run = lowkv("doctor", "-m", MODEL, "--all", "--scheme", "lowkv2.8,layer.3=exact")
+    assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)
     assert run.code == 0 and re.search(r"^\| 3 +\| +3 x 64 \| +8,192 \| +0 \|", run.out, re.M), run.both
 
 

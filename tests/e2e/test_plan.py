@@ -1,4 +1,4 @@
-"""`lowkv plan` against the papers' own figures (/work/shared/papers), and what goes wrong when its
+"""`lowkv plan` against the papers' own figures (SKVQ, KVQuant), and what goes wrong when its
 arguments are wrong."""
 
 import json
@@ -165,8 +165,19 @@ def test_a_gguf_file_is_read(figures):
     assert 0.9e8 < out["weights_bytes"] < 1e8
     assert out["rows"]["f16"]["kv_bytes"] == 23040 * out["context"]
     assert out["bandwidth_bytes_per_s"] is None and out["rows"]["f16"]["seconds_per_step"] is None
-    assert list(out["rows"])[:2] == ["f16", "exact"]
-    assert {"lowkv2.8", "kivi2", "turboquant4-qr"} < set(out["rows"])
+    used = ["f16", "exact", "lowkv1.5", "lowkv2", "lowkv2.6", "lowkv2.8", "lowkv3", "lowkv4"]
+    assert list(out["rows"]) == used
+    every = list(figures("-m", MODEL, "--all")["rows"])
+    assert every[:len(used)] == used and {"kivi2", "turboquant4-qr"} < set(every)
+
+
+def test_what_is_not_shown_is_counted(figures):
+    args = ("--shape", "smollm2-135m", "--context", 100)
+    hidden = len(figures(*args, "--all")["rows"]) - len(figures(*args)["rows"])
+    assert f"\n{hidden} more presets, to compare with: add --all.\n" in plan(*args).out
+    for more in (("--all",), ("--schemes", "kivi2")):
+        assert "more presets" not in plan(*args, *more).out
+    assert plan(*args, "--all", "--schemes", "kivi2").code == 2
 
 
 def header_only(path, architecture="llama", layers=4, kv_heads=2, **more):

@@ -1,5 +1,5 @@
-"""TurboQuant's codes against a float32 numpy reference, written from /work/shared/methods.md
-(section 2) alone: the library's C++ is read for the rotation matrix only."""
+"""TurboQuant's codes against a float32 numpy reference, written from the method's description alone
+(docs/methods.md, "Rotated norm and levels: lowkv and TurboQuant"): the library's C++ is read for the rotation matrix only."""
 
 import math
 import subprocess
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plugin_tools import BUILD, environment
 
-EPS = 1e-12  # in g = sqrt(|x|^2 + eps); methods.md leaves it open
+EPS = 1e-12  # in g = sqrt(|x|^2 + eps); the description leaves it open
 
 
 @pytest.fixture(scope="module")

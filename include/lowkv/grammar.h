@@ -1,0 +1,27 @@
+#pragma once
+// What can be written in a scheme, word by word, from the tables that the parser walks: `lowkv
+// schemes --all` and docs/methods.md, "The words of a scheme" show it.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lowkv {
+
+struct SchemeWord {
+    std::string word, meaning;
+};
+
+// "k=CODEC", "window=N" and so on.
+std::vector<SchemeWord> scheme_options();
+
+// One place of a codec's text: the places follow each other with "-" between them. It holds one of
+// its words or, where it is optional, none.
+struct CodecPlace {
+    std::string_view name;
+    bool optional;
+    std::vector<SchemeWord> words;
+};
+std::vector<CodecPlace> codec_places();
+
+}  // namespace lowkv

@@ -1,0 +1,49 @@
+#include "lowkv/grammar.h"
+
+#include <utility>
+
+#include "scheme/fields.h"
+
+namespace lowkv {
+namespace {
+
+std::string option_text(std::string_view name, std::string_view value) {
+    return std::string(name) + "=" + std::string(value);
+}
+
+}  // namespace
+
+std::vector<SchemeWord> scheme_options() {
+    std::vector<SchemeWord> options;
+    for (const scheme::CodecOption& option : scheme::codec_options()) {
+        options.push_back({option_text(option.word, "CODEC"), std::string(option.meaning)});
+    }
+    const std::string layer(scheme::layer_prefix);
+    options.push_back(
+        {layer + "A=...", "another preset, or KEY-CODEC/VALUE-CODEC, for layer A; " + layer +
+                              "A-B for A to B; the last one that names a layer wins"});
+    for (const scheme::RetentionField& field : scheme::retention_fields()) {
+        options.push_back(
+            {option_text(field.name, "N") + std::string(field.unit), std::string(field.meaning)});
+    }
+    for (const scheme::Choice& choice : scheme::filter_choices()) {
+        options.push_back(
+            {option_text(scheme::filter_name, choice.word), std::string(choice.meaning)});
+    }
+    return options;
+}
+
+std::vector<CodecPlace> codec_places() {
+    std::vector<CodecPlace> places;
+    for (const scheme::CodecField& field : scheme::codec_fields()) {
+        CodecPlace place{.name = field.name, .optional = field.optional, .words = {}};
+        // The first choice of an optional field is what leaving it out means.
+        for (const scheme::Choice& choice : field.choices.subspan(field.optional ? 1 : 0)) {
+            place.words.push_back({std::string(choice.word), std::string(choice.meaning)});
+        }
+        places.push_back(std::move(place));
+    }
+    return places;
+}
+
+}  // namespace lowkv
