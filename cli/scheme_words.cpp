@@ -20,9 +20,7 @@ std::string preparation(const Codec& codec) {
         text += step;
     };
     if (codec.stage == Stage::pre) add("undoing RoPE");
-    if (codec.centre == Centre::block) add("subtracting the block's mean per channel");
-    if (codec.centre == Centre::sequence)
-        add("subtracting the sequence's mean per channel (16 bits each, once a sequence)");
+    if (codec.centred) add("subtracting the block's mean per channel");
     switch (codec.rotation) {
         case Rotate::none: break;
         case Rotate::hadamard: add("a Hadamard rotation"); break;
@@ -113,7 +111,7 @@ std::string in_words(const Codec& codec) {
 
 Formulas formulas(const Codec& codec, Half half) {
     if (codec.exact()) return {};
-    const bool rotated = codec.rotation != Rotate::none, centred = codec.centre != Centre::none;
+    const bool rotated = codec.rotation != Rotate::none, centred = codec.centred;
     const std::string original = half == Half::keys ? "k" : "v";
     Formulas result;
     std::string y = original;  // what the codes are taken of

@@ -56,7 +56,6 @@ Words for token codecs only:
   -hadamard      a Hadamard rotation of each head comes first
   -random        or a random orthogonal matrix, another one in each layer
   -mean          keys only: each block's mean per channel is subtracted and stored apart
-  -seqmean       or one mean for the sequence, taken when its first block is packed
   -unbiased      with normal: a scale that keeps products unbiased, not the norm
   -lsq           with normal: the scale of the least squared error
   -reorder       groups of like channels of all heads (SKVQ; calibrated)

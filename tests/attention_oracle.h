@@ -96,8 +96,7 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
     const Plan& plan = *p.plan;
     const std::uint32_t d = plan.shape().head_dim, token = cell % plan.block_tokens();
     const BlockView view = p.sequence->view(cell / plan.block_tokens());
-    const PackedPart part{plan, which, which == Which::keys ? view.keys : view.values,
-                          view.key_mean};
+    const PackedPart part{plan, which, which == Which::keys ? view.keys : view.values};
     std::vector<double> x(d);
     if (!view.packed || part.layout().codec.exact()) {
         for (std::uint32_t c = 0; c < d; ++c) {

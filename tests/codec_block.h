@@ -30,7 +30,6 @@ struct PackedPart {
     const Plan& plan;
     Which which;
     const std::byte* data;
-    const std::uint16_t* key_mean = nullptr;  // of the sequence
 
     const PartLayout& layout() const { return which == Which::keys ? plan.keys() : plan.values(); }
 
@@ -57,7 +56,7 @@ struct PackedPart {
         const double value = level * double{scale(p)} + (layout().has_zeros() ? zero(p) : 0.0f);
         if (layout().row != nullptr) return value + outlier(p).value_or(0.0f);
         if (layout().codec.balanced) return value * factor(p);
-        return layout().codec.centre != Centre::none ? value + mean(p) : value;
+        return layout().codec.centred ? value + mean(p) : value;
     }
     // Balanced codecs: the keys' by token, the values' by channel.
     float factor(Place p) const {
@@ -85,9 +84,6 @@ struct PackedPart {
         return value;
     }
     float mean(Place p) const {
-        if (layout().codec.centre == Centre::sequence) {
-            return codec::f16_to_f32(key_mean[channel(p)]);
-        }
         std::uint16_t half = 0;
         std::memcpy(&half, section(p.head) + layout().mean_offset + 2 * p.channel, sizeof half);
         return codec::f16_to_f32(half);
@@ -148,7 +144,6 @@ class Block {
     Plan plan;
     std::vector<std::uint16_t> exact;
     std::vector<std::byte> packed;
-    std::vector<std::uint16_t> mean;  // Centre::sequence: of what was encoded first
 
     // Calls f(place) for every element of a part.
     template <class F>
@@ -175,33 +170,21 @@ class Block {
     float get(Which w, Place p) const { return codec::f16_to_f32(exact[index(w, p)]); }
 
     void encode() {
-        if (plan.has_key_mean() && mean.empty()) mean = own_mean();
         encode_rows(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data());
         encode_heads(0, plan.shape().kv_heads);
     }
     void encode_heads(std::uint32_t first, std::uint32_t last) {
         encode_block(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data(), first,
-                     last, key_mean());
-    }
-    const std::uint16_t* key_mean() const { return mean.empty() ? nullptr : mean.data(); }
-    std::vector<std::uint16_t> own_mean() const {
-        std::vector<float> sum(plan.shape().channels());
-        each([&](Place p) {
-            const float x = get(Which::keys, p);
-            sum[p.head * plan.shape().head_dim + p.channel] += std::isfinite(x) ? x : 0.0f;
-        });
-        for (float& x : sum) x /= static_cast<float>(plan.block_tokens());
-        return lowkv::key_mean(plan, sum);
+                     last);
     }
     Block decoded() const {
         Block result = *this;
-        decode_block(plan, packed.data(), reinterpret_cast<std::byte*>(result.exact.data()),
-                     key_mean());
+        decode_block(plan, packed.data(), reinterpret_cast<std::byte*>(result.exact.data()));
         return result;
     }
 
     PackedPart part(Which w) const {
-        return {plan, w, packed.data() + (w == Which::keys ? 0 : plan.keys().bytes), key_mean()};
+        return {plan, w, packed.data() + (w == Which::keys ? 0 : plan.keys().bytes)};
     }
     std::uint8_t code(Which w, Place p) const { return part(w).code(p); }
     double stored(Which w, Place p) const { return part(w).stored(p); }

@@ -219,8 +219,7 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("k=channel-2-g128-varnorm-search,v=exact", {"varnorm can't be clipped"});
     check_error("k=token-2-head-normal-search,v=exact", {"range of a uniform group"});
     check_error("kivi2,v=token-2-head-normal-mean", {"value codec", "mean is for keys"});
-    check_error("kivi2,v=token-2-g32-seqmean", {"value codec", "seqmean is for keys"});
-    check_error("kivi2,k=channel-2-g32-seqmean", {"seqmean need a scale per token"});
+    check_error("kivi2,k=channel-2-g32-mean", {"normal and mean need a scale per token"});
     check_error("kivi2,layer.3=exact/token-2-g32-mean", {"layer.3-3", "mean is for keys"});
     // The words have one order, so that a scheme has one text.
     check_error("k=token-3-head-hadamard-normal,v=exact",

@@ -27,9 +27,8 @@ using Random = std::mt19937;
 constexpr std::initializer_list<std::uint32_t> head_dims{64, 80, 96, 128, 256, 576};
 constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 
-// Every codec of the family with this rotation ("", "-hadamard", "-random") and mean ("", "-mean",
-// "-seqmean"); of random rotations only a few: making their matrix takes a plan longer than a test
-// its block.
+// Every codec of the family with this rotation ("", "-hadamard", "-random") and mean ("", "-mean");
+// of random rotations only a few: making their matrix takes a plan longer than a test its block.
 std::vector<std::string> codecs(const std::string& rotation, const std::string& mean) {
     std::vector<std::string> all;
     for (const char* bits : {"2", "2.6", "3", "4", "8"}) {
@@ -55,14 +54,12 @@ std::string scheme_of(const std::string& codec) {
     return "k=" + codec + ",v=" + (codec.find("mean") == std::string::npos ? codec : "exact");
 }
 
-bool centred(const PartLayout& layout) { return layout.codec.centre != Centre::none; }
-
 // Calls f(block, rotation) for every codec and these head_dims: blocks of one rotation follow each
 // other.
 template <class F>
 void for_all_blocks(std::uint32_t kv_heads, std::initializer_list<std::uint32_t> dims, F f) {
     for (const std::uint32_t head_dim : dims) {
-        for (const char* mean : {"", "-mean", "-seqmean"}) {
+        for (const char* mean : {"", "-mean"}) {
             for (const char* rotation : {"", "-hadamard", "-random"}) {
                 for (const std::string& codec : codecs(rotation, mean)) {
                     CAPTURE(codec);
@@ -216,7 +213,7 @@ std::vector<Mean> check_means(const Block& block, Which w, const Tokens& rotated
     const std::uint32_t head_dim = block.plan.shape().head_dim;
     const auto count = static_cast<double>(rotated.size());
     std::vector<Mean> means(head_dim);
-    if (!centred(block.layout(w))) return means;
+    if (!block.layout(w).codec.centred) return means;
     double size = 0;
     for (const auto& y : rotated) size += norm(y);
     std::size_t wrong = 0;
@@ -227,17 +224,12 @@ std::vector<Mean> check_means(const Block& block, Which w, const Tokens& rotated
             decoded += block.part(w).stored({0, c, t}) / count;
         }
         const double stored = block.part(w).mean({0, c, 0}), noise = 1e-6 * size / count;
-        if (block.layout(w).codec.centre == Centre::sequence) {
-            if (!(std::fabs(stored - mean) <= std::fabs(mean) * 0x1p-11 + noise)) ++wrong;
-            means[c] = {stored, 0};
-        } else {
-            const double rounding = (std::fabs(mean) + std::fabs(stored)) * 0x1p-11;
-            if (!(std::fabs(decoded - mean) <= rounding + noise)) ++wrong;
-            const double half = codec::f16_to_f32(codec::f32_to_f16(static_cast<float>(mean)));
-            const double place = std::ldexp(1.0, std::max(std::ilogb(half), -14) - 10);
-            const bool tie = std::fabs(mean - half) >= place / 2 - noise;
-            means[c] = {half, tie ? place : 0};
-        }
+        const double rounding = (std::fabs(mean) + std::fabs(stored)) * 0x1p-11;
+        if (!(std::fabs(decoded - mean) <= rounding + noise)) ++wrong;
+        const double half = codec::f16_to_f32(codec::f32_to_f16(static_cast<float>(mean)));
+        const double place = std::ldexp(1.0, std::max(std::ilogb(half), -14) - 10);
+        const bool tie = std::fabs(mean - half) >= place / 2 - noise;
+        means[c] = {half, tie ? place : 0};
     }
     CHECK(wrong == 0);
     return means;
@@ -275,8 +267,7 @@ TEST_CASE("what was decoded is encoded alike: codes stay, means and scales move 
     for_all_blocks(2, few_head_dims, [&](Block block, const std::string& rotation) {
         const Codec codec = block.plan.keys().codec;
         // Without a rotation a channel that always lies beyond the levels moves them all.
-        if (codec.centre != Centre::block || codec.levels != Levels::normal || rotation.empty())
-            return;
+        if (!codec.centred || codec.levels != Levels::normal || rotation.empty()) return;
         fill_keys(block, random);
         block.encode();
         const Block once = block.decoded();
@@ -353,8 +344,8 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
                     if (!(std::fabs(norm(got[t]) - norm(input[t])) <= allowed)) ++wrong_length;
                 }
                 CHECK(wrong == 0);
-                const bool keeps_length = codec.levels == Levels::normal &&
-                                          codec.fit == Fit::norm && codec.centre == Centre::none;
+                const bool keeps_length =
+                    codec.levels == Levels::normal && codec.fit == Fit::norm && !codec.centred;
                 if (keeps_length) CHECK(wrong_length == 0);
             }
         }
@@ -404,7 +395,7 @@ TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every co
             const Codec& codec = block.layout(w).codec;
             block.each([&](Place p) {
                 if (!codec.exact() && std::signbit(block.scale(w, p))) ++negative_scales;
-                if (!is_zero(p) || (p.head == 1 && codec.centre != Centre::none)) return;
+                if (!is_zero(p) || (p.head == 1 && codec.centred)) return;
                 if (decoded.get(w, p) != 0.0f) ++not_zero;
             });
         }
@@ -432,7 +423,7 @@ TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every co
 TEST_CASE("identical tokens are their mean: they come back, for every centred codec") {
     Random random(4);
     for_all_blocks(1, few_head_dims, [&](Block block, const std::string&) {
-        if (!centred(block.plan.keys())) return;
+        if (!block.plan.keys().codec.centred) return;
         fill_uneven(block, random);
         block.each([&](Place p) {
             const float first = block.get(Which::keys, {p.head, p.channel, 0});
@@ -448,20 +439,6 @@ TEST_CASE("identical tokens are their mean: they come back, for every centred co
         }
         CHECK(wrong == 0);
     });
-}
-
-TEST_CASE("a sequence's mean is asked for by name") {
-    Block block("k=token-2-g32-seqmean,v=exact", Shape{2, 64});
-    const auto* exact = reinterpret_cast<const std::byte*>(block.exact.data());
-    const char* words =
-        "the key codec token-2-g32-seqmean stores keys less their sequence's mean, and none was "
-        "given; pass the one that key_mean() made for the sequence";
-    CHECK_THROWS_WITH_AS(encode_block(block.plan, exact, block.packed.data(), 0, 2), words, Error);
-    CHECK_THROWS_WITH_AS(decode_block(block.plan, block.packed.data(),
-                                      reinterpret_cast<std::byte*>(block.exact.data())),
-                         words, Error);
-    CHECK_THROWS_WITH_AS(key_mean(block.plan, std::vector<float>(64)),
-                         "key_mean: 64 numbers; legal: one for each of 128 channels", Error);
 }
 
 TEST_CASE("encoding is deterministic, heads are independent, padding is zero, for every codec") {
@@ -482,7 +459,7 @@ TEST_CASE("encoding is deterministic, heads are independent, padding is zero, fo
             const PartLayout& layout = block.layout(w);
             if (layout.codec.exact()) continue;
             const std::size_t mean_bytes =
-                layout.codec.centre == Centre::block ? 2 * std::size_t{plan.shape().head_dim} : 0;
+                layout.codec.centred ? 2 * std::size_t{plan.shape().head_dim} : 0;
             const std::size_t header = layout.codec.metadata == Metadata::fp16 ? 0 : 8;
             const std::size_t codes_end =
                 layout.codes_offset +

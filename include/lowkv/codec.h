@@ -6,9 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string_view>
-#include <vector>
 
 #include "lowkv/scheme.h"
 
@@ -38,7 +36,7 @@ struct Shape {
 //   metadata  per group row: all scales, then all zeros (uniform levels only). Axis::channel: a
 //             row is one group of tokens, an entry one channel. Axis::token: a row is one group
 //             of channels, an entry one token.
-//   mean      Centre::block only: f16, one per channel, after the rotation
+//   mean      centred keys only: f16, one per channel, after the rotation
 //   factors   balanced only: f16, one per token of keys or per channel of values; a code stands for
 //             factor * (code * scale + zero)
 //   codes     16x16 units, see src/kernels/units.h. Exact parts: f16, as in an exact block.
@@ -105,13 +103,6 @@ class Plan {
     // The heads of a packed part share a section, which encode_rows() writes.
     bool by_row() const noexcept { return keys_.row != nullptr || values_.row != nullptr; }
 
-    // Packed keys are less their sequence's mean, which lies apart: encode_block(), decode_block()
-    // and BlockView need what key_mean() makes.
-    bool has_key_mean() const noexcept { return scheme_.key.centre == Centre::sequence; }
-    std::size_t key_mean_bytes() const noexcept {
-        return has_key_mean() ? std::size_t{2} * shape_.channels() : 0;
-    }
-
     // A block's two states. Exact: keys f16 [channels][block_tokens], then values f16
     // [block_tokens][channels]: keys by channel and values by token, as attention reads them. Then
     // the tokens' positions as i32, if the keys are packed as they were before RoPE.
@@ -143,22 +134,16 @@ class Plan {
 };
 
 // Tokens per block of a layer: 32, or the longest group that runs over tokens; 128 to take a mean
-// (Centre::block) or variances of.
+// or variances of.
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 
-// `mean`, of keys as they are written, one per channel, as packed keys need it: rotated, f16.
-std::vector<std::uint16_t> key_mean(const Plan& plan, std::span<const float> mean);
-
 // Packs one exact block (layout above) into `packed` (plan.packed_bytes()): what the heads share
-// first, then heads [first, last), in any order. `mean`: what key_mean() made, null unless
-// plan.has_key_mean(). Throws Error(invalid_argument) where it is missing.
+// first, then heads [first, last), in any order.
 void encode_rows(const Plan& plan, const std::byte* exact, std::byte* packed) noexcept;
 void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
-                  std::uint32_t first_head, std::uint32_t last_head,
-                  const std::uint16_t* mean = nullptr);
+                  std::uint32_t first_head, std::uint32_t last_head) noexcept;
 
 // The inverse, rounded to f16. Used to reopen a block and to save state; attention never calls it.
-void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact,
-                  const std::uint16_t* mean = nullptr);
+void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) noexcept;
 
 }  // namespace lowkv

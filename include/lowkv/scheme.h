@@ -7,7 +7,7 @@
 //            | "filter=" ("none" | "heavy" | "random") | "keep=" P "%" | "evict=" P "%"
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
 //   codec   := "exact" | ("channel" | "token") "-" bits "-" group ["-reorder"]
-//              ["-normal" | "-learned"] ["-hadamard" | "-random"] ["-mean" | "-seqmean"]
+//              ["-normal" | "-learned"] ["-hadamard" | "-random"] ["-mean"]
 //              ["-varnorm"] ["-unbiased" | "-lsq"] ["-clip" | "-search"]
 //              ["-0.5%" | "-1%" | "-2%"] ["-pre"] ["-fp8"]
 //   bits    := "1.5" | "2" | "2.6" | "3" | "4" | "8"; 1.5 are three levels, five codes to a byte,
@@ -47,13 +47,6 @@ enum class Levels : std::uint8_t {
 // What a head's channels are multiplied by before quantization: see codec/rotation.h.
 enum class Rotate : std::uint8_t { none, hadamard, random };
 
-// The mean, channel by channel, that keys are stored less.
-enum class Centre : std::uint8_t {
-    none,
-    block,     // of each block, stored in it
-    sequence,  // of what is exact when the sequence packs its first block; its blocks share it
-};
-
 // How the scale of normal levels is chosen, y being the group and l its levels (quality.md, 3).
 enum class Fit : std::uint8_t {
     norm,      // |scale l| = |y|: what is read is as long as what was stored
@@ -92,7 +85,8 @@ struct Codec {
     // The rest needs Axis::token, whose groups stay whole when channels are mixed.
     Levels levels = Levels::uniform;  // normal: up to 4 bits
     Rotate rotation = Rotate::none;
-    Centre centre = Centre::none;  // keys only
+    // Keys only: less their block's mean, channel by channel, which is stored in it.
+    bool centred = false;
     // A block's tokens and channels are both scaled to the same variance before (KVarN).
     bool balanced = false;
     Fit fit = Fit::norm;  // normal levels only

@@ -182,15 +182,6 @@ void attend(const Plan& plan, std::span<const BlockView> blocks, const Attention
                      std::to_string(blocks.size()) + " blocks of " +
                          std::to_string(plan.block_tokens()) + " do not cover " +
                          std::to_string(io.n_cells) + " cells");
-    if (plan.has_key_mean()) {
-        attention::check(std::ranges::none_of(blocks,
-                                              [](const BlockView& block) {
-                                                  return block.packed && block.keys != nullptr &&
-                                                         block.key_mean == nullptr;
-                                              }),
-                         "a packed block lacks its key_mean, which the key codec " +
-                             to_string(plan.scheme().key) + " needs");
-    }
     if (io.tokens == 0) return;
 
     AttentionWorkspace::Impl& work = workspace.impl();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "codec/balanced_codec.h"
 #include "codec/float16.h"
@@ -11,7 +10,6 @@
 #include "codec/packing.h"
 #include "codec/row_codec.h"
 #include "codec/token_codec.h"
-#include "lowkv/error.h"
 
 namespace lowkv {
 namespace codec {
@@ -65,17 +63,7 @@ void decode_head(const std::byte* section, const HeadShape& head, const PartLayo
 }  // namespace
 }  // namespace codec
 
-void codec::require_key_mean(const Plan& plan, const std::uint16_t* mean) {
-    if (mean != nullptr || !plan.has_key_mean()) return;
-    throw Error(ErrorCode::invalid_argument,
-                "the key codec " + to_string(plan.scheme().key) +
-                    " stores keys less their sequence's mean, and none was given; pass the one "
-                    "that key_mean() made for the sequence");
-}
-
-void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact,
-                  const std::uint16_t* mean) {
-    codec::require_key_mean(plan, mean);
+void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) noexcept {
     for (const codec::Part part : {codec::Part::keys, codec::Part::values}) {
         const PartLayout& layout = codec::layout_of(plan, part);
         const std::byte* in = packed + codec::packed_offset(plan, part);
@@ -95,8 +83,7 @@ void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact,
             if (layout.codec.balanced) {
                 codec::decode_balanced_head(section, head, part, layout, rows);
             } else if (codec::is_token_codec(layout.codec)) {
-                codec::decode_token_head(section, head, part, layout, rows,
-                                         codec::head_mean(plan, part, h, mean));
+                codec::decode_token_head(section, head, part, layout, rows);
             } else {
                 codec::decode_head(section, head, layout, rows);
             }

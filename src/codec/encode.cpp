@@ -204,8 +204,7 @@ void encode_rows(const Plan& plan, const std::byte* exact, std::byte* packed) no
 }
 
 void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
-                  std::uint32_t first_head, std::uint32_t last_head, const std::uint16_t* mean) {
-    codec::require_key_mean(plan, mean);
+                  std::uint32_t first_head, std::uint32_t last_head) noexcept {
     for (const codec::Part part : {codec::Part::keys, codec::Part::values}) {
         const PartLayout& layout = codec::layout_of(plan, part);
         const auto* in =
@@ -222,8 +221,7 @@ void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
                                             out + h * layout.head_bytes);
             } else if (codec::is_token_codec(layout.codec)) {
                 codec::encode_token_head(in + head.offset, head, part, layout,
-                                         out + h * layout.head_bytes,
-                                         codec::head_mean(plan, part, h, mean));
+                                         out + h * layout.head_bytes);
             } else {
                 codec::encode_head(in + head.offset, head, layout, out + h * layout.head_bytes);
             }

@@ -39,16 +39,6 @@ inline std::size_t section_offset(const PartLayout& layout, std::uint32_t head) 
     return layout.row_bytes + head * layout.head_bytes;
 }
 
-// A head's part of what its packed keys are less, if that lies apart from them.
-inline const std::uint16_t* head_mean(const Plan& plan, Part part, std::uint32_t head,
-                                      const std::uint16_t* mean) noexcept {
-    if (part != Part::keys || !plan.has_key_mean()) return nullptr;
-    return mean + std::size_t{head} * plan.shape().head_dim;
-}
-
-// Throws Error(invalid_argument) unless the mean is there where the plan needs it.
-void require_key_mean(const Plan& plan, const std::uint16_t* mean);
-
 // Where part `part` starts in an exact and in a packed block.
 inline std::size_t exact_offset(const Plan& plan, Part part) noexcept {
     return part == Part::keys ? 0 : plan.exact_part_bytes();

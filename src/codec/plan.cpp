@@ -139,7 +139,7 @@ PartLayout part_layout(const Codec& codec, const Shape& shape, std::uint32_t tok
     const std::size_t metadata =
         (layout.has_zeros() ? 2 : 1) * entries * codec::metadata_bytes(codec.metadata);
     layout.mean_offset = layout.metadata_offset + metadata;
-    const std::size_t mean = codec.centre == Centre::block ? std::size_t{2} * shape.head_dim : 0;
+    const std::size_t mean = codec.centred ? std::size_t{2} * shape.head_dim : 0;
     layout.factors_offset = layout.mean_offset + mean;
     const std::size_t factors = codec.balanced ? std::size_t{2} * grouped : 0;
     layout.codes_offset = round_up(layout.factors_offset + factors, cache_line);
@@ -166,7 +166,7 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
         if (!codec.exact() && codec.axis == Axis::channel) {
             tokens = std::max<std::uint32_t>(tokens, codec.group);
         }
-        if (codec.centre == Centre::block || codec.balanced) tokens = tokens_of_statistics;
+        if (codec.centred || codec.balanced) tokens = tokens_of_statistics;
     }
     return tokens;
 }

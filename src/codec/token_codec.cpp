@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <string>
 
 #include "codec/float16.h"
 #include "codec/lloyd_max.h"
@@ -12,7 +11,6 @@
 #include "codec/rotation.h"
 #include "codec/token_view.h"
 #include "codec/uniform.h"
-#include "lowkv/error.h"
 
 namespace lowkv::codec {
 namespace {
@@ -76,16 +74,12 @@ void correct_mean(const TokenCodes& codes, const TokenView& view, const PartLayo
     std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
 }
 
-// What a head's tokens are less: its block's mean or its sequence's, or zeros.
-void read_mean(const PartLayout& layout, const std::byte* section,
-               const std::uint16_t* sequence_mean, std::uint32_t channels, float* mean) noexcept {
+// What a head's tokens are less: their mean, or zeros.
+void read_mean(const PartLayout& layout, const std::byte* section, std::uint32_t channels,
+               float* mean) noexcept {
     std::uint16_t halves[max_channels] = {};
-    switch (layout.codec.centre) {
-        case Centre::none: break;
-        case Centre::block:
-            std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
-            break;
-        case Centre::sequence: std::copy_n(sequence_mean, channels, halves); break;
+    if (layout.codec.centred) {
+        std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
     }
     for (std::uint32_t c = 0; c < channels; ++c) mean[c] = f16_to_f32(halves[c]);
 }
@@ -95,7 +89,7 @@ void transform(const std::uint16_t* rows, const TokenView& view, const PartLayou
                const float* mean, std::uint32_t token, float* y) noexcept {
     view.load(rows, token, y);
     if (layout.rotation) layout.rotation->apply(y);
-    if (layout.codec.centre == Centre::none) return;
+    if (!layout.codec.centred) return;
     for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
 }
 
@@ -150,16 +144,15 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const Pa
 }  // namespace
 
 void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part part,
-                       const PartLayout& layout, std::byte* section,
-                       const std::uint16_t* sequence_mean) noexcept {
+                       const PartLayout& layout, std::byte* section) noexcept {
     const TokenView view(part, head);
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
     const bool normal = layout.codec.levels == Levels::normal;
     const bool search = layout.codec.clip == Clip::search;
     std::memset(section, 0, layout.head_bytes);
     float mean[max_channels], y[max_channels];
-    if (layout.codec.centre == Centre::block) write_mean(rows, view, layout, section);
-    read_mean(layout, section, sequence_mean, view.channels(), mean);
+    if (layout.codec.centred) write_mean(rows, view, layout, section);
+    read_mean(layout, section, view.channels(), mean);
 
     Groups groups;
     TokenCodes codes;
@@ -190,17 +183,16 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
                                         codes.token[t] + first);
                    });
     }
-    if (layout.codec.centre == Centre::block) correct_mean(codes, view, layout, mean, section);
+    if (layout.codec.centred) correct_mean(codes, view, layout, mean, section);
     pack_tokens(codes, part, layout.codec.bits, head,
                 reinterpret_cast<std::uint8_t*>(section + layout.codes_offset));
 }
 
 void decode_token_head(const std::byte* section, const HeadShape& head, Part part,
-                       const PartLayout& layout, std::uint16_t* rows,
-                       const std::uint16_t* sequence_mean) noexcept {
+                       const PartLayout& layout, std::uint16_t* rows) noexcept {
     const TokenView view(part, head);
     float mean[max_channels], x[max_channels];
-    read_mean(layout, section, sequence_mean, view.channels(), mean);
+    read_mean(layout, section, view.channels(), mean);
     Groups groups;
     read_metadata(layout, section, groups);
     TokenCodes codes;
@@ -218,26 +210,3 @@ void decode_token_head(const std::byte* section, const HeadShape& head, Part par
 }
 
 }  // namespace lowkv::codec
-
-namespace lowkv {
-
-std::vector<std::uint16_t> key_mean(const Plan& plan, std::span<const float> mean) {
-    const Shape& shape = plan.shape();
-    if (mean.size() != shape.channels()) {
-        throw Error(ErrorCode::invalid_argument, "key_mean: " + std::to_string(mean.size()) +
-                                                     " numbers; legal: one for each of " +
-                                                     std::to_string(shape.channels()) +
-                                                     " channels");
-    }
-    std::vector<float> rotated(mean.begin(), mean.end());
-    if (const codec::Rotation* rotation = plan.keys().rotation.get()) {
-        for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
-            rotation->apply(rotated.data() + std::size_t{head} * shape.head_dim);
-        }
-    }
-    std::vector<std::uint16_t> halves(rotated.size());
-    std::ranges::transform(rotated, halves.begin(), codec::f32_to_f16);
-    return halves;
-}
-
-}  // namespace lowkv

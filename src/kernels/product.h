@@ -22,15 +22,10 @@ struct Matrix {
     const std::uint16_t* mean = nullptr;  // centred keys: one f16 a step
 };
 
-// What a head's packed keys are less: its block's mean, its sequence's, or nothing.
-inline const std::uint16_t* mean_of(const Plan& plan, const BlockView& view, const Matrix& keys) {
-    switch (plan.keys().codec.centre) {
-        case Centre::none: break;
-        case Centre::block:
-            return reinterpret_cast<const std::uint16_t*>(keys.data + plan.keys().mean_offset);
-        case Centre::sequence: return view.key_mean + keys.first_channel;
-    }
-    return nullptr;
+// What a head's packed keys are less: its block's mean, or nothing.
+inline const std::uint16_t* mean_of(const PartLayout& layout, const std::byte* section) {
+    if (!layout.codec.centred) return nullptr;
+    return reinterpret_cast<const std::uint16_t*>(section + layout.mean_offset);
 }
 
 // A balanced head's factors, one f16 a lane (codec.h).

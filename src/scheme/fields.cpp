@@ -31,9 +31,7 @@ constexpr std::array levels_choices{Choice{"uniform", value_of(Levels::uniform)}
 constexpr std::array rotation_choices{Choice{"plain", value_of(Rotate::none)},
                                       Choice{"hadamard", value_of(Rotate::hadamard)},
                                       Choice{"random", value_of(Rotate::random)}};
-constexpr std::array centre_choices{Choice{"raw", value_of(Centre::none)},
-                                    Choice{"mean", value_of(Centre::block)},
-                                    Choice{"seqmean", value_of(Centre::sequence)}};
+constexpr std::array centre_choices{Choice{"raw", 0}, Choice{"mean", 1}};
 constexpr std::array balance_choices{Choice{"unbalanced", 0}, Choice{"varnorm", 1}};
 constexpr std::array fit_choices{Choice{"norm", value_of(Fit::norm)},
                                  Choice{"unbiased", value_of(Fit::unbiased)},
@@ -65,8 +63,9 @@ constexpr std::array fields{
     CodecField{"rotation", rotation_choices, true,
                [](const Codec& c) { return value_of(c.rotation); },
                [](Codec& c, std::uint32_t v) { c.rotation = static_cast<Rotate>(v); }},
-    CodecField{"centring", centre_choices, true, [](const Codec& c) { return value_of(c.centre); },
-               [](Codec& c, std::uint32_t v) { c.centre = static_cast<Centre>(v); }},
+    CodecField{"centring", centre_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.centred}; },
+               [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
     CodecField{"balance of tokens and channels", balance_choices, true,
                [](const Codec& c) { return std::uint32_t{c.balanced}; },
                [](Codec& c, std::uint32_t v) { c.balanced = v != 0; }},

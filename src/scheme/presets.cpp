@@ -20,7 +20,7 @@ constexpr Codec normal(std::uint8_t bits) {
 }
 
 constexpr Codec centred(Codec codec) {
-    codec.centre = Centre::block;
+    codec.centred = true;
     return codec;
 }
 

@@ -38,7 +38,6 @@ void validate_together(const Codec& codec, const std::string& what) {
     const bool normal = codec.levels == Levels::normal;
     const bool uniform = codec.levels == Levels::uniform;
     const bool channel = codec.axis == Axis::channel;
-    const bool centred = codec.centre != Centre::none;
     const bool ranged = codec.group == Codec::calibrated;
     const bool normal_bits = codec.bits <= 4 || codec.bits == Codec::senary_bits;
     struct Rule {
@@ -49,23 +48,22 @@ void validate_together(const Codec& codec, const std::string& what) {
          {Rule{channel && (codec.group == Codec::whole_head || codec.group == Codec::whole_row),
                "a group of one channel is a number of tokens (g32, g64 or g128) or static"},
           Rule{!channel && ranged, "static is the range of a channel: channel-..."},
-          Rule{channel && (normal || centred),
-               "normal, mean and seqmean need a scale per token: token-..."},
+          Rule{channel && (normal || codec.centred),
+               "normal and mean need a scale per token: token-..."},
           Rule{channel && codec.rotation != Rotate::none && !codec.balanced,
                "hadamard and random need a scale per token (token-...), or varnorm"},
           Rule{codec.reordered && (channel || codec.group < 32),
                "reorder makes groups of channels: token-...-g32, g64 or g128"},
-          Rule{codec.by_row() && (normal || codec.rotation != Rotate::none || centred),
-               "normal, hadamard, random, mean and seqmean are for each head: not row, static or "
-               "reorder"},
+          Rule{codec.by_row() && (normal || codec.rotation != Rotate::none || codec.centred),
+               "normal, hadamard, random and mean are for each head: not row, static or reorder"},
           Rule{codec.levels == Levels::learned && codec.group != Codec::whole_row && !ranged,
                "learned levels need the group row or static"},
           Rule{codec.levels == Levels::learned &&
                    (codec.bits > 4 || codec.bits == Codec::ternary_bits),
                "learned levels have 2, 3 or 4 bits"},
-          Rule{codec.balanced &&
-                   (!uniform || centred || codec.by_row() || codec.rotation == Rotate::random ||
-                    codec.group != (channel ? 128 : Codec::whole_head)),
+          Rule{codec.balanced && (!uniform || codec.centred || codec.by_row() ||
+                                  codec.rotation == Rotate::random ||
+                                  codec.group != (channel ? 128 : Codec::whole_head)),
                "varnorm needs uniform levels and channel-...-g128 or token-...-head"},
           Rule{codec.balanced && codec.clip != Clip::none, "varnorm can't be clipped"},
           Rule{codec.clip != Clip::none && (!uniform || ranged),
@@ -105,10 +103,9 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
         reject(prefix + "value codec " + to_string(layer.value) +
                ": pre is for keys; values have no rotary embedding");
     }
-    if (layer.value.centre != Centre::none) {
+    if (layer.value.centred) {
         reject(prefix + "value codec " + to_string(layer.value) +
-               (layer.value.centre == Centre::block ? ": mean" : ": seqmean") +
-               " is for keys; values have no common offset that a softmax ignores");
+               ": mean is for keys; values have no common offset that a softmax ignores");
     }
 }
 

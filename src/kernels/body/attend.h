@@ -25,7 +25,7 @@ LOWKV_INLINE Block open_block(const Task& task, unsigned block) {
     b.keys.data = b.keys.exact ? view.keys + task.kv_head * std::size_t{2} * head_dim * tokens
                                : view.keys + codec::section_offset(plan.keys(), task.kv_head);
     b.keys.metadata = plan.keys().row != nullptr ? view.keys : b.keys.data;
-    if (!b.keys.exact) b.keys.mean = mean_of(plan, view, b.keys);
+    if (!b.keys.exact) b.keys.mean = mean_of(plan.keys(), b.keys.data);
     b.values.layout = &plan.values();
     b.values.lane_count = head_dim;
     b.values.step_count = tokens;

@@ -136,7 +136,6 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
     float mean_products[4] = {};  // of the queries and the keys' mean
-    const std::uint16_t* mean = nullptr;
     RowScales rows;
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
@@ -168,9 +167,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                 for (unsigned r = 0; r < Rows; ++r) sums_of_weights[g][r] *= rows.scale[r];
             }
         }
-        // A sequence's blocks share theirs.
-        if (product.x.mean != mean) {
-            mean = product.x.mean;
+        if (const std::uint16_t* mean = product.x.mean; mean != nullptr) {
             F sum[4];
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
