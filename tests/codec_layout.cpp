@@ -9,13 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "codec/logical.h"
 #include "codec/packing.h"
 #include "kernels/units.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
+#include "store_code.h"
 
 using namespace lowkv;
+using test::store_code;
 
 namespace {
 
@@ -36,21 +37,7 @@ std::string refusal(const LayerScheme& layer, Shape shape, ErrorCode code) {
 
 }  // namespace
 
-TEST_CASE("logical packing: little end first") {
-    const std::vector<std::uint8_t> two{0, 1, 2, 3}, four{1, 2, 15}, three{1, 2, 3, 4, 5, 6, 7, 0};
-    CHECK(codec::pack_logical(two, 2) == std::vector<std::uint8_t>{228});
-    CHECK(codec::pack_logical(four, 4) == std::vector<std::uint8_t>{0x21, 0x0f});
-    // 000 111 110 101 100 011 010 001, read from the low end.
-    CHECK(codec::pack_logical(three, 3) == std::vector<std::uint8_t>{0xd1, 0x58, 0x1f});
-    std::mt19937 random(1);
-    for (const unsigned bits : {2u, 3u, 4u, 8u}) {
-        std::vector<std::uint8_t> codes(1000);
-        for (auto& c : codes) c = static_cast<std::uint8_t>(random() & ((1u << bits) - 1));
-        CHECK(codec::unpack_logical(codec::pack_logical(codes, bits), bits, codes.size()) == codes);
-    }
-}
-
-TEST_CASE("units are a permutation of the logical order, bit by bit") {
+TEST_CASE("units give every bit of every code a bit of its own") {
     for (const std::uint32_t bits : {2u, 3u, 4u, 8u}) {
         for (const std::uint32_t lanes : {32u, 80u, 128u}) {
             for (const std::uint32_t steps : {32u, 80u, 256u}) {
@@ -67,7 +54,7 @@ TEST_CASE("units are a permutation of the logical order, bit by bit") {
                     for (std::uint32_t step = 0; step < steps; ++step) {
                         for (std::uint32_t bit = 0; bit < bits; ++bit) {
                             const auto code = static_cast<std::uint8_t>(1u << bit);
-                            kernels::store_code(codes.data(), bits, steps, lane, step, code);
+                            store_code(codes.data(), bits, steps, lane, step, code);
                             REQUIRE(kernels::load_code(codes.data(), bits, steps, lane, step) ==
                                     code);
                             const auto at = std::find_if(codes.begin(), codes.end(),
@@ -109,8 +96,7 @@ TEST_CASE("codes that share bytes lie as densely as they can, and are told apart
                 };
                 for (std::uint32_t lane = 0; lane < lanes; ++lane) {
                     for (std::uint32_t step = 0; step < steps; ++step) {
-                        kernels::store_code(codes.data(), bits, steps, lane, step,
-                                            code_at(lane, step));
+                        store_code(codes.data(), bits, steps, lane, step, code_at(lane, step));
                     }
                 }
                 for (const std::uint8_t byte : codes) REQUIRE(byte < (ternary ? 243 : 216));
@@ -139,7 +125,7 @@ TEST_CASE("tiles are packed and unpacked as units.h says, code by code") {
                     const Codec codec{.bits = static_cast<std::uint8_t>(bits)};
                     const auto code = static_cast<std::uint8_t>(random() % codec.level_count());
                     tiles[step / 16].row[step % 16][lane] = code;
-                    kernels::store_code(stored.data(), bits, head.steps, lane, step, code);
+                    store_code(stored.data(), bits, head.steps, lane, step, code);
                 }
             }
             for (std::uint32_t b = 0; b < tiles.size(); ++b) {

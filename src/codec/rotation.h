@@ -3,7 +3,6 @@
 // Vectors are rows: x R. Because R is orthogonal, (q R).(k R) = q.k.
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace lowkv::codec {
@@ -22,9 +21,6 @@ class Rotation {
     // (b >> 11) / 2^53, then sqrt(-2 ln u) cos(2 pi v) and sqrt(-2 ln u) sin(2 pi v). In double:
     // platforms differ by their mathematics library's last bit at most.
     static Rotation random(std::uint32_t head_dim, std::uint64_t seed);
-
-    // R in row order. Throws invalid_argument unless R R^T is the identity to 1e-4.
-    static Rotation from_matrix(std::uint32_t head_dim, std::span<const float> row_major);
 
     std::uint32_t head_dim() const noexcept { return head_dim_; }
 
