@@ -152,7 +152,7 @@ class Fuzz {
     // ---- checks ----
 
     bool near(const Codec& codec, const Row& was, const Row& is, float largest) const {
-        const float levels = static_cast<float>((1u << codec.bits) - 1);
+        const float levels = codec.exact() ? 1.0f : static_cast<float>(codec.level_count() - 1);
         const float bound = codec.exact() ? 0.0f : (1.01f / levels + 0.01f) * largest;
         for (std::size_t c = 0; c < was.size(); ++c) {
             if (std::abs(was[c] - is[c]) > bound) return false;

@@ -41,16 +41,15 @@ double mean_squared_error(const Block& block, Which w) {
 // Every codec with metadata of its own head that is legal for this part.
 std::vector<Codec> all_codecs(Codec LayerScheme::* part) {
     std::vector<Codec> all{Codec{}};
-    for (const int bits : {2, int{Codec::senary_bits}, 3, 4, 8}) {
+    for (const Width width : {Width::two, Width::senary, Width::three, Width::four, Width::eight}) {
         for (const Axis axis : {Axis::channel, Axis::token}) {
-            for (const std::uint16_t group :
-                 {std::uint16_t{32}, std::uint16_t{64}, std::uint16_t{128}, Codec::whole_head}) {
+            for (const Group group : {Group::g32, Group::g64, Group::g128, Group::head}) {
                 for (const Levels levels : {Levels::uniform, Levels::normal}) {
                     for (const Rotate rotation : {Rotate::none, Rotate::hadamard, Rotate::random}) {
                         for (const bool centred : {false, true}) {
                             for (const Fit fit : {Fit::norm, Fit::unbiased, Fit::least}) {
                                 for (const Metadata type : {Metadata::fp16, Metadata::fp8_e4m3}) {
-                                    all.push_back({.bits = static_cast<std::uint8_t>(bits),
+                                    all.push_back({.width = width,
                                                    .axis = axis,
                                                    .group = group,
                                                    .levels = levels,
@@ -147,8 +146,8 @@ TEST_CASE("bits per element, from real block sizes") {
         CAPTURE(row.head_dim);
         const Block block(row.scheme, Shape{3, row.head_dim});
         CHECK(block.plan.block_tokens() == row.tokens);
-        CHECK(block.plan.keys().head_bytes == row.key_bytes);
-        CHECK(block.plan.values().head_bytes == row.value_bytes);
+        CHECK(block.plan.keys().head_bytes() == row.key_bytes);
+        CHECK(block.plan.values().head_bytes() == row.value_bytes);
         CHECK(block.packed.size() == 3 * std::size_t{row.key_bytes + row.value_bytes});
         CHECK(block.plan.bits_per_element() == row.bits);
         CHECK(8.0 * (row.key_bytes + row.value_bytes) / (2.0 * row.tokens * row.head_dim) ==
@@ -333,7 +332,7 @@ TEST_CASE("dump for the TurboQuant reference" * doctest::skip()) {
                 for (std::uint32_t i = 0; i < head_dim; ++i) {
                     std::vector<float> row(head_dim);
                     row[i] = 1.0f;
-                    block.plan.keys().rotation->apply(row.data());
+                    block.plan.keys().rotation()->apply(row.data());
                     matrix.insert(matrix.end(), row.begin(), row.end());
                 }
                 std::ofstream file(rotation + "-" + std::to_string(head_dim) + "-" + bits + ".bin",

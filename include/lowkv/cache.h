@@ -144,8 +144,6 @@ class Sequence {
     bool full(std::uint32_t block) const noexcept;
 
   private:
-    enum class Part : std::uint8_t { keys, values };
-
     Sequence(const Sequence&);
 
     std::shared_ptr<Store> store_;

@@ -88,7 +88,7 @@ Sequence Sequence::fork() const { return Sequence(*this); }
 BlockView Sequence::view(std::uint32_t block) const noexcept {
     const cache::Block* b = blocks_[block];
     if (b == nullptr) return {};
-    const std::size_t keys_bytes = b->packed ? plan_->keys().bytes : plan_->exact_part_bytes();
+    const std::size_t keys_bytes = b->packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
     return {b->data, b->data + keys_bytes, b->packed};
 }
 
@@ -167,7 +167,7 @@ std::int32_t Sequence::position(std::uint32_t cell) const noexcept {
     const std::uint32_t tokens = plan_->block_tokens();
     const cache::Block* block = cell < size_ ? blocks_[cell / tokens] : nullptr;
     if (block == nullptr || !plan_->has_positions()) return static_cast<std::int32_t>(cell);
-    const std::byte* positions = block->data + (block->packed ? plan_->keys().positions_offset
+    const std::byte* positions = block->data + (block->packed ? plan_->keys().positions_offset()
                                                               : plan_->exact_positions_offset());
     std::int32_t position = 0;
     std::memcpy(&position, positions + std::size_t{4} * (cell % tokens), sizeof position);
@@ -205,9 +205,9 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
     cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
     for (std::size_t i = 0; i < due.size(); ++i) store.hold(true, packed_bytes);
 
-    if (plan_->by_row()) {
+    if (plan_->has_shared()) {
         executor.parallel_for(due.size(), [&](std::size_t i, unsigned) noexcept {
-            encode_rows(*plan_, blocks_[due[i]]->data, slots[i]);
+            encode_shared(*plan_, blocks_[due[i]]->data, slots[i]);
         });
     }
     const std::uint32_t heads = plan_->shape().kv_heads;

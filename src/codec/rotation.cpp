@@ -239,4 +239,22 @@ void Rotation::apply_inverse(float* x) const noexcept {
     multiply_elements(x, scaled_signs_.data(), head_dim_);
 }
 
+std::shared_ptr<const Rotation> Rotations::of(Rotate kind) {
+    switch (kind) {
+        case Rotate::none: break;
+        case Rotate::hadamard:
+            if (!hadamard_) {
+                hadamard_ = std::make_shared<const Rotation>(Rotation::hadamard(head_dim_));
+            }
+            return hadamard_;
+        case Rotate::random:
+            if (!random_) {
+                const std::uint64_t seed = 42 + std::uint64_t{1000} * layer_;
+                random_ = std::make_shared<const Rotation>(Rotation::random(head_dim_, seed));
+            }
+            return random_;
+    }
+    return nullptr;
+}
+
 }  // namespace lowkv::codec

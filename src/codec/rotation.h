@@ -3,7 +3,10 @@
 // Vectors are rows: x R. Because R is orthogonal, (q R).(k R) = q.k.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "lowkv/scheme.h"
 
 namespace lowkv::codec {
 
@@ -36,6 +39,17 @@ class Rotation {
     std::vector<float> scaled_signs_;  // Hadamard: signs / sqrt(n)
     std::vector<float> matrix_;        // otherwise: R in row order
     std::vector<float> transposed_;    // and R^T, so that the inverse reads it in order, too
+};
+
+// A layer's rotations, each made when it is first asked for. A random one's seed is the layer's.
+class Rotations {
+  public:
+    Rotations(std::uint32_t head_dim, std::uint32_t layer) : head_dim_(head_dim), layer_(layer) {}
+    std::shared_ptr<const Rotation> of(Rotate kind);  // null: none
+
+  private:
+    std::uint32_t head_dim_, layer_;
+    std::shared_ptr<const Rotation> hadamard_, random_;
 };
 
 }  // namespace lowkv::codec

@@ -12,18 +12,17 @@ constexpr std::uint32_t value_of(Enum value) {
 
 constexpr std::array axis_choices{Choice{"channel", value_of(Axis::channel)},
                                   Choice{"token", value_of(Axis::token)}};
-constexpr std::array bits_choices{Choice{"1.5", Codec::ternary_bits},
-                                  Choice{"2", 2},
-                                  Choice{"2.6", Codec::senary_bits},
-                                  Choice{"3", 3},
-                                  Choice{"4", 4},
-                                  Choice{"8", 8}};
-constexpr std::array group_choices{Choice{"g32", 32},
-                                   Choice{"g64", 64},
-                                   Choice{"g128", 128},
-                                   Choice{"head", Codec::whole_head},
-                                   Choice{"row", Codec::whole_row},
-                                   Choice{"static", Codec::calibrated}};
+// A row of the table each: its number is the value.
+template <class Row, std::size_t N>
+constexpr std::array<Choice, N> choices_of(const Row (&table)[N]) {
+    std::array<Choice, N> choices;
+    for (std::size_t i = 0; i < N; ++i) {
+        choices[i] = {table[i].word, static_cast<std::uint32_t>(i)};
+    }
+    return choices;
+}
+constexpr std::array bits_choices = choices_of(width_table);
+constexpr std::array group_choices = choices_of(group_table);
 constexpr std::array order_choices{Choice{"inorder", 0}, Choice{"reorder", 1}};
 constexpr std::array levels_choices{Choice{"uniform", value_of(Levels::uniform)},
                                     Choice{"normal", value_of(Levels::normal)},
@@ -50,10 +49,10 @@ constexpr std::array fields{
     CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
                [](Codec& c, std::uint32_t v) { c.axis = static_cast<Axis>(v); }},
     CodecField{"number of bits", bits_choices, false,
-               [](const Codec& c) { return std::uint32_t{c.bits}; },
-               [](Codec& c, std::uint32_t v) { c.bits = static_cast<std::uint8_t>(v); }},
-    CodecField{"group", group_choices, false, [](const Codec& c) { return std::uint32_t{c.group}; },
-               [](Codec& c, std::uint32_t v) { c.group = static_cast<std::uint16_t>(v); }},
+               [](const Codec& c) { return value_of(c.width); },
+               [](Codec& c, std::uint32_t v) { c.width = static_cast<Width>(v); }},
+    CodecField{"group", group_choices, false, [](const Codec& c) { return value_of(c.group); },
+               [](Codec& c, std::uint32_t v) { c.group = static_cast<Group>(v); }},
     CodecField{"order of channels", order_choices, true,
                [](const Codec& c) { return std::uint32_t{c.reordered}; },
                [](Codec& c, std::uint32_t v) { c.reordered = v != 0; }},
