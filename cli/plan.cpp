@@ -121,7 +121,6 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
                          .block_tokens = plan.block_tokens(),
                          .exact_bytes = static_cast<double>(plan.exact_bytes()),
                          .packed_bytes = static_cast<double>(plan.packed_bytes()),
-                         .sequence_bytes = static_cast<double>(plan.key_mean_bytes()),
                          .most_tokens = most,
                          .retention = scheme.retention});
     }

@@ -22,8 +22,7 @@ double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
     const std::uint64_t sinks = ceil_div(retention.sinks, block);
     const std::uint64_t packed = left / block > sinks ? left / block - sinks : 0;
     const std::uint64_t exact = ceil_div(tokens, block) - packed;
-    return as_double(exact) * stored.exact_bytes + as_double(packed) * stored.packed_bytes +
-           (packed > 0 ? stored.sequence_bytes : 0);
+    return as_double(exact) * stored.exact_bytes + as_double(packed) * stored.packed_bytes;
 }
 
 // It is fullest now, or just before one of the last times that blocks were packed. Blocks are of 32

@@ -18,7 +18,6 @@ struct StoredLayers {
     std::uint32_t block_tokens = 1;
     double exact_bytes = 0;                  // of one layer's block, keys and values
     double packed_bytes = 0;                 // the same block once packed, metadata included
-    double sequence_bytes = 0;               // of one layer, what a sequence's packed blocks share
     std::uint64_t most_tokens = all_tokens;  // that a sequence keeps: fewer where a layer slides
     Retention retention{.window = 0, .sinks = 0, .flush = 0};
 };

@@ -20,20 +20,13 @@ std::string preparation(const Codec& codec) {
         text += step;
     };
     if (codec.stage == Stage::pre) add("undoing RoPE");
-    if (codec.centre == Centre::block) add("subtracting the block's mean per channel");
-    if (codec.centre == Centre::sequence)
-        add("subtracting the sequence's mean per channel (16 bits each, once a sequence)");
+    if (codec.centred) add("subtracting the block's mean per channel");
     switch (codec.rotation) {
         case Rotate::none: break;
         case Rotate::hadamard: add("a Hadamard rotation"); break;
         case Rotate::random: add("the layer's random rotation"); break;
     }
     return text.empty() ? text : text + ", ";
-}
-
-std::string width(std::uint8_t bits) {
-    if (bits == Codec::ternary_bits) return "1.5";
-    return bits == Codec::senary_bits ? "2.6" : std::to_string(bits);
 }
 
 std::string percent(std::uint8_t thousandths) {
@@ -43,16 +36,16 @@ std::string percent(std::uint8_t thousandths) {
 
 // The numbers that share one scale.
 std::string group_of(const Codec& codec) {
-    const std::string size = std::to_string(codec.group);
+    const std::string size = std::to_string(row_of(codec.group).size);
     if (codec.reordered) {
         return "a group of about " + size +
                " alike channels of one token, of all heads, which a "
                "calibration has found,";
     }
-    if (codec.group == Codec::whole_row) return "one token, all heads,";
-    if (codec.group == Codec::calibrated) return "one channel";
+    if (codec.group == Group::row) return "one token, all heads,";
+    if (codec.group == Group::calibrated) return "one channel";
     if (codec.axis == Axis::channel) return "one channel over " + size + " consecutive tokens";
-    if (codec.group == Codec::whole_head) return "one token's head";
+    if (codec.group == Group::head) return "one token's head";
     return size + " consecutive channels of one token's head";
 }
 
@@ -83,9 +76,10 @@ std::string scale_formula(const Codec& codec, const std::string& y) {
 
 std::string in_words(const Codec& codec) {
     if (codec.exact()) return "exact: f16, as they come";
-    const std::string bits = width(codec.bits) + " bits a number: " + preparation(codec);
+    const std::string bits =
+        std::string(row_of(codec.width).word) + " bits a number: " + preparation(codec);
     if (normal(codec)) return bits + normal_levels(codec);
-    const bool ranged = codec.group == Codec::calibrated;
+    const bool ranged = codec.group == Group::calibrated;
     std::string text = bits + "the numbers of " + group_of(codec) + " share a ";
     text +=
         ranged ? "range from a calibration" : "scale and a zero (" + stored_bits(codec) + " each)";
@@ -113,7 +107,7 @@ std::string in_words(const Codec& codec) {
 
 Formulas formulas(const Codec& codec, Half half) {
     if (codec.exact()) return {};
-    const bool rotated = codec.rotation != Rotate::none, centred = codec.centre != Centre::none;
+    const bool rotated = codec.rotation != Rotate::none, centred = codec.centred;
     const std::string original = half == Half::keys ? "k" : "v";
     Formulas result;
     std::string y = original;  // what the codes are taken of
@@ -131,7 +125,7 @@ Formulas formulas(const Codec& codec, Half half) {
     if (codec.levels == Levels::learned) {
         result.store +=
             std::string("zero and scale = centre and half of ") +
-            (codec.group == Codec::calibrated ? "the channel's range" : "the range of " + y) +
+            (codec.group == Group::calibrated ? "the channel's range" : "the range of " + y) +
             ", code = boundaries below (" + y + " - zero) / scale";
         value = "level[code] * scale + zero";
     } else if (normal(codec)) {

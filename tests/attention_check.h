@@ -12,7 +12,8 @@
 
 namespace lowkv::test {
 
-// docs/methods.md, "Laws". The keys below have outlier channels and peaked softmaxes, which is harsh.
+// docs/methods.md, "Laws". The keys below have outlier channels and peaked softmaxes, which is
+// harsh.
 inline constexpr double decode_budget = 2e-3;
 inline constexpr double f32_budget = 1e-5;
 

@@ -64,12 +64,12 @@ struct Problem {
 };
 
 // R in row order: the rotated unit vectors. Empty without a rotation.
-inline std::vector<float> matrix_of(const PartLayout& layout, std::uint32_t d) {
-    if (!layout.rotation) return {};
+inline std::vector<float> matrix_of(const PackedPart& part, std::uint32_t d) {
+    if (part.rotation() == nullptr) return {};
     std::vector<float> matrix(std::size_t{d} * d, 0.0f);
     for (std::uint32_t i = 0; i < d; ++i) {
         matrix[std::size_t{i} * d + i] = 1.0f;
-        layout.rotation->apply(matrix.data() + std::size_t{i} * d);
+        part.rotation()->apply(matrix.data() + std::size_t{i} * d);
     }
     return matrix;
 }
@@ -96,10 +96,9 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
     const Plan& plan = *p.plan;
     const std::uint32_t d = plan.shape().head_dim, token = cell % plan.block_tokens();
     const BlockView view = p.sequence->view(cell / plan.block_tokens());
-    const PackedPart part{plan, which, which == Which::keys ? view.keys : view.values,
-                          view.key_mean};
+    const PartReader part{plan, which, which == Which::keys ? view.keys : view.values};
     std::vector<double> x(d);
-    if (!view.packed || part.layout().codec.exact()) {
+    if (!view.packed || plan.part(which).exact()) {
         for (std::uint32_t c = 0; c < d; ++c) {
             const std::size_t wide = std::size_t{head} * d + c;
             const std::size_t at = which == Which::keys ? wide * plan.block_tokens() + token
@@ -111,8 +110,8 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
         return x;
     }
     for (std::uint32_t c = 0; c < d; ++c) x[c] = part.stored({head, c, token});
-    if (part.layout().row != nullptr && part.layout().row->rope != nullptr) {
-        turn(part.layout().row->rope->rope(), part.position(token), x);
+    if (part.row() != nullptr && part.row()->row->rope != nullptr) {
+        turn(part.row()->row->rope->rope(), part.position(token), x);
     }
     if (matrix.empty()) return x;
     std::vector<double> original(d, 0.0);  // x R^T

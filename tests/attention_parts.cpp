@@ -25,7 +25,7 @@ std::vector<BlockView> views_of(const Sequence& sequence) {
 }  // namespace
 
 TEST_CASE("two parts of a cache, joined by their log sums, are the whole") {
-    for (const char* text : {"kivi2", "lowkv2.8", "exact", "k=token-2-g32-seqmean,v=exact"}) {
+    for (const char* text : {"kivi2", "lowkv2.8", "exact"}) {
         for (const std::uint32_t tokens : {1u, 40u}) {
             CAPTURE(text);
             CAPTURE(tokens);
@@ -63,18 +63,6 @@ TEST_CASE("two parts of a cache, joined by their log sums, are the whole") {
             CHECK(relative_error(whole, joined, shape.head_dim) < budget);
         }
     }
-}
-
-TEST_CASE("keys less their sequence's mean need it") {
-    const Problem p(parse_scheme("k=token-2-g32-seqmean,v=exact"), {1, 64}, 2, 1, 512, 4);
-    std::vector<BlockView> views = views_of(*p.sequence);
-    views[3].key_mean = nullptr;
-    AttentionWorkspace workspace;
-    std::vector<float> out;
-    CHECK_THROWS_WITH_AS(attend(*p.plan, views, p.io(out), {}, workspace),
-                         "attend: a packed block lacks its key_mean, which the key codec "
-                         "token-2-g32-seqmean needs",
-                         Error);
 }
 
 TEST_CASE("too few blocks are refused by name; no cell gives -inf") {

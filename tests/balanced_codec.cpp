@@ -66,7 +66,7 @@ struct Matrix {
     Matrix(const Block& block, Which w, std::uint32_t head) {
         const std::uint32_t tokens = block.plan.block_tokens();
         const std::uint32_t channels = block.plan.shape().head_dim;
-        const codec::Rotation* rotation = block.layout(w).rotation.get();
+        const codec::Rotation* rotation = block.plan.part(w).rotation();
         const bool keys = w == Which::keys;
         row.assign(keys ? channels : tokens, std::vector<double>(keys ? tokens : channels));
         std::vector<float> x(channels);
@@ -110,7 +110,7 @@ TEST_CASE("ranges and codes are those of the data over its factors, for every co
         fill_uneven(block, random);
         block.encode();
         for (const Which w : both) {
-            const PartLayout& layout = block.layout(w);
+            const codec::CodesPart& layout = block.layout(w);
             const Metadata type = layout.codec.metadata;
             const double top = layout.codec.level_count() - 1;
             std::size_t wrong_metadata = 0, wrong_codes = 0;
@@ -195,7 +195,8 @@ TEST_CASE("decoding multiplies by the factor and undoes the rotation") {
                     x[c] = static_cast<float>(block.stored(w, {0, c, t}));
                     size = std::max(size, std::fabs(double{x[c]}));
                 }
-                if (block.layout(w).rotation) block.layout(w).rotation->apply_inverse(x.data());
+                if (block.plan.part(w).rotation() != nullptr)
+                    block.plan.part(w).rotation()->apply_inverse(x.data());
                 for (std::uint32_t c = 0; c < head_dim; ++c) {
                     const double got = decoded.get(w, {0, c, t});
                     const double allowed = std::fabs(x[c]) * 0x1p-11 + 1e-5 * size;
@@ -215,7 +216,7 @@ TEST_CASE("zeros stay zeros, extremes and NaN stay finite, for every codec") {
         Random random(4);
         std::normal_distribution<float> normal;
         // Head 0: a zero token and, unrotated, a zero channel. Head 1: everything bad.
-        const bool rotated = block.plan.keys().rotation != nullptr;
+        const bool rotated = block.plan.keys().rotation() != nullptr;
         const auto is_zero = [&](Place p) {
             return p.head == 0 && (p.token == 7 || (!rotated && p.channel == 5));
         };
@@ -287,8 +288,8 @@ TEST_CASE("bits per element, from real block sizes") {
         CAPTURE(row.head_dim);
         const Block block(row.scheme, Shape{3, row.head_dim});
         CHECK(block.plan.block_tokens() == 128);
-        CHECK(block.plan.keys().head_bytes == row.key_bytes);
-        CHECK(block.plan.values().head_bytes == row.value_bytes);
+        CHECK(block.plan.keys().head_bytes() == row.key_bytes);
+        CHECK(block.plan.values().head_bytes() == row.value_bytes);
         CHECK(block.plan.bits_per_element() == row.bits);
     }
     CHECK(block_tokens(parse_scheme("k=exact,v=token-3-head-varnorm").base) == 128);

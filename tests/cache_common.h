@@ -17,9 +17,12 @@ using Row = std::vector<float>;
 
 inline lowkv::Codec uniform_codec(unsigned bits, lowkv::Axis axis, unsigned group,
                                   lowkv::Metadata metadata = lowkv::Metadata::fp16) {
-    return {.bits = static_cast<std::uint8_t>(bits),
+    const auto width =
+        std::ranges::find(lowkv::width_table, std::to_string(bits), &lowkv::WidthRow::word);
+    const auto row = std::ranges::find(lowkv::group_table, group, &lowkv::GroupRow::size);
+    return {.width = static_cast<lowkv::Width>(width - lowkv::width_table),
             .axis = axis,
-            .group = static_cast<std::uint16_t>(group),
+            .group = static_cast<lowkv::Group>(row - lowkv::group_table),
             .metadata = metadata};
 }
 

@@ -66,8 +66,7 @@ class Fuzz {
     std::vector<Sequence> sequences_;
     std::vector<ModelSequence> model_;  // parallel
     std::map<int, bool> packed_;        // by block id
-    std::map<int, int> mean_;           // by packed block's id: which mean its keys are less
-    int next_id_ = 1, next_mean_ = 1;
+    int next_id_ = 1;
     std::uint64_t reopened_ = 0, encoded_ = 0;
 
     std::uint32_t below(std::uint32_t n) { return static_cast<std::uint32_t>(rng_() % n); }
@@ -199,23 +198,10 @@ class Fuzz {
             if (plan_->scheme().exact() || b >= m.blocks.size() || !full(m, b)) continue;
             if (!packed_[m.blocks[b]]) due.push_back(b);
         }
-        int mean = 0;
-        std::optional<Row> fresh_mean;
-        if (plan_->has_key_mean() && !due.empty()) {
-            for (std::uint32_t b = 0; b < due.front(); ++b) {
-                if (packed_[m.blocks[b]]) mean = mean_[m.blocks[b]];
-            }
-            if (mean == 0) {
-                mean = next_mean_++;
-                fresh_mean = mean_of_exact(m);
-            }
-        }
         pack();
-        if (fresh_mean) check_mean(sequences_[s].view(due.front()).key_mean, *fresh_mean);
         for (const std::uint32_t b : due) {
             const int id = m.blocks[b];
             packed_[id] = true;
-            mean_[id] = mean;
             ++encoded_;
             // The new truth, for all who share the block: what is read now, if it is near enough.
             for (std::size_t other = 0; other < model_.size(); ++other) {
@@ -224,19 +210,6 @@ class Fuzz {
                 }
             }
         }
-    }
-
-    Row mean_of_exact(const ModelSequence& m) {
-        std::vector<double> sum(channels_);
-        double count = 0;
-        for (const auto& [cell, rows] : m.cells) {
-            if (cell < retention_.sinks || !rows.key || packed_[m.blocks[cell / tokens_]]) continue;
-            for (std::uint32_t c = 0; c < channels_; ++c) sum[c] += (*rows.key)[c];
-            ++count;
-        }
-        Row mean;
-        for (const double x : sum) mean.push_back(static_cast<float>(x / std::max(count, 1.0)));
-        return mean;
     }
 
     void settle(std::size_t s) {
@@ -281,20 +254,12 @@ class Fuzz {
     // Loose: the codecs' own tests hold the laws. Here it must be seen that the right rows came
     // back.
     void check_near(const Codec& codec, const Row& was, const Row& is, float largest) const {
-        const float levels = static_cast<float>((1u << codec.bits) - 1);
+        const float levels = codec.exact() ? 1.0f : static_cast<float>(codec.level_count() - 1);
         const float metadata = codec.metadata == Metadata::fp16 ? 0.01f : 0.25f;
         const float bound = codec.exact() ? 0.0f : largest / levels * 1.01f + metadata * largest;
         bool near = true;
         for (std::size_t c = 0; c < was.size(); ++c) near &= std::abs(was[c] - is[c]) <= bound;
         if (!near) FAIL_CHECK("a packed row is too far from what was written");
-    }
-
-    void check_mean(const std::uint16_t* is, const Row& should) const {
-        bool near = true;
-        for (std::uint32_t c = 0; c < channels_; ++c) {
-            near &= std::abs(f16_value(is[c]) - should[c]) <= 1e-3f * (1 + std::abs(should[c]));
-        }
-        if (!near) FAIL_CHECK("a mean is not that of the exact keys behind the sinks");
     }
 
     void adopt(std::size_t s, std::uint32_t b) {
@@ -313,13 +278,7 @@ class Fuzz {
         }
         std::vector<std::uint16_t> decoded(plan_->exact_bytes() / 2);
         const BlockView view = sequences_[s].view(b);
-        decode_block(*plan_, view.keys, reinterpret_cast<std::byte*>(decoded.data()),
-                     view.key_mean);
-        // What is cut into steps lies further from 0 by the mean.
-        float mean = 0;
-        for (std::uint32_t c = 0; plan_->has_key_mean() && c < channels_; ++c) {
-            mean = std::max(mean, std::abs(f16_value(view.key_mean[c])));
-        }
+        decode_block(*plan_, view.keys, reinterpret_cast<std::byte*>(decoded.data()));
         const std::uint16_t* keys = decoded.data();
         const std::uint16_t* values = keys + std::size_t{channels_} * tokens_;
         for (auto& [cell, rows] : model_[s].cells) {
@@ -331,7 +290,7 @@ class Fuzz {
                 value[c] = f16_value(values[std::size_t{t} * channels_ + c]);
             }
             if (rows.key) {
-                check_near(plan_->scheme().key, *rows.key, key, largest_key + mean);
+                check_near(plan_->scheme().key, *rows.key, key, largest_key);
                 rows.key = key;
             }
             if (rows.value) {
@@ -353,14 +312,6 @@ class Fuzz {
                               sequence.full(b) == full(m, b) && sequence.packed(b) == packed &&
                               view.packed == packed;
             if (!same) FAIL("block ", b, " of ", m.blocks.size());
-            if (!packed || !plan_->has_key_mean()) continue;
-            for (std::uint32_t other = 0; other < b; ++other) {
-                if (!sequence.packed(other)) continue;
-                const bool shared = mean_.at(m.blocks[b]) == mean_.at(m.blocks[other]);
-                if ((sequence.view(other).key_mean == view.key_mean) != shared) {
-                    FAIL("the means of blocks ", other, " and ", b);
-                }
-            }
         }
         const Row zeros(channels_, 0.0f);
         for (std::uint32_t cell = 0; cell < m.size + tokens_; ++cell) {
@@ -399,17 +350,13 @@ class Fuzz {
         for (const ModelSequence& m : model_) live.insert(m.blocks.begin(), m.blocks.end());
         live.erase(0);
         std::size_t packed = 0;
-        std::set<int> means;
         for (const int id : live) {
-            if (!packed_.at(id)) continue;
-            ++packed;
-            means.insert(mean_.at(id));
+            packed += packed_.at(id) ? 1 : 0;
         }
         const StoreStats stats = store_->stats();
         REQUIRE(stats.packed_blocks == packed);
         REQUIRE(stats.exact_blocks == live.size() - packed);
-        REQUIRE(stats.packed_bytes ==
-                packed * plan_->packed_bytes() + means.size() * plan_->key_mean_bytes());
+        REQUIRE(stats.packed_bytes == packed * plan_->packed_bytes());
         REQUIRE(stats.exact_bytes == (live.size() - packed) * plan_->exact_bytes());
         REQUIRE(stats.peak_bytes >= stats.exact_bytes + stats.packed_bytes);
         REQUIRE(stats.reserved_bytes >= stats.exact_bytes + stats.packed_bytes);
@@ -417,11 +364,6 @@ class Fuzz {
         REQUIRE(stats.encoded_blocks == encoded_);
     }
 };
-
-Codec centred(Codec codec) {
-    codec.centre = Centre::sequence;
-    return codec;
-}
 
 }  // namespace
 
@@ -443,14 +385,6 @@ TEST_CASE("random operations against a model") {
          {Codec{}, uniform_codec(2, Axis::token, 64)},
          {3, 16},
          {.window = 64, .sinks = 33, .flush = 32}},
-        {"key mean",
-         {centred(uniform_codec(4, Axis::token, 32)), uniform_codec(2, Axis::token, 32)},
-         {2, 16},
-         {.window = 32, .sinks = 5, .flush = 0}},
-        {"key mean, no window",
-         {centred(uniform_codec(2, Axis::token, 32)), uniform_codec(2, Axis::channel, 64)},
-         {1, 32},
-         {.window = 0, .sinks = 70, .flush = 96}},
         {"exact", exact, {2, 16}, {.window = 0, .sinks = 0, .flush = 0}},
     };
     for (const Case& c : cases) {

@@ -202,7 +202,7 @@ TEST_CASE("a solved layer is in order, and SKVQ's better than without a calibrat
         CAPTURE(text);
         LayerScheme scheme = parse_scheme(text).base;
         for (Codec* codec : {&scheme.key, &scheme.value})
-            if (codec->reordered) codec->group = 32;
+            if (codec->reordered) codec->group = Group::g32;
         for (const bool rope : {true, false}) {
             const LayerSamples s = samples(rope);
             const SolvedLayer solved = solve_layer(s, scheme, retention, {});
@@ -215,7 +215,7 @@ TEST_CASE("a solved layer is in order, and SKVQ's better than without a calibrat
                 CHECK(solved.report.error_after < solved.report.error_before);
             CHECK(solved.report.error_before < 2);
             CHECK(solved.report.outliers.has_value() ==
-                  (scheme.key.group == Codec::calibrated && scheme.key.outliers > 0));
+                  (scheme.key.group == Group::calibrated && scheme.key.outliers > 0));
             CHECK(solve_layer(s, scheme, retention, {}).calibration == solved.calibration);
         }
     }

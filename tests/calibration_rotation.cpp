@@ -166,19 +166,6 @@ TEST_CASE("blocks with a sink, and what fills no block, are read exactly") {
     }
 }
 
-TEST_CASE("keys are read as their sequence's mean makes them") {
-    const Fill shifted = [](Random& random, std::uint32_t token) {
-        std::vector<float> x = normal_head(random, token);
-        for (std::uint32_t c = 0; c < shape.head_dim; c += 5) x[c] += 20;
-        return x;
-    };
-    const RotationChoice plain =
-        choose("k=token-3-head-normal-hadamard,v=exact", shifted, normal_head);
-    const RotationChoice centred =
-        choose("k=token-3-head-normal-hadamard-seqmean,v=exact", shifted, normal_head);
-    CHECK(error(centred.key, Rotate::hadamard) < 0.3 * error(plain.key, Rotate::hadamard));
-}
-
 TEST_CASE("the first query that reads a packed block") {
     const auto first = [](const char* text) {
         const Scheme parsed = parse_scheme(text);

@@ -41,17 +41,17 @@ void fill(Block& block, Random& random) {
     }
 }
 
-struct Group {
+struct OneGroup {
     std::vector<double> x;
     double scale = 0, zero = 0;
 };
 
-std::vector<Group> groups_of(const Block& block, Which w) {
-    const PartLayout& layout = block.layout(w);
+std::vector<OneGroup> groups_of(const Block& block, Which w) {
+    const codec::CodesPart& layout = block.layout(w);
     const std::size_t per_head = std::size_t{layout.group_rows} * layout.row_entries;
-    std::vector<Group> groups(per_head * block.plan.shape().kv_heads);
+    std::vector<OneGroup> groups(per_head * block.plan.shape().kv_heads);
     block.each([&](Place p) {
-        Group& group = groups[p.head * per_head + block.group(w, p)];
+        OneGroup& group = groups[p.head * per_head + block.group(w, p)];
         group.x.push_back(block.get(w, p));
         group.scale = block.scale(w, p);
         group.zero = block.zero(w, p);
@@ -59,7 +59,7 @@ std::vector<Group> groups_of(const Block& block, Which w) {
     return groups;
 }
 
-double squared_error(const Group& group, double scale, double zero, double top) {
+double squared_error(const OneGroup& group, double scale, double zero, double top) {
     double sum = 0;
     for (const double x : group.x) {
         const double code = std::clamp(std::nearbyint((x - zero) / scale), 0.0, top);
@@ -90,9 +90,9 @@ TEST_CASE("each group has the best share of its range, about its centre") {
             fill(block, random);
             block.encode();
             for (const Which w : both) {
-                const double top = block.layout(w).codec.level_count() - 1;
+                const double top = codec_of(block.plan, w).level_count() - 1;
                 std::size_t off_centre = 0, out_of_grid = 0, not_best = 0, wrong_codes = 0;
-                for (const Group& group : groups_of(block, w)) {
+                for (const OneGroup& group : groups_of(block, w)) {
                     const auto [low, high] = std::minmax_element(group.x.begin(), group.x.end());
                     const auto count = static_cast<double>(group.x.size());
                     const double length = *high - *low, centre = (*low + *high) / 2;
@@ -154,8 +154,8 @@ TEST_CASE("data on its own lattice, constants, NaN and infinities") {
         CAPTURE(codec);
         Block block("k=" + codec + "-search,v=" + codec + "-search", Shape{2, 80});
         for (const Which w : both) {
-            const std::uint32_t top = block.layout(w).codec.level_count() - 1;
-            const bool by_channel = block.layout(w).codec.axis == Axis::channel;
+            const std::uint32_t top = codec_of(block.plan, w).level_count() - 1;
+            const bool by_channel = codec_of(block.plan, w).axis == Axis::channel;
             block.each([&](Place p) {
                 const std::uint32_t i = (by_channel ? p.token : p.channel) % 16;
                 const auto any = static_cast<std::uint32_t>(random() % (top + 1));

@@ -1,6 +1,7 @@
 #pragma once
 // A block for tests: f16 data to encode, and a reader of the packed bytes that follows the
-// documented layout (lowkv/codec.h, kernels/units.h) element by element, not the encoder's code.
+// documented layout (families/codes_part.h, row_part.h, kernels/units.h) element by element, not
+// the encoder's code.
 
 #include <cmath>
 #include <cstdint>
@@ -11,37 +12,47 @@
 
 #include "codec/e4m3.h"
 #include "codec/float16.h"
-#include "codec/outliers.h"
-#include "codec/row_tables.h"
+#include "families/row/outliers.h"
 #include "kernels/units.h"
 #include "lowkv/codec.h"
 
 namespace lowkv::test {
 
-enum class Which : std::uint8_t { keys, values };
+using Which = Part;
 inline constexpr Which both[] = {Which::keys, Which::values};
+
+// Of a part that is not exact.
+inline const codec::CodesPart& layout_of(const Plan& plan, Which which) {
+    return dynamic_cast<const codec::CodesPart&>(plan.part(which));
+}
+inline const Codec& codec_of(const Plan& plan, Which which) {
+    return which == Which::keys ? plan.scheme().key : plan.scheme().value;
+}
 
 struct Place {
     std::uint32_t head, channel, token;
 };
 
 // Reads the keys' or the values' part of a packed block.
-struct PackedPart {
+struct PartReader {
     const Plan& plan;
     Which which;
     const std::byte* data;
-    const std::uint16_t* key_mean = nullptr;  // of the sequence
 
-    const PartLayout& layout() const { return which == Which::keys ? plan.keys() : plan.values(); }
+    const codec::CodesPart& layout() const { return layout_of(plan, which); }
+    // Null: no row codec.
+    const codec::RowPart* row() const {
+        return dynamic_cast<const codec::RowPart*>(&plan.part(which));
+    }
 
     std::uint8_t code(Place p) const {
         const auto* codes =
             reinterpret_cast<const std::uint8_t*>(section(p.head) + layout().codes_offset);
-        const std::uint32_t bits = layout().codec.bits;
+        const Width width = layout().codec.width;
         if (which == Which::keys) {
-            return kernels::load_code(codes, bits, plan.shape().head_dim, p.token, p.channel);
+            return kernels::load_code(codes, width, plan.shape().head_dim, p.token, p.channel);
         }
-        return kernels::load_code(codes, bits, plan.block_tokens(), p.channel, p.token);
+        return kernels::load_code(codes, width, plan.block_tokens(), p.channel, p.token);
     }
     float scale(Place p) const { return metadata(p, 0); }
     float zero(Place p) const { return metadata(p, 1); }
@@ -54,10 +65,10 @@ struct PackedPart {
             layout().codec.levels == Levels::uniform
                 ? c
                 : layout().levels[c] * double{layout().level_step} + layout().level_zero;
-        const double value = level * double{scale(p)} + (layout().has_zeros() ? zero(p) : 0.0f);
-        if (layout().row != nullptr) return value + outlier(p).value_or(0.0f);
+        const double value = level * double{scale(p)} + (layout().has_zeros ? zero(p) : 0.0f);
+        if (row() != nullptr) return value + outlier(p).value_or(0.0f);
         if (layout().codec.balanced) return value * factor(p);
-        return layout().codec.centre != Centre::none ? value + mean(p) : value;
+        return layout().codec.centred ? value + mean(p) : value;
     }
     // Balanced codecs: the keys' by token, the values' by channel.
     float factor(Place p) const {
@@ -69,8 +80,8 @@ struct PackedPart {
     std::uint32_t channel(Place p) const { return p.head * plan.shape().head_dim + p.channel; }
     // Row codecs: what is kept of a channel beside its code.
     std::optional<float> outlier(Place p) const {
-        if (layout().row->outliers == 0) return std::nullopt;
-        const codec::HeadOutliers all = codec::head_outliers(layout(), data, p.head);
+        if (row()->row->outliers == 0) return std::nullopt;
+        const codec::HeadOutliers all = codec::head_outliers(*row(), data, p.head);
         for (std::uint32_t i = 0; i < all.count; ++i) {
             if (all.places[i].token == p.token && all.places[i].channel == p.channel) {
                 return codec::f16_to_f32(all.residuals[i]);
@@ -80,14 +91,11 @@ struct PackedPart {
     }
     std::int32_t position(std::uint32_t token) const {
         std::int32_t value = 0;
-        std::memcpy(&value, data + layout().positions_offset + std::size_t{4} * token,
+        std::memcpy(&value, data + layout().positions_offset() + std::size_t{4} * token,
                     sizeof value);
         return value;
     }
     float mean(Place p) const {
-        if (layout().codec.centre == Centre::sequence) {
-            return codec::f16_to_f32(key_mean[channel(p)]);
-        }
         std::uint16_t half = 0;
         std::memcpy(&half, section(p.head) + layout().mean_offset + 2 * p.channel, sizeof half);
         return codec::f16_to_f32(half);
@@ -97,39 +105,37 @@ struct PackedPart {
     float multiplier(std::uint32_t head, std::uint32_t kind) const {
         if (layout().codec.metadata == Metadata::fp16) return 1.0f;
         float value = 0;
-        std::memcpy(&value, (layout().row != nullptr ? data : section(head)) + 4 * kind,
-                    sizeof value);
+        std::memcpy(&value, (row() != nullptr ? data : section(head)) + 4 * kind, sizeof value);
         return value;
     }
 
     // The group's number within its head.
     std::uint32_t group(Place p) const {
-        if (layout().row != nullptr) {
-            const auto g = static_cast<std::uint32_t>(layout().row->group[channel(p)]);
+        if (row() != nullptr) {
+            const auto g = static_cast<std::uint32_t>(row()->row->group[channel(p)]);
             return which == Which::keys ? g * plan.block_tokens() + p.token
-                                        : p.token * layout().row->groups + g;
+                                        : p.token * row()->row->groups + g;
         }
         const bool by_channel = layout().codec.axis == Axis::channel;
-        const std::uint32_t row = (by_channel ? p.token : p.channel) / layout().group;
-        return row * layout().row_entries + (by_channel ? p.channel : p.token);
+        const std::uint32_t group_row = (by_channel ? p.token : p.channel) / layout().group;
+        return group_row * layout().row_entries + (by_channel ? p.channel : p.token);
     }
 
   private:
     const std::byte* section(std::uint32_t head) const {
-        return data + layout().row_bytes + layout().head_bytes * head;
+        return data + layout().section_offset(head);
     }
     float metadata(Place p, std::uint32_t kind) const {
-        const PartLayout& part = layout();
-        if (part.row != nullptr && part.row->groups == 0) {
-            return (kind == 0 ? part.row->scale : part.row->zero)[channel(p)];
+        const codec::CodesPart& part = layout();
+        if (row() != nullptr && row()->row->groups == 0) {
+            return (kind == 0 ? row()->row->scale : row()->row->zero)[channel(p)];
         }
         const std::uint32_t g = group(p);
-        const std::size_t kinds = part.has_zeros() ? 2 : 1;
+        const std::size_t kinds = part.has_zeros ? 2 : 1;
         const std::size_t item =
             (g / part.row_entries * kinds + kind) * part.row_entries + g % part.row_entries;
-        const std::byte* base =
-            (part.row != nullptr ? data : section(p.head)) + part.metadata_offset;
-        if (part.codec.metadata == Metadata::fp16) {
+        const std::byte* base = (row() != nullptr ? data : section(p.head)) + part.metadata_offset;
+        if (part.f16_metadata) {
             std::uint16_t half = 0;
             std::memcpy(&half, base + 2 * item, sizeof half);
             return codec::f16_to_f32(half);
@@ -148,7 +154,6 @@ class Block {
     Plan plan;
     std::vector<std::uint16_t> exact;
     std::vector<std::byte> packed;
-    std::vector<std::uint16_t> mean;  // Centre::sequence: of what was encoded first
 
     // Calls f(place) for every element of a part.
     template <class F>
@@ -160,9 +165,7 @@ class Block {
         }
     }
 
-    const PartLayout& layout(Which w) const {
-        return w == Which::keys ? plan.keys() : plan.values();
-    }
+    const codec::CodesPart& layout(Which w) const { return layout_of(plan, w); }
 
     std::size_t index(Which w, Place p) const {
         const std::size_t channel = std::size_t{p.head} * plan.shape().head_dim + p.channel;
@@ -175,33 +178,21 @@ class Block {
     float get(Which w, Place p) const { return codec::f16_to_f32(exact[index(w, p)]); }
 
     void encode() {
-        if (plan.has_key_mean() && mean.empty()) mean = own_mean();
-        encode_rows(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data());
+        encode_shared(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data());
         encode_heads(0, plan.shape().kv_heads);
     }
     void encode_heads(std::uint32_t first, std::uint32_t last) {
         encode_block(plan, reinterpret_cast<const std::byte*>(exact.data()), packed.data(), first,
-                     last, key_mean());
-    }
-    const std::uint16_t* key_mean() const { return mean.empty() ? nullptr : mean.data(); }
-    std::vector<std::uint16_t> own_mean() const {
-        std::vector<float> sum(plan.shape().channels());
-        each([&](Place p) {
-            const float x = get(Which::keys, p);
-            sum[p.head * plan.shape().head_dim + p.channel] += std::isfinite(x) ? x : 0.0f;
-        });
-        for (float& x : sum) x /= static_cast<float>(plan.block_tokens());
-        return lowkv::key_mean(plan, sum);
+                     last);
     }
     Block decoded() const {
         Block result = *this;
-        decode_block(plan, packed.data(), reinterpret_cast<std::byte*>(result.exact.data()),
-                     key_mean());
+        decode_block(plan, packed.data(), reinterpret_cast<std::byte*>(result.exact.data()));
         return result;
     }
 
-    PackedPart part(Which w) const {
-        return {plan, w, packed.data() + (w == Which::keys ? 0 : plan.keys().bytes), key_mean()};
+    PartReader part(Which w) const {
+        return {plan, w, packed.data() + (w == Which::keys ? 0 : plan.keys().bytes())};
     }
     std::uint8_t code(Which w, Place p) const { return part(w).code(p); }
     double stored(Which w, Place p) const { return part(w).stored(p); }

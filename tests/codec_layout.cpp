@@ -4,18 +4,20 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <initializer_list>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "codec/logical.h"
-#include "codec/packing.h"
+#include "families/packing.h"
 #include "kernels/units.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
+#include "store_code.h"
 
 using namespace lowkv;
+using test::store_code;
 
 namespace {
 
@@ -36,29 +38,16 @@ std::string refusal(const LayerScheme& layer, Shape shape, ErrorCode code) {
 
 }  // namespace
 
-TEST_CASE("logical packing: little end first") {
-    const std::vector<std::uint8_t> two{0, 1, 2, 3}, four{1, 2, 15}, three{1, 2, 3, 4, 5, 6, 7, 0};
-    CHECK(codec::pack_logical(two, 2) == std::vector<std::uint8_t>{228});
-    CHECK(codec::pack_logical(four, 4) == std::vector<std::uint8_t>{0x21, 0x0f});
-    // 000 111 110 101 100 011 010 001, read from the low end.
-    CHECK(codec::pack_logical(three, 3) == std::vector<std::uint8_t>{0xd1, 0x58, 0x1f});
-    std::mt19937 random(1);
-    for (const unsigned bits : {2u, 3u, 4u, 8u}) {
-        std::vector<std::uint8_t> codes(1000);
-        for (auto& c : codes) c = static_cast<std::uint8_t>(random() & ((1u << bits) - 1));
-        CHECK(codec::unpack_logical(codec::pack_logical(codes, bits), bits, codes.size()) == codes);
-    }
-}
-
-TEST_CASE("units are a permutation of the logical order, bit by bit") {
-    for (const std::uint32_t bits : {2u, 3u, 4u, 8u}) {
+TEST_CASE("units give every bit of every code a bit of its own") {
+    for (const Width width : {Width::two, Width::three, Width::four, Width::eight}) {
+        const auto bits = static_cast<std::uint32_t>(std::countr_zero(row_of(width).levels));
         for (const std::uint32_t lanes : {32u, 80u, 128u}) {
             for (const std::uint32_t steps : {32u, 80u, 256u}) {
                 if (lanes * steps % 512 != 0) continue;  // no block has such a head
-                CAPTURE(bits);
+                CAPTURE(row_of(width).word);
                 CAPTURE(lanes);
                 CAPTURE(steps);
-                const std::size_t bytes = kernels::codes_bytes(bits, lanes, steps);
+                const std::size_t bytes = kernels::codes_bytes(width, lanes, steps);
                 REQUIRE(bytes == std::size_t{lanes} * steps * bits / 8);
                 // Each bit of each code, alone, lands on a bit of its own.
                 std::vector<int> taken(bytes * 8);
@@ -67,8 +56,8 @@ TEST_CASE("units are a permutation of the logical order, bit by bit") {
                     for (std::uint32_t step = 0; step < steps; ++step) {
                         for (std::uint32_t bit = 0; bit < bits; ++bit) {
                             const auto code = static_cast<std::uint8_t>(1u << bit);
-                            kernels::store_code(codes.data(), bits, steps, lane, step, code);
-                            REQUIRE(kernels::load_code(codes.data(), bits, steps, lane, step) ==
+                            store_code(codes.data(), width, steps, lane, step, code);
+                            REQUIRE(kernels::load_code(codes.data(), width, steps, lane, step) ==
                                     code);
                             const auto at = std::find_if(codes.begin(), codes.end(),
                                                          [](std::uint8_t b) { return b != 0; });
@@ -92,31 +81,30 @@ TEST_CASE("units are a permutation of the logical order, bit by bit") {
 }
 
 TEST_CASE("codes that share bytes lie as densely as they can, and are told apart") {
-    for (const std::uint32_t bits : {kernels::ternary_bits, kernels::senary_bits}) {
-        const bool ternary = bits == kernels::ternary_bits;
+    for (const Width width : {Width::ternary, Width::senary}) {
+        const bool ternary = width == Width::ternary;
         const std::uint32_t levels = ternary ? 3 : 6, per_byte = ternary ? 5 : 3;
         for (const std::uint32_t lanes : {32u, 80u}) {
             for (const std::uint32_t steps : {32u, 64u, 80u}) {
                 if (lanes * steps % 512 != 0) continue;  // no block has such a head
-                CAPTURE(bits);
+                CAPTURE(row_of(width).word);
                 CAPTURE(lanes);
                 CAPTURE(steps);
                 const std::size_t tiles = lanes * steps / 64;
-                std::vector<std::uint8_t> codes(kernels::codes_bytes(bits, lanes, steps));
+                std::vector<std::uint8_t> codes(kernels::codes_bytes(width, lanes, steps));
                 CHECK(codes.size() == (tiles + per_byte - 1) / per_byte * 64);
                 const auto code_at = [&](std::uint32_t lane, std::uint32_t step) {
                     return static_cast<std::uint8_t>((lane * 7 + step * 5 + lane * step) % levels);
                 };
                 for (std::uint32_t lane = 0; lane < lanes; ++lane) {
                     for (std::uint32_t step = 0; step < steps; ++step) {
-                        kernels::store_code(codes.data(), bits, steps, lane, step,
-                                            code_at(lane, step));
+                        store_code(codes.data(), width, steps, lane, step, code_at(lane, step));
                     }
                 }
                 for (const std::uint8_t byte : codes) REQUIRE(byte < (ternary ? 243 : 216));
                 for (std::uint32_t lane = 0; lane < lanes; ++lane) {
                     for (std::uint32_t step = 0; step < steps; ++step) {
-                        REQUIRE(kernels::load_code(codes.data(), bits, steps, lane, step) ==
+                        REQUIRE(kernels::load_code(codes.data(), width, steps, lane, step) ==
                                 code_at(lane, step));
                     }
                 }
@@ -127,28 +115,28 @@ TEST_CASE("codes that share bytes lie as densely as they can, and are told apart
 
 TEST_CASE("tiles are packed and unpacked as units.h says, code by code") {
     std::mt19937 random(2);
-    for (const std::uint32_t bits : {kernels::ternary_bits, 2u, kernels::senary_bits, 3u, 4u, 8u}) {
+    for (const Width width :
+         {Width::ternary, Width::two, Width::senary, Width::three, Width::four, Width::eight}) {
         for (const codec::HeadShape head :
-             {codec::HeadShape{80, 32, 32, 0, true}, codec::HeadShape{32, 80, 80, 0, true},
-              codec::HeadShape{256, 128, 128, 0, true}, codec::HeadShape{16, 32, 32, 0, true}}) {
-            std::vector<std::uint8_t> packed(kernels::codes_bytes(bits, head.lanes, head.steps));
+             {codec::HeadShape{80, 32, 32, true}, codec::HeadShape{32, 80, 80, true},
+              codec::HeadShape{256, 128, 128, true}, codec::HeadShape{16, 32, 32, true}}) {
+            std::vector<std::uint8_t> packed(kernels::codes_bytes(width, head.lanes, head.steps));
             std::vector<std::uint8_t> stored = packed;
             std::vector<codec::CodeTile> tiles(head.steps / 16);
             for (std::uint32_t step = 0; step < head.steps; ++step) {
                 for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-                    const Codec codec{.bits = static_cast<std::uint8_t>(bits)};
-                    const auto code = static_cast<std::uint8_t>(random() % codec.level_count());
+                    const auto code = static_cast<std::uint8_t>(random() % row_of(width).levels);
                     tiles[step / 16].row[step % 16][lane] = code;
-                    kernels::store_code(stored.data(), bits, head.steps, lane, step, code);
+                    store_code(stored.data(), width, head.steps, lane, step, code);
                 }
             }
             for (std::uint32_t b = 0; b < tiles.size(); ++b) {
-                codec::pack_tile(tiles[b], bits, head, b, packed.data());
+                codec::pack_tile(tiles[b], width, head, b, packed.data());
             }
             CHECK(packed == stored);
             for (std::uint32_t b = 0; b < tiles.size(); ++b) {
                 codec::CodeTile tile;
-                codec::unpack_tile(packed.data(), bits, head, b, tile);
+                codec::unpack_tile(packed.data(), width, head, b, tile);
                 for (std::uint32_t s = 0; s < 16; ++s) {
                     REQUIRE(std::equal(tile.row[s], tile.row[s] + head.lanes, tiles[b].row[s]));
                 }
@@ -190,23 +178,24 @@ TEST_CASE("sections are aligned and hold what they say, for every codec and shap
             const std::string codec = std::string(axis) + rest;
             for (std::uint32_t head_dim = 16; head_dim <= 576; head_dim += 16) {
                 const Plan plan = plan_of("k=" + codec + ",v=" + codec, {3, head_dim});
-                const PartLayout& part = plan.keys();
+                const auto& part = dynamic_cast<const codec::CodesPart&>(plan.keys());
                 const bool by_channel = part.codec.axis == Axis::channel;
                 const std::uint32_t grouped = by_channel ? plan.block_tokens() : head_dim;
                 const std::size_t width = part.codec.metadata == Metadata::fp16 ? 2 : 1;
-                CHECK(part.group == std::min<std::uint32_t>(part.codec.group, grouped));
+                CHECK(part.group == std::min(row_of(part.codec.group).size, grouped));
                 CHECK(part.group_rows == (grouped + part.group - 1) / part.group);
                 CHECK(part.row_entries == (by_channel ? head_dim : plan.block_tokens()));
                 CHECK(part.metadata_offset == (width == 2 ? 0 : 16));
                 CHECK(part.codes_offset % 64 == 0);
                 CHECK(part.codes_offset >=
                       part.metadata_offset + 2 * width * part.group_rows * part.row_entries);
-                CHECK(part.head_bytes % 64 == 0);
-                CHECK(part.head_bytes >= part.codes_offset + std::size_t{head_dim} *
-                                                                 plan.block_tokens() *
-                                                                 part.codec.bits / 8);
-                CHECK(part.bytes == 3 * part.head_bytes);
-                CHECK(plan.packed_bytes() == plan.keys().bytes + plan.values().bytes);
+                CHECK(part.head_bytes() % 64 == 0);
+                const auto bits =
+                    static_cast<std::uint32_t>(std::countr_zero(part.codec.level_count()));
+                CHECK(part.head_bytes() >=
+                      part.codes_offset + std::size_t{head_dim} * plan.block_tokens() * bits / 8);
+                CHECK(part.bytes() == 3 * part.head_bytes());
+                CHECK(plan.packed_bytes() == plan.keys().bytes() + plan.values().bytes());
             }
         }
     }
@@ -219,13 +208,14 @@ TEST_CASE("a block is 32 tokens, or the longest group that runs over tokens") {
     CHECK(tokens("kivi2") == 32);
     CHECK(tokens("k=channel-2-g64,v=token-2-g128") == 64);
     CHECK(tokens("k=channel-2-g32,v=channel-2-g128") == 128);
-    CHECK(plan_of("k=channel-2-g32,v=channel-2-g128", {1, 64}).keys().group_rows == 4);
+    const Plan plan = plan_of("k=channel-2-g32,v=channel-2-g128", {1, 64});
+    CHECK(dynamic_cast<const codec::CodesPart&>(plan.keys()).group_rows == 4);
 }
 
 TEST_CASE("an exact part is stored as in an exact block") {
     const Plan plan = plan_of("k=exact,v=token-2-g32", {2, 64});
-    CHECK(plan.keys().bytes == plan.exact_part_bytes());
-    CHECK(plan.values().bytes < plan.exact_part_bytes());
+    CHECK(plan.keys().bytes() == plan.exact_part_bytes());
+    CHECK(plan.values().bytes() < plan.exact_part_bytes());
 }
 
 TEST_CASE("illegal shapes and codecs are refused with what is legal") {
@@ -243,7 +233,7 @@ TEST_CASE("illegal shapes and codecs are refused with what is legal") {
         CHECK(message.find("kv_heads " + std::to_string(heads)) != std::string::npos);
     }
     LayerScheme illegal = kivi2;
-    illegal.key.bits = 5;
+    illegal.key.width = static_cast<Width>(9);
     CHECK(refusal(illegal, {2, 64}, ErrorCode::invalid_scheme).find("2.6, 3, 4, 8") !=
           std::string::npos);
 }

@@ -38,9 +38,8 @@ const char* const codecs[] = {
     "k=channel-2-g64,v=token-4-head-normal-random",
     "k=token-2-head-normal-hadamard-mean,v=token-1.5-head-normal-hadamard",
     "k=channel-1.5-g32,v=token-1.5-g32",
-    "k=token-3-head-normal-hadamard-seqmean,v=token-2-head-normal-hadamard",
-    "k=token-4-g32-seqmean-fp8,v=channel-2-g64",
-    "k=token-1.5-g64-normal-random-seqmean,v=exact",
+    "k=token-4-g32-mean-fp8,v=channel-2-g64",
+    "k=token-1.5-g64-normal-random-mean,v=exact",
     "k=token-1.5-g64-fp8,v=channel-1.5-g32",
     "k=token-2.6-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased",
     "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
@@ -174,26 +173,6 @@ TEST_CASE("the integers of wide heads don't overflow") {
         attend(*p.sequence, p.io(out), params, workspace);
         const double share = std::exp(1.0) / (std::exp(1.0) + 31);
         for (const float x : out) CHECK(x == doctest::Approx(share).epsilon(decode_budget));
-    }
-}
-
-TEST_CASE("blocks of forks may be less different means of keys") {
-    if (forced_is_missing()) return;
-    unsigned seed = 200;
-    for (const char* codec : {"k=token-3-head-normal-hadamard-seqmean,v=token-2-g32",
-                              "k=token-2-g32-seqmean,v=channel-2-g32"}) {
-        for (const std::uint32_t tokens : {1u, 3u, 60u}) {
-            Problem p(parse_scheme(std::string(codec) + ",window=0,sinks=0"), {2, 80}, 4, tokens,
-                      384, ++seed);
-            // Reopened, the first block finds no packed one before it and takes a mean of its own.
-            const std::vector<float> row(p.plan->shape().channels(), 3.0f);
-            const std::uint32_t cell = 7;
-            p.sequence->write_keys({&cell, 1}, row.data(), row.size());
-            p.sequence->settle();
-            REQUIRE(p.sequence->view(0).key_mean != p.sequence->view(1).key_mean);
-            REQUIRE(p.sequence->view(2).key_mean == p.sequence->view(1).key_mean);
-            check_case(p, codec, {}, serial_executor());
-        }
     }
 }
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "codec/rope_table.h"
+#include "families/row/rope_table.h"
 #include "lowkv/error.h"
 
 using namespace lowkv;

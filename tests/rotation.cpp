@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <random>
 #include <vector>
 
@@ -71,10 +70,8 @@ template <class F>
 void for_all_rotations(F f) {
     for (const std::uint32_t head_dim : head_dims) {
         CAPTURE(head_dim);
-        const Rotation random = Rotation::random(head_dim, 1042);
         f(Rotation::hadamard(head_dim));
-        f(random);
-        f(Rotation::from_matrix(head_dim, matrix_of(random)));
+        f(Rotation::random(head_dim, 1042));
     }
 }
 
@@ -88,15 +85,6 @@ const Blocks blocks[] = {
     {112, {64, 32, 16}}, {128, {128}}, {160, {128, 32}}, {192, {128, 64}}, {240, {128, 64, 32, 16}},
     {256, {256}},
 };
-
-bool refused(std::uint32_t head_dim, const Vector& matrix) {
-    try {
-        Rotation::from_matrix(head_dim, matrix);
-    } catch (const lowkv::Error& error) {
-        return error.code() == lowkv::ErrorCode::invalid_argument;
-    }
-    return false;
-}
 
 }  // namespace
 
@@ -175,9 +163,12 @@ TEST_CASE("Hadamard: the transform agrees with the matrix product") {
     for (const std::uint32_t head_dim : head_dims) {
         CAPTURE(head_dim);
         const Rotation rotation = Rotation::hadamard(head_dim);
-        const Rotation product = Rotation::from_matrix(head_dim, matrix_of(rotation));
-        const Vector x = normal_vector(head_dim, random);
-        const Vector fast = rotated(rotation, x), plain = rotated(product, x);
+        const Vector matrix = matrix_of(rotation), x = normal_vector(head_dim, random);
+        const Vector fast = rotated(rotation, x);
+        Vector plain(head_dim);
+        for (std::size_t i = 0; i < matrix.size(); ++i) {
+            plain[i % head_dim] += x[i / head_dim] * matrix[i];
+        }
         for (std::size_t c = 0; c < x.size(); ++c) REQUIRE(std::abs(fast[c] - plain[c]) < 5e-6f);
     }
 }
@@ -220,26 +211,9 @@ TEST_CASE("a seed means the same matrix on every platform") {
     for (std::size_t row = 0; row < 16; ++row) CHECK((signs[row * 16] < 0) == negative[row]);
 }
 
-TEST_CASE("from_matrix takes any orthogonal matrix and refuses the rest") {
-    const Rotation random = Rotation::random(64, 1);
-    const Vector matrix = matrix_of(random);
-    CHECK(matrix_of(Rotation::from_matrix(64, matrix)) == matrix);
-
-    Vector changed = matrix;
-    changed[5 * 64 + 6] += 0.01f;
-    CHECK(refused(64, changed));
-    changed[5 * 64 + 6] = std::numeric_limits<float>::quiet_NaN();
-    CHECK(refused(64, changed));
-    CHECK(refused(64, Vector(64 * 64)));
-    CHECK(refused(80, matrix));
-    CHECK(refused(64, Vector(matrix.begin(), matrix.end() - 1)));
-    CHECK(refused(64, {}));
-}
-
 TEST_CASE("a head_dim that no cache can have is refused") {
     for (const std::uint32_t head_dim : {0u, 8u, 24u, 592u}) {
         CAPTURE(head_dim);
-        CHECK(refused(head_dim, Vector(std::size_t{head_dim} * head_dim)));
         CHECK_THROWS_AS(Rotation::hadamard(head_dim), lowkv::Error);
         CHECK_THROWS_AS(Rotation::random(head_dim, 1), lowkv::Error);
     }

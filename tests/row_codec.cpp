@@ -1,5 +1,5 @@
-// The laws of row codecs (codec/row_codec.h): SKVQ's groups and clips, KVQuant's ranges, levels and
-// outliers, keys before RoPE. Read by the documented layout (codec_block.h).
+// The laws of row codecs (families/row/row_part.h): SKVQ's groups and clips, KVQuant's ranges,
+// levels and outliers, keys before RoPE. Read by the documented layout (codec_block.h).
 
 #include <doctest/doctest.h>
 
@@ -81,7 +81,7 @@ TEST_CASE("a clipped range is shortened about its centre by its group's share") 
     std::mt19937 random(4);
     fill(block, random);
     block.encode();
-    const std::uint32_t groups = block.layout(Which::keys).row->groups;
+    const std::uint32_t groups = block.part(Which::keys).row()->row->groups;
     CHECK(groups == 3);
     for (std::uint32_t t = 0; t < block.plan.block_tokens(); ++t) {
         std::vector<float> low(groups, 1e9f), high(groups, -1e9f);
@@ -110,7 +110,7 @@ TEST_CASE("outliers are kept to f16, at most the cap, the rest clamps") {
     fill(block, random);
     block.encode();
     for (const Which which : both) {
-        const std::uint32_t cap = block.layout(which).row->outliers;
+        const std::uint32_t cap = block.part(which).row()->row->outliers;
         CHECK(cap == 4);  // 2 % of 192
         std::vector<std::uint32_t> kept(block.plan.block_tokens());
         std::vector<std::uint32_t> outside(kept.size());
@@ -139,7 +139,7 @@ TEST_CASE("the outliers of a damaged block stay within it") {
     Block block(scheme, shape, {&calibration, &rope});
     std::fill(block.packed.begin(), block.packed.end(), std::byte{0xff});
     for (const Which which : both) {
-        const PartLayout& layout = block.layout(which);
+        const codec::RowPart& layout = *block.part(which).row();
         const std::byte* section = block.part(which).data;
         const std::uint32_t most = layout.row->outliers * block.plan.block_tokens();
         for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
@@ -235,7 +235,7 @@ TEST_CASE("heads may be encoded in any order, every byte is written") {
         block.encode();
         std::vector<std::byte> other(block.packed.size(), std::byte{0x5a});
         const auto* exact = reinterpret_cast<const std::byte*>(block.exact.data());
-        encode_rows(block.plan, exact, other.data());
+        encode_shared(block.plan, exact, other.data());
         for (const std::uint32_t head : {2u, 0u, 1u}) {
             encode_block(block.plan, exact, other.data(), head, head + 1);
         }

@@ -29,9 +29,9 @@ class Random {
     }
     Codec codec() {
         if (below(4) == 0) return {};
-        return {.bits = one_of<std::uint8_t>({Codec::ternary_bits, 2, Codec::senary_bits, 3, 4, 8}),
+        return {.width = static_cast<Width>(below(std::size(width_table))),
                 .axis = one_of({Axis::channel, Axis::token}),
-                .group = one_of<std::uint16_t>({32, 64, 128}),
+                .group = one_of({Group::g32, Group::g64, Group::g128}),
                 .metadata = one_of({Metadata::fp16, Metadata::fp8_e4m3})};
     }
     Scheme scheme() {
@@ -218,9 +218,9 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("kivi2,v=channel-2-g128-varnorm", {"value codec", "scale per token"});
     check_error("k=channel-2-g128-varnorm-search,v=exact", {"varnorm can't be clipped"});
     check_error("k=token-2-head-normal-search,v=exact", {"range of a uniform group"});
+    check_error("kivi2,v=channel-2-static", {"value codec", "static is for keys"});
     check_error("kivi2,v=token-2-head-normal-mean", {"value codec", "mean is for keys"});
-    check_error("kivi2,v=token-2-g32-seqmean", {"value codec", "seqmean is for keys"});
-    check_error("kivi2,k=channel-2-g32-seqmean", {"seqmean need a scale per token"});
+    check_error("kivi2,k=channel-2-g32-mean", {"normal and mean need a scale per token"});
     check_error("kivi2,layer.3=exact/token-2-g32-mean", {"layer.3-3", "mean is for keys"});
     // The words have one order, so that a scheme has one text.
     check_error("k=token-3-head-hadamard-normal,v=exact",
@@ -239,17 +239,17 @@ TEST_CASE("errors in layer overrides") {
 
 TEST_CASE("schemes built in code are validated field by field") {
     Scheme scheme = parse_scheme("kivi2");
-    scheme.base.key.bits = 5;
+    scheme.base.key.width = static_cast<Width>(9);
     check_invalid(scheme,
-                  "key codec: 5 is not a legal number of bits; legal: 1.5, 2, 2.6, 3, 4, 8");
+                  "key codec: 9 is not a legal number of bits; legal: 1.5, 2, 2.6, 3, 4, 8");
     scheme = parse_scheme("kivi2");
-    scheme.base.value.group = 48;
+    scheme.base.value.group = static_cast<Group>(48);
     check_invalid(scheme, "value codec: 48 is not a legal group; legal: g32, g64, g128");
     scheme = parse_scheme("kivi2");
     scheme.base.value.axis = static_cast<Axis>(7);
     check_invalid(scheme, "axis");
     scheme = parse_scheme("exact");
-    scheme.base.key.group = 64;
+    scheme.base.key.group = Group::g64;
     check_invalid(scheme, "exact codec");
     scheme = parse_scheme("kivi2");
     scheme.retention.flush = 40;

@@ -27,9 +27,8 @@ using Random = std::mt19937;
 constexpr std::initializer_list<std::uint32_t> head_dims{64, 80, 96, 128, 256, 576};
 constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 
-// Every codec of the family with this rotation ("", "-hadamard", "-random") and mean ("", "-mean",
-// "-seqmean"); of random rotations only a few: making their matrix takes a plan longer than a test
-// its block.
+// Every codec of the family with this rotation ("", "-hadamard", "-random") and mean ("", "-mean");
+// of random rotations only a few: making their matrix takes a plan longer than a test its block.
 std::vector<std::string> codecs(const std::string& rotation, const std::string& mean) {
     std::vector<std::string> all;
     for (const char* bits : {"2", "2.6", "3", "4", "8"}) {
@@ -55,14 +54,12 @@ std::string scheme_of(const std::string& codec) {
     return "k=" + codec + ",v=" + (codec.find("mean") == std::string::npos ? codec : "exact");
 }
 
-bool centred(const PartLayout& layout) { return layout.codec.centre != Centre::none; }
-
 // Calls f(block, rotation) for every codec and these head_dims: blocks of one rotation follow each
 // other.
 template <class F>
 void for_all_blocks(std::uint32_t kv_heads, std::initializer_list<std::uint32_t> dims, F f) {
     for (const std::uint32_t head_dim : dims) {
-        for (const char* mean : {"", "-mean", "-seqmean"}) {
+        for (const char* mean : {"", "-mean"}) {
             for (const char* rotation : {"", "-hadamard", "-random"}) {
                 for (const std::string& codec : codecs(rotation, mean)) {
                     CAPTURE(codec);
@@ -106,12 +103,12 @@ void fill_keys(Block& block, Random& random) {
 }
 
 // R in row order, in double; the identity where there is none.
-std::vector<double> matrix_of(const PartLayout& layout, std::uint32_t head_dim) {
+std::vector<double> matrix_of(const codec::Rotation* rotation, std::uint32_t head_dim) {
     std::vector<double> matrix;
     for (std::uint32_t i = 0; i < head_dim; ++i) {
         std::vector<float> row(head_dim);
         row[i] = 1.0f;
-        if (layout.rotation) layout.rotation->apply(row.data());
+        if (rotation != nullptr) rotation->apply(row.data());
         matrix.insert(matrix.end(), row.begin(), row.end());
     }
     return matrix;
@@ -164,14 +161,14 @@ struct Faults {
 // may have been `noise` away from it.
 void check_group(const Block& block, Which w, Place p, const std::vector<double>& y, double noise,
                  Faults& faults) {
-    const PartLayout& layout = block.layout(w);
+    const codec::CodesPart& layout = block.layout(w);
     const Metadata type = layout.codec.metadata;
     const double scale = block.scale(w, p);
     const double scale_rounding = rounding(type, scale, block.multiplier(w, p.head, 0));
     const auto code = [&](std::size_t i) {
         return block.code(w, {p.head, p.channel + static_cast<std::uint32_t>(i), p.token});
     };
-    if (layout.has_zeros()) {
+    if (layout.has_zeros) {
         const double top = layout.codec.level_count() - 1, zero = block.zero(w, p);
         const auto [low, high] = std::minmax_element(y.begin(), y.end());
         const double zero_rounding = rounding(type, zero, block.multiplier(w, p.head, 1));
@@ -216,7 +213,7 @@ std::vector<Mean> check_means(const Block& block, Which w, const Tokens& rotated
     const std::uint32_t head_dim = block.plan.shape().head_dim;
     const auto count = static_cast<double>(rotated.size());
     std::vector<Mean> means(head_dim);
-    if (!centred(block.layout(w))) return means;
+    if (!codec_of(block.plan, w).centred) return means;
     double size = 0;
     for (const auto& y : rotated) size += norm(y);
     std::size_t wrong = 0;
@@ -227,17 +224,12 @@ std::vector<Mean> check_means(const Block& block, Which w, const Tokens& rotated
             decoded += block.part(w).stored({0, c, t}) / count;
         }
         const double stored = block.part(w).mean({0, c, 0}), noise = 1e-6 * size / count;
-        if (block.layout(w).codec.centre == Centre::sequence) {
-            if (!(std::fabs(stored - mean) <= std::fabs(mean) * 0x1p-11 + noise)) ++wrong;
-            means[c] = {stored, 0};
-        } else {
-            const double rounding = (std::fabs(mean) + std::fabs(stored)) * 0x1p-11;
-            if (!(std::fabs(decoded - mean) <= rounding + noise)) ++wrong;
-            const double half = codec::f16_to_f32(codec::f32_to_f16(static_cast<float>(mean)));
-            const double place = std::ldexp(1.0, std::max(std::ilogb(half), -14) - 10);
-            const bool tie = std::fabs(mean - half) >= place / 2 - noise;
-            means[c] = {half, tie ? place : 0};
-        }
+        const double rounding = (std::fabs(mean) + std::fabs(stored)) * 0x1p-11;
+        if (!(std::fabs(decoded - mean) <= rounding + noise)) ++wrong;
+        const double half = codec::f16_to_f32(codec::f32_to_f16(static_cast<float>(mean)));
+        const double place = std::ldexp(1.0, std::max(std::ilogb(half), -14) - 10);
+        const bool tie = std::fabs(mean - half) >= place / 2 - noise;
+        means[c] = {half, tie ? place : 0};
     }
     CHECK(wrong == 0);
     return means;
@@ -245,7 +237,7 @@ std::vector<Mean> check_means(const Block& block, Which w, const Tokens& rotated
 
 // `rotated` is the input times R.
 void check_laws(const Block& block, Which w, const Tokens& rotated) {
-    const PartLayout& layout = block.layout(w);
+    const codec::CodesPart& layout = block.layout(w);
     const std::uint32_t head_dim = block.plan.shape().head_dim;
     Faults faults;
     const std::vector<Mean> means = check_means(block, w, rotated);
@@ -273,10 +265,9 @@ TEST_CASE("what was decoded is encoded alike: codes stay, means and scales move 
     std::size_t elements = 0, moved = 0;
     double error = 0, more = 0;
     for_all_blocks(2, few_head_dims, [&](Block block, const std::string& rotation) {
-        const Codec codec = block.plan.keys().codec;
+        const Codec codec = block.plan.scheme().key;
         // Without a rotation a channel that always lies beyond the levels moves them all.
-        if (codec.centre != Centre::block || codec.levels != Levels::normal || rotation.empty())
-            return;
+        if (!codec.centred || codec.levels != Levels::normal || rotation.empty()) return;
         fill_keys(block, random);
         block.encode();
         const Block once = block.decoded();
@@ -310,14 +301,14 @@ TEST_CASE("codes, scales, zeros and means keep the laws, for every codec and hea
         if (made != wanted) {
             fill_uneven(block, random);
             exact = block.exact;
-            const std::vector<double> matrix = matrix_of(block.plan.keys(), head_dim);
+            const std::vector<double> matrix = matrix_of(block.plan.keys().rotation(), head_dim);
             for (const Which w : both) rotated[w == both[1]] = rotate(tokens_of(block, w), matrix);
             made = wanted;
         }
         block.exact = exact;
         block.encode();
         for (const Which w : both) {
-            if (!block.layout(w).codec.exact()) check_laws(block, w, rotated[w == both[1]]);
+            if (!block.plan.part(w).exact()) check_laws(block, w, rotated[w == both[1]]);
         }
     });
 }
@@ -334,10 +325,11 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
             block.encode();
             const Block decoded = block.decoded();
             for (const Which w : both) {
-                const Codec& codec = block.layout(w).codec;
+                const Codec& codec = codec_of(block.plan, w);
                 Tokens stored = tokens_of(block, w);
                 block.each([&](Place p) { stored[p.token][p.channel] = block.stored(w, p); });
-                const std::vector<double> matrix = matrix_of(block.layout(w), head_dim);
+                const std::vector<double> matrix =
+                    matrix_of(block.plan.part(w).rotation(), head_dim);
                 const Tokens wanted = rotate(stored, matrix, true), got = tokens_of(decoded, w);
                 const Tokens input = tokens_of(block, w);
                 std::size_t wrong = 0, wrong_length = 0;
@@ -353,8 +345,8 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
                     if (!(std::fabs(norm(got[t]) - norm(input[t])) <= allowed)) ++wrong_length;
                 }
                 CHECK(wrong == 0);
-                const bool keeps_length = codec.levels == Levels::normal &&
-                                          codec.fit == Fit::norm && codec.centre == Centre::none;
+                const bool keeps_length =
+                    codec.levels == Levels::normal && codec.fit == Fit::norm && !codec.centred;
                 if (keeps_length) CHECK(wrong_length == 0);
             }
         }
@@ -364,7 +356,7 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
 TEST_CASE("levels are the codebook's on a grid of 8 bits, and a layer has its own random matrix") {
     for (const char* bits : {"2", "2.6", "3", "4"}) {
         const Block block(scheme_of(std::string("token-") + bits + "-head-normal"), Shape{1, 64});
-        const PartLayout& layout = block.plan.keys();
+        const codec::CodesPart& layout = block.layout(Which::keys);
         const codec::NormalCodebook& book = codec::normal_codebook(layout.codec.level_count());
         for (std::uint32_t i = 0; i < book.count; ++i) {
             const double level = layout.levels[i] * double{layout.level_step} + layout.level_zero;
@@ -372,13 +364,12 @@ TEST_CASE("levels are the codebook's on a grid of 8 bits, and a layer has its ow
         }
     }
     const auto matrix = [](const char* scheme, std::uint32_t layer) {
-        return matrix_of(Plan(parse_scheme(scheme).base, Shape{1, 64}, {}, layer).keys(), 64);
+        const Plan plan(parse_scheme(scheme).base, Shape{1, 64}, {}, layer);
+        return matrix_of(plan.keys().rotation(), 64);
     };
-    PartLayout wanted;
     for (const std::uint32_t layer : {0u, 3u}) {
-        wanted.rotation = std::make_shared<codec::Rotation>(
-            codec::Rotation::random(64, 42 + std::uint64_t{1000} * layer));
-        CHECK(matrix("turboquant2-qr", layer) == matrix_of(wanted, 64));
+        const auto wanted = codec::Rotation::random(64, 42 + std::uint64_t{1000} * layer);
+        CHECK(matrix("turboquant2-qr", layer) == matrix_of(&wanted, 64));
     }
     CHECK(matrix("turboquant2", 0) == matrix("turboquant2", 3));
 }
@@ -401,10 +392,10 @@ TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every co
         Block decoded = block.decoded();
         std::size_t not_zero = 0, negative_scales = 0;
         for (const Which w : both) {
-            const Codec& codec = block.layout(w).codec;
+            const Codec& codec = codec_of(block.plan, w);
             block.each([&](Place p) {
                 if (!codec.exact() && std::signbit(block.scale(w, p))) ++negative_scales;
-                if (!is_zero(p) || (p.head == 1 && codec.centre != Centre::none)) return;
+                if (!is_zero(p) || (p.head == 1 && codec.centred)) return;
                 if (decoded.get(w, p) != 0.0f) ++not_zero;
             });
         }
@@ -413,7 +404,7 @@ TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every co
         CHECK(not_zero == 0);
 
         for (const Which w : both) {
-            if (block.layout(w).codec.exact()) continue;
+            if (block.plan.part(w).exact()) continue;
             block.each([&](Place p) {
                 if (random() % 20 == 0) block.set(w, p, bad[random() % 3]);
                 if (p.head == 1 && p.token < 9) block.set(w, p, bad[p.token % 3]);
@@ -432,7 +423,7 @@ TEST_CASE("zeros stay zeros, and NaN and infinities are never read, for every co
 TEST_CASE("identical tokens are their mean: they come back, for every centred codec") {
     Random random(4);
     for_all_blocks(1, few_head_dims, [&](Block block, const std::string&) {
-        if (!centred(block.plan.keys())) return;
+        if (!block.plan.scheme().key.centred) return;
         fill_uneven(block, random);
         block.each([&](Place p) {
             const float first = block.get(Which::keys, {p.head, p.channel, 0});
@@ -450,20 +441,6 @@ TEST_CASE("identical tokens are their mean: they come back, for every centred co
     });
 }
 
-TEST_CASE("a sequence's mean is asked for by name") {
-    Block block("k=token-2-g32-seqmean,v=exact", Shape{2, 64});
-    const auto* exact = reinterpret_cast<const std::byte*>(block.exact.data());
-    const char* words =
-        "the key codec token-2-g32-seqmean stores keys less their sequence's mean, and none was "
-        "given; pass the one that key_mean() made for the sequence";
-    CHECK_THROWS_WITH_AS(encode_block(block.plan, exact, block.packed.data(), 0, 2), words, Error);
-    CHECK_THROWS_WITH_AS(decode_block(block.plan, block.packed.data(),
-                                      reinterpret_cast<std::byte*>(block.exact.data())),
-                         words, Error);
-    CHECK_THROWS_WITH_AS(key_mean(block.plan, std::vector<float>(64)),
-                         "key_mean: 64 numbers; legal: one for each of 128 channels", Error);
-}
-
 TEST_CASE("encoding is deterministic, heads are independent, padding is zero, for every codec") {
     Random random(5);
     for_all_blocks(2, few_head_dims, [&](Block block, const std::string&) {
@@ -479,22 +456,23 @@ TEST_CASE("encoding is deterministic, heads are independent, padding is zero, fo
         const Plan& plan = block.plan;
         std::size_t not_zero = 0;
         for (const Which w : both) {
-            const PartLayout& layout = block.layout(w);
-            if (layout.codec.exact()) continue;
+            if (plan.part(w).exact()) continue;
+            const codec::CodesPart& layout = block.layout(w);
             const std::size_t mean_bytes =
-                layout.codec.centre == Centre::block ? 2 * std::size_t{plan.shape().head_dim} : 0;
+                layout.codec.centred ? 2 * std::size_t{plan.shape().head_dim} : 0;
             const std::size_t header = layout.codec.metadata == Metadata::fp16 ? 0 : 8;
             const std::size_t codes_end =
-                layout.codes_offset +
-                kernels::codes_bytes(layout.codec.bits, plan.shape().head_dim, plan.block_tokens());
+                layout.codes_offset + kernels::codes_bytes(layout.codec.width,
+                                                           plan.shape().head_dim,
+                                                           plan.block_tokens());
             for (std::uint32_t head = 0; head < 2; ++head) {
-                const std::byte* section = block.part(w).data + layout.head_bytes * head;
+                const std::byte* section = block.part(w).data + layout.head_bytes() * head;
                 const auto count = [&](std::size_t from, std::size_t to) {
                     for (; from < to; ++from) not_zero += section[from] != std::byte{};
                 };
                 count(header, layout.metadata_offset);
                 count(layout.mean_offset + mean_bytes, layout.codes_offset);
-                count(codes_end, layout.head_bytes);
+                count(codes_end, layout.head_bytes());
             }
         }
         CHECK(not_zero == 0);

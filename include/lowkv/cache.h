@@ -20,14 +20,13 @@
 namespace lowkv {
 
 namespace cache {
-struct Block;   // src/cache/block.h
-class KeyMean;  // src/cache/key_mean.h
+struct Block;  // src/cache/block.h
 }  // namespace cache
 
 // Bytes and blocks that a store really holds now. A block shared by forks counts once.
 struct StoreStats {
     std::size_t exact_blocks = 0, packed_blocks = 0;
-    // In live blocks. A mean of keys that packed blocks share counts once, as packed.
+    // In live blocks.
     std::size_t exact_bytes = 0, packed_bytes = 0;
     // Highest exact + packed so far, with the moments when a block being packed or reopened exists
     // in both states.
@@ -60,13 +59,11 @@ class Store {
 };
 
 // What attention needs of one block. keys == nullptr: no cell of it was ever written; it reads as
-// zeros. key_mean: of a packed block whose plan has one (codec.h). The pointers hold until the
-// store's next change.
+// zeros. The pointers hold until the store's next change.
 struct BlockView {
     const std::byte* keys = nullptr;
     const std::byte* values = nullptr;
     bool packed = false;
-    const std::uint16_t* key_mean = nullptr;
 };
 
 // Every operation that throws leaves the sequence and the store as they were.
@@ -111,10 +108,6 @@ class Sequence {
     // that an earlier call has dealt with.
     void settle(Executor& executor = serial_executor());
 
-    // Both pack a block's keys, where the plan has a mean, less that of the nearest packed block
-    // before it, so that a sequence has one. Where there is none, the mean is taken of all keys
-    // that are exact now, those below retention().sinks left out.
-    //
     // Packs the named blocks, for hosts that know their cells' ages themselves. Blocks that are
     // packed, absent or not fully written are left as they are, and so is every block of an exact
     // scheme. A block shared by forks is packed once, and all of them see it packed.
@@ -151,8 +144,6 @@ class Sequence {
     bool full(std::uint32_t block) const noexcept;
 
   private:
-    enum class Part : std::uint8_t { keys, values };
-
     Sequence(const Sequence&);
 
     std::shared_ptr<Store> store_;
@@ -173,7 +164,6 @@ class Sequence {
     bool writable(std::uint32_t block) const noexcept;
     void make_writable(std::span<const std::uint32_t> blocks);
     void drop_stale_cells(cache::Block& block) noexcept;
-    std::shared_ptr<const cache::KeyMean> key_mean_before(std::uint32_t block) const;
     void check_cell(std::uint64_t cell) const;
     static void check_positions(std::span<const std::int32_t> positions, std::size_t tokens);
     void release() noexcept;

@@ -15,7 +15,7 @@ namespace lowkv {
 struct PartCalibration {
     std::vector<std::uint16_t> group;  // reordered: [channels], the group of each, all in use
     std::vector<float> clip;           // Clip::calibrated: [groups], in (0, 1]
-    // Codec::calibrated: [channels], the inliers' range (before RoPE if the codec's stage is pre).
+    // Group::calibrated: [channels], the inliers' range (before RoPE if the codec's stage is pre).
     std::vector<float> low, high;
     // Levels::learned: 2^bits (3 for 1.5 bits) ascending values, for a group scaled to [-1, 1], and
     // one boundary fewer: code = how many boundaries are <= the value.

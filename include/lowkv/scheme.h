@@ -15,6 +15,7 @@
 // "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64", "kivi2,filter=heavy,keep=5%,evict=50%".
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -23,6 +24,8 @@
 #include <vector>
 
 namespace lowkv {
+
+enum class Part : std::uint8_t { keys, values };
 
 // What the elements of one group (one scale and one zero) have in common.
 enum class Axis : std::uint8_t {
@@ -43,13 +46,6 @@ enum class Levels : std::uint8_t {
 // What a head's channels are multiplied by before quantization: see codec/rotation.h.
 enum class Rotate : std::uint8_t { none, hadamard, random };
 
-// The mean, channel by channel, that keys are stored less.
-enum class Centre : std::uint8_t {
-    none,
-    block,     // of each block, stored in it
-    sequence,  // of what is exact when the sequence packs its first block; its blocks share it
-};
-
 // How the scale of normal levels is chosen, y being the group and l its levels
 // (docs/methods.md, "The scale").
 enum class Fit : std::uint8_t {
@@ -68,28 +64,69 @@ enum class Clip : std::uint8_t {
 // Keys: as attention sees them, or as they were before the rotary embedding.
 enum class Stage : std::uint8_t { post, pre };
 
+// How wide a code is. 1.5 and 2.6 bits are three and six levels, 8/5 and 8/3 bits a code.
+enum class Width : std::uint8_t { ternary, two, senary, three, four, eight, exact };
+
+struct WidthRow {
+    std::string_view word;  // in a scheme
+    std::uint32_t levels;   // codes are 0 to levels - 1
+    // A byte holds `digits` digits of base `base`, a code each (src/kernels/units.h). Of three bits
+    // the low two; the third ones lie apart, eight to a byte.
+    std::uint32_t base, digits;
+    std::string_view meaning;
+};
+inline constexpr WidthRow width_table[] = {
+    {"1.5", 3, 3, 5, "three levels, five codes to a byte: 1.6 bits"},
+    {"2", 4, 4, 4, "four levels"},
+    {"2.6", 6, 6, 3,
+     "six levels, three codes to a byte: 8/3 bits; not with row, static, reorder, varnorm"},
+    {"3", 8, 4, 4, "eight levels"},
+    {"4", 16, 16, 2, "16 levels"},
+    {"8", 256, 256, 1, "256 levels"}};
+constexpr const WidthRow& row_of(Width width) noexcept {  // not of Width::exact
+    return width_table[static_cast<std::size_t>(width)];
+}
+
+// How much shares one scale and one zero.
+enum class Group : std::uint8_t {
+    g32,  // elements. Along channels it ends at the head: the last group of a head may be shorter,
+    g64,  // and none is longer than head_dim
+    g128,
+    head,        // of a token, all channels of one head
+    row,         // of a token, all channels of all heads
+    calibrated,  // of a channel, all tokens: its range comes from a calibration
+};
+
+struct GroupRow {
+    std::string_view word;  // in a scheme
+    std::uint32_t size;     // elements, 0: as many as there are
+    std::string_view meaning;
+};
+inline constexpr GroupRow group_table[] = {
+    {"g32", 32, "32 of them"},
+    {"g64", 64, "64"},
+    {"g128", 128, "128"},
+    {"head", 0, "token: all channels of a head"},
+    {"row", 0, "token: the channels of all kv heads"},
+    {"static", 0, "channel: the range comes from a calibration (KVQuant)"}};
+constexpr const GroupRow& row_of(Group group) noexcept {
+    return group_table[static_cast<std::size_t>(group)];
+}
+
+class Family;
+
 // How keys or values are stored once their block is packed.
 struct Codec {
-    static constexpr std::uint8_t exact_bits = 16;
-    static constexpr std::uint16_t whole_head = 0;  // a group
-    static constexpr std::uint16_t whole_row = 1;   // a group: a token's channels of all heads
-    static constexpr std::uint16_t calibrated = 2;  // a channel's range comes from a calibration
-
-    static constexpr std::uint8_t ternary_bits = 1;
-    static constexpr std::uint8_t senary_bits = 6;  // named for its levels: 8/3 bits a code
-
-    std::uint8_t bits = exact_bits;  // 2, 3, 4, 8 or one of the two above; 16 means exact (f16)
+    Width width = Width::exact;  // exact: f16
     Axis axis = Axis::token;
-    // 32, 64 or 128 elements, or a whole head. Along channels it ends at the head: the last group
-    // of a head may be shorter, and a group is never longer than head_dim. Or the layer's whole
-    // row, or (Axis::channel) no group at all: a range from a calibration.
-    std::uint16_t group = 32;
+    Group group = Group::g32;
     // The groups are sets of channels of all heads, from a calibration, `group` long on average.
     bool reordered = false;
     // The rest needs Axis::token, whose groups stay whole when channels are mixed.
-    Levels levels = Levels::uniform;  // normal: up to 4 bits
+    Levels levels = Levels::uniform;  // normal: up to 16
     Rotate rotation = Rotate::none;
-    Centre centre = Centre::none;  // keys only
+    // Keys only: less their block's mean, channel by channel, which is stored in it.
+    bool centred = false;
     // A block's tokens and channels are both scaled to the same variance before (KVarN).
     bool balanced = false;
     Fit fit = Fit::norm;  // normal levels only
@@ -98,18 +135,19 @@ struct Codec {
     std::uint8_t outliers = 0;
     Stage stage = Stage::post;
     Metadata metadata = Metadata::fp16;
+    // Not one of the library's (family.h): it has no text, so schemes with it are made in code.
+    const Family* family = nullptr;
 
-    bool exact() const noexcept { return bits == exact_bits; }
+    bool exact() const noexcept { return width == Width::exact && family == nullptr; }
     // A row of all heads shares its metadata.
-    bool by_row() const noexcept { return group == whole_row || group == calibrated || reordered; }
+    bool by_row() const noexcept {
+        return group == Group::row || group == Group::calibrated || reordered;
+    }
     bool needs_calibration() const noexcept {
-        return reordered || group == calibrated || levels == Levels::learned ||
+        return reordered || group == Group::calibrated || levels == Levels::learned ||
                clip == Clip::calibrated;
     }
-    std::uint32_t level_count() const noexcept {
-        if (bits == ternary_bits) return 3;
-        return bits == senary_bits ? 6 : 1u << bits;
-    }
+    std::uint32_t level_count() const noexcept { return row_of(width).levels; }
     friend bool operator==(const Codec&, const Codec&) = default;
 };
 

@@ -45,8 +45,8 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
             // A calibration changes no size.
             const Plan plan =
                 neutral_plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim});
-            packed = std::max(packed,
-                              name->part == Part::keys ? plan.keys().bytes : plan.values().bytes);
+            packed = std::max(
+                packed, name->part == Part::keys ? plan.keys().bytes() : plan.values().bytes());
         } catch (const Error&) {
             continue;  // the layer will say so when it decides
         }

@@ -263,7 +263,7 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
         BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
         if (view.keys != nullptr && view.packed) {
             if (decoded_from_ != view.keys) {
-                decode_block(*plan_, view.keys, decoded_.data(), view.key_mean);
+                decode_block(*plan_, view.keys, decoded_.data());
                 decoded_from_ = view.keys;
             }
             view = {decoded_.data(), decoded_.data() + plan_->exact_part_bytes(), false};

@@ -12,16 +12,13 @@ namespace {
 
 void add_bytes(const Sequence& sequence, LayerReport& report) {
     const Plan& plan = sequence.plan();
-    bool any_packed = false;
     for (std::uint32_t block = 0; block < sequence.blocks(); ++block) {
         if (sequence.packed(block)) {
-            any_packed = true;
             report.packed_bytes += plan.packed_bytes();
         } else if (sequence.view(block).keys != nullptr) {
             report.exact_bytes += plan.exact_bytes();
         }
     }
-    if (any_packed) report.packed_bytes += plan.key_mean_bytes();
 }
 
 LayerReport report_of(const LayerCache& layer) {

@@ -80,16 +80,6 @@ void* reg_proc_address(ggml_backend_reg_t, const char* function) {
         return reinterpret_cast<void*>(set_threads);
     if (std::strcmp(function, "ggml_backend_set_abort_callback") == 0)
         return reinterpret_cast<void*>(set_abort_callback);
-    if (std::strcmp(function, "lowkv_set_scheme") == 0)
-        return reinterpret_cast<void*>(+[](const char* text) -> bool {
-            try {
-                choose(text);
-                return true;
-            } catch (const std::exception& error) {
-                report(GGML_LOG_LEVEL_ERROR, error.what());
-                return false;
-            }
-        });
     return nullptr;
 }
 

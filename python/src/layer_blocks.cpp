@@ -108,7 +108,7 @@ void LayerBlocks::attend(std::size_t first, const Queries& queries, Executor& ex
     for (std::size_t row = 0; row < batch(); ++row) {
         for (std::size_t b = 0; b < count; ++b) {
             const std::byte* data = rows_[row][first + b]->data();
-            views[b] = {data, data + plan_->keys().bytes, true};
+            views[b] = {data, data + plan_->keys().bytes(), true};
         }
         AttentionIO io;
         io.q = queries.q + row * queries.q_strides.batch;

@@ -173,12 +173,6 @@ Scheme served_scheme(const std::string& text) {
                         ": codecs of a token's row of all heads (row, static, reorder: skvq-*, "
                         "kvquant*) are not served in transformers; take lowkv2.8 or another");
     }
-    if (scheme.any_layer(
-            [](const LayerScheme& layer) { return layer.key.centre == Centre::sequence; })) {
-        throw Error(ErrorCode::unsupported,
-                    to_string(scheme) +
-                        ": seqmean is not served in transformers; take mean, as lowkv2.8 does");
-    }
     return scheme;
 }
 

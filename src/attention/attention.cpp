@@ -182,15 +182,6 @@ void attend(const Plan& plan, std::span<const BlockView> blocks, const Attention
                      std::to_string(blocks.size()) + " blocks of " +
                          std::to_string(plan.block_tokens()) + " do not cover " +
                          std::to_string(io.n_cells) + " cells");
-    if (plan.has_key_mean()) {
-        attention::check(std::ranges::none_of(blocks,
-                                              [](const BlockView& block) {
-                                                  return block.packed && block.keys != nullptr &&
-                                                         block.key_mean == nullptr;
-                                              }),
-                         "a packed block lacks its key_mean, which the key codec " +
-                             to_string(plan.scheme().key) + " needs");
-    }
     if (io.tokens == 0) return;
 
     AttentionWorkspace::Impl& work = workspace.impl();
@@ -198,8 +189,8 @@ void attend(const Plan& plan, std::span<const BlockView> blocks, const Attention
     const std::uint32_t repeat = io.heads / shape.kv_heads;
     const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
     const std::size_t rows_held = chunk_tasks * split.ranges * split.chunk_rows;
-    const codec::Rotation* key_rotation = plan.keys().rotation.get();
-    const codec::Rotation* value_rotation = plan.values().rotation.get();
+    const codec::Rotation* key_rotation = plan.keys().rotation();
+    const codec::Rotation* value_rotation = plan.values().rotation();
     const std::size_t out_floats = rows_held * head_dim;
     work.out.reserve((value_rotation != nullptr ? 2 : 1) * out_floats * sizeof(float));
     auto* const out = reinterpret_cast<float*>(work.out.data());

@@ -46,7 +46,7 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
     AttentionWorkspace::Impl& work = workspace.impl();
     work.views.resize((io.n_cells + plan.block_tokens() - 1) / plan.block_tokens());
     sequence.views(work.views);
-    const codec::Rotation* rotation = plan.keys().rotation.get();
+    const codec::Rotation* rotation = plan.keys().rotation();
     if (rotation != nullptr) {
         work.rotated_q.resize(std::size_t{io.tokens} * io.heads * shape.head_dim);
         attention::rotate_queries(io, *rotation, work.rotated_q.data(), executor);

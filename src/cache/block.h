@@ -4,9 +4,6 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-
-#include "cache/key_mean.h"
 
 namespace lowkv::cache {
 
@@ -24,8 +21,7 @@ struct Block {
     std::byte* data = nullptr;  // Plan::exact_bytes() or Plan::packed_bytes(), as `packed` says
     std::uint32_t refs = 1;     // sequences that hold it; above 1 its rows never change
     bool packed = false;
-    Cells keys, values;                       // written; all others read as zeros
-    std::shared_ptr<const KeyMean> key_mean;  // packed: what its keys are less, if the plan has one
+    Cells keys, values;  // written; all others read as zeros
 };
 
 }  // namespace lowkv::cache

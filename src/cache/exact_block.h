@@ -1,12 +1,10 @@
 #pragma once
-// Where an exact block's keys, values and positions lie, and the mean that a packed block's keys
-// are less.
+// Where an exact block's keys, values and positions lie.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cache/block.h"
-#include "cache/key_mean.h"
 #include "cache/rows.h"
 #include "lowkv/codec.h"
 
@@ -25,10 +23,6 @@ inline std::uint16_t* exact_values(const Plan& plan, std::byte* exact) noexcept 
 
 inline std::int32_t* exact_positions(const Plan& plan, std::byte* exact) noexcept {
     return reinterpret_cast<std::int32_t*>(exact + plan.exact_positions_offset());
-}
-
-inline const std::uint16_t* key_mean(const Block& block) noexcept {
-    return block.key_mean != nullptr ? block.key_mean->data() : nullptr;
 }
 
 }  // namespace lowkv::cache

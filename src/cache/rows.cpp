@@ -96,18 +96,6 @@ void load_value(const std::uint16_t* values, ExactShape shape, std::uint32_t tok
     }
 }
 
-void add_keys(const std::uint16_t* keys, ExactShape shape, const Cells& cells,
-              double* sum) noexcept {
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
-        const std::uint16_t* channel = keys + std::size_t{c} * shape.block_tokens;
-        for (std::uint32_t t = 0; t < shape.block_tokens; ++t) {
-            const float x = f16_to_f32(channel[t]);
-            if (!cells[t] || x != x) continue;
-            sum[c] += std::clamp(x, -codec::f16_max, codec::f16_max);
-        }
-    }
-}
-
 void clear_keys(std::uint16_t* keys, ExactShape shape, std::uint32_t first) noexcept {
     for (std::uint32_t c = 0; c < shape.channels; ++c) {
         std::uint16_t* channel = keys + std::size_t{c} * shape.block_tokens;

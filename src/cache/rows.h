@@ -25,11 +25,6 @@ void load_key(const std::uint16_t* keys, ExactShape shape, std::uint32_t token,
 void load_value(const std::uint16_t* values, ExactShape shape, std::uint32_t token,
                 float* row) noexcept;
 
-// Adds the keys of the tokens that `cells` names to `sum`, one per channel. Infinities count as
-// +-65504, a NaN as 0: as a packed key reads.
-void add_keys(const std::uint16_t* keys, ExactShape shape, const Cells& cells,
-              double* sum) noexcept;
-
 // Zeros tokens [first, block_tokens).
 void clear_keys(std::uint16_t* keys, ExactShape shape, std::uint32_t first) noexcept;
 void clear_values(std::uint16_t* values, ExactShape shape, std::uint32_t first) noexcept;

@@ -8,7 +8,6 @@
 
 #include "cache/block.h"
 #include "cache/exact_block.h"
-#include "cache/key_mean.h"
 #include "cache/rows.h"
 #include "cache/store.h"
 #include "lowkv/cache.h"
@@ -89,8 +88,8 @@ Sequence Sequence::fork() const { return Sequence(*this); }
 BlockView Sequence::view(std::uint32_t block) const noexcept {
     const cache::Block* b = blocks_[block];
     if (b == nullptr) return {};
-    const std::size_t keys_bytes = b->packed ? plan_->keys().bytes : plan_->exact_part_bytes();
-    return {b->data, b->data + keys_bytes, b->packed, cache::key_mean(*b)};
+    const std::size_t keys_bytes = b->packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
+    return {b->data, b->data + keys_bytes, b->packed};
 }
 
 void Sequence::views(std::span<BlockView> out) const noexcept {
@@ -150,7 +149,7 @@ void Sequence::read(Part part, std::uint32_t cell, float* row) const {
     std::byte* exact = block->data;
     if (block->packed) {
         decoded.resize(plan_->exact_bytes());
-        decode_block(*plan_, block->data, decoded.data(), cache::key_mean(*block));
+        decode_block(*plan_, block->data, decoded.data());
         exact = decoded.data();
     }
     if (part == Part::keys) {
@@ -168,7 +167,7 @@ std::int32_t Sequence::position(std::uint32_t cell) const noexcept {
     const std::uint32_t tokens = plan_->block_tokens();
     const cache::Block* block = cell < size_ ? blocks_[cell / tokens] : nullptr;
     if (block == nullptr || !plan_->has_positions()) return static_cast<std::int32_t>(cell);
-    const std::byte* positions = block->data + (block->packed ? plan_->keys().positions_offset
+    const std::byte* positions = block->data + (block->packed ? plan_->keys().positions_offset()
                                                               : plan_->exact_positions_offset());
     std::int32_t position = 0;
     std::memcpy(&position, positions + std::size_t{4} * (cell % tokens), sizeof position);
@@ -190,29 +189,6 @@ void Sequence::settle(Executor& executor) {
     settled_ = std::max(settled_, end);
 }
 
-std::shared_ptr<const cache::KeyMean> Sequence::key_mean_before(std::uint32_t block) const {
-    for (std::uint32_t b = block; b-- > 0;) {
-        if (packed(b)) return blocks_[b]->key_mean;
-    }
-    const cache::ExactShape shape = cache::exact_shape(*plan_);
-    std::vector<double> sum(shape.channels);
-    std::size_t count = 0;
-    for (std::uint32_t b = retention_.sinks / shape.block_tokens; b < blocks_.size(); ++b) {
-        if (blocks_[b] == nullptr || blocks_[b]->packed) continue;
-        const std::uint32_t first = b * shape.block_tokens;
-        cache::Cells cells = blocks_[b]->keys;
-        if (retention_.sinks > first) cells &= ~cache::cell_range(0, retention_.sinks - first);
-        if (cut_ && b == size_ / shape.block_tokens) cells &= cache::cell_range(0, size_ - first);
-        cache::add_keys(cache::exact_keys(blocks_[b]->data), shape, cells, sum.data());
-        count += cells.count();
-    }
-    std::vector<float> mean(shape.channels);
-    std::ranges::transform(sum, mean.begin(), [&](double x) {
-        return static_cast<float>(x / static_cast<double>(std::max<std::size_t>(count, 1)));
-    });
-    return std::make_shared<const cache::KeyMean>(store_->impl(), lowkv::key_mean(*plan_, mean));
-}
-
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
     if (plan_->scheme().exact()) return;
     std::vector<std::uint32_t> due;
@@ -227,21 +203,18 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
     const std::size_t packed_bytes = plan_->packed_bytes();
     const std::size_t exact_bytes = plan_->exact_bytes();
     cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
-    std::shared_ptr<const cache::KeyMean> mean;
-    if (plan_->has_key_mean()) mean = key_mean_before(due.front());
     for (std::size_t i = 0; i < due.size(); ++i) store.hold(true, packed_bytes);
 
-    if (plan_->by_row()) {
+    if (plan_->has_shared()) {
         executor.parallel_for(due.size(), [&](std::size_t i, unsigned) noexcept {
-            encode_rows(*plan_, blocks_[due[i]]->data, slots[i]);
+            encode_shared(*plan_, blocks_[due[i]]->data, slots[i]);
         });
     }
     const std::uint32_t heads = plan_->shape().kv_heads;
     executor.parallel_for(due.size() * heads, [&](std::size_t item, unsigned) {
         const std::size_t i = item / heads;
         const auto head = static_cast<std::uint32_t>(item % heads);
-        encode_block(*plan_, blocks_[due[i]]->data, slots[i], head, head + 1,
-                     mean != nullptr ? mean->data() : nullptr);
+        encode_block(*plan_, blocks_[due[i]]->data, slots[i], head, head + 1);
     });
 
     for (const std::uint32_t b : due) {
@@ -250,7 +223,6 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
         store.drop(false, exact_bytes);
         block.data = slots.take();
         block.packed = true;
-        block.key_mean = mean;
         ++store.stats.encoded_blocks;
     }
 }

@@ -71,7 +71,7 @@ void Sequence::make_writable(std::span<const std::uint32_t> blocks) {
             if (block == nullptr) {
                 std::memset(data, 0, exact_bytes);
             } else if (block->packed) {
-                decode_block(*plan_, block->data, data, cache::key_mean(*block));
+                decode_block(*plan_, block->data, data);
                 ++store.stats.reopened_blocks;
             } else {
                 std::memcpy(data, block->data, exact_bytes);
@@ -91,7 +91,6 @@ void Sequence::make_writable(std::span<const std::uint32_t> blocks) {
             }
             block->data = data;
             block->packed = false;
-            block->key_mean = nullptr;
         }
         if (cut_ && b == size_ / plan_->block_tokens()) drop_stale_cells(*block);
     }

@@ -36,23 +36,15 @@ void Store::Impl::check_budget(std::size_t more, std::size_t less) const {
                     std::to_string(needed) + " bytes");
 }
 
-void Store::Impl::hold_bytes(bool packed, std::size_t bytes) noexcept {
+void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {
+    ++(packed ? stats.packed_blocks : stats.exact_blocks);
     (packed ? stats.packed_bytes : stats.exact_bytes) += bytes;
     stats.peak_bytes = std::max(stats.peak_bytes, stats.exact_bytes + stats.packed_bytes);
 }
 
-void Store::Impl::drop_bytes(bool packed, std::size_t bytes) noexcept {
-    (packed ? stats.packed_bytes : stats.exact_bytes) -= bytes;
-}
-
-void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {
-    ++(packed ? stats.packed_blocks : stats.exact_blocks);
-    hold_bytes(packed, bytes);
-}
-
 void Store::Impl::drop(bool packed, std::size_t bytes) noexcept {
     --(packed ? stats.packed_blocks : stats.exact_blocks);
-    drop_bytes(packed, bytes);
+    (packed ? stats.packed_bytes : stats.exact_bytes) -= bytes;
 }
 
 namespace cache {

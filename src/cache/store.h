@@ -24,9 +24,6 @@ struct Store::Impl {
     // Books a block's bytes in or out.
     void hold(bool packed, std::size_t bytes) noexcept;
     void drop(bool packed, std::size_t bytes) noexcept;
-    // And those of what is no block.
-    void hold_bytes(bool packed, std::size_t bytes) noexcept;
-    void drop_bytes(bool packed, std::size_t bytes) noexcept;
 };
 
 namespace cache {

@@ -118,11 +118,12 @@ Clustering cluster(std::span<const Point> points, std::size_t groups, std::mt199
 }  // namespace
 
 std::uint32_t group_count(const Codec& codec, const Shape& shape) {
-    const std::uint32_t groups = std::max((shape.channels() + codec.group / 2u) / codec.group, 1u);
+    const std::uint32_t size = row_of(codec.group).size;
+    const std::uint32_t groups = std::max((shape.channels() + size / 2) / size, 1u);
     if (groups <= max_groups) return groups;
     throw Error(ErrorCode::unsupported,
                 std::to_string(shape.channels()) + " channels make " + std::to_string(groups) +
-                    " groups of " + std::to_string(codec.group) + "; a layer can have " +
+                    " groups of " + std::to_string(size) + "; a layer can have " +
                     std::to_string(max_groups) + ": use a larger group (up to g128)");
 }
 

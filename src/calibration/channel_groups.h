@@ -9,7 +9,7 @@
 
 namespace lowkv::calibration {
 
-// channels / codec.group to the nearest, at least 1. Throws Error(unsupported) for more than
+// channels / the group's size to the nearest, at least 1. Throws Error(unsupported) for more than
 // max_groups.
 std::uint32_t group_count(const Codec& codec, const Shape& shape);
 

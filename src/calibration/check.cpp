@@ -68,7 +68,7 @@ class Check {
     }
 
     void ranges(const PartCalibration& part) const {
-        const std::size_t needed = codec_.group == Codec::calibrated ? channels_ : 0;
+        const std::size_t needed = codec_.group == Group::calibrated ? channels_ : 0;
         size("low", part.low.size(), needed, "channels");
         size("high", part.high.size(), needed, "channels");
         for (std::size_t c = 0; c < needed; ++c) {

@@ -17,7 +17,7 @@ PartCalibration neutral(const Codec& codec, const Shape& shape) {
         }
         if (codec.clip == Clip::calibrated) part.clip.assign(groups, 1.0f);
     }
-    if (codec.group == Codec::calibrated) {
+    if (codec.group == Group::calibrated) {
         part.low.assign(channels, -4.0f);
         part.high.assign(channels, 4.0f);
     }

@@ -28,21 +28,6 @@ std::uint32_t first_packed(std::uint32_t block, const Retention& retention) noex
     return (retention.sinks + block - 1) / block * block;
 }
 
-// Of the keys that a Sequence holds, without its sinks, when it packs its first block.
-std::vector<std::uint16_t> mean_of_window(const LayerSamples& samples, const Plan& plan,
-                                          const Retention& retention, std::size_t window) {
-    if (!plan.has_key_mean()) return {};
-    const std::size_t channels = samples.shape.channels(), sinks = retention.sinks;
-    const std::size_t end =
-        std::min<std::size_t>(samples.context, first_packed(plan.block_tokens(), retention) +
-                                                   plan.block_tokens() + retention.window);
-    std::vector<float> mean(channels, 0.0f);
-    for (std::size_t i = (window + sinks) * channels; i < (window + end) * channels; ++i) {
-        mean[i % channels] += codec::f16_to_f32(samples.keys[i]) / static_cast<float>(end - sinks);
-    }
-    return key_mean(plan, mean);
-}
-
 // What attention reads of a part, [rows][channels]: blocks as they come back from their codec.
 std::vector<float> read_back(const LayerSamples& samples, const Plan& plan, bool keys,
                              const Retention& retention) {
@@ -57,7 +42,6 @@ std::vector<float> read_back(const LayerSamples& samples, const Plan& plan, bool
     // Keys lie by channel, values by token.
     const std::size_t token_stride = keys ? 1 : channels, channel_stride = keys ? tokens : 1;
     for (std::size_t window = 0; window < samples.rows(); window += samples.context) {
-        const std::vector<std::uint16_t> mean = mean_of_window(samples, plan, retention, window);
         for (std::size_t t = first_packed(plan.block_tokens(), retention);
              t + tokens <= samples.context; t += tokens) {
             const std::size_t first = (window + t) * channels;
@@ -65,9 +49,8 @@ std::vector<float> read_back(const LayerSamples& samples, const Plan& plan, bool
                 part[i / channels * token_stride + i % channels * channel_stride] = rows[first + i];
             }
             encode_block(plan, std::as_bytes(std::span(exact)).data(), packed.data(), 0,
-                         plan.shape().kv_heads, mean.data());
-            decode_block(plan, packed.data(), std::as_writable_bytes(std::span(exact)).data(),
-                         mean.data());
+                         plan.shape().kv_heads);
+            decode_block(plan, packed.data(), std::as_writable_bytes(std::span(exact)).data());
             for (std::size_t i = 0; i < tokens * channels; ++i) {
                 out[first + i] = codec::f16_to_f32(
                     part[i / channels * token_stride + i % channels * channel_stride]);

@@ -57,7 +57,7 @@ std::vector<std::uint32_t> outliers_of(const Codec& codec, const PartCalibration
     std::vector<std::uint32_t> order(row.size());
     if (cap == 0) return {};
     std::iota(order.begin(), order.end(), 0u);
-    if (codec.group == Codec::calibrated) {
+    if (codec.group == Group::calibrated) {
         const auto beyond = [&](std::uint32_t c) {
             return std::max(row[c] - part.high[c], part.low[c] - row[c]);
         };
@@ -77,7 +77,7 @@ std::vector<std::uint32_t> outliers_of(const Codec& codec, const PartCalibration
 
 NormalisedRow normalised(const Codec& codec, const PartCalibration& part,
                          std::span<const float> row) {
-    const bool by_channel = codec.group == Codec::calibrated;
+    const bool by_channel = codec.group == Group::calibrated;
     const std::vector<bool> outlier = marked(row.size(), outliers_of(codec, part, row));
     const Range whole = by_channel ? Range{} : range_without(row, outlier);
     NormalisedRow out;
@@ -128,7 +128,7 @@ void RowModel::read_back(std::span<const float> row, std::span<float> out) const
             read_back_group(row, g, part_.clip.empty() ? 1.0f : part_.clip[g], out);
         return;
     }
-    const bool by_channel = codec_.group == Codec::calibrated;
+    const bool by_channel = codec_.group == Group::calibrated;
     const bool learned = codec_.levels == Levels::learned;
     const std::vector<std::uint32_t> outliers = outliers_of(codec_, part_, row);
     const Range whole = by_channel ? Range{} : range_without(row, marked(row.size(), outliers));

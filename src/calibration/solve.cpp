@@ -46,7 +46,7 @@ PartCalibration plain(const Codec& codec, const Shape& shape, const Ranges& whol
             part.group.push_back(static_cast<std::uint16_t>(c * groups / shape.channels()));
         if (codec.clip == Clip::calibrated) part.clip.assign(groups, 1.0f);
     }
-    if (codec.group == Codec::calibrated) {
+    if (codec.group == Group::calibrated) {
         part.low = whole.low;
         part.high = whole.high;
     }
@@ -90,7 +90,7 @@ PartCalibration solve_statistics(const Codec& codec, const Rows& rows, const Ran
     PartCalibration part;
     if (codec.reordered)
         part.group = group_channels(whole.low, whole.high, group_count(codec, shape), options.seed);
-    if (codec.group == Codec::calibrated) {
+    if (codec.group == Group::calibrated) {
         const double share = codec.outliers / 1000.0;
         Ranges ranges = channel_ranges(rows.unmasked(), rows.channels, share);
         part.low = std::move(ranges.low);
@@ -154,7 +154,7 @@ class LayerSolver {
             part = solve_statistics(key, keys_, whole, shape_, options.key_weights, options);
             if (key.clip == Clip::calibrated)
                 search_key_clips(output_, key, keys_.all, rotary_.get(), part);
-            if (key.group == Codec::calibrated && key.outliers > 0)
+            if (key.group == Group::calibrated && key.outliers > 0)
                 out.report.outliers = outlier_shares(key, part, keys_);
         }
         if (value.needs_calibration()) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <numbers>
+#include <span>
 #include <string>
 
 #include "lowkv/error.h"
@@ -15,7 +16,6 @@ namespace {
 
 constexpr std::uint32_t max_head_dim = 576;
 constexpr std::uint32_t tile = 16;  // divides every head_dim
-constexpr double orthogonality_tolerance = 1e-4;
 
 // G. Steele, D. Lea, S. Flood, "Fast splittable pseudorandom number generators", 2014.
 class SplitMix64 {
@@ -192,20 +192,6 @@ std::vector<float> transpose(std::span<const float> matrix, std::uint32_t head_d
     return result;
 }
 
-// NaN counts as not orthogonal.
-bool is_orthogonal(std::span<const float> matrix, std::uint32_t head_dim) {
-    const std::vector<double> rows(matrix.begin(), matrix.end());
-    for (std::uint32_t i = 0; i < head_dim; ++i) {
-        for (std::uint32_t j = 0; j <= i; ++j) {
-            const double product = dot(rows.data() + std::size_t{i} * head_dim,
-                                       rows.data() + std::size_t{j} * head_dim, head_dim);
-            const double deviation = std::abs(product - (i == j ? 1.0 : 0.0));
-            if (!(deviation <= orthogonality_tolerance)) return false;
-        }
-    }
-    return true;
-}
-
 }  // namespace
 
 Rotation::Rotation(std::uint32_t head_dim) : head_dim_(head_dim) {
@@ -237,25 +223,6 @@ Rotation Rotation::random(std::uint32_t head_dim, std::uint64_t seed) {
     return rotation;
 }
 
-Rotation Rotation::from_matrix(std::uint32_t head_dim, std::span<const float> row_major) {
-    Rotation rotation(head_dim);
-    const std::size_t expected = std::size_t{head_dim} * head_dim;
-    if (row_major.size() != expected) {
-        throw Error(ErrorCode::invalid_argument, "a rotation for head_dim " +
-                                                     std::to_string(head_dim) + " needs " +
-                                                     std::to_string(expected) + " values, not " +
-                                                     std::to_string(row_major.size()));
-    }
-    if (!is_orthogonal(row_major, head_dim)) {
-        throw Error(ErrorCode::invalid_argument,
-                    "a rotation must be orthogonal: R R^T differs from the identity by more than "
-                    "1e-4");
-    }
-    rotation.matrix_.assign(row_major.begin(), row_major.end());
-    rotation.transposed_ = transpose(row_major, head_dim);
-    return rotation;
-}
-
 void Rotation::apply(float* x) const noexcept {
     if (!is_hadamard()) return multiply_matrix(x, matrix_.data(), head_dim_);
     multiply_elements(x, scaled_signs_.data(), head_dim_);
@@ -270,6 +237,24 @@ void Rotation::apply_inverse(float* x) const noexcept {
         walsh_hadamard(x + first, size);
     });
     multiply_elements(x, scaled_signs_.data(), head_dim_);
+}
+
+std::shared_ptr<const Rotation> Rotations::of(Rotate kind) {
+    switch (kind) {
+        case Rotate::none: break;
+        case Rotate::hadamard:
+            if (!hadamard_) {
+                hadamard_ = std::make_shared<const Rotation>(Rotation::hadamard(head_dim_));
+            }
+            return hadamard_;
+        case Rotate::random:
+            if (!random_) {
+                const std::uint64_t seed = 42 + std::uint64_t{1000} * layer_;
+                random_ = std::make_shared<const Rotation>(Rotation::random(head_dim_, seed));
+            }
+            return random_;
+    }
+    return nullptr;
 }
 
 }  // namespace lowkv::codec

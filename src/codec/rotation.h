@@ -3,8 +3,10 @@
 // Vectors are rows: x R. Because R is orthogonal, (q R).(k R) = q.k.
 
 #include <cstdint>
-#include <span>
+#include <memory>
 #include <vector>
+
+#include "lowkv/scheme.h"
 
 namespace lowkv::codec {
 
@@ -23,9 +25,6 @@ class Rotation {
     // platforms differ by their mathematics library's last bit at most.
     static Rotation random(std::uint32_t head_dim, std::uint64_t seed);
 
-    // R in row order. Throws invalid_argument unless R R^T is the identity to 1e-4.
-    static Rotation from_matrix(std::uint32_t head_dim, std::span<const float> row_major);
-
     std::uint32_t head_dim() const noexcept { return head_dim_; }
 
     void apply(float* x) const noexcept;          // x <- x R
@@ -40,6 +39,17 @@ class Rotation {
     std::vector<float> scaled_signs_;  // Hadamard: signs / sqrt(n)
     std::vector<float> matrix_;        // otherwise: R in row order
     std::vector<float> transposed_;    // and R^T, so that the inverse reads it in order, too
+};
+
+// A layer's rotations, each made when it is first asked for. A random one's seed is the layer's.
+class Rotations {
+  public:
+    Rotations(std::uint32_t head_dim, std::uint32_t layer) : head_dim_(head_dim), layer_(layer) {}
+    std::shared_ptr<const Rotation> of(Rotate kind);  // null: none
+
+  private:
+    std::uint32_t head_dim_, layer_;
+    std::shared_ptr<const Rotation> hadamard_, random_;
 };
 
 }  // namespace lowkv::codec

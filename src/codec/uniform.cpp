@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "codec/head.h"
 #include "codec/sum.h"
+#include "families/codes_part.h"
 
 namespace lowkv::codec {
 namespace {

@@ -11,9 +11,7 @@
 #include <cstring>
 
 #include "codec/float16.h"
-#include "codec/head.h"
-#include "codec/outliers.h"
-#include "codec/row_tables.h"
+#include "families/row/outliers.h"
 #include "kernels/product.h"
 #include "kernels/tables.h"
 #include "kernels/target.h"

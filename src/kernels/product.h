@@ -5,48 +5,40 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "families/row/row_part.h"
 #include "kernels/table.h"
 
 namespace lowkv::kernels {
 
+// Exact or packed.
 struct Matrix {
-    const std::byte* data = nullptr;  // a head's section; exact: its f16 elements, steps of lanes
-    const PartLayout* layout = nullptr;
-    unsigned lane_count = 0, step_count = 0;
-    std::size_t exact_stride = 0;  // elements between steps
-    bool exact = false;
-    bool folded = false;
-    bool keys = false;
-    const std::byte* metadata = nullptr;  // the section that has it: the head's, or all heads'
-    unsigned first_channel = 0;           // of the head
-    const std::uint16_t* mean = nullptr;  // centred keys: one f16 a step
+    PackedHead packed;
+    const std::uint16_t* exact = nullptr;  // f16, steps of lanes; null: packed
+    std::size_t exact_stride = 0;          // elements between steps
 };
 
-// What a head's packed keys are less: its block's mean, its sequence's, or nothing.
-inline const std::uint16_t* mean_of(const Plan& plan, const BlockView& view, const Matrix& keys) {
-    switch (plan.keys().codec.centre) {
-        case Centre::none: break;
-        case Centre::block:
-            return reinterpret_cast<const std::uint16_t*>(keys.data + plan.keys().mean_offset);
-        case Centre::sequence: return view.key_mean + keys.first_channel;
-    }
-    return nullptr;
+// What a kernel knows about the part that it was named for.
+inline const codec::CodesPart& codes_of(const PackedHead& x) {
+    return static_cast<const codec::CodesPart&>(*x.part);
+}
+inline const codec::RowPart& rows_of(const PackedHead& x) {
+    return static_cast<const codec::RowPart&>(*x.part);
+}
+inline bool is_keys(const PackedHead& x) { return x.part->shape().part == Part::keys; }
+
+// What a head's packed keys are less: its block's mean, or nothing.
+inline const std::uint16_t* mean_of(const codec::CodesPart& part, const PackedHead& x) {
+    if (!part.has_mean) return nullptr;
+    return reinterpret_cast<const std::uint16_t*>(x.section + part.mean_offset);
 }
 
-// A balanced head's factors, one f16 a lane (codec.h).
-inline const std::uint16_t* factors_of(const PartLayout& layout, const std::byte* section) {
-    return reinterpret_cast<const std::uint16_t*>(section + layout.factors_offset);
+// A balanced head's factors, one f16 a lane (codes_part.h).
+inline const std::uint16_t* factors_of(const codec::CodesPart& part, const PackedHead& x) {
+    return reinterpret_cast<const std::uint16_t*>(x.section + part.factors_offset);
 }
 
-// A span's packed blocks are multiplied together, so that one's preparation overlaps with
-// another's products. `ahead` is what will be needed next, fetched meanwhile.
-struct Product {
-    Matrix x;
-    const float* w = nullptr;
-    float* y = nullptr;
-    const std::byte* ahead = nullptr;
-    std::size_t ahead_bytes = 0;
-};
+// A span's packed blocks are multiplied together, so that one's preparation overlaps with another's
+// products.
 inline constexpr unsigned max_products = span_tokens / tile_tokens;
 
 using Multiply = void (*)(const Product* products, unsigned count, std::size_t w_stride,

@@ -48,6 +48,16 @@ const Table& select(std::string_view name) {
                     " is not in this build; this CPU runs: " + supported_names());
 }
 
+const PartKernels& find(const Table& table, std::string_view name) {
+    for (const auto& list : {table.codes, table.rows}) {
+        for (const PartKernels& kernels : list) {
+            if (kernels.name == name) return kernels;
+        }
+    }
+    throw Error(ErrorCode::unsupported,
+                std::string(table.name) + " has no kernels named " + std::string(name));
+}
+
 }  // namespace kernels
 
 std::span<const Implementation> implementations() {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "lowkv/attention.h"
@@ -13,7 +14,7 @@ namespace lowkv::kernels {
 
 inline constexpr std::uint32_t max_head_dim = 576;
 inline constexpr std::uint32_t span_tokens = 128;  // tokens between two softmax steps; >= a block
-inline constexpr std::uint32_t tile_tokens = 32;   // tokens expanded to f32 at a time (prefill)
+using lowkv::tile_tokens;                          // tokens expanded to f32 at a time (prefill)
 inline constexpr std::uint32_t decode_max_rows = 4;
 inline constexpr std::uint32_t prefill_max_rows = 96;
 
@@ -63,7 +64,12 @@ struct Table {
     // Adds every row's softmax weights exp(score - log_sum[row]) to mass[cell - first_cell],
     // which has a whole number of spans. At most prefill_max_rows; needs scratch, not the results.
     void (*weigh)(const Task& task, const float* log_sum, float* mass) noexcept;
+    // How packed heads are read, by name: of codes, and of row codecs.
+    std::span<const PartKernels> codes, rows;
 };
+
+// The kernels of that name, which an implementation has.
+const PartKernels& find(const Table& table, std::string_view name);
 
 // Scratch that a task needs at most: rows of both q and scores, one key and one value tile.
 constexpr std::size_t scratch_bytes() {

@@ -22,7 +22,7 @@
 //           4+j is unit 2p+1's tile j
 //
 // It is a permutation of the logical order (docs/methods.md, "Codes in bytes");
-// tests/codec_layout.cpp says so.
+// tests/codec_layout.cpp checks that every bit of every code has a place of its own.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,42 +35,55 @@ inline constexpr std::uint32_t unit_lanes = 16;
 inline constexpr std::uint32_t unit_steps = 16;
 
 inline constexpr std::uint32_t unit_tiles = 4;
-inline constexpr std::uint32_t ternary_bits = Codec::ternary_bits;
-inline constexpr std::uint32_t tiles_of_ternary_vector = 5;
-inline constexpr std::uint8_t powers_of_3[] = {1, 3, 9, 27, 81};
-inline constexpr std::uint32_t senary_bits = Codec::senary_bits;
-inline constexpr std::uint32_t units_of_senary_run = 3;
-inline constexpr std::uint8_t powers_of_6[] = {1, 6, 36};
+inline constexpr std::size_t tile_bytes = 64;
 
-constexpr std::size_t codes_bytes(std::uint32_t bits, std::uint32_t lanes, std::uint32_t steps) {
-    if (bits == ternary_bits) {
-        const std::size_t tiles = std::size_t{lanes} * steps / 64;
-        return (tiles + tiles_of_ternary_vector - 1) / tiles_of_ternary_vector * 64;
-    }
-    if (bits == senary_bits) {
-        const std::size_t units = std::size_t{lanes} * steps / (unit_lanes * unit_steps);
-        return (units + (units + units_of_senary_run - 1) / units_of_senary_run) * 64;
-    }
-    return std::size_t{lanes} * steps * bits / 8;
-}
-
-// Where the 64 bytes of a unit's tile lie from the start of a head's codes, and which digit of
-// them the tile is.
-struct SenaryPlace {
+// Where the 64 bytes of a unit's tile lie from the start of a head's codes, and which digit of each
+// byte is the tile's (WidthRow). Of three bits: the low two.
+struct TilePlace {
     std::size_t offset;
     std::uint32_t digit;
 };
-constexpr SenaryPlace senary_place(std::size_t unit, std::uint32_t tile) {
-    const std::size_t run = unit / units_of_senary_run * (1 + units_of_senary_run) * 64;
-    const std::size_t in_run = unit % units_of_senary_run;
-    if (tile == unit_tiles - 1) return {run, static_cast<std::uint32_t>(in_run)};
-    return {run + (1 + in_run) * 64, tile};
+constexpr TilePlace tile_place(Width width, std::size_t unit, std::uint32_t tile) {
+    const std::uint32_t digits = row_of(width).digits;
+    if (width == Width::ternary) {
+        const std::size_t number = unit * unit_tiles + tile;
+        return {number / digits * tile_bytes, static_cast<std::uint32_t>(number % digits)};
+    }
+    if (width == Width::senary) {  // runs of three units, before them their last tiles
+        const std::size_t run = unit / digits * (1 + digits) * tile_bytes, in_run = unit % digits;
+        if (tile == digits) return {run, static_cast<std::uint32_t>(in_run)};
+        return {run + (1 + in_run) * tile_bytes, tile};
+    }
+    const std::size_t first = width == Width::three
+                                  ? unit / 2 * 3 * tile_bytes + unit % 2 * tile_bytes
+                                  : unit * (unit_tiles / digits) * tile_bytes;
+    return {first + tile / digits * tile_bytes, tile % digits};
 }
 
-// Bytes from the start of a head's codes to unit `unit` (3 bits: to its low 2 bits). Not 1.5 and
-// 2.6 bits: their units share bytes.
-constexpr std::size_t unit_offset(std::uint32_t bits, std::size_t unit) {
-    return bits == 3 ? (unit / 2) * 192 + (unit % 2) * 64 : unit * 32 * bits;
+// Bytes from the start of a head's codes to unit `unit`. Not 1.5 and 2.6 bits: their units share
+// bytes.
+constexpr std::size_t unit_offset(Width width, std::size_t unit) {
+    return tile_place(width, unit, 0).offset;
+}
+
+// Three bits: where the third bits of a pair of units lie.
+constexpr std::size_t third_offset(std::size_t unit) {
+    return unit / 2 * 3 * tile_bytes + 2 * tile_bytes;
+}
+
+constexpr unsigned power_of(unsigned base, unsigned exponent) {
+    unsigned power = 1;
+    while (exponent-- > 0) power *= base;
+    return power;
+}
+
+constexpr std::size_t codes_bytes(Width width, std::uint32_t lanes, std::uint32_t steps) {
+    const std::uint32_t digits = row_of(width).digits;
+    const std::size_t units = std::size_t{lanes} * steps / (unit_lanes * unit_steps);
+    const std::size_t tiles = units * unit_tiles;
+    if (width == Width::senary) return (units + (units + digits - 1) / digits) * tile_bytes;
+    const std::size_t third = width == Width::three ? tiles / 8 * tile_bytes : 0;
+    return (tiles + digits - 1) / digits * tile_bytes + third;
 }
 
 // Where a lane's four bytes hold step `step` of a tile, and the step that byte `step` holds.
@@ -78,69 +91,19 @@ constexpr std::uint32_t byte_of_step(std::uint32_t step) {
     return (step & 1) << 1 | (step & 2) >> 1;
 }
 
-// One code, for reference code and tests. `lane` and `step` are within the head.
-inline std::uint8_t load_code(const std::uint8_t* codes, std::uint32_t bits, std::uint32_t steps,
+// One code, where speed doesn't matter.
+inline std::uint8_t load_code(const std::uint8_t* codes, Width width, std::uint32_t steps,
                               std::uint32_t lane, std::uint32_t step) {
     const std::size_t unit =
         std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
     const std::uint32_t tile = step % unit_steps / 4;
     const std::uint32_t byte = 4 * (lane % unit_lanes) + byte_of_step(step % 4);
-    if (bits == ternary_bits) {
-        const std::size_t number = unit * unit_tiles + tile;
-        const std::uint8_t packed = codes[number / tiles_of_ternary_vector * 64 + byte];
-        return packed / powers_of_3[number % tiles_of_ternary_vector] % 3;
-    }
-    if (bits == senary_bits) {
-        const SenaryPlace place = senary_place(unit, tile);
-        return codes[place.offset + byte] / powers_of_6[place.digit] % 6;
-    }
-    const std::uint8_t* base = codes + unit_offset(bits, unit);
-    switch (bits) {
-        case 8: return base[64 * tile + byte];
-        case 4: return (base[64 * (tile / 2) + byte] >> (4 * (tile % 2))) & 15;
-        case 2: return (base[byte] >> (2 * tile)) & 3;
-        default: {
-            const std::uint8_t* third = codes + (unit / 2) * 192 + 128;
-            const int low = (base[byte] >> (2 * tile)) & 3;
-            const int high = (third[byte] >> (4 * (unit % 2) + tile)) & 1;
-            return static_cast<std::uint8_t>(low | high << 2);
-        }
-    }
-}
-
-// Adds a code to zero-initialised codes.
-inline void store_code(std::uint8_t* codes, std::uint32_t bits, std::uint32_t steps,
-                       std::uint32_t lane, std::uint32_t step, std::uint8_t code) {
-    const std::size_t unit =
-        std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
-    const std::uint32_t tile = step % unit_steps / 4;
-    const std::uint32_t byte = 4 * (lane % unit_lanes) + byte_of_step(step % 4);
-    if (bits == ternary_bits) {
-        const std::size_t number = unit * unit_tiles + tile;
-        std::uint8_t& packed = codes[number / tiles_of_ternary_vector * 64 + byte];
-        const unsigned digit = code * powers_of_3[number % tiles_of_ternary_vector];
-        packed = static_cast<std::uint8_t>(packed + digit);
-        return;
-    }
-    if (bits == senary_bits) {
-        const SenaryPlace place = senary_place(unit, tile);
-        std::uint8_t& packed = codes[place.offset + byte];
-        packed = static_cast<std::uint8_t>(packed + code * powers_of_6[place.digit]);
-        return;
-    }
-    std::uint8_t* base = codes + unit_offset(bits, unit);
-    const auto add = [](std::uint8_t& target, unsigned value) {
-        target = static_cast<std::uint8_t>(target | value);
-    };
-    switch (bits) {
-        case 8: base[64 * tile + byte] = code; return;
-        case 4: add(base[64 * (tile / 2) + byte], unsigned{code} << (4 * (tile % 2))); return;
-        case 2: add(base[byte], unsigned{code} << (2 * tile)); return;
-        default:
-            add(base[byte], (code & 3u) << (2 * tile));
-            add(codes[(unit / 2) * 192 + 128 + byte], (code >> 2u) << (4 * (unit % 2) + tile));
-            return;
-    }
+    const TilePlace place = tile_place(width, unit, tile);
+    const unsigned base = row_of(width).base;
+    const unsigned code = codes[place.offset + byte] / power_of(base, place.digit) % base;
+    if (width != Width::three) return static_cast<std::uint8_t>(code);
+    const unsigned third = codes[third_offset(unit) + byte] >> (4 * (unit % 2) + tile) & 1;
+    return static_cast<std::uint8_t>(code | third << 2);
 }
 
 }  // namespace lowkv::kernels

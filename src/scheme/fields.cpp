@@ -13,21 +13,17 @@ constexpr std::uint32_t value_of(Enum value) {
 constexpr std::array axis_choices{
     Choice{"channel", value_of(Axis::channel), "GROUP tokens of one channel share a scale"},
     Choice{"token", value_of(Axis::token), "GROUP channels of one token share a scale"}};
-constexpr std::array bits_choices{
-    Choice{"1.5", Codec::ternary_bits, "three levels, five codes to a byte: 1.6 bits"},
-    Choice{"2", 2, "four levels"},
-    Choice{"2.6", Codec::senary_bits,
-           "six levels, three codes to a byte: 8/3 bits; not with row, static, reorder, varnorm"},
-    Choice{"3", 3, "eight levels"},
-    Choice{"4", 4, "16 levels"},
-    Choice{"8", 8, "256 levels"}};
-constexpr std::array group_choices{
-    Choice{"g32", 32, "32 of them"},
-    Choice{"g64", 64, "64"},
-    Choice{"g128", 128, "128"},
-    Choice{"head", Codec::whole_head, "token: all channels of a head"},
-    Choice{"row", Codec::whole_row, "token: the channels of all kv heads"},
-    Choice{"static", Codec::calibrated, "channel: the range comes from a calibration (KVQuant)"}};
+// A row of the table each: its number is the value.
+template <class Row, std::size_t N>
+constexpr std::array<Choice, N> choices_of(const Row (&table)[N]) {
+    std::array<Choice, N> choices;
+    for (std::size_t i = 0; i < N; ++i) {
+        choices[i] = {table[i].word, static_cast<std::uint32_t>(i), table[i].meaning};
+    }
+    return choices;
+}
+constexpr std::array bits_choices = choices_of(width_table);
+constexpr std::array group_choices = choices_of(group_table);
 constexpr std::array order_choices{
     Choice{"inorder", 0},
     Choice{"reorder", 1,
@@ -46,11 +42,8 @@ constexpr std::array rotation_choices{
     Choice{"random", value_of(Rotate::random),
            "token: a random orthogonal matrix comes first, another one in each layer"}};
 constexpr std::array centre_choices{
-    Choice{"raw", value_of(Centre::none)},
-    Choice{"mean", value_of(Centre::block),
-           "keys, token: each block's mean per channel is subtracted and stored apart"},
-    Choice{"seqmean", value_of(Centre::sequence),
-           "keys, token: one mean for the sequence, taken when its first block is packed"}};
+    Choice{"raw", 0},
+    Choice{"mean", 1, "keys, token: each block's mean per channel is subtracted and stored apart"}};
 constexpr std::array balance_choices{
     Choice{"unbalanced", 0},
     Choice{"varnorm", 1,
@@ -84,10 +77,10 @@ constexpr std::array fields{
     CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
                [](Codec& c, std::uint32_t v) { c.axis = static_cast<Axis>(v); }},
     CodecField{"number of bits", bits_choices, false,
-               [](const Codec& c) { return std::uint32_t{c.bits}; },
-               [](Codec& c, std::uint32_t v) { c.bits = static_cast<std::uint8_t>(v); }},
-    CodecField{"group", group_choices, false, [](const Codec& c) { return std::uint32_t{c.group}; },
-               [](Codec& c, std::uint32_t v) { c.group = static_cast<std::uint16_t>(v); }},
+               [](const Codec& c) { return value_of(c.width); },
+               [](Codec& c, std::uint32_t v) { c.width = static_cast<Width>(v); }},
+    CodecField{"group", group_choices, false, [](const Codec& c) { return value_of(c.group); },
+               [](Codec& c, std::uint32_t v) { c.group = static_cast<Group>(v); }},
     CodecField{"order of channels", order_choices, true,
                [](const Codec& c) { return std::uint32_t{c.reordered}; },
                [](Codec& c, std::uint32_t v) { c.reordered = v != 0; }},
@@ -97,8 +90,9 @@ constexpr std::array fields{
     CodecField{"rotation", rotation_choices, true,
                [](const Codec& c) { return value_of(c.rotation); },
                [](Codec& c, std::uint32_t v) { c.rotation = static_cast<Rotate>(v); }},
-    CodecField{"centring", centre_choices, true, [](const Codec& c) { return value_of(c.centre); },
-               [](Codec& c, std::uint32_t v) { c.centre = static_cast<Centre>(v); }},
+    CodecField{"centring", centre_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.centred}; },
+               [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
     CodecField{"balance of tokens and channels", balance_choices, true,
                [](const Codec& c) { return std::uint32_t{c.balanced}; },
                [](Codec& c, std::uint32_t v) { c.balanced = v != 0; }},

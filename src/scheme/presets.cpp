@@ -7,20 +7,20 @@
 namespace lowkv {
 namespace {
 
-constexpr Codec uniform(std::uint8_t bits, Axis axis, std::uint16_t group) {
-    return {.bits = bits, .axis = axis, .group = group};
+constexpr Codec uniform(Width width, Axis axis, Group group) {
+    return {.width = width, .axis = axis, .group = group};
 }
 
-constexpr Codec normal(std::uint8_t bits) {
-    return {.bits = bits,
+constexpr Codec normal(Width width) {
+    return {.width = width,
             .axis = Axis::token,
-            .group = Codec::whole_head,
+            .group = Group::head,
             .levels = Levels::normal,
             .rotation = Rotate::hadamard};
 }
 
 constexpr Codec centred(Codec codec) {
-    codec.centre = Centre::block;
+    codec.centred = true;
     return codec;
 }
 
@@ -36,34 +36,34 @@ constexpr Codec rotated(Codec codec, Rotate rotation) {
 }
 
 // SKVQ: groups of 128 channels of all heads.
-constexpr Codec skvq(std::uint8_t bits, Stage stage) {
-    return {.bits = bits,
+constexpr Codec skvq(Width width, Stage stage) {
+    return {.width = width,
             .axis = Axis::token,
-            .group = 128,
+            .group = Group::g128,
             .reordered = true,
             .clip = Clip::calibrated,
             .stage = stage,
             .metadata = Metadata::fp8_e4m3};
 }
 
-constexpr LayerScheme kvquant(std::uint8_t bits, std::uint8_t outliers) {
-    return {.key = {.bits = bits,
+constexpr LayerScheme kvquant(Width width, std::uint8_t outliers) {
+    return {.key = {.width = width,
                     .axis = Axis::channel,
-                    .group = Codec::calibrated,
+                    .group = Group::calibrated,
                     .levels = Levels::learned,
                     .outliers = outliers,
                     .stage = Stage::pre},
-            .value = {.bits = bits,
+            .value = {.width = width,
                       .axis = Axis::token,
-                      .group = Codec::whole_row,
+                      .group = Group::row,
                       .levels = Levels::learned,
                       .outliers = outliers}};
 }
 
-constexpr Codec kvarn(std::uint8_t bits, Axis axis) {
-    return {.bits = bits,
+constexpr Codec kvarn(Width width, Axis axis) {
+    return {.width = width,
             .axis = axis,
-            .group = axis == Axis::channel ? std::uint16_t{128} : Codec::whole_head,
+            .group = axis == Axis::channel ? Group::g128 : Group::head,
             .rotation = Rotate::hadamard,
             .balanced = true};
 }
@@ -109,12 +109,12 @@ Preset preset(const Words& words, Codec key, Codec value) {
 Preset preset(const Words& words, Codec both) { return preset(words, both, both); }
 
 // KVQuant has no window, and one sink.
-Preset kvquant_preset(const Words& words, std::uint8_t bits, std::uint8_t outliers) {
+Preset kvquant_preset(const Words& words, Width width, std::uint8_t outliers) {
     return {.name = words.name,
             .summary = words.summary,
             .source = words.source,
             .recommended = words.recommended,
-            .scheme = {.base = kvquant(bits, outliers),
+            .scheme = {.base = kvquant(width, outliers),
                        .retention = {.window = 0, .sinks = 1},
                        .overrides = {}}};
 }
@@ -128,71 +128,80 @@ std::span<const Preset> presets() {
                Codec{}),
         preset({"lowkv1.5", "when memory is shortest: three levels, five codes to a byte", own,
                 recommended},
-               centred(normal(Codec::ternary_bits)), unbiased(normal(Codec::ternary_bits))),
+               centred(normal(Width::ternary)), unbiased(normal(Width::ternary))),
         preset(
             {"lowkv2", "a step smaller than the default: 2-bit keys and values", own, recommended},
-            centred(normal(2)), unbiased(normal(2))),
+            centred(normal(Width::two)), unbiased(normal(Width::two))),
         preset({"lowkv2.6", "between the two: keys of six levels, three codes to a byte", own,
                 recommended},
-               centred(normal(Codec::senary_bits)), unbiased(normal(2))),
+               centred(normal(Width::senary)), unbiased(normal(Width::two))),
         preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own,
                 recommended},
-               centred(normal(3)), unbiased(normal(2))),
+               centred(normal(Width::three)), unbiased(normal(Width::two))),
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own, recommended},
-               centred(normal(3)), unbiased(normal(3))),
+               centred(normal(Width::three)), unbiased(normal(Width::three))),
         preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size", own,
                 recommended},
-               centred(normal(4)), unbiased(normal(4))),
+               centred(normal(Width::four)), unbiased(normal(Width::four))),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
-               uniform(2, Axis::channel, 32), uniform(2, Axis::token, 32)),
+               uniform(Width::two, Axis::channel, Group::g32),
+               uniform(Width::two, Axis::token, Group::g32)),
         preset({"kivi4", "KIVI's 4 bits, likewise: a third of f16's size", kivi},
-               uniform(4, Axis::channel, 32), uniform(4, Axis::token, 32)),
-        preset({"int8", "the safest step below f16", integers}, uniform(8, Axis::token, 128)),
+               uniform(Width::four, Axis::channel, Group::g32),
+               uniform(Width::four, Axis::token, Group::g32)),
+        preset({"int8", "the safest step below f16", integers},
+               uniform(Width::eight, Axis::token, Group::g128)),
         preset({"int4", "a yardstick: what plain integer caches do", integers},
-               uniform(4, Axis::token, 32)),
+               uniform(Width::four, Axis::token, Group::g32)),
         preset(
             {"int4h", "a yardstick: int4 after a Hadamard rotation, one scale per head", integers},
-            rotated(uniform(4, Axis::token, Codec::whole_head), Rotate::hadamard)),
-        preset({"turboquant4", "to compare: lowkv4 without the keys' mean", turboquant}, normal(4)),
-        preset({"turboquant3", "to compare: lowkv3 without the keys' mean", turboquant}, normal(3)),
-        preset({"turboquant2", "to compare: lowkv2 without the keys' mean", turboquant}, normal(2)),
+            rotated(uniform(Width::four, Axis::token, Group::head), Rotate::hadamard)),
+        preset({"turboquant4", "to compare: lowkv4 without the keys' mean", turboquant},
+               normal(Width::four)),
+        preset({"turboquant3", "to compare: lowkv3 without the keys' mean", turboquant},
+               normal(Width::three)),
+        preset({"turboquant2", "to compare: lowkv2 without the keys' mean", turboquant},
+               normal(Width::two)),
         preset({"turboquant4-qr", "turboquant4 with the paper's random rotation in each layer",
                 turboquant_random},
-               rotated(normal(4), Rotate::random)),
+               rotated(normal(Width::four), Rotate::random)),
         preset({"turboquant3-qr", "turboquant3 with the paper's random rotation in each layer",
                 turboquant_random},
-               rotated(normal(3), Rotate::random)),
+               rotated(normal(Width::three), Rotate::random)),
         preset({"turboquant2-qr", "turboquant2 with the paper's random rotation in each layer",
                 turboquant_random},
-               rotated(normal(2), Rotate::random)),
+               rotated(normal(Width::two), Rotate::random)),
         preset({"kvarn4", "to compare: 4 bits, tokens and channels scaled to one variance",
                 kvarn_paper},
-               kvarn(4, Axis::channel), kvarn(4, Axis::token)),
-        preset({"kvarn3", "to compare: the same with 3 bits", kvarn_paper}, kvarn(3, Axis::channel),
-               kvarn(3, Axis::token)),
-        preset({"kvarn2", "to compare: the same with 2 bits", kvarn_paper}, kvarn(2, Axis::channel),
-               kvarn(2, Axis::token)),
-        preset({"skvq-k4v4", "SKVQ's 4 bits; needs a calibration", skvq_paper}, skvq(4, Stage::pre),
-               skvq(4, Stage::post)),
-        preset({"skvq-k2v2", "SKVQ's 2 bits; needs a calibration", skvq_paper}, skvq(2, Stage::pre),
-               skvq(2, Stage::post)),
+               kvarn(Width::four, Axis::channel), kvarn(Width::four, Axis::token)),
+        preset({"kvarn3", "to compare: the same with 3 bits", kvarn_paper},
+               kvarn(Width::three, Axis::channel), kvarn(Width::three, Axis::token)),
+        preset({"kvarn2", "to compare: the same with 2 bits", kvarn_paper},
+               kvarn(Width::two, Axis::channel), kvarn(Width::two, Axis::token)),
+        preset({"skvq-k4v4", "SKVQ's 4 bits; needs a calibration", skvq_paper},
+               skvq(Width::four, Stage::pre), skvq(Width::four, Stage::post)),
+        preset({"skvq-k2v2", "SKVQ's 2 bits; needs a calibration", skvq_paper},
+               skvq(Width::two, Stage::pre), skvq(Width::two, Stage::post)),
         preset({"skvq-k2v1.5",
                 "SKVQ's smallest: 2-bit keys and 1.5-bit values; needs a "
                 "calibration",
                 skvq_paper},
-               skvq(2, Stage::pre), skvq(Codec::ternary_bits, Stage::post)),
-        kvquant_preset({"kvquant4", "KVQuant's nuq4; needs a calibration", kvquant_paper}, 4, 0),
-        kvquant_preset({"kvquant3", "KVQuant's nuq3; needs a calibration", kvquant_paper}, 3, 0),
-        kvquant_preset({"kvquant2", "KVQuant's nuq2; needs a calibration", kvquant_paper}, 2, 0),
+               skvq(Width::two, Stage::pre), skvq(Width::ternary, Stage::post)),
+        kvquant_preset({"kvquant4", "KVQuant's nuq4; needs a calibration", kvquant_paper},
+                       Width::four, 0),
+        kvquant_preset({"kvquant3", "KVQuant's nuq3; needs a calibration", kvquant_paper},
+                       Width::three, 0),
+        kvquant_preset({"kvquant2", "KVQuant's nuq2; needs a calibration", kvquant_paper},
+                       Width::two, 0),
         kvquant_preset({"kvquant4-1%",
                         "KVQuant's nuq4-1%: a hundredth kept in f16; needs a "
                         "calibration",
                         kvquant_paper},
-                       4, 10),
-        kvquant_preset({"kvquant3-1%", "KVQuant's nuq3-1%; needs a calibration", kvquant_paper}, 3,
-                       10),
-        kvquant_preset({"kvquant2-1%", "KVQuant's nuq2-1%; needs a calibration", kvquant_paper}, 2,
-                       10),
+                       Width::four, 10),
+        kvquant_preset({"kvquant3-1%", "KVQuant's nuq3-1%; needs a calibration", kvquant_paper},
+                       Width::three, 10),
+        kvquant_preset({"kvquant2-1%", "KVQuant's nuq2-1%; needs a calibration", kvquant_paper},
+                       Width::two, 10),
     };
     return all;
 }

@@ -1,3 +1,4 @@
+#include "lowkv/family.h"
 #include "lowkv/scheme.h"
 #include "scheme/fields.h"
 
@@ -29,6 +30,7 @@ std::string base_text(const LayerScheme& base) {
 }  // namespace
 
 std::string to_string(const Codec& codec) {
+    if (codec.family != nullptr) return std::string(codec.family->name());
     if (codec.exact()) return std::string(scheme::exact_word);
     std::string text;
     for (const scheme::CodecField& field : scheme::codec_fields()) {

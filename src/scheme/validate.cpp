@@ -14,6 +14,7 @@ namespace {
 }
 
 void validate(const Codec& codec, const std::string& what) {
+    if (codec.family != nullptr) return;  // it checks what it compiles
     if (codec.exact()) {
         // One exact codec only, so that equal texts are equal schemes.
         if (codec != Codec{}) {
@@ -35,50 +36,49 @@ void validate(const Codec& codec, const std::string& what) {
 
 // Fields that exclude each other.
 void validate_together(const Codec& codec, const std::string& what) {
+    if (codec.family != nullptr || codec.exact()) return;
     const bool normal = codec.levels == Levels::normal;
     const bool uniform = codec.levels == Levels::uniform;
     const bool channel = codec.axis == Axis::channel;
-    const bool centred = codec.centre != Centre::none;
-    const bool ranged = codec.group == Codec::calibrated;
-    const bool normal_bits = codec.bits <= 4 || codec.bits == Codec::senary_bits;
+    const bool ranged = codec.group == Group::calibrated;
     struct Rule {
         bool broken;
         const char* says;
     };
     for (const Rule& rule :
-         {Rule{channel && (codec.group == Codec::whole_head || codec.group == Codec::whole_row),
+         {Rule{channel && (codec.group == Group::head || codec.group == Group::row),
                "a group of one channel is a number of tokens (g32, g64 or g128) or static"},
           Rule{!channel && ranged, "static is the range of a channel: channel-..."},
-          Rule{channel && (normal || centred),
-               "normal, mean and seqmean need a scale per token: token-..."},
+          Rule{channel && (normal || codec.centred),
+               "normal and mean need a scale per token: token-..."},
           Rule{channel && codec.rotation != Rotate::none && !codec.balanced,
                "hadamard and random need a scale per token (token-...), or varnorm"},
-          Rule{codec.reordered && (channel || codec.group < 32),
+          Rule{codec.reordered && (channel || row_of(codec.group).size == 0),
                "reorder makes groups of channels: token-...-g32, g64 or g128"},
-          Rule{codec.by_row() && (normal || codec.rotation != Rotate::none || centred),
-               "normal, hadamard, random, mean and seqmean are for each head: not row, static or "
-               "reorder"},
-          Rule{codec.levels == Levels::learned && codec.group != Codec::whole_row && !ranged,
+          Rule{codec.by_row() && (normal || codec.rotation != Rotate::none || codec.centred),
+               "normal, hadamard, random and mean are for each head: not row, static or reorder"},
+          Rule{codec.levels == Levels::learned && codec.group != Group::row && !ranged,
                "learned levels need the group row or static"},
-          Rule{codec.levels == Levels::learned &&
-                   (codec.bits > 4 || codec.bits == Codec::ternary_bits),
+          Rule{codec.levels == Levels::learned && codec.width != Width::two &&
+                   codec.width != Width::three && codec.width != Width::four,
                "learned levels have 2, 3 or 4 bits"},
-          Rule{codec.balanced &&
-                   (!uniform || centred || codec.by_row() || codec.rotation == Rotate::random ||
-                    codec.group != (channel ? 128 : Codec::whole_head)),
+          Rule{codec.balanced && (!uniform || codec.centred || codec.by_row() ||
+                                  codec.rotation == Rotate::random ||
+                                  codec.group != (channel ? Group::g128 : Group::head)),
                "varnorm needs uniform levels and channel-...-g128 or token-...-head"},
           Rule{codec.balanced && codec.clip != Clip::none, "varnorm can't be clipped"},
           Rule{codec.clip != Clip::none && (!uniform || ranged),
                "clip and search shorten the range of a uniform group"},
           Rule{codec.clip == Clip::calibrated && !codec.reordered,
                "clip has a share for each calibrated group: add reorder"},
-          Rule{codec.outliers > 0 && codec.group != Codec::whole_row && !ranged,
+          Rule{codec.outliers > 0 && codec.group != Group::row && !ranged,
                "outliers are a share of a whole row: they need the group row or static"},
           Rule{codec.stage == Stage::pre && !codec.by_row(),
                "pre needs the group row or static, or reorder"},
           Rule{ranged && codec.metadata != Metadata::fp16, "static has no metadata: drop fp8"},
-          Rule{normal && !normal_bits, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
-          Rule{codec.bits == Codec::senary_bits && (codec.by_row() || codec.balanced),
+          Rule{normal && codec.width == Width::eight,
+               "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
+          Rule{codec.width == Width::senary && (codec.by_row() || codec.balanced),
                "2.6 bits are for codecs without row, static, reorder and varnorm"},
           Rule{!normal && codec.fit != Fit::norm,
                "unbiased and lsq choose the scale of normal levels: add normal"}}) {
@@ -101,14 +101,17 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
         reject(prefix + "value codec " + to_string(layer.value) +
                ": varnorm gives values a scale per token: token-...-head");
     }
+    if (layer.value.group == Group::calibrated) {
+        reject(prefix + "value codec " + to_string(layer.value) +
+               ": static is for keys; values have no range of a channel");
+    }
     if (layer.value.stage == Stage::pre) {
         reject(prefix + "value codec " + to_string(layer.value) +
                ": pre is for keys; values have no rotary embedding");
     }
-    if (layer.value.centre != Centre::none) {
+    if (layer.value.centred) {
         reject(prefix + "value codec " + to_string(layer.value) +
-               (layer.value.centre == Centre::block ? ": mean" : ": seqmean") +
-               " is for keys; values have no common offset that a softmax ignores");
+               ": mean is for keys; values have no common offset that a softmax ignores");
     }
 }
 

@@ -56,7 +56,6 @@ def test_generate_refuses_what_does_not_fit():
     (("schemes", "k=channel-5-g32,v=token-2-g32"), "2, 2.6, 3, 4"),
     (("schemes", "k=channel-2-g32-normal,v=token-2-g32"), "scale per token"),
     (("schemes", "k=token-2-g32,v=token-2-g32-mean"), "mean is for keys"),
-    (("schemes", "k=token-2-g32,v=token-2-g32-seqmean"), "seqmean is for keys"),
     (("schemes", "lowkv5"), "lowkv2.8"),
     (("bench", "attention", "--heads", "7/2"), "7/2"),
     (("nonsense",), "nonsense"),
@@ -209,10 +208,6 @@ def test_schemes_says_how_to_measure_what_was_not_measured():
      "channels of one token's head share a scale and a zero (16 bits each)",
      "2 bits a number: a scale of one token's head (16 bits) times one of 4 normal (Lloyd-Max) "
      "levels; the scale keeps the product with the original unbiased"),
-    ("k=token-4-head-seqmean,v=token-2-g32",
-     "4 bits a number: after subtracting the sequence's mean per channel (16 bits each, once a sequence), "
-     "the numbers of one token's head share a scale and a zero (16 bits each)",
-     "2 bits a number: the numbers of 32 consecutive channels of one token's head share a scale and a zero"),
 ])
 def test_schemes_puts_any_codec_into_words(scheme, keys, values):
     text, said = explanation(scheme)
@@ -303,7 +298,7 @@ def test_layers_that_the_model_lacks_are_refused():
 
 @pytest.mark.parametrize("codec, words", [
     ("token-2-g32-hadamrd", "did you mean hadamard?"),
-    ("token-2-g32-seqmean-normal", '"normal" at position 23 stands in the wrong place; legal: axis-bits-group, then')])
+    ("token-2-g32-mean-normal", '"normal" at position 20 stands in the wrong place; legal: axis-bits-group, then')])
 def test_words_of_a_codec(codec, words):
     run = lowkv("schemes", f"k={codec},v=token-2-g32")
     assert run.code != 0 and words in run.err, run.both

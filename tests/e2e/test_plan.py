@@ -135,7 +135,7 @@ def test_window_and_sinks_are_counted_as_held(figures):
     assert held("kivi2+flush=128", 1023) == 23 * packed + 9 * exact
 
 
-@pytest.mark.parametrize("scheme", ["kivi2", "k=token-3-head-normal-hadamard-seqmean+v=token-2-g32"])
+@pytest.mark.parametrize("scheme", ["kivi2", "k=token-3-head-normal-hadamard-mean+v=token-2-g32"])
 def test_a_real_cache_is_as_planned(figures, tmp_path, scheme):
     file = tmp_path / "compare.json"
     subprocess.run([str(COMMAND), "compare", "-m", MODEL, "-f", PATHS["LOWKV_DEMO_TEXT"],

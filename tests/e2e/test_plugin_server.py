@@ -18,8 +18,7 @@ def tiny(tmp_path_factory):
 
 
 @pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
-@pytest.mark.parametrize("model, scheme", [("tiny", "kivi2"), ("sliding", "lowkv2.8"),
-                                           ("tiny", "k=token-3-g32-seqmean,v=token-2-g32")])
+@pytest.mark.parametrize("model, scheme", [("tiny", "kivi2"), ("sliding", "lowkv2.8")])
 def test_soak(tmp_path, model, scheme, unified, request):
     """100 requests of mixed length from 8 clients on 4 slots, every tenth cancelled."""
     args = ("-np", 4, "-c", 8192, unified, "-cram", 0)

@@ -7,7 +7,6 @@ import pytest
 from plugin_tools import MODEL, PLUGIN, TOOLS, assert_same_text, complete, environment, tool
 
 LEGAL = r"legal: exact, lowkv1.5, lowkv2, lowkv2.6, lowkv2.8, lowkv3, lowkv4, kivi2, kivi4"
-SEQMEAN = "k=token-3-head-normal-hadamard-seqmean,v=token-2-head-normal-hadamard"
 
 
 def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
@@ -22,7 +21,7 @@ def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
 @pytest.mark.parametrize("scheme, packed", [
     ("exact", 23040), ("kivi4", 7200), ("kivi2", 4320), ("lowkv2.8", 4050), ("lowkv2.6", 3825), ("lowkv2", 3330),
     ("lowkv1.5", 2790), ("turboquant3-qr", 4680), ("kvarn3", 5130),
-    ("k=channel-2-g32-search,v=token-2-g32", 4320), (SEQMEAN, 3960)])
+    ("k=channel-2-g32-search,v=token-2-g32", 4320)])
 def test_active_line(scheme, packed):
     run = complete(tokens=4, scheme=scheme)
     assert run.code == 0
@@ -98,7 +97,7 @@ def test_options_that_turn_it_off_are_reported_and_right(options, like, why):
 
 
 @pytest.mark.parametrize("scheme, cells", [
-    ("kivi2,window=32", 256), ("lowkv3,window=32", 512), (SEQMEAN + ",window=32", 256)])
+    ("kivi2,window=32", 256), ("lowkv3,window=32", 512)])
 def test_context_shift_goes_on_packed(scheme, cells):
     run = complete("-c", cells, "--context-shift", tokens=cells + 150, scheme=scheme,
                    env={"LOWKV_VERBOSE": "1"})

@@ -76,8 +76,6 @@ def test_rows_that_do_not_fit():
 
 @pytest.mark.parametrize("scheme,words", [
     ("skvq-k2v2", "not served in transformers"),
-    ("k=token-2-g32-seqmean,v=token-2-g32", "seqmean is not served in transformers; take mean"),
-    ("kivi2,layer.3=token-2-g32-seqmean/exact", "seqmean is not served in transformers; take mean"),
     ("lowkv2.8,layer.0=kvquant3", "not served in transformers"),
     ("kivi2,filter=heavy,evict=50%", "filter="),
 ])

@@ -29,6 +29,8 @@ const Table avx2_table = {
     avx2::decode,
     avx2::prefill,
     avx2::weigh,
+    avx2::code_kernels,
+    avx2::row_kernels,
 };
 
 }  // namespace lowkv::kernels

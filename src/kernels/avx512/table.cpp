@@ -30,6 +30,8 @@ const Table avx512_table = {
     avx512::decode,
     avx512::prefill,
     avx512::weigh,
+    avx512::code_kernels,
+    avx512::row_kernels,
 };
 
 }  // namespace lowkv::kernels

@@ -6,62 +6,105 @@ struct Block {
     bool present = false;
 };
 
-// One head's keys and values in a block: how to read them, exact or packed.
-LOWKV_INLINE Block open_block(const Task& task, unsigned block) {
-    const Plan& plan = *task.plan;
-    const BlockView& view = task.views[block];
-    Block b;
-    b.present = view.keys != nullptr;
-    if (!b.present) return b;
-    const unsigned head_dim = plan.shape().head_dim, tokens = plan.block_tokens();
-    b.keys.layout = &plan.keys();
-    b.keys.lane_count = tokens;
-    b.keys.step_count = head_dim;
-    b.keys.exact_stride = tokens;
-    b.keys.exact = !view.packed || plan.keys().codec.exact();
-    b.keys.folded = plan.keys().codec.axis == Axis::channel;
-    b.keys.keys = true;
-    b.keys.first_channel = b.values.first_channel = task.kv_head * head_dim;
-    b.keys.data = b.keys.exact ? view.keys + task.kv_head * std::size_t{2} * head_dim * tokens
-                               : view.keys + codec::section_offset(plan.keys(), task.kv_head);
-    b.keys.metadata = plan.keys().row != nullptr ? view.keys : b.keys.data;
-    if (!b.keys.exact) b.keys.mean = mean_of(plan, view, b.keys);
-    b.values.layout = &plan.values();
-    b.values.lane_count = head_dim;
-    b.values.step_count = tokens;
-    b.values.exact_stride = plan.shape().channels();
-    b.values.exact = !view.packed || plan.values().codec.exact();
-    b.values.folded = plan.values().codec.axis == Axis::token;
-    b.values.data = b.values.exact
-                        ? view.values + task.kv_head * std::size_t{2} * head_dim
-                        : view.values + codec::section_offset(plan.values(), task.kv_head);
-    b.values.metadata = plan.values().row != nullptr ? view.values : b.values.data;
-    return b;
-}
+// Where a head's keys or values lie in any block.
+struct HeadPlace {
+    PackedHead packed;  // but for its bytes
+    std::size_t section_offset, exact_offset, exact_stride;
+    bool is_exact;
+
+    HeadPlace(const PackedPart& part, unsigned head)
+        : packed{&part, nullptr, nullptr, head, part.shape().lanes(), part.shape().steps()},
+          section_offset(part.section_offset(head)),
+          exact_offset(part.shape().exact_offset(head)),
+          exact_stride(part.shape().exact_stride()),
+          is_exact(part.exact()) {}
+
+    Matrix in(const std::byte* data, bool is_packed) const {
+        Matrix x;
+        x.packed = packed;
+        if (is_packed && !is_exact) {
+            x.packed.section = data + section_offset;
+            x.packed.shared = data;
+        } else {
+            x.exact = reinterpret_cast<const std::uint16_t*>(data) + exact_offset;
+            x.exact_stride = exact_stride;
+        }
+        return x;
+    }
+};
+
+// A task's head in the blocks that it attends to.
+struct HeadBlocks {
+    const BlockView* views;
+    HeadPlace keys, values;
+
+    explicit HeadBlocks(const Task& task)
+        : views(task.views),
+          keys(task.plan->keys(), task.kv_head),
+          values(task.plan->values(), task.kv_head) {}
+
+    Block open(unsigned block) const {
+        const BlockView& view = views[block];
+        Block b;
+        b.present = view.keys != nullptr;
+        if (!b.present) return b;
+        b.keys = keys.in(view.keys, view.packed);
+        b.values = values.in(view.values, view.packed);
+        return b;
+    }
+};
 
 // What is worth fetching early: a head's section lies far from the same head's in the next block.
-LOWKV_INLINE std::size_t packed_bytes(const Matrix& x) {
-    return x.data == nullptr || x.exact ? 0 : x.layout->head_bytes;
+LOWKV_INLINE void fetch_ahead(const Matrix& x, Product& product) {
+    if (x.packed.section == nullptr) return;
+    product.ahead = x.packed.section;
+    product.ahead_bytes = x.packed.part->head_bytes();
 }
 
-// Multiplies the blocks' keys or values: product(b) says what by what.
+// Of a family without a product of its own: tile by tile.
+static void multiply_expanded(const Product* products, unsigned count, unsigned rows,
+                              std::size_t w_stride, std::size_t y_stride) noexcept {
+    alignas(64) float tile[max_head_dim * tile_tokens];
+    for (unsigned p = 0; p < count; ++p) {
+        const Product& product = products[p];
+        const bool keys = is_keys(product.x);
+        const unsigned tokens = keys ? product.x.lane_count : product.x.step_count;
+        for (unsigned token = 0; token < tokens; token += tile_tokens) {
+            product.x.part->kernels().expand(product.x, token, tile);
+            if (keys) {
+                gemm(product.w, w_stride, rows, product.x.step_count, tile, tile_tokens,
+                     product.y + token, y_stride);
+            } else {
+                gemm(product.w + token, w_stride, rows, tile_tokens, tile, product.x.lane_count,
+                     product.y, y_stride);
+            }
+        }
+    }
+}
+
+// Multiplies the blocks' keys or values: product(b) says by what, and into what.
 template <class MakeProduct>
-LOWKV_INLINE void multiply_blocks(const Block* blocks, unsigned count, unsigned rows,
-                                  MakeProduct make_product, std::size_t w_stride,
+LOWKV_INLINE void multiply_blocks(const Block* blocks, Matrix Block::* part, unsigned count,
+                                  unsigned rows, MakeProduct make_product, std::size_t w_stride,
                                   std::size_t y_stride) {
     Product packed[max_products];
     unsigned packed_count = 0;
     for (unsigned b = 0; b < count; ++b) {
         if (!blocks[b].present) continue;
+        const Matrix& x = blocks[b].*part;
         packed[packed_count] = make_product(b);
-        if (packed[packed_count].x.exact) {
-            multiply_exact(packed[packed_count], rows, w_stride, y_stride);
+        packed[packed_count].x = x.packed;
+        if (x.exact != nullptr) {
+            multiply_exact(x, packed[packed_count], rows, w_stride, y_stride);
         } else {
             ++packed_count;
         }
     }
     if (packed_count == 0) return;
-    const auto multiply = packed->x.layout->row != nullptr ? multiply_rows : multiply_codes;
+    const auto multiply = packed->x.part->kernels().multiply;
+    if (multiply == nullptr) {
+        return multiply_expanded(packed, packed_count, rows, w_stride, y_stride);
+    }
     multiply(packed, packed_count, rows, w_stride, y_stride);
 }
 
@@ -128,6 +171,7 @@ void decode(const Task& task) noexcept {
     const Bias* row_bias[decode_max_rows] = {};
     const float* packed_q = load_queries(task, q);
     Running<decode_max_rows> running(task);
+    const HeadBlocks head(task);
 
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
@@ -154,7 +198,7 @@ void decode(const Task& task) noexcept {
                 if (r > 0 && row_bias[r] == row_bias[r - 1]) continue;
                 visible = row_bias[r]->visible(at, tokens);
             }
-            blocks[b] = visible ? open_block(task, cell / tokens + b) : Block{};
+            blocks[b] = visible ? head.open(cell / tokens + b) : Block{};
             seen = seen || visible;
             for (unsigned r = 0; r < rows; ++r) {
                 for (unsigned t = 0; t < tokens; t += lanes) store(scores[r] + at + t, set(0.0f));
@@ -162,24 +206,28 @@ void decode(const Task& task) noexcept {
         }
         if (!seen) continue;
         multiply_blocks(
-            blocks, block_count, rows,
+            blocks, &Block::keys, block_count, rows,
             [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                return Product{blocks[b].keys, blocks[b].keys.exact ? q : packed_q,
-                               scores[0] + b * tokens, blocks[b].values.data,
-                               packed_bytes(blocks[b].values)};
+                Product product;
+                product.w = blocks[b].keys.exact != nullptr ? q : packed_q;
+                product.y = scores[0] + b * tokens;
+                fetch_ahead(blocks[b].values, product);
+                return product;
             },
             head_dim, span_tokens);
         softmax(task, 0, rows, cell, count, row_bias, scores[0], span_tokens, running.max,
                 running.sum);
         multiply_blocks(
-            blocks, block_count, rows,
+            blocks, &Block::values, block_count, rows,
             [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                Product product{blocks[b].values, scores[0] + b * tokens,
-                                blocks[b].values.exact ? task.out : task.packed_out};
+                Product product;
+                product.w = scores[0] + b * tokens;
+                product.y = blocks[b].values.exact != nullptr ? task.out : task.packed_out;
                 if (cell + span_tokens + b * tokens < end) {
-                    const Matrix next = open_block(task, (cell + span_tokens) / tokens + b).keys;
-                    product.ahead = next.data;
-                    product.ahead_bytes = packed_bytes(next);
+                    const BlockView& next = task.views[(cell + span_tokens) / tokens + b];
+                    if (next.keys != nullptr && next.packed) {
+                        fetch_ahead(head.keys.in(next.keys, true), product);
+                    }
                 }
                 return product;
             },
@@ -201,6 +249,7 @@ void prefill(const Task& task) noexcept {
     const Bias* row_bias[4] = {};
     const float* packed_q = load_queries(task, q);
     Running<prefill_max_rows> running(task);
+    const HeadBlocks head(task);
 
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
@@ -227,13 +276,13 @@ void prefill(const Task& task) noexcept {
                 float* row = scores + std::size_t{r} * span_tokens + at;
                 for (unsigned i = 0; i < tile_tokens; i += lanes) store(row + i, set(0.0f));
             }
-            const Block block = visible[t] ? open_block(task, (cell + at) / tokens) : Block{};
+            const Block block = visible[t] ? head.open((cell + at) / tokens) : Block{};
             seen = seen || visible[t];
             visible[t] = block.present;
             if (!block.present) continue;
-            expand(block.keys, (cell + at) % tokens, tile_tokens, 0, head_dim, key_tile);
-            gemm(block.keys.exact ? q : packed_q, head_dim, rows, head_dim, key_tile, tile_tokens,
-                 scores + at, span_tokens);
+            expand(block.keys, (cell + at) % tokens, key_tile);
+            gemm(block.keys.exact != nullptr ? q : packed_q, head_dim, rows, head_dim, key_tile,
+                 tile_tokens, scores + at, span_tokens);
         }
         if (!seen) continue;
         for (unsigned first = 0; first < rows; first += 4) {
@@ -254,10 +303,10 @@ void prefill(const Task& task) noexcept {
         for (unsigned t = 0; t < tile_count; ++t) {
             if (!visible[t]) continue;
             const unsigned at = t * tile_tokens;
-            const Block block = open_block(task, (cell + at) / tokens);
-            expand(block.values, 0, head_dim, (cell + at) % tokens, tile_tokens, value_tile);
+            const Block block = head.open((cell + at) / tokens);
+            expand(block.values, (cell + at) % tokens, value_tile);
             gemm(scores + at, span_tokens, rows, tile_tokens, value_tile, head_dim,
-                 block.values.exact ? task.out : task.packed_out, head_dim);
+                 block.values.exact != nullptr ? task.out : task.packed_out, head_dim);
         }
     }
     running.finish(task);

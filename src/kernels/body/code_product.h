@@ -21,20 +21,20 @@ LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std:
     return to_float(sum);
 }
 
-template <unsigned Bits, bool Lookup, unsigned Rows>
+template <Width W, bool Lookup, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
-    const PartLayout& layout = *products->x.layout;
+    const codec::CodesPart& layout = codes_of(products->x);
     const I table = load_table(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     // Learned levels have a zero of their own and, as normal ones do, another times the scale.
-    const bool has_zeros = layout.has_zeros();
-    const F step = set(layout.codec.levels == Levels::learned ? layout.level_step : 1.0f);
+    // Metadata without zeros has it in already.
+    const bool has_zeros = layout.has_zeros;
+    const F step = set(has_zeros ? layout.level_step : 1.0f);
     // Balanced: codes count from the middle one. Codes of one sign add up the errors of rounded
     // weights in every lane alike, and un-rotating the output gathers that in a single channel.
-    const bool balanced = layout.codec.balanced;
-    const float middle =
-        balanced ? 0.5f * static_cast<float>(layout.codec.level_count() - 1) : 0.0f;
+    const bool balanced = layout.has_factors;
+    const float middle = balanced ? 0.5f * layout.top() : 0.0f;
     // What each code lacks, times its scale, which the weights hold already. What multiplies this
     // constant is the rounded weights' sum: then a weight's error counts times x, not times x less
     // the constant.
@@ -45,7 +45,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     RowScales rows[max_products];
     for (unsigned p = 0; p < count; ++p) {
         const float* w = products[p].w;
-        const HeadMetadata metadata(layout, products[p].x.metadata);
+        const HeadMetadata metadata(layout, layout.metadata_section(products[p].x));
         // Of a step's products with its weight, that of the largest scale is the largest.
         alignas(64) float top[max_head_dim];
         for (unsigned g = 0; g < groups; ++g) {
@@ -97,13 +97,13 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
         const auto* codes =
-            reinterpret_cast<const std::uint8_t*>(product.x.data + layout.codes_offset);
+            reinterpret_cast<const std::uint8_t*>(product.x.section + layout.codes_offset);
         Prefetch prefetch =
             start_prefetch(product.ahead, product.ahead_bytes, product.x.lane_count * steps);
         for (unsigned g = 0; g < groups; ++g) {
             const unsigned first = g * layout.group, end = first + layout.group;
             const float* zeros = offset[p * groups + g];
-            for_lanes<Bits, Lookup, Rows>(
+            for_lanes<W, Lookup, Rows>(
                 codes, table, steps / 16, first,
                 end < product.x.lane_count ? end : product.x.lane_count, 0, steps / 16,
                 weights[0] + (p * groups + g) * steps, prefetch,
@@ -114,7 +114,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
                             const F total =
                                 fma(to_float(sums[r][v]), set(rows[p].scale[r]), set(zeros[r]));
                             if (balanced) {
-                                const std::uint16_t* factors = factors_of(layout, product.x.data);
+                                const std::uint16_t* factors = factors_of(layout, product.x);
                                 const F factor = load_f16(factors + lane + v * lanes);
                                 store(out, fma(factor, total, load(out)));
                             } else {
@@ -127,21 +127,20 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     }
 }
 
-template <unsigned Bits, bool Lookup, unsigned Rows>
+template <Width W, bool Lookup, unsigned Rows>
 void multiply_unfolded(const Product* products, unsigned count, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
-    const PartLayout& layout = *products->x.layout;
+    const codec::CodesPart& layout = codes_of(products->x);
     const I table = load_table(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
     float mean_products[4] = {};  // of the queries and the keys' mean
-    const std::uint16_t* mean = nullptr;
     RowScales rows;
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
         const auto* codes =
-            reinterpret_cast<const std::uint8_t*>(product.x.data + layout.codes_offset);
+            reinterpret_cast<const std::uint8_t*>(product.x.section + layout.codes_offset);
         Prefetch prefetch =
             start_prefetch(product.ahead, product.ahead_bytes, product.x.lane_count * steps);
         // Keys: one query for all blocks.
@@ -168,9 +167,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                 for (unsigned r = 0; r < Rows; ++r) sums_of_weights[g][r] *= rows.scale[r];
             }
         }
-        // A sequence's blocks share theirs.
-        if (product.x.mean != mean) {
-            mean = product.x.mean;
+        if (const std::uint16_t* mean = mean_of(layout, product.x); mean != nullptr) {
             F sum[4];
             for (F& f : sum) f = set(0.0f);
             for (unsigned s = 0; s < steps; s += lanes) {
@@ -181,7 +178,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             }
             reduce_add4(sum, mean_products);
         }
-        const HeadMetadata metadata(layout, product.x.metadata);
+        const HeadMetadata metadata(layout, layout.metadata_section(product.x));
         for (unsigned lane = 0; lane < product.x.lane_count; lane += 2 * lanes) {
             const unsigned at[2] = {lane,
                                     lane + lanes < product.x.lane_count ? lane + lanes : lane};
@@ -196,9 +193,9 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             for (unsigned g = 0; g < groups; ++g) {
                 const unsigned first = g * layout.group, end = first + layout.group;
                 const unsigned units = ((end < steps ? end : steps) - first) / 16;
-                dot_units<Bits, Lookup, Rows>(codes, table, steps / 16, at[0], at[1], first / 16,
-                                              units, SharedWeights{weights[0] + first}, prefetch,
-                                              sums);
+                dot_units<W, Lookup, Rows>(codes, table, steps / 16, at[0], at[1], first / 16,
+                                           units, SharedWeights{weights[0] + first}, prefetch,
+                                           sums);
                 for (unsigned v = 0; v < 2; ++v) {
                     const F scale = metadata.scale(g, at[v]), zero = metadata.zero(g, at[v]);
 #pragma GCC unroll 4
@@ -217,31 +214,9 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
     }
 }
 
-// By codec_index(), then unfolded, folded.
-template <unsigned Rows>
-constexpr Multiply multiply_by_codec[9][2] = {
-    {multiply_unfolded<2, false, Rows>, multiply_folded<2, false, Rows>},
-    {multiply_unfolded<3, false, Rows>, multiply_folded<3, false, Rows>},
-    {multiply_unfolded<4, false, Rows>, multiply_folded<4, false, Rows>},
-    {multiply_unfolded<8, false, Rows>, multiply_folded<8, false, Rows>},
-    {multiply_unfolded<2, true, Rows>, multiply_folded<2, true, Rows>},
-    {multiply_unfolded<3, true, Rows>, multiply_folded<3, true, Rows>},
-    {multiply_unfolded<4, true, Rows>, multiply_folded<4, true, Rows>},
-    {multiply_unfolded<ternary_bits, false, Rows>, multiply_folded<ternary_bits, false, Rows>},
-    {multiply_unfolded<senary_bits, true, Rows>, multiply_folded<senary_bits, true, Rows>},
-};
-
-constexpr unsigned codec_index(const Codec& codec) {
-    if (codec.bits == ternary_bits) return 7;
-    if (codec.bits == senary_bits) return 8;
-    const unsigned uniform = codec.bits == 8 ? 3 : codec.bits - 2u;
-    return codec.levels == Levels::uniform ? uniform : uniform + 4;
-}
-
+template <Multiply One, Multiply Two, Multiply Three, Multiply Four>
 void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
                     std::size_t y_stride) noexcept {
-    constexpr const Multiply(*by_rows[])[2] = {multiply_by_codec<1>, multiply_by_codec<2>,
-                                               multiply_by_codec<3>, multiply_by_codec<4>};
-    const unsigned codec = codec_index(products->x.layout->codec);
-    by_rows[rows - 1][codec][products->x.folded](products, count, w_stride, y_stride);
+    constexpr Multiply by_rows[] = {One, Two, Three, Four};
+    by_rows[rows - 1](products, count, w_stride, y_stride);
 }

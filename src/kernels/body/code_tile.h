@@ -1,18 +1,22 @@
-// A tile of codes to f32.
+// A tile of codes to f32, and the list of kernels that read codes.
 
-template <unsigned Bits, bool Lookup>
-void expand_units(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
+// tile[step][lane], `tile_lanes` floats a step: lanes [lane0, lane0 + tile_lanes) and steps
+// [step0, step0 + tile_steps) of x. All multiples of 16.
+template <Width W, bool Lookup>
+void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                   unsigned tile_steps, float* tile) noexcept {
-    const PartLayout& layout = *x.layout;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data + layout.codes_offset);
+    const codec::CodesPart& layout = codes_of(x);
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section + layout.codes_offset);
     const I table = load_table(layout.levels.data());
-    const HeadMetadata metadata(layout, x.metadata);
+    const HeadMetadata metadata(layout, layout.metadata_section(x));
+    const bool folded = layout.head.groups_along_lanes;
+    const std::uint16_t* const mean = mean_of(layout, x);
     const unsigned step_units = x.step_count / 16;
     alignas(64) float scale[max_head_dim], zero[max_head_dim];
     unsigned loaded = ~0u;
     for (unsigned lane = 0; lane < tile_lanes; lane += lanes) {
         for (unsigned step = 0; step < tile_steps; step += 16) {
-            const unsigned group = (x.folded ? lane0 + lane : step0 + step) / layout.group;
+            const unsigned group = (folded ? lane0 + lane : step0 + step) / layout.group;
             if (group != loaded) {
                 for (unsigned i = 0; i < layout.row_entries; i += lanes) {
                     store(scale + i, metadata.scale(group, i));
@@ -22,16 +26,16 @@ void expand_units(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
             }
             const std::size_t unit =
                 std::size_t{(lane0 + lane) / 16} * step_units + (step0 + step) / 16;
-            const UnitView view = open_unit<Bits>(codes, unit, (lane0 + lane) % 16 * 4);
+            const UnitView view = open_unit<W>(codes, unit, (lane0 + lane) % 16 * 4);
             I pair[2];
             for (unsigned i = 0; i < 16; ++i) {
-                if (i % 4 == 0) load_tile<Bits, Lookup>(view, i / 4, table, pair);
+                if (i % 4 == 0) load_tile<W, Lookup>(view, i / 4, table, pair);
                 const I two = pair[i % 4 / 2];
                 const I code = i % 2 == 0 ? bit_and(two, set_int(0xffff)) : shift_right(two, 16);
-                const unsigned at = x.folded ? step0 + step + i : lane0 + lane;
-                const F a = x.folded ? set(scale[at]) : load(scale + at);
-                F b = x.folded ? set(zero[at]) : load(zero + at);
-                if (x.mean != nullptr) b = add(b, set(codec::f16_to_f32(x.mean[step0 + step + i])));
+                const unsigned at = folded ? step0 + step + i : lane0 + lane;
+                const F a = folded ? set(scale[at]) : load(scale + at);
+                F b = folded ? set(zero[at]) : load(zero + at);
+                if (mean != nullptr) b = add(b, set(codec::f16_to_f32(mean[step0 + step + i])));
                 store(tile + std::size_t{step + i} * tile_lanes + lane, fma(to_float(code), a, b));
             }
         }
@@ -39,9 +43,9 @@ void expand_units(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned
 }
 
 // tile[step][lane] *= the factor of lane0 + lane.
-LOWKV_INLINE void apply_factors(const Matrix& x, unsigned lane0, unsigned tile_lanes,
+LOWKV_INLINE void apply_factors(const PackedHead& x, unsigned lane0, unsigned tile_lanes,
                                 unsigned tile_steps, float* tile) {
-    const std::uint16_t* factors = factors_of(*x.layout, x.data) + lane0;
+    const std::uint16_t* factors = factors_of(codes_of(x), x) + lane0;
     for (unsigned lane = 0; lane < tile_lanes; lane += lanes) {
         const F factor = load_f16(factors + lane);
         for (unsigned step = 0; step < tile_steps; ++step) {
@@ -51,14 +55,49 @@ LOWKV_INLINE void apply_factors(const Matrix& x, unsigned lane0, unsigned tile_l
     }
 }
 
-void expand_codes(const Matrix& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
-                  unsigned tile_steps, float* tile) noexcept {
-    constexpr decltype(&expand_units<2, false>) by_codec[] = {
-        expand_units<2, false>,         expand_units<3, false>,
-        expand_units<4, false>,         expand_units<8, false>,
-        expand_units<2, true>,          expand_units<3, true>,
-        expand_units<4, true>,          expand_units<ternary_bits, false>,
-        expand_units<senary_bits, true>};
-    by_codec[codec_index(x.layout->codec)](x, lane0, tile_lanes, step0, tile_steps, tile);
-    if (x.layout->codec.balanced) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
+template <Width W, bool Lookup>
+void expand_codes(const PackedHead& x, unsigned first_token, float* tile) noexcept {
+    const bool keys = is_keys(x);
+    const unsigned lane0 = keys ? first_token : 0, step0 = keys ? 0 : first_token;
+    const unsigned tile_lanes = keys ? tile_tokens : x.lane_count;
+    const unsigned tile_steps = keys ? x.step_count : tile_tokens;
+    expand_units<W, Lookup>(x, lane0, tile_lanes, step0, tile_steps, tile);
+    if (codes_of(x).has_factors) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
 }
+
+template <Width W, bool Lookup>
+constexpr PartKernels unfolded(std::string_view name) {
+    return {name,
+            multiply_codes<multiply_unfolded<W, Lookup, 1>, multiply_unfolded<W, Lookup, 2>,
+                           multiply_unfolded<W, Lookup, 3>, multiply_unfolded<W, Lookup, 4>>,
+            expand_codes<W, Lookup>};
+}
+template <Width W, bool Lookup>
+constexpr PartKernels folded(std::string_view name) {
+    return {name,
+            multiply_codes<multiply_folded<W, Lookup, 1>, multiply_folded<W, Lookup, 2>,
+                           multiply_folded<W, Lookup, 3>, multiply_folded<W, Lookup, 4>>,
+            expand_codes<W, Lookup>};
+}
+
+// With a table of levels, or where the code is the level.
+constinit const PartKernels code_kernels[] = {
+    unfolded<Width::ternary, false>("unfolded-1.5"),
+    unfolded<Width::two, false>("unfolded-2"),
+    unfolded<Width::two, true>("unfolded-2-levels"),
+    unfolded<Width::senary, true>("unfolded-2.6-levels"),
+    unfolded<Width::three, false>("unfolded-3"),
+    unfolded<Width::three, true>("unfolded-3-levels"),
+    unfolded<Width::four, false>("unfolded-4"),
+    unfolded<Width::four, true>("unfolded-4-levels"),
+    unfolded<Width::eight, false>("unfolded-8"),
+    folded<Width::ternary, false>("folded-1.5"),
+    folded<Width::two, false>("folded-2"),
+    folded<Width::two, true>("folded-2-levels"),
+    folded<Width::senary, true>("folded-2.6-levels"),
+    folded<Width::three, false>("folded-3"),
+    folded<Width::three, true>("folded-3-levels"),
+    folded<Width::four, false>("folded-4"),
+    folded<Width::four, true>("folded-4-levels"),
+    folded<Width::eight, false>("folded-8"),
+};

@@ -54,22 +54,22 @@ struct UnitView {
     I third;        // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2
 };
 
-template <unsigned Bits>
+template <Width W>
 LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, unsigned at) {
     UnitView view;
-    if constexpr (Bits == ternary_bits) {
+    if constexpr (W == Width::ternary) {
         view.low = codes + at;
         view.tile = static_cast<unsigned>(unit) * unit_tiles;
         return view;
     }
-    if constexpr (Bits == senary_bits) {
-        view.low = codes + senary_place(unit, 0).offset + at;
-        view.tile = senary_place(unit, 3).digit;
+    if constexpr (W == Width::senary) {
+        view.low = codes + unit_offset(W, unit) + at;
+        view.tile = tile_place(W, unit, 3).digit;
         return view;
     }
-    view.low = codes + unit_offset(Bits, unit) + at;
-    if constexpr (Bits == 3) {
-        const I bits = load_bytes(codes + (unit / 2) * 192 + 128 + at);
+    view.low = codes + unit_offset(W, unit) + at;
+    if constexpr (W == Width::three) {
+        const I bits = load_bytes(codes + third_offset(unit) + at);
         view.third = unit % 2 == 0 ? shift_left(bits, 2) : shift_right(bits, 2);
     }
     return view;
@@ -99,18 +99,18 @@ LOWKV_INLINE I senary_digit(const UnitView& view, unsigned tile, I bytes) {
 }
 
 // Steps 4 * tile + 2 * odd and the one after it, as two 16-bit codes a lane.
-template <unsigned Bits>
+template <Width W>
 LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
-    if constexpr (Bits == 8) {
+    if constexpr (W == Width::eight) {
         const I x = load_bytes(view.low + std::size_t{64} * tile);
         return bit_and(shift_right(x, 8 * odd), set_int(0x00ff00ff));
-    } else if constexpr (Bits == 4) {
+    } else if constexpr (W == Width::four) {
         const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
         return bit_and(shift_right(x, 4 * (tile % 2) + 8 * odd), set_int(0x000f000f));
     } else {
         const I x = load_bytes(view.low);
         const I low = bit_and(shift_right(x, 2 * tile + 8 * odd), set_int(0x00030003));
-        if constexpr (Bits == 2) return low;
+        if constexpr (W == Width::two) return low;
         const I high = bit_and(shift_right(view.third, tile + 8 * odd), set_int(0x00040004));
         return bit_or(low, high);
     }
@@ -118,31 +118,32 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
 
 // A tile's two pairs of steps. With Lookup, codes are indices of a table of 8-bit levels, the first
 // of which is 0.
-template <unsigned Bits, bool Lookup>
+template <Width W, bool Lookup>
 LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pair)[2]) {
-    if constexpr (Bits == ternary_bits) {
+    if constexpr (W == Width::ternary) {
+        constexpr unsigned ternary_digits = row_of(W).digits;
         const unsigned number = view.tile + tile;
-        const I x = load_bytes(view.low + std::size_t{64} * (number / tiles_of_ternary_vector));
-        const unsigned power = number % tiles_of_ternary_vector;
+        const I x = load_bytes(view.low + std::size_t{64} * (number / ternary_digits));
+        const unsigned power = number % ternary_digits;
         pair[0] = digit<3>(bit_and(x, set_int(0x00ff00ff)), power);
         pair[1] = digit<3>(bit_and(shift_right(x, 8), set_int(0x00ff00ff)), power);
-    } else if constexpr (Bits == senary_bits) {
+    } else if constexpr (W == Width::senary) {
         const I x = load_bytes(tile < 3 ? view.low : view.low - std::size_t{64} * (1 + view.tile));
         const I even = bit_and(x, set_int(0x00ff00ff));
         const I odd = bit_and(shift_right(x, 8), set_int(0x00ff00ff));
         pair[0] = lookup_halves(table, senary_digit(view, tile, even));
         pair[1] = lookup_halves(table, senary_digit(view, tile, odd));
     } else if constexpr (!Lookup) {
-        pair[0] = load_pair<Bits>(view, tile, 0);
-        pair[1] = load_pair<Bits>(view, tile, 1);
+        pair[0] = load_pair<W>(view, tile, 0);
+        pair[1] = load_pair<W>(view, tile, 1);
     } else {
         I codes;
-        if constexpr (Bits == 4) {
+        if constexpr (W == Width::four) {
             const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
             codes = bit_and(shift_right(x, 4 * (tile % 2)), set_int(0x0f0f0f0f));
         } else {
             codes = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
-            if constexpr (Bits == 3) {
+            if constexpr (W == Width::three) {
                 const I high = bit_and(shift_right(view.third, tile), set_int(0x04040404));
                 codes = bit_or(codes, high);
             }
@@ -164,7 +165,7 @@ struct SharedWeights {
 // sums[row][vector] = sum over `units` units of weight * code, for `lanes` lanes from `lane` and
 // from `second` on: two vectors share each broadcast of a weight. weights(row, pair, vector): of
 // two steps of the units.
-template <unsigned Bits, bool Lookup, unsigned Rows, class Weights>
+template <Width W, bool Lookup, unsigned Rows, class Weights>
 LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_units, unsigned lane,
                             unsigned second, unsigned first_unit, unsigned units,
                             const Weights& weights, Prefetch& prefetch, I (&sums)[Rows][2]) {
@@ -176,13 +177,13 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_un
         UnitView view[2];
         for (unsigned v = 0; v < 2; ++v) {
             const unsigned at = v == 0 ? lane : second;
-            view[v] = open_unit<Bits>(codes, std::size_t{at / 16} * step_units + first_unit + u,
-                                      at % 16 * 4);
+            view[v] = open_unit<W>(codes, std::size_t{at / 16} * step_units + first_unit + u,
+                                   at % 16 * 4);
         }
 #pragma GCC unroll 4
         for (unsigned tile = 0; tile < 4; ++tile) {
             I x[2][2];
-            for (unsigned v = 0; v < 2; ++v) load_tile<Bits, Lookup>(view[v], tile, table, x[v]);
+            for (unsigned v = 0; v < 2; ++v) load_tile<W, Lookup>(view[v], tile, table, x[v]);
 #pragma GCC unroll 2
             for (unsigned odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 4
@@ -199,15 +200,15 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_un
 
 // Calls body(lane, sums, vectors) for all lanes of [first, last), two vectors at a time. A vector
 // that is left over is multiplied twice: to compile that case apart would take as long again.
-template <unsigned Bits, bool Lookup, unsigned Rows, class Body>
+template <Width W, bool Lookup, unsigned Rows, class Body>
 LOWKV_INLINE void for_lanes(const std::uint8_t* codes, I table, unsigned step_units, unsigned first,
                             unsigned last, unsigned first_unit, unsigned units,
                             const std::int16_t* weights, Prefetch& prefetch, Body body) {
     I sums[Rows][2];
     for (unsigned lane = first; lane < last; lane += 2 * lanes) {
         const bool pair = lane + lanes < last;
-        dot_units<Bits, Lookup, Rows>(codes, table, step_units, lane, pair ? lane + lanes : lane,
-                                      first_unit, units, SharedWeights{weights}, prefetch, sums);
+        dot_units<W, Lookup, Rows>(codes, table, step_units, lane, pair ? lane + lanes : lane,
+                                   first_unit, units, SharedWeights{weights}, prefetch, sums);
         body(lane, sums, pair ? 2u : 1u);
     }
 }

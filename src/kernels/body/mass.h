@@ -2,8 +2,9 @@
 
 // Scores of the rows over one span of cells, `span_tokens` apart, as decode() and prefill() have
 // them before the mask.
-LOWKV_INLINE void span_scores(const Task& task, const float* q, const float* packed_q,
-                              unsigned cell, unsigned count, float* scores, float* tile) {
+LOWKV_INLINE void span_scores(const Task& task, const HeadBlocks& head, const float* q,
+                              const float* packed_q, unsigned cell, unsigned count, float* scores,
+                              float* tile) {
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
     const unsigned rows = task.row_count;
@@ -13,22 +14,24 @@ LOWKV_INLINE void span_scores(const Task& task, const float* q, const float* pac
     if (rows <= decode_max_rows) {
         Block blocks[max_products];
         const unsigned block_count = (count + tokens - 1) / tokens;
-        for (unsigned b = 0; b < block_count; ++b) blocks[b] = open_block(task, cell / tokens + b);
+        for (unsigned b = 0; b < block_count; ++b) blocks[b] = head.open(cell / tokens + b);
         multiply_blocks(
-            blocks, block_count, rows,
+            blocks, &Block::keys, block_count, rows,
             [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                return Product{blocks[b].keys, blocks[b].keys.exact ? q : packed_q,
-                               scores + b * tokens};
+                Product product;
+                product.w = blocks[b].keys.exact != nullptr ? q : packed_q;
+                product.y = scores + b * tokens;
+                return product;
             },
             head_dim, span_tokens);
         return;
     }
     for (unsigned at = 0; at < count; at += tile_tokens) {
-        const Block block = open_block(task, (cell + at) / tokens);
+        const Block block = head.open((cell + at) / tokens);
         if (!block.present) continue;
-        expand(block.keys, (cell + at) % tokens, tile_tokens, 0, head_dim, tile);
-        gemm(block.keys.exact ? q : packed_q, head_dim, rows, head_dim, tile, tile_tokens,
-             scores + at, span_tokens);
+        expand(block.keys, (cell + at) % tokens, tile);
+        gemm(block.keys.exact != nullptr ? q : packed_q, head_dim, rows, head_dim, tile,
+             tile_tokens, scores + at, span_tokens);
     }
 }
 
@@ -39,11 +42,12 @@ void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
     float* tile = scores + std::size_t{prefill_max_rows} * span_tokens;
     Bias bias;
     const float* packed_q = load_queries(task, q);
+    const HeadBlocks head(task);
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
         const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
         const unsigned count = (left + tokens - 1) / tokens * tokens;
-        span_scores(task, q, packed_q, cell, count, scores, tile);
+        span_scores(task, head, q, packed_q, cell, count, scores, tile);
         const void* loaded = nullptr;
         for (unsigned r = 0; r < task.row_count; ++r) {
             const Row& row = task.rows[r];

@@ -1,4 +1,4 @@
-// The scales and zeros of a section (codec.h), to f32: of a head's groups, or of a row codec's
+// The scales and zeros of a section (codes_part.h), to f32: of a head's groups, or of a row codec's
 // rows.
 
 struct StoredMetadata {
@@ -6,9 +6,9 @@ struct StoredMetadata {
     bool f16;
     F scale_unit, zero_unit;
 
-    StoredMetadata(const PartLayout& layout, const std::byte* section)
+    StoredMetadata(const codec::CodesPart& layout, const std::byte* section)
         : data(section + layout.metadata_offset),
-          f16(layout.codec.metadata == Metadata::fp16),
+          f16(layout.f16_metadata),
           scale_unit(set(1.0f)),
           zero_unit(set(1.0f)) {
         if (f16) return;
@@ -31,9 +31,9 @@ struct HeadMetadata {
     StoredMetadata metadata;
     std::size_t stride, zeros;  // of a group's entries: from the last group's, and of its zeros
 
-    HeadMetadata(const PartLayout& layout, const std::byte* section)
+    HeadMetadata(const codec::CodesPart& layout, const std::byte* section)
         : metadata(layout, section), stride(layout.row_entries), zeros(0) {
-        if (layout.has_zeros()) {
+        if (layout.has_zeros) {
             zeros = stride;
             stride *= 2;
         } else {

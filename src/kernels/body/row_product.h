@@ -40,12 +40,12 @@ LOWKV_INLINE void turn_queries(const codec::RopeTable& rope, std::int32_t positi
 
 // y[row][token] += q[row] . (x[token] turned by the token's offset in the tile), as the channels of
 // the pairs, halves or neighbours, leave their units. Outliers apart.
-template <unsigned Bits, unsigned Rows, bool Halves>
-void multiply_turned(const Matrix& x, unsigned token, const KeyMetadata& metadata,
+template <Width W, unsigned Rows, bool Halves>
+void multiply_turned(const PackedHead& x, unsigned token, const KeyMetadata& metadata,
                      const PairedQueries<Rows>& q, float* y, std::size_t y_stride,
                      Prefetch& prefetch) noexcept {
     constexpr unsigned parts = Halves ? 2 : 1;
-    const codec::RowTables& row = *x.layout->row;
+    const codec::RowTables& row = *rows_of(x).row;
     const std::size_t end = x.step_count / parts;
     for (unsigned t = 0; t < tile_tokens; t += 2 * lanes) {
         F sum[Rows][2];
@@ -58,14 +58,14 @@ void multiply_turned(const Matrix& x, unsigned token, const KeyMetadata& metadat
             for (unsigned n = 0; n < 2 * parts; ++n) {
                 const std::size_t c = c0 + n % parts * end;
                 view[n] =
-                    open_key_unit<Bits>(x, token + t + n / parts * lanes, static_cast<unsigned>(c));
+                    open_key_unit<W>(x, token + t + n / parts * lanes, static_cast<unsigned>(c));
             }
             const std::size_t pair0 = Halves ? c0 : c0 / 2;
             const float* const offsets = row.rope->offsets(0) + pair0 * 2 * tile_tokens + t;
             const float* const first = q.first[0] + pair0;
             const float* const second = q.second[0] + pair0;
             F a[2], b[2];
-            for_levels<Bits, 2 * parts>(
+            for_levels<W, 2 * parts>(
                 view, row.level.data(), [&](unsigned i, unsigned n, F level) LOWKV_INLINE_LAMBDA {
                     const unsigned v = n / parts;
                     const bool is_second = Halves ? n % 2 == 1 : i % 2 == 1;
@@ -100,9 +100,9 @@ void multiply_turned(const Matrix& x, unsigned token, const KeyMetadata& metadat
 
 // What the outliers of a tile of keys add, turned by their tokens' offsets.
 template <unsigned Rows>
-void multiply_turned_outliers(const Matrix& x, unsigned token0, const PairedQueries<Rows>& q,
+void multiply_turned_outliers(const PackedHead& x, unsigned token0, const PairedQueries<Rows>& q,
                               float* y, std::size_t y_stride) noexcept {
-    const codec::RopeTable& rope = *x.layout->row->rope;
+    const codec::RopeTable& rope = *rows_of(x).row->rope;
     const bool halves = rope.first(1) == 1;
     const unsigned pairs = rope.pairs();
     for_outliers(x, [&](unsigned token, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
@@ -126,11 +126,11 @@ LOWKV_INLINE bool turns_in_units(const codec::RopeTable& rope, unsigned head_dim
     return 2 * rope.pairs() == head_dim && (rope.first(1) == 2 || rope.pairs() % 16 == 0);
 }
 
-template <unsigned Bits, unsigned Rows>
+template <Width W, unsigned Rows>
 void multiply_row_keys(const Product& product, const PairedQueries<Rows>& queries,
                        std::size_t w_stride, std::size_t y_stride) noexcept {
-    const Matrix& x = product.x;
-    const codec::RopeTable* rope = x.layout->row->rope.get();
+    const PackedHead& x = product.x;
+    const codec::RopeTable* rope = rows_of(x).row->rope.get();
     const unsigned head_dim = x.step_count;
     Prefetch prefetch = start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * head_dim);
     for (unsigned token = 0; token < x.lane_count; token += tile_tokens) {
@@ -141,14 +141,14 @@ void multiply_row_keys(const Product& product, const PairedQueries<Rows>& querie
             KeyMetadata metadata;
             load_metadata(x, token, metadata);
             turn_queries<Rows>(*rope, *positions, queries, turned);
-            const auto multiply = rope->first(1) == 1 ? multiply_turned<Bits, Rows, true>
-                                                      : multiply_turned<Bits, Rows, false>;
+            const auto multiply = rope->first(1) == 1 ? multiply_turned<W, Rows, true>
+                                                      : multiply_turned<W, Rows, false>;
             multiply(x, token, metadata, turned, y, y_stride, prefetch);
             multiply_turned_outliers<Rows>(x, token, turned, y, y_stride);
             continue;
         }
         alignas(64) float tile[max_head_dim * tile_tokens];
-        expand_row_keys<Bits>(x, token, tile);
+        expand_row_keys<W>(x, token, tile);
         if (rope != nullptr) turn_tile(*rope, positions, tile);
         gemm_rows_block<Rows>(product.w, w_stride, head_dim, tile, tile_tokens, y, y_stride);
     }
@@ -164,9 +164,9 @@ struct GroupWeights {
 };
 
 template <unsigned Rows, unsigned Size>
-void fold_groups(const PartLayout& layout, const float* w, std::size_t w_stride,
+void fold_groups(const codec::RowPart& layout, const float* w, std::size_t w_stride,
                  TokenMetadata& metadata, GroupWeights<Rows, Size>& weights) noexcept {
-    const bool learned = layout.codec.levels == Levels::learned;
+    const bool is_spread = layout.level_step != 1.0f || layout.level_zero != 0.0f;
     const F step = set(layout.level_step), lowest = set(layout.level_zero);
     F largest[4];
     for (F& f : largest) f = set(0.0f);
@@ -175,7 +175,7 @@ void fold_groups(const PartLayout& layout, const float* w, std::size_t w_stride,
         for (F& f : zeros) f = set(0.0f);
         for (unsigned t = 0; t < tile_tokens; ++t) {
             F scale = load(metadata.scale[t] + g), zero = load(metadata.zero[t] + g);
-            if (learned) {
+            if (is_spread) {
                 zero = fma(scale, lowest, zero);
                 scale = mul(scale, step);
                 store(metadata.scale[t] + g, scale);
@@ -216,13 +216,13 @@ struct WeightsByGroup {
     }
 };
 
-template <unsigned Bits, unsigned Rows, unsigned Size>
+template <Width W, unsigned Rows, unsigned Size>
 void multiply_row_values(const Product& product, std::size_t w_stride,
                          std::size_t y_stride) noexcept {
-    constexpr bool is_lookup = Bits == 2 || Bits == 3 || Bits == 4;
-    const Matrix& x = product.x;
-    const PartLayout& layout = *x.layout;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
+    constexpr bool is_lookup = W == Width::two || W == Width::three || W == Width::four;
+    const PackedHead& x = product.x;
+    const codec::RowPart& layout = rows_of(x);
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section);
     const I table = load_table(layout.levels.data());
     Prefetch prefetch =
         start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * x.step_count);
@@ -235,7 +235,7 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
             const unsigned at[2] = {c, c + lanes < x.lane_count ? c + lanes : c};
             I group[2], sums[Rows][2];
             for (unsigned v = 0; v < 2; ++v) group[v] = groups_of(x, at[v]);
-            dot_units<Bits, is_lookup, Rows>(
+            dot_units<W, is_lookup, Rows>(
                 codes, table, x.step_count / 16, at[0], at[1], token / 16, tile_tokens / 16,
                 WeightsByGroup<Rows, Size>{weights, group}, prefetch, sums);
             for (unsigned r = 0; r < Rows; ++r) {
@@ -274,38 +274,41 @@ void multiply_outliers(const Product* products, unsigned count, unsigned rows, s
     }
 }
 
-template <unsigned Bits, unsigned Rows>
+template <Width W, unsigned Rows>
 void multiply_tiles(const Product* products, unsigned count, std::size_t w_stride,
                     std::size_t y_stride) noexcept {
-    const codec::RowTables& row = *products->x.layout->row;
-    if (products->x.keys) {  // one query for all blocks
+    const codec::RowTables& row = *rows_of(products->x).row;
+    if (is_keys(products->x)) {  // one query for all blocks
         PairedQueries<Rows> queries;
         if (row.rope != nullptr) pair_queries<Rows>(*row.rope, products->w, w_stride, queries);
         for (unsigned p = 0; p < count; ++p) {
-            multiply_row_keys<Bits, Rows>(products[p], queries, w_stride, y_stride);
+            multiply_row_keys<W, Rows>(products[p], queries, w_stride, y_stride);
         }
         return;
     }
     const auto multiply =
-        row.groups > 16 ? multiply_row_values<Bits, Rows, 32> : multiply_row_values<Bits, Rows, 16>;
+        row.groups > 16 ? multiply_row_values<W, Rows, 32> : multiply_row_values<W, Rows, 16>;
     for (unsigned p = 0; p < count; ++p) multiply(products[p], w_stride, y_stride);
 }
 
-template <unsigned Rows>
-constexpr Multiply multiply_by_bits[5] = {multiply_tiles<ternary_bits, Rows>,
-                                          multiply_tiles<2, Rows>, multiply_tiles<3, Rows>,
-                                          multiply_tiles<4, Rows>, multiply_tiles<8, Rows>};
-
+template <Width W>
 void multiply_rows(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
                    std::size_t y_stride) noexcept {
-    const PartLayout& layout = *products->x.layout;
-    if (layout.row->groups == 1 && !products->x.keys) {
-        multiply_codes(products, count, rows, w_stride, y_stride);
+    const codec::RowPart& layout = rows_of(products->x);
+    if (layout.dense != nullptr) {
+        layout.dense->multiply(products, count, rows, w_stride, y_stride);
         if (layout.row->outliers > 0) multiply_outliers(products, count, rows, w_stride, y_stride);
         return;
     }
-    constexpr const Multiply* by_rows[] = {multiply_by_bits<1>, multiply_by_bits<2>,
-                                           multiply_by_bits<3>, multiply_by_bits<4>};
-    const unsigned bits = layout.codec.bits == 8 ? 4 : layout.codec.bits - ternary_bits;
-    by_rows[rows - 1][bits](products, count, w_stride, y_stride);
+    constexpr Multiply by_rows[] = {multiply_tiles<W, 1>, multiply_tiles<W, 2>,
+                                    multiply_tiles<W, 3>, multiply_tiles<W, 4>};
+    by_rows[rows - 1](products, count, w_stride, y_stride);
 }
+
+constinit const PartKernels row_kernels[] = {
+    {"row-1.5", multiply_rows<Width::ternary>, expand_rows<Width::ternary>},
+    {"row-2", multiply_rows<Width::two>, expand_rows<Width::two>},
+    {"row-3", multiply_rows<Width::three>, expand_rows<Width::three>},
+    {"row-4", multiply_rows<Width::four>, expand_rows<Width::four>},
+    {"row-8", multiply_rows<Width::eight>, expand_rows<Width::eight>},
+};

@@ -1,13 +1,17 @@
-// Tiles of row codecs (codec/row_codec.h): metadata of all heads' row, outliers, keys before RoPE.
+// Tiles of row codecs (families/row/row_part.h): metadata of all heads' row, outliers, keys before
+// RoPE.
+
+LOWKV_INLINE std::size_t first_channel(const PackedHead& x) {
+    return std::size_t{x.head} * rows_of(x).head_dim();
+}
 
 // Calls take(token, channel within the head, residual) for the head's outliers in a block.
 template <class Take>
-LOWKV_INLINE void for_outliers(const Matrix& x, Take take) {
-    if (x.layout->row->outliers == 0) return;
-    const unsigned head_dim = x.keys ? x.step_count : x.lane_count;
-    const unsigned tokens = x.keys ? x.lane_count : x.step_count;
-    const unsigned head = x.first_channel / head_dim;
-    const codec::HeadOutliers all = codec::head_outliers(*x.layout, x.metadata, head);
+LOWKV_INLINE void for_outliers(const PackedHead& x, Take take) {
+    if (rows_of(x).row->outliers == 0) return;
+    const unsigned head_dim = is_keys(x) ? x.step_count : x.lane_count;
+    const unsigned tokens = is_keys(x) ? x.lane_count : x.step_count;
+    const codec::HeadOutliers all = codec::head_outliers(rows_of(x), x.shared, x.head);
     alignas(64) float residuals[16];
     for (unsigned i = 0; i < all.count; i += 16) {
         const unsigned n = all.count - i < 16 ? all.count - i : 16;
@@ -24,7 +28,7 @@ LOWKV_INLINE void for_outliers(const Matrix& x, Take take) {
 }
 
 // Adds a tile's outliers: tile[channel * channel_stride + token * token_stride].
-LOWKV_INLINE void add_outliers(const Matrix& x, unsigned token0, std::size_t channel_stride,
+LOWKV_INLINE void add_outliers(const PackedHead& x, unsigned token0, std::size_t channel_stride,
                                std::size_t token_stride, float* tile) {
     for_outliers(x, [&](unsigned token, unsigned c, float residual) LOWKV_INLINE_LAMBDA {
         const unsigned t = token - token0;
@@ -104,16 +108,16 @@ static void turn_tile(const codec::RopeTable& rope, const std::int32_t* position
 
 // What the codes of some units' parts stand for: take(step, vector, level), `lanes` lanes each, for
 // their 16 steps, all vectors of a step in turn. `level` is the row's table of 16.
-template <unsigned Bits, unsigned Vectors, class Take>
+template <Width W, unsigned Vectors, class Take>
 LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level, Take take) {
-    if constexpr (Bits == 2 || Bits == 3 || Bits == 4) {
-        constexpr unsigned size = Bits == 4 ? 16 : 8;
+    if constexpr (W == Width::two || W == Width::three || W == Width::four) {
+        constexpr unsigned size = W == Width::four ? 16 : 8;
         LOWKV_UNROLL(4)
         for (unsigned tile = 0; tile < 4; ++tile) {
             I x[Vectors], third[Vectors];
             for (unsigned v = 0; v < Vectors; ++v) {
-                x[v] = load_bytes(view[v].low + (Bits == 4 ? 64 * (tile / 2) : 0));
-                if constexpr (Bits == 3) {
+                x[v] = load_bytes(view[v].low + (W == Width::four ? 64 * (tile / 2) : 0));
+                if constexpr (W == Width::three) {
                     third[v] = bit_and(shift_right(view[v].third, tile), set_int(0x04040404));
                 }
             }
@@ -122,8 +126,9 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
                 const unsigned byte = 8 * byte_of_step(step);
                 LOWKV_UNROLL(4)
                 for (unsigned v = 0; v < Vectors; ++v) {
-                    I code = shift_right(x[v], (Bits == 4 ? 4 * (tile % 2) : 2 * tile) + byte);
-                    if constexpr (Bits == 3) {
+                    I code =
+                        shift_right(x[v], (W == Width::four ? 4 * (tile % 2) : 2 * tile) + byte);
+                    if constexpr (W == Width::three) {
                         code = bit_or(bit_and(code, set_int(3)), shift_right(third[v], byte));
                     }
                     take(4 * tile + step, v, pick<size>(level, code));
@@ -135,7 +140,7 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
         for (unsigned tile = 0; tile < 4; ++tile) {
             I pair[Vectors][2];
             for (unsigned v = 0; v < Vectors; ++v) {
-                load_tile<Bits, false>(view[v], tile, set_int(0), pair[v]);
+                load_tile<W, false>(view[v], tile, set_int(0), pair[v]);
             }
             LOWKV_UNROLL(4)
             for (unsigned step = 0; step < 4; ++step) {
@@ -167,17 +172,17 @@ struct KeyMetadata {
         return fma(level, load(group_scale + at), load(group_zero + at));
     }
 };
-LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, KeyMetadata& metadata) {
-    const codec::RowTables& row = *x.layout->row;
+LOWKV_INLINE void load_metadata(const PackedHead& x, unsigned token0, KeyMetadata& metadata) {
+    const codec::RowTables& row = *rows_of(x).row;
     metadata.grouped = row.groups > 0;
     if (!metadata.grouped) {
-        metadata.scale = row.scale.data() + x.first_channel;
-        metadata.zero = row.zero.data() + x.first_channel;
+        metadata.scale = row.scale.data() + first_channel(x);
+        metadata.zero = row.zero.data() + first_channel(x);
         return;
     }
-    metadata.group = row.group.data() + x.first_channel;
-    const StoredMetadata stored(*x.layout, x.metadata);
-    const std::size_t tokens = x.layout->row_entries;
+    metadata.group = row.group.data() + first_channel(x);
+    const StoredMetadata stored(rows_of(x), x.shared);
+    const std::size_t tokens = rows_of(x).row_entries;
     for (std::size_t g = 0; g < row.groups; ++g) {
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
             const std::size_t at = 2 * g * tokens + token0 + t;
@@ -188,40 +193,40 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, KeyMetadata& m
 }
 
 // `lanes` tokens of a unit, from token on and 16 channels from c on.
-template <unsigned Bits>
-LOWKV_INLINE UnitView open_key_unit(const Matrix& x, unsigned token, unsigned c) {
+template <Width W>
+LOWKV_INLINE UnitView open_key_unit(const PackedHead& x, unsigned token, unsigned c) {
     const std::size_t unit = std::size_t{token / 16} * (x.step_count / 16) + c / 16;
-    return open_unit<Bits>(reinterpret_cast<const std::uint8_t*>(x.data), unit, token % 16 * 4);
+    return open_unit<W>(reinterpret_cast<const std::uint8_t*>(x.section), unit, token % 16 * 4);
 }
 
 // tile[channel][token] of tile_tokens tokens from token0 on, before RoPE.
-template <unsigned Bits>
-void expand_row_keys(const Matrix& x, unsigned token0, float* tile) noexcept {
+template <Width W>
+void expand_row_keys(const PackedHead& x, unsigned token0, float* tile) noexcept {
     KeyMetadata metadata;
     load_metadata(x, token0, metadata);
     for (unsigned c0 = 0; c0 < x.step_count; c0 += 16) {
         for (unsigned t = 0; t < tile_tokens; t += 2 * lanes) {
-            const UnitView view[2] = {open_key_unit<Bits>(x, token0 + t, c0),
-                                      open_key_unit<Bits>(x, token0 + t + lanes, c0)};
+            const UnitView view[2] = {open_key_unit<W>(x, token0 + t, c0),
+                                      open_key_unit<W>(x, token0 + t + lanes, c0)};
             float* const out = tile + c0 * tile_tokens + t;
-            for_levels<Bits, 2>(view, x.layout->row->level.data(),
-                                [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
-                                    store(out + i * tile_tokens + v * lanes,
-                                          metadata.value(c0 + i, t + v * lanes, level));
-                                });
+            for_levels<W, 2>(view, rows_of(x).row->level.data(),
+                             [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                                 store(out + i * tile_tokens + v * lanes,
+                                       metadata.value(c0 + i, t + v * lanes, level));
+                             });
         }
     }
     add_outliers(x, token0, tile_tokens, 1, tile);
 }
 
-LOWKV_INLINE const std::int32_t* positions_of(const Matrix& x) {
-    return reinterpret_cast<const std::int32_t*>(x.metadata + x.layout->positions_offset);
+LOWKV_INLINE const std::int32_t* positions_of(const PackedHead& x) {
+    return reinterpret_cast<const std::int32_t*>(x.shared + rows_of(x).positions_offset());
 }
 
 // The groups of a head's channels, `lanes` of them from c on.
-LOWKV_INLINE I groups_of(const Matrix& x, unsigned c) {
+LOWKV_INLINE I groups_of(const PackedHead& x, unsigned c) {
     return load_bytes(
-        reinterpret_cast<const std::uint8_t*>(x.layout->row->group.data() + x.first_channel + c));
+        reinterpret_cast<const std::uint8_t*>(rows_of(x).row->group.data() + first_channel(x) + c));
 }
 
 // Scales and zeros of tile_tokens tokens' groups of channels; 0 beyond the last, where there are
@@ -230,14 +235,14 @@ struct TokenMetadata {
     alignas(64) float scale[tile_tokens][codec::max_row_groups];
     alignas(64) float zero[tile_tokens][codec::max_row_groups];
 };
-LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata& metadata) {
-    const unsigned groups = x.layout->row->groups;
-    const StoredMetadata stored(*x.layout, x.metadata);
+LOWKV_INLINE void load_metadata(const PackedHead& x, unsigned token0, TokenMetadata& metadata) {
+    const unsigned groups = rows_of(x).row->groups;
+    const StoredMetadata stored(rows_of(x), x.shared);
     if (groups == 1) {
         alignas(64) float scale[tile_tokens], zero[tile_tokens];
         for (unsigned t = 0; t < tile_tokens; t += lanes) {
             store(scale + t, stored.scale(token0 + t));
-            store(zero + t, stored.zero(x.layout->row_entries + token0 + t));
+            store(zero + t, stored.zero(rows_of(x).row_entries + token0 + t));
         }
         for (unsigned t = 0; t < tile_tokens; ++t) {
             metadata.scale[t][0] = scale[t];
@@ -260,10 +265,10 @@ LOWKV_INLINE void load_metadata(const Matrix& x, unsigned token0, TokenMetadata&
 }
 
 // tile[token][channel] of tile_tokens tokens from token0 on. Size: of the table of groups.
-template <unsigned Bits, unsigned Size>
-void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
-    const codec::RowTables& row = *x.layout->row;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.data);
+template <Width W, unsigned Size>
+void expand_row_values(const PackedHead& x, unsigned token0, float* tile) noexcept {
+    const codec::RowTables& row = *rows_of(x).row;
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section);
     TokenMetadata metadata;
     load_metadata(x, token0, metadata);
     for (unsigned c = 0; c < x.lane_count; c += 2 * lanes) {
@@ -275,35 +280,27 @@ void expand_row_values(const Matrix& x, unsigned token0, float* tile) noexcept {
             for (unsigned v = 0; v < 2; ++v) {
                 const std::size_t unit =
                     std::size_t{at[v] / 16} * (x.step_count / 16) + (token0 + t0) / 16;
-                view[v] = open_unit<Bits>(codes, unit, at[v] % 16 * 4);
+                view[v] = open_unit<W>(codes, unit, at[v] % 16 * 4);
             }
-            for_levels<Bits, 2>(view, row.level.data(),
-                                [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
-                                    const unsigned t = t0 + i;
-                                    store(tile + t * x.lane_count + at[v],
-                                          fma(level, pick<Size>(metadata.scale[t], group[v]),
-                                              pick<Size>(metadata.zero[t], group[v])));
-                                });
+            for_levels<W, 2>(view, row.level.data(),
+                             [&](unsigned i, unsigned v, F level) LOWKV_INLINE_LAMBDA {
+                                 const unsigned t = t0 + i;
+                                 store(tile + t * x.lane_count + at[v],
+                                       fma(level, pick<Size>(metadata.scale[t], group[v]),
+                                           pick<Size>(metadata.zero[t], group[v])));
+                             });
         }
     }
     add_outliers(x, token0, 1, x.lane_count, tile);
 }
 
-template <unsigned Bits>
-void expand_tile(const Matrix& x, unsigned token0, float* tile) noexcept {
-    const codec::RowTables& row = *x.layout->row;
-    if (!x.keys) {
-        if (row.groups > 16) return expand_row_values<Bits, 32>(x, token0, tile);
-        return expand_row_values<Bits, 16>(x, token0, tile);
+template <Width W>
+void expand_rows(const PackedHead& x, unsigned token0, float* tile) noexcept {
+    const codec::RowTables& row = *rows_of(x).row;
+    if (!is_keys(x)) {
+        if (row.groups > 16) return expand_row_values<W, 32>(x, token0, tile);
+        return expand_row_values<W, 16>(x, token0, tile);
     }
-    expand_row_keys<Bits>(x, token0, tile);
+    expand_row_keys<W>(x, token0, tile);
     if (row.rope != nullptr) turn_tile(*row.rope, positions_of(x) + token0, tile);
-}
-
-void expand_rows(const Matrix& x, unsigned token0, float* tile) noexcept {
-    constexpr decltype(&expand_tile<2>) by_bits[] = {expand_tile<ternary_bits>, expand_tile<2>,
-                                                     expand_tile<3>, expand_tile<4>};
-    const unsigned bits = x.layout->codec.bits;
-    if (bits == 8) return expand_tile<8>(x, token0, tile);
-    by_bits[bits - ternary_bits](x, token0, tile);
 }

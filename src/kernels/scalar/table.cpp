@@ -19,8 +19,14 @@
 namespace lowkv::kernels {
 
 const Table scalar_table = {
-    "scalar",       "plain C++ for any CPU", []() noexcept -> bool { return true; },
-    scalar::decode, scalar::prefill,         scalar::weigh,
+    "scalar",
+    "plain C++ for any CPU",
+    []() noexcept -> bool { return true; },
+    scalar::decode,
+    scalar::prefill,
+    scalar::weigh,
+    scalar::code_kernels,
+    scalar::row_kernels,
 };
 
 }  // namespace lowkv::kernels

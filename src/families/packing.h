@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/head.h"
+#include "families/codes_part.h"
 #include "kernels/units.h"
 
 namespace lowkv::codec {
@@ -17,16 +17,16 @@ struct CodeTile {
 
 // `codes` is a head's codes, of `head.lanes` x `head.steps`; with 1.5, 2.6 and 3 bits they must be
 // zero before the head's first tile is packed.
-void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
-               std::uint32_t step_block, std::uint8_t* codes) noexcept;
-void unpack_tile(const std::uint8_t* codes, std::uint32_t bits, const HeadShape& head,
+void pack_tile(const CodeTile& tile, Width width, const HeadShape& head, std::uint32_t step_block,
+               std::uint8_t* codes) noexcept;
+void unpack_tile(const std::uint8_t* codes, Width width, const HeadShape& head,
                  std::uint32_t step_block, CodeTile& tile) noexcept;
 
 // A head's codes by token, whichever way they are packed.
 struct TokenCodes {
     std::uint8_t token[max_block_tokens][max_lanes];
 };
-void pack_tokens(const TokenCodes& codes, Part part, std::uint32_t bits, const HeadShape& head,
+void pack_tokens(const TokenCodes& codes, Part part, Width width, const HeadShape& head,
                  std::uint8_t* out) noexcept;
 
 }  // namespace lowkv::codec

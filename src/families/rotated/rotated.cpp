@@ -1,18 +1,18 @@
-#include "codec/token_codec.h"
+// Codecs that first change a token's channels: centring, rotation, normal levels (lowkv,
+// TurboQuant). Per token and head: y = x R - mean, then codes of y.
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <string>
 
 #include "codec/float16.h"
 #include "codec/lloyd_max.h"
-#include "codec/metadata.h"
-#include "codec/packing.h"
 #include "codec/rotation.h"
-#include "codec/token_view.h"
 #include "codec/uniform.h"
-#include "lowkv/error.h"
+#include "families/codes_part.h"
+#include "families/metadata.h"
+#include "families/packing.h"
+#include "families/token_view.h"
 
 namespace lowkv::codec {
 namespace {
@@ -20,10 +20,32 @@ namespace {
 using kernels::unit_steps;
 
 constexpr std::uint32_t max_channels = max_lanes;
-constexpr std::uint32_t max_tokens = max_block_tokens;
+
+class RotatedPart final : public CodesPart {
+  public:
+    RotatedPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
+        : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
+        has_mean = codec.centred;
+        if (codec.levels == Levels::normal) {
+            has_zeros = false;
+            const NormalCodebook& book = normal_codebook(codec.level_count());
+            set_levels(std::span(book.level).first(book.count));
+        }
+        lay_out(*inputs.table);
+    }
+
+    const Rotation* rotation() const noexcept override { return rotation_.get(); }
+    void encode_head(const std::uint16_t* exact, std::uint32_t h,
+                     std::byte* packed) const noexcept override;
+    void decode_head(const std::byte* packed, std::uint32_t h,
+                     std::uint16_t* exact) const noexcept override;
+
+  private:
+    std::shared_ptr<const Rotation> rotation_;
+};
 
 // The mean of a block's tokens, rotated as they are and rounded to f16.
-void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayout& layout,
+void write_mean(const std::uint16_t* rows, const TokenView& view, const RotatedPart& layout,
                 std::byte* section) noexcept {
     float sum[max_channels] = {}, x[max_channels];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
@@ -32,7 +54,7 @@ void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayo
     }
     const float share = 1.0f / static_cast<float>(view.tokens());
     for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] *= share;
-    if (layout.rotation) layout.rotation->apply(sum);
+    if (layout.rotation() != nullptr) layout.rotation()->apply(sum);
     std::uint16_t halves[max_channels];
     for (std::uint32_t c = 0; c < view.channels(); ++c) halves[c] = f32_to_f16(sum[c]);
     std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
@@ -40,7 +62,7 @@ void write_mean(const std::uint16_t* rows, const TokenView& view, const PartLayo
 
 // Calls f(first channel, count, group) for a token's groups.
 template <class F>
-void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t token, F f) {
+void for_groups(const RotatedPart& layout, std::uint32_t channels, std::uint32_t token, F f) {
     for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
         const std::uint32_t first = r * layout.group;
         f(first, std::min(layout.group, channels - first),
@@ -49,7 +71,7 @@ void for_groups(const PartLayout& layout, std::uint32_t channels, std::uint32_t 
 }
 
 // What a code stands for, less the mean.
-float decoded(std::uint8_t code, const PartLayout& layout, const Groups& groups,
+float decoded(std::uint8_t code, const RotatedPart& layout, const Groups& groups,
               std::size_t group) noexcept {
     const std::uint8_t level = layout.codec.levels == Levels::normal ? layout.levels[code] : code;
     return static_cast<float>(level) * groups.scale[group] + groups.zero[group];
@@ -58,7 +80,7 @@ float decoded(std::uint8_t code, const PartLayout& layout, const Groups& groups,
 // Takes the mean of what the codes lose from the stored one, so that the decoded block has the
 // tokens' mean. That errs less, and what was decoded is encoded alike: its mean is the one that the
 // codes were made with.
-void correct_mean(const TokenCodes& codes, const TokenView& view, const PartLayout& layout,
+void correct_mean(const TokenCodes& codes, const TokenView& view, const RotatedPart& layout,
                   const float* mean, std::byte* section) noexcept {
     Groups stored;
     read_metadata(layout, section, stored);
@@ -76,32 +98,28 @@ void correct_mean(const TokenCodes& codes, const TokenView& view, const PartLayo
     std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
 }
 
-// What a head's tokens are less: its block's mean or its sequence's, or zeros.
-void read_mean(const PartLayout& layout, const std::byte* section,
-               const std::uint16_t* sequence_mean, std::uint32_t channels, float* mean) noexcept {
+// What a head's tokens are less: their mean, or zeros.
+void read_mean(const RotatedPart& layout, const std::byte* section, std::uint32_t channels,
+               float* mean) noexcept {
     std::uint16_t halves[max_channels] = {};
-    switch (layout.codec.centre) {
-        case Centre::none: break;
-        case Centre::block:
-            std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
-            break;
-        case Centre::sequence: std::copy_n(sequence_mean, channels, halves); break;
+    if (layout.codec.centred) {
+        std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
     }
     for (std::uint32_t c = 0; c < channels; ++c) mean[c] = f16_to_f32(halves[c]);
 }
 
 // A token's y = x R - mean.
-void transform(const std::uint16_t* rows, const TokenView& view, const PartLayout& layout,
+void transform(const std::uint16_t* rows, const TokenView& view, const RotatedPart& layout,
                const float* mean, std::uint32_t token, float* y) noexcept {
     view.load(rows, token, y);
-    if (layout.rotation) layout.rotation->apply(y);
-    if (layout.codec.centre == Centre::none) return;
+    if (layout.rotation() != nullptr) layout.rotation()->apply(y);
+    if (!layout.codec.centred) return;
     for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
 }
 
 // Codes of the direction y / |y|, whose channels are close to N(0, 1/count). Returns the unit of
 // the levels. The codes don't depend on it, so it is rounded afterwards.
-float quantize_normal(const float* y, std::uint32_t count, const PartLayout& layout,
+float quantize_normal(const float* y, std::uint32_t count, const RotatedPart& layout,
                       std::uint8_t* codes) noexcept {
     const NormalCodebook& book = normal_codebook(layout.codec.level_count());
     float squares = 0;
@@ -131,13 +149,13 @@ float quantize_normal(const float* y, std::uint32_t count, const PartLayout& lay
     return norm / std::sqrt(level_squares);
 }
 
-void unpack(const std::byte* section, Part part, const HeadShape& head, const PartLayout& layout,
+void unpack(const std::byte* section, Part part, const HeadShape& head, const RotatedPart& layout,
             TokenCodes& codes) noexcept {
     const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
     CodeTile tile;
     for (std::uint32_t step = 0; step < head.steps; ++step) {
         if (step % unit_steps == 0) {
-            unpack_tile(in, layout.codec.bits, head, step / unit_steps, tile);
+            unpack_tile(in, layout.codec.width, head, step / unit_steps, tile);
         }
         for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
             std::uint8_t& code =
@@ -147,33 +165,33 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const Pa
     }
 }
 
-}  // namespace
-
-void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part part,
-                       const PartLayout& layout, std::byte* section,
-                       const std::uint16_t* sequence_mean) noexcept {
-    const TokenView view(part, head);
-    const auto top = static_cast<float>(layout.codec.level_count() - 1);
+void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
+                              std::byte* packed) const noexcept {
+    const RotatedPart& layout = *this;
+    const std::uint16_t* from = rows(exact, h);
+    std::byte* section = packed + section_offset(h);
+    const TokenView view(shape().part, head);
+    const float most = top();
     const bool normal = layout.codec.levels == Levels::normal;
     const bool search = layout.codec.clip == Clip::search;
-    std::memset(section, 0, layout.head_bytes);
+    std::memset(section, 0, head_bytes());
     float mean[max_channels], y[max_channels];
-    if (layout.codec.centre == Centre::block) write_mean(rows, view, layout, section);
-    read_mean(layout, section, sequence_mean, view.channels(), mean);
+    if (layout.codec.centred) write_mean(from, view, layout, section);
+    read_mean(layout, section, view.channels(), mean);
 
     Groups groups;
     TokenCodes codes;
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        transform(rows, view, layout, mean, t, y);
+        transform(from, view, layout, mean, t, y);
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
                        if (normal) {
                            groups.scale[g] =
                                quantize_normal(y + first, count, layout, codes.token[t] + first);
                        } else {
-                           const Steps full = full_steps(y + first, count, top);
+                           const Steps full = full_steps(y + first, count, most);
                            const Steps steps =
-                               search ? searched_steps(y + first, count, full, top) : full;
+                               search ? searched_steps(y + first, count, full, most) : full;
                            groups.scale[g] = steps.scale;
                            groups.zero[g] = steps.zero;
                        }
@@ -183,28 +201,29 @@ void encode_token_head(const std::uint16_t* rows, const HeadShape& head, Part pa
     // Uniform codes need the metadata as it is stored. The tokens are transformed once more: their
     // floats would not fit on a thread's stack.
     for (std::uint32_t t = 0; !normal && t < view.tokens(); ++t) {
-        transform(rows, view, layout, mean, t, y);
+        transform(from, view, layout, mean, t, y);
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
-                       quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, top,
+                       quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, most,
                                         codes.token[t] + first);
                    });
     }
-    if (layout.codec.centre == Centre::block) correct_mean(codes, view, layout, mean, section);
-    pack_tokens(codes, part, layout.codec.bits, head,
+    if (layout.codec.centred) correct_mean(codes, view, layout, mean, section);
+    pack_tokens(codes, shape().part, layout.codec.width, head,
                 reinterpret_cast<std::uint8_t*>(section + layout.codes_offset));
 }
 
-void decode_token_head(const std::byte* section, const HeadShape& head, Part part,
-                       const PartLayout& layout, std::uint16_t* rows,
-                       const std::uint16_t* sequence_mean) noexcept {
-    const TokenView view(part, head);
+void RotatedPart::decode_head(const std::byte* packed, std::uint32_t h,
+                              std::uint16_t* exact) const noexcept {
+    const RotatedPart& layout = *this;
+    const std::byte* section = packed + section_offset(h);
+    const TokenView view(shape().part, head);
     float mean[max_channels], x[max_channels];
-    read_mean(layout, section, sequence_mean, view.channels(), mean);
+    read_mean(layout, section, view.channels(), mean);
     Groups groups;
     read_metadata(layout, section, groups);
     TokenCodes codes;
-    unpack(section, part, head, layout, codes);
+    unpack(section, shape().part, head, layout, codes);
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
@@ -212,32 +231,27 @@ void decode_token_head(const std::byte* section, const HeadShape& head, Part par
                            x[c] = decoded(codes.token[t][c], layout, groups, g) + mean[c];
                        }
                    });
-        if (layout.rotation) layout.rotation->apply_inverse(x);
-        view.store(x, t, rows);
+        if (layout.rotation() != nullptr) layout.rotation()->apply_inverse(x);
+        view.store(x, t, rows(exact, h));
     }
+}
+
+class RotatedFamily final : public Family {
+    std::string_view name() const noexcept override { return "rotated"; }
+    std::uint32_t block_tokens(const Codec& codec) const noexcept override {
+        return codec.centred ? max_block_tokens : 0;
+    }
+    std::shared_ptr<const PackedPart> compile(const Codec& codec, const PartShape& shape,
+                                              const PartInputs& inputs) const override {
+        return std::make_shared<RotatedPart>(codec, shape, inputs);
+    }
+};
+
+}  // namespace
+
+const Family& rotated_family() noexcept {
+    static const RotatedFamily family;
+    return family;
 }
 
 }  // namespace lowkv::codec
-
-namespace lowkv {
-
-std::vector<std::uint16_t> key_mean(const Plan& plan, std::span<const float> mean) {
-    const Shape& shape = plan.shape();
-    if (mean.size() != shape.channels()) {
-        throw Error(ErrorCode::invalid_argument, "key_mean: " + std::to_string(mean.size()) +
-                                                     " numbers; legal: one for each of " +
-                                                     std::to_string(shape.channels()) +
-                                                     " channels");
-    }
-    std::vector<float> rotated(mean.begin(), mean.end());
-    if (const codec::Rotation* rotation = plan.keys().rotation.get()) {
-        for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
-            rotation->apply(rotated.data() + std::size_t{head} * shape.head_dim);
-        }
-    }
-    std::vector<std::uint16_t> halves(rotated.size());
-    std::ranges::transform(rotated, halves.begin(), codec::f32_to_f16);
-    return halves;
-}
-
-}  // namespace lowkv

@@ -7,12 +7,11 @@
 
 #include <cstddef>
 
-#include "codec/head.h"
-#include "lowkv/codec.h"
+#include "families/codes_part.h"
 
 namespace lowkv::codec {
 
-// Group r * row_entries + e is entry e of metadata row r (lowkv/codec.h). x^ = code * scale + zero;
+// Group r * row_entries + e is entry e of metadata row r (codes_part.h). x^ = code * scale + zero;
 // normal levels: write_metadata() takes the unit of the levels as the scale, and x^ =
 // layout.levels[code] * scale + zero afterwards.
 struct Groups {
@@ -25,7 +24,7 @@ constexpr std::size_t metadata_bytes(Metadata type) noexcept {
 }
 
 // Stores the groups and leaves in them what a reader will get. A scale above 0 stays above 0.
-void write_metadata(const PartLayout& layout, std::byte* section, Groups& groups) noexcept;
-void read_metadata(const PartLayout& layout, const std::byte* section, Groups& groups) noexcept;
+void write_metadata(const CodesPart& layout, std::byte* section, Groups& groups) noexcept;
+void read_metadata(const CodesPart& layout, const std::byte* section, Groups& groups) noexcept;
 
 }  // namespace lowkv::codec

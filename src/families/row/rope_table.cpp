@@ -1,4 +1,4 @@
-#include "codec/rope_table.h"
+#include "families/row/rope_table.h"
 
 #include <algorithm>
 #include <cmath>

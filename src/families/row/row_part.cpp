@@ -1,32 +1,36 @@
-#include "codec/row_codec.h"
+#include "families/row/row_part.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "codec/clip.h"
 #include "codec/float16.h"
-#include "codec/metadata.h"
-#include "codec/outliers.h"
-#include "codec/packing.h"
-#include "codec/row_tables.h"
 #include "codec/uniform.h"
+#include "families/metadata.h"
+#include "families/packing.h"
+#include "families/row/outliers.h"
+#include "kernels/table.h"
+#include "kernels/units.h"
+#include "lowkv/error.h"
 
 namespace lowkv::codec {
 namespace {
 
 constexpr std::uint32_t max_tokens = max_block_tokens;
+constexpr std::uint32_t most_channels_by_row = 256;  // an outlier's channel is one byte
 
 // A part of a block as tokens of channels, whichever way it lies.
 class Rows {
   public:
-    Rows(const Plan& plan, Part part)
-        : layout_(layout_of(plan, part)),
-          head_dim_(plan.shape().head_dim),
-          heads_(plan.shape().kv_heads),
-          tokens_(plan.block_tokens()),
-          token_stride_(part == Part::keys ? 1 : plan.shape().channels()),
-          channel_stride_(part == Part::keys ? tokens_ : 1) {}
+    explicit Rows(const RowPart& layout)
+        : layout_(layout),
+          head_dim_(layout.head_dim()),
+          heads_(layout.shape().layer.kv_heads),
+          tokens_(layout.tokens()),
+          token_stride_(layout.shape().part == Part::keys ? 1 : channels()),
+          channel_stride_(layout.shape().part == Part::keys ? tokens_ : 1) {}
 
     std::uint32_t head_dim() const noexcept { return head_dim_; }
     std::uint32_t heads() const noexcept { return heads_; }
@@ -52,7 +56,7 @@ class Rows {
     }
 
   private:
-    const PartLayout& layout_;
+    const RowPart& layout_;
     std::uint32_t head_dim_, heads_, tokens_;
     std::size_t token_stride_, channel_stride_;
 
@@ -65,8 +69,8 @@ class Rows {
 constexpr std::uint16_t no_channel = 0xffff;
 using Chosen = std::uint16_t[max_outliers];
 
-// Sorts the tokens' outliers by head; encode_row_head() adds what is missing there.
-void write_places(const PartLayout& layout, std::uint32_t heads, std::uint32_t head_dim,
+// Sorts the tokens' outliers by head; encode_head() adds what is missing there.
+void write_places(const RowPart& layout, std::uint32_t heads, std::uint32_t head_dim,
                   std::uint32_t tokens, const Chosen* chosen, std::byte* part) noexcept {
     auto* begins = reinterpret_cast<std::uint16_t*>(part + layout.outliers_offset);
     auto* places = reinterpret_cast<OutlierPlace*>(part + layout.places_offset);
@@ -85,16 +89,16 @@ void write_places(const PartLayout& layout, std::uint32_t heads, std::uint32_t h
     begins[heads] = count;
 }
 
-HeadOutliers outliers_of(const PartLayout& layout, const std::byte* part,
+HeadOutliers outliers_of(const RowPart& layout, const std::byte* part,
                          std::uint32_t head) noexcept {
     return layout.row->outliers > 0 ? head_outliers(layout, part, head) : HeadOutliers{};
 }
 
-std::int32_t read_position(const PartLayout& layout, const std::byte* part,
+std::int32_t read_position(const RowPart& layout, const std::byte* part,
                            std::uint32_t token) noexcept {
     std::int32_t position = 0;
-    if (layout.codec.stage == Stage::pre) {
-        std::memcpy(&position, part + layout.positions_offset + 4 * std::size_t{token},
+    if (layout.has_positions()) {
+        std::memcpy(&position, part + layout.positions_offset() + 4 * std::size_t{token},
                     sizeof position);
     }
     return position;
@@ -133,7 +137,7 @@ void choose_outliers(const RowTables& tables, const float* x, std::uint32_t chan
     std::sort(chosen, chosen + most);
 }
 
-std::uint8_t code_of(const PartLayout& layout, float x, float scale, float zero) noexcept {
+std::uint8_t code_of(const RowPart& layout, float x, float scale, float zero) noexcept {
     if (layout.codec.levels == Levels::uniform) {
         const auto top = static_cast<float>(layout.codec.level_count() - 1);
         return uniform_code(x, zero, divisor(scale), top);
@@ -144,7 +148,7 @@ std::uint8_t code_of(const PartLayout& layout, float x, float scale, float zero)
     return code;
 }
 
-float value_of(const PartLayout& layout, std::uint8_t code, float scale, float zero) noexcept {
+float value_of(const RowPart& layout, std::uint8_t code, float scale, float zero) noexcept {
     const bool learned = layout.codec.levels == Levels::learned;
     return (learned ? layout.row->level[code] : static_cast<float>(code)) * scale + zero;
 }
@@ -196,8 +200,8 @@ void search_shares(const RowTables& tables, const float* x, std::uint32_t channe
     }
 }
 
-void set_steps(const PartLayout& layout, const float* x, std::uint32_t channels,
-               const Ranges& ranges, Steps* steps) noexcept {
+void set_steps(const RowPart& layout, const float* x, std::uint32_t channels, const Ranges& ranges,
+               Steps* steps) noexcept {
     const RowTables& tables = *layout.row;
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
     float share[max_row_groups];
@@ -235,104 +239,160 @@ struct RowMetadata {
 
 }  // namespace
 
-void encode_shared_rows(const Plan& plan, Part part, const std::uint16_t* rows,
-                        const std::int32_t* positions, std::byte* part_out) noexcept {
-    const PartLayout& layout = layout_of(plan, part);
-    const RowTables& tables = *layout.row;
-    const Rows view(plan, part);
-    std::memset(part_out, 0, layout.row_bytes);
-    if (layout.codec.stage == Stage::pre) {
-        std::memcpy(part_out + layout.positions_offset, positions, 4 * std::size_t{view.tokens()});
+RowPart::RowPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
+    : CodesPart(its_codec, its_shape) {
+    if (head_dim() > most_channels_by_row) {
+        throw Error(ErrorCode::unsupported,
+                    "head_dim " + std::to_string(head_dim()) +
+                        " is not supported by codecs whose groups span the heads (row, static, "
+                        "reorder); legal: up to " +
+                        std::to_string(most_channels_by_row));
+    }
+    const bool keys = shape().part == Part::keys;
+    const auto tables = make_row_tables(codec, shape().layer, inputs.calibration, inputs.rope,
+                                        keys ? "key codec" : "value codec");
+    const bool learned = codec.levels == Levels::learned;
+    if (learned) set_levels(inputs.calibration->levels);
+    for (std::uint32_t i = 0; i < tables->level.size(); ++i) {
+        const std::uint32_t code = i % codec.level_count();
+        tables->level[i] = learned ? static_cast<float>(levels[code]) * level_step + level_zero
+                                   : static_cast<float>(code);
+    }
+    row = tables;
+    group = head_dim();
+    if (row->groups > 0) {
+        const bool by_group = keys || row->groups == 1;
+        group_rows = by_group ? row->groups : tokens();
+        row_entries = by_group ? tokens() : row->groups;
+    }
+    const std::size_t metadata =
+        std::size_t{2} * group_rows * row_entries * metadata_bytes(codec.metadata);
+    outliers_offset = round_up(metadata_offset + metadata, sizeof(std::int32_t));
+    const std::size_t most = std::size_t{row->outliers} * tokens();
+    const std::size_t begins = most > 0 ? sizeof(std::uint16_t) * (shape().layer.kv_heads + 1) : 0;
+    places_offset = outliers_offset + round_up(begins, sizeof(std::int32_t));
+    residuals_offset = places_offset + sizeof(OutlierPlace) * most;
+    std::size_t shared = residuals_offset + sizeof(std::uint16_t) * most;
+    if (codec.stage == Stage::pre) {
+        set_positions(shared);
+        shared += sizeof(std::int32_t) * tokens();
+    }
+    set_bytes(kernels::codes_bytes(codec.width, head.lanes, head.steps), shared);
+    const std::string name = "row-" + std::string(row_of(codec.width).word);
+    set_kernels(kernels::find(*inputs.table, name));
+    if (!keys && row->groups == 1) dense = &code_kernels(*inputs.table);
+}
+
+void RowPart::encode_shared(const std::uint16_t* exact, const std::int32_t* positions,
+                            std::byte* packed) const noexcept {
+    const RowTables& tables = *row;
+    const Rows view(*this);
+    std::memset(packed, 0, shared_bytes());
+    if (has_positions()) {
+        std::memcpy(packed + positions_offset(), positions, 4 * std::size_t{view.tokens()});
     }
     Groups groups;
-    const RowMetadata metadata{groups, tables, part, view.tokens()};
+    const RowMetadata metadata{groups, tables, shape().part, view.tokens()};
     Chosen outliers[max_tokens];
     float x[max_row_channels];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        const std::int32_t position = read_position(layout, part_out, t);
+        const std::int32_t position = read_position(*this, packed, t);
         for (std::uint32_t h = 0; h < view.heads(); ++h) {
-            view.load(rows, t, h, position, x + std::size_t{h} * view.head_dim());
+            view.load(exact, t, h, position, x + std::size_t{h} * view.head_dim());
         }
         if (tables.outliers > 0) choose_outliers(tables, x, view.channels(), outliers[t]);
         if (tables.groups == 0) continue;
         Ranges ranges;
         Steps steps[max_row_groups];
         find_ranges(tables, x, view.channels(), outliers[t], ranges);
-        set_steps(layout, x, view.channels(), ranges, steps);
+        set_steps(*this, x, view.channels(), ranges, steps);
         for (std::uint32_t g = 0; g < tables.groups; ++g) {
             const std::size_t e = metadata.entry(t, static_cast<std::int32_t>(g));
             groups.scale[e] = steps[g].scale;
             groups.zero[e] = steps[g].zero;
         }
     }
-    if (tables.groups > 0) write_metadata(layout, part_out, groups);
+    if (tables.groups > 0) write_metadata(*this, packed, groups);
     if (tables.outliers > 0) {
-        write_places(layout, view.heads(), view.head_dim(), view.tokens(), outliers, part_out);
+        write_places(*this, view.heads(), view.head_dim(), view.tokens(), outliers, packed);
     }
 }
 
-void encode_row_head(const Plan& plan, Part part, std::uint32_t head, const std::uint16_t* rows,
-                     std::byte* part_out) noexcept {
-    const PartLayout& layout = layout_of(plan, part);
-    const RowTables& tables = *layout.row;
-    const Rows view(plan, part);
-    const HeadShape shape = head_shape(plan, part, head);
-    std::byte* section = part_out + section_offset(layout, head);
-    std::memset(section, 0, layout.head_bytes);
+void RowPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
+                          std::byte* packed) const noexcept {
+    const RowTables& tables = *row;
+    const Rows view(*this);
+    std::byte* section = packed + section_offset(h);
+    std::memset(section, 0, head_bytes());
     Groups groups;
-    if (tables.groups > 0) read_metadata(layout, part_out, groups);
-    const RowMetadata metadata{groups, tables, part, view.tokens()};
-    const std::uint32_t first = head * view.head_dim();
-    const HeadOutliers outliers = outliers_of(layout, part_out, head);
+    if (tables.groups > 0) read_metadata(*this, packed, groups);
+    const RowMetadata metadata{groups, tables, shape().part, view.tokens()};
+    const std::uint32_t first = h * view.head_dim();
+    const HeadOutliers outliers = outliers_of(*this, packed, h);
     std::uint32_t next = 0;
     TokenCodes codes;
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         float x[max_lanes];
-        view.load(rows, t, head, read_position(layout, part_out, t), x);
+        view.load(exact, t, h, read_position(*this, packed, t), x);
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
             const Steps steps = metadata.of(t, first + c);
-            codes.token[t][c] = code_of(layout, x[c], steps.scale, steps.zero);
+            codes.token[t][c] = code_of(*this, x[c], steps.scale, steps.zero);
         }
         for (; next < outliers.count && outliers.places[next].token == t; ++next) {
             const std::uint32_t c = outliers.places[next].channel;
             const Steps steps = metadata.of(t, first + c);
-            const float dense = value_of(layout, codes.token[t][c], steps.scale, steps.zero);
-            const std::uint16_t residual = f32_to_f16(x[c] - dense);
-            const auto at =
-                reinterpret_cast<const std::byte*>(outliers.residuals + next) - part_out;
-            std::memcpy(part_out + at, &residual, sizeof residual);
+            const float coded = value_of(*this, codes.token[t][c], steps.scale, steps.zero);
+            const std::uint16_t residual = f32_to_f16(x[c] - coded);
+            const auto at = reinterpret_cast<const std::byte*>(outliers.residuals + next) - packed;
+            std::memcpy(packed + at, &residual, sizeof residual);
         }
     }
-    pack_tokens(codes, part, layout.codec.bits, shape, reinterpret_cast<std::uint8_t*>(section));
+    pack_tokens(codes, shape().part, codec.width, head, reinterpret_cast<std::uint8_t*>(section));
 }
 
-void decode_row_head(const Plan& plan, Part part, std::uint32_t head, const std::byte* part_in,
-                     std::uint16_t* rows) noexcept {
-    const PartLayout& layout = layout_of(plan, part);
-    const RowTables& tables = *layout.row;
-    const Rows view(plan, part);
-    const HeadShape shape = head_shape(plan, part, head);
-    const auto* in = reinterpret_cast<const std::uint8_t*>(part_in + section_offset(layout, head));
+void RowPart::decode_head(const std::byte* packed, std::uint32_t h,
+                          std::uint16_t* exact) const noexcept {
+    const RowTables& tables = *row;
+    const Rows view(*this);
+    const bool keys = shape().part == Part::keys;
+    const auto* in = reinterpret_cast<const std::uint8_t*>(packed + section_offset(h));
     Groups groups;
-    if (tables.groups > 0) read_metadata(layout, part_in, groups);
-    const RowMetadata metadata{groups, tables, part, view.tokens()};
-    const std::uint32_t first = head * view.head_dim();
-    const HeadOutliers outliers = outliers_of(layout, part_in, head);
+    if (tables.groups > 0) read_metadata(*this, packed, groups);
+    const RowMetadata metadata{groups, tables, shape().part, view.tokens()};
+    const std::uint32_t first = h * view.head_dim();
+    const HeadOutliers outliers = outliers_of(*this, packed, h);
     std::uint32_t next = 0;
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         float x[max_lanes];
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
             const Steps steps = metadata.of(t, first + c);
             const std::uint8_t code =
-                kernels::load_code(in, layout.codec.bits, shape.steps, part == Part::keys ? t : c,
-                                   part == Part::keys ? c : t);
-            x[c] = value_of(layout, code, steps.scale, steps.zero);
+                kernels::load_code(in, codec.width, head.steps, keys ? t : c, keys ? c : t);
+            x[c] = value_of(*this, code, steps.scale, steps.zero);
         }
         for (; next < outliers.count && outliers.places[next].token == t; ++next) {
             x[outliers.places[next].channel] += f16_to_f32(outliers.residuals[next]);
         }
-        view.store(x, t, head, read_position(layout, part_in, t), rows);
+        view.store(x, t, h, read_position(*this, packed, t), exact);
     }
+}
+
+namespace {
+
+class RowFamily final : public Family {
+    std::string_view name() const noexcept override { return "row"; }
+    std::uint32_t block_tokens(const Codec&) const noexcept override { return 0; }
+    std::shared_ptr<const PackedPart> compile(const Codec& codec, const PartShape& shape,
+                                              const PartInputs& inputs) const override {
+        return std::make_shared<RowPart>(codec, shape, inputs);
+    }
+};
+
+}  // namespace
+
+const Family& row_family() noexcept {
+    static const RowFamily family;
+    return family;
 }
 
 }  // namespace lowkv::codec

@@ -6,15 +6,19 @@
 #include <memory>
 #include <vector>
 
-#include "codec/rope_table.h"
+#include "families/row/rope_table.h"
 #include "lowkv/calibration.h"
-#include "lowkv/codec.h"
+#include "lowkv/family.h"
 
 namespace lowkv::codec {
 
 inline constexpr std::uint32_t max_row_groups = 32;  // kernels hold a token's groups in registers
 inline constexpr std::uint32_t max_row_channels = 8192;  // of all heads
 inline constexpr std::uint32_t max_outliers = 164;       // of a row: 2 % of them, rounded up
+
+struct OutlierPlace {
+    std::uint8_t channel, token;  // the channel within the head
+};
 
 struct RowTables {
     std::uint32_t groups = 0;         // scales per token; 0: static

@@ -1,7 +1,6 @@
-// Exact block -> packed block (docs/methods.md, "Uniform groups: KIVI and int"): ranges of all
-// groups, their metadata rounded to its storage type, then codes. Everything is compiled for the
-// baseline CPU without fused multiply-add, so that a block has the same bytes wherever it was
-// encoded.
+// Uniform groups (docs/methods.md, "Uniform groups: KIVI and int"): the range of each group in even
+// steps, its metadata rounded to its storage type first. Everything is compiled for the baseline
+// CPU without fused multiply-add, so that a block has the same bytes wherever it was encoded.
 //
 // NaN and infinities are not stored: a range ends at +-65504, and a NaN gets any code.
 
@@ -9,17 +8,13 @@
 #include <cstring>
 #include <limits>
 
-#include "codec/balanced_codec.h"
 #include "codec/float16.h"
-#include "codec/head.h"
-#include "codec/metadata.h"
-#include "codec/packing.h"
-#include "codec/row_codec.h"
-#include "codec/token_codec.h"
 #include "codec/uniform.h"
+#include "families/codes_part.h"
+#include "families/metadata.h"
+#include "families/packing.h"
 
-namespace lowkv {
-namespace codec {
+namespace lowkv::codec {
 namespace {
 
 using kernels::unit_steps;
@@ -70,7 +65,7 @@ Range range_of(const std::uint16_t* halves, std::uint32_t count) noexcept {
     return {low[0], high[0]};
 }
 
-void ranges_along_lanes(const std::uint16_t* rows, const HeadShape& head, const PartLayout& layout,
+void ranges_along_lanes(const std::uint16_t* rows, const HeadShape& head, const CodesPart& layout,
                         float levels, Groups& groups) noexcept {
     for (std::uint32_t step = 0; step < head.steps; ++step) {
         const std::uint16_t* row = rows + step * head.row_stride;
@@ -84,7 +79,7 @@ void ranges_along_lanes(const std::uint16_t* rows, const HeadShape& head, const 
     }
 }
 
-void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const PartLayout& layout,
+void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const CodesPart& layout,
                         float levels, Groups& groups) noexcept {
     for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
         const std::uint32_t first = r * layout.group;
@@ -109,7 +104,7 @@ void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const 
 }
 
 // Shortens each group's range to the share with the least squared error.
-void search_ranges(const std::uint16_t* rows, const HeadShape& head, const PartLayout& layout,
+void search_ranges(const std::uint16_t* rows, const HeadShape& head, const CodesPart& layout,
                    float levels, Groups& groups) noexcept {
     const bool by_lanes = head.groups_along_lanes;
     const std::uint32_t grouped = by_lanes ? head.lanes : head.steps;
@@ -131,7 +126,7 @@ void search_ranges(const std::uint16_t* rows, const HeadShape& head, const PartL
 }
 
 void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const HeadShape& head,
-                          const PartLayout& layout, float levels, const Groups& groups,
+                          const CodesPart& layout, float levels, const Groups& groups,
                           std::uint8_t* __restrict codes) noexcept {
     for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
         const std::size_t group = std::size_t{r} * layout.row_entries + step;
@@ -146,7 +141,7 @@ void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const He
 }
 
 void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const HeadShape& head,
-                          const PartLayout& layout, float levels, const Groups& groups,
+                          const CodesPart& layout, float levels, const Groups& groups,
                           std::uint8_t* __restrict codes) noexcept {
     const std::size_t first = std::size_t{step / layout.group} * layout.row_entries;
     const float* zeros = groups.zero + first;
@@ -157,79 +152,98 @@ void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const He
     }
 }
 
-void encode_head(const std::uint16_t* rows, const HeadShape& head, const PartLayout& layout,
-                 std::byte* section) noexcept {
-    const std::uint32_t bits = layout.codec.bits;
-    const auto levels = static_cast<float>(layout.codec.level_count() - 1);
-    std::memset(section, 0, layout.head_bytes);
-    Groups groups;
-    const auto ranges = head.groups_along_lanes ? ranges_along_lanes : ranges_along_steps;
-    ranges(rows, head, layout, levels, groups);
-    if (layout.codec.clip == Clip::search) search_ranges(rows, head, layout, levels, groups);
-    write_metadata(layout, section, groups);
-
-    const auto quantize = head.groups_along_lanes ? quantize_along_lanes : quantize_along_steps;
-    auto* codes = reinterpret_cast<std::uint8_t*>(section + layout.codes_offset);
-    CodeTile tile;
-    for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
-        for (std::uint32_t s = 0; s < unit_steps; ++s) {
-            const std::uint32_t step = block * unit_steps + s;
-            quantize(rows + step * head.row_stride, step, head, layout, levels, groups,
-                     tile.row[s]);
+void dequantize_along_lanes(const std::uint8_t* codes, std::uint32_t step, const HeadShape& head,
+                            const CodesPart& layout, const Groups& groups,
+                            std::uint16_t* __restrict row) noexcept {
+    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
+        const std::size_t group = std::size_t{r} * layout.row_entries + step;
+        const float scale = groups.scale[group];
+        const float zero = groups.zero[group];
+        const std::uint32_t first = r * layout.group;
+        const std::uint32_t last = std::min(first + layout.group, head.lanes);
+        for (std::uint32_t lane = first; lane < last; ++lane) {
+            row[lane] = f32_to_f16(static_cast<float>(codes[lane]) * scale + zero);
         }
-        pack_tile(tile, bits, head, block, codes);
     }
 }
 
-void copy_exact_head(const std::uint16_t* rows, const HeadShape& head, std::byte* part) noexcept {
-    std::byte* out = part + head.offset * sizeof *rows;
-    for (std::uint32_t step = 0; step < head.steps; ++step) {
-        std::memcpy(out + step * head.row_stride * sizeof *rows, rows + step * head.row_stride,
-                    head.lanes * sizeof *rows);
+void dequantize_along_steps(const std::uint8_t* codes, std::uint32_t step, const HeadShape& head,
+                            const CodesPart& layout, const Groups& groups,
+                            std::uint16_t* __restrict row) noexcept {
+    const std::size_t first = std::size_t{step / layout.group} * layout.row_entries;
+    const float* scales = groups.scale + first;
+    const float* zeros = groups.zero + first;
+    for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
+        row[lane] = f32_to_f16(static_cast<float>(codes[lane]) * scales[lane] + zeros[lane]);
     }
 }
+
+class UniformPart final : public CodesPart {
+  public:
+    UniformPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
+        : CodesPart(its_codec, its_shape) {
+        lay_out(*inputs.table);
+    }
+
+    void encode_head(const std::uint16_t* exact, std::uint32_t h,
+                     std::byte* packed) const noexcept override {
+        const std::uint16_t* from = rows(exact, h);
+        std::byte* section = packed + section_offset(h);
+        std::memset(section, 0, head_bytes());
+        Groups groups;
+        const auto ranges = head.groups_along_lanes ? ranges_along_lanes : ranges_along_steps;
+        ranges(from, head, *this, top(), groups);
+        if (codec.clip == Clip::search) search_ranges(from, head, *this, top(), groups);
+        write_metadata(*this, section, groups);
+
+        const auto quantize = head.groups_along_lanes ? quantize_along_lanes : quantize_along_steps;
+        auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_offset);
+        CodeTile tile;
+        for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
+            for (std::uint32_t s = 0; s < unit_steps; ++s) {
+                const std::uint32_t step = block * unit_steps + s;
+                quantize(from + step * head.row_stride, step, head, *this, top(), groups,
+                         tile.row[s]);
+            }
+            pack_tile(tile, codec.width, head, block, codes);
+        }
+    }
+
+    void decode_head(const std::byte* packed, std::uint32_t h,
+                     std::uint16_t* exact) const noexcept override {
+        const std::byte* section = packed + section_offset(h);
+        Groups groups;
+        read_metadata(*this, section, groups);
+        const auto dequantize =
+            head.groups_along_lanes ? dequantize_along_lanes : dequantize_along_steps;
+        const auto* codes = reinterpret_cast<const std::uint8_t*>(section + codes_offset);
+        CodeTile tile;
+        for (std::uint32_t step = 0; step < head.steps; ++step) {
+            if (step % unit_steps == 0) {
+                unpack_tile(codes, codec.width, head, step / unit_steps, tile);
+            }
+            dequantize(tile.row[step % unit_steps], step, head, *this, groups,
+                       rows(exact, h) + step * head.row_stride);
+        }
+    }
+};
+
+class UniformFamily final : public Family {
+    std::string_view name() const noexcept override { return "uniform"; }
+    std::uint32_t block_tokens(const Codec& codec) const noexcept override {
+        return codec.axis == Axis::channel ? row_of(codec.group).size : 0;
+    }
+    std::shared_ptr<const PackedPart> compile(const Codec& codec, const PartShape& shape,
+                                              const PartInputs& inputs) const override {
+        return std::make_shared<UniformPart>(codec, shape, inputs);
+    }
+};
 
 }  // namespace
-}  // namespace codec
 
-void encode_rows(const Plan& plan, const std::byte* exact, std::byte* packed) noexcept {
-    const auto* positions =
-        reinterpret_cast<const std::int32_t*>(exact + plan.exact_positions_offset());
-    for (const codec::Part part : {codec::Part::keys, codec::Part::values}) {
-        if (codec::layout_of(plan, part).row == nullptr) continue;
-        codec::encode_shared_rows(
-            plan, part,
-            reinterpret_cast<const std::uint16_t*>(exact + codec::exact_offset(plan, part)),
-            plan.has_positions() ? positions : nullptr, packed + codec::packed_offset(plan, part));
-    }
+const Family& uniform_family() noexcept {
+    static const UniformFamily family;
+    return family;
 }
 
-void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
-                  std::uint32_t first_head, std::uint32_t last_head, const std::uint16_t* mean) {
-    codec::require_key_mean(plan, mean);
-    for (const codec::Part part : {codec::Part::keys, codec::Part::values}) {
-        const PartLayout& layout = codec::layout_of(plan, part);
-        const auto* in =
-            reinterpret_cast<const std::uint16_t*>(exact + codec::exact_offset(plan, part));
-        std::byte* out = packed + codec::packed_offset(plan, part);
-        for (std::uint32_t h = first_head; h < last_head; ++h) {
-            const codec::HeadShape head = codec::head_shape(plan, part, h);
-            if (layout.codec.exact()) {
-                codec::copy_exact_head(in + head.offset, head, out);
-            } else if (layout.row != nullptr) {
-                codec::encode_row_head(plan, part, h, in, out);
-            } else if (layout.codec.balanced) {
-                codec::encode_balanced_head(in + head.offset, head, part, layout,
-                                            out + h * layout.head_bytes);
-            } else if (codec::is_token_codec(layout.codec)) {
-                codec::encode_token_head(in + head.offset, head, part, layout,
-                                         out + h * layout.head_bytes,
-                                         codec::head_mean(plan, part, h, mean));
-            } else {
-                codec::encode_head(in + head.offset, head, layout, out + h * layout.head_bytes);
-            }
-        }
-    }
-}
-
-}  // namespace lowkv
+}  // namespace lowkv::codec

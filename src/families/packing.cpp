@@ -1,4 +1,4 @@
-#include "codec/packing.h"
+#include "families/packing.h"
 
 #include <cstring>
 
@@ -47,16 +47,16 @@ void interleave(const Quad& quad, std::uint32_t lane, std::uint8_t* __restrict o
 }
 
 // 2, 4 and 8 bits, and the low 2 of 3.
-template <unsigned Width>
-void pack_low(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
-              std::uint32_t step_block, std::uint8_t* codes) {
-    constexpr unsigned per_byte = 8 / Width;
+template <unsigned Bits>
+void pack_low(const CodeTile& tile, Width width, const HeadShape& head, std::uint32_t step_block,
+              std::uint8_t* codes) {
+    constexpr unsigned per_byte = 8 / Bits;
     for (unsigned v = 0; v < unit_steps / tile_steps / per_byte; ++v) {
         Quad quad;
-        combine(tile, head.lanes, v * per_byte, per_byte, Width, 0, (1u << Width) - 1, quad);
+        combine(tile, head.lanes, v * per_byte, per_byte, Bits, 0, (1u << Bits) - 1, quad);
         for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
             const std::size_t unit = unit_number(head, lane, step_block);
-            interleave(quad, lane, codes + kernels::unit_offset(bits, unit) + vector_bytes * v);
+            interleave(quad, lane, codes + kernels::unit_offset(width, unit) + vector_bytes * v);
         }
     }
 }
@@ -70,7 +70,7 @@ void pack_third(const CodeTile& tile, const HeadShape& head, std::uint32_t step_
         const std::size_t unit = unit_number(head, lane, step_block);
         std::uint8_t third[vector_bytes];
         interleave(quad, lane, third);
-        std::uint8_t* out = codes + (unit / 2) * 192 + 128;
+        std::uint8_t* out = codes + kernels::third_offset(unit);
         const unsigned shift = unit % 2 == 0 ? 0 : 4;
         for (std::size_t b = 0; b < vector_bytes; ++b) {
             out[b] = static_cast<std::uint8_t>(out[b] | third[b] << shift);
@@ -78,19 +78,19 @@ void pack_third(const CodeTile& tile, const HeadShape& head, std::uint32_t step_
     }
 }
 
-template <unsigned Width>
-void unpack_low(const std::uint8_t* codes, std::uint32_t bits, const HeadShape& head,
+template <unsigned Bits>
+void unpack_low(const std::uint8_t* codes, Width width, const HeadShape& head,
                 std::uint32_t step_block, CodeTile& tile) {
-    constexpr unsigned per_byte = 8 / Width;
+    constexpr unsigned per_byte = 8 / Bits;
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         const std::uint8_t* in =
-            codes + kernels::unit_offset(bits, unit_number(head, lane, step_block));
+            codes + kernels::unit_offset(width, unit_number(head, lane, step_block));
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
             const std::uint8_t* vector = in + vector_bytes * (j / per_byte);
-            const unsigned shift = Width * (j % per_byte);
+            const unsigned shift = Bits * (j % per_byte);
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
                 tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4] =
-                    static_cast<std::uint8_t>((vector[b] >> shift) & ((1u << Width) - 1));
+                    static_cast<std::uint8_t>((vector[b] >> shift) & ((1u << Bits) - 1));
             }
         }
     }
@@ -100,7 +100,7 @@ void unpack_third(const std::uint8_t* codes, const HeadShape& head, std::uint32_
                   CodeTile& tile) {
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         const std::size_t unit = unit_number(head, lane, step_block);
-        const std::uint8_t* in = codes + (unit / 2) * 192 + 128;
+        const std::uint8_t* in = codes + kernels::third_offset(unit);
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
             const unsigned shift = (unit % 2 == 0 ? 0u : 4u) + j;
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
@@ -112,58 +112,38 @@ void unpack_third(const std::uint8_t* codes, const HeadShape& head, std::uint32_
     }
 }
 
-// Where a unit's tile of digits lies, and what a digit of it counts in its byte.
-struct Digits {
-    std::size_t offset;
-    unsigned power;
-};
-
-struct Ternary {
-    static constexpr unsigned base = 3;
-    static Digits digits(std::size_t unit, unsigned tile) {
-        const std::size_t number = unit * kernels::unit_tiles + tile;
-        return {number / kernels::tiles_of_ternary_vector * vector_bytes,
-                kernels::powers_of_3[number % kernels::tiles_of_ternary_vector]};
-    }
-};
-
-struct Senary {
-    static constexpr unsigned base = 6;
-    static Digits digits(std::size_t unit, unsigned tile) {
-        const kernels::SenaryPlace place = kernels::senary_place(unit, tile);
-        return {place.offset, kernels::powers_of_6[place.digit]};
-    }
-};
-
 // Units share bytes: their digits are added.
-template <class Radix>
-void pack_digits(const CodeTile& tile, const HeadShape& head, std::uint32_t step_block,
+void pack_digits(const CodeTile& tile, Width width, const HeadShape& head, std::uint32_t step_block,
                  std::uint8_t* codes) {
     for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
         Quad quad;
         combine(tile, head.lanes, j, 1, 0, 0, 7, quad);
         for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
-            const Digits to = Radix::digits(unit_number(head, lane, step_block), j);
+            const kernels::TilePlace to =
+                kernels::tile_place(width, unit_number(head, lane, step_block), j);
+            const unsigned power = kernels::power_of(row_of(width).base, to.digit);
             std::uint8_t digits[vector_bytes];
             interleave(quad, lane, digits);
             std::uint8_t* out = codes + to.offset;
             for (std::size_t b = 0; b < vector_bytes; ++b) {
-                out[b] = static_cast<std::uint8_t>(out[b] + digits[b] * to.power);
+                out[b] = static_cast<std::uint8_t>(out[b] + digits[b] * power);
             }
         }
     }
 }
 
-template <class Radix>
-void unpack_digits(const std::uint8_t* codes, const HeadShape& head, std::uint32_t step_block,
-                   CodeTile& tile) {
+void unpack_digits(const std::uint8_t* codes, Width width, const HeadShape& head,
+                   std::uint32_t step_block, CodeTile& tile) {
+    const unsigned base = row_of(width).base;
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
-            const Digits from = Radix::digits(unit_number(head, lane, step_block), j);
+            const kernels::TilePlace from =
+                kernels::tile_place(width, unit_number(head, lane, step_block), j);
+            const unsigned power = kernels::power_of(base, from.digit);
             const std::uint8_t* in = codes + from.offset;
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
                 tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4] =
-                    static_cast<std::uint8_t>(in[b] / from.power % Radix::base);
+                    static_cast<std::uint8_t>(in[b] / power % base);
             }
         }
     }
@@ -171,33 +151,31 @@ void unpack_digits(const std::uint8_t* codes, const HeadShape& head, std::uint32
 
 }  // namespace
 
-void pack_tile(const CodeTile& tile, std::uint32_t bits, const HeadShape& head,
-               std::uint32_t step_block, std::uint8_t* codes) noexcept {
-    switch (bits) {
-        case 8: return pack_low<8>(tile, bits, head, step_block, codes);
-        case 4: return pack_low<4>(tile, bits, head, step_block, codes);
-        case kernels::ternary_bits: return pack_digits<Ternary>(tile, head, step_block, codes);
-        case kernels::senary_bits: return pack_digits<Senary>(tile, head, step_block, codes);
-        case 3: pack_third(tile, head, step_block, codes); [[fallthrough]];
-        default: return pack_low<2>(tile, bits, head, step_block, codes);
+void pack_tile(const CodeTile& tile, Width width, const HeadShape& head, std::uint32_t step_block,
+               std::uint8_t* codes) noexcept {
+    switch (width) {
+        case Width::eight: return pack_low<8>(tile, width, head, step_block, codes);
+        case Width::four: return pack_low<4>(tile, width, head, step_block, codes);
+        case Width::three: pack_third(tile, head, step_block, codes); [[fallthrough]];
+        case Width::two: return pack_low<2>(tile, width, head, step_block, codes);
+        default: return pack_digits(tile, width, head, step_block, codes);
     }
 }
 
-void unpack_tile(const std::uint8_t* codes, std::uint32_t bits, const HeadShape& head,
+void unpack_tile(const std::uint8_t* codes, Width width, const HeadShape& head,
                  std::uint32_t step_block, CodeTile& tile) noexcept {
-    switch (bits) {
-        case 8: return unpack_low<8>(codes, bits, head, step_block, tile);
-        case 4: return unpack_low<4>(codes, bits, head, step_block, tile);
-        case 2: return unpack_low<2>(codes, bits, head, step_block, tile);
-        case kernels::ternary_bits: return unpack_digits<Ternary>(codes, head, step_block, tile);
-        case kernels::senary_bits: return unpack_digits<Senary>(codes, head, step_block, tile);
-        default:
-            unpack_low<2>(codes, bits, head, step_block, tile);
+    switch (width) {
+        case Width::eight: return unpack_low<8>(codes, width, head, step_block, tile);
+        case Width::four: return unpack_low<4>(codes, width, head, step_block, tile);
+        case Width::two: return unpack_low<2>(codes, width, head, step_block, tile);
+        case Width::three:
+            unpack_low<2>(codes, width, head, step_block, tile);
             return unpack_third(codes, head, step_block, tile);
+        default: return unpack_digits(codes, width, head, step_block, tile);
     }
 }
 
-void pack_tokens(const TokenCodes& codes, Part part, std::uint32_t bits, const HeadShape& head,
+void pack_tokens(const TokenCodes& codes, Part part, Width width, const HeadShape& head,
                  std::uint8_t* out) noexcept {
     CodeTile tile;
     for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
@@ -208,7 +186,7 @@ void pack_tokens(const TokenCodes& codes, Part part, std::uint32_t bits, const H
                     part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
             }
         }
-        pack_tile(tile, bits, head, block, out);
+        pack_tile(tile, width, head, block, out);
     }
 }
 

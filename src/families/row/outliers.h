@@ -1,17 +1,13 @@
 #pragma once
-// A head's outliers in the section that all heads of a row codec's part share (codec.h).
+// A head's outliers in the section that all heads of a row codec's part share (row_part.h).
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "lowkv/codec.h"
+#include "families/row/row_part.h"
 
 namespace lowkv::codec {
-
-struct OutlierPlace {
-    std::uint8_t channel, token;  // the channel within the head
-};
 
 struct HeadOutliers {
     const OutlierPlace* places;
@@ -20,7 +16,7 @@ struct HeadOutliers {
 };
 
 // Within the section whatever it holds: a packed block may come from a file.
-inline HeadOutliers head_outliers(const PartLayout& layout, const std::byte* section,
+inline HeadOutliers head_outliers(const RowPart& layout, const std::byte* section,
                                   std::uint32_t head) noexcept {
     const auto* begins = reinterpret_cast<const std::uint16_t*>(section + layout.outliers_offset);
     const auto most = static_cast<std::uint32_t>((layout.residuals_offset - layout.places_offset) /

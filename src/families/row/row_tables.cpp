@@ -1,4 +1,4 @@
-#include "codec/row_tables.h"
+#include "families/row/row_tables.h"
 
 #include <algorithm>
 #include <string>
@@ -50,7 +50,7 @@ std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shap
         tables->group.assign(calibration->group.begin(), calibration->group.end());
         tables->groups = static_cast<std::uint32_t>(*std::ranges::max_element(tables->group)) + 1;
         tables->clip = calibration->clip;
-    } else if (codec.group == Codec::whole_row) {
+    } else if (codec.group == Group::row) {
         tables->group.assign(shape.channels(), 0);
         tables->groups = 1;
     } else {

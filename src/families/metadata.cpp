@@ -1,4 +1,4 @@
-#include "codec/metadata.h"
+#include "families/metadata.h"
 
 #include <algorithm>
 #include <bit>
@@ -78,7 +78,7 @@ void read_values(const std::byte* in, float* values, std::size_t count, float mu
 }
 
 // Normal levels: what is stored is their unit; their scale and zero follow from it.
-void spread_unit(const PartLayout& layout, float* scales, float* zeros) noexcept {
+void spread_unit(const CodesPart& layout, float* scales, float* zeros) noexcept {
     for (std::size_t e = 0; e < layout.row_entries; ++e) {
         zeros[e] = scales[e] * layout.level_zero;
         scales[e] *= layout.level_step;
@@ -86,7 +86,7 @@ void spread_unit(const PartLayout& layout, float* scales, float* zeros) noexcept
 }
 
 template <class Type>
-void write_rows(const PartLayout& layout, std::byte* section, const Header& header,
+void write_rows(const CodesPart& layout, std::byte* section, const Header& header,
                 Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
     std::byte* out = section + layout.metadata_offset;
@@ -99,7 +99,7 @@ void write_rows(const PartLayout& layout, std::byte* section, const Header& head
         float* zeros = groups.zero + row * entries;
         raise_scales(scales, entries, Type::smallest * header.scale_multiplier);
         write(scales, header.scale_multiplier);
-        if (layout.has_zeros()) {
+        if (layout.has_zeros) {
             write(zeros, header.zero_multiplier);
         } else {
             spread_unit(layout, scales, zeros);
@@ -108,7 +108,7 @@ void write_rows(const PartLayout& layout, std::byte* section, const Header& head
 }
 
 template <class Type>
-void read_rows(const PartLayout& layout, const std::byte* section, const Header& header,
+void read_rows(const CodesPart& layout, const std::byte* section, const Header& header,
                Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
     const std::byte* in = section + layout.metadata_offset;
@@ -120,7 +120,7 @@ void read_rows(const PartLayout& layout, const std::byte* section, const Header&
         float* scales = groups.scale + row * entries;
         float* zeros = groups.zero + row * entries;
         read(scales, header.scale_multiplier);
-        if (layout.has_zeros()) {
+        if (layout.has_zeros) {
             read(zeros, header.zero_multiplier);
         } else {
             spread_unit(layout, scales, zeros);
@@ -130,20 +130,20 @@ void read_rows(const PartLayout& layout, const std::byte* section, const Header&
 
 }  // namespace
 
-void write_metadata(const PartLayout& layout, std::byte* section, Groups& groups) noexcept {
-    if (layout.codec.metadata == Metadata::fp16) {
+void write_metadata(const CodesPart& layout, std::byte* section, Groups& groups) noexcept {
+    if (layout.f16_metadata) {
         return write_rows<Half>(layout, section, Header{}, groups);
     }
     const std::size_t count = std::size_t{layout.group_rows} * layout.row_entries;
     const Header header{
         multiplier_for(largest_magnitude(groups.scale, count)),
-        layout.has_zeros() ? multiplier_for(largest_magnitude(groups.zero, count)) : 1.0f};
+        layout.has_zeros ? multiplier_for(largest_magnitude(groups.zero, count)) : 1.0f};
     std::memcpy(section, &header, sizeof header);
     write_rows<Float8>(layout, section, header, groups);
 }
 
-void read_metadata(const PartLayout& layout, const std::byte* section, Groups& groups) noexcept {
-    if (layout.codec.metadata == Metadata::fp16) {
+void read_metadata(const CodesPart& layout, const std::byte* section, Groups& groups) noexcept {
+    if (layout.f16_metadata) {
         return read_rows<Half>(layout, section, Header{}, groups);
     }
     Header header;

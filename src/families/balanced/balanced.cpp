@@ -1,16 +1,21 @@
-#include "codec/balanced_codec.h"
+// KVarN (Muller et al., "KVarN: Variance-Normalized KV-Cache Quantization", 2026, arXiv
+// 2606.03458): a head's block is rotated, its tokens and channels are scaled until both have one
+// variance, then cut into uniform steps. Its steps (PartShape) keep a scale and a zero each, its
+// lanes a factor each: x^ = factor[lane] * (code * scale[step] + zero[step]), then the rotation
+// undone.
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "codec/float16.h"
-#include "codec/metadata.h"
-#include "codec/packing.h"
 #include "codec/rotation.h"
 #include "codec/sum.h"
-#include "codec/token_view.h"
 #include "codec/uniform.h"
+#include "families/codes_part.h"
+#include "families/metadata.h"
+#include "families/packing.h"
+#include "families/token_view.h"
 
 namespace lowkv::codec {
 namespace {
@@ -20,6 +25,24 @@ using kernels::unit_steps;
 constexpr std::uint32_t max_elements = max_lanes * 128;  // of a head: 576 channels x 128 tokens
 // The paper's 16 are no better (docs/quality.md's protocol).
 constexpr std::uint32_t iterations = 8;
+
+class BalancedPart final : public CodesPart {
+  public:
+    BalancedPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
+        : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
+        has_factors = true;
+        lay_out(*inputs.table);
+    }
+
+    const Rotation* rotation() const noexcept override { return rotation_.get(); }
+    void encode_head(const std::uint16_t* exact, std::uint32_t h,
+                     std::byte* packed) const noexcept override;
+    void decode_head(const std::byte* packed, std::uint32_t h,
+                     std::uint16_t* exact) const noexcept override;
+
+  private:
+    std::shared_ptr<const Rotation> rotation_;
+};
 
 // A head's elements, rotated, in the order of its part: row[step][lane]. On the stack, because
 // every iteration reads them all.
@@ -36,7 +59,7 @@ struct Matrix {
     }
 };
 
-void load(const std::uint16_t* rows, const HeadShape& head, Part part, const PartLayout& layout,
+void load(const std::uint16_t* rows, const HeadShape& head, Part part, const BalancedPart& layout,
           Matrix& x) noexcept {
     const TokenView view(part, head);
     x.steps = head.steps;
@@ -44,7 +67,7 @@ void load(const std::uint16_t* rows, const HeadShape& head, Part part, const Par
     float token[max_lanes];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         view.load(rows, t, token);
-        if (layout.rotation) layout.rotation->apply(token);
+        if (layout.rotation() != nullptr) layout.rotation()->apply(token);
         for (std::uint32_t c = 0; c < view.channels(); ++c) x.at(part, t, c) = token[c];
     }
 }
@@ -109,7 +132,7 @@ void balance(const Matrix& x, float* factors) noexcept {
     }
 }
 
-void write_factors(const PartLayout& layout, std::byte* section, float* factors,
+void write_factors(const BalancedPart& layout, std::byte* section, float* factors,
                    std::uint32_t lanes) noexcept {
     std::uint16_t halves[max_lanes];
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
@@ -119,60 +142,60 @@ void write_factors(const PartLayout& layout, std::byte* section, float* factors,
     std::memcpy(section + layout.factors_offset, halves, lanes * sizeof *halves);
 }
 
-void read_factors(const PartLayout& layout, const std::byte* section, float* factors,
+void read_factors(const BalancedPart& layout, const std::byte* section, float* factors,
                   std::uint32_t lanes) noexcept {
     std::uint16_t halves[max_lanes];
     std::memcpy(halves, section + layout.factors_offset, lanes * sizeof *halves);
     for (std::uint32_t lane = 0; lane < lanes; ++lane) factors[lane] = f16_to_f32(halves[lane]);
 }
 
-}  // namespace
-
-void encode_balanced_head(const std::uint16_t* rows, const HeadShape& head, Part part,
-                          const PartLayout& layout, std::byte* section) noexcept {
-    const auto top = static_cast<float>(layout.codec.level_count() - 1);
-    std::memset(section, 0, layout.head_bytes);
+void BalancedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
+                               std::byte* packed) const noexcept {
+    const float most = top();
+    std::byte* section = packed + section_offset(h);
+    std::memset(section, 0, head_bytes());
     Matrix x;
-    load(rows, head, part, layout, x);
+    load(rows(exact, h), head, shape().part, *this, x);
     float factors[max_lanes], inverse[max_lanes];
     balance(x, factors);
-    write_factors(layout, section, factors, x.lanes);
+    write_factors(*this, section, factors, x.lanes);
     for (std::uint32_t lane = 0; lane < x.lanes; ++lane) inverse[lane] = inverse_of(factors[lane]);
 
     Groups groups;
     for (std::uint32_t s = 0; s < x.steps; ++s) {
         float* row = x.row(s);
         for (std::uint32_t lane = 0; lane < x.lanes; ++lane) row[lane] *= inverse[lane];
-        const Steps steps = full_steps(row, x.lanes, top);
+        const Steps steps = full_steps(row, x.lanes, most);
         groups.scale[s] = steps.scale;
         groups.zero[s] = steps.zero;
     }
-    write_metadata(layout, section, groups);
-    auto* codes = reinterpret_cast<std::uint8_t*>(section + layout.codes_offset);
+    write_metadata(*this, section, groups);
+    auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_offset);
     CodeTile tile;
     for (std::uint32_t s = 0; s < x.steps; ++s) {
-        quantize_uniform(x.row(s), x.lanes, {groups.scale[s], groups.zero[s]}, top,
+        quantize_uniform(x.row(s), x.lanes, {groups.scale[s], groups.zero[s]}, most,
                          tile.row[s % unit_steps]);
         if ((s + 1) % unit_steps == 0) {
-            pack_tile(tile, layout.codec.bits, head, s / unit_steps, codes);
+            pack_tile(tile, codec.width, head, s / unit_steps, codes);
         }
     }
 }
 
-void decode_balanced_head(const std::byte* section, const HeadShape& head, Part part,
-                          const PartLayout& layout, std::uint16_t* rows) noexcept {
+void BalancedPart::decode_head(const std::byte* packed, std::uint32_t h,
+                               std::uint16_t* exact) const noexcept {
+    const std::byte* section = packed + section_offset(h);
     Matrix x;
     x.steps = head.steps;
     x.lanes = head.lanes;
     float factors[max_lanes];
-    read_factors(layout, section, factors, x.lanes);
+    read_factors(*this, section, factors, x.lanes);
     Groups groups;
-    read_metadata(layout, section, groups);
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
+    read_metadata(*this, section, groups);
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(section + codes_offset);
     CodeTile tile;
     for (std::uint32_t s = 0; s < x.steps; ++s) {
         if (s % unit_steps == 0) {
-            unpack_tile(codes, layout.codec.bits, head, s / unit_steps, tile);
+            unpack_tile(codes, codec.width, head, s / unit_steps, tile);
         }
         const std::uint8_t* code = tile.row[s % unit_steps];
         for (std::uint32_t lane = 0; lane < x.lanes; ++lane) {
@@ -180,13 +203,29 @@ void decode_balanced_head(const std::byte* section, const HeadShape& head, Part 
             x.row(s)[lane] = factors[lane] * y;
         }
     }
-    const TokenView view(part, head);
+    const TokenView view(shape().part, head);
     float token[max_lanes];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        for (std::uint32_t c = 0; c < view.channels(); ++c) token[c] = x.at(part, t, c);
-        if (layout.rotation) layout.rotation->apply_inverse(token);
-        view.store(token, t, rows);
+        for (std::uint32_t c = 0; c < view.channels(); ++c) token[c] = x.at(shape().part, t, c);
+        if (rotation() != nullptr) rotation()->apply_inverse(token);
+        view.store(token, t, rows(exact, h));
     }
+}
+
+class BalancedFamily final : public Family {
+    std::string_view name() const noexcept override { return "balanced"; }
+    std::uint32_t block_tokens(const Codec&) const noexcept override { return max_block_tokens; }
+    std::shared_ptr<const PackedPart> compile(const Codec& codec, const PartShape& shape,
+                                              const PartInputs& inputs) const override {
+        return std::make_shared<BalancedPart>(codec, shape, inputs);
+    }
+};
+
+}  // namespace
+
+const Family& balanced_family() noexcept {
+    static const BalancedFamily family;
+    return family;
 }
 
 }  // namespace lowkv::codec

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "codec/float16.h"
-#include "codec/head.h"
+#include "families/codes_part.h"
 
 namespace lowkv::codec {
 

@@ -1,0 +1,93 @@
+#pragma once
+// A part whose heads have metadata (scales and zeros of groups) and codes in units: what the
+// uniform, the rotated, the balanced and the row family have in common, and what the code kernels
+// read.
+//
+// A head's section: [header][metadata][mean][factors][codes]
+//   header    fp8 only: two f32 multipliers, for scales and for zeros (powers of two)
+//   metadata  per group row: all scales, then all zeros (unless the levels are normal).
+//             Axis::channel: a row is one group of tokens, an entry one channel. Axis::token: a row
+//             is one group of channels, an entry one token.
+//   mean      rotated keys, centred: f16, one per channel, after the rotation
+//   factors   balanced: f16, one per token of keys or per channel of values; a code stands for
+//             factor * (code * scale + zero)
+//   codes     16x16 units, see src/kernels/units.h
+// The row family has header and metadata in the section that its heads share.
+//
+// A code stands for level(code) * scale + zero. Levels that are not uniform are kept in 8 bits, so
+// that kernels multiply integers: level(code) = levels[code] * level_step + level_zero.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "lowkv/family.h"
+
+namespace lowkv::codec {
+
+inline constexpr std::uint32_t max_lanes = 576;    // a head_dim, or the 128 tokens of a block
+inline constexpr std::uint32_t max_groups = 4096;  // of a section: 128 tokens x 32 groups of a row
+inline constexpr std::size_t cache_line = 64;
+
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+// One head of an exact part, seen as the matrix that src/kernels/units.h packs: `steps` rows of
+// `lanes` contiguous f16.
+struct HeadShape {
+    std::uint32_t steps = 0, lanes = 0;
+    std::size_t row_stride = 0;       // elements from one step to the next
+    bool groups_along_lanes = false;  // one group is `group` lanes of a step; else steps of a lane
+};
+
+struct CodesPart : PackedPart {
+    Codec codec;
+    // Uniform levels: the codes.
+    std::array<std::uint8_t, 16> levels{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    float level_step = 1.0f;
+    float level_zero = 0.0f;
+    bool has_zeros = true;
+    bool has_mean = false;
+    bool has_factors = false;
+    bool f16_metadata = true;
+    HeadShape head;
+    std::uint32_t group = 0;          // elements: codec.group, at most head_dim along channels
+    std::uint32_t group_rows = 0;     // metadata rows per head
+    std::uint32_t row_entries = 0;    // scales per row
+    std::size_t metadata_offset = 0;  // within a section, as those below
+    std::size_t mean_offset = 0;
+    std::size_t factors_offset = 0;
+    std::size_t codes_offset = 0;
+
+    // Of a code: 0 to top().
+    float top() const noexcept { return static_cast<float>(codec.level_count() - 1); }
+    std::uint32_t tokens() const noexcept { return shape().tokens; }
+    std::uint32_t head_dim() const noexcept { return shape().layer.head_dim; }
+    // Where a head begins in the exact and in the packed part.
+    const std::uint16_t* rows(const std::uint16_t* exact, std::uint32_t h) const noexcept {
+        return exact + shape().exact_offset(h);
+    }
+    std::uint16_t* rows(std::uint16_t* exact, std::uint32_t h) const noexcept {
+        return exact + shape().exact_offset(h);
+    }
+    // The section that has a head's metadata.
+    const std::byte* metadata_section(const PackedHead& x) const noexcept {
+        return shared_bytes() > 0 ? x.shared : x.section;
+    }
+
+  protected:
+    CodesPart(const Codec& its_codec, const PartShape& its_shape) noexcept;
+
+    // A section of groups of its own, kernels included. has_zeros, has_mean and has_factors are set
+    // before it.
+    void lay_out(const kernels::Table& table);
+    // From the lowest to the highest, on a grid of 8 bits.
+    void set_levels(std::span<const float> values) noexcept;
+    // By name: "folded-2", "unfolded-3-levels". Folded: scales vary along a product's sum.
+    const PartKernels& code_kernels(const kernels::Table& table) const;
+};
+
+}  // namespace lowkv::codec
