@@ -14,7 +14,7 @@ SETUP := python3 deps/setup.py
 export PATH := $(or $(LOWKV_CACHE_DIR),$(HOME)/.cache/lowkv)/bin:$(PATH)
 # The value of one of the paths that the set-up knows, e.g. $(call dep,LOWKV_MODEL): a shell expression.
 dep = $$($(SETUP) --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["$(1)"])')
-# $(call BUILD,preset[,target])
+# $(call BUILD,preset[,targets])
 BUILD = mkdir -p build; cmake --preset $(1) >build/$(1)-configure.log || { cat build/$(1)-configure.log; exit 1; }; \
 	cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
 
@@ -33,7 +33,7 @@ build: setup ## build everything (PRESET=release, debug, ...)
 .PHONY: demo
 demo: ## stream an answer from the packed cache, then compare schemes: builds only what that takes
 	@$(SETUP) headers model llama-libraries demo-text
-	$(call BUILD,$(PRESET),lowkv_cli)
+	$(call BUILD,$(PRESET),lowkv_cli ggml-lowkv)
 	deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
 
 .PHONY: test
