@@ -10,10 +10,13 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PRESET ?= release
 BIN := build/$(PRESET)/bin
 SETUP := python3 deps/setup.py
+# A CMake that the set-up had to fetch is here.
+export PATH := $(or $(LOWKV_CACHE_DIR),$(HOME)/.cache/lowkv)/bin:$(PATH)
 # The value of one of the paths that the set-up knows, e.g. $(call dep,LOWKV_MODEL): a shell expression.
 dep = $$($(SETUP) --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["$(1)"])')
-BUILD = cmake --preset $(1) >build/$(1)-configure.log || { cat build/$(1)-configure.log; exit 1; }; \
-	cmake --build --preset $(1) -j $(JOBS)
+# $(call BUILD,preset[,targets])
+BUILD = mkdir -p build; cmake --preset $(1) >build/$(1)-configure.log || { cat build/$(1)-configure.log; exit 1; }; \
+	cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
 
 .PHONY: help
 help: ## this list
@@ -25,12 +28,13 @@ setup: ## fetch and build the pinned dependencies into ~/.cache/lowkv (once)
 
 .PHONY: build
 build: setup ## build everything (PRESET=release, debug, ...)
-	@mkdir -p build
-	$(call BUILD,$(PRESET))
+	@$(call BUILD,$(PRESET))
 
 .PHONY: demo
-demo: build ## compare schemes on a real model, then stream an answer from the packed cache
-	@deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
+demo: ## stream an answer from the packed cache, then compare schemes: builds only what that takes
+	@$(SETUP) headers model llama-libraries demo-text
+	$(call BUILD,$(PRESET),lowkv_cli ggml-lowkv)
+	deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
 
 .PHONY: test
 test: test-cpp test-e2e test-python test-sanitizers ## run all tests, sanitizers included
@@ -111,8 +115,7 @@ docs: package ## the API reference of the Python package, in build/docs
 
 .PHONY: test-sanitizers
 test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
-	@mkdir -p build
-	for preset in asan-ubsan tsan; do
+	@for preset in asan-ubsan tsan; do
 	    echo "== $$preset"
 	    $(call BUILD,$$preset)
 	    ctest --preset $$preset -j $(JOBS)

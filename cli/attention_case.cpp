@@ -16,6 +16,7 @@
 #include "lowkv/calibration.h"
 #include "lowkv/executor_openmp.h"
 #include "lowkv/rope.h"
+#include "processors.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -41,7 +42,7 @@ class LowkvCase final : public AttentionCase {
         : AttentionCase(shape),
           name_(text),
           store_(std::make_shared<Store>()),
-          pool_(default_threads()) {
+          pool_(usable_cores()) {
         const Scheme scheme = parse_scheme(text);
         Rope rope;  // Llama's
         for (std::uint32_t i = 0; i < shape.head_dim / 2; ++i) {

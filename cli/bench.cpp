@@ -19,6 +19,7 @@
 #include "attention_case.h"
 #include "lowkv/implementation.h"
 #include "nlohmann/json.hpp"
+#include "processors.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -318,7 +319,7 @@ int bench_attention(Options options) {
         options.head_dims = {128};
         options.heads = {"32/8"};
         options.tokens = {4096, 16384};
-        options.threads = {default_threads()};
+        options.threads = {usable_cores()};
         options.schemes = {"lowkv2.8", "kivi2"};
     }
     for (const std::string& peer : options.peers) static_cast<void>(peer_type(peer));

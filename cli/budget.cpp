@@ -24,6 +24,7 @@
 #include "lowkv/scheme.h"
 #include "model.h"
 #include "plan_shape.h"
+#include "processors.h"
 #include "scheme_words.h"
 #include "terminal.h"
 
@@ -61,7 +62,7 @@ struct Options {
     std::optional<std::uint32_t> window, sinks, flush;
     std::size_t tokens = 0;
     std::uint32_t chunk = 64;
-    unsigned threads = default_threads();
+    unsigned threads = 0;
     bool quiet = false, verbose = false;
 };
 
@@ -296,9 +297,7 @@ void add_budget(CLI::App& app, int& status) {
     command->add_option("--chunk", options->chunk, "Tokens computed at once")
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
+    add_threads(*command, options->threads);
     command->add_option("--json", options->json, "Write all figures to this file");
     command->add_flag("-q,--quiet", options->quiet, "Print the scheme alone");
     command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");

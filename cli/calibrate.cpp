@@ -24,6 +24,7 @@
 #include "lowkv/executor.h"
 #include "lowkv/scheme.h"
 #include "model.h"
+#include "processors.h"
 #include "rotation_report.h"
 #include "terminal.h"
 
@@ -71,7 +72,7 @@ struct Options {
     std::uint64_t tokens = 0, seed = 0;
     std::uint32_t context = 2048;
     bool q_norm = false, verbose = false;
-    unsigned threads = default_threads();
+    unsigned threads = 0;
 };
 
 bool rotates(const LayerScheme& scheme) {
@@ -343,9 +344,7 @@ void add_calibrate(CLI::App& app, int& status) {
                       "KVQuant's Q-Norm: learned levels keep the mean and the variance");
     command->add_option("--fisher", options->fisher,
                         "Weights of channels for learned levels, from tools/fisher.py");
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
+    add_threads(*command, options->threads);
     command->add_flag("-v,--verbose", options->verbose, "Show llama.cpp's messages");
     command->callback([options, &status] { status = run(*options); });
 }

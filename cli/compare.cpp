@@ -1,7 +1,8 @@
 // lowkv compare: one text under several schemes, beside `exact` and stock llama.cpp's own caches.
 //
-// All caches of one loaded model read the text side by side, chunk by chunk, as an engine would
-// prefill it; each chunk's logits are reduced at once.
+// All caches of one loaded model read the text, chunk by chunk, as an engine would prefill it. For
+// their speed they take turns; then one after the other is compared with exact, whose logits are
+// kept.
 
 #include <algorithm>
 #include <array>
@@ -21,6 +22,7 @@
 #include "lowkv_ggml.h"
 #include "metrics.h"
 #include "model.h"
+#include "processors.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -34,7 +36,7 @@ constexpr const char* footer = R"(Examples:
   lowkv compare -m model.gguf -f book.txt --json compare.json --plot compare.png
 
 Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
-The table is Markdown, on stdout; progress goes to stderr.)";
+The table is Markdown, on stdout, row by row; progress goes to stderr.)";
 
 struct Options {
     std::string model, file, json, plot;
@@ -43,7 +45,7 @@ struct Options {
     std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
     std::size_t tokens = 0, windows = 1, skip = 256, decode = 48;
     std::uint32_t chunk = 512;
-    unsigned threads = default_threads();
+    unsigned threads = 0;
     bool speed = true, verbose = false;
 };
 
@@ -158,32 +160,78 @@ void measure_speed(std::vector<Row>& rows, Tokens text, const Options& options) 
     }
 }
 
-// One window's predictions under each cache, against the first row's.
-void measure_quality(std::vector<Row>& rows, Tokens text, const Options& options,
-                     Reference& reference, Executor& executor, Progress& progress,
-                     std::size_t& done, std::size_t total) {
-    for (Row& row : rows) row.work([](Context& context) { context.clear(); });
-    each_chunk(text, options.chunk, [&](std::size_t at, Tokens chunk) {
-        const std::size_t first =
-            at >= options.skip ? 0 : std::min(options.skip - at, chunk.size());
-        const std::size_t last = std::min(chunk.size(), text.size() - 1 - at);  // has a next token
-        for (Row& row : rows) {
-            // What a chunk pushes out of the window is packed after it: the next one reads it.
-            row.read_packed = row.read_packed || (first < last && row.packed > 0);
-            row.work([&](Context& context) { context.decode(chunk, first < last); });
-            std::vector<const float*> logits;
-            for (std::size_t i = first; i < last; ++i) {
-                logits.push_back(row.context->logits(static_cast<std::int32_t>(i)));
-            }
-            if (!logits.empty()) {
-                if (&row == &rows.front()) reference.set(logits, executor);
-                row.distance.add(reference, logits, text.subspan(at + first + 1, logits.size()),
-                                 executor);
-            }
-            progress.show(done += chunk.size(), total, row.name);
-        }
-    });
+// How many tokens' logits are kept of the reference at once: a gibibyte, less where memory is
+// short.
+std::size_t kept_tokens(const Model& model, const Options& options) {
+    constexpr std::size_t most = std::size_t(1) << 30U;
+    const std::size_t bytes = std::min(most, available_memory() / 4);
+    const std::size_t tokens = bytes / (model.vocabulary() * sizeof(float));
+    return std::max<std::size_t>(tokens / options.chunk, 1) * options.chunk;
 }
+
+// Windows' predictions under each cache against the first one's. One cache after the other reads
+// what can be kept of the reference, so that in the last window rows are complete one by one.
+class Quality {
+  public:
+    Quality(const Model& model, const Options& options, std::size_t total)
+        : options_(options),
+          vocabulary_(model.vocabulary()),
+          kept_(kept_tokens(model, options)),
+          total_(total),
+          reference_(vocabulary_),
+          executor_(options.threads) {}
+
+    // Calls done(row) when a row has read the window.
+    template <class F>
+    void measure(std::vector<Row>& rows, Tokens text, F&& done) {
+        for (Row& row : rows) row.work([](Context& context) { context.clear(); });
+        each_chunk(text, kept_, [&](std::size_t begin, Tokens part) {
+            exact_.clear();
+            for (Row& row : rows) {
+                std::size_t kept = 0;
+                each_chunk(part, options_.chunk, [&](std::size_t at, Tokens chunk) {
+                    read(row, &row == &rows.front(), text, begin + at, chunk, kept);
+                });
+                if (begin + part.size() < text.size()) continue;
+                progress_.finish();
+                done(row);
+            }
+        });
+    }
+
+  private:
+    // `kept` counts the part's positions so far.
+    void read(Row& row, bool first_row, Tokens text, std::size_t at, Tokens chunk,
+              std::size_t& kept) {
+        const std::size_t first =
+            at >= options_.skip ? 0 : std::min(options_.skip - at, chunk.size());
+        const std::size_t last = std::min(chunk.size(), text.size() - 1 - at);  // has a next token
+        // What a chunk pushes out of the window is packed after it: the next one reads it.
+        row.read_packed = row.read_packed || (first < last && row.packed > 0);
+        row.work([&](Context& context) { context.decode(chunk, first < last); });
+        std::vector<const float*> logits, exact;
+        for (std::size_t i = first; i < last; ++i) {
+            logits.push_back(row.context->logits(static_cast<std::int32_t>(i)));
+            if (first_row) exact_.insert(exact_.end(), logits.back(), logits.back() + vocabulary_);
+        }
+        for (std::size_t i = 0; i < logits.size(); ++i, ++kept)
+            exact.push_back(exact_.data() + kept * vocabulary_);
+        if (!logits.empty()) {
+            reference_.set(exact, executor_);
+            row.distance.add(reference_, logits, text.subspan(at + first + 1, logits.size()),
+                             executor_);
+        }
+        progress_.show(done_ += chunk.size(), total_, row.name);
+    }
+
+    const Options& options_;
+    std::uint32_t vocabulary_;
+    std::size_t kept_, done_ = 0, total_;
+    std::vector<float> exact_;  // the reference's logits at the part's positions
+    Reference reference_;
+    OpenMPExecutor executor_;
+    Progress progress_{"comparing:"};
+};
 
 // Windows of the text, each with the model's first token where it wants one.
 std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
@@ -226,8 +274,7 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
     return windows;
 }
 
-Comparison results(const std::vector<Row>& rows, const Model& model, const Options& options,
-                   double f16) {
+Comparison describe(const Model& model, const Options& options) {
     Comparison out;
     out.model = model.description();
     out.model_path = options.model;
@@ -236,30 +283,35 @@ Comparison results(const std::vector<Row>& rows, const Model& model, const Optio
     out.windows = options.windows;
     out.chunk = options.chunk;
     out.skip = options.skip;
-    out.positions = rows.front().distance.positions();
     out.decoded = options.speed ? options.decode : 0;
     out.threads = options.threads;
-    for (const Row& row : rows) {
-        ComparedRow& to = out.rows.emplace_back();
-        to.name = row.name;
-        to.stock = !row.scheme;
-        to.idle = row.packs && !row.read_packed;
-        to.kld = row.distance.mean_kld();
-        to.kld_error = row.distance.kld_error();
-        to.kld_999 = row.distance.kld_percentile(0.999);
-        to.same_top = row.distance.same_top();
-        to.perplexity = row.distance.perplexity();
-        to.cache_bytes = row.scheme
-                             ? row.held
-                             : static_cast<double>(llama_state_seq_get_size(row.context->get(), 0));
-        to.bytes_per_token = to.cache_bytes / static_cast<double>(out.cached);
-        to.compression = f16 / to.cache_bytes;
-        if (row.decode_seconds.empty()) continue;
-        to.prefill_rate =
-            static_cast<double>(options.tokens - options.decode) / row.prefill_seconds;
-        to.decode_rate = 1 / median(row.decode_seconds);
-    }
     return out;
+}
+
+ComparedRow result(const Row& row, const Options& options, double f16) {
+    ComparedRow out;
+    out.name = row.name;
+    out.stock = !row.scheme;
+    out.idle = row.packs && !row.read_packed;
+    out.kld = row.distance.mean_kld();
+    out.kld_error = row.distance.kld_error();
+    out.kld_999 = row.distance.kld_percentile(0.999);
+    out.same_top = row.distance.same_top();
+    out.perplexity = row.distance.perplexity();
+    out.cache_bytes = row.scheme
+                          ? row.held
+                          : static_cast<double>(llama_state_seq_get_size(row.context->get(), 0));
+    out.bytes_per_token = out.cache_bytes / static_cast<double>(options.tokens);
+    out.compression = f16 / out.cache_bytes;
+    if (row.decode_seconds.empty()) return out;
+    out.prefill_rate = static_cast<double>(options.tokens - options.decode) / row.prefill_seconds;
+    out.decode_rate = 1 / median(row.decode_seconds);
+    return out;
+}
+
+void show(const std::string& text) {
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
 }
 
 int compare(Options options) {
@@ -284,20 +336,20 @@ int compare(Options options) {
                  rows.size(), count(options.windows).c_str(), count(options.tokens).c_str(),
                  options.file.c_str());
     if (options.speed) measure_speed(rows, windows.front(), options);
-    Reference reference(model.vocabulary());
-    OpenMPExecutor executor(options.threads);
-    {
-        Progress progress("comparing:");
-        std::size_t done = 0;
-        const std::size_t total = rows.size() * options.windows * options.tokens;
-        for (const auto& window : windows) {
-            measure_quality(rows, window, options, reference, executor, progress, done, total);
-        }
+    Comparison comparison = describe(model, options);
+    Table table = comparison_table();
+    for (const Row& row : rows) table.widen({row.name});
+    Quality quality(model, options, rows.size() * options.windows * options.tokens);
+    for (const auto& window : windows) {
+        quality.measure(rows, window, [&](const Row& row) {
+            if (&window != &windows.back()) return;
+            if (&row == &rows.front()) show(table.head());
+            comparison.rows.push_back(result(row, options, f16));
+            show(table.line(cells(comparison, comparison.rows.back())));
+        });
     }
-    const Comparison comparison = results(rows, model, options, f16);
-    std::fputs((table(comparison) + "\n" + notes(comparison) + "\n" + summary(comparison)).c_str(),
-               stdout);
-    std::fflush(stdout);
+    comparison.positions = rows.front().distance.positions();
+    show("\n" + notes(comparison) + "\n" + summary(comparison));
     if (!options.json.empty()) write_file(options.json, json(comparison));
     if (!options.plot.empty()) plot(comparison, options.plot);
     return 0;
@@ -346,9 +398,7 @@ void add_compare(CLI::App& app, int& status) {
         ->capture_default_str();
     command->add_flag("--speed,!--no-speed", options->speed,
                       "Measure speed (default), in one more pass");
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
+    add_threads(*command, options->threads);
     command->add_option("--json", options->json, "Write the figures to this file");
     command->add_option("--plot", options->plot,
                         "Draw KLD against size into this .png or .svg (needs matplotlib)");

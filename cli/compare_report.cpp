@@ -60,22 +60,24 @@ int run_program(std::vector<std::string> words) {
 
 }  // namespace
 
-std::string table(const Comparison& comparison) {
-    Table table({"cache", "mean KLD", "99.9 % KLD", "same top-1 %", "perplexity", "change %",
-                 "KV MiB", "smaller", "prefill t/s", "decode t/s"});
-    for (const ComparedRow& row : comparison.rows) {
-        const bool reference = &row == &comparison.rows.front();
-        const auto rate = [](double value) {
-            return value > 0 ? fixed(value, 1) : std::string("-");
-        };
-        table.add({row.name, reference ? "reference" : divergence(row.kld),
-                   reference ? "" : divergence(row.kld_999),
-                   reference ? "" : fixed(100 * row.same_top, 1), fixed(row.perplexity, 3),
-                   reference ? "" : signed_percent(change(comparison, row)),
-                   mebibytes(row.cache_bytes), fixed(row.compression, 2) + "x",
-                   rate(row.prefill_rate), rate(row.decode_rate)});
-    }
-    return table.text();
+Table comparison_table() {
+    return Table({"cache", "mean KLD", "99.9 % KLD", "same top-1 %", "perplexity", "change %",
+                  "KV MiB", "smaller", "prefill t/s", "decode t/s"});
+}
+
+std::vector<std::string> cells(const Comparison& comparison, const ComparedRow& row) {
+    const bool reference = &row == &comparison.rows.front();
+    const auto rate = [](double value) { return value > 0 ? fixed(value, 1) : std::string("-"); };
+    return {row.name,
+            reference ? "reference" : divergence(row.kld),
+            reference ? "" : divergence(row.kld_999),
+            reference ? "" : fixed(100 * row.same_top, 1),
+            fixed(row.perplexity, 3),
+            reference ? "" : signed_percent(change(comparison, row)),
+            mebibytes(row.cache_bytes),
+            fixed(row.compression, 2) + "x",
+            rate(row.prefill_rate),
+            rate(row.decode_rate)};
 }
 
 std::string notes(const Comparison& comparison) {

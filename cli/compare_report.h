@@ -30,7 +30,9 @@ struct Comparison {
     std::vector<ComparedRow> rows;  // the first is the reference, "exact"
 };
 
-std::string table(const Comparison& comparison);
+// The table, which is shown row by row.
+Table comparison_table();
+std::vector<std::string> cells(const Comparison& comparison, const ComparedRow& row);
 std::string notes(const Comparison& comparison);    // what the columns are
 std::string summary(const Comparison& comparison);  // one sentence: the best trade
 std::string json(const Comparison& comparison);

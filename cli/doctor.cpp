@@ -21,6 +21,7 @@
 #include "lowkv/scheme.h"
 #include "model.h"
 #include "plugin_path.h"
+#include "processors.h"
 #include "settings.h"
 #include "terminal.h"
 
@@ -40,7 +41,7 @@ wrong.)";
 struct Options {
     std::string model, scheme, plugin;
     std::vector<std::string> calibrations;
-    unsigned threads = default_threads();
+    unsigned threads = 0;
     bool all = false, verbose = false;
 };
 
@@ -64,7 +65,7 @@ void look_at_machine(Findings& findings) {
         findings.bad("implementation", environment("LOWKV_IMPLEMENTATION"),
                      std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");
     }
-    findings.good("threads", std::to_string(default_threads()) +
+    findings.good("threads", std::to_string(usable_cores()) +
                                  " by default (physical cores that this process may use)");
     findings.good("memory", bytes(static_cast<double>(available_memory())) + " free of " +
                                 bytes(static_cast<double>(system_memory())));
@@ -211,9 +212,7 @@ void add_doctor(CLI::App& app, int& status) {
     command->add_option("--calibration", options->calibrations,
                         "Files of `lowkv calibrate`, for schemes that need one; LOWKV_CALIBRATION "
                         "names more");
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
+    add_threads(*command, options->threads);
     command->add_option("--plugin", options->plugin,
                         "The plug-in to check (default: the one built with this command)");
     command->add_flag("--all", options->all, "The sizes of all presets, those to compare with too");

@@ -18,6 +18,7 @@
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
 #include "model.h"
+#include "processors.h"
 #include "terminal.h"
 
 namespace lowkv::cli {
@@ -38,7 +39,7 @@ struct Options {
     std::vector<std::string> calibrations;
     int answer = 512;
     std::uint32_t context = 0, chunk = 512;
-    unsigned threads = default_threads();
+    unsigned threads = 0;
     float temperature = 0.8f, top_p = 0.95f, min_p = 0.05f;
     int top_k = 40;
     std::uint32_t seed = LLAMA_DEFAULT_SEED;
@@ -285,9 +286,7 @@ void add_generate(CLI::App& app, int& status) {
             "-c,--context", options->context,
             "Cells of the cache; 0: as many as prompt and answer need, within the model's context")
         ->capture_default_str();
-    command->add_option("-t,--threads", options->threads, "Threads")
-        ->check(CLI::Range(1, 1024))
-        ->capture_default_str();
+    add_threads(*command, options->threads);
     command->add_option("--chunk", options->chunk, "Prompt tokens computed at once")
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();

@@ -7,6 +7,7 @@
 
 #include "app.h"
 #include "lowkv/error.h"
+#include "processors.h"
 
 namespace {
 
@@ -42,6 +43,7 @@ void require_command(const CLI::App& app, const std::string& word) {
 
 int main(int argc, char** argv) {
     using namespace lowkv;
+    cli::restart_with_short_spins(argv);
     CLI::App app{
         "Low-bit KV cache for language models: the cache that attention reads, in 2 to 4 "
         "bits, inside llama.cpp."};

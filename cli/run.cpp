@@ -24,6 +24,7 @@
 #include "app.h"
 #include "lowkv/scheme.h"
 #include "plugin_path.h"
+#include "processors.h"
 #include "program_plugin.h"
 #include "run_checks.h"
 #include "terminal.h"
@@ -38,10 +39,11 @@ constexpr const char* footer = R"(Examples:
   lowkv run -- llama-bench -m model.gguf -d 0,4096
   lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048 -ub 32
 
-It sets GGML_BACKEND_PATH and LOWKV_SCHEME, adds `-dev LOWKV` for the programs that need it, passes
+It sets GGML_BACKEND_PATH, LOWKV_SCHEME and, so that busy neighbours cost less, GOMP_SPINCOUNT,
+adds `-dev LOWKV` for the programs that need it and `-t` where not all cores are free, passes
 output and signals through and ends with the program's exit status. If the program starts to work
-without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and the
-exit status is 1; --partial allows the latter. Overrides of layers and calibrations are checked
+without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and
+the exit status is 1; --partial allows the latter. Overrides of layers and calibrations are checked
 against the model of -m before anything is started. A batch sees itself exactly: with
 llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
@@ -129,6 +131,16 @@ bool needs_device(const std::string& program) {
                             "llama-run", "llama-batched-bench", "llama-parallel",
                             "llama-speculative", "llama-speculative-simple", "llama-lookup",
                             "llama-simple-chat", "llama-imatrix", "llama-mtmd-cli"});
+}
+
+// llama.cpp takes a thread per core, usable and free or not, and all wait for the slowest. A server
+// outlives what is busy when it starts.
+void limit_threads(std::vector<std::string>& command, const std::string& program) {
+    if (!needs_device(program) && program != "llama-bench") return;
+    if (has_any(command, {"-t", "--threads"}) || !environment("LLAMA_ARG_THREADS").empty()) return;
+    const unsigned threads = program == "llama-server" ? usable_cores() : default_threads();
+    if (threads < machine_cores())
+        command.insert(command.begin() + 1, {"-t", std::to_string(threads)});
 }
 
 bool only_asks(const std::vector<std::string>& command) {
@@ -290,6 +302,7 @@ int run(Options& options) {
     if (needs_device(program) && !has_any(words, {"-dev", "--device"})) {
         words.insert(words.begin() + 1, {"-dev", "LOWKV"});
     }
+    if (demand) limit_threads(words, program);
     const std::string plugin = options.plugin.empty()
                                    ? plugin_for_program(words[0], options.build_plugin)
                                    : options.plugin;

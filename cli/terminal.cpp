@@ -1,6 +1,5 @@
 #include "terminal.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,32 +69,43 @@ std::string bytes(double value) {
 
 std::string mebibytes(double value) { return fixed(value / (1024.0 * 1024.0), 1); }
 
-Table::Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+Table::Table(std::vector<std::string> header) : widths_(header.size(), 3) {
+    rows_.push_back(std::move(header));
+    widen(rows_.front());
+}
+
+void Table::widen(const std::vector<std::string>& row) {
+    for (std::size_t c = 0; c < row.size(); ++c) widths_[c] = std::max(widths_[c], width(row[c]));
+}
 
 void Table::add(std::vector<std::string> row) {
-    row.resize(rows_.front().size());
+    row.resize(widths_.size());
+    widen(row);
     rows_.push_back(std::move(row));
 }
 
-std::string Table::text() const {
-    std::vector<std::size_t> widths(rows_.front().size(), 3);
-    for (const auto& row : rows_) {
-        for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]));
-    }
+std::string Table::line(const std::vector<std::string>& row) const {
     std::string out;
-    for (std::size_t r = 0; r < rows_.size(); ++r) {
-        for (std::size_t c = 0; c < widths.size(); ++c) {
-            const std::string pad(widths[c] - width(rows_[r][c]), ' ');
-            out += c == 0 ? "| " + rows_[r][c] + pad : " | " + pad + rows_[r][c];
-        }
-        out += " |\n";
-        if (r != 0) continue;
-        for (std::size_t c = 0; c < widths.size(); ++c) {
-            out += c == 0 ? "| " + std::string(widths[c], '-')
-                          : " | " + std::string(widths[c] - 1, '-') + ":";
-        }
-        out += " |\n";
+    for (std::size_t c = 0; c < widths_.size(); ++c) {
+        const std::size_t used = width(row[c]);
+        const std::string pad(widths_[c] > used ? widths_[c] - used : 0, ' ');
+        out += c == 0 ? "| " + row[c] + pad : " | " + pad + row[c];
     }
+    return out + " |\n";
+}
+
+std::string Table::head() const {
+    std::string out = line(rows_.front());
+    for (std::size_t c = 0; c < widths_.size(); ++c) {
+        out += c == 0 ? "| " + std::string(widths_[c], '-')
+                      : " | " + std::string(widths_[c] - 1, '-') + ":";
+    }
+    return out + " |\n";
+}
+
+std::string Table::text() const {
+    std::string out = head();
+    for (std::size_t r = 1; r < rows_.size(); ++r) out += line(rows_[r]);
     return out;
 }
 
@@ -110,9 +120,9 @@ Progress::~Progress() { finish(); }
 void Progress::show(std::uint64_t done, std::uint64_t total, const std::string& detail) {
     if (!enabled_) return;
     const auto now = std::chrono::steady_clock::now();
-    const auto pause =
-        terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10000);
-    if (now - last_ < pause && (shown_ || !terminal_)) return;
+    const auto pause = terminal_ ? std::chrono::milliseconds(shown_ ? 100 : 0)
+                                 : std::chrono::milliseconds(shown_ ? 10000 : 2000);
+    if (now - last_ < pause) return;
     last_ = now;
     shown_ = true;
     const std::uint64_t percent = total == 0 ? 0 : done * 100 / total;
@@ -153,18 +163,6 @@ std::string processor_name() {
 std::size_t system_memory() { return proc_bytes("/proc/meminfo", "MemTotal:"); }
 
 std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
-
-unsigned default_threads() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    unsigned usable = 1;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        usable = static_cast<unsigned>(CPU_COUNT(&set));
-    std::ifstream smt("/sys/devices/system/cpu/smt/active");
-    int active = 0;
-    if (smt >> active; active == 1 && usable > 1) usable /= 2;
-    return std::max(usable, 1U);
-}
 
 std::string executable_directory() {
     std::array<char, 4096> path{};

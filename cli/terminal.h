@@ -1,6 +1,6 @@
 #pragma once
 // What a command shows: figures with units, aligned tables, a progress line, the machine's memory
-// and processors; and the files that it reads and writes.
+// and processor; and the files that it reads and writes.
 
 #include <algorithm>
 #include <chrono>
@@ -32,11 +32,19 @@ class Table {
     void add(std::vector<std::string> row);
     std::string text() const;
 
+    // To show rows one by one instead: the header, then each row, in columns as wide as the
+    // header's words and the cells that were named before.
+    void widen(const std::vector<std::string>& row);
+    std::string head() const;
+    std::string line(const std::vector<std::string>& row) const;
+
   private:
     std::vector<std::vector<std::string>> rows_;
+    std::vector<std::size_t> widths_;
 };
 
-// One line on stderr: rewritten in place on a terminal, else a line about every ten seconds.
+// One line on stderr: rewritten in place on a terminal, else a line after two seconds and about
+// every ten from then on.
 class Progress {
   public:
     explicit Progress(std::string label, bool enabled = true);
@@ -74,7 +82,6 @@ ProcessMemory process_memory();
 std::string processor_name();
 std::size_t system_memory();     // bytes, all of it
 std::size_t available_memory();  // bytes
-unsigned default_threads();      // physical cores that this process may use
 std::string executable_directory();
 std::string environment(const char* name);  // empty when unset
 std::string chosen_scheme();                // LOWKV_SCHEME, else the default

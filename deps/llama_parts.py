@@ -1,14 +1,13 @@
 """llama.cpp in the releases and builds that lowkv is built for and tested with."""
 
-import os
 import re
 import shutil
 import sys
 import tarfile
 from pathlib import Path
 
-from part import HERE, PYTHON, Part, pip_download
-from tools import SetupError, compiler_identity, download, require, run, say, sha256
+from part import HERE, PYTHON, Part, cmake, pip_download
+from tools import SetupError, compiler_identity, download, jobs, require, run, say, sha256
 
 # ggml's version -> the newest release of llama-cpp-python whose source archive carries it.
 RELEASES = {
@@ -45,7 +44,7 @@ def unpack_llama(setup, release, digest, target, wanted=None):
 class GgmlHeaders(Part):
     """What the plug-in needs of a ggml to be compiled for it (deps/plugin_for.py)."""
 
-    needs = ("venv-test",)
+    needs = ("venv-pip",)
 
     def __init__(self, ggml):
         self.name, self.about = f"ggml-{ggml}", f"the headers of ggml {ggml}"
@@ -64,8 +63,8 @@ class GgmlHeaders(Part):
 
 class Llama(Part):
     name = "llama"
-    about = "llama.cpp and its tools, from the source archive of llama-cpp-python (about 5 minutes)"
-    needs = ("venv-test",)
+    about = "llama.cpp's tools (about 5 minutes)"
+    needs = ("llama-libraries",)
     VERSION, SHA256 = RELEASES["0.25.3"]
     TARGETS = "llama-bench llama-completion llama-perplexity llama-server llama-quantize".split()
     OPTIONS = (
@@ -80,7 +79,6 @@ class Llama(Part):
                 "compiler": compiler, "cpu": cpu}
 
     def make(self, setup, folder):
-        cmake = require("cmake", "3.22 or newer is needed; `pip install cmake` or your system has it")
         require("make", "it runs the builds")
         source, build = folder / "llama.cpp", folder / "build"
         if not source.exists():
@@ -89,19 +87,23 @@ class Llama(Part):
         log = folder / "build.log"
         resumed = build.exists()
         try:
-            self.build(cmake, source, build, log)
+            self.build(cmake(setup), source, build, log)
         except SetupError:
             if not resumed:
                 raise
             say(f"{self.name}: the interrupted build can't be continued; starting it over")
+            for other in folder.glob(".*"):  # stamps
+                other.unlink()
             shutil.rmtree(build)
-            self.build(cmake, source, build, log)
+            self.build(cmake(setup), source, build, log)
 
-    def build(self, cmake, source, build, log):
-        jobs = os.environ.get("LOWKV_JOBS") or str(os.cpu_count() or 2)
+    def build(self, tool, source, build, log):
         options = [f"-D{option}" for option in self.OPTIONS]
-        run([cmake, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, f"{self.name}: configuring")
-        run([cmake, "--build", build, "-j", jobs, "--target", *self.TARGETS], log, f"{self.name}: building")
+        run([tool, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, f"{self.name}: configuring")
+        run([tool, "--build", build, "-j", jobs(), "--target", *self.built()], log, f"{self.name}: building")
+
+    def built(self):
+        return self.TARGETS
 
     def paths(self, setup, folder):
         listing = (folder / "llama.cpp" / "ggml" / "CMakeLists.txt").read_text()
@@ -110,10 +112,21 @@ class Llama(Part):
                 "LOWKV_GGML_VERSION": ".".join(version)}
 
 
+class LlamaLibraries(Llama):
+    """The least that lowkv is built on. The tools are built later, in the same folder."""
+
+    name, home, stamp = "llama-libraries", "llama", ".libraries"
+    about = "llama.cpp's libraries, from the source archive of llama-cpp-python (about 2 minutes)"
+    needs = ("venv-pip",)
+
+    def built(self):
+        return ("llama",)
+
+
 class LlamaCppPython(Part):
     name = "llama-cpp-python"
     about = "llama-cpp-python, built from the same archive (about 10 minutes), for make test-llama-cpp-python"
-    needs = ("venv-test",)
+    needs = ("venv-pip",)
     REQUIREMENTS = HERE / "requirements-llama-cpp-python.txt"
     # Without the vision library and llama.cpp's tools, which the tests don't use.
     OPTIONS = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF"
@@ -134,9 +147,8 @@ class LlamaCppPython(Part):
         run([sys.executable, "-m", "venv", folder], log, f"{self.name}: making the environment")
         pip = [folder / "bin" / "python", "-m", "pip", "install"]
         run(pip + ["-r", self.REQUIREMENTS], log, f"{self.name}: installing what builds it")
-        jobs = os.environ.get("LOWKV_JOBS") or str(os.cpu_count() or 2)
         # In folders of our own, in which an interrupted build goes on.
-        run(["env", f"CMAKE_ARGS={self.OPTIONS}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs}", *pip, "--no-deps",
+        run(["env", f"CMAKE_ARGS={self.OPTIONS}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs()}", *pip, "--no-deps",
              "--no-build-isolation", "-C", f"build-dir={folder / 'build'}", folder / name], log,
             f"{self.name}: building")
         for done in ("unpacked", "build", name):
@@ -164,7 +176,7 @@ class OlderLlama(Llama):
 class LlamaVariant(Llama):
     """llama's tree, built another way (tests/matrix)."""
 
-    needs = ("llama",)
+    needs = ("llama-libraries",)
 
     def __init__(self, kind, about, options, targets=("llama-completion",)):
         self.name, self.about, self.TARGETS = f"llama-{kind}", about, tuple(targets)
@@ -175,7 +187,7 @@ class LlamaVariant(Llama):
     def make(self, setup, folder):
         source = folder / "llama.cpp"
         if not source.is_symlink():
-            source.symlink_to(setup.need("llama") / "llama.cpp")
+            source.symlink_to(setup.need("llama-libraries") / "llama.cpp")
         super().make(setup, folder)
 
     def paths(self, setup, folder):

@@ -1,6 +1,8 @@
 """What a dependency is, and the kinds that several of them are."""
 
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,8 @@ class Part:
 
     name = about = ""
     needs = ()
+    stamp = ".complete"  # its presence says that the part is
+    home = property(lambda self: self.name)  # begins the folder's name; parts of one build share it
 
     def inputs(self, setup):
         return {}
@@ -26,8 +30,14 @@ class Part:
         return {}
 
 
+def make_environment(folder, log, label):
+    shutil.rmtree(folder)
+    run([sys.executable, "-m", "venv", folder], log, f"{label}: making the environment "
+        "(on Debian this needs python3-venv)")
+
+
 class Venv(Part):
-    """A virtual environment with pinned packages."""
+    """A virtual environment with pinned packages: those of deps/requirements-*.txt."""
 
     def __init__(self, name, about, variable, fallback_index=None):
         self.name, self.about, self.variable = name, about, variable
@@ -38,11 +48,8 @@ class Venv(Part):
         return {"requirements": sha256(self.requirements), "python": PYTHON, "base": sys.base_prefix}
 
     def make(self, setup, folder):
-        shutil.rmtree(folder)
-        folder.mkdir()
         log = setup.cache / f"{self.name}.log"
-        run([sys.executable, "-m", "venv", folder], log, f"{self.name}: making the environment "
-            "(on Debian this needs python3-venv)")
+        make_environment(folder, log, self.name)
         pip = [folder / "bin" / "python", "-m", "pip", "install"]
         attempts = [(["-r", self.requirements], "installing")]
         if self.fallback_index:
@@ -62,6 +69,48 @@ class Venv(Part):
 
     def paths(self, setup, folder):
         return {self.variable: folder / "bin" / "python"}
+
+
+class Pip(Part):
+    name = "venv-pip"
+    about = "a Python environment with nothing but pip, which fetches from PyPI"
+
+    def inputs(self, setup):
+        return {"python": PYTHON, "base": sys.base_prefix}
+
+    def make(self, setup, folder):
+        make_environment(folder, setup.cache / f"{self.name}.log", self.name)
+
+
+class Cmake(Venv):
+    """Links in the cache's bin folder, which the Makefile has on its PATH, lead to it."""
+
+    OLDEST = (3, 22)
+
+    def __init__(self):
+        super().__init__("venv-cmake", "CMake, for systems without one or with one older than 3.22", None)
+
+    def make(self, setup, folder):
+        super().make(setup, folder)
+        links = setup.cache / "bin"
+        links.mkdir(exist_ok=True)
+        for name in ("cmake", "ctest"):
+            (links / name).unlink(missing_ok=True)
+            (links / name).symlink_to(folder / "bin" / name)
+
+    def paths(self, setup, folder):
+        return {}
+
+
+def cmake(setup):
+    """The system's CMake where it will do, or else PyPI's."""
+    found = shutil.which("cmake")
+    if found:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
+        version = re.search(r"version (\d+)\.(\d+)", said)
+        if version and tuple(map(int, version.groups())) >= Cmake.OLDEST:
+            return found
+    return setup.need("venv-cmake") / "bin" / "cmake"
 
 
 class Beside(Part):
@@ -89,7 +138,7 @@ class Beside(Part):
 
 def pip_download(setup, requirement, options=()):
     """A fetch function for `download` that takes one file from the Python package index."""
-    python = setup.need("venv-test") / "bin" / "python"
+    python = setup.need("venv-pip") / "bin" / "python"
 
     def fetch(folder):
         run([python, "-m", "pip", "download", "--no-deps", *options, "-d", folder, requirement],

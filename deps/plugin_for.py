@@ -22,9 +22,10 @@ from typing import NamedTuple
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import part  # noqa: E402
 import parts  # noqa: E402  (needs the path above)
 from setup import CACHE, Setup, locked  # noqa: E402
-from tools import SetupError, compiler_identity, fingerprint, require, run, say, sha256  # noqa: E402
+from tools import SetupError, compiler_identity, fingerprint, jobs, run, say, sha256  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = CACHE / "plugins"
@@ -199,7 +200,8 @@ def headers_for(host):
 
 
 def compile_for(host, tree, log):
-    cmake = require("cmake", "3.22 or newer is needed; `pip install cmake` or your system has it")
+    with contextlib.closing(locked(CACHE)):
+        cmake = part.cmake(Setup(CACHE))
     link, build = PLUGINS / "link", PLUGINS / "build"
     shutil.rmtree(link, ignore_errors=True)
     link.mkdir()
@@ -216,12 +218,11 @@ def compile_for(host, tree, log):
         "LOWKV_BUILD_CLI": "OFF", "LOWKV_BUILD_TESTS": "OFF", "LOWKV_LINK_CHECK": "ON" if host.libraries else "OFF",
         "LOWKV_LLAMA_SOURCE": tree, "LOWKV_LLAMA_BUILD": link, "LOWKV_GGML_VERSION": host.version,
     }
-    jobs = os.environ.get("LOWKV_JOBS") or str(os.cpu_count() or 2)
     for attempt in (build.exists(), False):
         try:
             run([cmake, "-S", ROOT, "-B", build, "-G", "Unix Makefiles",
                  *(f"-D{key}={value}" for key, value in options.items())], log, "plug-in: configuring")
-            run([cmake, "--build", build, "-j", jobs, "--target", "ggml-lowkv"], log, "plug-in: building")
+            run([cmake, "--build", build, "-j", jobs(), "--target", "ggml-lowkv"], log, "plug-in: building")
             return build / "lib" / LIBRARY
         except SetupError:
             if not attempt:

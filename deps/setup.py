@@ -21,7 +21,6 @@ import parts  # noqa: E402  (needs the path above)
 from tools import SetupError, fingerprint, say  # noqa: E402
 
 CACHE = Path(os.environ.get("LOWKV_CACHE_DIR") or Path.home() / ".cache" / "lowkv").resolve()
-STAMP = ".complete"
 
 
 class Setup:
@@ -33,10 +32,10 @@ class Setup:
         self.downloads.mkdir(parents=True, exist_ok=True)
 
     def folder(self, part):
-        return self.cache / f"{part.name}-{fingerprint(part.inputs(self))}"
+        return self.cache / f"{part.home}-{fingerprint(part.inputs(self))}"
 
     def present(self, part):
-        return (self.folder(part) / STAMP).exists()
+        return (self.folder(part) / part.stamp).exists()
 
     def need(self, name):
         """Returns the folder of a part, making it (and what it needs) first if it is not there."""
@@ -49,7 +48,7 @@ class Setup:
             say(f"{name}: {part.about}")
             folder.mkdir(parents=True, exist_ok=True)
             part.make(self, folder)
-            (folder / STAMP).write_text(json.dumps(part.inputs(self), indent=1) + "\n")
+            (folder / part.stamp).write_text(json.dumps(part.inputs(self), indent=1) + "\n")
             say(f"{name}: done in {time.monotonic() - start:.0f} s")
         return folder
 

@@ -39,6 +39,12 @@ def require(tool, why):
     return path
 
 
+def jobs():
+    """How many compilers run at once: LOWKV_JOBS, or as many as the processors that this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    return os.environ.get("LOWKV_JOBS") or str(usable)
+
+
 def run(command, log, label, cwd=None):
     """Runs a command into a log file. Shows percent lines or the seconds that it has run, so that
     nothing is silent for long; on failure, the end of the log."""
