@@ -1,6 +1,6 @@
 #pragma once
-// What the kernels of an instruction set multiply: one head of one block as a matrix. Shared by its
-// translation units, and the same for all.
+// What the kernels of an instruction set read of a packed head. Shared by its translation units,
+// and the same for all.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,13 +9,6 @@
 #include "kernels/table.h"
 
 namespace lowkv::kernels {
-
-// Exact or packed.
-struct Matrix {
-    PackedHead packed;
-    const std::uint16_t* exact = nullptr;  // f16, steps of lanes; null: packed
-    std::size_t exact_stride = 0;          // elements between steps
-};
 
 // What a kernel knows about the part that it was named for.
 inline const codec::CodesPart& codes_of(const PackedHead& x) {

@@ -1,64 +1,20 @@
 // The online-softmax recurrence over spans of cells (FlashAttention's), for exact and packed blocks
 // alike: `decode` multiplies codes as integers, `prefill` expands tiles.
 
-struct Block {
-    Matrix keys, values;
-    bool present = false;
-};
+// A task's head.
+struct Head {
+    HeadPart keys, values;
 
-// Where a head's keys or values lie in any block.
-struct HeadPlace {
-    PackedHead packed;  // but for its bytes
-    std::size_t section_offset, exact_offset, exact_stride;
-    bool is_exact;
-
-    HeadPlace(const PackedPart& part, unsigned head)
-        : packed{&part, nullptr, nullptr, head, part.shape().lanes(), part.shape().steps()},
-          section_offset(part.section_offset(head)),
-          exact_offset(part.shape().exact_offset(head)),
-          exact_stride(part.shape().exact_stride()),
-          is_exact(part.exact()) {}
-
-    Matrix in(const std::byte* data, bool is_packed) const {
-        Matrix x;
-        x.packed = packed;
-        if (is_packed && !is_exact) {
-            x.packed.section = data + section_offset;
-            x.packed.shared = data;
-        } else {
-            x.exact = reinterpret_cast<const std::uint16_t*>(data) + exact_offset;
-            x.exact_stride = exact_stride;
-        }
-        return x;
-    }
-};
-
-// A task's head in the blocks that it attends to.
-struct HeadBlocks {
-    const BlockView* views;
-    HeadPlace keys, values;
-
-    explicit HeadBlocks(const Task& task)
-        : views(task.views),
-          keys(task.plan->keys(), task.kv_head),
-          values(task.plan->values(), task.kv_head) {}
-
-    Block open(unsigned block) const {
-        const BlockView& view = views[block];
-        Block b;
-        b.present = view.keys != nullptr;
-        if (!b.present) return b;
-        b.keys = keys.in(view.keys, view.packed);
-        b.values = values.in(view.values, view.packed);
-        return b;
-    }
+    explicit Head(const Task& task)
+        : keys(task.plan->keys(), &BlockView::keys, task.kv_head),
+          values(task.plan->values(), &BlockView::values, task.kv_head) {}
 };
 
 // What is worth fetching early: a head's section lies far from the same head's in the next block.
-LOWKV_INLINE void fetch_ahead(const Matrix& x, Product& product) {
-    if (x.packed.section == nullptr) return;
-    product.ahead = x.packed.section;
-    product.ahead_bytes = x.packed.part->head_bytes();
+LOWKV_INLINE void fetch_ahead(const HeadPart& x, const BlockView& block, Product& product) {
+    if (block.keys == nullptr || x.is_exact(block)) return;
+    product.ahead = x.packed(block).section;
+    product.ahead_bytes = x.part.head_bytes();
 }
 
 // Of a family without a product of its own: tile by tile.
@@ -82,26 +38,27 @@ static void multiply_expanded(const Product* products, unsigned count, unsigned 
     }
 }
 
-// Multiplies the blocks' keys or values: product(b) says by what, and into what.
-template <class MakeProduct>
-LOWKV_INLINE void multiply_blocks(const Block* blocks, Matrix Block::* part, unsigned count,
-                                  unsigned rows, MakeProduct make_product, std::size_t w_stride,
+// Multiplies the blocks' keys or values: set_product(b, is_exact, product) says by what, into what.
+template <class Set>
+LOWKV_INLINE void multiply_blocks(const HeadPart& x, const BlockView* blocks, unsigned count,
+                                  unsigned rows, Set set_product, std::size_t w_stride,
                                   std::size_t y_stride) {
     Product packed[max_products];
     unsigned packed_count = 0;
     for (unsigned b = 0; b < count; ++b) {
-        if (!blocks[b].present) continue;
-        const Matrix& x = blocks[b].*part;
-        packed[packed_count] = make_product(b);
-        packed[packed_count].x = x.packed;
-        if (x.exact != nullptr) {
-            multiply_exact(x, packed[packed_count], rows, w_stride, y_stride);
+        if (blocks[b].keys == nullptr) continue;
+        const bool is_exact = x.is_exact(blocks[b]);
+        Product& product = packed[packed_count];
+        set_product(b, is_exact, product);
+        if (is_exact) {
+            multiply_exact(x, blocks[b], rows, product.w, w_stride, product.y, y_stride);
         } else {
+            product.x = x.packed(blocks[b]);
             ++packed_count;
         }
     }
     if (packed_count == 0) return;
-    const auto multiply = packed->x.part->kernels().multiply;
+    const auto multiply = x.part.kernels().multiply;
     if (multiply == nullptr) {
         return multiply_expanded(packed, packed_count, rows, w_stride, y_stride);
     }
@@ -171,7 +128,7 @@ void decode(const Task& task) noexcept {
     const Bias* row_bias[decode_max_rows] = {};
     const float* packed_q = load_queries(task, q);
     Running<decode_max_rows> running(task);
-    const HeadBlocks head(task);
+    const Head head(task);
 
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
@@ -189,7 +146,7 @@ void decode(const Task& task) noexcept {
                 row_bias[r] = &bias[r];
             }
         }
-        Block blocks[max_products];
+        BlockView blocks[max_products];
         bool seen = false;
         for (unsigned b = 0; b < block_count; ++b) {
             const unsigned at = b * tokens;
@@ -198,7 +155,7 @@ void decode(const Task& task) noexcept {
                 if (r > 0 && row_bias[r] == row_bias[r - 1]) continue;
                 visible = row_bias[r]->visible(at, tokens);
             }
-            blocks[b] = visible ? head.open(cell / tokens + b) : Block{};
+            blocks[b] = visible ? task.views[cell / tokens + b] : BlockView{};
             seen = seen || visible;
             for (unsigned r = 0; r < rows; ++r) {
                 for (unsigned t = 0; t < tokens; t += lanes) store(scores[r] + at + t, set(0.0f));
@@ -206,30 +163,22 @@ void decode(const Task& task) noexcept {
         }
         if (!seen) continue;
         multiply_blocks(
-            blocks, &Block::keys, block_count, rows,
-            [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                Product product;
-                product.w = blocks[b].keys.exact != nullptr ? q : packed_q;
+            head.keys, blocks, block_count, rows,
+            [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
+                product.w = is_exact ? q : packed_q;
                 product.y = scores[0] + b * tokens;
-                fetch_ahead(blocks[b].values, product);
-                return product;
+                fetch_ahead(head.values, blocks[b], product);
             },
             head_dim, span_tokens);
         softmax(task, 0, rows, cell, count, row_bias, scores[0], span_tokens, running.max,
                 running.sum);
         multiply_blocks(
-            blocks, &Block::values, block_count, rows,
-            [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                Product product;
+            head.values, blocks, block_count, rows,
+            [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
                 product.w = scores[0] + b * tokens;
-                product.y = blocks[b].values.exact != nullptr ? task.out : task.packed_out;
-                if (cell + span_tokens + b * tokens < end) {
-                    const BlockView& next = task.views[(cell + span_tokens) / tokens + b];
-                    if (next.keys != nullptr && next.packed) {
-                        fetch_ahead(head.keys.in(next.keys, true), product);
-                    }
-                }
-                return product;
+                product.y = is_exact ? task.out : task.packed_out;
+                if (cell + span_tokens + b * tokens >= end) return;
+                fetch_ahead(head.keys, task.views[(cell + span_tokens) / tokens + b], product);
             },
             span_tokens, head_dim);
     }
@@ -249,7 +198,7 @@ void prefill(const Task& task) noexcept {
     const Bias* row_bias[4] = {};
     const float* packed_q = load_queries(task, q);
     Running<prefill_max_rows> running(task);
-    const HeadBlocks head(task);
+    const Head head(task);
 
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
@@ -276,12 +225,12 @@ void prefill(const Task& task) noexcept {
                 float* row = scores + std::size_t{r} * span_tokens + at;
                 for (unsigned i = 0; i < tile_tokens; i += lanes) store(row + i, set(0.0f));
             }
-            const Block block = visible[t] ? head.open((cell + at) / tokens) : Block{};
+            const BlockView block = visible[t] ? task.views[(cell + at) / tokens] : BlockView{};
             seen = seen || visible[t];
-            visible[t] = block.present;
-            if (!block.present) continue;
-            expand(block.keys, (cell + at) % tokens, key_tile);
-            gemm(block.keys.exact != nullptr ? q : packed_q, head_dim, rows, head_dim, key_tile,
+            visible[t] = block.keys != nullptr;
+            if (!visible[t]) continue;
+            expand(head.keys, block, (cell + at) % tokens, key_tile);
+            gemm(head.keys.is_exact(block) ? q : packed_q, head_dim, rows, head_dim, key_tile,
                  tile_tokens, scores + at, span_tokens);
         }
         if (!seen) continue;
@@ -303,10 +252,10 @@ void prefill(const Task& task) noexcept {
         for (unsigned t = 0; t < tile_count; ++t) {
             if (!visible[t]) continue;
             const unsigned at = t * tile_tokens;
-            const Block block = head.open((cell + at) / tokens);
-            expand(block.values, (cell + at) % tokens, value_tile);
+            const BlockView& block = task.views[(cell + at) / tokens];
+            expand(head.values, block, (cell + at) % tokens, value_tile);
             gemm(scores + at, span_tokens, rows, tile_tokens, value_tile, head_dim,
-                 block.values.exact != nullptr ? task.out : task.packed_out, head_dim);
+                 head.values.is_exact(block) ? task.out : task.packed_out, head_dim);
         }
     }
     running.finish(task);

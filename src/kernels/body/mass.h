@@ -2,7 +2,7 @@
 
 // Scores of the rows over one span of cells, `span_tokens` apart, as decode() and prefill() have
 // them before the mask.
-LOWKV_INLINE void span_scores(const Task& task, const HeadBlocks& head, const float* q,
+LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const float* q,
                               const float* packed_q, unsigned cell, unsigned count, float* scores,
                               float* tile) {
     const unsigned head_dim = task.plan->shape().head_dim;
@@ -12,26 +12,22 @@ LOWKV_INLINE void span_scores(const Task& task, const HeadBlocks& head, const fl
         for (unsigned i = 0; i < count; i += lanes) store(scores + r * span_tokens + i, set(0.0f));
     }
     if (rows <= decode_max_rows) {
-        Block blocks[max_products];
         const unsigned block_count = (count + tokens - 1) / tokens;
-        for (unsigned b = 0; b < block_count; ++b) blocks[b] = head.open(cell / tokens + b);
         multiply_blocks(
-            blocks, &Block::keys, block_count, rows,
-            [&](unsigned b) LOWKV_INLINE_LAMBDA {
-                Product product;
-                product.w = blocks[b].keys.exact != nullptr ? q : packed_q;
+            keys, task.views + cell / tokens, block_count, rows,
+            [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
+                product.w = is_exact ? q : packed_q;
                 product.y = scores + b * tokens;
-                return product;
             },
             head_dim, span_tokens);
         return;
     }
     for (unsigned at = 0; at < count; at += tile_tokens) {
-        const Block block = head.open((cell + at) / tokens);
-        if (!block.present) continue;
-        expand(block.keys, (cell + at) % tokens, tile);
-        gemm(block.keys.exact != nullptr ? q : packed_q, head_dim, rows, head_dim, tile,
-             tile_tokens, scores + at, span_tokens);
+        const BlockView& block = task.views[(cell + at) / tokens];
+        if (block.keys == nullptr) continue;
+        expand(keys, block, (cell + at) % tokens, tile);
+        gemm(keys.is_exact(block) ? q : packed_q, head_dim, rows, head_dim, tile, tile_tokens,
+             scores + at, span_tokens);
     }
 }
 
@@ -42,12 +38,12 @@ void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
     float* tile = scores + std::size_t{prefill_max_rows} * span_tokens;
     Bias bias;
     const float* packed_q = load_queries(task, q);
-    const HeadBlocks head(task);
+    const Head head(task);
     const unsigned end = visible_end(task);
     for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
         const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
         const unsigned count = (left + tokens - 1) / tokens * tokens;
-        span_scores(task, head, q, packed_q, cell, count, scores, tile);
+        span_scores(task, head.keys, q, packed_q, cell, count, scores, tile);
         const void* loaded = nullptr;
         for (unsigned r = 0; r < task.row_count; ++r) {
             const Row& row = task.rows[r];
