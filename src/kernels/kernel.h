@@ -1,10 +1,6 @@
 #pragma once
 // What the bodies need, to be included before a target region begins (target.h).
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +11,6 @@
 #include "codec/outliers.h"
 #include "codec/row_tables.h"
 #include "kernels/product.h"
-#include "kernels/tables.h"
+#include "kernels/table.h"
 #include "kernels/target.h"
 #include "kernels/units.h"

@@ -1,6 +1,6 @@
 #pragma once
-// What an implementation (one instruction set) provides: two functions, both running the same
-// online-softmax recurrence over one kv head and a range of cells.
+// What an implementation (one instruction set) provides: attention of one kv head to a range of
+// cells, few rows or many, by the same online-softmax recurrence, and what goes with it.
 
 #include <cstddef>
 #include <cstdint>
@@ -63,6 +63,8 @@ struct Table {
     // Adds every row's softmax weights exp(score - log_sum[row]) to mass[cell - first_cell],
     // which has a whole number of spans. At most prefill_max_rows; needs scratch, not the results.
     void (*weigh)(const Task& task, const float* log_sum, float* mass) noexcept;
+    // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
+    void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
 };
 
 // Scratch that a task needs at most: rows of both q and scores, one key and one value tile.
