@@ -47,8 +47,11 @@ struct Options {
 
 void look_at_machine(Findings& findings) {
     findings.good("processor", processor_name());
-    std::string list;
+    std::string list, quick;
     for (const Implementation& implementation : implementations()) {
+        if (implementation.name != "scalar") {
+            quick += (quick.empty() ? "" : " or ") + std::string(implementation.description);
+        }
         list += (list.empty() ? "" : ", ") + std::string(implementation.name) +
                 (implementation.supported ? "" : " (not on this processor)");
     }
@@ -57,7 +60,9 @@ void look_at_machine(Findings& findings) {
         const std::string value = std::string(active.name) + " of " + list;
         if (active.name == "scalar") {
             findings.bad("implementation", value,
-                         "it works, but slowly: lowkv is quick with AVX2 or AVX-512");
+                         quick.empty() ? "it works, but slowly: lowkv has no kernels yet for this "
+                                         "kind of processor"
+                                       : "it works, but slowly: lowkv is quick with " + quick);
         } else {
             findings.good("implementation", value);
         }

@@ -14,11 +14,14 @@ struct ExactShape {
     std::uint32_t block_tokens;
 };
 
-// `count` rows, `row_stride` floats apart, to tokens [first, first + count).
-void store_keys(std::uint16_t* keys, ExactShape shape, std::uint32_t first, std::uint32_t count,
-                const float* rows, std::size_t row_stride) noexcept;
-void store_values(std::uint16_t* values, ExactShape shape, std::uint32_t first, std::uint32_t count,
-                  const float* rows, std::size_t row_stride) noexcept;
+// `count` rows, `row_stride` floats apart, to tokens [first, first + count), converted by the
+// plan's kernels.
+void store_keys(const kernels::Table& table, std::uint16_t* keys, ExactShape shape,
+                std::uint32_t first, std::uint32_t count, const float* rows,
+                std::size_t row_stride) noexcept;
+void store_values(const kernels::Table& table, std::uint16_t* values, ExactShape shape,
+                  std::uint32_t first, std::uint32_t count, const float* rows,
+                  std::size_t row_stride) noexcept;
 
 void load_key(const std::uint16_t* keys, ExactShape shape, std::uint32_t token,
               float* row) noexcept;

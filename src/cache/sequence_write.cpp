@@ -117,7 +117,8 @@ void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, con
         const std::uint32_t first = cell % shape.block_tokens;
         const std::uint32_t n = std::min(count, shape.block_tokens - first);
         if (part == Part::keys) {
-            cache::store_keys(cache::exact_keys(block.data), shape, first, n, rows, row_stride);
+            cache::store_keys(plan_->kernels(), cache::exact_keys(block.data), shape, first, n,
+                              rows, row_stride);
             block.keys |= cache::cell_range(first, n);
             if (plan_->has_positions()) {
                 std::int32_t* to = cache::exact_positions(*plan_, block.data) + first;
@@ -129,8 +130,8 @@ void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, con
                 }
             }
         } else {
-            cache::store_values(cache::exact_values(*plan_, block.data), shape, first, n, rows,
-                                row_stride);
+            cache::store_values(plan_->kernels(), cache::exact_values(*plan_, block.data), shape,
+                                first, n, rows, row_stride);
             block.values |= cache::cell_range(first, n);
         }
         cell += n;

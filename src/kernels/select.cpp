@@ -4,18 +4,34 @@
 #include <string>
 #include <vector>
 
-#include "kernels/tables.h"
+#include "kernels/table.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 
 namespace lowkv {
 
 namespace kernels {
+
+// LOWKV_IMPLEMENTATIONS is X(name) of each that this build has, best first, from
+// implementations.cmake.
+#define X(name)               \
+    namespace name {          \
+    extern const Table table; \
+    }
+LOWKV_IMPLEMENTATIONS
+#undef X
+
 namespace {
+
+constexpr const Table* tables[] = {
+#define X(name) &name::table,
+    LOWKV_IMPLEMENTATIONS
+#undef X
+};
 
 std::string supported_names() {
     std::string names;
-    for (const Table* table : tables()) {
+    for (const Table* table : tables) {
         if (!table->supported()) continue;
         if (!names.empty()) names += ", ";
         names += table->name;
@@ -34,7 +50,7 @@ const Table& select(std::string_view name) {
             source = "LOWKV_IMPLEMENTATION";
         }
     }
-    for (const Table* table : tables()) {
+    for (const Table* table : tables) {
         if (name.empty() ? table->supported() : table->name == name) {
             if (table->supported()) return *table;
             throw Error(ErrorCode::unsupported,
@@ -63,7 +79,7 @@ const PartKernels& find(const Table& table, std::string_view name) {
 std::span<const Implementation> implementations() {
     static const std::vector<Implementation> list = [] {
         std::vector<Implementation> all;
-        for (const kernels::Table* table : kernels::tables()) {
+        for (const kernels::Table* table : kernels::tables) {
             all.push_back({table->name, table->description, table->supported()});
         }
         return all;

@@ -1,6 +1,6 @@
 #pragma once
-// What an implementation (one instruction set) provides: two functions, both running the same
-// online-softmax recurrence over one kv head and a range of cells.
+// What an implementation (one instruction set) provides: attention of one kv head to a range of
+// cells, few rows or many, by the same online-softmax recurrence, and what goes with it.
 
 #include <cstddef>
 #include <cstdint>
@@ -66,6 +66,8 @@ struct Table {
     void (*weigh)(const Task& task, const float* log_sum, float* mass) noexcept;
     // How packed heads are read, by name: of codes, and of row codecs.
     std::span<const PartKernels> codes, rows;
+    // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
+    void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
 };
 
 // The kernels of that name, which an implementation has.

@@ -13,6 +13,16 @@ LOWKV_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
 LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
+    const F magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    const F infinite = _mm256_cmp_ps(magnitude, _mm256_set1_ps(__builtin_inff()), _CMP_EQ_OQ);
+    // min and max return their second operand where one is NaN.
+    const F below = _mm256_min_ps(_mm256_set1_ps(codec::f16_max), x);
+    const F finite = _mm256_max_ps(_mm256_set1_ps(-codec::f16_max), below);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(p),
+        _mm256_cvtps_ph(_mm256_blendv_ps(finite, x, infinite), _MM_FROUND_TO_NEAREST_INT));
+}
 LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     const __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);

@@ -13,6 +13,16 @@ LOWKV_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
 LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
+    constexpr int infinities = 0x18;
+    const __mmask16 infinite = _mm512_fpclass_ps_mask(x, infinities);
+    // min and max return their second operand where one is NaN.
+    const F below = _mm512_min_ps(_mm512_set1_ps(codec::f16_max), x);
+    const F finite = _mm512_max_ps(_mm512_set1_ps(-codec::f16_max), below);
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(p),
+        _mm512_cvtps_ph(_mm512_mask_mov_ps(finite, infinite, x), _MM_FROUND_TO_NEAREST_INT));
+}
 LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);

@@ -20,6 +20,9 @@ LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return F{codec::f16_to_f32(p[0]), codec::f16_to_f32(p[1]), codec::f16_to_f32(p[2]),
              codec::f16_to_f32(p[3])};
 }
+LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
+    for (unsigned i = 0; i < lanes; ++i) p[i] = codec::f32_to_f16(x[i]);
+}
 LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     std::uint16_t halves[lanes];
     for (unsigned i = 0; i < lanes; ++i) {

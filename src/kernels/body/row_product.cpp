@@ -1,6 +1,6 @@
-// Products of row codecs, scalar.
+// Products of row codecs by one implementation.
 
-#include "kernels/scalar/begin.h"
+#include "begin.h"
 //
 #include "kernels/body/metadata.h"
 //
@@ -12,4 +12,5 @@
 //
 #include "kernels/body/row_product.h"
 
-}  // namespace lowkv::kernels::scalar
+}  // namespace lowkv::kernels::LOWKV_IMPLEMENTATION
+LOWKV_REGION_END

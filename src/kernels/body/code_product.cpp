@@ -1,6 +1,6 @@
-// Products of codes, avx2.
+// Products of codes by one implementation.
 
-#include "kernels/avx2/begin.h"
+#include "begin.h"
 //
 #include "kernels/body/metadata.h"
 //
@@ -10,5 +10,5 @@
 //
 #include "kernels/body/code_tile.h"
 
-}  // namespace lowkv::kernels::avx2
-LOWKV_TARGET_END
+}  // namespace lowkv::kernels::LOWKV_IMPLEMENTATION
+LOWKV_REGION_END

@@ -1,0 +1,37 @@
+// Attention by one implementation, and its table.
+
+#include "begin.h"
+//
+#include "kernels/body/math.h"
+//
+#include "kernels/body/tile.h"
+//
+#include "kernels/body/gemm.h"
+//
+#include "kernels/body/softmax.h"
+//
+#include "kernels/body/attend.h"
+//
+#include "kernels/body/mass.h"
+//
+#include "kernels/body/to_f16.h"
+
+extern const Table table;  // known to select.cpp
+
+}  // namespace lowkv::kernels::LOWKV_IMPLEMENTATION
+LOWKV_REGION_END
+
+#define LOWKV_STRING(name) #name
+#define LOWKV_NAME(name) LOWKV_STRING(name)
+
+namespace lowkv::kernels {
+
+const Table LOWKV_IMPLEMENTATION::table = {
+    LOWKV_NAME(LOWKV_IMPLEMENTATION),   LOWKV_IMPLEMENTATION::needs,
+    LOWKV_IMPLEMENTATION::supported,    LOWKV_IMPLEMENTATION::decode,
+    LOWKV_IMPLEMENTATION::prefill,      LOWKV_IMPLEMENTATION::weigh,
+    LOWKV_IMPLEMENTATION::code_kernels, LOWKV_IMPLEMENTATION::row_kernels,
+    LOWKV_IMPLEMENTATION::to_f16,
+};
+
+}  // namespace lowkv::kernels

@@ -1,0 +1,22 @@
+# The implementations of the kernels, best first; the build, select.cpp and the tests go by this
+# list alone. A row names a folder here and the macro that compilers for its CPUs define; one
+# without a macro is for all CPUs.
+set(rows
+    "avx512 __x86_64__"
+    "avx2 __x86_64__"
+    "scalar")
+
+include(CheckCXXSymbolExists)
+set(LOWKV_IMPLEMENTATIONS)  # those that this compiler compiles
+foreach(row ${rows})
+    separate_arguments(row)
+    list(POP_FRONT row name)
+    if(row)
+        check_cxx_symbol_exists(${row} cstddef LOWKV_HAVE_${row})
+        if(NOT LOWKV_HAVE_${row})
+            continue()
+        endif()
+    endif()
+    list(APPEND LOWKV_IMPLEMENTATIONS ${name})
+endforeach()
+unset(rows)
