@@ -5,30 +5,17 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "attention_op.h"
 #include "lowkv/error.h"
 #include "registry.h"
-#include "report.h"
 #include "rope_params.h"
+#include "served.h"
 #include "stats_file.h"
 
 namespace lowkv::ggml {
 namespace {
-
-// Views have nothing to do, but their sources may be ours.
-bool is_view_op(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW ||
-           op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
-}
-
-template <class F>
-void for_each_cache_tensor(const ggml_tensor& node, F&& f) {
-    if (CacheTensor* t = cache_tensor(&node); t != nullptr) f(node, *t);
-    for (const ggml_tensor* source : node.src)
-        if (source != nullptr)
-            if (CacheTensor* t = cache_tensor(source); t != nullptr) f(*source, *t);
-}
 
 std::int64_t row_number(const ggml_tensor& numbers, std::int64_t i) {
     const auto* at = static_cast<const std::byte*>(numbers.data) + i * numbers.nb[0];
@@ -40,6 +27,18 @@ std::int64_t row_number(const ggml_tensor& numbers, std::int64_t i) {
     std::int64_t value = 0;
     std::memcpy(&value, at, sizeof value);
     return value;
+}
+
+std::string name_of(const ggml_tensor& node, const LayerCache& layer) {
+    return std::string("the operation ") + ggml_op_desc(&node) + " on layer " +
+           std::to_string(layer.index()) + " of the packed cache";
+}
+
+[[noreturn]] void refuse(const ggml_tensor& node, const LayerCache& layer) {
+    throw Error(ErrorCode::unsupported,
+                name_of(node, layer) +
+                    " is not served in this form: packed rows can be stored by SET_ROWS, read by "
+                    "FLASH_ATTN_EXT and shifted by ROPE. LOWKV_SCHEME=delegate keeps f16");
 }
 
 // Of any layer: all layers of a step write the same cells.
@@ -95,47 +94,45 @@ ggml_status Backend::compute(ggml_cgraph* graph) {
 }
 
 ggml_status Backend::compute_node(ggml_tensor& node) {
+    const CacheTensor* target = cache_tensor(&node);
+    if (node.op != GGML_OP_ROPE || target == nullptr) return compute_operation(node);
+    // A context shift. llama.cpp goes on when it fails, with keys that were turned in some layers
+    // or in none: they must not be seen.
+    const auto* shifts =
+        served(node) ? static_cast<const std::int32_t*>(node.src[1]->data) : nullptr;
+    try {
+        const ggml_status status = compute_operation(node);
+        if (status != GGML_STATUS_SUCCESS) target->buffer->poison_shifted(shifts, "it was aborted");
+        return status;
+    } catch (const std::exception& error) {
+        target->buffer->poison_shifted(shifts, error.what());
+        throw;
+    }
+}
+
+ggml_status Backend::compute_operation(ggml_tensor& node) {
     bool any = false;
-    bool packed = false;
+    CacheTensor* packed = nullptr;
     for_each_cache_tensor(node, [&](const ggml_tensor&, CacheTensor& t) {
         t.buffer->prepare();
         any = true;
-        packed |= t.layer->mode() == LayerCache::Mode::packed;
+        if (t.layer->mode() == LayerCache::Mode::packed) packed = &t;
     });
     if (!any) return cpu_.compute(&node);
-    if (packed) {
-        CacheTensor* target = cache_tensor(&node);
-        ggml_status status = GGML_STATUS_SUCCESS;
-        switch (node.op) {
-            case GGML_OP_SET_ROWS:
-                if (target != nullptr && set_rows(node, *target)) return status;
-                break;
-            case GGML_OP_FLASH_ATTN_EXT:
-                if (attention(node)) return status;
-                break;
-            case GGML_OP_ROPE:
-                if (target != nullptr && shift_keys(node, *target, status)) return status;
-                break;
-            default: break;
-        }
-        report_once(GGML_LOG_LEVEL_WARN, std::string("the operation ") + ggml_op_desc(&node) +
-                                             " on the cache is not served packed; it runs on a "
-                                             "decoded copy, which is slow");
-    }
-    return compute_on_copies(node);
+    if (packed == nullptr) return compute_on_plain(node);
+    if (!served(node)) refuse(node, *packed->layer);
+    if (node.op == GGML_OP_ROPE) return shift_keys(node, *packed);
+    if (node.op == GGML_OP_SET_ROWS)
+        set_rows(node, *packed);
+    else
+        attention(node);
+    return GGML_STATUS_SUCCESS;
 }
 
-bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
+void Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
     LayerCache& layer = *target.layer;
     const ggml_tensor& rows = *node.src[0];
     const ggml_tensor& numbers = *node.src[1];
-    const std::size_t width = layer.row_bytes(target.part) / sizeof(ggml_fp16_t);
-    if (rows.type != GGML_TYPE_F32 || rows.nb[0] != sizeof(float) ||
-        rows.nb[1] % sizeof(float) != 0 || static_cast<std::size_t>(rows.ne[0]) != width ||
-        static_cast<std::size_t>(node.ne[0]) != width || rows.ne[2] != 1 || rows.ne[3] != 1 ||
-        node.view_offs != 0 || (numbers.type != GGML_TYPE_I64 && numbers.type != GGML_TYPE_I32))
-        return false;
-
     const auto* data = static_cast<const float*>(rows.data);
     const std::size_t stride = rows.nb[1] / sizeof(float);
     const auto cells = static_cast<std::int64_t>(layer.cells());
@@ -153,6 +150,12 @@ bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
         // All layers write the same cells. A layer that meets the step that it wrote last begins
         // the next one.
         CellTracker& tracker = target.buffer->tracker(stream);
+        if (target.part == Part::values)
+            for (const std::uint32_t cell : cells_)
+                if (!layer.writable(stream, cell))
+                    throw Error(ErrorCode::unsupported,
+                                name_of(node, layer) + " stores values in cell " +
+                                    std::to_string(cell) + ", where it stored no keys");
         if (target.part == Part::keys && layer.stream(stream).written_step == tracker.step()) {
             target.buffer->follow(stream, *executor_);
             tracker.begin_step(cells_, this);
@@ -166,7 +169,6 @@ bool Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
                 : std::span<const std::int32_t>{};
         layer.write_step(target.part, stream, cells_, from, stride, positions);
     }
-    return true;
 }
 
 void Backend::read_positions(const ggml_tensor& keys) {
@@ -179,17 +181,9 @@ void Backend::read_positions(const ggml_tensor& keys) {
     positions_.assign(first, first + keys.ne[1]);
 }
 
-bool Backend::attention(const ggml_tensor& node) {
+void Backend::attention(const ggml_tensor& node) {
     const AttentionOp op(node);
-    CacheTensor* keys = cache_tensor(op.k);
-    const CacheTensor* values = cache_tensor(op.v);
-    if (keys == nullptr || values == nullptr || keys->layer != values->layer ||
-        keys->part == values->part || !op.unsupported_heads().empty() || !op.served_layout())
-        return false;
-    LayerCache& layer = *keys->layer;
-    const Shape& shape = layer.plan().shape();
-    if (shape.head_dim != op.k->ne[0] || shape.kv_heads != op.k->ne[2]) return false;
-
+    CacheTensor& keys = *cache_tensor(op.k);
     const auto heads = static_cast<std::uint32_t>(op.q->ne[2]);
     AttentionParams params;
     params.scale = op.scale;
@@ -200,9 +194,8 @@ bool Backend::attention(const ggml_tensor& node) {
     }
     if (op.sinks != nullptr) params.sink_logits = static_cast<const float*>(op.sinks->data);
 
-    for (std::int64_t s = 0; s < op.q->ne[3]; ++s) attend_stream(node, op, *keys, s, params);
-    finish_layer(*keys, op, op.first_stream(layer));
-    return true;
+    for (std::int64_t s = 0; s < op.q->ne[3]; ++s) attend_stream(node, op, keys, s, params);
+    finish_layer(keys, op, op.first_stream(*keys.layer));
 }
 
 void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,

@@ -35,15 +35,18 @@ class Backend {
     std::vector<StepView> step_views_;  // one per stream of an operation
 
     ggml_status compute_node(ggml_tensor& node);
+    ggml_status compute_operation(ggml_tensor& node);
 
-    // The operations that we serve on packed layers; false: not in this form.
-    bool set_rows(const ggml_tensor& node, CacheTensor& target);
+    // The operations on packed layers, in the forms that are served (served.h).
+    void set_rows(const ggml_tensor& node, CacheTensor& target);
     void read_positions(const ggml_tensor& keys);
-    bool attention(const ggml_tensor& node);
-    bool shift_keys(const ggml_tensor& node, CacheTensor& target, ggml_status& status);
+    void attention(const ggml_tensor& node);
+    ggml_status shift_keys(const ggml_tensor& node, CacheTensor& target);
+    ggml_status shift_stream(const ggml_tensor& node, CacheTensor& target, std::uint32_t stream,
+                             const std::int32_t* moved);
 
-    // Any other operation on cache tensors: on f16 copies of them, and back if it writes one.
-    ggml_status compute_on_copies(const ggml_tensor& node);
+    // Any operation on plain layers.
+    ggml_status compute_on_plain(const ggml_tensor& node);
 
     void attend_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,
                        std::int64_t index, AttentionParams& params);

@@ -1,5 +1,6 @@
 // ggml's view of Backend, and the question which operations it gets.
 
+#include <atomic>
 #include <charconv>
 #include <exception>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "registry.h"
 #include "report.h"
 #include "rope_params.h"
+#include "served.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -63,6 +65,8 @@ ggml_guid_t guid() {
     return &id;
 }
 
+std::atomic<bool> seen_elsewhere{false};
+
 // A cache of a real context that is somewhere else: the user thinks that it is ours.
 void warn_if_elsewhere(const ggml_tensor& op) {
     if (op.op != GGML_OP_SET_ROWS) return;
@@ -70,6 +74,7 @@ void warn_if_elsewhere(const ggml_tensor& op) {
     if (target->buffer == nullptr || target->buffer->size == 0 ||
         target->buffer->buft == buffer_type() || !parse_cache_name(target->name))
         return;
+    seen_elsewhere = true;
     report_once(GGML_LOG_LEVEL_WARN,
                 std::string("NOT active: the KV cache is in ") +
                     ggml_backend_buffer_name(target->buffer) +
@@ -81,14 +86,21 @@ void learn_heads(const ggml_tensor& op) {
     CacheTensor* keys = cache_tensor(attention.k);
     if (keys == nullptr) return;
     const CacheTensor* values = cache_tensor(attention.v);
-    std::string reason = attention.unsupported_heads();
+    const std::string reason = attention.unsupported_heads();
     if (reason.empty() && (values == nullptr || values->layer != keys->layer))
-        reason = "its keys and values are not of one layer";
+        keys->layer->learn_refusal("its keys and values are not of one layer");
     if (reason.empty())
         keys->layer->learn_shape(static_cast<std::uint32_t>(attention.k->ne[2]),
                                  static_cast<std::uint32_t>(attention.k->ne[0]));
     else
         keys->layer->learn_unsupported(reason);
+}
+
+void learn_other_use(const ggml_tensor& op) {
+    const std::string reason = std::string("its cache is used by ") + ggml_op_desc(&op) +
+                               " in a form that is not served packed";
+    for_each_cache_tensor(
+        op, [&](const ggml_tensor&, const CacheTensor& t) { t.layer->learn_refusal(reason); });
 }
 
 // Schemes that store keys before RoPE undo what the graph has done to them.
@@ -99,18 +111,20 @@ void learn_rope(const ggml_tensor& op) {
     if (node == nullptr) {
         // Keys that no RoPE has turned are the same before it.
         if (rotated_before(op.src[0]))
-            target->layer->learn_unsupported_rope(
+            target->layer->learn_refusal(
                 "its keys are changed after their rotary embedding; use a scheme without pre");
         return;
     }
     try {
         target->layer->learn_rope(rope_of(*node));
     } catch (const Error& error) {
-        target->layer->learn_unsupported_rope(error.what());
+        target->layer->learn_refusal(error.what());
     }
 }
 
 }  // namespace
+
+bool cache_seen_elsewhere() { return seen_elsewhere; }
 
 // llama.cpp's scheduler gives an attention to the device of the operations before it, views aside.
 // A layer that reads an earlier layer's cache (the last ones of Gemma 3n and Gemma 4) stores
@@ -140,6 +154,7 @@ bool supports_op(const ggml_tensor* op) {
     if (op->op == GGML_OP_MUL_MAT)
         if (const CacheTensor* t = cache_tensor(op->src[0])) t->layer->learn_no_flash_attention();
     if (op->op == GGML_OP_SET_ROWS) learn_rope(*op);
+    if (!served(*op)) learn_other_use(*op);
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     return cpu != nullptr && ggml_backend_dev_supports_op(cpu, op);
 }

@@ -107,6 +107,7 @@ void CacheBuffer::clear(std::uint8_t value) {
     for (CellTracker& tracker : trackers_) tracker.clear();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
+    copied_ = {};
     failed_ = false;
     failure_.clear();
 }
@@ -123,6 +124,7 @@ void CacheBuffer::prepare() {
     start();
     require_whole();
     end_restore();
+    copied_ = {};
 }
 
 // A scheme that speaks of layers which no model in this process has was meant for another one.
@@ -147,16 +149,28 @@ void CacheBuffer::follow_all() {
 
 void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to) {
     end_restore();
+    const Copied before = std::exchange(copied_, {});
+    const bool goes_on = before.layer != nullptr && before.from == from && before.to == to;
     try {
-        tensor.layer->follow(from, serial_executor());
-        tensor.layer->copy_stream(from, to);
-        trackers_[to].copy(trackers_[from]);
+        if (!goes_on || before.layer != tensor.layer) {
+            tensor.layer->follow(from, serial_executor());
+            tensor.layer->copy_stream(from, to);
+        }
+        if (!goes_on) trackers_[to].copy(trackers_[from]);
+        copied_ = {from, to, tensor.layer};
     } catch (const std::exception&) {
         for (std::uint32_t cell = 0; cell < tensor.layer->cells(); ++cell)
             trackers_[to].poison(cell);
         poison_ = {};
         throw;
     }
+}
+
+void CacheBuffer::poison_shifted(const std::int32_t* shifts, const char* why) noexcept {
+    for (CellTracker& tracker : trackers_)
+        for (std::uint32_t cell = 0; cell < tracker.groups().cells(); ++cell)
+            if (shifts == nullptr || *shifts++ != 0) tracker.poison(cell);
+    poison("a context shift has failed: ", why);
 }
 
 void CacheBuffer::fail(const char* what, const char* why) noexcept {

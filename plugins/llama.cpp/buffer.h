@@ -74,12 +74,16 @@ class CacheBuffer {
     // The scheduler has copied these keys for an operation elsewhere.
     void copied_by_graph(const CacheTensor& keys, std::size_t offset, std::size_t size);
 
+    // Either part of a layer copies both, and its first layer the trackers.
     void copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to);
     void add_stats(CacheStats& stats) const;
     int last_layer() const;  // -1: holds none
 
     // An operation that ggml takes for infallible has failed: the next one that may fail does.
     void fail(const char* what, const char* why) noexcept;
+    // A context shift has failed, after some layers perhaps: the cells whose shift is not 0, of all
+    // streams, must not be seen. Null: all cells.
+    void poison_shifted(const std::int32_t* shifts, const char* why) noexcept;
     // Throws Error if a query of the step would see a cell whose restored row was not taken over.
     void require_sane(std::uint32_t stream, const std::uint16_t* mask, std::size_t row_stride,
                       std::size_t tokens, std::uint32_t visible) const;
@@ -102,10 +106,16 @@ class CacheBuffer {
     // their order, and the tensor that came last.
     const LayerCache* restored_layer_ = nullptr;
     const CacheTensor* restored_last_ = nullptr;
+    // The copy that goes on, layer by layer, if the call before was one: what it copied last.
+    struct Copied {
+        std::uint32_t from = 0, to = 0;
+        const LayerCache* layer = nullptr;  // null: none
+    };
+    Copied copied_;
     bool failed_ = false;
     std::string failure_;  // why
     std::string refusal_;  // why nothing is computed here at all; empty: nothing speaks against it
-    std::string poison_;   // why some restored cells must not be seen
+    std::string poison_;   // why some cells must not be seen
 
     void require_whole();
     void begin_restore(LayerCache& layer);

@@ -69,6 +69,7 @@ void CacheBuffer::end_restore() {
 void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                           const std::byte* in) {
     start();
+    copied_ = {};
     LayerCache& layer = *tensor.layer;
     if (layer.mode() != LayerCache::Mode::packed || size == 0) {
         layer.write(tensor.part, offset, size, in);

@@ -1,7 +1,6 @@
 #include "layer_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "calibration/file/calibration_file.h"
@@ -38,6 +37,10 @@ void LayerCache::learn_no_flash_attention() {
     if (mode_ == Mode::undecided) shape_ = {};
 }
 
+void LayerCache::learn_refusal(const std::string& reason) {
+    if (mode_ == Mode::undecided && refusal_.empty()) refusal_ = reason;
+}
+
 void LayerCache::learn_rope(const Rope& rope) {
     if (mode_ == Mode::undecided) rope_ = rope;
 }
@@ -57,7 +60,7 @@ std::string LayerCache::why_not_packed() {
                    ? "it runs without flash attention (drop -fa off, or say -fa on where "
                      "llama.cpp gave it up)"
                    : reason_;
-    if (!rope_reason_.empty()) return rope_reason_;
+    if (!refusal_.empty()) return refusal_;
     const std::size_t row = std::size_t{2} * shape_.channels();
     if (k.row_bytes != row || v.row_bytes != row) return "its keys and values differ in width";
     try {
@@ -213,109 +216,6 @@ void LayerCache::views(std::uint32_t stream_index, std::span<const std::uint32_t
     for (const std::uint32_t b : exact_blocks) add(s.exact, b);
 }
 
-// A unit that this layer has not packed yet is still at its cells.
-LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t cell,
-                                    std::uint32_t limit) const {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    const StreamState& s = stream(stream_index);
-    const auto packed_row = [&](std::uint32_t c) {
-        const std::uint32_t row = groups.packed_row(c);
-        const std::uint32_t unit = row / groups.block();
-        const bool done =
-            row != no_cell && unit < s.done.size() && s.done[unit] == groups.generations()[unit];
-        return done ? row : no_cell;
-    };
-    limit = std::min(limit, cells_ - cell);
-    const std::uint32_t row = packed_row(cell);
-    Place found{.packed = row != no_cell, .row = row != no_cell ? row : cell, .run = 1};
-    while (found.run < limit &&
-           packed_row(cell + found.run) == (found.packed ? row + found.run : no_cell))
-        ++found.run;
-    return found;
-}
-
-LayerCache::Rows LayerCache::rows(std::uint32_t stream_index) const {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    Rows rows;
-    for (std::uint32_t cell = 0; cell < cells_; ++cell) {
-        if (groups.packed_row(cell) == no_cell && !groups.exact(cell)) continue;
-        const bool packed = !plan_->scheme().exact() && place(stream_index, cell, 1).packed;
-        ++(packed ? rows.packed : rows.exact);
-    }
-    return rows;
-}
-
-// Rows count over all streams: row = stream * cells + cell. Exact blocks hold keys by channel and
-// values by token (codec.h), in f16 already.
-void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const {
-    const std::uint32_t tokens = plan_->block_tokens();
-    const std::uint32_t channels = shape_.channels();
-    const std::size_t bytes = row_bytes(part);
-    while (rows > 0) {
-        const auto s = static_cast<std::uint32_t>(row / cells_);
-        const Place at = place(s, static_cast<std::uint32_t>(row % cells_),
-                               static_cast<std::uint32_t>(std::min<std::size_t>(rows, tokens)));
-        const Sequence& sequence = at.packed ? stream(s).packed : stream(s).exact;
-        const std::uint32_t block = at.row / tokens;
-        const std::uint32_t first = at.row % tokens;
-        const std::uint32_t count = std::min(at.run, tokens - first);
-
-        BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
-        if (view.keys != nullptr && view.packed) {
-            if (decoded_from_ != view.keys) {
-                decode_block(*plan_, view.keys, decoded_.data());
-                decoded_from_ = view.keys;
-            }
-            view = {decoded_.data(), decoded_.data() + plan_->exact_part_bytes(), false};
-        }
-        if (view.keys == nullptr) {
-            std::memset(out, 0, count * bytes);
-        } else if (part == Part::values) {
-            std::memcpy(out, view.values + first * bytes, count * bytes);
-        } else {
-            // A state's rows may lie at odd addresses.
-            const auto* keys = reinterpret_cast<const ggml_fp16_t*>(view.keys);
-            rows_.resize(std::size_t{count} * channels);
-            for (std::uint32_t c = 0; c < channels; ++c)
-                for (std::uint32_t t = 0; t < count; ++t)
-                    rows_[std::size_t{t} * channels + c] =
-                        keys[std::size_t{c} * tokens + first + t];
-            std::memcpy(out, rows_.data(), count * bytes);
-        }
-        out += count * bytes;
-        row += count;
-        rows -= count;
-    }
-}
-
-void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in) {
-    const std::uint32_t channels = shape_.channels();
-    constexpr std::size_t batch = 128;
-    std::vector<float> values(std::min(rows, batch) * channels);
-    std::vector<std::uint32_t> places;
-    while (rows > 0) {
-        const auto s = static_cast<std::uint32_t>(row / cells_);
-        const Place at = place(s, static_cast<std::uint32_t>(row % cells_),
-                               static_cast<std::uint32_t>(std::min(rows, batch)));
-        rows_.resize(std::size_t{at.run} * channels);
-        std::memcpy(rows_.data(), in, at.run * row_bytes(part));
-        ggml_fp16_to_fp32_row(rows_.data(), values.data(), std::int64_t{at.run} * channels);
-        places.resize(at.run);
-        std::iota(places.begin(), places.end(), at.row);
-        StreamState& target = state(s);
-        target.rewritten |= at.packed;
-        decoded_from_ = nullptr;
-        Sequence& sequence = at.packed ? target.packed : target.exact;
-        if (part == Part::keys)
-            sequence.write_keys(places, values.data(), channels);
-        else
-            sequence.write_values(places, values.data(), channels);
-        in += at.run * row_bytes(part);
-        row += at.run;
-        rows -= at.run;
-    }
-}
-
 void LayerCache::write_step(Part part, std::uint32_t stream_index,
                             std::span<const std::uint32_t> cells, const float* rows,
                             std::size_t stride, std::span<const std::int32_t> positions) {
@@ -334,83 +234,6 @@ void LayerCache::write_step(Part part, std::uint32_t stream_index,
 void LayerCache::count_readers(StreamState& s) {
     s.expected_readers = std::max(s.expected_readers, s.readers);
     s.readers = 0;
-}
-
-void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const std::byte* row,
-                           std::int32_t position) {
-    std::vector<float> values(shape_.channels());
-    ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(row), values.data(),
-                          static_cast<std::int64_t>(values.size()));
-    const Place at = place(stream_index, cell, 1);
-    StreamState& s = state(stream_index);
-    s.rewritten |= at.packed;
-    decoded_from_ = nullptr;
-    (at.packed ? s.packed : s.exact)
-        .write_keys({&at.row, 1}, values.data(), values.size(), {&position, 1});
-}
-
-std::int32_t LayerCache::position(std::uint32_t stream_index, std::uint32_t cell) const {
-    const Place at = place(stream_index, cell, 1);
-    const StreamState& s = stream(stream_index);
-    return (at.packed ? s.packed : s.exact).position(at.row);
-}
-
-void LayerCache::read(Part part, std::size_t offset, std::size_t size, std::byte* out) const {
-    if (mode_ == Mode::undecided) {  // nothing was ever written
-        std::memset(out, 0, size);
-        return;
-    }
-    if (mode_ == Mode::plain) {
-        std::memcpy(out, half(part).plain.data() + offset, size);
-        return;
-    }
-    const std::size_t bytes = row_bytes(part);
-    std::vector<std::byte> one;
-    while (size > 0) {
-        const std::size_t row = offset / bytes;
-        const std::size_t within = offset % bytes;
-        std::size_t step = 0;
-        if (within == 0 && size >= bytes) {
-            step = size / bytes * bytes;
-            read_rows(part, row, size / bytes, out);
-        } else {
-            step = std::min(size, bytes - within);
-            one.resize(bytes);
-            read_rows(part, row, 1, one.data());
-            std::memcpy(out, one.data() + within, step);
-        }
-        out += step;
-        offset += step;
-        size -= step;
-    }
-}
-
-void LayerCache::write(Part part, std::size_t offset, std::size_t size, const std::byte* in) {
-    decide();
-    if (mode_ == Mode::plain) {
-        std::memcpy(half(part).plain.data() + offset, in, size);
-        return;
-    }
-    const std::size_t bytes = row_bytes(part);
-    std::vector<std::byte> one;
-    while (size > 0) {
-        const std::size_t row = offset / bytes;
-        const std::size_t within = offset % bytes;
-        std::size_t step = 0;
-        if (within == 0 && size >= bytes) {
-            step = size / bytes * bytes;
-            write_rows(part, row, size / bytes, in);
-        } else {
-            step = std::min(size, bytes - within);
-            one.resize(bytes);
-            read_rows(part, row, 1, one.data());
-            std::memcpy(one.data() + within, in, step);
-            write_rows(part, row, 1, one.data());
-        }
-        in += step;
-        offset += step;
-        size -= step;
-    }
 }
 
 }  // namespace lowkv::ggml

@@ -48,11 +48,13 @@ class LayerCache {
     void learn_shape(std::uint32_t kv_heads, std::uint32_t head_dim);
     void learn_unsupported(const std::string& reason);
     void learn_no_flash_attention();
-    // The RoPE of what SET_ROWS stores, for schemes that undo it, or why it can't be undone.
+    // What speaks against packing whatever the heads are.
+    void learn_refusal(const std::string& reason);
+    // The RoPE of what SET_ROWS stores, for schemes that undo it.
     void learn_rope(const Rope& rope);
-    void learn_unsupported_rope(const std::string& reason) { rope_reason_ = reason; }
     bool wants_rope() const;
     bool shape_known() const noexcept { return shape_.head_dim != 0; }
+    const Shape& shape() const noexcept { return shape_; }  // zeros while it is not known
 
     Mode mode() const noexcept { return mode_; }
     void decide();
@@ -67,8 +69,21 @@ class LayerCache {
     // packed rows that are written are packed again by repack() or follow().
     void read(Part part, std::size_t offset, std::size_t size, std::byte* out) const;
     void write(Part part, std::size_t offset, std::size_t size, const std::byte* in);
+    // How many blocks read() has decoded.
+    std::uint64_t decoded_blocks() const noexcept { return decoded_blocks_; }
 
-    // A step's rows, f32, for cells that the tracker knows to be exact.
+    // Cells in the order in which their rows lie: exact ones, then packed ones block by block.
+    struct Placed {
+        bool packed = false;
+        std::uint32_t row = 0;  // in the sequence that holds it
+        std::uint32_t cell = 0;
+    };
+    std::vector<Placed> by_place(std::uint32_t stream, std::span<const std::uint32_t> cells) const;
+
+    // Whether a graph's keys were written to the cell and are still exact here. (Another layer may
+    // have packed them already.)
+    bool writable(std::uint32_t stream, std::uint32_t cell) const;
+    // A step's rows, f32: keys for cells that the tracker knows to be written, then values.
     void write_step(Part part, std::uint32_t stream, std::span<const std::uint32_t> cells,
                     const float* rows, std::size_t stride, std::span<const std::int32_t> positions);
 
@@ -132,7 +147,7 @@ class LayerCache {
     Half halves_[2];
     Shape shape_;
     std::optional<Rope> rope_;
-    std::string rope_reason_;
+    std::string refusal_;
     Mode mode_ = Mode::undecided;
     std::string reason_;
     std::shared_ptr<const Plan> plan_;
@@ -140,6 +155,7 @@ class LayerCache {
     // One decoded block, and the packed one that it was; null once anything may have moved.
     mutable std::vector<std::byte> decoded_;
     mutable const std::byte* decoded_from_ = nullptr;
+    mutable std::uint64_t decoded_blocks_ = 0;
     mutable std::vector<std::uint16_t> rows_;  // scratch: rows on their way in or out
 
     Half& half(Part part) noexcept { return halves_[static_cast<int>(part)]; }
@@ -157,6 +173,8 @@ class LayerCache {
     bool holds_exact(const StreamState& s, std::uint32_t cell) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
+    void read_run(Part part, const Sequence& sequence, std::uint32_t first, std::uint32_t count,
+                  std::byte* out) const;
     void write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in);
 };
 

@@ -2,6 +2,7 @@
 
 #include "registry.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -47,7 +48,10 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     allow_mmap(props->caps);
 }
 
+std::atomic<bool> used{false};  // by some context
+
 ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
+    used = true;
     // A wrong LOWKV_SCHEME or LOWKV_IMPLEMENTATION ends here: no context can be made, so no tool
     // runs on a plain cache without noticing. (Refusing to load would not do: llama-bench would go
     // on with stock f16.)
@@ -95,12 +99,19 @@ ggml_backend_reg& registry() {
     return reg;
 }
 
-// Last chance to be loud: somebody loaded the plug-in, and nothing ever used it.
+// Last chance to be loud: somebody loaded the plug-in, and nothing was packed. Of a context that
+// has the device every operation is known, so that a model without a cache (an encoder) is known
+// for one. Of others nothing is known: they may not be there at all.
 void warn_if_unused() {
     if (any_cache_made() || setting() == nullptr) return;
-    report(GGML_LOG_LEVEL_WARN,
-           "NOT active: no KV cache was placed on the device LOWKV. Is -dev LOWKV missing, or is "
-           "one of -nkvo, -ngl 0 or a GPU in the way?");
+    if (cache_seen_elsewhere())
+        report(GGML_LOG_LEVEL_WARN,
+               "NOT active: no KV cache was placed on the device LOWKV. Is one of -nkvo, -ngl 0 or "
+               "a GPU in the way?");
+    else if (!used)
+        report(GGML_LOG_LEVEL_INFO,
+               "nothing was packed, as no context used the device LOWKV: name it by -dev LOWKV if "
+               "this program itself runs a model");
 }
 
 ggml_backend_reg_t load() {

@@ -10,6 +10,8 @@ ggml_backend_t new_backend();
 
 bool supports_op(const ggml_tensor* op);
 bool offload_op(const ggml_tensor* op);
+// Whether a context that has the device keeps a cache elsewhere.
+bool cache_seen_elsewhere();
 
 // Called through get_proc_address().
 void set_threads(ggml_backend_t backend, int threads);

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cache/block.h"
+#include "kernels/table.h"
 
 namespace lowkv::cache {
 

@@ -146,8 +146,9 @@ def server(tmp_path, *args, scheme, model=MODEL, env=None):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path / f"server-{port}.log"
-    command = [str(TOOLS / "llama-server"), "-m", str(model), *THREADS, "--port", str(port),
-               "--no-ui", *map(str, args)]
+    command = [str(TOOLS / "llama-server"), *THREADS, "--port", str(port), "--no-ui", *map(str, args)]
+    if model is not None:
+        command += ["-m", str(model)]
     if scheme is not None:
         command += ["-dev", "LOWKV"]
     with open(log, "w") as out:

@@ -27,9 +27,7 @@ def state(run):
     reasons = re.findall(r"lowkv: NOT active for (\d+) of (\d+) layers, which stay f16: (.*)", run.both)
     packed = re.findall(r"lowkv: active: scheme int8\S*, (\d+) layers", run.both)
     words = []
-    if "is not served packed; it runs on a decoded copy" in run.both:
-        words.append("not packed: f16, decoded for each step (add `-fa on`)")
-    elif packed:
+    if packed:
         words.append(f"packed, {sum(map(int, packed))} layers")
     words += [f"f16 in {n} of {of} layers: {why}" for n, of, why in reasons]
     assert words, run.both[-3000:]
@@ -53,8 +51,7 @@ def test_model(name, text, tmp_path):
     else:
         assert far < 1e-4
         assert np.array_equal(exact[0], int8[0])
-        without_flash_attention = "flash attention" in said or "decoded" in said
-        assert without_flash_attention or np.array_equal(stock[0], exact[0])
+        assert "flash attention" in said or np.array_equal(stock[0], exact[0])
     rows[name] = (f"| {name} | {ALL[name][0]} | {said} | {max(far, 0):.0e} | {max(lost, 0):.0e} |\n"
                   .replace(" 0e+00 ", " 0 "))
 

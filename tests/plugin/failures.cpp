@@ -5,24 +5,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <new>
-#include <numeric>
-#include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "ggml-alloc.h"
-#include "ggml-backend.h"
-#include "ggml-cpu.h"
-#include "ggml.h"
-#include "lowkv_ggml.h"
-#include "registry.h"
+#include "ggml_cache.h"
 
 namespace {
 
@@ -89,160 +79,10 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { s
 
 namespace {
 
-using Cells = std::vector<std::uint32_t>;
-using Bytes = std::vector<std::byte>;
+using namespace lowkv::test;
 
-constexpr int head_dim = 64, heads = 4, kv_heads = 2, channels = head_dim * kv_heads;
 constexpr std::uint32_t cells = 512;
-constexpr std::size_t row_bytes = channels * sizeof(ggml_fp16_t);
-constexpr int layers = 2;
-
-std::string& log_text() {
-    static std::string text;
-    return text;
-}
-
-bool logged(const std::string& words) { return log_text().find(words) != std::string::npos; }
-
-void remember(ggml_log_level level, const char* text, void*) {
-    if (level != GGML_LOG_LEVEL_ERROR) return;
-    Shortage* shortage = std::exchange(Shortage::current, nullptr);
-    log_text() += text;
-    Shortage::current = shortage;
-}
-
-Cells range(std::uint32_t first, std::uint32_t last) {
-    Cells v(last - first);
-    std::iota(v.begin(), v.end(), first);
-    return v;
-}
-
-struct Free {
-    void operator()(ggml_context* context) const { ggml_free(context); }
-    void operator()(ggml_backend* backend) const { ggml_backend_free(backend); }
-    void operator()(ggml_backend_buffer* buffer) const { ggml_backend_buffer_free(buffer); }
-};
-
-using Context = std::unique_ptr<ggml_context, Free>;
-using Buffer = std::unique_ptr<ggml_backend_buffer, Free>;
-
-Context new_context() {
-    return Context(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
-}
-
-// A cache of two layers as llama.cpp makes it, and a backend.
-class Cache {
-  public:
-    explicit Cache(const std::string& scheme) {
-        static const bool registered = [] {
-            ggml_log_set(remember, nullptr);
-            ggml_backend_register(lowkv::ggml::backend_reg());
-            return true;
-        }();
-        REQUIRE(registered);
-        lowkv::ggml::set_scheme(scheme);
-        backend_.reset(ggml_backend_dev_init(lowkv::ggml::device(), nullptr));
-        REQUIRE(backend_ != nullptr);
-        lowkv::ggml::set_threads(backend_.get(), 1);  // whose allocations are this thread's
-        for (int layer = 0; layer < layers; ++layer) {
-            for (const char part : {'k', 'v'}) {
-                ggml_tensor* tensor =
-                    ggml_new_tensor_3d(context_.get(), GGML_TYPE_F16, channels, cells, 1);
-                ggml_format_name(tensor, "cache_%c_l%d", part, layer);
-                (part == 'k' ? keys_ : values_).push_back(tensor);
-            }
-        }
-        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
-            context_.get(), ggml_backend_dev_buffer_type(lowkv::ggml::device())));
-        REQUIRE(buffer_ != nullptr);
-        clear();
-        log_text().clear();
-    }
-
-    ggml_backend_buffer_t buffer() { return buffer_.get(); }
-    void clear() { ggml_backend_buffer_clear(buffer_.get(), 0); }
-
-    // In the order in which llama.cpp saves and restores them.
-    std::vector<ggml_tensor*> tensors() const {
-        std::vector<ggml_tensor*> all = keys_;
-        all.insert(all.end(), values_.begin(), values_.end());
-        return all;
-    }
-
-    // Tokens written to `where`, each seeing `before` and the tokens up to itself, in all layers.
-    ggml_status step(const Cells& where, const Cells& before) {
-        log_text().clear();
-        const auto tokens = static_cast<std::int64_t>(where.size());
-        const Context context = new_context();
-        ggml_context* c = context.get();
-        ggml_cgraph* graph = ggml_new_graph(c);
-        ggml_tensor* mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, cells, tokens);
-        ggml_tensor* numbers = ggml_new_tensor_1d(c, GGML_TYPE_I64, tokens);
-        std::vector<ggml_tensor*> inputs, outputs;
-        for (std::size_t layer = 0; layer < layers; ++layer) {
-            for (ggml_tensor* target : {keys_[layer], values_[layer]}) {
-                inputs.push_back(ggml_new_tensor_2d(c, GGML_TYPE_F32, channels, tokens));
-                ggml_build_forward_expand(graph, ggml_set_rows(c, target, inputs.back(), numbers));
-            }
-            inputs.push_back(ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, tokens, heads));
-            ggml_tensor* out = ggml_flash_attn_ext(c, inputs.back(), view(c, keys_[layer]),
-                                                   view(c, values_[layer]), mask, 0.125f, 0, 0);
-            ggml_build_forward_expand(graph, out);
-            outputs.push_back(out);
-        }
-        const Buffer memory(
-            ggml_backend_alloc_ctx_tensors_from_buft(c, ggml_backend_cpu_buffer_type()));
-        REQUIRE(memory != nullptr);
-
-        std::mt19937 random(where.front());
-        std::normal_distribution<float> normal;
-        for (ggml_tensor* input : inputs)
-            for (std::int64_t i = 0; i < ggml_nelements(input); ++i)
-                static_cast<float*>(input->data)[i] = normal(random);
-        Cells seen = before;
-        auto* row = static_cast<ggml_fp16_t*>(mask->data);
-        std::fill_n(row, ggml_nelements(mask), ggml_fp32_to_fp16(-INFINITY));
-        for (std::size_t i = 0; i < where.size(); ++i, row += cells) {
-            static_cast<std::int64_t*>(numbers->data)[i] = where[i];
-            seen.push_back(where[i]);
-            for (const std::uint32_t cell : seen) row[cell] = 0;
-        }
-        // The layers learn their heads when llama.cpp asks.
-        for (const ggml_tensor* out : outputs)
-            REQUIRE(ggml_backend_dev_supports_op(lowkv::ggml::device(), out));
-        const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph);
-
-        result_.clear();
-        for (const ggml_tensor* out : outputs) {
-            const auto* data = static_cast<const float*>(out->data);
-            result_.insert(result_.end(), data, data + ggml_nelements(out));
-        }
-        if (status == GGML_STATUS_SUCCESS)
-            CHECK(std::all_of(result_.begin(), result_.end(),
-                              [](float x) { return std::isfinite(x); }));
-        return status;
-    }
-
-    // What the last step's attention gave.
-    const std::vector<float>& result() const { return result_; }
-
-  private:
-    static ggml_tensor* view(ggml_context* context, ggml_tensor* cache) {
-        ggml_tensor* all =
-            ggml_view_4d(context, cache, head_dim, kv_heads, cells, 1,
-                         head_dim * sizeof(ggml_fp16_t), row_bytes, row_bytes * cells, 0);
-        return ggml_permute(context, all, 0, 2, 1, 3);
-    }
-
-    std::unique_ptr<ggml_backend, Free> backend_;
-    Context context_ = new_context();
-    std::vector<ggml_tensor*> keys_, values_;
-    Buffer buffer_;
-    std::vector<float> result_;
-};
-
 constexpr const char* scheme = "kivi2,window=32,sinks=0";
-constexpr ggml_status fine = GGML_STATUS_SUCCESS;
 constexpr Shortage::Kind kinds[] = {Shortage::Kind::single, Shortage::Kind::lasting};
 
 struct Read {
@@ -260,7 +100,7 @@ Read read(const ggml_tensor* tensor, const Cells& where, Shortage::Kind kind, st
 }
 
 Bytes read(const ggml_tensor* tensor, const Cells& where) {
-    return read(tensor, where, Shortage::Kind::single, SIZE_MAX).bytes;
+    return rows_of(tensor, where.front(), where.size());
 }
 
 std::vector<Bytes> save(const Cache& cache, const Cells& where) {
@@ -434,4 +274,20 @@ TEST_CASE("no allocation of a restore may fail unnoticed") {
     for (std::size_t tensor = 0; tensor < restoring.state.size(); ++tensor)
         for (const Shortage::Kind kind : kinds)
             for (std::size_t number = 0; restoring.check(tensor, kind, number, 0);) ++number;
+}
+
+TEST_CASE("the keys of a context shift that fails are not seen, as llama.cpp goes on") {
+    Cache cache(scheme);
+    const Cells first = range(0, 200);
+    REQUIRE(cache.step(first, {}) == fine);
+    REQUIRE(read(cache.tensors()[0], first, Shortage::Kind::lasting, 0).felt);
+    std::vector<std::int32_t> shifts(cells, 0);
+    std::fill(shifts.begin() + 100, shifts.begin() + 200, -3);
+    CHECK(cache.shift(shifts) != fine);
+    CHECK(logged("a context shift has failed"));
+    CHECK(cache.step({200}, range(0, 100)) == fine);
+    CHECK(cache.step({201}, {150}) != fine);
+    CHECK(logged("a context shift has failed"));
+    CHECK(cache.step(range(100, 200), range(0, 100)) == fine);
+    CHECK(cache.step({201}, first) == fine);
 }

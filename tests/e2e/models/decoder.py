@@ -1,4 +1,4 @@
-"""Dense decoders: one kind of attention, norm and position each."""
+"""Dense decoders, one kind of attention, norm and position each, and encoders."""
 
 from models.base import (ATTENTION, END, FUSED, GATED, LAYER_NORM, NORMS, PLAIN, QK_NORMS,
                          RMS, TIED_END, biased, write)
@@ -95,6 +95,12 @@ def cohere2(path, window=160):
     return write(path, "cohere2", {"attn_norm": "w"} | ATTENTION | GATED, end=TIED_END, layers=4,
                  embedding=0.1,
                  keys=LAYER_NORM | {"logit_scale": 0.5, "attention.sliding_window": window})
+
+
+def eurobert(path):
+    """An encoder alone: it attends to all of its text at once and keeps nothing."""
+    return write(path, "eurobert", NORMS | ATTENTION | GATED, end=TIED_END, kv_heads=4,
+                 keys=RMS | {"attention.causal": False})
 
 
 def t5(path):

@@ -1,0 +1,65 @@
+#include "served.h"
+
+#include "attention_op.h"
+
+namespace lowkv::ggml {
+namespace {
+
+// Rows of f32 into whole rows of the tensor.
+bool served_set_rows(const ggml_tensor& op) {
+    const CacheTensor* target = cache_tensor(&op);
+    if (target == nullptr) return false;
+    const ggml_tensor& rows = *op.src[0];
+    const ggml_tensor& numbers = *op.src[1];
+    const auto width =
+        static_cast<std::int64_t>(target->layer->row_bytes(target->part) / sizeof(ggml_fp16_t));
+    return rows.type == GGML_TYPE_F32 && rows.nb[0] == sizeof(float) &&
+           rows.nb[1] % sizeof(float) == 0 && rows.ne[0] == width && op.ne[0] == width &&
+           rows.ne[2] == 1 && rows.ne[3] == 1 && op.view_offs == 0 &&
+           (numbers.type == GGML_TYPE_I64 || numbers.type == GGML_TYPE_I32);
+}
+
+bool served_attention(const ggml_tensor& op) {
+    const AttentionOp attention(op);
+    const CacheTensor* keys = cache_tensor(attention.k);
+    const CacheTensor* values = cache_tensor(attention.v);
+    if (keys == nullptr || values == nullptr || keys->layer != values->layer ||
+        keys->part == values->part || !attention.unsupported_heads().empty() ||
+        !attention.served_layout())
+        return false;
+    const Shape& shape = keys->layer->shape();
+    return shape.head_dim == attention.k->ne[0] && shape.kv_heads == attention.k->ne[2];
+}
+
+// A context shift: in place, on a view [n_rot, kv_heads, cells * streams] of a layer's keys, with
+// one shift per cell.
+bool served_rope(const ggml_tensor& op) {
+    const CacheTensor* target = cache_tensor(&op);
+    if (target == nullptr || target->part != Part::keys || cache_tensor(op.src[0]) != target)
+        return false;
+    const ggml_tensor& keys = *op.src[0];
+    const ggml_tensor& shifts = *op.src[1];
+    const std::size_t row = target->layer->row_bytes(Part::keys);
+    const std::int64_t rows = std::int64_t{target->layer->cells()} * target->layer->streams();
+    return keys.ne[2] == rows && keys.ne[3] == 1 && keys.nb[2] == row && keys.view_offs < row &&
+           op.ne[2] == rows && op.nb[2] == row && op.view_offs == keys.view_offs &&
+           shifts.type == GGML_TYPE_I32 && shifts.ne[0] == rows;
+}
+
+}  // namespace
+
+bool is_view_op(ggml_op op) noexcept {
+    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW ||
+           op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
+}
+
+bool served(const ggml_tensor& op) {
+    switch (op.op) {
+        case GGML_OP_SET_ROWS: return served_set_rows(op);
+        case GGML_OP_FLASH_ATTN_EXT: return served_attention(op);
+        case GGML_OP_ROPE: return served_rope(op);
+        default: return is_view_op(op.op);
+    }
+}
+
+}  // namespace lowkv::ggml

@@ -1,0 +1,220 @@
+#pragma once
+// A cache as llama.cpp makes it, and the graphs that llama.cpp computes on it.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+#include "lowkv_ggml.h"
+#include "registry.h"
+
+namespace lowkv::test {
+
+using Cells = std::vector<std::uint32_t>;
+using Bytes = std::vector<std::byte>;
+
+constexpr int head_dim = 64, heads = 4, kv_heads = 2, channels = head_dim * kv_heads;
+constexpr std::size_t row_bytes = channels * sizeof(ggml_fp16_t);
+constexpr int layers = 2;
+constexpr ggml_status fine = GGML_STATUS_SUCCESS;
+
+// The errors that were logged. Has room, so that a test without memory can log.
+inline std::string& log_text() {
+    static std::string text = [] {
+        std::string empty;
+        empty.reserve(std::size_t{1} << 20);
+        return empty;
+    }();
+    return text;
+}
+
+inline bool logged(const std::string& words) { return log_text().find(words) != std::string::npos; }
+
+inline Cells range(std::uint32_t first, std::uint32_t last) {
+    Cells v(last - first);
+    std::iota(v.begin(), v.end(), first);
+    return v;
+}
+
+struct Free {
+    void operator()(ggml_context* context) const { ggml_free(context); }
+    void operator()(ggml_backend* backend) const { ggml_backend_free(backend); }
+    void operator()(ggml_backend_buffer* buffer) const { ggml_backend_buffer_free(buffer); }
+};
+
+using Context = std::unique_ptr<ggml_context, Free>;
+using Buffer = std::unique_ptr<ggml_backend_buffer, Free>;
+
+inline Context new_context() {
+    return Context(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
+}
+
+inline Buffer host_memory(ggml_context* context) {
+    Buffer memory(
+        ggml_backend_alloc_ctx_tensors_from_buft(context, ggml_backend_cpu_buffer_type()));
+    REQUIRE(memory != nullptr);
+    return memory;
+}
+
+// A cache of two layers, and a backend.
+class Cache {
+  public:
+    explicit Cache(const std::string& scheme, std::uint32_t cells = 512, int streams = 1)
+        : cells_(cells) {
+        static const bool registered = [] {
+            ggml_log_set(
+                [](ggml_log_level level, const char* text, void*) {
+                    if (level == GGML_LOG_LEVEL_ERROR) log_text() += text;
+                },
+                nullptr);
+            ggml_backend_register(lowkv::ggml::backend_reg());
+            return true;
+        }();
+        REQUIRE(registered);
+        lowkv::ggml::set_scheme(scheme);
+        backend_.reset(ggml_backend_dev_init(lowkv::ggml::device(), nullptr));
+        REQUIRE(backend_ != nullptr);
+        lowkv::ggml::set_threads(backend_.get(), 1);  // whose allocations are this thread's
+        for (int layer = 0; layer < layers; ++layer) {
+            for (const char part : {'k', 'v'}) {
+                ggml_tensor* tensor =
+                    ggml_new_tensor_3d(context_.get(), GGML_TYPE_F16, channels, cells, streams);
+                ggml_format_name(tensor, "cache_%c_l%d", part, layer);
+                (part == 'k' ? keys_ : values_).push_back(tensor);
+            }
+        }
+        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
+            context_.get(), ggml_backend_dev_buffer_type(lowkv::ggml::device())));
+        REQUIRE(buffer_ != nullptr);
+        clear();
+        log_text().clear();
+    }
+
+    ggml_backend_buffer_t buffer() { return buffer_.get(); }
+    void clear() { ggml_backend_buffer_clear(buffer_.get(), 0); }
+
+    // In the order in which llama.cpp saves and restores them.
+    std::vector<ggml_tensor*> tensors() const {
+        std::vector<ggml_tensor*> all = keys_;
+        all.insert(all.end(), values_.begin(), values_.end());
+        return all;
+    }
+    ggml_tensor* keys(std::size_t layer) const { return keys_[layer]; }
+    ggml_tensor* values(std::size_t layer) const { return values_[layer]; }
+
+    // Stream 0 of a tensor as attention reads it.
+    ggml_tensor* view(ggml_context* context, ggml_tensor* cache) const {
+        ggml_tensor* all =
+            ggml_view_4d(context, cache, head_dim, kv_heads, cells_, 1,
+                         head_dim * sizeof(ggml_fp16_t), row_bytes, row_bytes * cells_, 0);
+        return ggml_permute(context, all, 0, 2, 1, 3);
+    }
+
+    ggml_status compute(ggml_cgraph* graph) {
+        log_text().clear();
+        return ggml_backend_graph_compute(backend_.get(), graph);
+    }
+
+    // Tokens written to `where` in stream 0, each seeing `before` and the tokens up to itself, in
+    // all layers.
+    ggml_status step(const Cells& where, const Cells& before) {
+        const auto tokens = static_cast<std::int64_t>(where.size());
+        const Context context = new_context();
+        ggml_context* c = context.get();
+        ggml_cgraph* graph = ggml_new_graph(c);
+        ggml_tensor* mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, cells_, tokens);
+        ggml_tensor* numbers = ggml_new_tensor_1d(c, GGML_TYPE_I64, tokens);
+        std::vector<ggml_tensor*> inputs, outputs;
+        for (std::size_t layer = 0; layer < layers; ++layer) {
+            for (ggml_tensor* target : {keys_[layer], values_[layer]}) {
+                inputs.push_back(ggml_new_tensor_2d(c, GGML_TYPE_F32, channels, tokens));
+                ggml_tensor* rows = ggml_reshape_2d(c, target, channels, ggml_nrows(target));
+                ggml_build_forward_expand(graph, ggml_set_rows(c, rows, inputs.back(), numbers));
+            }
+            inputs.push_back(ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, tokens, heads));
+            ggml_tensor* out = ggml_flash_attn_ext(c, inputs.back(), view(c, keys_[layer]),
+                                                   view(c, values_[layer]), mask, 0.125f, 0, 0);
+            ggml_build_forward_expand(graph, out);
+            outputs.push_back(out);
+        }
+        const Buffer memory = host_memory(c);
+
+        std::mt19937 random(where.front());
+        std::normal_distribution<float> normal;
+        for (ggml_tensor* input : inputs)
+            for (std::int64_t i = 0; i < ggml_nelements(input); ++i)
+                static_cast<float*>(input->data)[i] = normal(random);
+        Cells seen = before;
+        auto* row = static_cast<ggml_fp16_t*>(mask->data);
+        std::fill_n(row, ggml_nelements(mask), ggml_fp32_to_fp16(-INFINITY));
+        for (std::size_t i = 0; i < where.size(); ++i, row += cells_) {
+            static_cast<std::int64_t*>(numbers->data)[i] = where[i];
+            seen.push_back(where[i]);
+            for (const std::uint32_t cell : seen) row[cell] = 0;
+        }
+        // The layers learn their heads when llama.cpp asks.
+        for (const ggml_tensor* out : outputs)
+            REQUIRE(ggml_backend_dev_supports_op(lowkv::ggml::device(), out));
+        const ggml_status status = compute(graph);
+
+        result_.clear();
+        for (const ggml_tensor* out : outputs) {
+            const auto* data = static_cast<const float*>(out->data);
+            result_.insert(result_.end(), data, data + ggml_nelements(out));
+        }
+        if (status == fine)
+            CHECK(std::all_of(result_.begin(), result_.end(),
+                              [](float x) { return std::isfinite(x); }));
+        return status;
+    }
+
+    // What the last step's attention gave.
+    const std::vector<float>& result() const { return result_; }
+
+    // A context shift: cell i's keys are turned by shifts[i] positions, in all layers.
+    ggml_status shift(const std::vector<std::int32_t>& shifts) {
+        const Context context = new_context();
+        ggml_context* c = context.get();
+        ggml_cgraph* graph = ggml_new_graph(c);
+        const auto rows = static_cast<std::int64_t>(shifts.size());
+        ggml_tensor* by = ggml_new_tensor_1d(c, GGML_TYPE_I32, rows);
+        for (ggml_tensor* keys : keys_) {
+            ggml_tensor* all = ggml_view_3d(c, keys, head_dim, kv_heads, rows,
+                                            head_dim * sizeof(ggml_fp16_t), row_bytes, 0);
+            ggml_build_forward_expand(
+                graph, ggml_rope_ext_inplace(c, all, by, nullptr, head_dim, 0, 0, 10000.0f, 1.0f,
+                                             0.0f, 1.0f, 32.0f, 1.0f));
+        }
+        const Buffer memory = host_memory(c);
+        std::copy(shifts.begin(), shifts.end(), static_cast<std::int32_t*>(by->data));
+        return compute(graph);
+    }
+
+  private:
+    std::unique_ptr<ggml_backend, Free> backend_;
+    Context context_ = new_context();
+    std::uint32_t cells_;
+    std::vector<ggml_tensor*> keys_, values_;
+    Buffer buffer_;
+    std::vector<float> result_;
+};
+
+inline Bytes rows_of(const ggml_tensor* tensor, std::size_t row, std::size_t rows) {
+    Bytes bytes(rows * row_bytes, std::byte{0xAA});
+    ggml_backend_tensor_get(tensor, bytes.data(), row * row_bytes, bytes.size());
+    return bytes;
+}
+
+}  // namespace lowkv::test
