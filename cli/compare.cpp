@@ -187,6 +187,7 @@ class Quality {
         for (Row& row : rows) row.work([](Context& context) { context.clear(); });
         each_chunk(text, kept_, [&](std::size_t begin, Tokens part) {
             exact_.clear();
+            exact_.reserve(part.size() * vocabulary_);
             for (Row& row : rows) {
                 std::size_t kept = 0;
                 each_chunk(part, options_.chunk, [&](std::size_t at, Tokens chunk) {
@@ -338,7 +339,7 @@ int compare(Options options) {
     if (options.speed) measure_speed(rows, windows.front(), options);
     Comparison comparison = describe(model, options);
     Table table = comparison_table();
-    for (const Row& row : rows) table.widen({row.name});
+    for (const Row& row : rows) table.widen({row.name, "reference"});
     Quality quality(model, options, rows.size() * options.windows * options.tokens);
     for (const auto& window : windows) {
         quality.measure(rows, window, [&](const Row& row) {
