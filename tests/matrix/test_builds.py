@@ -1,6 +1,7 @@
 """What is particular to some builds of llama.cpp, and to how they are started (test_smoke.py runs on all)."""
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -62,15 +63,22 @@ def test_threads_and_polling_do_not_change_the_text(one_thread, options):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in ("llama", "llama-dl")])
 def test_a_server_that_gets_all_by_its_environment(name, tmp_path):
-    """As a program starts it that knows nothing of lowkv, Ollama for one: no -dev, only variables."""
+    """As a program starts it that knows nothing of lowkv: Ollama, whose order and options these are. It asks for
+    the devices first, then gives its whole environment and no -dev; -np 1 and -t 2 are what a setting gives it."""
     build = Build(name)
-    clean = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "LLAMA_ARG_DEVICE": "LOWKV",
-             "GGML_BACKEND_PATH": fitting_plugin(build)}
+    clean = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "LD_LIBRARY_PATH": str(build.folder),
+             "LLAMA_ARG_DEVICE": "LOWKV", "GGML_BACKEND_PATH": fitting_plugin(build)}
+    program = build.folder / "llama-server"
+    listed = subprocess.run([program, "--list-devices", "--offline", "--verbose"], env=clean, capture_output=True,
+                            text=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert re.search(r"^\s+LOWKV: .+ \(\d+ MiB, \d+ MiB free\)", listed.stdout, re.MULTILINE), listed.stdout
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [build.folder / "llama-server", "-m", MODEL, "-c", "1024", "-t", "2", "-fa", "on", "--no-ui",
-               "--port", str(port)]
+    command = [program, "--model", MODEL, "--port", str(port), "--host", "127.0.0.1", "--no-webui", "--offline",
+               "-c", "1024", "-np", "1", "--log-verbosity", "4", "--no-log-prefix", "--no-log-timestamps",
+               "--no-jinja", "--chat-template", "chatml", "--flash-attn", "on", "-b", "512", "-ub", "512", "-t", "2",
+               "--context-shift"]
     log = tmp_path / "server.log"
     with open(log, "w") as out, subprocess.Popen(command, env=clean, stdout=out, stderr=out,
                                                  stdin=subprocess.DEVNULL) as process:
