@@ -121,6 +121,16 @@ test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
 	    ctest --preset $$preset -j $(JOBS)
 	done
 
+AARCH64_TOOLS := aarch64-linux-gnu-g++ qemu-aarch64
+AARCH64_HINT := needs $(AARCH64_TOOLS); on Debian: apt-get install g++-aarch64-linux-gnu qemu-user
+.PHONY: test-aarch64
+test-aarch64: ## core tests cross-compiled for 64-bit ARM, under qemu-user (ALL=1: the slow ones too)
+	@type -P $(AARCH64_TOOLS) >/dev/null || { echo "make test-aarch64 $(AARCH64_HINT)"; exit 1; }
+	$(SETUP) headers
+	mkdir -p build
+	$(call BUILD,aarch64) --target $(if $(ALL),all,emulated)
+	ctest --preset aarch64$(if $(ALL),-all) -j $(JOBS)
+
 .PHONY: bench
 bench: build ## attention kernels against ggml's, then stock llama-bench with and without the plug-in
 	@mkdir -p build/bench

@@ -14,6 +14,13 @@ if(LOWKV_WERROR)
     target_compile_options(lowkv_settings INTERFACE -Werror)
 endif()
 
+# Tests that run under an emulator each time (test preset aarch64), and the target that builds only them.
+add_custom_target(emulated)
+function(lowkv_emulated test target)
+    set_property(TEST ${test} APPEND PROPERTY LABELS emulated)
+    add_dependencies(emulated ${target})
+endfunction()
+
 # Sets <out> to the .cpp files of the given folders, found again at each build so that a new file
 # needs no edit here.
 function(lowkv_sources out)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codec_block.h"
+#include "sample.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -33,8 +34,9 @@ std::vector<std::string> all_codecs() {
 // Every codec for keys and for values, at every head_dim.
 template <class F>
 void for_all_plans(F f) {
-    for (const std::string& codec : all_codecs()) {
+    for (unsigned number = 0; const std::string& codec : all_codecs()) {
         for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 576u}) {
+            if (!in_sample(number++)) continue;
             CAPTURE(codec);
             CAPTURE(head_dim);
             f(Block("k=" + codec + ",v=" + codec, Shape{2, head_dim}));
@@ -143,7 +145,8 @@ TEST_CASE("codes, metadata and error keep the laws, for every codec and head_dim
 
 TEST_CASE("the laws hold at the ends of f16: subnormal and the largest values") {
     Random random(2);
-    for (const std::string& codec : all_codecs()) {
+    for (unsigned number = 0; const std::string& codec : all_codecs()) {
+        if (!in_sample(number++)) continue;
         CAPTURE(codec);
         Block block("k=" + codec + ",v=" + codec, Shape{1, 64});
         for (const float deviation : {1e-7f, 3e-6f, 3e4f}) {

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -126,7 +127,7 @@ TEST_CASE("every rotation is orthogonal") {
         for (std::uint32_t i = 0; i < n; ++i) {
             for (std::uint32_t j = 0; j < n; ++j) {
                 const double expected = i == j ? 1.0 : 0.0;
-                worst = std::fmax(worst, std::abs(product[std::size_t{i} * n + j] - expected));
+                worst = std::max(worst, std::abs(product[std::size_t{i} * n + j] - expected));
             }
         }
         CHECK(worst < 1e-5);

@@ -16,6 +16,7 @@
 #include "codec/rotation.h"
 #include "codec_block.h"
 #include "lowkv/error.h"
+#include "sample.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -58,10 +59,11 @@ std::string scheme_of(const std::string& codec) {
 // other.
 template <class F>
 void for_all_blocks(std::uint32_t kv_heads, std::initializer_list<std::uint32_t> dims, F f) {
-    for (const std::uint32_t head_dim : dims) {
+    for (unsigned number = 0; const std::uint32_t head_dim : dims) {
         for (const char* mean : {"", "-mean"}) {
             for (const char* rotation : {"", "-hadamard", "-random"}) {
                 for (const std::string& codec : codecs(rotation, mean)) {
+                    if (!in_sample(number++)) continue;
                     CAPTURE(codec);
                     CAPTURE(head_dim);
                     f(Block(scheme_of(codec), Shape{kv_heads, head_dim}), rotation);
