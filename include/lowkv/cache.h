@@ -175,6 +175,7 @@ class Sequence {
     void drop_stale_cells(cache::Block& block) noexcept;
     std::shared_ptr<const cache::KeyMean> key_mean_before(std::uint32_t block) const;
     void check_cell(std::uint64_t cell) const;
+    friend struct SequenceImage;  // src/cache/sequence_image.cpp
     static void check_positions(std::span<const std::int32_t> positions, std::size_t tokens);
     void release() noexcept;
 };

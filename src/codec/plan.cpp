@@ -4,6 +4,7 @@
 #include <string>
 
 #include "codec/head.h"
+#include "codec/inputs_hash.h"
 #include "codec/lloyd_max.h"
 #include "codec/metadata.h"
 #include "codec/outliers.h"
@@ -173,7 +174,10 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
 
 Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation,
            std::uint32_t layer, const LayerInputs& inputs)
-    : scheme_(scheme), shape_(shape) {
+    : scheme_(scheme),
+      shape_(shape),
+      layer_(layer),
+      inputs_hash_(codec::inputs_hash(scheme, inputs)) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
     check_shape(shape);
     block_tokens_ = lowkv::block_tokens(scheme);
