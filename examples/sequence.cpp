@@ -10,6 +10,7 @@
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
+#include "lowkv/serial.h"
 
 int main() try {
     const lowkv::Scheme scheme = lowkv::parse_scheme("kivi2,window=64");
@@ -57,12 +58,23 @@ int main() try {
     const double cosine = dot / std::sqrt(a * b);
 
     const lowkv::Sequence continuation = sequence.fork();  // shares every block
+
+    // In bytes, for a file or another process, and back: docs/images.md.
+    const std::vector<std::byte> image = lowkv::save_sequence(sequence);
+    const lowkv::Sequence again =
+        lowkv::load_sequence(image, std::make_shared<lowkv::Store>(), plan, scheme.retention);
+    io.n_cells = again.size();
+    std::vector<float> same(out.size());
+    io.out = same.data();
+    lowkv::attend(again, io, params, workspace);
+
     const lowkv::StoreStats stats = store->stats();
     std::printf("%s: %.2f bits per element, %zu packed and %zu exact blocks, %zu bytes\n",
                 lowkv::to_string(scheme).c_str(), plan->bits_per_element(), stats.packed_blocks,
                 stats.exact_blocks, stats.packed_bytes + stats.exact_bytes);
     std::printf("cosine to the exact attention: %.4f\n", cosine);
-    return cosine > 0.85 && continuation.size() == tokens ? 0 : 1;
+    std::printf("image of %zu bytes: %s\n", image.size(), same == out ? "equal" : "different");
+    return cosine > 0.85 && continuation.size() == tokens && same == out ? 0 : 1;
 } catch (const lowkv::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -165,6 +165,7 @@ class Sequence {
     void make_writable(std::span<const std::uint32_t> blocks);
     void drop_stale_cells(cache::Block& block) noexcept;
     void check_cell(std::uint64_t cell) const;
+    friend struct SequenceImage;  // src/cache/sequence_image.cpp
     static void check_positions(std::span<const std::int32_t> positions, std::size_t tokens);
     void release() noexcept;
 };

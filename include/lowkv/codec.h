@@ -32,6 +32,9 @@ class Plan {
 
     const LayerScheme& scheme() const noexcept { return scheme_; }
     const Shape& shape() const noexcept { return shape_; }
+    std::uint32_t layer() const noexcept { return layer_; }
+    // Of the calibration and the rope, as far as packed bytes depend on them; 0: not at all.
+    std::uint64_t inputs_hash() const noexcept { return inputs_hash_; }
     std::uint32_t block_tokens() const noexcept { return block_tokens_; }
     const PackedPart& part(Part part) const noexcept {
         return part == Part::keys ? *keys_ : *values_;
@@ -68,6 +71,8 @@ class Plan {
     std::uint32_t block_tokens_ = 0;
     std::shared_ptr<const PackedPart> keys_, values_;
     const kernels::Table* kernels_ = nullptr;
+    std::uint32_t layer_ = 0;
+    std::uint64_t inputs_hash_ = 0;
 };
 
 // Tokens per block of a layer: 32, or the longest group that runs over tokens; 128 to take a mean

@@ -11,6 +11,7 @@ enum class ErrorCode {
     invalid_argument,     // a shape, a size or a cell number is out of range
     unsupported,          // legal, but this build or this CPU can't do it
     invalid_calibration,  // a calibration is missing, damaged or made for something else
+    invalid_image,        // bytes are no image, damaged, or mean something else (serial.h)
     over_budget,          // the store's byte budget is used up; nothing was changed
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 
+#include "codec/inputs_hash.h"
 #include "codec/rotation.h"
 #include "families/codes_part.h"
 #include "families/families.h"
@@ -43,7 +44,10 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
 
 Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation,
            std::uint32_t layer, const LayerInputs& inputs)
-    : scheme_(scheme), shape_(shape) {
+    : scheme_(scheme),
+      shape_(shape),
+      layer_(layer),
+      inputs_hash_(codec::inputs_hash(scheme, inputs)) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
     check_shape(shape);
     block_tokens_ = lowkv::block_tokens(scheme);

@@ -1,0 +1,110 @@
+#pragma once
+// Images: the packed blocks and exact rows of one layer as bytes, for files, states and network
+// chunks. docs/images.md has every byte.
+//
+//   save_sequence(), load_sequence()  a Sequence at once
+//   lay_out(), seal_image()           for hosts with rows of their own: fill the parts, then seal
+//   read_image(), check_image()       whether bytes are an image, and one that the host can use
+//
+// Nothing in an image is trusted: what read_image() gave holds together and lies within the bytes.
+// What packed blocks hold is the codec's, whose decoder stays within its block whatever that is.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lowkv/cache.h"
+#include "lowkv/codec.h"
+#include "lowkv/scheme.h"
+
+namespace lowkv {
+
+// Raised when the bytes of an image, or those that a codec packs, change their meaning.
+inline constexpr std::uint32_t image_version = 1;
+
+// Of the elements of exact rows.
+enum class RowType : std::uint32_t { f32 = 1, f16 = 2, bf16 = 3 };
+
+// Throws Error(invalid_image) for a type that there is not.
+std::size_t element_bytes(RowType type);
+
+// What an image's bytes mean: those of equal identities are interchangeable.
+struct ImageIdentity {
+    std::string scheme;        // layer_text()
+    Shape shape;               // of the layer
+    std::uint32_t layer = 0;   // its number in the model
+    std::uint64_t inputs = 0;  // Plan::inputs_hash(): the calibration and the rope, 0 for none
+    std::uint32_t block_tokens = 0;  // 0 where nothing is ever packed
+    std::uint64_t packed_bytes = 0;  // of one block, likewise
+    RowType rows = RowType::f16;
+    bool positions = false;  // exact rows have their keys' positions
+
+    friend bool operator==(const ImageIdentity&, const ImageIdentity&) = default;
+};
+
+// A layer's codecs and retention, spelled out: a preset may come to mean something else.
+std::string layer_text(const LayerScheme& layer, const Retention& retention);
+
+ImageIdentity image_identity(const Plan& plan, const Retention& retention, RowType rows);
+
+// Cells [first, first + tokens). Packed ones are whole blocks.
+struct ImageSpan {
+    std::uint32_t first = 0, tokens = 0;
+    bool packed = false;
+
+    friend bool operator==(const ImageSpan&, const ImageSpan&) = default;
+};
+
+struct ImageHeader {
+    ImageIdentity identity;
+    std::uint32_t batch = 1;   // sequences, with the same spans
+    std::uint32_t tokens = 0;  // one past the highest cell
+    // Ascending; cells between them are absent. The last block may go past `tokens`.
+    std::vector<ImageSpan> spans;
+
+    friend bool operator==(const ImageHeader&, const ImageHeader&) = default;
+};
+
+// Where a span's bytes lie, counted from the image's first.
+struct ImagePart {
+    // Packed: [batch][block][packed_bytes]. Exact: keys, [batch][token][kv_head][channel]
+    std::size_t begin = 0;
+    std::size_t values = 0;     // exact: values, likewise
+    std::size_t positions = 0;  // exact, if the identity says so: i32 [batch][token]
+    std::size_t end = 0;
+};
+
+struct ImageLayout {
+    std::size_t header_bytes = 0;
+    std::vector<ImagePart> parts;  // of the spans
+    std::size_t bytes = 0;         // of the image, a multiple of 64
+};
+
+// Throws Error(invalid_image) for what can't be an image: counts, sizes or spans that don't hold
+// together.
+ImageLayout lay_out(const ImageHeader& header);
+
+// Makes `image`, lay_out().bytes long, whose parts are filled, an image: writes its header, its
+// padding and its checksum.
+void seal_image(const ImageHeader& header, std::span<std::byte> image);
+
+// Throws Error(invalid_image) for what is no image, of another version, cut off, damaged, or does
+// not hold together. More bytes may follow: lay_out().bytes says where the image ends.
+ImageHeader read_image(std::span<const std::byte> bytes);
+
+// Throws Error(invalid_image) where the image means something else, saying what.
+void check_image(const ImageHeader& header, const ImageIdentity& wanted);
+
+// All cells of a sequence. Throws Error(invalid_argument) for a cell that has a key and no value,
+// or the other way round: save between steps.
+std::vector<std::byte> save_sequence(const Sequence& sequence);
+
+// The sequence again, which goes on as the saved one would have. Throws as read_image(),
+// check_image() and Sequence do.
+Sequence load_sequence(std::span<const std::byte> image, std::shared_ptr<Store> store,
+                       std::shared_ptr<const Plan> plan, const Retention& retention);
+
+}  // namespace lowkv

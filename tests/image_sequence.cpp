@@ -1,0 +1,274 @@
+// A sequence comes back from its image as it was, and from nothing else.
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cache_common.h"
+#include "image_case.h"
+#include "lowkv/attention.h"
+#include "lowkv/error.h"
+#include "lowkv/serial.h"
+
+using namespace lowkv;
+using namespace image_test;
+using cache_test::Rng;
+using cache_test::Row;
+
+namespace {
+
+constexpr Shape shape{2, 64};
+constexpr Retention retention{.window = 40, .sinks = 5};
+
+struct Cache {
+    std::shared_ptr<Store> store = std::make_shared<Store>();
+    std::shared_ptr<const Plan> plan;
+    Sequence sequence;
+
+    explicit Cache(const LayerScheme& scheme)
+        : plan(std::make_shared<const Plan>(plan_of(scheme, shape))),
+          sequence(store, plan, retention) {}
+
+    // Settles between pieces, as a host does between steps.
+    void append(Rng& rng, std::uint32_t tokens) {
+        cache_test::append(sequence, rng, tokens);
+        sequence.settle();
+    }
+    Sequence reloaded(const Bytes& image) const {
+        return load_sequence(image, std::make_shared<Store>(), plan, retention);
+    }
+};
+
+Row attention(const Sequence& sequence, std::uint32_t seed) {
+    Rng rng(seed);
+    const Row q = cache_test::random_rows(rng, 4, shape.head_dim);
+    Row out(q.size());
+    AttentionIO io;
+    io.q = q.data();
+    io.out = out.data();
+    io.q_head_stride = io.out_head_stride = shape.head_dim;
+    io.q_token_stride = io.out_token_stride = out.size();
+    io.tokens = 1;
+    io.heads = 4;
+    io.n_cells = sequence.size();
+    AttentionParams params;
+    params.scale = 0.125f;
+    AttentionWorkspace workspace;
+    attend(sequence, io, params, workspace);
+    return out;
+}
+
+void check_same(const Sequence& a, const Sequence& b) {
+    REQUIRE(a.size() == b.size());
+    REQUIRE(a.blocks() == b.blocks());
+    for (std::uint32_t block = 0; block < a.blocks(); ++block) {
+        CHECK(a.packed(block) == b.packed(block));
+        CHECK(a.full(block) == b.full(block));
+    }
+    for (std::uint32_t cell = 0; cell < a.size(); cell += 29) {
+        CHECK(cache_test::read_key(a, cell) == cache_test::read_key(b, cell));
+        CHECK(cache_test::read_value(a, cell) == cache_test::read_value(b, cell));
+        CHECK(a.position(cell) == b.position(cell));
+    }
+    if (a.size() > 0) CHECK(attention(a, 9) == attention(b, 9));
+    CHECK(save_sequence(a) == save_sequence(b));
+}
+
+// What load_sequence() throws.
+std::string refusal(const std::function<void()>& load) {
+    try {
+        load();
+    } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::invalid_image);
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("every preset comes back and goes on where it was") {
+    for (const Preset& preset : presets()) {
+        INFO(preset.name);
+        for (const std::uint32_t cut : {0u, 1u, 45u, 203u}) {
+            Rng rng(1);
+            Cache cache(preset.scheme.base);
+            for (const std::uint32_t tokens : {300u, 1u, 90u}) cache.append(rng, tokens);
+            cache.sequence.truncate(cache.sequence.size() - cut);
+            Sequence loaded = cache.reloaded(save_sequence(cache.sequence));
+            check_same(cache.sequence, loaded);
+            Rng other = rng;
+            cache.append(rng, 140);
+            cache_test::append(loaded, other, 140);
+            loaded.settle();
+            check_same(cache.sequence, loaded);
+        }
+    }
+}
+
+TEST_CASE("short ones, and none at all") {
+    for (const std::uint32_t tokens : {0u, 1u, 31u, 32u, 33u}) {
+        Rng rng(2);
+        Cache cache(parse_scheme("kivi2").base);
+        cache.append(rng, tokens);
+        check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
+    }
+}
+
+TEST_CASE("cells in any order, blocks that are absent, forks") {
+    Rng rng(3);
+    Cache cache(parse_scheme("kivi2").base);
+    cache.append(rng, 300);
+    const std::vector<std::uint32_t> cells{5, 100, 101, 700, 433}, dropped{2, 5};
+    const Row rows = cache_test::random_rows(rng, cells.size(), shape.channels());
+    const Sequence fork = cache.sequence.fork();
+    cache.sequence.write_keys(cells, rows.data(), shape.channels());
+    CHECK_THROWS_WITH_AS(save_sequence(cache.sequence),
+                         doctest::Contains("save a sequence between"), Error);
+    cache.sequence.write_values(cells, rows.data(), shape.channels());
+    cache.sequence.drop(dropped);
+    check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
+    check_same(fork, cache.reloaded(save_sequence(fork)));
+}
+
+TEST_CASE("positions come back") {
+    Rng rng(4);
+    Cache cache(parse_scheme("kvquant2").base);
+    const Row rows = cache_test::random_rows(rng, 200, shape.channels());
+    std::vector<std::int32_t> positions(200);
+    for (int i = 0; i < 200; ++i) positions[static_cast<std::size_t>(i)] = 3 * i - 7;
+    cache.sequence.append(rows.data(), rows.data(), 200, positions);
+    cache.sequence.settle();
+    check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
+}
+
+TEST_CASE("what means something else is refused") {
+    Rng rng(5);
+    const auto image_of = [&](const char* scheme) {
+        Cache cache(parse_scheme(scheme).base);
+        cache.append(rng, 300);
+        return save_sequence(cache.sequence);
+    };
+    const auto load_as = [&](const Bytes& image, const Plan& plan, Retention kept) {
+        return refusal([&] {
+            load_sequence(image, std::make_shared<Store>(), std::make_shared<const Plan>(plan),
+                          kept);
+        });
+    };
+    const Bytes lowkv = image_of("lowkv2.8"), kvquant = image_of("kvquant2");
+    const LayerScheme scheme = parse_scheme("lowkv2.8").base,
+                      calibrated = parse_scheme("kvquant2").base;
+    CHECK(load_as(lowkv, plan_of(scheme, shape), retention).empty());
+    CHECK(load_as(kvquant, plan_of(calibrated, shape), retention).empty());
+    const auto says = [](const std::string& error, const char* words) {
+        CHECK_MESSAGE(error.find(words) != std::string::npos, error);
+    };
+    says(load_as(lowkv, plan_of(parse_scheme("kivi2").base, shape), retention), "for the scheme");
+    says(load_as(lowkv, plan_of(scheme, shape), Retention{}), "for the scheme");
+    says(load_as(lowkv, plan_of(scheme, {4, 64}), retention), "kv heads: 2, not 4");
+    says(load_as(lowkv, Plan(scheme, shape, {}, 3), retention), "of layer 0, not 3");
+    // The same scheme and shape, packed by other figures.
+    LayerCalibration calibration = neutral_calibration(calibrated, shape);
+    const Rope its = rope(), turned = rope(0.8f);
+    says(load_as(kvquant, Plan(calibrated, shape, {}, 0, {&calibration, &turned}), retention),
+         "another calibration or another rope");
+    says(load_as(kvquant, Plan(calibrated, shape, {}, 0, {&calibration, nullptr}), retention),
+         "another calibration or another rope");
+    calibration.key.high[5] = 4.5f;
+    says(load_as(kvquant, Plan(calibrated, shape, {}, 0, {&calibration, &its}), retention),
+         "another calibration or another rope");
+    // One that does not use them does not depend on them.
+    CHECK(load_as(lowkv, Plan(scheme, shape, {}, 0, {&calibration, &turned}), retention).empty());
+}
+
+TEST_CASE("what a sequence can't hold is refused") {
+    Rng rng(6);
+    Cache cache(parse_scheme("kivi2").base);
+    cache.append(rng, 300);
+    const Bytes image = save_sequence(cache.sequence);
+    const auto changed = [&](const std::function<void(ImageHeader&)>& change) {
+        ImageHeader header = read_image(image);
+        change(header);
+        Bytes bytes(lay_out(header).bytes);
+        seal_image(header, bytes);
+        return refusal([&] { cache.reloaded(bytes); });
+    };
+    CHECK(changed([](ImageHeader&) {}).empty());
+    CHECK(changed([](ImageHeader& h) { h.batch = 2; }).find("a batch of 2") != std::string::npos);
+    const std::string shifted = changed([](ImageHeader& h) { h.spans = {{3, 64, true}}; });
+    CHECK(shifted.find("a packed block at cell 3") != std::string::npos);
+    CHECK(changed([](ImageHeader& h) { h.identity.rows = RowType::bf16; }).find("bf16, not f16") !=
+          std::string::npos);
+}
+
+TEST_CASE("a budget that is too small leaves the store as it was") {
+    Rng rng(7);
+    Cache cache(parse_scheme("kivi2").base);
+    cache.append(rng, 1000);
+    const Bytes image = save_sequence(cache.sequence);
+    const StoreStats held = cache.store->stats();
+    const auto enough = std::make_shared<Store>(held.exact_bytes + held.packed_bytes);
+    const auto load = [&](auto store) {
+        return load_sequence(image, store, cache.plan, retention);
+    };
+    CHECK(load(enough).size() == 1000);
+    for (const std::size_t less : {std::size_t{1}, held.packed_bytes, held.packed_bytes + 1}) {
+        const auto store = std::make_shared<Store>(held.exact_bytes + held.packed_bytes - less);
+        CHECK_THROWS_WITH_AS(load(store), doctest::Contains("over budget"), Error);
+        CHECK(store->stats().exact_bytes + store->stats().packed_bytes == 0);
+    }
+}
+
+TEST_CASE("every truncation is refused") {
+    Rng rng(8);
+    Cache cache({});
+    cache.append(rng, 3);
+    const Bytes image = save_sequence(cache.sequence);
+    for (std::size_t n = 0; n < image.size(); ++n) {
+        const Bytes cut(image.begin(), image.begin() + static_cast<std::ptrdiff_t>(n));
+        CHECK(!refusal([&] { cache.reloaded(cut); }).empty());
+    }
+}
+
+// The sanitizers watch: whatever blocks and rows hold, nothing outside of them is touched.
+TEST_CASE("random bytes behind a right checksum: refused, or harmless") {
+    for (const Preset& preset : presets()) {
+        INFO(preset.name);
+        Rng rng(9);
+        Cache cache(preset.scheme.base);
+        cache.append(rng, 230);
+        const Bytes good = save_sequence(cache.sequence);
+        const std::size_t header_bytes = number<std::uint32_t>(good, 12);
+        const auto scatter = [&](Bytes& bytes, std::size_t from, std::size_t to,
+                                 std::size_t count) {
+            for (; count > 0; --count)
+                bytes[from + rng() % (to - from)] = static_cast<std::byte>(rng());
+        };
+        const auto use = [&](const Bytes& image) {
+            return refusal([&] {
+                const Sequence sequence = cache.reloaded(image);
+                attention(sequence, 1);
+                for (std::uint32_t cell = 0; cell < sequence.size(); cell += 32) {
+                    cache_test::read_key(sequence, cell);
+                    cache_test::read_value(sequence, cell);
+                }
+            });
+        };
+        for (int i = 0; i < 4; ++i) {
+            Bytes bad = good;
+            scatter(bad, 32, header_bytes, 2);
+            reseal(bad);
+            use(bad);
+        }
+        for (int i = 0; i < 8; ++i) {
+            Bytes bad = good;
+            scatter(bad, header_bytes, bad.size(), bad.size() / 10);
+            seal_image(read_image(good), bad);  // the padding is zero again
+            CHECK(use(bad) == "");
+        }
+    }
+}
