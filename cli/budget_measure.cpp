@@ -38,7 +38,7 @@ LayerScheme whisper(const LayerScheme& rung) {
     LayerScheme out = rung;
     for (Codec* codec : {&out.key, &out.value}) {
         if (codec->exact()) continue;
-        codec->bits = 8;
+        codec->width = Width::eight;
         codec->levels = Levels::uniform;
         codec->fit = Fit::norm;
     }

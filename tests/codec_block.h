@@ -38,12 +38,12 @@ struct PartReader {
     const Plan& plan;
     Which which;
     const std::byte* data;
+    // Cast once: tests read element by element. Null: exact, or no row codec.
+    const codec::CodesPart* codes_part = dynamic_cast<const codec::CodesPart*>(&plan.part(which));
+    const codec::RowPart* row_part = dynamic_cast<const codec::RowPart*>(&plan.part(which));
 
-    const codec::CodesPart& layout() const { return layout_of(plan, which); }
-    // Null: no row codec.
-    const codec::RowPart* row() const {
-        return dynamic_cast<const codec::RowPart*>(&plan.part(which));
-    }
+    const codec::CodesPart& layout() const { return *codes_part; }
+    const codec::RowPart* row() const { return row_part; }
 
     std::uint8_t code(Place p) const {
         const auto* codes =
@@ -149,9 +149,17 @@ class Block {
     Block(const std::string& scheme, Shape shape, const LayerInputs& inputs = {})
         : plan(parse_scheme(scheme).base, shape, {}, 0, inputs),
           exact(plan.exact_bytes() / 2),
-          packed(plan.packed_bytes(), std::byte{0xa5}) {}
+          packed(plan.packed_bytes(), std::byte{0xa5}) {
+        for (const Which w : both) {
+            codes_parts[w == Which::values] = dynamic_cast<const codec::CodesPart*>(&plan.part(w));
+            row_parts[w == Which::values] = dynamic_cast<const codec::RowPart*>(&plan.part(w));
+        }
+    }
 
     Plan plan;
+    // Of keys and values, which copies of the plan share; null as in PartReader.
+    const codec::CodesPart* codes_parts[2];
+    const codec::RowPart* row_parts[2];
     std::vector<std::uint16_t> exact;
     std::vector<std::byte> packed;
 
@@ -165,7 +173,7 @@ class Block {
         }
     }
 
-    const codec::CodesPart& layout(Which w) const { return layout_of(plan, w); }
+    const codec::CodesPart& layout(Which w) const { return *codes_parts[w == Which::values]; }
 
     std::size_t index(Which w, Place p) const {
         const std::size_t channel = std::size_t{p.head} * plan.shape().head_dim + p.channel;
@@ -192,7 +200,9 @@ class Block {
     }
 
     PartReader part(Which w) const {
-        return {plan, w, packed.data() + (w == Which::keys ? 0 : plan.keys().bytes())};
+        const bool values = w == Which::values;
+        return {plan, w, packed.data() + (values ? plan.keys().bytes() : 0), codes_parts[values],
+                row_parts[values]};
     }
     std::uint8_t code(Which w, Place p) const { return part(w).code(p); }
     double stored(Which w, Place p) const { return part(w).stored(p); }

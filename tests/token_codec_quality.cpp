@@ -95,7 +95,7 @@ TEST_CASE("every legal codec comes back from its text, as base and as override")
     // rotations x means x metadata x search; normal: the same without 8 bits and search, x fits;
     // balanced: bits without 2.6 x rotations x metadata.
     CHECK(all.size() ==
-          1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 3 * 2 * 2 + 4 * 4 * 3 * 3 * 2 * 3 + 4 * 2 * 2);
+          1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 * 2 + 4 * 4 * 3 * 2 * 2 * 3 + 4 * 2 * 2);
     CHECK(values.size() == 1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 + 4 * 4 * 3 * 2 * 3 + 4 * 2 * 2);
     Random random(1);
     for (const Codec& key : all) {
