@@ -167,9 +167,10 @@ void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std
 }
 
 void CacheBuffer::poison_shifted(const std::int32_t* shifts, const char* why) noexcept {
+    std::size_t row = 0;  // over all streams
     for (CellTracker& tracker : trackers_)
-        for (std::uint32_t cell = 0; cell < tracker.groups().cells(); ++cell)
-            if (shifts == nullptr || *shifts++ != 0) tracker.poison(cell);
+        for (std::uint32_t cell = 0; cell < tracker.groups().cells(); ++cell, ++row)
+            if (shifts == nullptr || shifts[row] != 0) tracker.poison(cell);
     poison("a context shift has failed: ", why);
 }
 

@@ -17,7 +17,7 @@ inline constexpr std::uint32_t max_layers = 4096;
 struct Choice {
     std::string_view word;
     std::uint32_t value;
-    std::string_view meaning = {};  // what help and documents say; none: the word is never written
+    std::string_view meaning = "";  // what help and documents say; none: the word is never written
 };
 
 // One "-" separated word of a codec's text, in the order of the rows.
