@@ -1,6 +1,6 @@
 #pragma once
 // Where LOWKV_TEST_SAMPLE is n, tests that go over all codecs and shapes take each n-th case,
-// as under an emulator (preset aarch64) all of them take too long for every run.
+// as under an emulator (preset aarch64) or a sanitizer all of them take too long for every run.
 
 #include <algorithm>
 #include <cstdlib>
