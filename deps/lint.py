@@ -57,7 +57,11 @@ def check_tidy(builds, only):
     for build in builds:
         for command in json.loads((build / "compile_commands.json").read_text()):
             folders.setdefault(command["file"], str(build))
-    files = sorted(f for f in folders.keys() & ours if all(word in f for word in only))
+    files = sorted(f for f in folders.keys() & ours
+                   if not only or any(word in str(Path(f).relative_to(ROOT)) for word in only))
+    if not files:
+        print(f"clang-tidy: no file's path has {' or '.join(only)}", flush=True)
+        return False
     arguments = [lint_tool("clang-tidy"), "--quiet", "--extra-arg=-w",  # warnings are the compiler's
                  *gcc_includes()]
     print(f"clang-tidy: {len(files)} files", flush=True)
@@ -169,7 +173,7 @@ def main():
     parser.add_argument("--format", action="store_true", help="rewrite the code with clang-format, check nothing")
     parser.add_argument("--check", choices=("format", "tidy", "documents", "tables"), help="only this check")
     parser.add_argument("--build", type=Path, action="append", help="folder of compile_commands.json")
-    parser.add_argument("only", nargs="*", help="clang-tidy: only files whose path has these words")
+    parser.add_argument("only", nargs="*", help="clang-tidy: only files whose path has one of these words")
     args = parser.parse_args()
     if args.format:
         return 0 if check_format(rewrite=True) else 1
