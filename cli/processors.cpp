@@ -18,8 +18,8 @@ namespace {
 
 // About 0.1 ms, where libgomp spins for 10 ms and more. At every operation of a graph the threads
 // wait for one another, and while a thread spins for another whose core a neighbour has, that one
-// can't have the spinning thread's core either. Shorter ones would let threads sleep on a quiet
-// machine.
+// can't have the spinning thread's core either. On a quiet machine short spins cost: decoding
+// SmolLM2 with 2 threads, 2000 took 40 % of the speed and 10000 6 %.
 constexpr const char* spins = "2000";
 
 unsigned cores(int processors) {
@@ -40,12 +40,17 @@ int runnable_neighbours() {
     return 0;
 }
 
-unsigned find_threads() {
+int busy_processors() {
     int busy = runnable_neighbours();
     for (int look = 0; look < 10 && busy > 0; ++look) {  // the least: a short task is no neighbour
         usleep(2000);
         busy = std::min(busy, runnable_neighbours());
     }
+    return busy;
+}
+
+unsigned find_threads() {
+    const int busy = busy_processors();
     const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
     const unsigned usable = usable_cores();
     const unsigned free = std::min(usable, static_cast<unsigned>(std::max(online - busy, 1)));
@@ -85,6 +90,7 @@ void add_threads(CLI::App& command, unsigned& threads) {
 void restart_with_short_spins(char** argv) {
     // libgomp reads these when it is loaded, before main().
     if (!environment("GOMP_SPINCOUNT").empty() || !environment("OMP_WAIT_POLICY").empty()) return;
+    if (busy_processors() == 0) return;
     setenv("GOMP_SPINCOUNT", spins, 1);
     std::array<char, 4096> self{};
     if (readlink("/proc/self/exe", self.data(), self.size() - 1) > 0) execv(self.data(), argv);

@@ -16,8 +16,9 @@ unsigned default_threads();
 // The option -t, --threads; 0 becomes default_threads().
 void add_threads(CLI::App& command, unsigned& threads);
 
-// Starts the command again with libgomp told to spin for a short while only, which programs that it
-// starts inherit; unless the environment says how long. Returns when there is nothing to change.
+// Where other programs keep processors busy, starts the command again with libgomp told to spin for
+// a short while only, which programs that it starts inherit; unless the environment says how long.
+// Returns when there is nothing to change.
 void restart_with_short_spins(char** argv);
 
 }  // namespace lowkv::cli

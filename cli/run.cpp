@@ -39,7 +39,7 @@ constexpr const char* footer = R"(Examples:
   lowkv run -- llama-bench -m model.gguf -d 0,4096
   lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048 -ub 32
 
-It sets GGML_BACKEND_PATH, LOWKV_SCHEME and, so that busy neighbours cost less, GOMP_SPINCOUNT,
+It sets GGML_BACKEND_PATH, LOWKV_SCHEME and, where neighbours are busy, GOMP_SPINCOUNT,
 adds `-dev LOWKV` for the programs that need it and `-t` where not all cores are free, passes
 output and signals through and ends with the program's exit status. If the program starts to work
 without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and
