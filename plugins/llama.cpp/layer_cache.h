@@ -168,6 +168,8 @@ class LayerCache {
         std::uint32_t run = 0;
     };
     Place place(std::uint32_t stream, std::uint32_t cell, std::uint32_t limit) const;
+    // The sequence that holds the rows, which are going to change.
+    Sequence& to_write(std::uint32_t stream, const Place& at);
     StreamState& state(std::uint32_t stream) noexcept { return streams_state_[stream]; }
     static void count_readers(StreamState& s);
     bool holds_exact(const StreamState& s, std::uint32_t cell) const;

@@ -9,6 +9,27 @@
 #include "layer_cache.h"
 
 namespace lowkv::ggml {
+namespace {
+
+// Walks over nominal bytes [offset, offset + size) of rows of `bytes` each. Calls whole(first row,
+// rows, where in the range) and piece(row, first byte of it, bytes, where in the range).
+template <class Whole, class Piece>
+void each_row(std::size_t offset, std::size_t size, std::size_t bytes, Whole whole, Piece piece) {
+    for (std::size_t at = 0; at < size;) {
+        const std::size_t row = (offset + at) / bytes;
+        const std::size_t within = (offset + at) % bytes;
+        std::size_t step = std::min(size - at, bytes - within);
+        if (step == bytes) {
+            step = (size - at) / bytes * bytes;
+            whole(row, step / bytes, at);
+        } else {
+            piece(row, within, step, at);
+        }
+        at += step;
+    }
+}
+
+}  // namespace
 
 // A unit that this layer has not packed yet is still at its cells.
 LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t cell,
@@ -123,6 +144,13 @@ void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t fir
     }
 }
 
+Sequence& LayerCache::to_write(std::uint32_t stream_index, const Place& at) {
+    StreamState& s = state(stream_index);
+    s.rewritten |= at.packed;
+    decoded_from_ = nullptr;
+    return at.packed ? s.packed : s.exact;
+}
+
 void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in) {
     const std::uint32_t channels = shape_.channels();
     constexpr std::size_t batch = 128;
@@ -137,10 +165,7 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
         ggml_fp16_to_fp32_row(rows_.data(), values.data(), std::int64_t{at.run} * channels);
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
-        StreamState& target = state(s);
-        target.rewritten |= at.packed;
-        decoded_from_ = nullptr;
-        Sequence& sequence = at.packed ? target.packed : target.exact;
+        Sequence& sequence = to_write(s, at);
         if (part == Part::keys)
             sequence.write_keys(places, values.data(), channels);
         else
@@ -157,10 +182,7 @@ void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const
     ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(row), values.data(),
                           static_cast<std::int64_t>(values.size()));
     const Place at = place(stream_index, cell, 1);
-    StreamState& s = state(stream_index);
-    s.rewritten |= at.packed;
-    decoded_from_ = nullptr;
-    (at.packed ? s.packed : s.exact)
+    to_write(stream_index, at)
         .write_keys({&at.row, 1}, values.data(), values.size(), {&position, 1});
 }
 
@@ -179,25 +201,16 @@ void LayerCache::read(Part part, std::size_t offset, std::size_t size, std::byte
         std::memcpy(out, half(part).plain.data() + offset, size);
         return;
     }
-    const std::size_t bytes = row_bytes(part);
-    std::vector<std::byte> one;
-    while (size > 0) {
-        const std::size_t row = offset / bytes;
-        const std::size_t within = offset % bytes;
-        std::size_t step = 0;
-        if (within == 0 && size >= bytes) {
-            step = size / bytes * bytes;
-            read_rows(part, row, size / bytes, out);
-        } else {
-            step = std::min(size, bytes - within);
-            one.resize(bytes);
+    std::vector<std::byte> one(row_bytes(part));
+    each_row(
+        offset, size, one.size(),
+        [&](std::size_t row, std::size_t rows, std::size_t at) {
+            read_rows(part, row, rows, out + at);
+        },
+        [&](std::size_t row, std::size_t within, std::size_t count, std::size_t at) {
             read_rows(part, row, 1, one.data());
-            std::memcpy(out, one.data() + within, step);
-        }
-        out += step;
-        offset += step;
-        size -= step;
-    }
+            std::memcpy(out + at, one.data() + within, count);
+        });
 }
 
 void LayerCache::write(Part part, std::size_t offset, std::size_t size, const std::byte* in) {
@@ -206,26 +219,17 @@ void LayerCache::write(Part part, std::size_t offset, std::size_t size, const st
         std::memcpy(half(part).plain.data() + offset, in, size);
         return;
     }
-    const std::size_t bytes = row_bytes(part);
-    std::vector<std::byte> one;
-    while (size > 0) {
-        const std::size_t row = offset / bytes;
-        const std::size_t within = offset % bytes;
-        std::size_t step = 0;
-        if (within == 0 && size >= bytes) {
-            step = size / bytes * bytes;
-            write_rows(part, row, size / bytes, in);
-        } else {
-            step = std::min(size, bytes - within);
-            one.resize(bytes);
+    std::vector<std::byte> one(row_bytes(part));
+    each_row(
+        offset, size, one.size(),
+        [&](std::size_t row, std::size_t rows, std::size_t at) {
+            write_rows(part, row, rows, in + at);
+        },
+        [&](std::size_t row, std::size_t within, std::size_t count, std::size_t at) {
             read_rows(part, row, 1, one.data());
-            std::memcpy(one.data() + within, in, step);
+            std::memcpy(one.data() + within, in + at, count);
             write_rows(part, row, 1, one.data());
-        }
-        in += step;
-        offset += step;
-        size -= step;
-    }
+        });
 }
 
 }  // namespace lowkv::ggml
