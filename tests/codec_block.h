@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "codec/e4m3.h"
 #include "codec/float16.h"
 #include "families/row/outliers.h"
 #include "kernels/units.h"
@@ -140,7 +139,7 @@ struct PartReader {
             std::memcpy(&half, base + 2 * item, sizeof half);
             return codec::f16_to_f32(half);
         }
-        return codec::e4m3_to_f32(static_cast<std::uint8_t>(base[item])) * multiplier(p.head, kind);
+        return lowkv_e4m3_to_f32(static_cast<std::uint8_t>(base[item])) * multiplier(p.head, kind);
     }
 };
 

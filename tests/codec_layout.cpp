@@ -113,7 +113,7 @@ TEST_CASE("codes that share bytes lie as densely as they can, and are told apart
     }
 }
 
-TEST_CASE("tiles are packed and unpacked as units.h says, code by code") {
+TEST_CASE("tiles are packed and unpacked as format.h says, code by code") {
     std::mt19937 random(2);
     for (const Width width :
          {Width::ternary, Width::two, Width::senary, Width::three, Width::four, Width::eight}) {

@@ -8,8 +8,8 @@
 #include <initializer_list>
 #include <limits>
 
-#include "codec/e4m3.h"
 #include "codec/float16.h"
+#include "lowkv/format.h"
 
 using namespace lowkv::codec;
 
@@ -81,31 +81,31 @@ TEST_CASE("E4M3: every value has its defined meaning and comes back") {
     for (unsigned magnitude = 0; magnitude < 0x7f; ++magnitude) {
         const auto byte = static_cast<std::uint8_t>(magnitude);
         const auto negative = static_cast<std::uint8_t>(magnitude | 0x80);
-        REQUIRE(double{e4m3_to_f32(byte)} == defined_value(magnitude, 3, 7));
-        REQUIRE(e4m3_to_f32(negative) == -e4m3_to_f32(byte));
-        REQUIRE(f32_to_e4m3(e4m3_to_f32(byte)) == byte);
-        REQUIRE(f32_to_e4m3(e4m3_to_f32(negative)) == negative);
+        REQUIRE(double{lowkv_e4m3_to_f32(byte)} == defined_value(magnitude, 3, 7));
+        REQUIRE(lowkv_e4m3_to_f32(negative) == -lowkv_e4m3_to_f32(byte));
+        REQUIRE(lowkv_f32_to_e4m3(lowkv_e4m3_to_f32(byte)) == byte);
+        REQUIRE(lowkv_f32_to_e4m3(lowkv_e4m3_to_f32(negative)) == negative);
     }
-    CHECK(e4m3_to_f32(0x7e) == e4m3_max);
-    CHECK(e4m3_to_f32(0x01) == e4m3_smallest);
-    CHECK(std::isnan(e4m3_to_f32(0x7f)));
-    CHECK(std::isnan(e4m3_to_f32(0xff)));
+    CHECK(lowkv_e4m3_to_f32(0x7e) == LOWKV_E4M3_MAX);
+    CHECK(lowkv_e4m3_to_f32(0x01) == LOWKV_E4M3_SMALLEST);
+    CHECK(std::isnan(lowkv_e4m3_to_f32(0x7f)));
+    CHECK(std::isnan(lowkv_e4m3_to_f32(0xff)));
 }
 
 TEST_CASE("E4M3: rounds to nearest even") {
     for (unsigned magnitude = 0; magnitude < 0x7e; ++magnitude) {
-        check_midpoint(e4m3_to_f32(static_cast<std::uint8_t>(magnitude)),
-                       e4m3_to_f32(static_cast<std::uint8_t>(magnitude + 1)), magnitude,
-                       magnitude + 1, f32_to_e4m3);
+        check_midpoint(lowkv_e4m3_to_f32(static_cast<std::uint8_t>(magnitude)),
+                       lowkv_e4m3_to_f32(static_cast<std::uint8_t>(magnitude + 1)), magnitude,
+                       magnitude + 1, lowkv_f32_to_e4m3);
     }
 }
 
 TEST_CASE("E4M3: everything beyond 448 saturates, NaN stays") {
     for (const float large : {448.0f, 464.0f, 480.0f, 1e30f, infinity}) {
-        CHECK(f32_to_e4m3(large) == 0x7e);
-        CHECK(f32_to_e4m3(-large) == 0xfe);
+        CHECK(lowkv_f32_to_e4m3(large) == 0x7e);
+        CHECK(lowkv_f32_to_e4m3(-large) == 0xfe);
     }
-    CHECK(f32_to_e4m3(not_a_number) == 0x7f);
-    CHECK(f32_to_e4m3(0x1p-10f) == 0);
-    CHECK(f32_to_e4m3(std::nextafter(0x1p-10f, 1.0f)) == 1);
+    CHECK(lowkv_f32_to_e4m3(not_a_number) == 0x7f);
+    CHECK(lowkv_f32_to_e4m3(0x1p-10f) == 0);
+    CHECK(lowkv_f32_to_e4m3(std::nextafter(0x1p-10f, 1.0f)) == 1);
 }

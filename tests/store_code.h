@@ -1,5 +1,5 @@
 #pragma once
-// Writes one code where src/kernels/units.h says that it lies: the plain counterpart of the
+// Writes one code where lowkv/format.h says that it lies: the plain counterpart of the
 // encoders' packing.
 
 #include <cstdint>
@@ -16,13 +16,13 @@ inline void store_code(std::uint8_t* codes, Width width, std::uint32_t steps, st
     const std::size_t unit =
         std::size_t{lane / unit_lanes} * (steps / unit_steps) + step / unit_steps;
     const std::uint32_t tile = step % unit_steps / 4;
-    const std::uint32_t byte = 4 * (lane % unit_lanes) + byte_of_step(step % 4);
+    const std::uint32_t byte = 4 * (lane % unit_lanes) + lowkv_byte_of_step(step % 4);
     const auto add = [](std::uint8_t& target, unsigned value) {
         target = static_cast<std::uint8_t>(target + value);
     };
     const TilePlace place = tile_place(width, unit, tile);
-    const unsigned base = row_of(width).base;
-    add(codes[place.offset + byte], code % base * power_of(base, place.digit));
+    const unsigned base = base_of(width);
+    add(codes[place.offset + byte], code % base * lowkv_power(base, place.digit));
     if (width != Width::three) return;
     add(codes[third_offset(unit) + byte], code / base << (4 * (unit % 2) + tile));
 }

@@ -69,20 +69,17 @@ enum class Width : std::uint8_t { ternary, two, senary, three, four, eight, exac
 
 struct WidthRow {
     std::string_view word;  // in a scheme
-    std::uint32_t levels;   // codes are 0 to levels - 1
-    // A byte holds `digits` digits of base `base`, a code each (src/kernels/units.h). Of three bits
-    // the low two; the third ones lie apart, eight to a byte.
-    std::uint32_t base, digits;
+    std::uint32_t levels;   // codes are 0 to levels - 1; how they lie: format.h
     std::string_view meaning;
 };
 inline constexpr WidthRow width_table[] = {
-    {"1.5", 3, 3, 5, "three levels, five codes to a byte: 1.6 bits"},
-    {"2", 4, 4, 4, "four levels"},
-    {"2.6", 6, 6, 3,
+    {"1.5", 3, "three levels, five codes to a byte: 1.6 bits"},
+    {"2", 4, "four levels"},
+    {"2.6", 6,
      "six levels, three codes to a byte: 8/3 bits; not with row, static, reorder, varnorm"},
-    {"3", 8, 4, 4, "eight levels"},
-    {"4", 16, 16, 2, "16 levels"},
-    {"8", 256, 256, 1, "256 levels"}};
+    {"3", 8, "eight levels"},
+    {"4", 16, "16 levels"},
+    {"8", 256, "256 levels"}};
 constexpr const WidthRow& row_of(Width width) noexcept {  // not of Width::exact
     return width_table[static_cast<std::size_t>(width)];
 }

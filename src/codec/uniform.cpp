@@ -13,7 +13,8 @@ float squared_error(const float* x, std::uint32_t count, const Steps& steps, flo
     alignas(64) float squares[max_lanes];
     for (std::uint32_t i = 0; i < count; ++i) {
         const float level = (x[i] - zero) * inverse;
-        const float nearest = clamp_level(level, top) + round_to_integer - round_to_integer;
+        const float nearest =
+            lowkv_clamp_level(level, top) + LOWKV_ROUND_TO_INTEGER - LOWKV_ROUND_TO_INTEGER;
         squares[i] = (level - nearest) * (level - nearest);
     }
     return fold(squares, count) * steps.scale * steps.scale;
@@ -47,8 +48,9 @@ Steps searched_steps(const float* x, std::uint32_t count, const Steps& full, flo
 
 void quantize_uniform(const float* x, std::uint32_t count, const Steps& steps, float top,
                       std::uint8_t* codes) noexcept {
-    const float by = divisor(steps.scale);
-    for (std::uint32_t i = 0; i < count; ++i) codes[i] = uniform_code(x[i], steps.zero, by, top);
+    const float by = lowkv_divisor(steps.scale);
+    for (std::uint32_t i = 0; i < count; ++i)
+        codes[i] = lowkv_uniform_code(x[i], steps.zero, by, top);
 }
 
 }  // namespace lowkv::codec

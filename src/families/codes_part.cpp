@@ -9,34 +9,33 @@
 #include "kernels/units.h"
 
 namespace lowkv::codec {
-namespace {
-
-constexpr std::size_t fp8_header_bytes = 16;  // two f32, padded so that metadata stays aligned
-
-}  // namespace
-
 CodesPart::CodesPart(const Codec& its_codec, const PartShape& its_shape) noexcept
     : PackedPart(its_shape), codec(its_codec) {
     const bool by_channel = codec.axis == Axis::channel;
     const bool keys = its_shape.part == Part::keys;
     head = {its_shape.steps(), its_shape.lanes(), its_shape.exact_stride(), keys == by_channel};
     f16_metadata = codec.metadata == Metadata::fp16;
-    metadata_offset = f16_metadata ? 0 : fp8_header_bytes;
+    metadata_offset = f16_metadata ? 0 : LOWKV_FP8_HEADER;
 }
 
 void CodesPart::lay_out(const kernels::Table& table) {
-    const bool by_channel = codec.axis == Axis::channel;
-    const std::uint32_t grouped = by_channel ? tokens() : head_dim();
-    const std::uint32_t size = row_of(codec.group).size;
-    group = size == 0 ? grouped : std::min(size, grouped);
-    group_rows = (grouped + group - 1) / group;
-    row_entries = by_channel ? head_dim() : tokens();
-    const std::size_t entries = std::size_t{group_rows} * row_entries;
-    mean_offset = metadata_offset + (has_zeros ? 2 : 1) * entries * metadata_bytes(codec.metadata);
-    factors_offset = mean_offset + (has_mean ? std::size_t{2} * head_dim() : 0);
-    const std::size_t factors = has_factors ? std::size_t{2} * grouped : 0;
-    codes_offset = round_up(factors_offset + factors, cache_line);
-    set_bytes(codes_offset + kernels::codes_bytes(codec.width, head.lanes, head.steps));
+    const lowkv_section section = lowkv_lay_out({.width = kernels::number_of(codec.width),
+                                                 .tokens = tokens(),
+                                                 .head_dim = head_dim(),
+                                                 .group = row_of(codec.group).size,
+                                                 .by_channel = codec.axis == Axis::channel,
+                                                 .keys = shape().part == Part::keys,
+                                                 .fp8 = !f16_metadata,
+                                                 .has_zeros = has_zeros,
+                                                 .has_mean = has_mean,
+                                                 .has_factors = has_factors});
+    group = section.group;
+    group_rows = section.group_rows;
+    row_entries = section.row_entries;
+    mean_offset = section.mean;
+    factors_offset = section.factors;
+    codes_offset = section.codes;
+    set_bytes(section.bytes);
     set_kernels(code_kernels(table));
 }
 

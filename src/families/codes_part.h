@@ -3,16 +3,9 @@
 // uniform, the rotated, the balanced and the row family have in common, and what the code kernels
 // read.
 //
-// A head's section: [header][metadata][mean][factors][codes]
-//   header    fp8 only: two f32 multipliers, for scales and for zeros (powers of two)
-//   metadata  per group row: all scales, then all zeros (unless the levels are normal).
-//             Axis::channel: a row is one group of tokens, an entry one channel. Axis::token: a row
-//             is one group of channels, an entry one token.
-//   mean      rotated keys, centred: f16, one per channel, after the rotation
-//   factors   balanced: f16, one per token of keys or per channel of values; a code stands for
-//             factor * (code * scale + zero)
-//   codes     16x16 units, see src/kernels/units.h
-// The row family has header and metadata in the section that its heads share.
+// A head's section is that of lowkv/format.h. Normal levels have no zeros; centred, rotated keys
+// have a mean; a balanced code stands for factor * (code * scale + zero). The row family has header
+// and metadata in the section that its heads share.
 //
 // A code stands for level(code) * scale + zero. Levels that are not uniform are kept in 8 bits, so
 // that kernels multiply integers: level(code) = levels[code] * level_step + level_zero.
@@ -24,18 +17,19 @@
 #include <string_view>
 
 #include "lowkv/family.h"
+#include "lowkv/format.h"
 
 namespace lowkv::codec {
 
 inline constexpr std::uint32_t max_lanes = 576;    // a head_dim, or the 128 tokens of a block
 inline constexpr std::uint32_t max_groups = 4096;  // of a section: 128 tokens x 32 groups of a row
-inline constexpr std::size_t cache_line = 64;
+inline constexpr std::size_t cache_line = LOWKV_CACHE_LINE;
 
 constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-// One head of an exact part, seen as the matrix that src/kernels/units.h packs: `steps` rows of
+// One head of an exact part, seen as the matrix whose codes are packed: `steps` rows of
 // `lanes` contiguous f16.
 struct HeadShape {
     std::uint32_t steps = 0, lanes = 0;

@@ -5,9 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/branchless.h"
-#include "codec/e4m3.h"
 #include "codec/float16.h"
+#include "lowkv/format.h"
 
 namespace lowkv::codec {
 namespace {
@@ -26,23 +25,15 @@ struct Half {
 };
 struct Float8 {
     using Bits = std::uint8_t;
-    static constexpr float smallest = e4m3_smallest;
+    static constexpr float smallest = LOWKV_E4M3_SMALLEST;
     // The multiplier is a power of two: dividing by it and multiplying are exact.
     static Bits store(float value, float multiplier) noexcept {
-        return f32_to_e4m3(value / multiplier);
+        return lowkv_f32_to_e4m3(value / multiplier);
     }
     static float load(Bits bits, float multiplier) noexcept {
-        return e4m3_to_f32(bits) * multiplier;
+        return lowkv_e4m3_to_f32(bits) * multiplier;
     }
 };
-
-float multiplier_for(float largest) noexcept {
-    if (largest == 0.0f) return 1.0f;
-    // 464 = 0.90625 * 2^9, halfway to the value after 448, still rounds (saturates) to 448.
-    int exponent = 0;
-    const float fraction = std::frexp(largest, &exponent);
-    return std::ldexp(1.0f, exponent - (fraction <= 0.90625f ? 9 : 8));
-}
 
 float largest_magnitude(const float* values, std::size_t count) noexcept {
     float largest = 0.0f;
@@ -55,8 +46,8 @@ void raise_scales(float* scales, std::size_t count, float least) noexcept {
     const auto least_bits = std::bit_cast<std::int32_t>(least);
     for (std::size_t i = 0; i < count; ++i) {
         const auto bits = std::bit_cast<std::int32_t>(scales[i]);
-        const std::int32_t raised = choose(bits, least_bits, least_bits, bits);
-        scales[i] = std::bit_cast<float>(choose(bits, 1, bits, raised));
+        const std::int32_t raised = lowkv_choose(bits, least_bits, least_bits, bits);
+        scales[i] = std::bit_cast<float>(lowkv_choose(bits, 1, bits, raised));
     }
 }
 
@@ -136,8 +127,8 @@ void write_metadata(const CodesPart& layout, std::byte* section, Groups& groups)
     }
     const std::size_t count = std::size_t{layout.group_rows} * layout.row_entries;
     const Header header{
-        multiplier_for(largest_magnitude(groups.scale, count)),
-        layout.has_zeros ? multiplier_for(largest_magnitude(groups.zero, count)) : 1.0f};
+        lowkv_e4m3_multiplier(largest_magnitude(groups.scale, count)),
+        layout.has_zeros ? lowkv_e4m3_multiplier(largest_magnitude(groups.zero, count)) : 1.0f};
     std::memcpy(section, &header, sizeof header);
     write_rows<Float8>(layout, section, header, groups);
 }

@@ -2,8 +2,7 @@
 // Scales and zeros of one head's section: rounded to their storage type, written and read.
 //
 // fp8: E4M3 spans 2^-9 .. 448 only, so each section carries two powers of two, one for its scales
-// and one for its zeros; a stored byte means e4m3 * multiplier. The multiplier is the smallest with
-// which the section's largest magnitude still rounds to at most 448.
+// and one for its zeros; a stored byte means e4m3 * multiplier.
 
 #include <cstddef>
 

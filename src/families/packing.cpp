@@ -11,8 +11,8 @@ using kernels::unit_steps;
 constexpr std::uint32_t tile_steps = 4;   // steps of a unit's tile: a lane's four bytes
 constexpr std::size_t vector_bytes = 64;  // unit_lanes * tile_steps
 
-std::size_t unit_number(const HeadShape& head, std::uint32_t lane, std::uint32_t step_block) {
-    return std::size_t{lane / unit_lanes} * (head.steps / unit_steps) + step_block;
+std::uint32_t unit_of(const HeadShape& head, std::uint32_t lane, std::uint32_t step_block) {
+    return lowkv_unit(head.steps, lane, step_block * unit_steps);
 }
 
 // Four rows of lanes, still to be interleaved to four bytes a lane.
@@ -41,7 +41,7 @@ void combine(const CodeTile& tile, std::uint32_t lanes, unsigned first, unsigned
 void interleave(const Quad& quad, std::uint32_t lane, std::uint8_t* __restrict out) {
     for (std::uint32_t l = 0; l < unit_lanes; ++l) {
         for (std::uint32_t k = 0; k < tile_steps; ++k) {
-            out[4 * l + k] = quad.row[kernels::byte_of_step(k)][lane + l];
+            out[4 * l + k] = quad.row[lowkv_byte_of_step(k)][lane + l];
         }
     }
 }
@@ -55,7 +55,7 @@ void pack_low(const CodeTile& tile, Width width, const HeadShape& head, std::uin
         Quad quad;
         combine(tile, head.lanes, v * per_byte, per_byte, Bits, 0, (1u << Bits) - 1, quad);
         for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
-            const std::size_t unit = unit_number(head, lane, step_block);
+            const std::size_t unit = unit_of(head, lane, step_block);
             interleave(quad, lane, codes + kernels::unit_offset(width, unit) + vector_bytes * v);
         }
     }
@@ -67,7 +67,7 @@ void pack_third(const CodeTile& tile, const HeadShape& head, std::uint32_t step_
     Quad quad;
     combine(tile, head.lanes, 0, unit_steps / tile_steps, 1, 2, 1, quad);
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
-        const std::size_t unit = unit_number(head, lane, step_block);
+        const std::size_t unit = unit_of(head, lane, step_block);
         std::uint8_t third[vector_bytes];
         interleave(quad, lane, third);
         std::uint8_t* out = codes + kernels::third_offset(unit);
@@ -84,12 +84,12 @@ void unpack_low(const std::uint8_t* codes, Width width, const HeadShape& head,
     constexpr unsigned per_byte = 8 / Bits;
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         const std::uint8_t* in =
-            codes + kernels::unit_offset(width, unit_number(head, lane, step_block));
+            codes + kernels::unit_offset(width, unit_of(head, lane, step_block));
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
             const std::uint8_t* vector = in + vector_bytes * (j / per_byte);
             const unsigned shift = Bits * (j % per_byte);
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
-                tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4] =
+                tile.row[tile_steps * j + lowkv_byte_of_step(b % 4)][lane + b / 4] =
                     static_cast<std::uint8_t>((vector[b] >> shift) & ((1u << Bits) - 1));
             }
         }
@@ -99,13 +99,13 @@ void unpack_low(const std::uint8_t* codes, Width width, const HeadShape& head,
 void unpack_third(const std::uint8_t* codes, const HeadShape& head, std::uint32_t step_block,
                   CodeTile& tile) {
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
-        const std::size_t unit = unit_number(head, lane, step_block);
+        const std::size_t unit = unit_of(head, lane, step_block);
         const std::uint8_t* in = codes + kernels::third_offset(unit);
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
             const unsigned shift = (unit % 2 == 0 ? 0u : 4u) + j;
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
                 std::uint8_t& code =
-                    tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4];
+                    tile.row[tile_steps * j + lowkv_byte_of_step(b % 4)][lane + b / 4];
                 code = static_cast<std::uint8_t>(code | ((in[b] >> shift) & 1) << 2);
             }
         }
@@ -120,8 +120,8 @@ void pack_digits(const CodeTile& tile, Width width, const HeadShape& head, std::
         combine(tile, head.lanes, j, 1, 0, 0, 7, quad);
         for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
             const kernels::TilePlace to =
-                kernels::tile_place(width, unit_number(head, lane, step_block), j);
-            const unsigned power = kernels::power_of(row_of(width).base, to.digit);
+                kernels::tile_place(width, unit_of(head, lane, step_block), j);
+            const unsigned power = lowkv_power(kernels::base_of(width), to.digit);
             std::uint8_t digits[vector_bytes];
             interleave(quad, lane, digits);
             std::uint8_t* out = codes + to.offset;
@@ -134,15 +134,15 @@ void pack_digits(const CodeTile& tile, Width width, const HeadShape& head, std::
 
 void unpack_digits(const std::uint8_t* codes, Width width, const HeadShape& head,
                    std::uint32_t step_block, CodeTile& tile) {
-    const unsigned base = row_of(width).base;
+    const unsigned base = kernels::base_of(width);
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
             const kernels::TilePlace from =
-                kernels::tile_place(width, unit_number(head, lane, step_block), j);
-            const unsigned power = kernels::power_of(base, from.digit);
+                kernels::tile_place(width, unit_of(head, lane, step_block), j);
+            const unsigned power = lowkv_power(base, from.digit);
             const std::uint8_t* in = codes + from.offset;
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
-                tile.row[tile_steps * j + kernels::byte_of_step(b % 4)][lane + b / 4] =
+                tile.row[tile_steps * j + lowkv_byte_of_step(b % 4)][lane + b / 4] =
                     static_cast<std::uint8_t>(in[b] / power % base);
             }
         }

@@ -1,5 +1,5 @@
 #pragma once
-// Sixteen steps of codes, one byte each, to and from the units of src/kernels/units.h.
+// Sixteen steps of codes, one byte each, to and from units (lowkv/format.h).
 
 #include <cstdint>
 

@@ -140,7 +140,7 @@ void choose_outliers(const RowTables& tables, const float* x, std::uint32_t chan
 std::uint8_t code_of(const RowPart& layout, float x, float scale, float zero) noexcept {
     if (layout.codec.levels == Levels::uniform) {
         const auto top = static_cast<float>(layout.codec.level_count() - 1);
-        return uniform_code(x, zero, divisor(scale), top);
+        return lowkv_uniform_code(x, zero, lowkv_divisor(scale), top);
     }
     const float y = scale > 0.0f ? (x - zero) / scale : 0.0f;
     std::uint8_t code = 0;

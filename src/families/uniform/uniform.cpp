@@ -131,11 +131,11 @@ void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const He
     for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
         const std::size_t group = std::size_t{r} * layout.row_entries + step;
         const float zero = groups.zero[group];
-        const float scale = divisor(groups.scale[group]);
+        const float scale = lowkv_divisor(groups.scale[group]);
         const std::uint32_t first = r * layout.group;
         const std::uint32_t last = std::min(first + layout.group, head.lanes);
         for (std::uint32_t lane = first; lane < last; ++lane) {
-            codes[lane] = uniform_code(f16_to_f32(row[lane]), zero, scale, levels);
+            codes[lane] = lowkv_uniform_code(f16_to_f32(row[lane]), zero, scale, levels);
         }
     }
 }
@@ -147,8 +147,8 @@ void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const He
     const float* zeros = groups.zero + first;
     const float* scales = groups.scale + first;
     for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-        codes[lane] =
-            uniform_code(f16_to_f32(row[lane]), zeros[lane], divisor(scales[lane]), levels);
+        codes[lane] = lowkv_uniform_code(f16_to_f32(row[lane]), zeros[lane],
+                                         lowkv_divisor(scales[lane]), levels);
     }
 }
 

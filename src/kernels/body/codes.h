@@ -47,7 +47,7 @@ LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
     for (; prefetch.next < stop; prefetch.next += 64) __builtin_prefetch(prefetch.next);
 }
 
-// `lanes` lanes of a unit, from byte `at` on (src/kernels/units.h).
+// `lanes` lanes of a unit, from byte `at` on (lowkv/format.h).
 struct UnitView {
     const std::uint8_t* low;  // ternary: of the head's first unit
     unsigned tile;  // ternary: the unit's first, of all the head's tiles; 2.6 bits: tile 3's digit
@@ -121,7 +121,7 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
 template <Width W, bool Lookup>
 LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pair)[2]) {
     if constexpr (W == Width::ternary) {
-        constexpr unsigned ternary_digits = row_of(W).digits;
+        constexpr unsigned ternary_digits = digits_of(W);
         const unsigned number = view.tile + tile;
         const I x = load_bytes(view.low + std::size_t{64} * (number / ternary_digits));
         const unsigned power = number % ternary_digits;

@@ -123,7 +123,7 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
             }
             LOWKV_UNROLL(4)
             for (unsigned step = 0; step < 4; ++step) {
-                const unsigned byte = 8 * byte_of_step(step);
+                const unsigned byte = 8 * lowkv_byte_of_step(step);
                 LOWKV_UNROLL(4)
                 for (unsigned v = 0; v < Vectors; ++v) {
                     I code =
