@@ -247,6 +247,11 @@ Context::Context(const Model& model, const ContextOptions& options) {
     if (!context_)
         throw Failure("llama.cpp can't make a context with " + what + " (--verbose says why)");
     const std::size_t ours = ggml::stats().buffers - before.buffers;
+    if (ours == 0 && log_state().cache_buffers.empty()) {
+        throw Failure(
+            "this model keeps no keys and values (an encoder, or one that is recurrent throughout): "
+            "there is no cache to pack");
+    }
     if ((ours > 0) != options.scheme.has_value()) {
         throw Failure(what + " landed in the wrong place (buffers: " + log_state().cache_buffers +
                       "): the figures would be another cache's. Please report this model");

@@ -1,11 +1,14 @@
 """Programs and models without a KV cache: there is nothing to pack, and no advice that would be wrong."""
 
 import re
+import subprocess
 
 import plugin_models as models
 import pytest
 from models.decoder import eurobert
-from plugin_tools import MODEL, server, text, tool
+from plugin_tools import BUILD, MODEL, environment, server, text, tool
+
+COMMAND = BUILD / "bin/lowkv"
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,14 @@ def test_an_encoder_is_served_without_a_word(tmp_path, encoder):
             found[scheme] = embedding(s)
         assert said_by_lowkv(s.log_text()) == []  # its last words included
     assert found["lowkv2.8"] == pytest.approx(found[None], abs=1e-3)  # flash attention or not
+
+
+def test_doctor_says_that_an_encoder_has_no_cache(encoder):
+    done = subprocess.run([COMMAND, "doctor", "-m", encoder], env=environment(None), capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 1
+    assert "keeps no keys and values (an encoder" in done.stdout + done.stderr
+    assert "report" not in done.stdout + done.stderr
 
 
 def test_a_router_is_told_what_would_be_right_if_it_ran_a_model(tmp_path):
