@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "calibration/file/calibration_file.h"
 #include "ggml.h"
+#include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 
 namespace lowkv::ggml {

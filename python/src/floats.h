@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <string>
 
-#include "codec/float16.h"
 #include "lowkv/error.h"
+#include "lowkv/float16.h"
 
 namespace lowkv::python {
 

@@ -1,4 +1,4 @@
-#include "calibration/rotation_choice.h"
+#include "lowkv/calibrate.h"
 
 #include <algorithm>
 #include <cstddef>

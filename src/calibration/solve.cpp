@@ -1,4 +1,4 @@
-#include "calibration/solve.h"
+#include "lowkv/calibrate.h"
 
 #include <algorithm>
 #include <cstddef>

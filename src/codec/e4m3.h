@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "codec/branchless.h"
+#include "codec/float16.h"
 
 namespace lowkv::codec {
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/branchless.h"
 #include "codec/e4m3.h"
 #include "codec/float16.h"
 
