@@ -27,8 +27,6 @@ struct ggml_tensor;
 
 namespace lowkv::ggml {
 
-enum class Part : std::uint8_t { keys = 0, values = 1 };
-
 class LayerCache {
   public:
     enum class Mode : std::uint8_t { undecided, packed, plain };
