@@ -112,6 +112,24 @@ std::pair<std::uint32_t, std::uint32_t> parse_heads(const std::string& text) {
     return {q, kv};
 }
 
+std::vector<AttentionShape> shapes_of(const Options& options) {
+    std::vector<AttentionShape> shapes;
+    for (const std::uint32_t head_dim : options.head_dims) {
+        for (const std::string& heads : options.heads) {
+            const auto [q_heads, kv_heads] = parse_heads(heads);
+            for (const std::uint32_t tokens : options.tokens)
+                shapes.push_back({head_dim, q_heads, kv_heads, tokens});
+        }
+    }
+    return shapes;
+}
+
+std::string describe(const AttentionShape& shape) {
+    return "head_dim " + std::to_string(shape.head_dim) + ", heads " +
+           std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + ", " +
+           count(shape.tokens) + " tokens";
+}
+
 class Bench {
   public:
     explicit Bench(const Options& options)
@@ -216,12 +234,6 @@ class Bench {
         }
     }
 
-    static std::string describe(const AttentionShape& shape) {
-        return "head_dim " + std::to_string(shape.head_dim) + ", heads " +
-               std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + ", " +
-               count(shape.tokens) + " tokens";
-    }
-
     Options options_;
     Reader reader_, evictor_;
     std::map<unsigned, double> bandwidth_;
@@ -284,28 +296,18 @@ std::string json(const std::vector<Measurement>& found) {
 }
 
 // Refuses a shape whose caches, all at once and not packed yet, don't fit.
-void require_memory(const Options& options) {
+void require_memory(const Options& options, const AttentionShape& shape) {
     const auto free = static_cast<double>(available_memory());
-    if (free <= 0) return;
     const auto cases = static_cast<double>(options.schemes.size() + options.peers.size());
-    for (const std::uint32_t head_dim : options.head_dims) {
-        for (const std::string& heads : options.heads) {
-            for (const std::uint32_t tokens : options.tokens) {
-                const auto [q_heads, kv_heads] = parse_heads(heads);
-                const double dim = head_dim;
-                const double caches = cases * tokens * kv_heads * dim * 2 * sizeof(ggml_fp16_t);
-                const double queries =
-                    prefill_queries * (cases + 1) * q_heads * dim * sizeof(float);
-                const double masks = 1.0 * prefill_queries * tokens * sizeof(ggml_fp16_t);
-                const double needed = caches + queries + masks;
-                if (needed <= free) continue;
-                throw Failure("head_dim " + std::to_string(head_dim) + ", heads " + heads + ", " +
-                              count(tokens) + " tokens needs about " + lowkv::cli::bytes(needed) +
-                              " for all caches at once, and " + lowkv::cli::bytes(free) +
-                              " are available: use fewer --tokens, --schemes or --peers");
-            }
-        }
-    }
+    const double dim = shape.head_dim;
+    const double caches = cases * shape.tokens * shape.kv_heads * dim * 2 * sizeof(ggml_fp16_t);
+    const double queries = prefill_queries * (cases + 1) * shape.q_heads * dim * sizeof(float);
+    const double masks = 1.0 * prefill_queries * shape.tokens * sizeof(ggml_fp16_t);
+    const double needed = caches + queries + masks;
+    if (free <= 0 || needed <= free) return;
+    throw Failure(describe(shape) + " needs about " + bytes(needed) +
+                  " for all caches at once, and " + bytes(free) +
+                  " are available: use fewer --tokens, --schemes or --peers");
 }
 
 int bench_attention(Options options) {
@@ -318,27 +320,18 @@ int bench_attention(Options options) {
     }
     for (const std::string& peer : options.peers) static_cast<void>(cache_type("--peers", peer));
     read_schemes(options.schemes);
-    for (const std::string& heads : options.heads) static_cast<void>(parse_heads(heads));
+    const std::vector<AttentionShape> shapes = shapes_of(options);
     for (const unsigned threads : options.threads) {
         if (threads <= static_cast<unsigned>(omp_get_num_procs())) continue;
         std::fprintf(stderr, "lowkv: %u threads on %d processors: they will wait for each other\n",
                      threads, omp_get_num_procs());
     }
     if (!options.json.empty()) require_writable(options.json);
-    require_memory(options);
+    for (const AttentionShape& shape : shapes) require_memory(options, shape);
     Bench bench(options);
-    const std::size_t total =
-        options.head_dims.size() * options.heads.size() * options.tokens.size();
-    std::size_t done = 0;
-    for (const std::uint32_t head_dim : options.head_dims) {
-        for (const std::string& heads : options.heads) {
-            for (const std::uint32_t tokens : options.tokens) {
-                std::fprintf(stderr, "%zu / %zu  head_dim %u, heads %s, %s tokens\n", ++done, total,
-                             head_dim, heads.c_str(), count(tokens).c_str());
-                const auto [q_heads, kv_heads] = parse_heads(heads);
-                bench.shape({head_dim, q_heads, kv_heads, tokens});
-            }
-        }
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+        std::fprintf(stderr, "%zu / %zu  %s\n", i + 1, shapes.size(), describe(shapes[i]).c_str());
+        bench.shape(shapes[i]);
     }
     std::printf("%s\n", table(bench.found(), options.refcheck).c_str());
     std::printf("implementation %s, ggml %s; read bandwidth",

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "common/app.h"
+#include "common/packing.h"
 
 namespace lowkv::cli {
 
@@ -48,7 +49,7 @@ std::string shape_names() {
 
 std::uint64_t sliding_cells(std::uint64_t window) {
     constexpr std::uint64_t micro_batch = 512, padding = 256;
-    return (window + micro_batch + padding - 1) / padding * padding;
+    return round_up(window + micro_batch, padding);
 }
 
 ModelShape named_shape(const std::string& name) {

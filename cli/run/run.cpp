@@ -98,10 +98,8 @@ void refuse_contradictions(const std::vector<std::string>& command) {
         throw UsageError(what + " keeps the cache away from lowkv: " + instead);
     };
     if (has_any(command, {"-nkvo", "--no-kv-offload"})) refuse("-nkvo", "leave it out");
-    for (const Words names : {Words{"-ngl", "--gpu-layers", "--n-gpu-layers"}}) {
-        if (value_of(command, names) == "0")
-            refuse("-ngl 0", "leave it out (the weights stay on the CPU anyway)");
-    }
+    if (value_of(command, {"-ngl", "--gpu-layers", "--n-gpu-layers"}) == "0")
+        refuse("-ngl 0", "leave it out (the weights stay on the CPU anyway)");
     const std::string flash = value_of(command, {"-fa", "--flash-attn"});
     if (one_of(flash, {"off", "0", "false", "disabled"}))
         refuse("-fa " + flash, "use -fa on, or leave it out");

@@ -29,7 +29,7 @@ void CodesPart::lay_out(const kernels::Table& table) {
     const std::uint32_t grouped = by_channel ? tokens() : head_dim();
     const std::uint32_t size = row_of(codec.group).size;
     group = size == 0 ? grouped : std::min(size, grouped);
-    group_rows = (grouped + group - 1) / group;
+    group_rows = ceil_div(grouped, group);
     row_entries = by_channel ? head_dim() : tokens();
     const std::size_t entries = std::size_t{group_rows} * row_entries;
     mean_offset = metadata_offset + (has_zeros ? 2 : 1) * entries * metadata_bytes(codec.metadata);

@@ -223,9 +223,7 @@ class BalancedFamily final : public Family {
     std::string_view restriction(const Codec& codec, Part part) const noexcept override {
         return balanced_restriction(codec, part);
     }
-    CodecWords words(const Codec& codec, Part part) const override {
-        return balanced_words(codec, part);
-    }
+    CodecWords words(const Codec& c, Part p) const override { return balanced_words(c, p); }
 };
 
 }  // namespace

@@ -249,9 +249,7 @@ class RotatedFamily final : public Family {
     std::string_view restriction(const Codec& codec, Part part) const noexcept override {
         return rotated_restriction(codec, part);
     }
-    CodecWords words(const Codec& codec, Part part) const override {
-        return rotated_words(codec, part);
-    }
+    CodecWords words(const Codec& c, Part p) const override { return rotated_words(c, p); }
 };
 
 }  // namespace

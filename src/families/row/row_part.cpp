@@ -390,9 +390,7 @@ class RowFamily final : public Family {
     std::string_view restriction(const Codec& codec, Part part) const noexcept override {
         return row_restriction(codec, part);
     }
-    CodecWords words(const Codec& codec, Part part) const override {
-        return row_words(codec, part);
-    }
+    CodecWords words(const Codec& c, Part p) const override { return row_words(c, p); }
 };
 
 }  // namespace

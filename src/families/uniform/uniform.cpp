@@ -241,9 +241,7 @@ class UniformFamily final : public Family {
     std::string_view restriction(const Codec& codec, Part) const noexcept override {
         return uniform_restriction(codec);
     }
-    CodecWords words(const Codec& codec, Part part) const override {
-        return uniform_words(codec, part);
-    }
+    CodecWords words(const Codec& c, Part p) const override { return uniform_words(c, p); }
 };
 
 }  // namespace
