@@ -20,7 +20,7 @@ namespace {
 
 constexpr double no_number = std::numeric_limits<double>::quiet_NaN();
 
-BudgetProblem problem_of(std::vector<double> sensitivities) {
+BudgetProblem problem_of(const std::vector<double>& sensitivities) {
     BudgetProblem problem{.layers = {}, .ratio = {1, 0.4, 0.1}};
     for (const double sensitivity : sensitivities)
         problem.layers.push_back({.elements = 1, .bits = {2, 3, 4}, .sensitivity = sensitivity});
