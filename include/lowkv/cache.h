@@ -5,8 +5,11 @@
 // Sequence  a list of blocks: written in order (append) or at any cell, forked (copy on write),
 //           truncated, packed block by block. A cell is one token's place in the layer.
 //
-// Neither is thread-safe: one thread changes a store and its sequences; attention on a const
-// Sequence may run on many threads meanwhile as long as none changes it.
+// Threads: sequences that share a store may be used by different threads at once, each by one thread
+// at a time; a store's books are its own to guard. Attention on a const Sequence may run on many
+// threads as long as none changes it. One thing reaches further than one sequence: pack() and
+// settle() of a Sequence change a block for all forks that share it, so that none of these may be
+// attended to meanwhile. A Batch (batch.h) never does that.
 
 #include <cstddef>
 #include <cstdint>
@@ -66,12 +69,31 @@ struct BlockView {
     bool packed = false;
 };
 
+// Rows of keys or values as a host holds them, [head][token][channel]: strides in elements, a head's
+// channels side by side.
+struct Rows {
+    const void* data = nullptr;
+    RowType type = RowType::f16;
+    std::size_t head_stride = 0, token_stride = 0;
+};
+// Rows to be written, of the plan's own type.
+struct RowsOut {
+    void* data = nullptr;
+    std::size_t head_stride = 0, token_stride = 0;
+};
+
 // Every operation that throws leaves the sequence and the store as they were.
+//
+// A step is a transaction: begin(), then any operations, then commit() or rollback(), after which
+// the sequence is bit for bit what it was at begin(). Until then the store keeps what was packed,
+// copied or dropped meanwhile in its old state too, and counts both.
 class Sequence {
   public:
     static constexpr std::uint32_t max_cells = std::uint32_t{1} << 31;
 
-    Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention);
+    // append() begins at first_cell; cells before it are absent.
+    Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
+             std::uint32_t first_cell = 0);
     ~Sequence();
     Sequence(Sequence&&) noexcept;
     Sequence& operator=(Sequence&&) noexcept;
@@ -87,6 +109,10 @@ class Sequence {
     void append(const float* keys, const float* values, std::uint32_t tokens,
                 std::span<const std::int32_t> positions = {});
 
+    // The same of rows of any type; those of the plan's own are copied as they are.
+    void append(const Rows& keys, const Rows& values, std::uint32_t tokens,
+                std::span<const std::int32_t> positions = {});
+
     // Writes row i, at rows + i * row_stride floats, to cells[i]: any order, any cell; blocks
     // appear as needed. A packed block is reopened, a block shared with a fork is copied first.
     // Runs of consecutive cells are the quick case.
@@ -100,6 +126,11 @@ class Sequence {
     void read_key(std::uint32_t cell, float* row) const;
     void read_value(std::uint32_t cell, float* row) const;
 
+    // Cells [first, first + count), in the plan's type, decoded where they are packed: each block
+    // once. Rows never written are zeros.
+    void read(std::uint32_t first, std::uint32_t count, const RowsOut& keys, const RowsOut& values,
+              Executor& executor = serial_executor()) const;
+
     // Of a written cell's key; its number where the plan keeps no positions.
     std::int32_t position(std::uint32_t cell) const noexcept;
 
@@ -110,7 +141,9 @@ class Sequence {
 
     // Packs the named blocks, for hosts that know their cells' ages themselves. Blocks that are
     // packed, absent or not fully written are left as they are, and so is every block of an exact
-    // scheme. A block shared by forks is packed once, and all of them see it packed.
+    // scheme. A block shared by forks is packed once, and all of them see it packed, unless a step
+    // is open, which leaves theirs as it is. Throws Error(invalid_argument) for rows of f32 or bf16
+    // that an f16 can't hold: infinite, NaN, or above 65504.
     void pack(std::span<const std::uint32_t> blocks, Executor& executor = serial_executor());
 
     // Packs rows of `source`, a sequence of the same plan, into blocks of this one that are absent:
@@ -126,8 +159,16 @@ class Sequence {
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
     void drop(std::span<const std::uint32_t> blocks) noexcept;
 
-    // Shares all blocks; a later write to either side copies the block it touches.
+    // Shares all blocks; a later write to either side copies the block it touches. A fork has no
+    // open step.
     Sequence fork() const;
+
+    // Throws Error(invalid_argument) where a step is open already.
+    void begin();
+    bool in_step() const noexcept { return step_.open; }
+    // Both end the step; without one they do nothing.
+    void commit() noexcept;
+    void rollback() noexcept;
 
     // Drops every cell at or above `size`. A block cut in two stays as it is, and is reopened if
     // packed when it is written again. Never fails.
@@ -155,6 +196,23 @@ class Sequence {
     // can't be cleared at once, because a fork may still need them.
     bool cut_ = false;
     std::vector<cache::Block*> blocks_;  // null: absent
+
+    // Since begin().
+    struct Step {
+        struct Replaced {
+            std::uint32_t at;
+            cache::Block* block;  // what blocks_[at] was, with its reference; null: absent
+        };
+        bool open = false, cut = false;
+        std::uint32_t size = 0, settled = 0, blocks = 0;
+        std::vector<Replaced> replaced;  // each of the first `blocks` at most once
+    } step_;
+
+    // A block of a sequence: operations on several sequences succeed or fail as one.
+    struct Place {
+        Sequence* sequence;
+        std::uint32_t block;
+    };
 
     void write(Part part, std::span<const std::uint32_t> cells, const float* rows,
                std::size_t row_stride, std::span<const std::int32_t> positions);
