@@ -2,6 +2,7 @@
 // Attention in double precision on the decoded cache: what every kernel is checked against.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +24,7 @@ struct Problem {
     std::shared_ptr<const Plan> plan;
     std::optional<Sequence> sequence;
     std::uint32_t heads = 0, tokens = 0, n_cells = 0;
+    std::uint32_t first_cell = 0;
     std::vector<float> q;
 
     Problem(const Scheme& scheme, const Shape& shape, std::uint32_t heads_, std::uint32_t tokens_,
@@ -59,6 +61,7 @@ struct Problem {
         io.tokens = tokens;
         io.heads = heads;
         io.n_cells = n_cells;
+        io.first_cell = first_cell;
         return io;
     }
 };
@@ -103,9 +106,17 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
             const std::size_t wide = std::size_t{head} * d + c;
             const std::size_t at = which == Which::keys ? wide * plan.block_tokens() + token
                                                         : token * plan.shape().channels() + wide;
+            const RowType rows = view.packed ? RowType::f16 : plan.rows();
+            if (rows == RowType::f32) {
+                float value = 0;
+                std::memcpy(&value, part.data + 4 * at, sizeof value);
+                x[c] = value;
+                continue;
+            }
             std::uint16_t bits = 0;
             std::memcpy(&bits, part.data + 2 * at, sizeof bits);
-            x[c] = codec::f16_to_f32(bits);
+            x[c] = rows == RowType::f16 ? codec::f16_to_f32(bits)
+                                        : std::bit_cast<float>(std::uint32_t{bits} << 16);
         }
         return x;
     }
@@ -126,12 +137,14 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
 inline double bias(const Problem& p, const AttentionParams& params, std::uint32_t token,
                    std::uint32_t head, std::uint32_t cell) {
     const double slope = params.alibi_slopes != nullptr ? params.alibi_slopes[head] : 1.0;
-    const std::size_t at = token * params.mask.row_stride + cell;
+    if (cell < p.first_cell) return -INFINITY;
+    const std::size_t at = token * params.mask.row_stride + (cell - p.first_cell);
     switch (params.mask.kind) {
         case Mask::Kind::none: return 0;
         case Mask::Kind::causal: {
             const double distance = double(p.n_cells - p.tokens + token) - double(cell);
             if (distance < 0) return -INFINITY;
+            if (params.mask.window != 0 && distance >= params.mask.window) return -INFINITY;
             return params.alibi_slopes != nullptr ? -slope * distance : 0;
         }
         case Mask::Kind::additive_f16:

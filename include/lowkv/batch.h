@@ -148,6 +148,10 @@ class Batch {
 
     Batch() = default;
 
+    std::uint32_t sinks() const noexcept;
+    // Checks that the image's spans are what a batch has, and returns where.
+    State state_of(const ImageHeader& header) const;
+
     std::vector<Sequence> sequences_;
     State state_;
     State begun_;               // at begin()

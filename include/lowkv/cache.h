@@ -178,14 +178,14 @@ class Sequence {
     // Of block number `block` < blocks(). Read from the shared block each time, because a fork may
     // have packed it meanwhile.
     BlockView view(std::uint32_t block) const noexcept;
-    // Of blocks [0, out.size()); those past the last are absent.
-    void views(std::span<BlockView> out) const noexcept;
+    // Of blocks [first, first + out.size()); those past the last are absent.
+    void views(std::span<BlockView> out, std::uint32_t first = 0) const noexcept;
     bool packed(std::uint32_t block) const noexcept;
     // Every cell of the block has both its rows.
     bool full(std::uint32_t block) const noexcept;
 
   private:
-    Sequence(const Sequence&);
+    Sequence(const Sequence& other);
 
     std::shared_ptr<Store> store_;
     std::shared_ptr<const Plan> plan_;
@@ -214,18 +214,41 @@ class Sequence {
         std::uint32_t block;
     };
 
-    void write(Part part, std::span<const std::uint32_t> cells, const float* rows,
-               std::size_t row_stride, std::span<const std::int32_t> positions);
-    void write_run(Part part, std::uint32_t cell, std::uint32_t count, const float* rows,
-                   std::size_t row_stride, const std::int32_t* positions) noexcept;
-    void read(Part part, std::uint32_t cell, float* row) const;
-    bool writable(std::uint32_t block) const noexcept;
-    void make_writable(std::span<const std::uint32_t> blocks);
-    void drop_stale_cells(cache::Block& block) noexcept;
+    // What one sequence's part of a call reads.
+    struct Reading {
+        const Sequence* sequence;
+        RowsOut keys, values;
+    };
+
+    void write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
+               std::span<const std::int32_t> positions);
+    void write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
+                   const std::int32_t* positions) noexcept;
+    Rows floats(const float* rows, std::size_t row_stride) const noexcept;
+    void read_row(Part part, std::uint32_t cell, float* row) const;
+    static void read(std::span<const Reading> readings, std::uint32_t first, std::uint32_t count,
+                     Executor& executor);
     void check_cell(std::uint64_t cell) const;
-    friend struct SequenceImage;  // src/cache/sequence_image.cpp
     static void check_positions(std::span<const std::int32_t> positions, std::size_t tokens);
+
+    // Blocks that rows appended to the sequence touch, added to `places`.
+    void add_tail(std::uint32_t tokens, std::vector<Place>& places);
+    // Makes them exact, unshared, free of stale cells and dispensable to a rollback. No cell before
+    // first_cell will be written.
+    static void make_writable(std::span<const Place> places, std::uint32_t first_cell);
+    bool needs_copy(std::uint32_t block, std::uint32_t first_cell) const noexcept;
+    bool is_cut(std::uint32_t block) const noexcept;
+    void drop_stale_cells(cache::Block& block) noexcept;
+
+    // `apart`: a block that other sequences share too is replaced here, not changed for them.
+    static void pack(std::span<const Place> places, bool apart, Executor& executor);
+
+    // A rollback needs blocks_[block] as it is.
+    bool guarded(std::uint32_t block) const noexcept;
+    void let_go(std::uint32_t block) noexcept;
     void release() noexcept;
+    friend class Batch;
+    friend struct SequenceImage;  // src/cache/sequence_image.cpp
 };
 
 }  // namespace lowkv

@@ -16,7 +16,7 @@ namespace {
 
 void check_filtered(const FilteredSequence& sequence, const AttentionIO& io,
                     const AttentionParams& params) {
-    attention::check_arguments(sequence.cells().plan().shape(), io, params);
+    attention::check_arguments(sequence.cells().plan().shape(), io, params.mask, params);
     if (io.n_cells != sequence.size()) {
         throw Error(ErrorCode::invalid_argument,
                     "attend: a filtered sequence is attended to as a whole: n_cells is " +

@@ -39,7 +39,7 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
                     Executor& executor) {
     const Plan& plan = sequence.plan();
     const Shape& shape = plan.shape();
-    attention::check_arguments(shape, io, params);
+    attention::check_arguments(shape, io, params.mask, params);
     check_mass(io, first_cell, mass.size());
     if (io.tokens == 0 || mass.empty()) return;
 
@@ -49,7 +49,9 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
     const codec::Rotation* rotation = plan.keys().rotation();
     if (rotation != nullptr) {
         work.rotated_q.resize(std::size_t{io.tokens} * io.heads * shape.head_dim);
-        attention::rotate_queries(io, *rotation, work.rotated_q.data(), executor);
+        executor.parallel_for(io.tokens, [&](std::size_t token, unsigned) {
+            attention::rotate_queries(io, *rotation, token, token + 1, work.rotated_q.data());
+        });
     }
     work.scratch.resize(executor.threads());
     for (auto& scratch : work.scratch) scratch.reserve(kernels::scratch_bytes());
@@ -72,11 +74,7 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
         task.views = work.views.data();
         task.first_cell = (first_span + span) * span_tokens;
         task.last_cell = std::min(task.first_cell + task_spans * span_tokens, io.n_cells);
-        task.mask = params.mask.kind;
-        task.causal_alibi =
-            params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
-        task.scale = params.scale;
-        task.softcap = params.softcap;
+        attention::set_task(task, io, params.mask, params);
         task.scratch = work.scratch[thread].data();
         Row rows[prefill_max_rows];
         float log_sum[prefill_max_rows];
@@ -88,7 +86,8 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
                     const std::uint32_t token = (first + i) / repeat;
                     const std::uint32_t head = task.kv_head * repeat + (first + i) % repeat;
                     const std::size_t at = std::size_t{token} * io.heads + head;
-                    rows[i] = attention::make_row(io, params, token, head);
+                    rows[i] =
+                        attention::make_row(io, params.mask, params.alibi_slopes, token, head);
                     if (rotation != nullptr) {
                         rows[i].packed_q = work.rotated_q.data() + at * shape.head_dim;
                     }

@@ -1,68 +1,200 @@
 #include "cache/rows.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "codec/float16.h"
 #include "kernels/table.h"
 
 namespace lowkv::cache {
+namespace {
 
-using codec::f16_to_f32;
+std::size_t size_of(RowType type) noexcept { return type == RowType::f32 ? 4 : 2; }
 
-void store_keys(const kernels::Table& table, std::uint16_t* keys, ExactShape shape,
-                std::uint32_t first, std::uint32_t count, const float* rows,
-                std::size_t row_stride) noexcept {
-    // Transposed by tiles, so that a channel's consecutive tokens are written together.
-    constexpr std::uint32_t tile_tokens = 32, tile_channels = 64;
-    std::uint16_t tile[tile_tokens][tile_channels];
+float bf16_to_f32(std::uint16_t bits) noexcept {
+    return std::bit_cast<float>(std::uint32_t{bits} << 16);
+}
+
+// Half to even; a NaN stays one.
+std::uint16_t f32_to_bf16(float value) noexcept {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return static_cast<std::uint16_t>((is_nan ? bits | 0x400000u : rounded) >> 16);
+}
+
+// Up to 64 channels of a head at a time, so that what they are transposed through stays in the
+// nearest cache.
+constexpr std::uint32_t tile_tokens = 32, tile_channels = 64;
+
+// Heads whose channels follow each other are one.
+struct Pieces {
+    std::uint32_t heads, channels;
+};
+Pieces pieces(const ExactShape& shape, std::size_t head_stride) noexcept {
+    if (head_stride == shape.head_dim) return {1, shape.channels()};
+    return {shape.kv_heads, shape.head_dim};
+}
+
+// Calls f(channel, channels, offset in a host's row), channel by channel tile.
+template <class F>
+void each_tile(const ExactShape& shape, std::size_t head_stride, F f) noexcept {
+    const Pieces its = pieces(shape, head_stride);
+    for (std::uint32_t head = 0; head < its.heads; ++head) {
+        for (std::uint32_t c = 0; c < its.channels; c += tile_channels)
+            f(head * its.channels + c, std::min(tile_channels, its.channels - c),
+              head * head_stride + c);
+    }
+}
+
+// T: an element's bits.
+template <class T>
+void store_keys_as(const kernels::Table& table, T* keys, const ExactShape& shape,
+                   std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+    const auto* data = static_cast<const std::byte*>(rows.data);
+    const std::size_t bytes = size_of(rows.type);
+    T tile[tile_tokens][tile_channels];
     for (std::uint32_t t = 0; t < count; t += tile_tokens) {
         const std::uint32_t tokens = std::min(tile_tokens, count - t);
-        for (std::uint32_t c = 0; c < shape.channels; c += tile_channels) {
-            const std::uint32_t channels = std::min(tile_channels, shape.channels - c);
-            for (std::uint32_t i = 0; i < tokens; ++i) {
-                table.to_f16(rows + (t + i) * row_stride + c, tile[i], channels);
-            }
-            for (std::uint32_t j = 0; j < channels; ++j) {
-                std::uint16_t* to = keys + std::size_t{c + j} * shape.block_tokens + first + t;
-                for (std::uint32_t i = 0; i < tokens; ++i) to[i] = tile[i][j];
-            }
+        each_tile(shape, rows.head_stride,
+                  [&](std::uint32_t c, std::uint32_t channels, std::size_t offset) {
+                      for (std::uint32_t i = 0; i < tokens; ++i) {
+                          convert(table, rows.type,
+                                  data + ((t + i) * rows.token_stride + offset) * bytes, shape.type,
+                                  reinterpret_cast<std::byte*>(tile[i]), channels);
+                      }
+                      for (std::uint32_t j = 0; j < channels; ++j) {
+                          T* to = keys + std::size_t{c + j} * shape.block_tokens + first + t;
+                          for (std::uint32_t i = 0; i < tokens; ++i) to[i] = tile[i][j];
+                      }
+                  });
+    }
+}
+
+template <class T>
+void load_keys_as(const T* keys, const ExactShape& shape, std::uint32_t first, std::uint32_t count,
+                  const RowsOut& rows) noexcept {
+    auto* data = static_cast<T*>(rows.data);
+    for (std::uint32_t t = 0; t < count; t += tile_tokens) {
+        const std::uint32_t tokens = std::min(tile_tokens, count - t);
+        each_tile(shape, rows.head_stride,
+                  [&](std::uint32_t c, std::uint32_t channels, std::size_t offset) {
+                      for (std::uint32_t i = 0; i < tokens; ++i) {
+                          T* to = data + (t + i) * rows.token_stride + offset;
+                          const T* from =
+                              keys + std::size_t{c} * shape.block_tokens + first + t + i;
+                          for (std::uint32_t j = 0; j < channels; ++j)
+                              to[j] = from[std::size_t{j} * shape.block_tokens];
+                      }
+                  });
+    }
+}
+
+}  // namespace
+
+void convert(const kernels::Table& table, RowType from_type, const std::byte* from, RowType to_type,
+             std::byte* to, std::size_t count) noexcept {
+    if (from_type == to_type) {
+        std::memcpy(to, from, count * size_of(to_type));
+        return;
+    }
+    if (from_type == RowType::f32 && to_type == RowType::f16) {
+        table.to_f16(reinterpret_cast<const float*>(from), reinterpret_cast<std::uint16_t*>(to),
+                     count);
+        return;
+    }
+    constexpr std::size_t most = 256;
+    float buffer[most];
+    for (std::size_t at = 0; at < count; at += most) {
+        const std::size_t n = std::min(most, count - at);
+        const auto* halves = reinterpret_cast<const std::uint16_t*>(from) + at;
+        float* floats =
+            to_type == RowType::f32 ? reinterpret_cast<float*>(to) + at : std::begin(buffer);
+        if (from_type == RowType::f16)
+            std::transform(halves, halves + n, floats, codec::f16_to_f32);
+        else if (from_type == RowType::bf16)
+            std::transform(halves, halves + n, floats, bf16_to_f32);
+        else
+            std::memcpy(floats, reinterpret_cast<const float*>(from) + at, n * sizeof(float));
+        auto* narrow = reinterpret_cast<std::uint16_t*>(to) + at;
+        if (to_type == RowType::f16)
+            table.to_f16(floats, narrow, n);
+        else if (to_type == RowType::bf16)
+            std::transform(floats, floats + n, narrow, f32_to_bf16);
+    }
+}
+
+bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept {
+    // Magnitudes are in the order of their bits; from these on they round to infinity.
+    constexpr std::uint32_t f32_limit = 0x477ff000, bf16_limit = 0x4780, f16_limit = 0x7c00;
+    unsigned bad = 0;
+    if (type == RowType::f32) {
+        const auto* x = reinterpret_cast<const std::uint32_t*>(elements);
+        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffffffu) >= f32_limit ? 1u : 0u;
+    } else {
+        const std::uint32_t limit = type == RowType::f16 ? f16_limit : bf16_limit;
+        const auto* x = reinterpret_cast<const std::uint16_t*>(elements);
+        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffu) >= limit ? 1u : 0u;
+    }
+    return bad == 0;
+}
+
+void store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
+                std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+    if (shape.type == RowType::f32)
+        store_keys_as(table, reinterpret_cast<std::uint32_t*>(keys), shape, first, count, rows);
+    else
+        store_keys_as(table, reinterpret_cast<std::uint16_t*>(keys), shape, first, count, rows);
+}
+
+void store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
+                  std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+    const Pieces its = pieces(shape, rows.head_stride);
+    for (std::uint32_t i = 0; i < count; ++i) {
+        std::byte* to = values + std::size_t{first + i} * shape.channels() * shape.bytes();
+        const auto* from = static_cast<const std::byte*>(rows_from(rows, i).data);
+        for (std::uint32_t head = 0; head < its.heads; ++head) {
+            convert(table, rows.type, from + head * rows.head_stride * size_of(rows.type),
+                    shape.type, to + std::size_t{head} * its.channels * shape.bytes(),
+                    its.channels);
         }
     }
 }
 
-void store_values(const kernels::Table& table, std::uint16_t* values, ExactShape shape,
-                  std::uint32_t first, std::uint32_t count, const float* rows,
-                  std::size_t row_stride) noexcept {
+void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t first,
+               std::uint32_t count, const RowsOut& rows) noexcept {
+    if (shape.type == RowType::f32)
+        load_keys_as(reinterpret_cast<const std::uint32_t*>(keys), shape, first, count, rows);
+    else
+        load_keys_as(reinterpret_cast<const std::uint16_t*>(keys), shape, first, count, rows);
+}
+
+void load_values(const std::byte* values, const ExactShape& shape, std::uint32_t first,
+                 std::uint32_t count, const RowsOut& rows) noexcept {
+    const Pieces its = pieces(shape, rows.head_stride);
+    const std::size_t bytes = shape.bytes();
+    auto* data = static_cast<std::byte*>(rows.data);
     for (std::uint32_t i = 0; i < count; ++i) {
-        table.to_f16(rows + i * row_stride, values + std::size_t{first + i} * shape.channels,
-                     shape.channels);
+        const std::byte* from = values + std::size_t{first + i} * shape.channels() * bytes;
+        for (std::uint32_t head = 0; head < its.heads; ++head) {
+            std::memcpy(data + (i * rows.token_stride + head * rows.head_stride) * bytes,
+                        from + std::size_t{head} * its.channels * bytes, its.channels * bytes);
+        }
     }
 }
 
-void load_key(const std::uint16_t* keys, ExactShape shape, std::uint32_t token,
-              float* row) noexcept {
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
-        row[c] = f16_to_f32(keys[std::size_t{c} * shape.block_tokens + token]);
+void clear_keys(std::byte* keys, const ExactShape& shape, std::uint32_t first) noexcept {
+    const std::size_t bytes = shape.bytes();
+    for (std::uint32_t c = 0; c < shape.channels(); ++c) {
+        std::memset(keys + (std::size_t{c} * shape.block_tokens + first) * bytes, 0,
+                    (shape.block_tokens - first) * bytes);
     }
 }
 
-void load_value(const std::uint16_t* values, ExactShape shape, std::uint32_t token,
-                float* row) noexcept {
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
-        row[c] = f16_to_f32(values[std::size_t{token} * shape.channels + c]);
-    }
-}
-
-void clear_keys(std::uint16_t* keys, ExactShape shape, std::uint32_t first) noexcept {
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
-        std::uint16_t* channel = keys + std::size_t{c} * shape.block_tokens;
-        std::fill(channel + first, channel + shape.block_tokens, std::uint16_t{0});
-    }
-}
-
-void clear_values(std::uint16_t* values, ExactShape shape, std::uint32_t first) noexcept {
-    std::fill(values + std::size_t{first} * shape.channels,
-              values + std::size_t{shape.block_tokens} * shape.channels, std::uint16_t{0});
+void clear_values(std::byte* values, const ExactShape& shape, std::uint32_t first) noexcept {
+    std::memset(values + std::size_t{first} * shape.channels() * shape.bytes(), 0,
+                std::size_t{shape.block_tokens - first} * shape.channels() * shape.bytes());
 }
 
 }  // namespace lowkv::cache

@@ -3,14 +3,18 @@
 
 #include <cstddef>
 #include <map>
+#include <mutex>
 #include <vector>
 
+#include "cache/block.h"
 #include "cache/pool.h"
 #include "lowkv/cache.h"
 
 namespace lowkv {
 
+// Books, pools and the blocks' references are changed and read under the mutex; rows are not.
 struct Store::Impl {
+    std::mutex mutex;
     StoreStats stats;
     std::map<std::size_t, cache::Pool> pools;  // by slot size; never erased
 
@@ -28,7 +32,10 @@ struct Store::Impl {
 
 namespace cache {
 
-// Slots taken before an operation changes anything. Those not taken over go back.
+// Gives up one owner's hold on a block, or on none. Under the mutex.
+void release(Store::Impl& store, const Plan& plan, Block* block) noexcept;
+
+// Slots taken before an operation changes anything. Those not taken over go back. Under the mutex.
 class ReservedSlots {
   public:
     ReservedSlots(Pool& pool, std::size_t count);
