@@ -104,8 +104,8 @@ TEST_CASE("an image of a range is the batch without the tokens before it") {
                           [&] { held.batch.save(first, last == 9 ? 10 : last + 1); }));
             if (first == 9) continue;
         }
-        Batch again = Batch::load(held.batch.save(first, last), held.store, held.plan,
-                                  held.retention);
+        Batch again =
+            Batch::load(held.batch.save(first, last), held.store, held.plan, held.retention);
         CHECK(again.first() == first);
         CHECK(again.tokens() == last);
         const std::vector<Row> rows = all_rows(again);
@@ -164,15 +164,14 @@ TEST_CASE("an image whose tokens a batch does not have so is refused") {
                   [&] { Batch::load(bytes, held.store, held.plan, held.retention); }));
     // Another type of rows means other bytes.
     Held other("kivi2,window=20,sinks=4", RowType::bf16, 2);
-    CHECK(refused(ErrorCode::invalid_image, "exact rows are f16", [&] {
-        Batch::load(image, other.store, other.plan, other.retention);
-    }));
+    CHECK(refused(ErrorCode::invalid_image, "exact rows are f16",
+                  [&] { Batch::load(image, other.store, other.plan, other.retention); }));
 }
 
 TEST_CASE("keys that know their positions keep them") {
     const auto store = std::make_shared<Store>();
-    const auto plan = std::make_shared<const Plan>(
-        image_test::plan_of(parse_scheme("skvq-k4v4").base, {2, 64}));
+    const auto plan =
+        std::make_shared<const Plan>(image_test::plan_of(parse_scheme("skvq-k4v4").base, {2, 64}));
     REQUIRE(plan->has_positions());
     const Retention retention{.window = 10, .sinks = 3};
     Batch batch(store, plan, retention, 2);
@@ -227,7 +226,8 @@ TEST_CASE("rows that no f16 holds are not packed, and nothing is lost") {
             held.batch.append(rows, rows, 1);
             fill(held.batch, 1, 30);
             const StoreStats before = held.store->stats();
-            CHECK(refused(ErrorCode::invalid_argument, "above 65504", [&] { held.batch.settle(); }));
+            CHECK(
+                refused(ErrorCode::invalid_argument, "above 65504", [&] { held.batch.settle(); }));
             CHECK(held.batch.packed_end() == 0);
             CHECK(held.store->stats().exact_bytes == before.exact_bytes);
             CHECK(held.store->stats().packed_bytes == 0);
@@ -384,7 +384,9 @@ TEST_CASE("a step of a sequence that is rolled back has not been") {
             const auto plan = batch_test::make_plan("kivi2,window=20,sinks=4", {1, 32}, type);
             Sequence sequence(store, plan, {.window = 20, .sinks = 4});
             cache_test::Rng rng(seed);
-            const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(rng() % n); };
+            const auto below = [&](std::uint32_t n) {
+                return static_cast<std::uint32_t>(rng() % n);
+            };
             const auto change = [&] {
                 const std::uint32_t dice = below(7), size = sequence.size();
                 const std::uint32_t b = below(sequence.blocks() + 1);

@@ -71,8 +71,7 @@ class Buffer {
     void set(std::size_t sequence, std::size_t token, const Row& row) {
         each(sequence, token, [&](std::size_t channel, std::byte* at) {
             const float x = row[channel];
-            const std::uint16_t half =
-                type_ == lowkv::RowType::f16 ? f16_bits(x) : bf16_bits(x);
+            const std::uint16_t half = type_ == lowkv::RowType::f16 ? f16_bits(x) : bf16_bits(x);
             if (type_ == lowkv::RowType::f32)
                 std::memcpy(at, &x, sizeof x);
             else

@@ -50,10 +50,9 @@ class Fuzz {
 
     void run(int steps) {
         for (int i = 0; i < steps; ++i) {
-            Pair& pair = pairs_[below(static_cast<std::uint32_t>(pairs_.size()))];
-            step(pair);
-            check_counts(pair);
-            if (below(4) == 0) check_rows(pair);
+            step(any());
+            for (Pair& pair : pairs_) check_counts(pair);
+            if (below(4) == 0) check_rows(any());
         }
         for (Pair& pair : pairs_) {
             pair.batch.commit();
@@ -87,11 +86,10 @@ class Fuzz {
     std::vector<Pair> pairs_;
 
     std::uint32_t below(std::uint32_t n) { return static_cast<std::uint32_t>(rng_() % n); }
+    Pair& any() { return pairs_[below(static_cast<std::uint32_t>(pairs_.size()))]; }
     std::uint32_t sinks() const { return plan_->scheme().exact() ? 0 : retention_.sinks; }
     std::uint32_t block() const { return plan_->block_tokens(); }
-    std::size_t held() const {
-        return store_->stats().exact_bytes + store_->stats().packed_bytes;
-    }
+    std::size_t held() const { return store_->stats().exact_bytes + store_->stats().packed_bytes; }
 
     void step(Pair& pair) {
         const std::uint32_t dice = below(100);
@@ -135,8 +133,7 @@ class Fuzz {
 
     void append(Pair& pair) {
         const std::uint32_t n = below(3) == 0 ? 1 + below(90) : 1 + below(4);
-        const auto rows =
-            random_rows(rng_, pair.batch.size(), n, case_.shape.channels());
+        const auto rows = random_rows(rng_, pair.batch.size(), n, case_.shape.channels());
         Buffer keys(case_.rows, case_.shape, pair.batch.size(), n), values = keys;
         for (std::size_t s = 0; s < pair.batch.size(); ++s) {
             for (std::size_t t = 0; t < n; ++t) {

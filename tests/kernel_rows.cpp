@@ -20,7 +20,8 @@ constexpr Mask::Kind kinds[] = {Mask::Kind::none, Mask::Kind::causal, Mask::Kind
                                 Mask::Kind::additive_f32};
 constexpr RowType types[] = {RowType::f32, RowType::f16, RowType::bf16};
 
-const char* const schemes[] = {"exact", "k=token-3-head-normal-hadamard-mean,v=token-2-g32,window=70",
+const char* const schemes[] = {"exact",
+                               "k=token-3-head-normal-hadamard-mean,v=token-2-g32,window=70",
                                "k=exact,v=token-2-g32,window=40"};
 
 }  // namespace
@@ -124,9 +125,8 @@ TEST_CASE("several sequences in one call, each with its own length, queries and 
             const std::uint32_t tokens = i % 3 == 2 ? 33 : i % 2 + 1, cells = 100 + 97 * i;
             Problem& p = problems.emplace_back(scheme, Shape{2, 64}, 6, tokens, cells, 40 + i);
             p.first_cell = i == 4 ? 64 : 0;
-            RandomParams& random =
-                params.emplace_back(kinds[i % 4], tokens, cells - p.first_cell, 6, 7, false,
-                                    [](auto...) { return false; });
+            RandomParams& random = params.emplace_back(kinds[i % 4], tokens, cells - p.first_cell,
+                                                       6, 7, false, [](auto...) { return false; });
             outs.emplace_back();
             AttentionIO io = p.io(outs.back());
             io.log_sum = sums.emplace_back(std::size_t{tokens} * 6, NAN).data();
@@ -145,7 +145,8 @@ TEST_CASE("several sequences in one call, each with its own length, queries and 
             INFO("sequence ", i, " decode rows ", decode_rows);
             std::vector<double> log_sums;
             const auto want = oracle(problems[i], one, nullptr, &log_sums);
-            CHECK(relative_error(outs[i], want, 64) < (decode_rows == 0 ? f32_budget : decode_budget));
+            CHECK(relative_error(outs[i], want, 64) <
+                  (decode_rows == 0 ? f32_budget : decode_budget));
             for (std::size_t k = 0; k < log_sums.size(); ++k)
                 CHECK(std::fabs(sums[i][k] - log_sums[k]) < 2e-3);
         }

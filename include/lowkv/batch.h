@@ -74,8 +74,8 @@ struct BatchBytes {
 
 class Batch {
   public:
-    // retention.sinks tokens stay exact and packed blocks begin behind them; 0 for a sliding window,
-    // which has none. Throws as Sequence does, and for a batch of 0 sequences.
+    // retention.sinks tokens stay exact and packed blocks begin behind them; 0 for a sliding
+    // window, which has none. Throws as Sequence does, and for a batch of 0 sequences.
     Batch(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
           std::uint32_t sequences);
 

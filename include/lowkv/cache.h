@@ -5,9 +5,9 @@
 // Sequence  a list of blocks: written in order (append) or at any cell, forked (copy on write),
 //           truncated, packed block by block. A cell is one token's place in the layer.
 //
-// Threads: sequences that share a store may be used by different threads at once, each by one thread
-// at a time; a store's books are its own to guard. Attention on a const Sequence may run on many
-// threads as long as none changes it. One thing reaches further than one sequence: pack() and
+// Threads: sequences that share a store may be used by different threads at once, each by one
+// thread at a time; a store's books are its own to guard. Attention on a const Sequence may run on
+// many threads as long as none changes it. One thing reaches further than one sequence: pack() and
 // settle() of a Sequence change a block for all forks that share it, so that none of these may be
 // attended to meanwhile. A Batch (batch.h) never does that.
 
@@ -69,8 +69,8 @@ struct BlockView {
     bool packed = false;
 };
 
-// Rows of keys or values as a host holds them, [head][token][channel]: strides in elements, a head's
-// channels side by side.
+// Rows of keys or values as a host holds them, [head][token][channel]: strides in elements, a
+// head's channels side by side.
 struct Rows {
     const void* data = nullptr;
     RowType type = RowType::f16;

@@ -98,8 +98,8 @@ class Call {
     void run() {
         if (tasks_ == 0) return;
         rotate();
-        executor_.parallel_for(
-            tasks_, [this](std::size_t task, unsigned thread) { attend(task, thread); });
+        executor_.parallel_for(tasks_,
+                               [this](std::size_t task, unsigned thread) { attend(task, thread); });
         // A single sequence's are too few to be worth waking threads for.
         constexpr std::size_t few = 32;
         if (chunks_to_join_ == 0) return;
@@ -171,9 +171,9 @@ class Call {
     // The last job that begins at `number` or before.
     const AttentionJob& job_of(std::size_t number, std::size_t AttentionJob::* first) const {
         if (work_.jobs.size() == 1) return work_.jobs.front();
-        const auto after =
-            std::upper_bound(work_.jobs.begin(), work_.jobs.end(), number,
-                             [&](std::size_t n, const AttentionJob& job) { return n < job.*first; });
+        const auto after = std::upper_bound(
+            work_.jobs.begin(), work_.jobs.end(), number,
+            [&](std::size_t n, const AttentionJob& job) { return n < job.*first; });
         return *(after - 1);
     }
 
@@ -210,7 +210,8 @@ class Call {
         const std::size_t chunk = item / split.ranges;
         const auto range = static_cast<std::uint32_t>(item % split.ranges);
         const std::size_t first_row = job.first_row + item * split.chunk_rows;
-        const float* rotated = plan_.keys().rotation() != nullptr ? work_.rotated_q.data() : nullptr;
+        const float* rotated =
+            plan_.keys().rotation() != nullptr ? work_.rotated_q.data() : nullptr;
         kernels::Task task;
         attention::set_task(task, io, job.sequence->mask, params_);
         task.plan = &plan_;
@@ -273,8 +274,7 @@ class Call {
         };
         float* result = io.out + at.token * io.out_token_stride + at.head * io.out_head_stride;
         const float log_sum = join_into(out_, result);
-        if (io.log_sum != nullptr)
-            io.log_sum[std::size_t{at.token} * io.heads + at.head] = log_sum;
+        if (io.log_sum != nullptr) io.log_sum[std::size_t{at.token} * io.heads + at.head] = log_sum;
         const codec::Rotation* rotation = plan_.values().rotation();
         if (rotation == nullptr) return;
         float packed[kernels::max_head_dim];

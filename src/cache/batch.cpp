@@ -37,8 +37,7 @@ Batch::Batch(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Ret
     offset_ = (block_tokens - sinks % block_tokens) % block_tokens;
     state_.packed_first = state_.packed_end = sinks;
     sequences_.reserve(sequences);
-    while (sequences_.size() < sequences)
-        sequences_.emplace_back(store, plan, retention, offset_);
+    while (sequences_.size() < sequences) sequences_.emplace_back(store, plan, retention, offset_);
 }
 
 std::uint32_t Batch::sinks() const noexcept {

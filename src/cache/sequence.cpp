@@ -136,7 +136,8 @@ void Sequence::drop(std::span<const std::uint32_t> blocks) noexcept {
 bool Sequence::guarded(std::uint32_t block) const noexcept {
     const auto& replaced = step_.replaced;
     return step_.open && block < step_.blocks &&
-           std::none_of(replaced.begin(), replaced.end(), [&](const auto& r) { return r.at == block; });
+           std::none_of(
+               replaced.begin(), replaced.end(), [&](const auto& r) { return r.at == block; });
 }
 
 // Leaves blocks_[block] absent; a rollback gets what it was. Under the store's mutex.

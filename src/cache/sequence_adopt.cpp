@@ -74,8 +74,8 @@ void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> bloc
     std::vector<Place> places;
     for (const std::uint32_t b : ascending) places.push_back({this, b});
     make_writable(places, 0);
-    const auto copy = plan_->rows() == RowType::f32 ? copy_rows<std::uint32_t>
-                                                    : copy_rows<std::uint16_t>;
+    const auto copy =
+        plan_->rows() == RowType::f32 ? copy_rows<std::uint32_t> : copy_rows<std::uint16_t>;
     executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) {
         cache::Block& block = *blocks_[blocks[i]];
         const auto its = cells.subspan(i * tokens, tokens);

@@ -50,7 +50,8 @@ void each_place(const ImageHeader& header, const ImageLayout& layout, std::uint3
         }
         for (std::uint32_t t = 0; t < span.tokens;) {
             const std::uint32_t cell = span.first + offset + t;
-            const std::uint32_t count = std::min(span.tokens - t, block_tokens - cell % block_tokens);
+            const std::uint32_t count =
+                std::min(span.tokens - t, block_tokens - cell % block_tokens);
             const std::size_t at = number * span.tokens + t;
             exact(ExactRun{cell, count, part.begin + at * row, part.values + at * row,
                            part.positions + at * sizeof(std::int32_t)});
@@ -94,9 +95,8 @@ struct SequenceImage::Access {
         return spans;
     }
 
-    static void save(const Sequence& sequence, const ImageHeader& header,
-                     const ImageLayout& layout, std::uint32_t offset, std::size_t number,
-                     std::byte* image) {
+    static void save(const Sequence& sequence, const ImageHeader& header, const ImageLayout& layout,
+                     std::uint32_t offset, std::size_t number, std::byte* image) {
         const Plan& plan = *sequence.plan_;
         const cache::ExactShape shape = cache::exact_shape(plan);
         each_place(
@@ -172,8 +172,7 @@ struct SequenceImage::Access {
     }
 
     static void take_packed(std::span<const Sequence::Place> packed, const Plan& plan,
-                            Store::Impl& store, std::size_t blocks,
-                            std::span<Sequence> sequences) {
+                            Store::Impl& store, std::size_t blocks, std::span<Sequence> sequences) {
         const std::scoped_lock lock(store.mutex);
         store.check_budget(packed.size() * plan.packed_bytes(), 0);
         for (Sequence& sequence : sequences) sequence.blocks_.resize(blocks);

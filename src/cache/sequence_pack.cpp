@@ -19,8 +19,8 @@ namespace {
 // A block that is due, with what it becomes.
 struct Due {
     cache::Block* block = nullptr;
-    std::uint32_t holders = 0;             // among the sequences that pack it
-    bool replaced = false;                 // `fresh` takes its place
+    std::uint32_t holders = 0;  // among the sequences that pack it
+    bool replaced = false;      // `fresh` takes its place
     std::unique_ptr<cache::Block> fresh{};
 };
 

@@ -93,10 +93,10 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
             for (const RowsOut& rows : {keys, values}) {
                 for (std::uint32_t t = 0; t < n; ++t) {
                     for (std::uint32_t head = 0; head < shape.kv_heads; ++head) {
-                        std::memset(static_cast<std::byte*>(rows.data) +
-                                        (t * rows.token_stride + head * rows.head_stride) *
-                                            shape.bytes(),
-                                    0, shape.head_dim * shape.bytes());
+                        std::memset(
+                            static_cast<std::byte*>(rows.data) +
+                                (t * rows.token_stride + head * rows.head_stride) * shape.bytes(),
+                            0, shape.head_dim * shape.bytes());
                     }
                 }
             }

@@ -25,8 +25,7 @@ const std::uint16_t* f16_rows(const Plan& plan, Part part, const std::byte* f16)
 }  // namespace
 
 void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept {
-    const auto* positions =
-        reinterpret_cast<const std::int32_t*>(f16 + 2 * plan.f16_part_bytes());
+    const auto* positions = reinterpret_cast<const std::int32_t*>(f16 + 2 * plan.f16_part_bytes());
     for (const Part part : parts) {
         plan.part(part).encode_shared(f16_rows(plan, part, f16),
                                       plan.has_positions() ? positions : nullptr,

@@ -29,7 +29,7 @@ struct Row {
     const void* mask = nullptr;       // this token's additive row, from task.mask_cell on, or null
     std::uint32_t begin = 0;          // sees cells [begin, limit)
     std::uint32_t limit = 0;
-    float slope = 1.0f;               // multiplies the mask's values (ALiBi)
+    float slope = 1.0f;  // multiplies the mask's values (ALiBi)
 };
 
 struct Task {
@@ -42,7 +42,7 @@ struct Task {
     std::uint32_t row_count = 0;
     Mask::Kind mask = Mask::Kind::none;
     std::uint32_t mask_cell = 0;  // additive masks hide the cells before it
-    bool causal_alibi = false;  // add -slope * (limit - 1 - cell)
+    bool causal_alibi = false;    // add -slope * (limit - 1 - cell)
     float scale = 1.0f;
     float softcap = 0.0f;
     // Results, unnormalised: out[row][head_dim] = sum p v, max = row maximum, sum = sum p. Packed

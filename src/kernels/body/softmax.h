@@ -4,8 +4,8 @@
 struct Bias {
     // -inf before the mask's first cell, and from the task's last one on
     alignas(64) float values[span_tokens];
-    float highest[4];                       // of each tile of 32 cells
-    bool zero;                              // nothing is hidden, nothing is added
+    float highest[4];  // of each tile of 32 cells
+    bool zero;         // nothing is hidden, nothing is added
 
     bool visible(unsigned first, unsigned count) const {
         for (unsigned t = first / tile_tokens; t < (first + count) / tile_tokens; ++t) {
