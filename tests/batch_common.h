@@ -1,7 +1,10 @@
 #pragma once
 // What the tests of batches share: rows that every type holds exactly, and how they are laid out.
 
+#include <doctest/doctest.h>
+
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -10,6 +13,7 @@
 #include <vector>
 
 #include "lowkv/batch.h"
+#include "lowkv/error.h"
 #include "lowkv/scheme.h"
 
 namespace batch_test {
@@ -141,6 +145,54 @@ inline void append(lowkv::Batch& batch, const Appended& rows, lowkv::RowType typ
         }
     }
     batch.append(keys.rows(), values.rows(), tokens);
+}
+
+inline constexpr lowkv::RowType types[] = {lowkv::RowType::f32, lowkv::RowType::f16,
+                                           lowkv::RowType::bf16};
+inline constexpr lowkv::Shape shape{2, 32};
+
+struct Held {
+    std::shared_ptr<const lowkv::Plan> plan;
+    std::shared_ptr<lowkv::Store> store = std::make_shared<lowkv::Store>();
+    lowkv::Retention retention;
+    lowkv::Batch batch;
+
+    Held(const std::string& scheme, lowkv::RowType rows, std::uint32_t sequences)
+        : plan(make_plan(scheme, shape, rows)),
+          retention(lowkv::parse_scheme(scheme).retention),
+          batch(store, plan, retention, sequences) {}
+};
+
+inline std::vector<Row> all_rows(const lowkv::Batch& batch) {
+    const std::uint32_t count = batch.tokens() - batch.first();
+    Buffer keys(batch.plan().rows(), batch.plan().shape(), batch.size(), count), values = keys;
+    batch.read(batch.first(), count, keys.out(), values.out());
+    std::vector<Row> rows;
+    for (std::uint32_t s = 0; s < batch.size(); ++s) {
+        for (std::uint32_t t = 0; t < count; ++t) {
+            rows.push_back(keys.get(s, t));
+            rows.push_back(values.get(s, t));
+        }
+    }
+    return rows;
+}
+
+inline void fill(lowkv::Batch& batch, unsigned seed, std::uint32_t tokens) {
+    Rng rng(seed);
+    append(batch, random_rows(rng, batch.size(), tokens, batch.plan().shape().channels()),
+           batch.plan().rows());
+}
+
+inline bool refused(lowkv::ErrorCode code, const std::string& word, const auto& f) {
+    try {
+        f();
+    } catch (const lowkv::Error& error) {
+        INFO(error.what());
+        CHECK(error.code() == code);
+        CHECK(std::string(error.what()).find(word) != std::string::npos);
+        return true;
+    }
+    return false;
 }
 
 }  // namespace batch_test
