@@ -50,13 +50,16 @@ void Sequence::make_writable(std::span<const Place> places, std::uint32_t first_
     const std::scoped_lock lock(store.mutex);
 
     std::size_t slot_count = 0, block_count = 0, freed_bytes = 0;
+    bool ready = true;
     for (const auto& [sequence, b] : places) {
         const bool copied = sequence->needs_copy(b, first_cell);
         const bool packed = sequence->packed(b);
         if (copied) ++block_count;
         if (copied || packed) ++slot_count;
         if (packed && !copied) freed_bytes += packed_bytes;
+        ready = ready && !copied && !packed && !sequence->is_cut(b);
     }
+    if (ready) return;
     store.check_budget(slot_count * exact_bytes, freed_bytes);
     cache::ReservedSlots slots(store.pool(exact_bytes), slot_count);
     std::vector<std::unique_ptr<cache::Block>> fresh(block_count);
