@@ -218,6 +218,12 @@ TEST_CASE("a step of a sequence that is rolled back has not been") {
                 CHECK(save_sequence(sequence) == image);
                 CHECK(store->stats().exact_bytes == before.exact_bytes);
                 CHECK(store->stats().packed_bytes == before.packed_bytes);
+                if (round < 4) continue;
+                // It knows what it has not packed yet.
+                sequence.settle();
+                const std::uint32_t left = sequence.size() - std::min(sequence.size(), 20u);
+                for (std::uint32_t b = 1; b < left / 32; ++b)
+                    CHECK((sequence.packed(b) || !sequence.full(b)));
             }
         }
     }
