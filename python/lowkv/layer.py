@@ -134,7 +134,7 @@ class Layer(CacheLayerMixin):
         if (got[0], got[1], got[3]) != (batch, heads, head_dim):
             raise Error(f"layer {self.index}: keys {tuple(got)} do not fit a cache with batch {batch}, {heads} heads "
                         f"and head_dim {head_dim}; start with an empty cache")
-        keys, values = _side_by_side(keys.detach()), _side_by_side(values.detach())
+        keys, values = _side_by_side(keys.detach()), _side_by_side(values.detach().to(keys.dtype))
         self._prompt = (keys, values) if self.length == 0 else None
         self.rows.append(keys, values)
         self.pending = True
