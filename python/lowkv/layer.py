@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from lowkv import heap
 from lowkv._core import Batch, Error, Plan, RowType, Scheme, Store, read_image
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MASK = 1 << 22  # mask values made at a time: 16 MiB of f32
+_LONG = 1024  # queries of a step that leaves temporaries worth giving back at once, before the next layer's
 # Tokens kept behind a sliding window, so that a rejected guess can be rolled back although the host did
 # not announce it (transformers before activate_past_recording()).
 _SLACK = 64
@@ -170,6 +172,8 @@ class Layer(CacheLayerMixin):
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
             self.settle(_GUESSES if self.record_past else 0)
+        if query.shape[2] >= _LONG:
+            heap.trim()
         return out
 
     def _attend(self, query, visibility, scale, softcap, sink_logits):
