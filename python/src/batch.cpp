@@ -126,9 +126,8 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
           "q must be " + shape_text(batch, "heads", "queries"));
     for (std::size_t i = 0; i < 4; ++i)
         check(out.shape(i) == q.shape(i), "out must have q's shape");
-    check(first <= batch.tokens() && q.shape(2) <= batch.tokens(),
-          "there are " + std::to_string(batch.tokens()) + " tokens; " + std::to_string(q.shape(2)) +
-              " of them can't ask, or none be before " + std::to_string(first));
+    check(first <= batch.tokens(), "first, " + std::to_string(first) + ", is past the " +
+                                       std::to_string(batch.tokens()) + " tokens there are");
     check(!sink_logits || sink_logits->shape(0) == q.shape(1), "sink_logits must be [heads]");
     BatchAttention attention;
     attention.q = q.data();
