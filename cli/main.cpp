@@ -5,9 +5,10 @@
 #include <string_view>
 #include <vector>
 
-#include "app.h"
+#include "common/app.h"
+#include "common/processors.h"
+#include "common/terminal.h"
 #include "lowkv/error.h"
-#include "processors.h"
 
 namespace {
 
@@ -31,12 +32,13 @@ int message(const char* text, int status) {
 }
 
 void require_command(const CLI::App& app, const std::string& word) {
-    std::string names;
+    std::vector<std::string> names;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
         if (command->get_name() == word) return;
-        names += (names.empty() ? "" : ", ") + command->get_name();
+        names.push_back(command->get_name());
     }
-    throw lowkv::cli::UsageError("there is no command " + word + "; there are " + names);
+    throw lowkv::cli::UsageError("there is no command " + word + "; there are " +
+                                 lowkv::cli::joined(names));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ import quality_schemes as schemes
 from paths import ROOT
 from weights import WEIGHTS
 
-COMMAND = ROOT / "cli/scheme_quality.cpp"
+COMMAND = ROOT / "cli/schemes/quality.cpp"
 
 
 def fill(document, begin, end, text):

@@ -2,6 +2,7 @@
 // Attention in double precision on the decoded cache: what every kernel is checked against.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "codec/rotation.h"
 #include "codec_block.h"
 #include "lowkv/attention.h"
+#include "sealed_device.h"
 
 namespace lowkv::test {
 
@@ -23,6 +25,7 @@ struct Problem {
     std::shared_ptr<const Plan> plan;
     std::optional<Sequence> sequence;
     std::uint32_t heads = 0, tokens = 0, n_cells = 0;
+    std::uint32_t first_cell = 0;
     std::vector<float> q;
 
     Problem(const Scheme& scheme, const Shape& shape, std::uint32_t heads_, std::uint32_t tokens_,
@@ -34,7 +37,7 @@ struct Problem {
           n_cells(n_cells_) {
         std::mt19937 random(seed);
         std::normal_distribution<float> normal;
-        sequence.emplace(std::make_shared<Store>(), plan, scheme.retention);
+        sequence.emplace(make_store(), plan, scheme.retention);
         const std::uint32_t channels = shape.channels();
         std::vector<float> keys(std::size_t{n_cells} * channels), values(keys.size());
         for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -59,9 +62,17 @@ struct Problem {
         io.tokens = tokens;
         io.heads = heads;
         io.n_cells = n_cells;
+        io.first_cell = first_cell;
         return io;
     }
 };
+
+// Attention over blocks of the problem's store.
+inline void attend_views(const Problem& p, std::span<const BlockView> views, const AttentionIO& io,
+                         const AttentionParams& params, AttentionWorkspace& workspace) {
+    const SequenceAttention one{views, io, params.mask};
+    attend(p.sequence->device(), *p.plan, std::span(&one, 1), params, workspace);
+}
 
 // R in row order: the rotated unit vectors. Empty without a rotation.
 inline std::vector<float> matrix_of(const PackedPart& part, std::uint32_t d) {
@@ -95,7 +106,8 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
                                      std::uint32_t head, const std::vector<float>& matrix) {
     const Plan& plan = *p.plan;
     const std::uint32_t d = plan.shape().head_dim, token = cell % plan.block_tokens();
-    const BlockView view = p.sequence->view(cell / plan.block_tokens());
+    std::vector<std::byte> copy;
+    const BlockView view = readable(*p.sequence, cell / plan.block_tokens(), copy);
     const PartReader part{plan, which, which == Which::keys ? view.keys : view.values};
     std::vector<double> x(d);
     if (!view.packed || plan.part(which).exact()) {
@@ -103,9 +115,17 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
             const std::size_t wide = std::size_t{head} * d + c;
             const std::size_t at = which == Which::keys ? wide * plan.block_tokens() + token
                                                         : token * plan.shape().channels() + wide;
+            const RowType rows = view.packed ? RowType::f16 : plan.rows();
+            if (rows == RowType::f32) {
+                float value = 0;
+                std::memcpy(&value, part.data + 4 * at, sizeof value);
+                x[c] = value;
+                continue;
+            }
             std::uint16_t bits = 0;
             std::memcpy(&bits, part.data + 2 * at, sizeof bits);
-            x[c] = codec::f16_to_f32(bits);
+            x[c] = rows == RowType::f16 ? codec::f16_to_f32(bits)
+                                        : std::bit_cast<float>(std::uint32_t{bits} << 16);
         }
         return x;
     }
@@ -126,12 +146,14 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
 inline double bias(const Problem& p, const AttentionParams& params, std::uint32_t token,
                    std::uint32_t head, std::uint32_t cell) {
     const double slope = params.alibi_slopes != nullptr ? params.alibi_slopes[head] : 1.0;
-    const std::size_t at = token * params.mask.row_stride + cell;
+    if (cell < p.first_cell) return -INFINITY;
+    const std::size_t at = token * params.mask.row_stride + (cell - p.first_cell);
     switch (params.mask.kind) {
         case Mask::Kind::none: return 0;
         case Mask::Kind::causal: {
             const double distance = double(p.n_cells - p.tokens + token) - double(cell);
             if (distance < 0) return -INFINITY;
+            if (params.mask.window != 0 && distance >= params.mask.window) return -INFINITY;
             return params.alibi_slopes != nullptr ? -slope * distance : 0;
         }
         case Mask::Kind::additive_f16:

@@ -49,7 +49,7 @@ TEST_CASE("two parts of a cache, joined by their log sums, are the whole") {
                 io.n_cells = i == 0 ? first : cells - first;
                 io.log_sum = log[i].data();
                 const std::span<const BlockView> all(views);
-                attend(*p.plan, i == 0 ? all.first(cut) : all.subspan(cut), io, params, workspace);
+                attend_views(p, i == 0 ? all.first(cut) : all.subspan(cut), io, params, workspace);
             }
             std::vector<double> joined(whole.size());
             for (std::size_t row = 0; row < whole_log.size(); ++row) {
@@ -73,10 +73,13 @@ TEST_CASE("too few blocks are refused by name; no cell gives -inf") {
     AttentionIO io{.q = q.data(), .out = out.data(), .tokens = 1, .heads = 1, .n_cells = 32};
     io.log_sum = &log_sum;
     AttentionWorkspace workspace;
-    CHECK_THROWS_WITH_AS(attend(plan, {}, io, {}, workspace),
-                         "attend: 0 blocks of 32 do not cover 32 cells", Error);
+    const auto attend_none = [&] {
+        const SequenceAttention none{{}, io, {}};
+        attend(*cpu_device(), plan, std::span(&none, 1), {}, workspace);
+    };
+    CHECK_THROWS_WITH_AS(attend_none(), "attend: 0 blocks of 32 do not cover 32 cells", Error);
     io.n_cells = 0;
-    attend(plan, {}, io, {}, workspace);
+    attend_none();
     CHECK(out == std::vector<float>(64, 0.0f));
     CHECK(log_sum == -INFINITY);
 }

@@ -10,6 +10,7 @@
 
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 
@@ -25,7 +26,7 @@ struct Caches {
           to(store, plan, parsed.retention) {}
 
     Scheme parsed;
-    std::shared_ptr<Store> store = std::make_shared<Store>();
+    std::shared_ptr<Store> store = lowkv::test::make_store();
     std::shared_ptr<const Plan> plan;
     Sequence from, to;
 
@@ -49,7 +50,8 @@ struct Caches {
 };
 
 std::vector<std::byte> bytes(const Sequence& sequence, std::uint32_t block) {
-    const BlockView view = sequence.view(block);
+    std::vector<std::byte> copy;
+    const BlockView view = test::readable(sequence, block, copy);
     return {view.keys, view.keys + sequence.plan().packed_bytes()};
 }
 

@@ -7,6 +7,7 @@
 
 #include "cache_common.h"
 #include "lowkv/error.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 using namespace cache_test;
@@ -65,7 +66,7 @@ void check_refused(const Store& store, const Sequence& sequence, Operation&& ope
 TEST_CASE("append over budget changes nothing, and works after packing") {
     const auto plan = make_plan(kivi2, shape);
     const std::uint32_t tokens = plan->block_tokens();
-    const auto store = std::make_shared<Store>(3 * plan->exact_bytes());
+    const auto store = lowkv::test::make_store(3 * plan->exact_bytes());
     Sequence sequence(store, plan, no_window);
     Rng rng(1);
     append(sequence, rng, 2 * tokens + 3);
@@ -82,7 +83,7 @@ TEST_CASE("append over budget changes nothing, and works after packing") {
 TEST_CASE("a write over budget names several blocks and changes none") {
     const auto plan = make_plan(kivi2, shape);
     const std::uint32_t tokens = plan->block_tokens();
-    const auto store = std::make_shared<Store>(2 * plan->exact_bytes());
+    const auto store = lowkv::test::make_store(2 * plan->exact_bytes());
     Sequence sequence(store, plan, no_window);
     Rng rng(2);
     append(sequence, rng, 5);
@@ -98,7 +99,7 @@ TEST_CASE("a write over budget names several blocks and changes none") {
 TEST_CASE("copying and reopening count against the budget") {
     const auto plan = make_plan(kivi2, shape);
     const std::uint32_t tokens = plan->block_tokens();
-    const auto store = std::make_shared<Store>(plan->exact_bytes() + 1);
+    const auto store = lowkv::test::make_store(plan->exact_bytes() + 1);
     Sequence sequence(store, plan, no_window);
     Rng rng(3);
     const std::uint32_t cell = 4;
@@ -129,7 +130,7 @@ TEST_CASE("copying and reopening count against the budget") {
 
 TEST_CASE("a freed sequence makes room for another") {
     const auto plan = make_plan(exact, shape);
-    const auto store = std::make_shared<Store>(4 * plan->exact_bytes());
+    const auto store = lowkv::test::make_store(4 * plan->exact_bytes());
     Rng rng(4);
     Sequence kept(store, plan, no_window);
     append(kept, rng, plan->block_tokens());
@@ -146,7 +147,7 @@ TEST_CASE("a freed sequence makes room for another") {
 
 TEST_CASE("cells out of range and null parts are refused by name") {
     const auto plan = make_plan(exact, shape);
-    const auto store = std::make_shared<Store>();
+    const auto store = lowkv::test::make_store();
     Sequence sequence(store, plan, no_window);
     const Row row(shape.channels(), 1.0f);
     const std::uint32_t cell = Sequence::max_cells;

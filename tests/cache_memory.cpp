@@ -7,6 +7,7 @@
 
 #include "cache/pool.h"
 #include "cache_common.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 using namespace cache_test;
@@ -19,7 +20,7 @@ constexpr Retention window{.window = 64, .sinks = 0, .flush = 0};
 }  // namespace
 
 TEST_CASE("pool: slots are aligned, disjoint and reused") {
-    cache::Pool pool(100);
+    cache::Pool pool(*cpu_device(), 100);
     std::set<std::byte*> slots;
     for (int i = 0; i < 1000; ++i) {
         std::byte* slot = pool.allocate();
@@ -42,7 +43,7 @@ TEST_CASE("pool: slots are aligned, disjoint and reused") {
 
 TEST_CASE("pool: free slabs go back to the system, one spare stays") {
     const std::size_t slot_bytes = cache::Pool::slab_target / 4;
-    cache::Pool pool(slot_bytes);
+    cache::Pool pool(*cpu_device(), slot_bytes);
     CHECK(pool.reserved_bytes() == 0);
     std::vector<std::byte*> slots;
     for (int i = 0; i < 40; ++i) slots.push_back(pool.allocate());
@@ -58,7 +59,7 @@ TEST_CASE("pool: free slabs go back to the system, one spare stays") {
 }
 
 TEST_CASE("pool: a slot larger than a slab's usual size") {
-    cache::Pool pool(3 * cache::Pool::slab_target + 1);
+    cache::Pool pool(*cpu_device(), 3 * cache::Pool::slab_target + 1);
     std::byte* slot = pool.allocate();
     slot[3 * cache::Pool::slab_target] = std::byte{1};
     CHECK(pool.reserved_bytes() < 3 * cache::Pool::slab_target + 8192);
@@ -68,7 +69,7 @@ TEST_CASE("pool: a slot larger than a slab's usual size") {
 TEST_CASE("packing gives exact memory back") {
     const auto plan = make_plan(kivi2, shape);
     const std::uint32_t tokens = plan->block_tokens();
-    const auto store = std::make_shared<Store>();
+    const auto store = lowkv::test::make_store();
     Sequence sequence(store, plan, window);
     Rng rng(1);
     const std::uint32_t blocks = 400;
@@ -92,7 +93,7 @@ TEST_CASE("packing gives exact memory back") {
 
 TEST_CASE("a prompt packed at once gives its slabs back") {
     const auto plan = make_plan(kivi2, shape);
-    const auto store = std::make_shared<Store>();
+    const auto store = lowkv::test::make_store();
     Sequence sequence(store, plan, window);
     Rng rng(2);
     append(sequence, rng, 400 * plan->block_tokens());
@@ -103,7 +104,7 @@ TEST_CASE("a prompt packed at once gives its slabs back") {
 }
 
 TEST_CASE("layers of one store: reserved bytes stay bounded over many cycles") {
-    const auto store = std::make_shared<Store>();
+    const auto store = lowkv::test::make_store();
     const std::shared_ptr<const Plan> plans[] = {make_plan(kivi2, shape), make_plan(exact, shape),
                                                  make_plan(kivi2, {2, 64}),
                                                  make_plan(kivi2, shape)};
@@ -137,7 +138,7 @@ TEST_CASE("layers of one store: reserved bytes stay bounded over many cycles") {
 TEST_CASE("forks share: a copied block costs only itself") {
     const auto plan = make_plan(kivi2, shape);
     const std::uint32_t tokens = plan->block_tokens();
-    const auto store = std::make_shared<Store>();
+    const auto store = lowkv::test::make_store();
     Sequence sequence(store, plan, window);
     Rng rng(4);
     append(sequence, rng, 10 * tokens + 5);

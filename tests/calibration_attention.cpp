@@ -14,9 +14,9 @@
 #include "calibration/attention_output.h"
 #include "calibration/clip_search.h"
 #include "calibration/row_model.h"
-#include "calibration/solve.h"
 #include "calibration_case.h"
 #include "codec/float16.h"
+#include "lowkv/calibrate.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;
@@ -190,9 +190,9 @@ TEST_CASE("a clip is the best of the grid") {
                             std::span(read).subspan(at, shape.channels()));
         return output.error(read, {});
     };
-    CHECK(clip_grid().front() == 1.0f);
-    CHECK(clip_grid().back() == 0.3f);
-    for (const float clip : clip_grid()) CHECK(error(part.clip[0]) <= error(clip));
+    CHECK(clip_shares().front() == 1.0f);
+    CHECK(clip_shares().back() == 0.3f);
+    for (const float clip : clip_shares()) CHECK(error(part.clip[0]) <= error(clip));
 }
 
 TEST_CASE("a solved layer is in order, and SKVQ's better than without a calibration") {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <random>
 
-#include "calibration/samples.h"
+#include "lowkv/calibrate.h"
 #include "lowkv/calibration.h"
 
 namespace lowkv::test {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "calibration/rotation_choice.h"
 #include "calibration_case.h"
 #include "codec/float16.h"
 #include "codec/rotation.h"
+#include "lowkv/calibrate.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;

@@ -10,6 +10,7 @@
 #include "cache_common.h"
 #include "lowkv/error.h"
 #include "lowkv/filter.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 using cache_test::Row;
@@ -43,7 +44,7 @@ struct Filtered {
 
     explicit Filtered(const std::string& text, std::uint32_t head_dim = 32)
         : plan(std::make_shared<const Plan>(parse_scheme(text).base, Shape{2, head_dim})),
-          sequence(std::make_shared<Store>(), plan, parse_scheme(text).retention, rule) {}
+          sequence(lowkv::test::make_store(), plan, parse_scheme(text).retention, rule) {}
 
     void append(std::uint32_t tokens) {
         const std::size_t channels = plan->shape().channels();

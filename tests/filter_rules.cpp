@@ -12,6 +12,7 @@
 #include "cache_common.h"
 #include "lowkv/error.h"
 #include "lowkv/filter.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 using cache_test::Rng;
@@ -44,7 +45,7 @@ bool contains(const std::string& text, const char* part) {
 
 FilteredSequence make_sequence(const std::string& text, std::size_t budget = 0) {
     const Scheme scheme = parse_scheme(text);
-    return {std::make_shared<Store>(budget),
+    return {lowkv::test::make_store(budget),
             std::make_shared<const Plan>(scheme.base, Shape{1, 32}), scheme.retention};
 }
 
@@ -115,7 +116,7 @@ TEST_CASE("the percentages come out exactly over time, and the memory follows") 
 TEST_CASE("a filter needs a filtered sequence") {
     const Scheme scheme = parse_scheme("kivi2,filter=heavy,keep=5%");
     const auto plan = std::make_shared<const Plan>(scheme.base, Shape{1, 32});
-    CHECK(contains(message_of([&] { Sequence(std::make_shared<Store>(), plan, scheme.retention); }),
+    CHECK(contains(message_of([&] { Sequence(lowkv::test::make_store(), plan, scheme.retention); }),
                    "use a FilteredSequence"));
 }
 
@@ -172,9 +173,9 @@ namespace {
 double loss(const std::string& text) {
     const Shape shape{1, 64};
     const Scheme scheme = parse_scheme(text);
-    FilteredSequence sequence(std::make_shared<Store>(),
+    FilteredSequence sequence(lowkv::test::make_store(),
                               std::make_shared<const Plan>(scheme.base, shape), scheme.retention);
-    FilteredSequence exact(std::make_shared<Store>(),
+    FilteredSequence exact(lowkv::test::make_store(),
                            std::make_shared<const Plan>(LayerScheme{}, shape), {});
     Rng rng(3);
     const std::uint32_t heads = 4, tokens = 1200;

@@ -113,7 +113,8 @@ TEST_CASE("what was sealed is read: every preset, every type of rows") {
         for (const RowType rows : {RowType::f32, RowType::f16, RowType::bf16}) {
             const Plan plan = plan_of(preset.scheme.base, {2, 64});
             ImageHeader header;
-            header.identity = image_identity(plan, preset.scheme.retention, rows);
+            header.identity = image_identity(plan, preset.scheme.retention);
+            header.identity.rows = rows;
             header.batch = 3;
             header.tokens = 300;
             header.spans = {{0, 300, false}};
@@ -124,7 +125,9 @@ TEST_CASE("what was sealed is read: every preset, every type of rows") {
             Bytes more = image;
             more.resize(image.size() + 77, std::byte{5});
             CHECK(read_image(more) == header);
-            check_image(header, image_identity(plan, preset.scheme.retention, rows));
+            ImageIdentity wanted = image_identity(plan, preset.scheme.retention);
+            wanted.rows = rows;
+            check_image(header, wanted);
         }
     }
 }

@@ -13,6 +13,7 @@
 #include "lowkv/attention.h"
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 using namespace image_test;
@@ -25,7 +26,7 @@ constexpr Shape shape{2, 64};
 constexpr Retention retention{.window = 40, .sinks = 5};
 
 struct Cache {
-    std::shared_ptr<Store> store = std::make_shared<Store>();
+    std::shared_ptr<Store> store = lowkv::test::make_store();
     std::shared_ptr<const Plan> plan;
     Sequence sequence;
 
@@ -39,7 +40,7 @@ struct Cache {
         sequence.settle();
     }
     Sequence reloaded(const Bytes& image) const {
-        return load_sequence(image, std::make_shared<Store>(), plan, retention);
+        return load_sequence(image, lowkv::test::make_store(), plan, retention);
     }
 };
 
@@ -155,7 +156,7 @@ TEST_CASE("what means something else is refused") {
     };
     const auto load_as = [&](const Bytes& image, const Plan& plan, Retention kept) {
         return refusal([&] {
-            load_sequence(image, std::make_shared<Store>(), std::make_shared<const Plan>(plan),
+            load_sequence(image, lowkv::test::make_store(), std::make_shared<const Plan>(plan),
                           kept);
         });
     };
@@ -211,13 +212,13 @@ TEST_CASE("a budget that is too small leaves the store as it was") {
     cache.append(rng, 1000);
     const Bytes image = save_sequence(cache.sequence);
     const StoreStats held = cache.store->stats();
-    const auto enough = std::make_shared<Store>(held.exact_bytes + held.packed_bytes);
+    const auto enough = lowkv::test::make_store(held.exact_bytes + held.packed_bytes);
     const auto load = [&](auto store) {
         return load_sequence(image, store, cache.plan, retention);
     };
     CHECK(load(enough).size() == 1000);
     for (const std::size_t less : {std::size_t{1}, held.packed_bytes, held.packed_bytes + 1}) {
-        const auto store = std::make_shared<Store>(held.exact_bytes + held.packed_bytes - less);
+        const auto store = lowkv::test::make_store(held.exact_bytes + held.packed_bytes - less);
         CHECK_THROWS_WITH_AS(load(store), doctest::Contains("over budget"), Error);
         CHECK(store->stats().exact_bytes + store->stats().packed_bytes == 0);
     }

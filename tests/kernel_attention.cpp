@@ -11,6 +11,7 @@
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "sample.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -137,7 +138,7 @@ TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
         for (std::size_t i = 0; i < 128; ++i) CHECK(out[i] == 0.0f);
         CHECK(out[128] != 0.0f);
 
-        const Sequence empty(std::make_shared<Store>(), p.plan, Retention{});
+        const Sequence empty(make_store(), p.plan, Retention{});
         attend(empty, p.io(out), params, workspace);
         for (const float x : out) CHECK(x == 0.0f);
     }
@@ -154,7 +155,7 @@ TEST_CASE("the integers of wide heads don't overflow") {
             std::fill_n(rows.begin() + static_cast<std::ptrdiff_t>(token * head_dim), head_dim,
                         1.0f);
         }
-        p.sequence.emplace(std::make_shared<Store>(), p.plan, Retention{.window = 0, .sinks = 0});
+        p.sequence.emplace(make_store(), p.plan, Retention{.window = 0, .sinks = 0});
         p.sequence->append(rows.data(), rows.data(), 128);
         p.sequence->settle();
         REQUIRE(p.sequence->packed(3));

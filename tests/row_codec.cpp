@@ -17,6 +17,7 @@
 #include "lowkv/error.h"
 #include "lowkv/executor.h"
 #include "lowkv/rope.h"
+#include "sealed_device.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -257,8 +258,8 @@ TEST_CASE("several threads pack what one packs, and positions survive reopening"
     for (float& x : values) x = normal(random);
     std::vector<std::int32_t> positions(tokens);
     std::iota(positions.begin(), positions.end(), 4000);
-    Sequence one(std::make_shared<Store>(), plan, scheme.retention);
-    Sequence many(std::make_shared<Store>(), plan, scheme.retention);
+    Sequence one(make_store(), plan, scheme.retention);
+    Sequence many(make_store(), plan, scheme.retention);
     for (Sequence* sequence : {&one, &many}) {
         sequence->append(keys.data(), values.data(), tokens, positions);
     }

@@ -15,13 +15,16 @@ namespace lowkv {
 // Which cells a query token sees, and what is added to its scores.
 //   none      all cells
 //   causal    token i of n sees cells [0, n_cells - n + i]
-//   additive  f16 or f32 values, one row per query token, one value per cell; -inf hides a cell
+//   additive  f16 or f32 values, one row per query token, one value per cell from io.first_cell on;
+//             -inf hides a cell
 struct Mask {
     enum class Kind : std::uint8_t { none, causal, additive_f16, additive_f32 };
     Kind kind = Kind::none;
     const void* data = nullptr;   // additive only
-    std::size_t row_stride = 0;   // elements between query tokens' rows
+    std::size_t row_stride = 0;   // elements between query tokens' rows; 0: all share one
     std::size_t head_stride = 0;  // between query heads' rows; 0: all heads share a token's row
+    // Causal only. Above 0 a query sees no more than the newest `window` cells up to its own.
+    std::uint32_t window = 0;
 };
 
 struct AttentionParams {
@@ -46,10 +49,11 @@ struct AttentionIO {
     std::size_t out_token_stride = 0, out_head_stride = 0;
     std::uint32_t tokens = 0;
     std::uint32_t heads = 0;  // a multiple of kv_heads; head h reads kv head h / (heads / kv_heads)
-    std::uint32_t n_cells = 0;  // attend to cells [0, n_cells)
+    std::uint32_t n_cells = 0;  // attend to cells [first_cell, n_cells)
     // The logarithm of each softmax's denominator, [token][head], or null: with it a host joins
     // this result and that of rows which it keeps itself. -inf for a query that sees no cell.
     float* log_sum = nullptr;
+    std::uint32_t first_cell = 0;  // those before it are hidden, and not read
 };
 
 // Scratch memory, reused between calls. Grows as needed; one per thread of control.
@@ -70,9 +74,18 @@ class AttentionWorkspace {
 void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
             AttentionWorkspace& workspace, Executor& executor = serial_executor());
 
-// The same for a host that holds the blocks itself: cells [0, io.n_cells), plan.block_tokens() to a
-// block. Packed blocks start at a multiple of 64 bytes.
-void attend(const Plan& plan, std::span<const BlockView> blocks, const AttentionIO& io,
+// One sequence's share of a call: its blocks, plan.block_tokens() cells each, as far as io.n_cells;
+// those before io.first_cell may be absent. Packed blocks start at a multiple of 64 bytes.
+struct SequenceAttention {
+    std::span<const BlockView> blocks;
+    AttentionIO io;
+    Mask mask;
+};
+
+// Several sequences of one layer at once, as a batch's step needs it: a device is busy although
+// each has few queries. For hosts that keep track of blocks of `device` themselves. params.mask is
+// not used, each sequence has its own.
+void attend(const Device& device, const Plan& plan, std::span<const SequenceAttention> sequences,
             const AttentionParams& params, AttentionWorkspace& workspace,
             Executor& executor = serial_executor());
 

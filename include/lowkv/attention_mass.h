@@ -11,7 +11,8 @@ namespace lowkv {
 
 // Adds to mass[i] the softmax weights of cell first_cell + i, summed over all query tokens and
 // heads. Call it after an attend() with the same io and params that left io.log_sum (io.out is
-// not used), before the sequence changes. mass ends at io.n_cells at most.
+// not used), before the sequence changes. mass ends at io.n_cells at most; cells that no query sees
+// get nothing.
 //
 // Cost: about half of attend() over the cells asked for (their values are not read), whatever the
 // length of the sequence; examples/filter.cpp measures it.

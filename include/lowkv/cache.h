@@ -5,8 +5,11 @@
 // Sequence  a list of blocks: written in order (append) or at any cell, forked (copy on write),
 //           truncated, packed block by block. A cell is one token's place in the layer.
 //
-// Neither is thread-safe: one thread changes a store and its sequences; attention on a const
-// Sequence may run on many threads meanwhile as long as none changes it.
+// Threads: sequences that share a store may be used by different threads at once, each by one
+// thread at a time; a store's books are its own to guard. Attention on a const Sequence may run on
+// many threads as long as none changes it. One thing reaches further than one sequence: pack() and
+// settle() of a Sequence change a block for all forks that share it, so that none of these may be
+// attended to meanwhile. A Batch (batch.h) never does that.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +21,8 @@
 #include "lowkv/executor.h"
 
 namespace lowkv {
+
+class Device;  // device.h
 
 namespace cache {
 struct Block;  // src/cache/block.h
@@ -44,39 +49,62 @@ class Store {
     // budget_bytes 0: no budget. It limits exact_bytes + packed_bytes after each operation. Packing
     // only ever frees bytes, so it is never refused. Several layers (plans of any shape) may share
     // a store, and should: its pools are shared with it.
-    explicit Store(std::size_t budget_bytes = 0);
+    // Its blocks lie on `device`; null: the CPU.
+    explicit Store(std::size_t budget_bytes = 0, std::shared_ptr<Device> device = nullptr);
     ~Store();
     Store(const Store&) = delete;
     Store& operator=(const Store&) = delete;
 
     StoreStats stats() const noexcept;
+    Device& device() const noexcept { return *device_; }
 
     struct Impl;  // src/cache/store.h
     Impl& impl() noexcept { return *impl_; }
 
   private:
+    std::shared_ptr<Device> device_;
     std::unique_ptr<Impl> impl_;
 };
 
 // What attention needs of one block. keys == nullptr: no cell of it was ever written; it reads as
-// zeros. The pointers hold until the store's next change.
+// zeros. The addresses are the device's (device.h), and hold until the store's next change.
 struct BlockView {
     const std::byte* keys = nullptr;
     const std::byte* values = nullptr;
     bool packed = false;
 };
 
+// Rows of keys or values as a host holds them, [head][token][channel]: strides in elements, a
+// head's channels side by side.
+struct Rows {
+    const void* data = nullptr;
+    RowType type = RowType::f16;
+    std::size_t head_stride = 0, token_stride = 0;
+};
+// Rows to be written, of the plan's own type.
+struct RowsOut {
+    void* data = nullptr;
+    std::size_t head_stride = 0, token_stride = 0;
+};
+
 // Every operation that throws leaves the sequence and the store as they were.
+//
+// A step is a transaction: begin(), then any operations, then commit() or rollback(), after which
+// the sequence is bit for bit what it was at begin(). Until then the store keeps what was packed,
+// copied or dropped meanwhile in its old state too, and counts both.
 class Sequence {
   public:
     static constexpr std::uint32_t max_cells = std::uint32_t{1} << 31;
 
-    Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention);
+    // append() begins at first_cell; cells before it are absent.
+    Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
+             std::uint32_t first_cell = 0);
     ~Sequence();
     Sequence(Sequence&&) noexcept;
     Sequence& operator=(Sequence&&) noexcept;
 
     const Plan& plan() const noexcept { return *plan_; }
+    Device& device() const noexcept { return store_->device(); }
     const Retention& retention() const noexcept { return retention_; }
     // One past the highest cell written since truncate(), which sets it.
     std::uint32_t size() const noexcept { return size_; }
@@ -85,6 +113,10 @@ class Sequence {
     // settle() does that, after attention. `positions`, one per token, are those of the keys' RoPE,
     // for plans that undo it (Plan::has_positions()); empty: the cells' numbers.
     void append(const float* keys, const float* values, std::uint32_t tokens,
+                std::span<const std::int32_t> positions = {});
+
+    // The same of rows of any type; those of the plan's own are copied as they are.
+    void append(const Rows& keys, const Rows& values, std::uint32_t tokens,
                 std::span<const std::int32_t> positions = {});
 
     // Writes row i, at rows + i * row_stride floats, to cells[i]: any order, any cell; blocks
@@ -100,6 +132,11 @@ class Sequence {
     void read_key(std::uint32_t cell, float* row) const;
     void read_value(std::uint32_t cell, float* row) const;
 
+    // Cells [first, first + count), in the plan's type, decoded where they are packed: each block
+    // once. Rows never written are zeros.
+    void read(std::uint32_t first, std::uint32_t count, const RowsOut& keys, const RowsOut& values,
+              Executor& executor = serial_executor()) const;
+
     // Of a written cell's key; its number where the plan keeps no positions.
     std::int32_t position(std::uint32_t cell) const noexcept;
 
@@ -110,7 +147,9 @@ class Sequence {
 
     // Packs the named blocks, for hosts that know their cells' ages themselves. Blocks that are
     // packed, absent or not fully written are left as they are, and so is every block of an exact
-    // scheme. A block shared by forks is packed once, and all of them see it packed.
+    // scheme. A block shared by forks is packed once, and all of them see it packed, unless a step
+    // is open, which leaves theirs as it is. Throws Error(invalid_argument) for rows of f32 or bf16
+    // that an f16 can't hold: infinite, NaN, or above 65504.
     void pack(std::span<const std::uint32_t> blocks, Executor& executor = serial_executor());
 
     // Packs rows of `source`, a sequence of the same plan, into blocks of this one that are absent:
@@ -126,8 +165,16 @@ class Sequence {
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
     void drop(std::span<const std::uint32_t> blocks) noexcept;
 
-    // Shares all blocks; a later write to either side copies the block it touches.
+    // Shares all blocks; a later write to either side copies the block it touches. A fork has no
+    // open step.
     Sequence fork() const;
+
+    // Throws Error(invalid_argument) where a step is open already.
+    void begin();
+    bool in_step() const noexcept { return step_.open; }
+    // Both end the step; without one they do nothing.
+    void commit() noexcept;
+    void rollback() noexcept;
 
     // Drops every cell at or above `size`. A block cut in two stays as it is, and is reopened if
     // packed when it is written again. Never fails.
@@ -137,14 +184,14 @@ class Sequence {
     // Of block number `block` < blocks(). Read from the shared block each time, because a fork may
     // have packed it meanwhile.
     BlockView view(std::uint32_t block) const noexcept;
-    // Of blocks [0, out.size()); those past the last are absent.
-    void views(std::span<BlockView> out) const noexcept;
+    // Of blocks [first, first + out.size()); those past the last are absent.
+    void views(std::span<BlockView> out, std::uint32_t first = 0) const noexcept;
     bool packed(std::uint32_t block) const noexcept;
     // Every cell of the block has both its rows.
     bool full(std::uint32_t block) const noexcept;
 
   private:
-    Sequence(const Sequence&);
+    Sequence(const Sequence& other);
 
     std::shared_ptr<Store> store_;
     std::shared_ptr<const Plan> plan_;
@@ -156,18 +203,58 @@ class Sequence {
     bool cut_ = false;
     std::vector<cache::Block*> blocks_;  // null: absent
 
-    void write(Part part, std::span<const std::uint32_t> cells, const float* rows,
-               std::size_t row_stride, std::span<const std::int32_t> positions);
-    void write_run(Part part, std::uint32_t cell, std::uint32_t count, const float* rows,
-                   std::size_t row_stride, const std::int32_t* positions) noexcept;
-    void read(Part part, std::uint32_t cell, float* row) const;
-    bool writable(std::uint32_t block) const noexcept;
-    void make_writable(std::span<const std::uint32_t> blocks);
-    void drop_stale_cells(cache::Block& block) noexcept;
+    // Since begin().
+    struct Step {
+        struct Replaced {
+            std::uint32_t at;
+            cache::Block* block;  // what blocks_[at] was, with its reference; null: absent
+        };
+        bool open = false, cut = false;
+        std::uint32_t size = 0, settled = 0, blocks = 0;
+        std::vector<Replaced> replaced;  // each of the first `blocks` at most once
+    } step_;
+
+    // A block of a sequence: operations on several sequences succeed or fail as one.
+    struct Place {
+        Sequence* sequence;
+        std::uint32_t block;
+    };
+
+    // What one sequence's part of a call reads.
+    struct Reading {
+        const Sequence* sequence;
+        RowsOut keys, values;
+    };
+
+    void write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
+               std::span<const std::int32_t> positions);
+    void write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
+                   const std::int32_t* positions) noexcept;
+    Rows floats(const float* rows, std::size_t row_stride) const noexcept;
+    void read_row(Part part, std::uint32_t cell, float* row) const;
+    static void read(std::span<const Reading> readings, std::uint32_t first, std::uint32_t count,
+                     Executor& executor);
     void check_cell(std::uint64_t cell) const;
-    friend struct SequenceImage;  // src/cache/sequence_image.cpp
     static void check_positions(std::span<const std::int32_t> positions, std::size_t tokens);
+
+    // Blocks that rows appended to the sequence touch, added to `places`.
+    void add_tail(std::uint32_t tokens, std::vector<Place>& places);
+    // Makes them exact, unshared, free of stale cells and dispensable to a rollback. No cell before
+    // first_cell will be written.
+    static void make_writable(std::span<const Place> places, std::uint32_t first_cell);
+    bool needs_copy(std::uint32_t block, std::uint32_t first_cell) const noexcept;
+    bool is_cut(std::uint32_t block) const noexcept;
+    void drop_stale_cells(cache::Block& block) noexcept;
+
+    // `apart`: a block that other sequences share too is replaced here, not changed for them.
+    static void pack(std::span<const Place> places, bool apart, Executor& executor);
+
+    // A rollback needs blocks_[block] as it is.
+    bool guarded(std::uint32_t block) const noexcept;
+    void let_go(std::uint32_t block) noexcept;
     void release() noexcept;
+    friend class Batch;
+    friend struct SequenceImage;  // src/cache/sequence_image.cpp
 };
 
 }  // namespace lowkv

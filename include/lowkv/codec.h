@@ -14,11 +14,19 @@ namespace lowkv {
 
 struct LayerCalibration;
 
-// What some codecs need to know about a layer; both are copied.
+// Of the elements of exact rows.
+enum class RowType : std::uint32_t { f32 = 1, f16 = 2, bf16 = 3 };
+
+// Throws Error(invalid_argument) for a type that there is not.
+std::size_t element_bytes(RowType type);
+
+// What some codecs need to know about a layer; calibration and rope are copied.
 struct LayerInputs {
     const LayerCalibration* calibration = nullptr;  // Codec::needs_calibration()
     const Rope* rope =
         nullptr;  // Stage::pre; null: the model has none, keys are stored as they come
+    // What rows are kept in while they are exact: the host's own, so that nothing is rounded.
+    RowType rows = RowType::f16;
 };
 
 class Plan {
@@ -45,15 +53,20 @@ class Plan {
     // The heads of a packed part share a section, which encode_shared() writes.
     bool has_shared() const noexcept { return keys_->shared_bytes() + values_->shared_bytes() > 0; }
 
-    // A block's two states. Exact: keys f16 [channels][block_tokens], then values f16
-    // [block_tokens][channels]: keys by channel and values by token, as attention reads them. Then
-    // the tokens' positions as i32, if the keys are packed as they were before RoPE.
+    // A block's two states. Exact: keys [channels][block_tokens], then values
+    // [block_tokens][channels], in elements of rows(): keys by channel and values by token, as
+    // attention reads them. Then the tokens' positions as i32, if the keys are packed as they were
+    // before RoPE.
+    RowType rows() const noexcept { return rows_; }
     bool has_positions() const noexcept { return keys_->has_positions(); }
     std::size_t exact_positions_offset() const noexcept { return 2 * exact_part_bytes(); }
-    std::size_t exact_bytes() const noexcept {
-        return exact_positions_offset() + (has_positions() ? std::size_t{4} * block_tokens_ : 0);
+    std::size_t exact_bytes() const noexcept { return exact_positions_offset() + position_bytes(); }
+    std::size_t exact_part_bytes() const noexcept {
+        return std::size_t{shape_.channels()} * block_tokens_ * element_bytes_;
     }
-    std::size_t exact_part_bytes() const noexcept { return keys_->shape().exact_bytes(); }
+    // An exact block rounded to f16, which is what families encode and decode, in the same order.
+    std::size_t f16_part_bytes() const noexcept { return keys_->shape().exact_bytes(); }
+    std::size_t f16_bytes() const noexcept { return 2 * f16_part_bytes() + position_bytes(); }
     // Packed: the keys' part, then the values' part.
     std::size_t packed_bytes() const noexcept { return keys_->bytes() + values_->bytes(); }
 
@@ -73,19 +86,25 @@ class Plan {
     const kernels::Table* kernels_ = nullptr;
     std::uint32_t layer_ = 0;
     std::uint64_t inputs_hash_ = 0;
+    RowType rows_ = RowType::f16;
+    std::size_t element_bytes_ = 2;
+
+    std::size_t position_bytes() const noexcept {
+        return has_positions() ? std::size_t{4} * block_tokens_ : 0;
+    }
 };
 
 // Tokens per block of a layer: 32, or the longest group that runs over tokens; 128 to take a mean
 // or variances of.
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 
-// Packs one exact block (layout above) into `packed` (plan.packed_bytes()): what the heads share
-// first, then heads [first, last), in any order.
-void encode_shared(const Plan& plan, const std::byte* exact, std::byte* packed) noexcept;
-void encode_block(const Plan& plan, const std::byte* exact, std::byte* packed,
+// Packs one block of f16 rows (plan.f16_bytes(), layout above) into `packed`
+// (plan.packed_bytes()): what the heads share first, then heads [first, last), in any order.
+void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept;
+void encode_block(const Plan& plan, const std::byte* f16, std::byte* packed,
                   std::uint32_t first_head, std::uint32_t last_head) noexcept;
 
 // The inverse, rounded to f16. Used to reopen a block and to save state; attention never calls it.
-void decode_block(const Plan& plan, const std::byte* packed, std::byte* exact) noexcept;
+void decode_block(const Plan& plan, const std::byte* packed, std::byte* f16) noexcept;
 
 }  // namespace lowkv

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 
 #include "lowkv/scheme.h"
@@ -151,6 +153,12 @@ struct PartInputs {
     codec::Rotations* rotations = nullptr;         // the layer's, never null
 };
 
+// How a codec's keys or values are stored, for people.
+struct CodecWords {
+    std::string sentence;     // without its full stop
+    std::string store, read;  // formulas; empty: as it comes
+};
+
 class Family {
   public:
     virtual ~Family() = default;
@@ -161,6 +169,16 @@ class Family {
     // Throws Error where the codec can't be compiled for the shape or needs other inputs.
     virtual std::shared_ptr<const PackedPart> compile(const Codec& codec, const PartShape& shape,
                                                       const PartInputs& inputs) const = 0;
+    // What is wrong with a codec that has any of this family's words, whichever family stores it,
+    // and what would be right; empty: nothing.
+    virtual std::string_view restriction(const Codec& codec, Part part) const noexcept;
+    // By default its name and no formulas.
+    virtual CodecWords words(const Codec& codec, Part part) const;
 };
+
+// The library's own.
+std::span<const Family* const> families() noexcept;
+// Whose a codec is: the one place that tells them apart.
+const Family& family_of(const Codec& codec) noexcept;
 
 }  // namespace lowkv

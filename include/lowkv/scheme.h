@@ -218,6 +218,9 @@ inline constexpr std::string_view default_scheme = "lowkv2.8";
 // Every preset, best known first is not implied: in the order that `lowkv schemes` lists them.
 std::span<const Preset> presets();
 
+// The one whose codecs these are; null: none.
+const Preset* preset_of(const LayerScheme& codecs);
+
 // Throws Error(invalid_scheme) with the offending word, its place and the legal values.
 Scheme parse_scheme(std::string_view text);
 

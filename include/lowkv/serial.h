@@ -2,7 +2,7 @@
 // Images: the packed blocks and exact rows of one layer as bytes, for files, states and network
 // chunks. docs/images.md has every byte.
 //
-//   save_sequence(), load_sequence()  a Sequence at once
+//   save_sequence(), load_sequence()  a Sequence at once; a Batch has save() and load()
 //   lay_out(), seal_image()           for hosts with rows of their own: fill the parts, then seal
 //   read_image(), check_image()       whether bytes are an image, and one that the host can use
 //
@@ -25,12 +25,6 @@ namespace lowkv {
 // Raised when the bytes of an image, or those that a codec packs, change their meaning.
 inline constexpr std::uint32_t image_version = 1;
 
-// Of the elements of exact rows.
-enum class RowType : std::uint32_t { f32 = 1, f16 = 2, bf16 = 3 };
-
-// Throws Error(invalid_image) for a type that there is not.
-std::size_t element_bytes(RowType type);
-
 // What an image's bytes mean: those of equal identities are interchangeable.
 struct ImageIdentity {
     std::string scheme;        // layer_text()
@@ -48,7 +42,7 @@ struct ImageIdentity {
 // A layer's codecs and retention, spelled out: a preset may come to mean something else.
 std::string layer_text(const LayerScheme& layer, const Retention& retention);
 
-ImageIdentity image_identity(const Plan& plan, const Retention& retention, RowType rows);
+ImageIdentity image_identity(const Plan& plan, const Retention& retention);
 
 // Cells [first, first + tokens). Packed ones are whole blocks.
 struct ImageSpan {
@@ -98,12 +92,16 @@ ImageHeader read_image(std::span<const std::byte> bytes);
 // Throws Error(invalid_image) where the image means something else, saying what.
 void check_image(const ImageHeader& header, const ImageIdentity& wanted);
 
-// All cells of a sequence. Throws Error(invalid_argument) for a cell that has a key and no value,
-// or the other way round: save between steps.
+// All cells of sequences of one plan and one retention, whose cells are packed, exact and absent
+// alike. Throws Error(invalid_argument) where they are not, and for a cell that has a key and no
+// value, or the other way round: save between steps.
+std::vector<std::byte> save_sequences(std::span<const Sequence* const> sequences);
 std::vector<std::byte> save_sequence(const Sequence& sequence);
 
-// The sequence again, which goes on as the saved one would have. Throws as read_image(),
-// check_image() and Sequence do.
+// The sequences again, which go on as the saved ones would have. Throws as read_image(),
+// check_image() and Sequence do. load_sequence() takes an image of one.
+std::vector<Sequence> load_sequences(std::span<const std::byte> image, std::shared_ptr<Store> store,
+                                     std::shared_ptr<const Plan> plan, const Retention& retention);
 Sequence load_sequence(std::span<const std::byte> image, std::shared_ptr<Store> store,
                        std::shared_ptr<const Plan> plan, const Retention& retention);
 

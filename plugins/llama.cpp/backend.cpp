@@ -228,7 +228,8 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
     params.mask.kind = Mask::Kind::additive_f16;
     params.mask.data = view.mask();
     params.mask.row_stride = view.rows();
-    attend(layer.plan(), views_, io, params, workspace_, *executor_);
+    const SequenceAttention one{views_, io, params.mask};
+    attend(layer.device(), layer.plan(), std::span(&one, 1), params, workspace_, *executor_);
 }
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer

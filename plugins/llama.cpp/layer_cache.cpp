@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "calibration/file/calibration_file.h"
 #include "ggml.h"
+#include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 
 namespace lowkv::ggml {
@@ -90,7 +90,7 @@ void LayerCache::decide() {
                               .packed = Sequence(store_, plan_, packed),
                               .done = {}});
         streams_state_ = std::move(states);
-        decoded_.resize(plan_->exact_bytes());
+        decoded_ = DeviceMemory(store_->device(), plan_->exact_bytes());
         mode_ = Mode::packed;
         return;
     }

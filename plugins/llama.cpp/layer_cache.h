@@ -19,6 +19,7 @@
 
 #include "cell_tracker.h"
 #include "lowkv/cache.h"
+#include "lowkv/device.h"
 #include "lowkv/rope.h"
 #include "mapping.h"
 #include "settings.h"
@@ -26,8 +27,6 @@
 struct ggml_tensor;
 
 namespace lowkv::ggml {
-
-enum class Part : std::uint8_t { keys = 0, values = 1 };
 
 class LayerCache {
   public:
@@ -61,6 +60,7 @@ class LayerCache {
     // Why the layer is plain.
     const std::string& reason() const noexcept { return reason_; }
     const Plan& plan() const noexcept { return *plan_; }
+    Device& device() const noexcept { return store_->device(); }
 
     // The f16 memory of a plain layer.
     std::byte* plain_memory(Part part) noexcept { return half(part).plain.data(); }
@@ -153,7 +153,7 @@ class LayerCache {
     std::shared_ptr<const Plan> plan_;
     std::vector<StreamState> streams_state_;
     // One decoded block, and the packed one that it was; null once anything may have moved.
-    mutable std::vector<std::byte> decoded_;
+    DeviceMemory decoded_;  // an exact block
     mutable const std::byte* decoded_from_ = nullptr;
     mutable std::uint64_t decoded_blocks_ = 0;
     mutable std::vector<std::uint16_t> rows_;  // scratch: rows on their way in or out

@@ -111,37 +111,29 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
     }
 }
 
-// Of one block. Exact blocks hold keys by channel and values by token (codec.h), in f16 already.
+// Of one block.
 void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t first,
                           std::uint32_t count, std::byte* out) const {
-    const std::uint32_t tokens = plan_->block_tokens();
-    const std::uint32_t channels = shape_.channels();
-    const std::size_t bytes = row_bytes(part);
-    const std::uint32_t block = first / tokens;
-    first %= tokens;
-    BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
-    if (view.keys != nullptr && view.packed) {
-        if (decoded_from_ != view.keys) {
-            decoded_from_ = nullptr;  // should it throw
-            decode_block(*plan_, view.keys, decoded_.data());
-            decoded_from_ = view.keys;
-            ++decoded_blocks_;
-        }
-        view = {decoded_.data(), decoded_.data() + plan_->exact_part_bytes(), false};
-    }
+    const std::size_t bytes = count * row_bytes(part);
+    const std::uint32_t block = first / plan_->block_tokens();
+    const BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
     if (view.keys == nullptr) {
-        std::memset(out, 0, count * bytes);
-    } else if (part == Part::values) {
-        std::memcpy(out, view.values + first * bytes, count * bytes);
-    } else {
-        // A state's rows may lie at odd addresses.
-        const auto* keys = reinterpret_cast<const ggml_fp16_t*>(view.keys);
-        rows_.resize(std::size_t{count} * channels);
-        for (std::uint32_t c = 0; c < channels; ++c)
-            for (std::uint32_t t = 0; t < count; ++t)
-                rows_[std::size_t{t} * channels + c] = keys[std::size_t{c} * tokens + first + t];
-        std::memcpy(out, rows_.data(), count * bytes);
+        std::memset(out, 0, bytes);
+        return;
     }
+    if (view.packed && decoded_from_ != view.keys) {
+        decoded_from_ = nullptr;  // should it throw
+        const BlockCopy copy{view.keys, decoded_.data()};
+        device().decode(*plan_, std::span(&copy, 1), serial_executor());
+        decoded_from_ = view.keys;
+        ++decoded_blocks_;
+    }
+    // A state's rows may lie at odd addresses.
+    rows_.resize(bytes / sizeof rows_[0]);
+    device().read_rows(*plan_, static_cast<lowkv::Part>(part),
+                       view.packed ? decoded_.data() : view.keys, first % plan_->block_tokens(),
+                       count, {rows_.data(), shape_.head_dim, shape_.channels()});
+    std::memcpy(out, rows_.data(), bytes);
 }
 
 Sequence& LayerCache::to_write(std::uint32_t stream_index, const Place& at) {

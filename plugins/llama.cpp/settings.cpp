@@ -6,7 +6,7 @@
 #include <sstream>
 #include <vector>
 
-#include "calibration/file/calibration_file.h"
+#include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"

@@ -11,12 +11,13 @@ import transformers
 from transformers import PreTrainedModel
 
 from lowkv import heap, saving
-from lowkv._core import BlockMemory, Error, default_scheme, parse_scheme
+from lowkv._core import Error, Store, default_scheme, parse_scheme
 from lowkv.install import install, sliding_windows
 from lowkv.layer import Layer
+from lowkv.steps import Steps, watch
 
 
-class Cache(transformers.Cache):
+class Cache(Steps, transformers.Cache):
     """A packed cache for one model: `model.generate(..., past_key_values=Cache.from_model(model))`.
 
     scheme: its text form; sliding_windows: for each layer the window in tokens, or None.
@@ -30,8 +31,7 @@ class Cache(transformers.Cache):
         heap.tune()
         self.scheme = str(parsed)
         self.model = None  # weak: a cache keeps no model alive
-        self._begun: int | None = None  # tokens held when a call of the model began that has not ended well
-        self.memory = BlockMemory()
+        self.memory = Store()
         super().__init__(layers=[Layer(index, parsed, window, self.memory)
                                  for index, window in enumerate(sliding_windows)])
 
@@ -41,7 +41,7 @@ class Cache(transformers.Cache):
         computes what it did before. Raises lowkv.Error for a scheme or a model that is not served, and why."""
         cache = cls(scheme, sliding_windows(model))
         install(model)
-        _watch(model)
+        watch(model)
         cache.model = weakref.ref(model)
         return cache
 
@@ -51,44 +51,14 @@ class Cache(transformers.Cache):
         if layer_idx >= len(self.layers):
             raise Error(f"the model has a layer {layer_idx}, but this cache was made for one of {len(self.layers)} "
                         "layers; make it with Cache.from_model() of this model")
-        if layer_idx == 0:
-            self._require_whole()
+        if layer_idx == 0 and not self._in_step:
+            self._require_even()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def crop(self, *args, **kwargs) -> None:
-        """Takes tokens back; see transformers.Cache. Raises Error after a step that failed before its last layer's
-        attention had ended."""
-        self._require_even()
-        super().crop(*args, **kwargs)
-        self._begun = None
-
-    def reset(self) -> None:
-        """Forgets all tokens, and with them a step that failed."""
-        super().reset()
-        self._begun = None
-
-    def _require_even(self) -> None:
-        for layer in self.layers:
-            layer.require_attended()
-        lengths = {layer.length for layer in self.layers}
-        if len(lengths) > 1:
-            raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: the "
-                        "last step failed or was interrupted. Call reset(), or go on with a fork from before it")
-
-    def _require_whole(self) -> None:
-        self._require_even()
-        length = self.get_seq_length()
-        if self._begun is not None and self._begun != length:
-            raise Error(f"the last step failed or was interrupted after it had taken the cache from {self._begun} to "
-                        f"{length} tokens: take them back with crop({self._begun - length}), call reset(), or go on "
-                        "with a fork from before it")
-
-    def _begin(self) -> None:
-        self._require_whole()
-        self._begun = self.get_seq_length()
-
-    def _end(self) -> None:
-        self._begun = None
+        """Takes tokens back, in all layers or in none; see transformers.Cache."""
+        with self.step():
+            super().crop(*args, **kwargs)
 
     def fork(self) -> Cache:
         """A copy that shares all packed blocks: continue one prompt many times."""
@@ -96,14 +66,14 @@ class Cache(transformers.Cache):
 
     def __deepcopy__(self, memo) -> Cache:
         new = type(self).__new__(type(self))
-        new.__dict__.update(self.__dict__)
+        new.__dict__.update(self.__dict__, _in_step=False)
         new.layers = [copy.deepcopy(layer, memo) for layer in self.layers]
         return new
 
     def save(self, path: str | Path) -> None:
         """Writes all rows, packed ones as they are, to a safetensors file that load() reads."""
         model = self.model() if self.model is not None else None
-        self._require_whole()
+        self._require_even()
         if model is None:
             raise Error("save: the model that this cache was made for is gone, and the file must name it")
         saving.save(self, model, Path(path))
@@ -112,21 +82,20 @@ class Cache(transformers.Cache):
     def load(cls, path: str | Path, model: PreTrainedModel, scheme: str | None = None) -> Cache:
         """The cache that save() wrote. Raises Error for a file of another model, of another scheme than `scheme`
         (if given), of another version of the format, or with damaged contents."""
-        path = Path(path)
-        metadata, tensors = saving.read(path, model, scheme)
-        cache = Cache.from_model.__func__(cls, model, metadata["scheme"])
-        saving.restore(cache, path, metadata, tensors)
+        with saving.opened(Path(path), model, scheme) as (images, saved_scheme):
+            cache = Cache.from_model.__func__(cls, model, saved_scheme)
+            saving.restore(cache, images)
         return cache
 
     @property
     def exact_bytes(self) -> int:
-        """Bytes of rows that are still exact, spare room included."""
-        return sum(layer.exact.nbytes for layer in self.layers if layer.exact is not None)
+        """Bytes of blocks of exact rows, room for more rows and those of forks included: a shared block counts once."""
+        return self.memory.exact_bytes
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of packed blocks, those of forks included: a shared block counts once."""
-        return self.memory.bytes
+        return self.memory.packed_bytes
 
     def activate_past_recording(self) -> None:
         """Announces guesses that crop() may take back: the newest 512 tokens stay exact, and nothing that a rolled
@@ -139,26 +108,3 @@ class Cache(transformers.Cache):
         token on, or from the first that a sliding window has kept."""
         return self.layers[layer].full()
 
-
-# A cache sees the layers of a step, but not what comes after the last one's attention.
-
-
-def _watch(model: PreTrainedModel) -> None:
-    """Lets `model` tell its caches when a call begins and when it has ended without an error."""
-    if _began not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_began, with_kwargs=True)
-        model.register_forward_hook(_ended, with_kwargs=True)
-
-
-def _began(model, args, kwargs) -> None:
-    for cache in _caches(args, kwargs):
-        cache._begin()
-
-
-def _ended(model, args, kwargs, output) -> None:
-    for cache in _caches(args, kwargs):
-        cache._end()
-
-
-def _caches(args, kwargs) -> list[Cache]:
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]

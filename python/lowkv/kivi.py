@@ -31,8 +31,9 @@ class KiviCache(Cache):
         layers = _layers(past_key_values)
         if len(layers) != len(self.layers):
             raise Error(f"add_tokens: {len(layers)} layers with tokens, but the model has {len(self.layers)}")
-        for layer, (keys, values) in zip(self.layers, layers, strict=True):
-            layer.take_over(keys, values)
+        with self.step():
+            for layer, (keys, values) in zip(self.layers, layers, strict=True):
+                layer.take_over(keys, values)
 
     def get_full_cache(self) -> KiviCache:
         """What the model takes as `past_key_values`; full() gives a layer's decoded tensors."""
@@ -43,14 +44,13 @@ class KiviCache(Cache):
         `compression`, `tokens`, and how many of them are still exact (`exact_tokens`)."""
         found = self.layers[layer]
         held, full = found.nbytes, found.float32_bytes
-        exact = found.exact.length if found.exact is not None else 0
         return {"compression": full / held if held else 1.0, "kivi_bytes": held, "fp32_bytes": full,
-                "tokens": found.length, "exact_tokens": exact}
+                "tokens": found.length, "exact_tokens": found.exact_tokens}
 
 
 def _layers(past_key_values):
     if isinstance(past_key_values, Cache):
-        dropped = [layer.index for layer in past_key_values.layers if layer.first > layer.sinks]
+        dropped = [layer.index for layer in past_key_values.layers if layer.rows is not None and layer.rows.first > 0]
         if dropped:
             raise Error(f"add_tokens: layer {dropped[0]} of that cache has dropped what its sliding window has passed")
         return [past_key_values.full(index) for index in range(len(past_key_values.layers))]

@@ -1,4 +1,4 @@
-"""A serde for LMCache: chunks of a KV cache go to its storage as packed blocks.
+"""A serde for LMCache: chunks of a KV cache go to its storage as images of their layers (docs/images.md).
 
 Import this module (it registers itself), then name it in the configuration of an L2 adapter:
 
@@ -9,11 +9,7 @@ layer that the scheme keeps exact, are stored as they are. Reading gives decoded
 
 from __future__ import annotations
 
-import hashlib
-import json
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
 
 import torch
 from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
@@ -21,57 +17,46 @@ from lmcache.v1.distributed.serde.base import Deserializer, Serializer
 from lmcache.v1.distributed.serde.factory import register_serde_factory
 from lmcache.v1.memory_management import MemoryFormat
 
-from lowkv import blocks
-from lowkv._core import BlockMemory, Error, LayerBlocks, Plan, default_scheme, parse_scheme
+from lowkv._core import (
+    Batch,
+    Error,
+    Plan,
+    Retention,
+    RowType,
+    Store,
+    default_scheme,
+    image_bytes,
+    parse_scheme,
+    read_image,
+)
 
 # Permutations to [2, layers, tokens, channels], and what is missing in the chunk's own shape.
 _LAYERS, _TOKENS_FIRST, _ONE_LAYER = MemoryFormat.KV_2LTD, MemoryFormat.KV_T2D, MemoryFormat.KV_2TD
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Before a chunk's bytes: a hash of what they mean, and their checksum. Stored chunks outlive a configuration.
-_MEANING, _HEADER = 28, 32
+_DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
+_PACK_ALL = Retention(window=0, sinks=0, flush=0)
 
 
 class Codec:
     """What both directions share. scheme: its text form; head_dim: channels of one head."""
 
     def __init__(self, scheme: str, head_dim: int):
-        if head_dim < 16 or head_dim > 576 or head_dim % 16:
-            raise Error(f"head_dim {head_dim}; legal: a multiple of 16 from 16 to 576")
         self.scheme, self.head_dim = parse_scheme(scheme), head_dim
-        self._plans: dict[tuple[int, int], Plan | None] = {}
+        self._plan = functools.cache(functools.partial(Plan, self.scheme))
+        self.plan(0, head_dim, torch.float16)  # raises Error for a head_dim that can't be
 
-    def plan(self, layer: int, channels: int) -> Plan | None:
-        """None for a layer that is kept exact."""
+    def plan(self, layer: int, channels: int, dtype: torch.dtype) -> Plan:
         if channels % self.head_dim:
             raise Error(f"chunks of {channels} channels are not whole heads of head_dim {self.head_dim}")
-        if self.scheme.is_exact(layer):
-            return None
-        key = layer, channels
-        if key not in self._plans:
-            self._plans[key] = Plan(str(self.scheme), layer, channels // self.head_dim, self.head_dim)
-        return self._plans[key]
+        if dtype not in _DTYPES:
+            raise Error(f"a chunk of {dtype}; lowkv takes float32, float16 and bfloat16")
+        return self._plan(layer, channels // self.head_dim, self.head_dim, _DTYPES[dtype])
 
-    def packed_blocks(self, layer: int, tokens: int, channels: int) -> int:
-        """How many blocks the tokens of one layer fill."""
-        plan = self.plan(layer, channels)
-        return tokens // plan.block_tokens if plan is not None else 0
-
-    def size(self, layer: int, tokens: int, channels: int, itemsize: int) -> int:
+    def size(self, layer: int, tokens: int, channels: int, dtype: torch.dtype) -> int:
         """Bytes that one layer of a chunk takes."""
-        plan, count = self.plan(layer, channels), self.packed_blocks(layer, tokens, channels)
-        packed = count * plan.packed_bytes if count else 0
-        rest = tokens - count * plan.block_tokens if count else tokens
-        return packed + 2 * rest * channels * itemsize
-
-    def meaning(self, chunk: torch.Tensor) -> bytes:
-        """Tells apart chunks, `[2, layers, tokens, channels]`, whose bytes mean something else."""
-        if chunk.dtype not in _DTYPES:
-            raise Error(f"a chunk of {chunk.dtype}; lowkv takes float32, float16 and bfloat16")
-        about = ["lowkv-lmcache-1", str(self.scheme), self.head_dim, str(chunk.dtype), list(chunk.shape)]
-        return hashlib.sha256(json.dumps(about).encode()).digest()[:_MEANING]
+        return image_bytes(self.plan(layer, channels, dtype), _PACK_ALL, tokens)
 
     def heads(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[tokens, channels]` to `[1, heads, tokens, head_dim]`."""
+        """`[tokens, channels]` as `[1, heads, tokens, head_dim]`."""
         return rows.unflatten(1, (-1, self.head_dim)).transpose(0, 1)[None]
 
 
@@ -87,105 +72,64 @@ def _layered(tensor: torch.Tensor, layout: MemoryFormat) -> torch.Tensor:
                 "KV_2TD")
 
 
-@dataclass
-class _Part:
-    """One layer of a chunk, and where its bytes lie: its blocks first, then the rows that fill no block."""
-
-    keys: torch.Tensor  # [tokens, channels], a view of the chunk
-    values: torch.Tensor
-    plan: Plan | None
-    count: int  # of packed blocks
-    packed: torch.Tensor  # bytes
-    rest: torch.Tensor  # bytes
-
-    @property
-    def packed_tokens(self) -> int:
-        return self.count * self.plan.block_tokens if self.count else 0
-
-
-def _parts(codec: Codec, chunk: torch.Tensor, data: torch.Tensor) -> Iterator[_Part]:
-    """The layers of a chunk, `[2, layers, tokens, channels]`, and their shares of `data`, which is made of bytes."""
-    at = 0
-    for layer in range(chunk.shape[1]):
-        keys, values = chunk[0, layer], chunk[1, layer]
-        plan, count = codec.plan(layer, keys.shape[1]), codec.packed_blocks(layer, *keys.shape)
-        end = at + codec.size(layer, *keys.shape, keys.element_size())
-        if end > data.numel():
-            raise Error(f"{data.numel()} bytes, but the chunk's layers need {end} or more: another scheme?")
-        middle = at + (count * plan.packed_bytes if count else 0)
-        yield _Part(keys, values, plan, count, data[at:middle], data[middle:end])
-        at = end
-
-
 class LowKVSerializer(Serializer):
-    """Chunks to packed blocks."""
+    """Chunks to images."""
 
     def __init__(self, codec: Codec):
         self.codec = codec
 
     def serialize(self, src, dst, key) -> int:
         """Packs the chunk `src` into the bytes `dst`; returns how many."""
-        chunk = _layered(src.tensor, src.meta.fmt)
-        data = dst.tensor.flatten().view(torch.uint8)
-        meaning, written = self.codec.meaning(chunk), _HEADER
-        for part in _parts(self.codec, chunk, data[_HEADER:]):
-            whole = part.packed_tokens
-            if part.count:
-                held = LayerBlocks(part.plan, 1, BlockMemory())
-                rows = [self.codec.heads(x[:whole]).contiguous() for x in (part.keys, part.values)]
-                held.append(blocks.from_rows(*rows, part.plan.block_tokens), 1)
-                packed = bytearray(b"".join(held.packed(0, block) for block in range(part.count)))
-                part.packed.copy_(torch.frombuffer(packed, dtype=torch.uint8))
-            rest = torch.stack([part.keys[whole:], part.values[whole:]])
-            part.rest.copy_(rest.flatten().view(torch.uint8))
-            written += part.packed.numel() + part.rest.numel()
-        header = meaning + zlib.crc32(data[_HEADER:written].numpy()).to_bytes(_HEADER - _MEANING, "little")
-        data[:_HEADER] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        data, written = dst.tensor.flatten().view(torch.uint8), 0
+        for layer, (keys, values) in enumerate(_layered(src.tensor, src.meta.fmt).unbind(1)):
+            rows = Batch(Store(), self.codec.plan(layer, keys.shape[1], keys.dtype), _PACK_ALL, 1)
+            rows.append(self.codec.heads(keys), self.codec.heads(values))
+            rows.settle(0, 1)
+            image = torch.from_numpy(rows.save())
+            end = written + len(image)
+            if end > len(data):
+                raise Error(f"{len(data)} bytes, but the chunk's layers need {end} or more: another scheme?")
+            data[written:end] = image
+            written = end
         return written
 
     def estimate_serialized_size(self, layout_desc) -> int:
         """Bytes of a packed chunk of these shapes and dtypes; exact, not an estimate."""
-        total = _HEADER
+        total = 0
         for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True):
             # Without the layout's name: a chunk of all layers has 4 dimensions, one layer's has 3.
             layers = shape[1] if len(shape) == 4 else 1
             tokens = shape[2] if len(shape) == 4 else shape[0] if shape[1] == 2 else shape[1]
-            total += sum(self.codec.size(layer, tokens, shape[-1], dtype.itemsize) for layer in range(layers))
+            total += sum(self.codec.size(layer, tokens, shape[-1], dtype) for layer in range(layers))
         return total
 
 
 class LowKVDeserializer(Deserializer):
-    """Packed blocks to decoded chunks."""
+    """Images to decoded chunks."""
 
     def __init__(self, codec: Codec):
         self.codec = codec
 
     def deserialize(self, src, dst, key) -> None:
-        """Decodes what serialize() wrote into the chunk `dst`. Raises Error for what is damaged, too short, or
-        was written with another scheme or head_dim, or for a chunk of another shape or dtype."""
-        chunk = _layered(dst.tensor, dst.meta.fmt)
+        """Decodes what serialize() wrote into the chunk `dst`. Raises Error for what is damaged, cut off, or was
+        written with another scheme or head_dim, or for a chunk of another shape or dtype."""
         data = src.tensor.flatten().view(torch.uint8)
-        header = data[:_HEADER].numpy().tobytes()
-        if header[:_MEANING] != self.codec.meaning(chunk):
-            raise Error(f"a stored chunk that was not written by lowkv as {self.codec.scheme}, head_dim "
-                        f"{self.codec.head_dim}, for {chunk.dtype} {tuple(chunk.shape)}: clear the storage after a "
-                        "change of the configuration")
-        parts = list(_parts(self.codec, chunk, data[_HEADER:]))
-        end = _HEADER + sum(part.packed.numel() + part.rest.numel() for part in parts)
-        if zlib.crc32(data[_HEADER:end].numpy()) != int.from_bytes(header[_MEANING:], "little"):
-            raise Error("a stored chunk is damaged: its bytes do not match their checksum")
-        for part in parts:
-            whole, channels = part.packed_tokens, part.keys.shape[1]
-            if part.count:
-                held = LayerBlocks(part.plan, 1, BlockMemory())
-                held.append_packed(part.packed.view(1, part.count, -1).contiguous())
-                halves = torch.empty(1, part.count, part.plan.exact_bytes // 2, dtype=torch.uint16)
-                held.decode(0, halves, 1)
-                rows = blocks.to_rows(halves, channels // self.codec.head_dim, part.plan.block_tokens)
-                for decoded, to in zip(rows, (part.keys, part.values), strict=True):
-                    to[:whole].copy_(decoded[0].transpose(0, 1).flatten(1))
-            rest = part.rest.clone().view(chunk.dtype).view(2, -1, channels)
-            part.keys[whole:], part.values[whole:] = rest[0], rest[1]
+        for layer, (keys, values) in enumerate(_layered(dst.tensor, dst.meta.fmt).unbind(1)):
+            try:
+                data = data[self._read(layer, data, keys, values) :]
+            except Error as error:
+                raise Error(f"a stored chunk can't be read, layer {layer}: {error}. Clear the storage after a change "
+                            "of the configuration") from None
+
+    def _read(self, layer: int, data: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> int:
+        """One layer from the image that `data` begins with; its bytes."""
+        header = read_image(data)
+        rows = Batch.load(data, Store(), self.codec.plan(layer, keys.shape[1], keys.dtype), _PACK_ALL)
+        if (rows.shape[0], rows.first, rows.tokens) != (1, 0, len(keys)):
+            raise Error(f"it has tokens [{rows.first}, {rows.tokens}) of {rows.shape[0]} sequences, and the chunk "
+                        f"{len(keys)} of one")
+        rows.read(0, self.codec.heads(keys), self.codec.heads(values), 1)
+        return header.bytes
 
 
 def create(arguments: dict[str, object]) -> AsyncSerdeProcessor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +32,14 @@ class Visibility:
     @property
     def plain_causal(self) -> bool:
         """Nothing but a causal mask that starts at cell 0."""
-        nothing = self.keep is None and self.full is None and self.bias is None
-        return self.causal and nothing and (self.window is None or self.window >= self.total)
+        return self.causal and self.masks == 0 and (self.window is None or self.window >= self.total)
+
+    @property
+    def masks(self) -> int:
+        """How many masks it takes to say it, for rows of a batch and heads that differ; 0: `causal` and `window` do."""
+        found = [tensor.shape[:2] for tensor in (self.full, self.bias) if tensor is not None]
+        found += [(self.keep.shape[0], 1)] if self.keep is not None else []
+        return math.prod(torch.broadcast_shapes(*found)) if found else 0
 
     @property
     def first_cell(self) -> int:

@@ -4,8 +4,6 @@
 //   scale = (max - min) / 3, zero = min, code = round((x - zero) / scale), four codes to a byte,
 //   the first in the lowest bits
 
-#include "quantize.h"
-
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
@@ -16,8 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
-#include "floats.h"
+#include "arguments.h"
+#include "bind.h"
+#include "lowkv/format.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,12 +29,32 @@ constexpr float highest_code = 3.0f;
 
 using Array = nb::ndarray<nb::device::cpu>;
 
+struct BFloat16 {
+    std::uint16_t bits;
+};
+struct Float16 {
+    std::uint16_t bits;
+};
+
+float to_float(float x) { return x; }
+float to_float(BFloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+float to_float(Float16 x) { return lowkv_f16_to_f32(x.bits); }
 void set(float& to, float x) { to = x; }
 void set(BFloat16& to, float x) {  // to the nearest, ties to even; x is finite
     const auto bits = std::bit_cast<std::uint32_t>(x);
     to.bits = static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-void set(Float16& to, float x) { to.bits = codec::f32_to_f16(x); }
+void set(Float16& to, float x) { to.bits = lowkv_f32_to_f16(x); }
+
+// Calls f with the array's data as a pointer to its type of elements.
+template <class F>
+void with_floats(const Array& array, const char* name, F&& f) {
+    switch (row_type(array, name)) {
+        case RowType::f32: return f(static_cast<float*>(array.data()));
+        case RowType::f16: return f(static_cast<Float16*>(array.data()));
+        case RowType::bf16: return f(static_cast<BFloat16*>(array.data()));
+    }
+}
 
 std::string text(const std::vector<std::size_t>& shape) {
     std::string out = "[";

@@ -1,18 +1,17 @@
-// Splits an attention over tasks (kv head x query rows x range of cells), lets the implementation's
-// kernels run them, and joins the partial results.
+// Attention on the CPU: splits it over tasks (sequence x kv head x query rows x range of cells),
+// lets the implementation's kernels run them in one parallel loop, and joins the partial results.
 
-#include "lowkv/attention.h"
+#include "attention/run.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <string>
 
 #include "attention/query.h"
 #include "attention/workspace.h"
 #include "codec/rotation.h"
+#include "codec/round.h"
 #include "kernels/table.h"
-#include "lowkv/error.h"
 
 namespace lowkv {
 
@@ -21,101 +20,46 @@ using kernels::prefill_max_rows;
 using kernels::Row;
 using kernels::span_tokens;
 
-namespace attention {
 namespace {
 
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, "attend: " + message);
-}
-
-}  // namespace
-
-void check_arguments(const Shape& shape, const AttentionIO& io, const AttentionParams& params) {
-    check(io.heads > 0 && io.heads % shape.kv_heads == 0,
-          std::to_string(io.heads) + " query heads are not a multiple of " +
-              std::to_string(shape.kv_heads) + " kv heads");
-    check(io.tokens == 0 || (io.q != nullptr && io.out != nullptr), "q or out is null");
-    const Mask& mask = params.mask;
-    const bool additive = kernels::is_additive(mask.kind);
-    check(!additive || mask.data != nullptr, "the additive mask has no data");
-    check(!additive || io.tokens < 2 || mask.row_stride >= io.n_cells,
-          "mask rows of " + std::to_string(mask.row_stride) + " values do not cover " +
-              std::to_string(io.n_cells) + " cells");
-    check(mask.kind != Mask::Kind::causal || io.n_cells >= io.tokens,
-          "a causal mask needs at least as many cells (" + std::to_string(io.n_cells) +
-              ") as query tokens (" + std::to_string(io.tokens) + ")");
-    check(std::isfinite(params.scale) && std::isfinite(params.softcap) && params.softcap >= 0,
-          "scale must be finite, softcap finite and not negative");
-}
-
-}  // namespace attention
-
-namespace {
-
-// How the rows of one kv head (token-major, then the query heads that share it) and the cells are
-// cut into tasks.
-struct Split {
-    bool decode = false;
-    std::uint32_t rows = 0;        // per kv head
-    std::uint32_t chunk_rows = 0;  // rows per task
-    std::uint32_t chunks = 0;
-    std::uint32_t range_cells = 0;  // cells per task
-    std::uint32_t ranges = 0;
-};
-
-constexpr std::uint32_t ceil_div(std::uint32_t a, std::uint32_t b) { return (a + b - 1) / b; }
-
-Split make_split(const Shape& shape, const AttentionIO& io, const AttentionParams& params,
-                 unsigned threads) {
-    Split split;
+// Rows to chunks; set_ranges() cuts the cells.
+AttentionSplit split_rows(const Shape& shape, const SequenceAttention& sequence,
+                          const AttentionParams& params, unsigned threads) {
+    const AttentionIO& io = sequence.io;
+    AttentionSplit split;
     split.rows = io.tokens * (io.heads / shape.kv_heads);
     split.decode = split.rows <= params.decode_rows;
-    std::uint32_t ranges = 1;
+    if (split.rows == 0) return split;
     if (split.decode) {
         split.chunks = ceil_div(split.rows, decode_max_rows);
         split.chunk_rows = ceil_div(split.rows, split.chunks);
-        // Heads that the threads can't share evenly: cut the cells too, into twice as many ranges
-        // as would come out even, because blocks differ in cost. Not into ranges so short that
-        // joining them costs more than it gains.
-        const std::uint32_t tasks = shape.kv_heads * split.chunks;
-        const std::uint32_t even = threads / std::gcd(tasks, threads);
-        if (even > 1) ranges = std::min(2 * even, ceil_div(io.n_cells, 2 * span_tokens));
     } else {
         // Small prompts get smaller chunks, so that every thread has work.
         const std::uint32_t even = ceil_div(split.rows * shape.kv_heads, 4 * threads);
         split.chunk_rows = std::clamp(even, std::uint32_t{24}, prefill_max_rows);
         split.chunks = ceil_div(split.rows, split.chunk_rows);
     }
-    const std::uint32_t spans = std::max(ceil_div(io.n_cells, span_tokens), 1u);
-    split.range_cells = ceil_div(spans, std::max(ranges, 1u)) * span_tokens;
-    split.ranges = std::max(ceil_div(io.n_cells, split.range_cells), 1u);
+    const Row first = attention::make_row(io, sequence.mask, nullptr, 0, 0);
+    split.first_cell = first.begin / span_tokens * span_tokens;
     return split;
 }
 
-}  // namespace
-
-Row attention::make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t token,
-                        std::uint32_t head) {
-    Row row;
-    row.q = io.q + token * io.q_token_stride + head * io.q_head_stride;
-    row.packed_q = row.q;
-    row.limit = io.n_cells;
-    const std::size_t mask_offset = token * params.mask.row_stride + head * params.mask.head_stride;
-    switch (params.mask.kind) {
-        case Mask::Kind::none: break;
-        case Mask::Kind::causal: row.limit = io.n_cells - io.tokens + token + 1; break;
-        case Mask::Kind::additive_f16:
-            row.mask = static_cast<const std::uint16_t*>(params.mask.data) + mask_offset;
-            break;
-        case Mask::Kind::additive_f32:
-            row.mask = static_cast<const float*>(params.mask.data) + mask_offset;
-            break;
+// `tasks`: of all sequences, if no cells are cut.
+void set_ranges(AttentionSplit& split, std::uint32_t n_cells, std::size_t tasks, unsigned threads) {
+    const std::uint32_t cells = n_cells - split.first_cell;
+    std::uint32_t ranges = 1;
+    constexpr unsigned enough = 16;  // tasks for each thread
+    if (split.decode && tasks < std::size_t{enough} * threads) {
+        // Heads that the threads can't share evenly: cut the cells too, into twice as many ranges
+        // as would come out even, because blocks differ in cost. Not into ranges so short that
+        // joining them costs more than it gains.
+        const std::uint32_t even = threads / std::gcd(static_cast<unsigned>(tasks), threads);
+        if (even > 1) ranges = std::min(2 * even, ceil_div(cells, 2 * span_tokens));
     }
-    if (params.alibi_slopes != nullptr) row.slope = params.alibi_slopes[head];
-    return row;
+    const std::uint32_t spans = std::max(ceil_div(cells, span_tokens), 1u);
+    split.range_cells = ceil_div(spans, std::max(ranges, 1u)) * span_tokens;
+    split.ranges = std::max(ceil_div(cells, split.range_cells), 1u);
 }
-
-namespace {
 
 // One row's result from its ranges' partial maxima, sums and outputs (`stride` apart). Returns the
 // logarithm of the softmax's denominator.
@@ -139,154 +83,210 @@ float join(const float* max, const float* sum, std::size_t stride, const float* 
     return top + std::log(total);
 }
 
-}  // namespace
-
-void attention::rotate_queries(const AttentionIO& io, const codec::Rotation& rotation,
-                               float* rotated, Executor& executor) {
-    constexpr std::size_t tokens_of_an_item = 16;
-    const std::uint32_t head_dim = rotation.head_dim();
-    const std::size_t items = (io.tokens + tokens_of_an_item - 1) / tokens_of_an_item;
-    executor.parallel_for(items, [&](std::size_t item, unsigned) {
-        const std::size_t first = item * tokens_of_an_item;
-        const std::size_t last = std::min<std::size_t>(first + tokens_of_an_item, io.tokens);
-        for (std::size_t token = first; token < last; ++token) {
-            for (std::uint32_t head = 0; head < io.heads; ++head) {
-                float* q = rotated + (token * io.heads + head) * head_dim;
-                std::copy_n(io.q + token * io.q_token_stride + head * io.q_head_stride, head_dim,
-                            q);
-                rotation.apply(q);
-            }
-        }
-    });
-}
-
-AttentionWorkspace::AttentionWorkspace() : impl_(std::make_unique<Impl>()) {}
-AttentionWorkspace::~AttentionWorkspace() = default;
-AttentionWorkspace::AttentionWorkspace(AttentionWorkspace&&) noexcept = default;
-AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&&) noexcept = default;
-
-void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
-            AttentionWorkspace& workspace, Executor& executor) {
-    std::vector<BlockView>& views = workspace.impl().views;
-    views.resize(ceil_div(std::max(io.n_cells, 1u), sequence.plan().block_tokens()));
-    sequence.views(views);
-    attend(sequence.plan(), views, io, params, workspace, executor);
-}
-
-void attend(const Plan& plan, std::span<const BlockView> blocks, const AttentionIO& io,
-            const AttentionParams& params, AttentionWorkspace& workspace, Executor& executor) {
-    const Shape& shape = plan.shape();
-    const std::uint32_t head_dim = shape.head_dim;
-    attention::check_arguments(shape, io, params);
-    attention::check(blocks.size() >= ceil_div(io.n_cells, plan.block_tokens()),
-                     std::to_string(blocks.size()) + " blocks of " +
-                         std::to_string(plan.block_tokens()) + " do not cover " +
-                         std::to_string(io.n_cells) + " cells");
-    if (io.tokens == 0) return;
-
-    AttentionWorkspace::Impl& work = workspace.impl();
-    const Split split = make_split(shape, io, params, executor.threads());
-    const std::uint32_t repeat = io.heads / shape.kv_heads;
-    const std::size_t chunk_tasks = std::size_t{shape.kv_heads} * split.chunks;
-    const std::size_t rows_held = chunk_tasks * split.ranges * split.chunk_rows;
-    const codec::Rotation* key_rotation = plan.keys().rotation();
-    const codec::Rotation* value_rotation = plan.values().rotation();
-    const std::size_t out_floats = rows_held * head_dim;
-    work.out.reserve((value_rotation != nullptr ? 2 : 1) * out_floats * sizeof(float));
-    auto* const out = reinterpret_cast<float*>(work.out.data());
-    auto* const packed_out = value_rotation != nullptr ? out + out_floats : out;
-    if (key_rotation != nullptr) {
-        work.rotated_q.resize(std::size_t{io.tokens} * io.heads * head_dim);
-        attention::rotate_queries(io, *key_rotation, work.rotated_q.data(), executor);
+// One call of attend().
+class Call {
+  public:
+    Call(const Plan& plan, std::span<const SequenceAttention> sequences,
+         const AttentionParams& params, AttentionWorkspace::Impl& work, Executor& executor)
+        : plan_(plan), params_(params), work_(work), executor_(executor) {
+        make_jobs(sequences);
     }
-    work.max.resize(rows_held);
-    work.sum.resize(rows_held);
-    if (!split.decode) work.scratch.resize(executor.threads());
-    for (auto& scratch : work.scratch) scratch.reserve(kernels::scratch_bytes());
 
-    // Writes a row's result, from the first of its ranges on.
-    const auto finish_row = [&](std::size_t first_row, std::uint32_t token, std::uint32_t head) {
-        const auto join_into = [&](const float* from, float* result) {
-            return join(work.max.data() + first_row, work.sum.data() + first_row, split.chunk_rows,
-                        from + first_row * head_dim, std::size_t{split.chunk_rows} * head_dim,
-                        split.ranges, head_dim,
-                        params.sink_logits != nullptr ? params.sink_logits + head : nullptr,
-                        result);
-        };
-        float* result = io.out + token * io.out_token_stride + head * io.out_head_stride;
-        const float log_sum = join_into(out, result);
-        if (io.log_sum != nullptr) {
-            io.log_sum[std::size_t{token} * io.heads + head] = log_sum;
+    void run() {
+        if (tasks_ == 0) return;
+        rotate();
+        executor_.parallel_for(tasks_,
+                               [this](std::size_t task, unsigned thread) { attend(task, thread); });
+        // A single sequence's are too few to be worth waking threads for.
+        constexpr std::size_t few = 32;
+        if (chunks_to_join_ == 0) return;
+        if (chunks_to_join_ <= few) {
+            for (std::size_t chunk = 0; chunk < chunks_; ++chunk) join_ranges(chunk);
+        } else {
+            executor_.parallel_for(chunks_,
+                                   [this](std::size_t chunk, unsigned) { join_ranges(chunk); });
         }
-        if (value_rotation == nullptr) return;
-        float packed[kernels::max_head_dim];
-        join_into(packed_out, packed);
-        value_rotation->apply_inverse(packed);
-        for (std::uint32_t c = 0; c < head_dim; ++c) result[c] += packed[c];
-    };
+    }
 
-    const auto row_of = [&](std::size_t chunk_task, std::uint32_t i) {
-        const auto kv_head = static_cast<std::uint32_t>(chunk_task / split.chunks);
-        const auto chunk = static_cast<std::uint32_t>(chunk_task % split.chunks);
-        const std::uint32_t row = chunk * split.chunk_rows + i;
-        struct {
-            std::uint32_t token, head;
-            bool exists;
-        } at{row / repeat, kv_head * repeat + row % repeat, row < split.rows};
-        return at;
-    };
+  private:
+    static constexpr std::size_t tokens_of_a_turn = 16;
 
-    executor.parallel_for(chunk_tasks * split.ranges, [&](std::size_t item, unsigned thread) {
-        const std::size_t chunk_task = item / split.ranges;
+    const Plan& plan_;
+    const AttentionParams& params_;
+    AttentionWorkspace::Impl& work_;
+    Executor& executor_;
+    std::size_t tasks_ = 0, chunks_ = 0, chunks_to_join_ = 0, turns_ = 0;
+    float* out_ = nullptr;
+    float* packed_out_ = nullptr;
+
+    std::uint32_t kv_heads() const { return plan_.shape().kv_heads; }
+    std::uint32_t head_dim() const { return plan_.shape().head_dim; }
+
+    void make_jobs(std::span<const SequenceAttention> sequences) {
+        const unsigned threads = executor_.threads();
+        work_.jobs.clear();
+        std::size_t tasks = 0;
+        for (const SequenceAttention& sequence : sequences) {
+            if (sequence.io.tokens == 0) continue;
+            AttentionJob job;
+            job.sequence = &sequence;
+            job.split = split_rows(plan_.shape(), sequence, params_, threads);
+            tasks += std::size_t{kv_heads()} * job.split.chunks;
+            work_.jobs.push_back(job);
+        }
+        std::size_t rows = 0, queries = 0;
+        bool prefills = false;
+        for (AttentionJob& job : work_.jobs) {
+            const AttentionIO& io = job.sequence->io;
+            set_ranges(job.split, io.n_cells, tasks, threads);
+            const std::size_t chunks = std::size_t{kv_heads()} * job.split.chunks;
+            job.first_task = tasks_;
+            job.first_chunk = chunks_;
+            job.first_row = rows;
+            job.first_query = queries;
+            job.first_turn = turns_;
+            tasks_ += chunks * job.split.ranges;
+            chunks_ += chunks;
+            if (job.split.ranges > 1) chunks_to_join_ += chunks;
+            rows += chunks * job.split.ranges * job.split.chunk_rows;
+            queries += std::size_t{io.tokens} * io.heads;
+            turns_ += (io.tokens + tokens_of_a_turn - 1) / tokens_of_a_turn;
+            prefills = prefills || !job.split.decode;
+        }
+        const bool apart = plan_.values().rotation() != nullptr;
+        const std::size_t out_floats = rows * head_dim();
+        work_.out.reserve((apart ? 2 : 1) * out_floats * sizeof(float));
+        out_ = reinterpret_cast<float*>(work_.out.data());
+        packed_out_ = apart ? out_ + out_floats : out_;
+        if (plan_.keys().rotation() != nullptr) work_.rotated_q.resize(queries * head_dim());
+        work_.max.resize(rows);
+        work_.sum.resize(rows);
+        if (prefills) work_.scratch.resize(threads);
+        for (auto& scratch : work_.scratch) scratch.reserve(kernels::scratch_bytes());
+    }
+
+    // The last job that begins at `number` or before.
+    const AttentionJob& job_of(std::size_t number, std::size_t AttentionJob::* first) const {
+        if (work_.jobs.size() == 1) return work_.jobs.front();
+        const auto after = std::upper_bound(
+            work_.jobs.begin(), work_.jobs.end(), number,
+            [&](std::size_t n, const AttentionJob& job) { return n < job.*first; });
+        return *(after - 1);
+    }
+
+    void rotate() {
+        const codec::Rotation* rotation = plan_.keys().rotation();
+        if (rotation == nullptr) return;
+        executor_.parallel_for(turns_, [&](std::size_t turn, unsigned) {
+            const AttentionJob& job = job_of(turn, &AttentionJob::first_turn);
+            const AttentionIO& io = job.sequence->io;
+            const std::size_t first = (turn - job.first_turn) * tokens_of_a_turn;
+            attention::rotate_queries(io, *rotation, first,
+                                      std::min<std::size_t>(first + tokens_of_a_turn, io.tokens),
+                                      work_.rotated_q.data() + job.first_query * head_dim());
+        });
+    }
+
+    struct At {
+        std::uint32_t token, head;
+        bool exists;
+    };
+    At row_at(const AttentionJob& job, std::size_t chunk, std::uint32_t i) const {
+        const std::uint32_t repeat = job.sequence->io.heads / kv_heads();
+        const auto kv_head = static_cast<std::uint32_t>(chunk / job.split.chunks);
+        const std::uint32_t row =
+            static_cast<std::uint32_t>(chunk % job.split.chunks) * job.split.chunk_rows + i;
+        return {row / repeat, kv_head * repeat + row % repeat, row < job.split.rows};
+    }
+
+    void attend(std::size_t number, unsigned thread) const {
+        const AttentionJob& job = job_of(number, &AttentionJob::first_task);
+        const AttentionSplit& split = job.split;
+        const AttentionIO& io = job.sequence->io;
+        const std::size_t item = number - job.first_task;
+        const std::size_t chunk = item / split.ranges;
         const auto range = static_cast<std::uint32_t>(item % split.ranges);
+        const std::size_t first_row = job.first_row + item * split.chunk_rows;
+        const float* rotated =
+            plan_.keys().rotation() != nullptr ? work_.rotated_q.data() : nullptr;
         kernels::Task task;
-        task.plan = &plan;
-        task.views = blocks.data();
-        task.kv_head = static_cast<std::uint32_t>(chunk_task / split.chunks);
-        task.first_cell = range * split.range_cells;
+        attention::set_task(task, io, job.sequence->mask, params_);
+        task.plan = &plan_;
+        task.views = job.sequence->blocks.data();
+        task.kv_head = static_cast<std::uint32_t>(chunk / split.chunks);
+        task.first_cell = split.first_cell + range * split.range_cells;
         task.last_cell = std::min(task.first_cell + split.range_cells, io.n_cells);
         Row rows[prefill_max_rows];
         while (task.row_count < split.chunk_rows) {
-            const auto at = row_of(chunk_task, task.row_count);
+            const At at = row_at(job, chunk, task.row_count);
             if (!at.exists) break;
             Row& row = rows[task.row_count++];
-            row = attention::make_row(io, params, at.token, at.head);
-            if (key_rotation != nullptr) {
-                row.packed_q =
-                    work.rotated_q.data() + (std::size_t{at.token} * io.heads + at.head) * head_dim;
+            row = attention::make_row(io, job.sequence->mask, params_.alibi_slopes, at.token,
+                                      at.head);
+            if (rotated != nullptr) {
+                const std::size_t query =
+                    job.first_query + std::size_t{at.token} * io.heads + at.head;
+                row.packed_q = rotated + query * head_dim();
             }
         }
         task.rows = rows;
-        task.mask = params.mask.kind;
-        task.causal_alibi =
-            params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
-        task.scale = params.scale;
-        task.softcap = params.softcap;
-        task.out = out + item * split.chunk_rows * head_dim;
-        task.packed_out = packed_out + item * split.chunk_rows * head_dim;
-        task.max = work.max.data() + item * split.chunk_rows;
-        task.sum = work.sum.data() + item * split.chunk_rows;
+        task.out = out_ + first_row * head_dim();
+        task.packed_out = packed_out_ + first_row * head_dim();
+        task.max = work_.max.data() + first_row;
+        task.sum = work_.sum.data() + first_row;
         if (split.decode) {
-            plan.kernels().decode(task);
+            plan_.kernels().decode(task);
         } else {
-            task.scratch = work.scratch[thread].data();
-            plan.kernels().prefill(task);
+            task.scratch = work_.scratch[thread].data();
+            plan_.kernels().prefill(task);
         }
         if (split.ranges > 1) return;
-        for (std::uint32_t i = 0; i < task.row_count; ++i) {
-            const auto at = row_of(chunk_task, i);
-            finish_row(item * split.chunk_rows + i, at.token, at.head);
-        }
-    });
-    if (split.ranges == 1) return;
+        for (std::uint32_t i = 0; i < task.row_count; ++i)
+            finish_row(job, first_row + i, row_at(job, chunk, i));
+    }
 
-    for (std::size_t chunk_task = 0; chunk_task < chunk_tasks; ++chunk_task) {
-        for (std::uint32_t i = 0; i < split.chunk_rows; ++i) {
-            const auto at = row_of(chunk_task, i);
+    void join_ranges(std::size_t number) const {
+        const AttentionJob& job = job_of(number, &AttentionJob::first_chunk);
+        if (job.split.ranges == 1) return;
+        const std::size_t chunk = number - job.first_chunk;
+        const std::size_t first_row =
+            job.first_row + chunk * job.split.ranges * job.split.chunk_rows;
+        for (std::uint32_t i = 0; i < job.split.chunk_rows; ++i) {
+            const At at = row_at(job, chunk, i);
             if (!at.exists) break;
-            finish_row(chunk_task * split.ranges * split.chunk_rows + i, at.token, at.head);
+            finish_row(job, first_row + i, at);
         }
     }
+
+    // Writes a row's result, from the first of its ranges on.
+    void finish_row(const AttentionJob& job, std::size_t first_row, At at) const {
+        const AttentionIO& io = job.sequence->io;
+        const std::size_t stride = job.split.chunk_rows;
+        const float* sink_logit =
+            params_.sink_logits != nullptr ? params_.sink_logits + at.head : nullptr;
+        const auto join_into = [&](const float* from, float* result) {
+            return join(work_.max.data() + first_row, work_.sum.data() + first_row, stride,
+                        from + first_row * head_dim(), stride * head_dim(), job.split.ranges,
+                        head_dim(), sink_logit, result);
+        };
+        float* result = io.out + at.token * io.out_token_stride + at.head * io.out_head_stride;
+        const float log_sum = join_into(out_, result);
+        if (io.log_sum != nullptr) io.log_sum[std::size_t{at.token} * io.heads + at.head] = log_sum;
+        const codec::Rotation* rotation = plan_.values().rotation();
+        if (rotation == nullptr) return;
+        float packed[kernels::max_head_dim];
+        join_into(packed_out_, packed);
+        rotation->apply_inverse(packed);
+        for (std::uint32_t c = 0; c < head_dim(); ++c) result[c] += packed[c];
+    }
+};
+
+}  // namespace
+
+void attention::run(const Plan& plan, std::span<const SequenceAttention> sequences,
+                    const AttentionParams& params, AttentionWorkspace& workspace,
+                    Executor& executor) {
+    Call(plan, sequences, params, workspace.impl(), executor).run();
 }
 
 }  // namespace lowkv

@@ -1,55 +1,33 @@
-// Attention mass: the tasks are ranges of cells, so that every task adds to cells of its own.
-
-#include "lowkv/attention_mass.h"
+// Attention mass on the CPU: the tasks are ranges of cells, so that every task adds to cells of its
+// own.
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "attention/query.h"
+#include "attention/run.h"
 #include "attention/workspace.h"
 #include "kernels/table.h"
-#include "lowkv/error.h"
 
 namespace lowkv {
-namespace {
 
 using kernels::decode_max_rows;
 using kernels::prefill_max_rows;
 using kernels::Row;
 using kernels::span_tokens;
 
-void check_mass(const AttentionIO& io, std::uint32_t first_cell, std::size_t cells) {
-    if (io.log_sum == nullptr) {
-        throw Error(ErrorCode::invalid_argument,
-                    "attention_mass: io.log_sum is null; pass what attend() wrote there");
-    }
-    if (cells > io.n_cells || first_cell > io.n_cells - cells) {
-        throw Error(ErrorCode::invalid_argument,
-                    "attention_mass: cells " + std::to_string(first_cell) + " to " +
-                        std::to_string(first_cell + cells) + " are not among the " +
-                        std::to_string(io.n_cells) + " attended to");
-    }
-}
-
-}  // namespace
-
-void attention_mass(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
-                    std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
-                    Executor& executor) {
-    const Plan& plan = sequence.plan();
+void attention::run_mass(const Plan& plan, const SequenceAttention& sequence,
+                         const AttentionParams& params, std::uint32_t first_cell,
+                         std::span<float> mass, AttentionWorkspace& workspace, Executor& executor) {
     const Shape& shape = plan.shape();
-    attention::check_arguments(shape, io, params);
-    check_mass(io, first_cell, mass.size());
-    if (io.tokens == 0 || mass.empty()) return;
-
+    const AttentionIO& io = sequence.io;
     AttentionWorkspace::Impl& work = workspace.impl();
-    work.views.resize((io.n_cells + plan.block_tokens() - 1) / plan.block_tokens());
-    sequence.views(work.views);
     const codec::Rotation* rotation = plan.keys().rotation();
     if (rotation != nullptr) {
         work.rotated_q.resize(std::size_t{io.tokens} * io.heads * shape.head_dim);
-        attention::rotate_queries(io, *rotation, work.rotated_q.data(), executor);
+        executor.parallel_for(io.tokens, [&](std::size_t token, unsigned) {
+            attention::rotate_queries(io, *rotation, token, token + 1, work.rotated_q.data());
+        });
     }
     work.scratch.resize(executor.threads());
     for (auto& scratch : work.scratch) scratch.reserve(kernels::scratch_bytes());
@@ -69,14 +47,10 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
         const auto span = static_cast<std::uint32_t>(item) * task_spans;
         kernels::Task task;
         task.plan = &plan;
-        task.views = work.views.data();
+        task.views = sequence.blocks.data();
         task.first_cell = (first_span + span) * span_tokens;
         task.last_cell = std::min(task.first_cell + task_spans * span_tokens, io.n_cells);
-        task.mask = params.mask.kind;
-        task.causal_alibi =
-            params.alibi_slopes != nullptr && params.mask.kind == Mask::Kind::causal;
-        task.scale = params.scale;
-        task.softcap = params.softcap;
+        attention::set_task(task, io, sequence.mask, params);
         task.scratch = work.scratch[thread].data();
         Row rows[prefill_max_rows];
         float log_sum[prefill_max_rows];
@@ -88,7 +62,8 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
                     const std::uint32_t token = (first + i) / repeat;
                     const std::uint32_t head = task.kv_head * repeat + (first + i) % repeat;
                     const std::size_t at = std::size_t{token} * io.heads + head;
-                    rows[i] = attention::make_row(io, params, token, head);
+                    rows[i] =
+                        attention::make_row(io, sequence.mask, params.alibi_slopes, token, head);
                     if (rotation != nullptr) {
                         rows[i].packed_q = work.rotated_q.data() + at * shape.head_dim;
                     }

@@ -1,5 +1,7 @@
 #pragma once
-// What attend() and attention_mass() do alike with their queries. Defined in attention.cpp.
+// What attend() and attention_mass() do alike with their queries.
+
+#include <string>
 
 #include "codec/rotation.h"
 #include "kernels/table.h"
@@ -7,15 +9,21 @@
 
 namespace lowkv::attention {
 
-// Throws Error(invalid_argument).
-void check_arguments(const Shape& shape, const AttentionIO& io, const AttentionParams& params);
+// Throws Error(invalid_argument) with the message where something is not legal.
+void check(bool legal, const std::string& message);
+void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,
+                     const AttentionParams& params);
 
 // One head of a query token, its packed_q not rotated.
-kernels::Row make_row(const AttentionIO& io, const AttentionParams& params, std::uint32_t token,
-                      std::uint32_t head);
+kernels::Row make_row(const AttentionIO& io, const Mask& mask, const float* alibi_slopes,
+                      std::uint32_t token, std::uint32_t head);
 
-// All queries as the packed keys are rotated, [token][head][head_dim].
-void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, float* rotated,
-                    Executor& executor);
+// A task's share of them: what all its rows have.
+void set_task(kernels::Task& task, const AttentionIO& io, const Mask& mask,
+              const AttentionParams& params);
+
+// Queries [first, last) as the packed keys are rotated, into rotated, [token][head][head_dim].
+void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, std::size_t first,
+                    std::size_t last, float* rotated);
 
 }  // namespace lowkv::attention

@@ -33,9 +33,32 @@ class Scratch {
     std::size_t bytes_ = 0;
 };
 
+// How the rows of one kv head (token-major, then the query heads that share it) and the cells of a
+// sequence are cut into tasks.
+struct AttentionSplit {
+    bool decode = false;
+    std::uint32_t rows = 0;        // per kv head
+    std::uint32_t chunk_rows = 0;  // rows per task
+    std::uint32_t chunks = 0;
+    std::uint32_t first_cell = 0;   // of the first range: no query sees one before it
+    std::uint32_t range_cells = 0;  // cells per task
+    std::uint32_t ranges = 0;
+};
+
+// A sequence's part of a call, and where what it needs begins among the others'.
+struct AttentionJob {
+    const SequenceAttention* sequence = nullptr;
+    AttentionSplit split;
+    std::size_t first_task = 0, first_chunk = 0;  // chunk: of rows, in all of its ranges
+    std::size_t first_row = 0;                    // of partial results
+    std::size_t first_query = 0, first_turn = 0;  // of rotated queries; turns of some tokens each
+};
+
 struct AttentionWorkspace::Impl {
     std::vector<BlockView> views;
-    std::vector<float> rotated_q;  // [token][head][head_dim]
+    std::vector<SequenceAttention> sequences;
+    std::vector<AttentionJob> jobs;
+    std::vector<float> rotated_q;  // by job, [token][head][head_dim]
     std::vector<float> max, sum;   // per task and row
     Scratch out;                   // per task and row, unnormalised outputs
     std::vector<Scratch> scratch;  // per thread

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lowkv/codec.h"
+
 namespace lowkv::cache {
 
 inline constexpr std::uint32_t max_block_tokens = 128;
@@ -23,5 +25,10 @@ struct Block {
     bool packed = false;
     Cells keys, values;  // written; all others read as zeros
 };
+
+// Of a token's position in an exact block, where the plan has them.
+inline std::size_t exact_position_offset(const Plan& plan, std::uint32_t token) noexcept {
+    return plan.exact_positions_offset() + sizeof(std::int32_t) * token;
+}
 
 }  // namespace lowkv::cache

@@ -125,16 +125,6 @@ Fixed fixed_of(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-std::size_t element_bytes(RowType type) {
-    switch (type) {
-        case RowType::f32: return 4;
-        case RowType::f16:
-        case RowType::bf16: return 2;
-    }
-    refuse("rows of type " + std::to_string(static_cast<std::uint32_t>(type)) +
-           "; legal: 1 (f32), 2 (f16), 3 (bf16)");
-}
-
 std::string layer_text(const LayerScheme& layer, const Retention& retention) {
     return "k=" + to_string(layer.key) + ",v=" + to_string(layer.value) +
            ",window=" + std::to_string(retention.window) +
@@ -142,7 +132,7 @@ std::string layer_text(const LayerScheme& layer, const Retention& retention) {
            ",flush=" + std::to_string(retention.flush);
 }
 
-ImageIdentity image_identity(const Plan& plan, const Retention& retention, RowType rows) {
+ImageIdentity image_identity(const Plan& plan, const Retention& retention) {
     const bool packs = !plan.scheme().exact();
     std::string text = layer_text(plan.scheme(), retention);
     return {.scheme = std::move(text),
@@ -151,7 +141,7 @@ ImageIdentity image_identity(const Plan& plan, const Retention& retention, RowTy
             .inputs = plan.inputs_hash(),
             .block_tokens = packs ? plan.block_tokens() : 0,
             .packed_bytes = packs ? plan.packed_bytes() : 0,
-            .rows = rows,
+            .rows = plan.rows(),
             .positions = plan.has_positions()};
 }
 
@@ -168,6 +158,10 @@ ImageLayout lay_out(const ImageHeader& header) {
     if ((identity.block_tokens == 0) != (identity.packed_bytes == 0))
         refuse("blocks of " + std::to_string(identity.block_tokens) + " tokens in " +
                std::to_string(identity.packed_bytes) + " bytes");
+    if (identity.rows != RowType::f32 && identity.rows != RowType::f16 &&
+        identity.rows != RowType::bf16)
+        refuse("rows of type " + std::to_string(static_cast<std::uint32_t>(identity.rows)) +
+               "; legal: 1 (f32), 2 (f16), 3 (bf16)");
     check_spans(header);
 
     const std::size_t row = times(times(identity.shape.kv_heads, identity.shape.head_dim),

@@ -1,5 +1,5 @@
 #pragma once
-// Slots of one size, in slabs of about 1 MiB from the system.
+// Slots of one size, in slabs of about 1 MiB of a device's memory. The books are the host's.
 //
 // A slab is reserved as a whole, but its slots cost no memory until they are touched. A slab that
 // is entirely free goes back to the system, except for one spare, so that a sequence that grows
@@ -7,8 +7,11 @@
 // with the lowest address that has room: the high ones drain and can go.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
+
+#include "lowkv/device.h"
 
 namespace lowkv::cache {
 
@@ -17,7 +20,7 @@ class Pool {
     static constexpr std::size_t alignment = 64;
     static constexpr std::size_t slab_target = std::size_t{1} << 20;
 
-    explicit Pool(std::size_t slot_bytes);
+    Pool(Device& device, std::size_t slot_bytes);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -30,10 +33,8 @@ class Pool {
 
   private:
     struct Slab;
-    struct FreeSlot {
-        FreeSlot* next;
-    };
 
+    Device& device_;
     std::size_t slot_bytes_;
     std::size_t slots_per_slab_;
     std::size_t slab_bytes_;

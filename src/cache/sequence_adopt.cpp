@@ -1,40 +1,15 @@
 // Rows of one sequence packed into another's blocks, in an order that the host gives.
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "cache/block.h"
-#include "cache/exact_block.h"
 #include "lowkv/cache.h"
+#include "lowkv/device.h"
 #include "lowkv/error.h"
 
 namespace lowkv {
 namespace {
-
-// Tokens [first, first + count) of an exact block from tokens [from, from + count) of another, or
-// `count` times the one token `from`.
-void copy_rows(const Plan& plan, std::byte* to, std::uint32_t first, std::byte* source,
-               std::uint32_t from, std::uint32_t count, bool repeat) noexcept {
-    const cache::ExactShape shape = cache::exact_shape(plan);
-    for (std::uint32_t c = 0; c < shape.channels; ++c) {
-        std::uint16_t* key = cache::exact_keys(to) + std::size_t{c} * shape.block_tokens + first;
-        const std::uint16_t* its =
-            cache::exact_keys(source) + std::size_t{c} * shape.block_tokens + from;
-        if (repeat)
-            std::fill_n(key, count, *its);
-        else
-            std::copy_n(its, count, key);
-    }
-    for (std::uint32_t t = 0; t < count; ++t) {
-        const std::uint32_t its = repeat ? from : from + t;
-        std::copy_n(cache::exact_values(plan, source) + std::size_t{its} * shape.channels,
-                    shape.channels,
-                    cache::exact_values(plan, to) + std::size_t{first + t} * shape.channels);
-        if (plan.has_positions())
-            cache::exact_positions(plan, to)[first + t] = cache::exact_positions(plan, source)[its];
-    }
-}
 
 [[noreturn]] void refuse(const std::string& what) {
     throw Error(ErrorCode::invalid_argument, "Sequence::adopt: " + what);
@@ -65,7 +40,9 @@ void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> bloc
     std::sort(ascending.begin(), ascending.end());
     if (std::adjacent_find(ascending.begin(), ascending.end()) != ascending.end())
         refuse("a block is named twice");
-    make_writable(ascending);
+    std::vector<Place> places;
+    for (const std::uint32_t b : ascending) places.push_back({this, b});
+    make_writable(places, 0);
     executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) {
         cache::Block& block = *blocks_[blocks[i]];
         const auto its = cells.subspan(i * tokens, tokens);
@@ -82,8 +59,8 @@ void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> bloc
                    (missing ? its[t + count] == no_cell
                             : its[t + count] == known + count && from + count < tokens))
                 ++count;
-            copy_rows(*plan_, block.data, t, source.blocks_[known / tokens]->data, from, count,
-                      missing);
+            device().copy_rows(*plan_, block.data, t, source.blocks_[known / tokens]->data, from,
+                               count, missing);
             if (!missing) known += count - 1;
             t += count;
         }

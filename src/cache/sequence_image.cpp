@@ -1,174 +1,269 @@
-// A sequence to an image and back.
+// Sequences to an image and back.
 
-#include <cstring>
+#include "cache/sequence_image.h"
+
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cache/block.h"
-#include "cache/exact_block.h"
 #include "cache/store.h"
 #include "lowkv/error.h"
-#include "lowkv/serial.h"
 
 namespace lowkv {
 namespace {
 
-// Calls packed(block, where in the image) and exact(cell, where its key, value and position are).
+[[noreturn]] void refuse_saving(const std::string& what) {
+    throw Error(ErrorCode::invalid_argument, "save: " + what);
+}
+
+[[noreturn]] void refuse_image(const std::string& what) {
+    throw Error(ErrorCode::invalid_image, "image: " + what);
+}
+
+// Consecutive exact cells of one block, and where in an image their rows are.
+struct ExactRun {
+    std::uint32_t cell, count;
+    std::size_t keys, values, positions;
+};
+
+// Calls packed(block, where in the image) and exact(run) for what sequence number `number` has.
 template <class Packed, class Exact>
-void each_place(const ImageHeader& header, Packed packed, Exact exact) {
+void each_place(const ImageHeader& header, const ImageLayout& layout, std::uint32_t block_tokens,
+                std::uint32_t offset, std::size_t number, Packed packed, Exact exact) {
     const ImageIdentity& identity = header.identity;
     const std::size_t row = element_bytes(identity.rows) * identity.shape.channels();
-    const ImageLayout layout = lay_out(header);
     for (std::size_t i = 0; i < header.spans.size(); ++i) {
         const ImageSpan& span = header.spans[i];
         const ImagePart& part = layout.parts[i];
         if (span.packed) {
-            const std::uint32_t first = span.first / identity.block_tokens;
-            for (std::uint32_t b = 0; b < span.tokens / identity.block_tokens; ++b)
-                packed(first + b, part.begin + b * identity.packed_bytes);
-        } else {
-            for (std::size_t t = 0; t < span.tokens; ++t)
-                exact(static_cast<std::uint32_t>(span.first + t), part.begin + t * row,
-                      part.values + t * row, part.positions + t * sizeof(std::int32_t));
+            const std::uint32_t first = (span.first + offset) / block_tokens;
+            const std::uint32_t blocks = span.tokens / block_tokens;
+            for (std::uint32_t b = 0; b < blocks; ++b)
+                packed(first + b, part.begin + (number * blocks + b) * identity.packed_bytes);
+            continue;
+        }
+        for (std::uint32_t t = 0; t < span.tokens;) {
+            const std::uint32_t cell = span.first + offset + t;
+            const std::uint32_t count =
+                std::min(span.tokens - t, block_tokens - cell % block_tokens);
+            const std::size_t at = number * span.tokens + t;
+            exact(ExactRun{cell, count, part.begin + at * row, part.values + at * row,
+                           part.positions + at * sizeof(std::int32_t)});
+            t += count;
         }
     }
 }
 
-// Calls copy(a piece of token `token` in an exact block, where it is in the image, its bytes).
-template <class Copy>
-void each_piece(const Plan& plan, std::byte* block, std::uint32_t token, std::size_t key,
-                std::size_t value, std::size_t position, Copy copy) {
-    const cache::ExactShape shape = cache::exact_shape(plan);
-    constexpr std::size_t half = sizeof(std::uint16_t);
-    for (std::size_t c = 0; c < shape.channels; ++c)
-        copy(cache::exact_keys(block) + c * shape.block_tokens + token, key + c * half, half);
-    copy(cache::exact_values(plan, block) + std::size_t{token} * shape.channels, value,
-         half * shape.channels);
-    if (plan.has_positions())
-        copy(cache::exact_positions(plan, block) + token, position, sizeof(std::int32_t));
-}
-
 }  // namespace
 
-// Both directions, inside of a sequence.
-struct SequenceImage {
-    // Consecutive cells that are packed, or exact.
-    static std::vector<ImageSpan> spans(const Sequence& sequence) {
+// Inside of a sequence.
+struct SequenceImage::Access {
+    // Cells [first, end) that are packed, or exact, as an image numbers them.
+    static std::vector<ImageSpan> spans(const Sequence& sequence, std::uint32_t offset,
+                                        std::uint32_t first, std::uint32_t end) {
         const std::uint32_t tokens = sequence.plan_->block_tokens();
         std::vector<ImageSpan> spans;
-        const auto add = [&](std::uint32_t first, std::uint32_t count, bool packed) {
+        const auto add = [&](std::uint32_t cell, std::uint32_t count, bool packed) {
             if (spans.empty() || spans.back().packed != packed ||
-                spans.back().first + spans.back().tokens != first)
-                spans.push_back({first, 0, packed});
+                spans.back().first + spans.back().tokens != cell - offset)
+                spans.push_back({cell - offset, 0, packed});
             spans.back().tokens += count;
         };
-        for (std::uint32_t b = 0; b < sequence.blocks(); ++b) {
+        for (std::uint32_t b = first / tokens; b < sequence.blocks() && b * tokens < end; ++b) {
             const cache::Block* block = sequence.blocks_[b];
-            const std::uint32_t first = b * tokens;
             if (block == nullptr) continue;
             if (block->packed) {
-                add(first, tokens, true);
+                add(b * tokens, tokens, true);
                 continue;
             }
             // Behind the size lies what a truncation has left.
-            for (std::uint32_t t = 0; t < tokens && first + t < sequence.size_; ++t) {
+            const std::uint32_t last = std::min({(b + 1) * tokens, end, sequence.size_});
+            for (std::uint32_t cell = std::max(first, b * tokens); cell < last; ++cell) {
+                const std::uint32_t t = cell % tokens;
                 if (block->keys[t] != block->values[t])
-                    throw Error(ErrorCode::invalid_argument,
-                                "cell " + std::to_string(first + t) +
-                                    " has a key or a value, not both: save a sequence between "
-                                    "steps");
-                if (block->keys[t]) add(first + t, 1, false);
+                    refuse_saving("cell " + std::to_string(cell) +
+                                  " has a key or a value, not both: save a sequence between steps");
+                if (block->keys[t]) add(cell, 1, false);
             }
         }
         return spans;
     }
 
-    static std::vector<std::byte> save(const Sequence& sequence) {
+    static void save(const Sequence& sequence, const ImageHeader& header, const ImageLayout& layout,
+                     std::uint32_t offset, std::size_t number, std::byte* image) {
         const Plan& plan = *sequence.plan_;
-        const ImageHeader header{image_identity(plan, sequence.retention_, RowType::f16), 1,
-                                 sequence.size_, spans(sequence)};
-        std::vector<std::byte> image(lay_out(header).bytes);
+        const Shape& shape = plan.shape();
+        const Device& device = sequence.device();
         each_place(
-            header,
+            header, layout, plan.block_tokens(), offset, number,
             [&](std::uint32_t b, std::size_t at) {
-                std::memcpy(image.data() + at, sequence.blocks_[b]->data, plan.packed_bytes());
+                device.copy_out(image + at, sequence.blocks_[b]->data, plan.packed_bytes());
             },
-            [&](std::uint32_t cell, std::size_t key, std::size_t value, std::size_t position) {
-                each_piece(plan, sequence.blocks_[cell / plan.block_tokens()]->data,
-                           cell % plan.block_tokens(), key, value, position,
-                           [&](const void* own, std::size_t at, std::size_t bytes) {
-                               std::memcpy(image.data() + at, own, bytes);
-                           });
+            [&](const ExactRun& run) {
+                std::byte* exact = sequence.blocks_[run.cell / plan.block_tokens()]->data;
+                const std::uint32_t first = run.cell % plan.block_tokens();
+                const auto rows = [&](std::size_t at) {
+                    return RowsOut{image + at, shape.head_dim, shape.channels()};
+                };
+                device.read_rows(plan, Part::keys, exact, first, run.count, rows(run.keys));
+                device.read_rows(plan, Part::values, exact, first, run.count, rows(run.values));
+                if (plan.has_positions())
+                    device.copy_out(image + run.positions,
+                                    exact + cache::exact_position_offset(plan, first),
+                                    run.count * sizeof(std::int32_t));
             });
-        seal_image(header, image);
-        return image;
     }
 
-    // Takes all memory first; what then fails is the destructor's to give back.
-    static void load(Sequence& sequence, const ImageHeader& header, const std::byte* image) {
-        const Plan& plan = *sequence.plan_;
-        Store::Impl& store = sequence.store_->impl();
+    // Takes all memory first; what then fails is the destructors' to give back.
+    static void load(std::span<Sequence> sequences, const ImageHeader& header,
+                     const std::byte* image, std::uint32_t offset) {
+        const Plan& plan = *sequences.front().plan_;
+        const Shape& shape = plan.shape();
+        Device& device = sequences.front().device();
         const std::uint32_t tokens = plan.block_tokens();
-        std::vector<std::uint32_t> packed, exact;
-        each_place(
-            header, [&](std::uint32_t b, std::size_t) { packed.push_back(b); },
-            [&](std::uint32_t cell, auto...) {
-                if (exact.empty() || exact.back() != cell / tokens) exact.push_back(cell / tokens);
-            });
-        sequence.make_writable(exact);
+        const ImageLayout layout = lay_out(header);
+        std::vector<Sequence::Place> exact, packed;
+        for (Sequence& sequence : sequences) {
+            const std::size_t before = exact.size();
+            each_place(
+                header, layout, tokens, offset, 0,
+                [&](std::uint32_t b, std::size_t) { packed.push_back({&sequence, b}); },
+                [&](const ExactRun& run) {
+                    const std::uint32_t b = run.cell / tokens;
+                    if (exact.size() == before || exact.back().block != b)
+                        exact.push_back({&sequence, b});
+                });
+        }
+        Sequence::make_writable(exact, 0);
+        take_packed(packed, plan, sequences.front().store_->impl(),
+                    (std::size_t{header.tokens} + offset + tokens - 1) / tokens, sequences);
+
+        for (std::size_t s = 0; s < sequences.size(); ++s) {
+            Sequence& sequence = sequences[s];
+            each_place(
+                header, layout, tokens, offset, s,
+                [&](std::uint32_t b, std::size_t at) {
+                    device.copy_in(sequence.blocks_[b]->data, image + at, plan.packed_bytes());
+                },
+                [&](const ExactRun& run) {
+                    cache::Block& block = *sequence.blocks_[run.cell / tokens];
+                    const std::uint32_t first = run.cell % tokens;
+                    const auto rows = [&](std::size_t at) {
+                        return Rows{image + at, plan.rows(), shape.head_dim, shape.channels()};
+                    };
+                    device.write_rows(plan, Part::keys, block.data, first, run.count,
+                                      rows(run.keys));
+                    device.write_rows(plan, Part::values, block.data, first, run.count,
+                                      rows(run.values));
+                    if (plan.has_positions())
+                        device.copy_in(block.data + cache::exact_position_offset(plan, first),
+                                       image + run.positions, run.count * sizeof(std::int32_t));
+                    block.keys |= cache::cell_range(first, run.count);
+                    block.values |= cache::cell_range(first, run.count);
+                });
+            sequence.size_ = header.tokens + offset;
+            sequence.cut_ =
+                sequence.size_ % tokens != 0 && sequence.packed(sequence.size_ / tokens);
+        }
+    }
+
+    static void take_packed(std::span<const Sequence::Place> packed, const Plan& plan,
+                            Store::Impl& store, std::size_t blocks, std::span<Sequence> sequences) {
+        const std::scoped_lock lock(store.mutex);
         store.check_budget(packed.size() * plan.packed_bytes(), 0);
-        sequence.blocks_.resize((std::size_t{header.tokens} + tokens - 1) / tokens);
-        for (const std::uint32_t b : packed) {
+        for (Sequence& sequence : sequences) sequence.blocks_.resize(blocks);
+        for (const auto& [sequence, b] : packed) {
             auto block = std::make_unique<cache::Block>();
             block->data = store.pool(plan.packed_bytes()).allocate();
             block->packed = true;
-            block->keys = block->values = cache::cell_range(0, tokens);
+            block->keys = block->values = cache::cell_range(0, plan.block_tokens());
             store.hold(true, plan.packed_bytes());
-            sequence.blocks_[b] = block.release();
+            sequence->blocks_[b] = block.release();
         }
-        each_place(
-            header,
-            [&](std::uint32_t b, std::size_t at) {
-                std::memcpy(sequence.blocks_[b]->data, image + at, plan.packed_bytes());
-            },
-            [&](std::uint32_t cell, std::size_t key, std::size_t value, std::size_t position) {
-                cache::Block& block = *sequence.blocks_[cell / tokens];
-                each_piece(plan, block.data, cell % tokens, key, value, position,
-                           [&](void* own, std::size_t at, std::size_t bytes) {
-                               std::memcpy(own, image + at, bytes);
-                           });
-                block.keys.set(cell % tokens);
-                block.values.set(cell % tokens);
-            });
-        sequence.size_ = header.tokens;
-        sequence.cut_ = sequence.size_ % tokens != 0 && sequence.packed(sequence.size_ / tokens);
     }
 };
 
+std::vector<std::byte> SequenceImage::save(std::span<const Sequence* const> sequences,
+                                           std::uint32_t offset, std::uint32_t first,
+                                           std::uint32_t last) {
+    if (sequences.empty()) refuse_saving("no sequences");
+    const Sequence& one = *sequences.front();
+    ImageHeader header{image_identity(one.plan(), one.retention()),
+                       static_cast<std::uint32_t>(sequences.size()), last,
+                       Access::spans(one, offset, first + offset, last + offset)};
+    for (const Sequence* sequence : sequences) {
+        if (&sequence->plan() != &one.plan() || !(sequence->retention() == one.retention()) ||
+            sequence->size() != one.size() ||
+            Access::spans(*sequence, offset, first + offset, last + offset) != header.spans)
+            refuse_saving("its sequences have other plans, sizes, or packed and exact cells");
+    }
+    const ImageLayout layout = lay_out(header);
+    std::vector<std::byte> image(layout.bytes);
+    for (std::size_t s = 0; s < sequences.size(); ++s)
+        Access::save(*sequences[s], header, layout, offset, s, image.data());
+    seal_image(header, image);
+    return image;
+}
+
+std::vector<Sequence> SequenceImage::load(const ImageHeader& header, const std::byte* image,
+                                          const std::shared_ptr<Store>& store,
+                                          const std::shared_ptr<const Plan>& plan,
+                                          const Retention& retention, std::uint32_t offset) {
+    // Spans bound the batch by the image's bytes.
+    constexpr std::uint32_t most_without_rows = 1 << 16;
+    if (header.spans.empty() && header.batch > most_without_rows)
+        refuse_image("a batch of " + std::to_string(header.batch) + " without rows");
+    std::vector<Sequence> sequences;
+    sequences.reserve(header.batch);
+    while (sequences.size() < header.batch) sequences.emplace_back(store, plan, retention, offset);
+    Access::load(sequences, header, image, offset);
+    return sequences;
+}
+
+std::vector<std::byte> save_sequences(std::span<const Sequence* const> sequences) {
+    return SequenceImage::save(sequences, 0, 0, sequences.empty() ? 0 : sequences[0]->size());
+}
+
 std::vector<std::byte> save_sequence(const Sequence& sequence) {
-    return SequenceImage::save(sequence);
+    const Sequence* one = &sequence;
+    return save_sequences(std::span(&one, 1));
+}
+
+namespace {
+
+ImageHeader checked_header(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
+                           const std::shared_ptr<const Plan>& plan, const Retention& retention) {
+    // Says what is wrong with a store, a plan or a retention.
+    const Sequence checked(store, plan, retention);
+    ImageHeader header = read_image(image);
+    check_image(header, image_identity(*plan, retention));
+    for (const ImageSpan& span : header.spans) {
+        if (span.packed && span.first % header.identity.block_tokens != 0)
+            refuse_image("a packed block at cell " + std::to_string(span.first) +
+                         "; a Sequence's begin at multiples of " +
+                         std::to_string(header.identity.block_tokens));
+    }
+    return header;
+}
+
+}  // namespace
+
+std::vector<Sequence> load_sequences(std::span<const std::byte> image, std::shared_ptr<Store> store,
+                                     std::shared_ptr<const Plan> plan, const Retention& retention) {
+    const ImageHeader header = checked_header(image, store, plan, retention);
+    return SequenceImage::load(header, image.data(), store, plan, retention, 0);
 }
 
 Sequence load_sequence(std::span<const std::byte> image, std::shared_ptr<Store> store,
                        std::shared_ptr<const Plan> plan, const Retention& retention) {
-    Sequence sequence(std::move(store), std::move(plan), retention);
-    const ImageHeader header = read_image(image);
-    check_image(header, image_identity(sequence.plan(), retention, RowType::f16));
-    const auto refuse = [](const std::string& what) {
-        throw Error(ErrorCode::invalid_image, "image: " + what);
-    };
+    const ImageHeader header = checked_header(image, store, plan, retention);
     if (header.batch != 1)
-        refuse("a batch of " + std::to_string(header.batch) + "; a Sequence is one");
-    for (const ImageSpan& span : header.spans) {
-        if (span.packed && span.first % header.identity.block_tokens != 0)
-            refuse("a packed block at cell " + std::to_string(span.first) +
-                   "; a Sequence's begin at multiples of " +
-                   std::to_string(header.identity.block_tokens));
-    }
-    SequenceImage::load(sequence, header, image.data());
-    return sequence;
+        refuse_image("a batch of " + std::to_string(header.batch) + "; a Sequence is one");
+    return std::move(SequenceImage::load(header, image.data(), store, plan, retention, 0).front());
 }
 
 }  // namespace lowkv

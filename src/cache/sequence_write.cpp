@@ -1,15 +1,15 @@
 // Writing into a sequence: blocks are reopened, copied or made as the cells need it.
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "cache/block.h"
-#include "cache/exact_block.h"
-#include "cache/rows.h"
+#include "cache/host_rows.h"
 #include "cache/store.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
@@ -33,58 +33,75 @@ void Sequence::check_cell(std::uint64_t cell) const {
                                                  std::to_string(max_cells - 1));
 }
 
-bool Sequence::writable(std::uint32_t block) const noexcept {
-    if (block >= blocks_.size() || blocks_[block] == nullptr) return false;
-    if (cut_ && block == size_ / plan_->block_tokens()) return false;
-    return !blocks_[block]->packed && blocks_[block]->refs == 1;
+// Rows can't be written in place: others, or a rollback, need the block as it is.
+bool Sequence::needs_copy(std::uint32_t block, std::uint32_t first_cell) const noexcept {
+    const cache::Block* its = block < blocks_.size() ? blocks_[block] : nullptr;
+    if (its == nullptr || its->refs > 1) return true;
+    return guarded(block) && (its->packed || first_cell < step_.size);
 }
 
-// Makes the named blocks (ascending, none of them writable now) exact, unshared and free of stale
-// cells. All that can fail comes first.
-void Sequence::make_writable(std::span<const std::uint32_t> blocks) {
-    if (blocks.empty()) return;
-    Store::Impl& store = store_->impl();
-    const std::size_t exact_bytes = plan_->exact_bytes();
-    const std::size_t packed_bytes = plan_->packed_bytes();
-    const auto at = [&](std::uint32_t b) { return b < blocks_.size() ? blocks_[b] : nullptr; };
+// All that can fail comes first.
+void Sequence::make_writable(std::span<const Place> places, std::uint32_t first_cell) {
+    if (places.empty()) return;
+    const Plan& plan = *places.front().sequence->plan_;
+    Store::Impl& store = places.front().sequence->store_->impl();
+    const std::size_t exact_bytes = plan.exact_bytes(), packed_bytes = plan.packed_bytes();
+    const std::scoped_lock lock(store.mutex);
 
-    std::size_t slot_count = 0, block_count = 0, freed_bytes = 0;
-    for (const std::uint32_t b : blocks) {
-        const cache::Block* block = at(b);
-        const bool shared = block != nullptr && block->refs > 1;
-        if (block == nullptr || shared) ++block_count;
-        if (block == nullptr || shared || block->packed) ++slot_count;
-        if (block != nullptr && block->packed && !shared) freed_bytes += packed_bytes;
+    std::size_t slot_count = 0, packed_count = 0, block_count = 0, freed_bytes = 0;
+    bool ready = true;
+    for (const auto& [sequence, b] : places) {
+        const bool copied = sequence->needs_copy(b, first_cell);
+        const bool packed = sequence->packed(b);
+        if (copied) ++block_count;
+        if (packed)
+            ++packed_count;
+        else if (copied)
+            ++slot_count;
+        if (packed && !copied) freed_bytes += packed_bytes;
+        ready = ready && !copied && !packed && !sequence->is_cut(b);
     }
-    store.check_budget(slot_count * exact_bytes, freed_bytes);
+    if (ready) return;
+    store.check_budget((slot_count + packed_count) * exact_bytes, freed_bytes);
     cache::ReservedSlots slots(store.pool(exact_bytes), slot_count);
+    cache::ReservedSlots reopened(store.pool(exact_bytes), packed_count);
     std::vector<std::unique_ptr<cache::Block>> fresh(block_count);
     for (auto& block : fresh) block = std::make_unique<cache::Block>();
-    if (blocks.back() >= blocks_.size()) blocks_.resize(std::size_t{blocks.back()} + 1);
+    for (const auto& [sequence, b] : places) {
+        auto& blocks = sequence->blocks_;
+        if (b >= blocks.capacity()) blocks.reserve(std::max<std::size_t>(b + 1, 2 * blocks.size()));
+    }
+    std::vector<BlockCopy> decoded;
+    for (const auto& [sequence, b] : places) {
+        if (sequence->packed(b))
+            decoded.push_back({sequence->blocks_[b]->data, reopened[decoded.size()]});
+    }
+    if (!decoded.empty()) store.device.decode(plan, decoded, serial_executor());
 
-    for (const std::uint32_t b : blocks) {
-        cache::Block* block = blocks_[b];
-        const bool shared = block != nullptr && block->refs > 1;
-        if (block == nullptr || shared || block->packed) {
-            std::byte* data = slots.take();
+    for (const auto& [sequence, b] : places) {
+        auto& blocks = sequence->blocks_;
+        if (b >= blocks.size()) blocks.resize(std::size_t{b} + 1);
+        const bool copied = sequence->needs_copy(b, first_cell);
+        cache::Block* block = blocks[b];
+        if (copied || block->packed) {
+            std::byte* data = block != nullptr && block->packed ? reopened.take() : slots.take();
             store.hold(false, exact_bytes);
             if (block == nullptr) {
-                std::memset(data, 0, exact_bytes);
+                store.device.clear(data, exact_bytes);
             } else if (block->packed) {
-                decode_block(*plan_, block->data, data);
                 ++store.stats.reopened_blocks;
             } else {
-                std::memcpy(data, block->data, exact_bytes);
+                store.device.copy(data, block->data, exact_bytes);
             }
-            if (block == nullptr || shared) {
+            if (copied) {
                 cache::Block* copy = fresh.back().release();
                 fresh.pop_back();
-                if (shared) {
+                if (block != nullptr) {
                     copy->keys = block->keys;
                     copy->values = block->values;
-                    --block->refs;
                 }
-                blocks_[b] = block = copy;
+                sequence->let_go(b);
+                blocks[b] = block = copy;
             } else {
                 store.pool(packed_bytes).deallocate(block->data);
                 store.drop(true, packed_bytes);
@@ -92,51 +109,44 @@ void Sequence::make_writable(std::span<const std::uint32_t> blocks) {
             block->data = data;
             block->packed = false;
         }
-        if (cut_ && b == size_ / plan_->block_tokens()) drop_stale_cells(*block);
+        if (sequence->is_cut(b)) sequence->drop_stale_cells(*block);
     }
 }
 
 void Sequence::drop_stale_cells(cache::Block& block) noexcept {
-    const cache::ExactShape shape = cache::exact_shape(*plan_);
-    const std::uint32_t first = size_ % shape.block_tokens;
+    const std::uint32_t first = size_ % plan_->block_tokens();
     const cache::Cells kept = cache::cell_range(0, first);
     block.keys &= kept;
     block.values &= kept;
-    cache::clear_keys(cache::exact_keys(block.data), shape, first);
-    cache::clear_values(cache::exact_values(*plan_, block.data), shape, first);
+    device().clear_rows(*plan_, block.data, first);
     cut_ = false;
 }
 
-void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, const float* rows,
-                         std::size_t row_stride, const std::int32_t* positions) noexcept {
-    const cache::ExactShape shape = cache::exact_shape(*plan_);
-    settled_ = std::min(settled_, cell / shape.block_tokens);
+void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
+                         const std::int32_t* positions) noexcept {
+    const std::uint32_t block_tokens = plan_->block_tokens();
+    settled_ = std::min(settled_, cell / block_tokens);
     size_ = std::max(size_, cell + count);
     while (count > 0) {
-        cache::Block& block = *blocks_[cell / shape.block_tokens];
-        const std::uint32_t first = cell % shape.block_tokens;
-        const std::uint32_t n = std::min(count, shape.block_tokens - first);
-        if (part == Part::keys) {
-            cache::store_keys(plan_->kernels(), cache::exact_keys(block.data), shape, first, n,
-                              rows, row_stride);
-            block.keys |= cache::cell_range(first, n);
-            if (plan_->has_positions()) {
-                std::int32_t* to = cache::exact_positions(*plan_, block.data) + first;
-                if (positions != nullptr) {
-                    std::copy_n(positions, n, to);
-                    positions += n;
-                } else {
-                    std::iota(to, to + n, static_cast<std::int32_t>(cell));
-                }
+        cache::Block& block = *blocks_[cell / block_tokens];
+        const std::uint32_t first = cell % block_tokens;
+        const std::uint32_t n = std::min(count, block_tokens - first);
+        device().write_rows(*plan_, part, block.data, first, n, rows);
+        (part == Part::keys ? block.keys : block.values) |= cache::cell_range(first, n);
+        if (part == Part::keys && plan_->has_positions()) {
+            std::array<std::int32_t, cache::max_block_tokens> its;
+            if (positions != nullptr) {
+                std::copy_n(positions, n, its.begin());
+                positions += n;
+            } else {
+                std::iota(its.begin(), its.begin() + n, static_cast<std::int32_t>(cell));
             }
-        } else {
-            cache::store_values(plan_->kernels(), cache::exact_values(*plan_, block.data), shape,
-                                first, n, rows, row_stride);
-            block.values |= cache::cell_range(first, n);
+            device().copy_in(block.data + cache::exact_position_offset(*plan_, first), its.data(),
+                             n * sizeof its[0]);
         }
         cell += n;
         count -= n;
-        rows += n * row_stride;
+        rows = cache::rows_from(rows, n);
     }
 }
 
@@ -147,49 +157,63 @@ void Sequence::check_positions(std::span<const std::int32_t> positions, std::siz
                                                  std::to_string(tokens) + " tokens");
 }
 
+Rows Sequence::floats(const float* rows, std::size_t row_stride) const noexcept {
+    return {rows, RowType::f32, plan_->shape().head_dim, row_stride};
+}
+
 void Sequence::append(const float* keys, const float* values, std::uint32_t tokens,
                       std::span<const std::int32_t> positions) {
+    const std::size_t channels = plan_->shape().channels();
+    append(floats(keys, channels), floats(values, channels), tokens, positions);
+}
+
+void Sequence::add_tail(std::uint32_t tokens, std::vector<Place>& places) {
+    const std::uint32_t block_tokens = plan_->block_tokens();
+    for (std::uint32_t b = size_ / block_tokens; b <= (size_ + tokens - 1) / block_tokens; ++b)
+        places.push_back({this, b});
+}
+
+void Sequence::append(const Rows& keys, const Rows& values, std::uint32_t tokens,
+                      std::span<const std::int32_t> positions) {
+    element_bytes(keys.type);
+    element_bytes(values.type);
     check_positions(positions, tokens);
     if (tokens == 0) return;
     check_cell(std::uint64_t{size_} + tokens - 1);
-    std::vector<std::uint32_t> blocks;
-    const std::uint32_t block_tokens = plan_->block_tokens();
-    for (std::uint32_t b = size_ / block_tokens; b <= (size_ + tokens - 1) / block_tokens; ++b) {
-        if (!writable(b)) blocks.push_back(b);
-    }
-    make_writable(blocks);
+    std::vector<Place> places;
+    add_tail(tokens, places);
+    make_writable(places, size_);
     const std::uint32_t first = size_;
-    const std::size_t channels = plan_->shape().channels();
-    write_run(Part::keys, first, tokens, keys, channels,
-              positions.empty() ? nullptr : positions.data());
-    write_run(Part::values, first, tokens, values, channels, nullptr);
+    write_run(Part::keys, first, tokens, keys, positions.empty() ? nullptr : positions.data());
+    write_run(Part::values, first, tokens, values, nullptr);
 }
 
-void Sequence::write(Part part, std::span<const std::uint32_t> cells, const float* rows,
-                     std::size_t row_stride, std::span<const std::int32_t> positions) {
+void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
+                     std::span<const std::int32_t> positions) {
     check_positions(positions, cells.size());
     const std::uint32_t block_tokens = plan_->block_tokens();
-    std::vector<std::uint32_t> blocks;
+    std::vector<Place> places;
     bool grows = false;
     for (std::size_t i = 0; i < cells.size();) {
         const std::uint32_t n = run_length(cells, i);
         const std::uint64_t last = std::uint64_t{cells[i]} + n - 1;
         check_cell(last);
         grows |= last >= size_;
-        for (std::uint32_t b = cells[i] / block_tokens; b <= last / block_tokens; ++b) {
-            if (!writable(b)) blocks.push_back(b);
-        }
+        for (std::uint32_t b = cells[i] / block_tokens; b <= last / block_tokens; ++b)
+            places.push_back({this, b});
         i += n;
     }
     // Stale cells would come back to life below the new size.
-    if (grows && cut_) blocks.push_back(size_ / block_tokens);
-    std::sort(blocks.begin(), blocks.end());
-    blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
-    make_writable(blocks);
+    if (grows && cut_) places.push_back({this, size_ / block_tokens});
+    const auto below = [](const Place& a, const Place& b) { return a.block < b.block; };
+    const auto same = [](const Place& a, const Place& b) { return a.block == b.block; };
+    std::sort(places.begin(), places.end(), below);
+    places.erase(std::unique(places.begin(), places.end(), same), places.end());
+    make_writable(places, 0);
 
     for (std::size_t i = 0; i < cells.size();) {
         const std::uint32_t n = run_length(cells, i);
-        write_run(part, cells[i], n, rows + i * row_stride, row_stride,
+        write_run(part, cells[i], n, cache::rows_from(rows, i),
                   positions.empty() ? nullptr : positions.data() + i);
         i += n;
     }
@@ -197,12 +221,12 @@ void Sequence::write(Part part, std::span<const std::uint32_t> cells, const floa
 
 void Sequence::write_keys(std::span<const std::uint32_t> cells, const float* rows,
                           std::size_t row_stride, std::span<const std::int32_t> positions) {
-    write(Part::keys, cells, rows, row_stride, positions);
+    write(Part::keys, cells, floats(rows, row_stride), positions);
 }
 
 void Sequence::write_values(std::span<const std::uint32_t> cells, const float* rows,
                             std::size_t row_stride) {
-    write(Part::values, cells, rows, row_stride, {});
+    write(Part::values, cells, floats(rows, row_stride), {});
 }
 
 }  // namespace lowkv

@@ -2,18 +2,21 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "lowkv/error.h"
 
 namespace lowkv {
 
-Store::Store(std::size_t budget_bytes) : impl_(std::make_unique<Impl>()) {
+Store::Store(std::size_t budget_bytes, std::shared_ptr<Device> device)
+    : device_(device ? std::move(device) : cpu_device()), impl_(std::make_unique<Impl>(*device_)) {
     impl_->stats.budget_bytes = budget_bytes;
 }
 
 Store::~Store() = default;
 
 StoreStats Store::stats() const noexcept {
+    const std::scoped_lock lock(impl_->mutex);
     StoreStats stats = impl_->stats;
     for (const auto& [slot_bytes, pool] : impl_->pools) {
         stats.reserved_bytes += pool.reserved_bytes();
@@ -48,6 +51,14 @@ void Store::Impl::drop(bool packed, std::size_t bytes) noexcept {
 }
 
 namespace cache {
+
+void release(Store::Impl& store, const Plan& plan, Block* block) noexcept {
+    if (block == nullptr || --block->refs > 0) return;
+    const std::size_t bytes = block->packed ? plan.packed_bytes() : plan.exact_bytes();
+    store.pool(bytes).deallocate(block->data);
+    store.drop(block->packed, bytes);
+    delete block;
+}
 
 ReservedSlots::ReservedSlots(Pool& pool, std::size_t count) : pool_(pool) {
     slots_.reserve(count);

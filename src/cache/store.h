@@ -3,19 +3,27 @@
 
 #include <cstddef>
 #include <map>
+#include <mutex>
 #include <vector>
 
+#include "cache/block.h"
 #include "cache/pool.h"
 #include "lowkv/cache.h"
+#include "lowkv/device.h"
 
 namespace lowkv {
 
+// Books, pools and the blocks' references are changed and read under the mutex; rows are not.
 struct Store::Impl {
+    explicit Impl(Device& its_device) noexcept : device(its_device) {}
+
+    Device& device;
+    std::mutex mutex;
     StoreStats stats;
     std::map<std::size_t, cache::Pool> pools;  // by slot size; never erased
 
     cache::Pool& pool(std::size_t slot_bytes) {
-        return pools.try_emplace(slot_bytes, slot_bytes).first->second;
+        return pools.try_emplace(slot_bytes, device, slot_bytes).first->second;
     }
 
     // Throws Error(over_budget) if `more` bytes beside those held, less `less`, are too many.
@@ -28,7 +36,10 @@ struct Store::Impl {
 
 namespace cache {
 
-// Slots taken before an operation changes anything. Those not taken over go back.
+// Gives up one owner's hold on a block, or on none. Under the mutex.
+void release(Store::Impl& store, const Plan& plan, Block* block) noexcept;
+
+// Slots taken before an operation changes anything. Those not taken over go back. Under the mutex.
 class ReservedSlots {
   public:
     ReservedSlots(Pool& pool, std::size_t count);

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "calibration/samples.h"
+#include "lowkv/calibrate.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv::calibration {

@@ -5,11 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
-#include <string>
 #include <utility>
-
-#include "calibration/limits.h"
-#include "lowkv/error.h"
 
 namespace lowkv::calibration {
 namespace {
@@ -116,16 +112,6 @@ Clustering cluster(std::span<const Point> points, std::size_t groups, std::mt199
 }
 
 }  // namespace
-
-std::uint32_t group_count(const Codec& codec, const Shape& shape) {
-    const std::uint32_t size = row_of(codec.group).size;
-    const std::uint32_t groups = std::max((shape.channels() + size / 2) / size, 1u);
-    if (groups <= max_groups) return groups;
-    throw Error(ErrorCode::unsupported,
-                std::to_string(shape.channels()) + " channels make " + std::to_string(groups) +
-                    " groups of " + std::to_string(size) + "; a layer can have " +
-                    std::to_string(max_groups) + ": use a larger group (up to g128)");
-}
 
 std::vector<std::uint16_t> group_channels(std::span<const float> low, std::span<const float> high,
                                           std::uint32_t groups, std::uint64_t seed) {

@@ -5,13 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "lowkv/codec.h"
+#include "codec/calibration_limits.h"
 
 namespace lowkv::calibration {
-
-// channels / the group's size to the nearest, at least 1. Throws Error(unsupported) for more than
-// max_groups.
-std::uint32_t group_count(const Codec& codec, const Shape& shape);
 
 // k-means of the channels' points (low, high) into `groups` groups, none empty; `groups` is at most
 // the number of channels. Returns each channel's group; groups are numbered by the length of their

@@ -17,11 +17,11 @@ std::size_t group_total(const PartCalibration& part) {
 
 }  // namespace
 
-std::vector<float> clip_grid() {
-    std::vector<float> grid;
+std::vector<float> clip_shares() {
+    std::vector<float> shares;
     for (int hundredths = 100; hundredths >= 30; hundredths -= 5)
-        grid.push_back(static_cast<float>(hundredths) / 100.0f);
-    return grid;
+        shares.push_back(static_cast<float>(hundredths) / 100.0f);
+    return shares;
 }
 
 void search_key_clips(const AttentionOutput& output, const Codec& codec,
@@ -50,7 +50,7 @@ void search_key_clips(const AttentionOutput& output, const Codec& codec,
         const std::vector<float> before = part.clip;
         for (std::size_t g = 0; g < model.groups(); ++g) {
             double least = std::numeric_limits<double>::infinity();
-            for (const float clip : clip_grid()) {
+            for (const float clip : clip_shares()) {
                 read_group(g, clip);
                 const double found = error();
                 if (found >= least) continue;
@@ -70,7 +70,7 @@ void search_value_clips(const AttentionOutput& output, const Codec& codec, PartC
     const RowModel model(codec, part);
     std::vector<float> read(output.values().size());
     std::vector<double> least(groups, std::numeric_limits<double>::infinity());
-    for (const float clip : clip_grid()) {
+    for (const float clip : clip_shares()) {
         for (std::size_t t = 0; t < tokens; ++t) {
             for (std::size_t g = 0; g < groups; ++g) {
                 model.read_back_group(output.values().subspan(t * channels, channels), g, clip,

@@ -1,6 +1,6 @@
 #pragma once
 // SKVQ's clips (its section 3.1, equation 3): the share of each group's range that leaves the
-// smallest squared error in the attention output, from a grid. Ranges shrink about their centre.
+// smallest squared error in the attention output, of some. Ranges shrink about their centre.
 
 #include <vector>
 
@@ -11,7 +11,7 @@
 namespace lowkv::calibration {
 
 // 1.00, 0.95 ... 0.30: the best shares lie below 0.5 for some groups at 2 bits.
-std::vector<float> clip_grid();
+std::vector<float> clip_shares();
 
 // `rows` are the keys as the codec sees them (before RoPE if its stage is pre), [rows][channels];
 // `rotary` is what then makes cached keys of them, null if they are. The groups of `part` are known

@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "calibration/limits.h"
+#include "codec/calibration_limits.h"
 
 namespace lowkv::calibration {
 namespace {

@@ -1,4 +1,4 @@
-#include "calibration/rotation_choice.h"
+#include "lowkv/calibrate.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,6 +8,7 @@
 
 #include "calibration/attention_output.h"
 #include "codec/float16.h"
+#include "codec/round.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 
@@ -25,7 +26,7 @@ bool is_legal(const LayerScheme& scheme) {
 
 // The first position of a block without sinks.
 std::uint32_t first_packed(std::uint32_t block, const Retention& retention) noexcept {
-    return (retention.sinks + block - 1) / block * block;
+    return round_up(retention.sinks, block);
 }
 
 // What attention reads of a part, [rows][channels]: blocks as they come back from their codec.

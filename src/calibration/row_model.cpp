@@ -115,10 +115,10 @@ void RowModel::read_back_group(std::span<const float> row, std::size_t group, fl
         range.low = std::min(range.low, row[c]);
         range.high = std::max(range.high, row[c]);
     }
-    const codec::Steps steps = codec::clipped_steps(range.low, range.high, clip,
-                                                    static_cast<float>(codec_.level_count() - 1));
-    const float scale = stored(codec_.metadata, steps.scale);
-    const float zero = stored(codec_.metadata, steps.zero);
+    const codec::Grid grid = codec::clipped_grid(range.low, range.high, clip,
+                                                 static_cast<float>(codec_.level_count() - 1));
+    const float scale = stored(codec_.metadata, grid.scale);
+    const float zero = stored(codec_.metadata, grid.zero);
     for (const std::uint32_t c : members_[group]) out[c] = read_element(row[c], scale, zero);
 }
 

@@ -1,4 +1,4 @@
-#include "calibration/solve.h"
+#include "lowkv/calibrate.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -39,23 +39,16 @@ struct Rows {
 
 // The part as it is without what a calibration improves.
 PartCalibration plain(const Codec& codec, const Shape& shape, const Ranges& whole) {
-    PartCalibration part;
-    if (codec.reordered) {
-        const std::uint32_t groups = group_count(codec, shape);
-        for (std::uint32_t c = 0; c < shape.channels(); ++c)
-            part.group.push_back(static_cast<std::uint16_t>(c * groups / shape.channels()));
-        if (codec.clip == Clip::calibrated) part.clip.assign(groups, 1.0f);
-    }
+    PartCalibration part = neutral_calibration({.key = codec, .value = {}}, shape).key;
     if (codec.group == Group::calibrated) {
         part.low = whole.low;
         part.high = whole.high;
     }
-    if (codec.levels == Levels::learned) {
-        const auto count = static_cast<float>(codec.level_count());
-        for (float i = 0; i < count; ++i) part.levels.push_back(2 * i / (count - 1) - 1);
-        for (std::size_t i = 1; i < part.levels.size(); ++i)
-            part.boundaries.push_back(0.5f * (part.levels[i - 1] + part.levels[i]));
-    }
+    const auto last = static_cast<float>(part.levels.size()) - 1;
+    for (std::size_t i = 0; i < part.levels.size(); ++i)
+        part.levels[i] = 2 * static_cast<float>(i) / last - 1;
+    for (std::size_t i = 0; i < part.boundaries.size(); ++i)
+        part.boundaries[i] = 0.5f * (part.levels[i] + part.levels[i + 1]);
     return part;
 }
 

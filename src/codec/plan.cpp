@@ -37,6 +37,17 @@ double bits_per_element(const PackedPart& part) {
 
 }  // namespace
 
+std::size_t element_bytes(RowType type) {
+    switch (type) {
+        case RowType::f32: return 4;
+        case RowType::f16:
+        case RowType::bf16: return 2;
+    }
+    throw Error(ErrorCode::invalid_argument, "rows of type " +
+                                                 std::to_string(static_cast<unsigned>(type)) +
+                                                 "; legal: 1 (f32), 2 (f16), 3 (bf16)");
+}
+
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
     return std::max({least_block_tokens, codec::family_of(scheme.key).block_tokens(scheme.key),
                      codec::family_of(scheme.value).block_tokens(scheme.value)});
@@ -47,7 +58,9 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
     : scheme_(scheme),
       shape_(shape),
       layer_(layer),
-      inputs_hash_(codec::inputs_hash(scheme, inputs)) {
+      inputs_hash_(codec::inputs_hash(scheme, inputs)),
+      rows_(inputs.rows),
+      element_bytes_(lowkv::element_bytes(inputs.rows)) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
     check_shape(shape);
     block_tokens_ = lowkv::block_tokens(scheme);

@@ -16,6 +16,7 @@
 #include <span>
 #include <string_view>
 
+#include "codec/round.h"
 #include "lowkv/family.h"
 #include "lowkv/format.h"
 
@@ -24,10 +25,6 @@ namespace lowkv::codec {
 inline constexpr std::uint32_t max_lanes = 576;    // a head_dim, or the 128 tokens of a block
 inline constexpr std::uint32_t max_groups = 4096;  // of a section: 128 tokens x 32 groups of a row
 inline constexpr std::size_t cache_line = LOWKV_CACHE_LINE;
-
-constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-}
 
 // One head of an exact part, seen as the matrix whose codes are packed: `steps` rows of
 // `lanes` contiguous f16.

@@ -1,6 +1,8 @@
 #include "families/families.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 
 #include "families/codes_part.h"
 
@@ -16,13 +18,13 @@ const Family& row_family() noexcept;       // SKVQ, KVQuant: metadata of a row o
 
 namespace {
 
-struct Row {
+struct Owner {
     const Family& (*family)() noexcept;
     bool (*owns)(const Codec& codec) noexcept;
 };
 
 // The first that owns a codec stores it.
-constexpr Row rows[] = {
+constexpr Owner owners[] = {
     {exact_family, [](const Codec& c) noexcept { return c.exact(); }},
     {row_family, [](const Codec& c) noexcept { return c.by_row(); }},
     {balanced_family, [](const Codec& c) noexcept { return c.balanced; }},
@@ -35,19 +37,34 @@ constexpr Row rows[] = {
 
 }  // namespace
 
-const Family& family_of(const Codec& codec) noexcept {
-    if (codec.family != nullptr) return *codec.family;
-    return std::ranges::find_if(rows, [&](const Row& row) { return row.owns(codec); })->family();
+}  // namespace codec
+
+std::span<const Family* const> families() noexcept {
+    static const auto all = [] {
+        std::array<const Family*, std::size(codec::owners)> out{};
+        std::ranges::transform(codec::owners, out.begin(),
+                               [](const codec::Owner& owner) { return &owner.family(); });
+        return out;
+    }();
+    return all;
 }
 
-}  // namespace codec
+const Family& family_of(const Codec& codec) noexcept {
+    if (codec.family != nullptr) return *codec.family;
+    return std::ranges::find_if(codec::owners,
+                                [&](const codec::Owner& owner) { return owner.owns(codec); })
+        ->family();
+}
+
+std::string_view Family::restriction(const Codec&, Part) const noexcept { return {}; }
+CodecWords Family::words(const Codec&, Part) const { return {std::string(name()), {}, {}}; }
 
 void PackedPart::encode_shared(const std::uint16_t*, const std::int32_t*,
                                std::byte*) const noexcept {}
 
 void PackedPart::set_bytes(std::size_t head, std::size_t shared) noexcept {
-    head_bytes_ = codec::round_up(head, codec::cache_line);
-    shared_bytes_ = codec::round_up(shared, codec::cache_line);
+    head_bytes_ = round_up(head, codec::cache_line);
+    shared_bytes_ = round_up(shared, codec::cache_line);
     bytes_ = shared_bytes_ + head_bytes_ * shape_.layer.kv_heads;
 }
 

@@ -4,7 +4,6 @@
 
 namespace lowkv::codec {
 
-// Whose a codec is: the one place that tells the library's families apart.
-const Family& family_of(const Codec& codec) noexcept;
+using lowkv::family_of;
 
 }  // namespace lowkv::codec

@@ -26,9 +26,10 @@ constexpr bool is_additive(Mask::Kind kind) {
 struct Row {
     const float* q = nullptr;         // head_dim floats
     const float* packed_q = nullptr;  // the query as packed keys are rotated, or q
-    const void* mask = nullptr;       // this token's additive row, from cell 0, or null
-    std::uint32_t limit = 0;          // sees cells [0, limit)
-    float slope = 1.0f;               // multiplies the mask's values (ALiBi)
+    const void* mask = nullptr;       // this token's additive row, from task.mask_cell on, or null
+    std::uint32_t begin = 0;          // sees cells [begin, limit)
+    std::uint32_t limit = 0;
+    float slope = 1.0f;  // multiplies the mask's values (ALiBi)
 };
 
 struct Task {
@@ -40,7 +41,8 @@ struct Task {
     const Row* rows = nullptr;
     std::uint32_t row_count = 0;
     Mask::Kind mask = Mask::Kind::none;
-    bool causal_alibi = false;  // add -slope * (limit - 1 - cell)
+    std::uint32_t mask_cell = 0;  // additive masks hide the cells before it
+    bool causal_alibi = false;    // add -slope * (limit - 1 - cell)
     float scale = 1.0f;
     float softcap = 0.0f;
     // Results, unnormalised: out[row][head_dim] = sum p v, max = row maximum, sum = sum p. Packed

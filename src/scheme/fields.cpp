@@ -1,5 +1,6 @@
 #include "scheme/fields.h"
 
+#include <algorithm>
 #include <array>
 
 namespace lowkv::scheme {
@@ -112,8 +113,9 @@ constexpr std::array fields{
 };
 
 constexpr std::array codecs{
-    CodecOption{"k", "key codec", &LayerScheme::key, "how keys are stored once packed"},
-    CodecOption{"v", "value codec", &LayerScheme::value, "how values are stored once packed"}};
+    CodecOption{"k", "key codec", Part::keys, &LayerScheme::key, "how keys are stored once packed"},
+    CodecOption{"v", "value codec", Part::values, &LayerScheme::value,
+                "how values are stored once packed"}};
 
 constexpr std::array numbers{
     RetentionField{"window", &Retention::window, 1u << 20, 1, "", "the newest N tokens stay exact"},
@@ -161,10 +163,8 @@ std::string legal_numbers(const RetentionField& field) {
 }
 
 const Preset* find_preset(std::string_view name) noexcept {
-    for (const Preset& preset : presets()) {
-        if (preset.name == name) return &preset;
-    }
-    return nullptr;
+    const auto found = std::ranges::find(presets(), name, &Preset::name);
+    return found == presets().end() ? nullptr : &*found;
 }
 
 std::string preset_names() {

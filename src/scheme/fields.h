@@ -33,6 +33,7 @@ std::span<const CodecField> codec_fields() noexcept;
 // An option with a codec as its value.
 struct CodecOption {
     std::string_view word, name;
+    Part part;
     Codec LayerScheme::* codec;
     std::string_view meaning;
 };

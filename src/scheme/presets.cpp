@@ -1,5 +1,6 @@
 // The named points of the codec space.
 
+#include <algorithm>
 #include <array>
 
 #include "lowkv/scheme.h"
@@ -204,6 +205,12 @@ std::span<const Preset> presets() {
                        Width::two, 10),
     };
     return all;
+}
+
+const Preset* preset_of(const LayerScheme& codecs) {
+    const auto found = std::ranges::find(presets(), codecs,
+                                         [](const Preset& preset) { return preset.scheme.base; });
+    return found == presets().end() ? nullptr : &*found;
 }
 
 }  // namespace lowkv

@@ -5,13 +5,6 @@
 namespace lowkv {
 namespace {
 
-const Preset* preset_of(const LayerScheme& layer) {
-    for (const Preset& preset : presets()) {
-        if (preset.scheme.base == layer) return &preset;
-    }
-    return nullptr;
-}
-
 std::string layer_text(const LayerScheme& layer) {
     if (const Preset* preset = preset_of(layer)) return std::string(preset->name);
     return to_string(layer.key) + "/" + to_string(layer.value);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lowkv/error.h"
+#include "lowkv/family.h"
 #include "lowkv/scheme.h"
 #include "scheme/fields.h"
 
@@ -34,84 +35,17 @@ void validate(const Codec& codec, const std::string& what) {
     }
 }
 
-// Fields that exclude each other.
-void validate_together(const Codec& codec, const std::string& what) {
-    if (codec.family != nullptr || codec.exact()) return;
-    const bool normal = codec.levels == Levels::normal;
-    const bool uniform = codec.levels == Levels::uniform;
-    const bool channel = codec.axis == Axis::channel;
-    const bool ranged = codec.group == Group::calibrated;
-    struct Rule {
-        bool broken;
-        const char* says;
-    };
-    for (const Rule& rule :
-         {Rule{channel && (codec.group == Group::head || codec.group == Group::row),
-               "a group of one channel is a number of tokens (g32, g64 or g128) or static"},
-          Rule{!channel && ranged, "static is the range of a channel: channel-..."},
-          Rule{channel && (normal || codec.centred),
-               "normal and mean need a scale per token: token-..."},
-          Rule{channel && codec.rotation != Rotate::none && !codec.balanced,
-               "hadamard and random need a scale per token (token-...), or varnorm"},
-          Rule{codec.reordered && (channel || row_of(codec.group).size == 0),
-               "reorder makes groups of channels: token-...-g32, g64 or g128"},
-          Rule{codec.by_row() && (normal || codec.rotation != Rotate::none || codec.centred),
-               "normal, hadamard, random and mean are for each head: not row, static or reorder"},
-          Rule{codec.levels == Levels::learned && codec.group != Group::row && !ranged,
-               "learned levels need the group row or static"},
-          Rule{codec.levels == Levels::learned && codec.width != Width::two &&
-                   codec.width != Width::three && codec.width != Width::four,
-               "learned levels have 2, 3 or 4 bits"},
-          Rule{codec.balanced && (!uniform || codec.centred || codec.by_row() ||
-                                  codec.rotation == Rotate::random ||
-                                  codec.group != (channel ? Group::g128 : Group::head)),
-               "varnorm needs uniform levels and channel-...-g128 or token-...-head"},
-          Rule{codec.balanced && codec.clip != Clip::none, "varnorm can't be clipped"},
-          Rule{codec.clip != Clip::none && (!uniform || ranged),
-               "clip and search shorten the range of a uniform group"},
-          Rule{codec.clip == Clip::calibrated && !codec.reordered,
-               "clip has a share for each calibrated group: add reorder"},
-          Rule{codec.outliers > 0 && codec.group != Group::row && !ranged,
-               "outliers are a share of a whole row: they need the group row or static"},
-          Rule{codec.stage == Stage::pre && !codec.by_row(),
-               "pre needs the group row or static, or reorder"},
-          Rule{ranged && codec.metadata != Metadata::fp16, "static has no metadata: drop fp8"},
-          Rule{normal && codec.width == Width::eight,
-               "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
-          Rule{codec.width == Width::senary && (codec.by_row() || codec.balanced),
-               "2.6 bits are for codecs without row, static, reorder and varnorm"},
-          Rule{!normal && codec.fit != Fit::norm,
-               "unbiased and lsq choose the scale of normal levels: add normal"}}) {
-        if (rule.broken) reject(what + " " + to_string(codec) + ": " + rule.says);
-    }
-}
-
 void validate(const LayerScheme& layer, const std::string& prefix) {
     for (const scheme::CodecOption& option : scheme::codec_options()) {
+        const Codec& codec = layer.*option.codec;
         const std::string what = prefix + std::string(option.name);
-        validate(layer.*option.codec, what);
-        validate_together(layer.*option.codec, what);
-    }
-    // So that both parts keep a scale for each step of a product and a factor for each lane.
-    if (layer.key.balanced && layer.key.axis != Axis::channel) {
-        reject(prefix + "key codec " + to_string(layer.key) +
-               ": varnorm gives keys a scale per channel: channel-...-g128");
-    }
-    if (layer.value.balanced && layer.value.axis != Axis::token) {
-        reject(prefix + "value codec " + to_string(layer.value) +
-               ": varnorm gives values a scale per token: token-...-head");
-    }
-    if (layer.value.group == Group::calibrated) {
-        reject(prefix + "value codec " + to_string(layer.value) +
-               ": static is for keys; values have no range of a channel");
-    }
-    if (layer.value.stage == Stage::pre) {
-        reject(prefix + "value codec " + to_string(layer.value) +
-               ": pre is for keys; values have no rotary embedding");
-    }
-    if (layer.value.centred) {
-        reject(prefix + "value codec " + to_string(layer.value) +
-               ": mean is for keys; values have no common offset that a softmax ignores");
+        validate(codec, what);
+        if (codec.family != nullptr || codec.exact()) continue;
+        // A word of one family among another's is the former's business.
+        for (const Family* family : families()) {
+            const std::string_view wrong = family->restriction(codec, option.part);
+            if (!wrong.empty()) reject(what + " " + to_string(codec) + ": " + std::string(wrong));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 // Calibration files: what is saved is loaded, and every damage is refused with its reason.
 
-#include "calibration/file/calibration_file.h"
+#include "lowkv/calibration_file.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "calibration/file/fisher_file.h"
 #include "calibration/file/safetensors.h"
 #include "lowkv/error.h"
 

@@ -14,7 +14,7 @@ ids = torch.arange(3, 103)[None]
 for scheme in schemes:
     cache = lowkv.Cache.from_model(model, scheme)
     output = model.generate(ids, past_key_values=cache, do_sample=False, max_new_tokens=20, min_new_tokens=20)
-    heads = cache.layers[0].exact.keys.shape[1]
+    heads = cache.layers[0].rows.shape[1]
     if torch.distributed.get_rank() == 0:
         print("heads", heads, "tokens", *output[0, 100:].tolist())
 torch.distributed.destroy_process_group()

@@ -1,7 +1,9 @@
-"""After a step that failed, wherever it failed, a cache refuses by name or is what it was before: a retry never
-gives wrong numbers."""
+"""A step that failed or was interrupted, wherever that was, leaves the cache as it was before it: a retry gives what
+it would have given a cache that never failed."""
 
 import contextlib
+import copy
+import pickle
 
 import lowkv
 import pytest
@@ -26,15 +28,30 @@ def run(model, cache, tokens):
         return model(tokens, past_key_values=cache).logits
 
 
-def clean(model, *parts):
-    cache = lowkv.Cache.from_model(model, SCHEME)
+def clean(model, *parts, scheme=SCHEME):
+    cache = lowkv.Cache.from_model(model, scheme)
     return [run(model, cache, part) for part in parts][-1]
+
+
+def state(cache):
+    """What must be as before: tokens and bytes, and what the layers hold, bit for bit."""
+    rows = [layer.full() if layer.length else None for layer in cache.layers]
+    images = [bytes(layer.rows.save()) if layer.length else None for layer in cache.layers]
+    return [(layer.length, layer.nbytes) for layer in cache.layers], cache.exact_bytes, cache.packed_bytes, images, rows
+
+
+def same(before, after):
+    *numbers, rows = before
+    *numbers_after, rows_after = after
+    assert numbers == numbers_after
+    for held, now in zip(rows, rows_after, strict=True):
+        assert held is now is None or all(torch.equal(a, b) for a, b in zip(held, now, strict=True))
 
 
 def parts_of(model):
     """By name: what a step goes through, from its first module to its last."""
     blocks = model.get_decoder().layers if hasattr(model.get_decoder(), "layers") else model.get_decoder().h
-    found = {}
+    found = {"the model": model}
     for number, block in enumerate(blocks):
         found[f"layer {number}"] = block
         attention = getattr(block, "self_attn", getattr(block, "attn", None))
@@ -45,77 +62,114 @@ def parts_of(model):
     return found
 
 
-PARTS = [f"layer {number}{part}" for number in (0, 1)
-         for part in ("", ", before its attention", ", after its attention", ", its MLP")] + ["the head"]
+PARTS = ["the model", *(f"layer {number}{part}" for number in (0, 1)
+                        for part in ("", ", before its attention", ", after its attention", ", its MLP")), "the head"]
 
 
 @contextlib.contextmanager
-def failing(module):
+def failing(module, kind=Failure, after=False):
     def fail(*_):
-        raise Failure
+        raise kind
 
-    hook = module.register_forward_pre_hook(fail)
-    with pytest.raises(Failure):
+    hook = module.register_forward_hook(fail) if after else module.register_forward_pre_hook(fail)
+    with pytest.raises(kind):
         yield
     hook.remove()
 
 
+@pytest.mark.parametrize("kind", [Failure, KeyboardInterrupt])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
-def test_a_failure_anywhere_never_gives_wrong_numbers(model, part, first):
+def test_a_failure_anywhere_changes_nothing(model, part, first, kind):
     cache = lowkv.Cache.from_model(model, SCHEME)
     before = [] if first else [PROMPT]
     for tokens in before:
         run(model, cache, tokens)
-    fork = cache.fork()
+    held, fork = state(cache), cache.fork()
     step = PROMPT if first else STEP
-    with failing(parts_of(model)[part]):
-        run(model, cache, step)
     wanted = clean(model, *before, step)
-    if all(layer.length == 100 * len(before) for layer in cache.layers):
-        assert "layer 0" in part and "after" not in part and "MLP" not in part
-        assert torch.equal(run(model, cache, step), wanted)
-    else:
-        refused(model, cache, step)
-    assert torch.equal(run(model, fork, step), wanted)
-
-
-def refused(model, cache, step):
-    for _ in range(2):
-        with pytest.raises(lowkv.Error, match="last step"):
+    for after in (False, True, True):
+        with failing(parts_of(model)[part], kind, after):
             run(model, cache, step)
-    with pytest.raises(lowkv.Error, match="last step"):
-        run(model, cache.fork(), step)
-    cache.reset()
-    assert torch.equal(run(model, cache, step), clean(model, step))
+        same(held, state(cache))
+    assert torch.equal(run(model, cache, step), wanted)
+    assert torch.equal(run(model, fork, step), wanted)
+    assert torch.equal(run(model, cache, STEP), clean(model, *before, step, STEP))
 
 
-def test_a_cache_that_is_not_whole_is_neither_cropped_nor_saved(tmp_path):
+@pytest.mark.parametrize("scheme", ["exact", "kivi2", "lowkv2.8,window=16,sinks=3", "kivi4,window=32,flush=64"])
+@pytest.mark.parametrize("tokens", [1, 31, 200])
+def test_every_step_may_fail_once(scheme, tokens):
+    """Blocks that a step completes, packs, or drops behind a sliding window come back."""
+    model, _ = build("mistral")
+    cache, other = (lowkv.Cache.from_model(model, scheme) for _ in range(2))
+    generator = torch.Generator().manual_seed(tokens)
+    for count in (70, tokens, 1, 33, tokens):
+        part = torch.randint(3, 128, (2, count), generator=generator)
+        held = state(cache)
+        with failing(model.lm_head):
+            run(model, cache, part)
+        same(held, state(cache))
+        assert torch.equal(run(model, cache, part), run(model, other, part))
+
+
+@torch.no_grad()
+def test_a_cache_that_rolled_back_can_be_cropped_forked_saved_and_reordered(tmp_path):
+    model, _ = build("llama")
+    caches = [lowkv.Cache.from_model(model, SCHEME) for _ in range(2)]
+    for cache in caches:
+        run(model, cache, PROMPT.repeat(2, 1))
+    with failing(model.model.layers[1]):
+        run(model, caches[0], STEP.repeat(2, 1))
+    for cache in caches:
+        cache.crop(-40)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        cache.save(tmp_path / "prefix")
+    same(state(caches[0]), state(caches[1]))
+    loaded = lowkv.Cache.load(tmp_path / "prefix", model)
+    wanted = run(model, caches[1], STEP.repeat(2, 1))
+    for cache in (caches[0].fork(), caches[0], loaded):
+        assert torch.equal(run(model, cache, STEP.repeat(2, 1)), wanted)
+
+
+@torch.no_grad()
+def test_generate_goes_on_after_an_interruption(model):
+    cache = lowkv.Cache.from_model(model, SCHEME)
+    arguments = dict(do_sample=False, max_new_tokens=12, min_new_tokens=12)
+    wanted = model.generate(PROMPT, past_key_values=lowkv.Cache.from_model(model, SCHEME), **arguments)
+    calls = []
+
+    def interrupt(*_):
+        calls.append(None)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    hook = parts_of(model)["layer 1, its MLP"].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(PROMPT, past_key_values=cache, **arguments)
+    hook.remove()
+    assert cache.get_seq_length() == 103
+    rest = dict(do_sample=False, max_new_tokens=8, min_new_tokens=8)
+    assert torch.equal(model.generate(wanted[:, :104], past_key_values=cache, **rest), wanted)
+
+
+def test_a_step_that_can_not_be_packed_changes_nothing():
     model, _ = build("llama")
     cache = lowkv.Cache.from_model(model, SCHEME)
-    with failing(model.model.layers[1]):
-        run(model, cache, PROMPT)
-    for use in (lambda: cache.crop(-1), lambda: cache.save(tmp_path / "prefix")):
-        with pytest.raises(lowkv.Error, match="0 to 100: the last step failed or was interrupted"):
-            use()
-
-
-def test_tokens_of_a_step_that_failed_after_its_layers_can_be_taken_back():
-    model, _ = build("llama")
-    cache = lowkv.Cache.from_model(model, "exact")
-    wanted = run(model, cache, PROMPT)
-    with failing(model.lm_head):
-        run(model, cache, STEP)
-    with pytest.raises(lowkv.Error, match=r"100 to 105 tokens.*crop\(-5\)"):
-        run(model, cache, STEP)
-    cache.crop(-5)
-    again = run(model, cache, STEP)
-    cache.reset()
-    assert torch.equal(run(model, cache, PROMPT), wanted) and torch.equal(run(model, cache, STEP), again)
+    run(model, cache, PROMPT)
+    held, weight = state(cache), model.model.layers[1].self_attn.v_proj.weight.data
+    good = weight.clone()
+    weight.mul_(1e6)
+    for _ in range(2):
+        with pytest.raises(lowkv.Error, match="above 65504"):
+            run(model, cache, PROMPT)
+        same(held, state(cache))
+    weight.copy_(good)
+    assert torch.equal(run(model, cache, PROMPT), clean(model, PROMPT, PROMPT))
 
 
 def test_a_layer_that_can_not_be_packed_counts_no_token_twice():
-    """Two pieces of 1024 tokens: the first is packed when the second turns out to be infinite in f16."""
+    """The rows of the first half could be packed, those of the second turn out to be infinite in f16."""
     model, _ = build("llama")
     cache = lowkv.Cache.from_model(model, SCHEME)
     layer = cache.layers[0]
@@ -129,11 +183,57 @@ def test_a_layer_that_can_not_be_packed_counts_no_token_twice():
         layer.append(rows, rows)
 
 
-def test_a_step_that_can_not_be_packed_is_not_retried():
+def test_tokens_are_taken_over_by_all_layers_or_by_none():
+    model, _ = build("llama")
+    cache = lowkv.KiviCache.from_model(model, residual_length=32)
+    run(model, cache, PROMPT)
+    held, rows = state(cache), torch.randn(1, 2, 300, 16)
+    with pytest.raises(lowkv.Error, match="above 65504"):
+        cache.add_tokens(((rows, rows), (rows, rows * 1e9)))
+    same(held, state(cache))
+
+
+@torch.no_grad()
+def test_a_crop_goes_back_in_all_layers_or_in_none():
+    """gemma2's sliding layer can't go back so far, its full one could."""
+    model, _ = build("gemma2")
+    cache = lowkv.Cache.from_model(model, SCHEME)
+    run(model, cache, PROMPT.repeat(1, 4))
+    held = state(cache)
+    with pytest.raises(lowkv.Error, match="can't go back from 400 to 50"):
+        cache.crop(-350)
+    same(held, state(cache))
+
+
+@torch.no_grad()
+def test_copies_of_a_model_have_steps_too():
+    model, _ = build("llama")
+    name = str(type(model))
+    lowkv.Cache.from_model(model)
+    watched = type(model)
+    lowkv.Cache.from_model(model)
+    assert type(model) is watched and str(watched) == name
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert str(type(other)) == name and isinstance(other, watched.__mro__[2])
+        cache = lowkv.Cache(SCHEME, [None, None])
+        with failing(other.lm_head):
+            run(other, cache, PROMPT)
+        assert cache.get_seq_length() == 0
+        assert torch.equal(run(other, cache, PROMPT), clean(model, PROMPT))
+
+
+@torch.no_grad()
+def test_a_step_of_ones_own():
+    """For loops over layers of the user's own: step() makes them whole."""
     model, _ = build("llama")
     cache = lowkv.Cache.from_model(model, SCHEME)
     run(model, cache, PROMPT)
-    model.model.layers[1].self_attn.v_proj.weight.data.mul_(1e6)
-    with pytest.raises(lowkv.Error, match="above 65504"):
-        run(model, cache, PROMPT)
-    refused(model, cache, PROMPT[:, :3])
+    held = state(cache)
+    with pytest.raises(Failure), cache.step():
+        model.model(STEP, past_key_values=cache)
+        run(model, cache, STEP)
+        raise Failure
+    same(held, state(cache))
+    with cache.step():
+        run(model, cache, STEP)
+    assert torch.equal(run(model, cache, STEP), clean(model, PROMPT, STEP, STEP))

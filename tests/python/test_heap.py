@@ -10,6 +10,7 @@ import lowkv
 import pytest
 import torch
 from families import build
+from lowkv import heap
 
 LEFT_ALONE = [{"LOWKV_KEEP_MALLOC": "1"}, {"MALLOC_MMAP_THRESHOLD_": "131072"}]
 
@@ -35,3 +36,15 @@ def test_malloc_is_told_once_and_can_be_left_alone(variables):
     done = subprocess.run([sys.executable, "-c", "from lowkv import heap; print(heap.tune())"], capture_output=True,
                           text=True, env=inherited | variables, check=True)
     assert done.stdout.split() == [str(not variables)]
+
+
+@pytest.mark.skipif(not heap.tune(), reason="malloc is left alone")
+@torch.no_grad()
+def test_a_long_step_gives_back_what_it_left(monkeypatch):
+    calls = []
+    monkeypatch.setattr(heap, "trim", lambda: calls.append(None))
+    model, _ = build("llama")
+    model(torch.arange(1000)[None] % 100, past_key_values=lowkv.Cache.from_model(model))
+    assert not calls
+    model(torch.arange(1024)[None] % 100, past_key_values=lowkv.Cache.from_model(model))
+    assert len(calls) == len(model.model.layers)

@@ -1,10 +1,12 @@
 """A layer's attention over exact rows and packed blocks, against attention in double precision over the decoded
 rows that full() gives."""
 
+import copy
+
+import lowkv.layer
 import pytest
 import torch
-
-from lowkv._core import BlockMemory, parse_scheme
+from lowkv._core import Store, parse_scheme
 from lowkv.layer import Layer
 from lowkv.visibility import Visibility
 
@@ -20,10 +22,9 @@ def rows(count):
 
 def filled(scheme, tokens, window=None, dtype=torch.float32):
     """A layer with `tokens` tokens of which all that may be packed is."""
-    layer = Layer(0, parse_scheme(scheme), window, BlockMemory())
+    layer = Layer(0, parse_scheme(scheme), window, Store())
     for count in (tokens // 2, tokens - tokens // 2):
         layer.append(rows(count).to(dtype), rows(count).to(dtype))
-        layer.pending = False
         layer.settle()
     return layer
 
@@ -66,7 +67,8 @@ VIEWS = {
 def test_attention(scheme, view, queries):
     torch.manual_seed(len(view) + queries)
     layer = filled(scheme, 300)
-    assert len(layer.blocks) > 0
+    first, end = layer.rows.packed
+    assert first < end
     check(layer, queries, view, softcap=None, sinks=None)
 
 
@@ -114,9 +116,48 @@ def test_half_precision(dtype, queries):
 def test_what_lies_where():
     """Sinks and window are exact, whole blocks between are packed; sawtooth schemes pack `flush` at a time."""
     layer = filled("kivi4,window=32,sinks=5", 300)
-    assert (layer.first, layer.packed_end, layer.length) == (5, 5 + 256, 300)
+    assert (layer.rows.packed, layer.length, layer.exact_tokens) == ((5, 5 + 256), 300, 44)
     layer = filled("kivi4,window=32,sinks=0,flush=128", 300)
-    assert layer.packed_end == 256
+    assert layer.rows.packed == (0, 256)
     layer = filled("exact", 300)
-    assert layer.blocks is None and layer.full()[0].shape[2] == 300
+    assert layer.exact_tokens == layer.full()[0].shape[2] == 300
     assert layer.full()[0].dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", ["exact", "kivi4,window=100,sinks=5"])
+def test_exact_rows_are_kept_as_they_are(scheme, dtype):
+    """In the model's own dtype, bit for bit, through appends, crops, forks and selections."""
+    torch.manual_seed(6)
+    layer = Layer(0, parse_scheme(scheme), None, Store())
+    given = [rows(140).to(dtype) for _ in range(2)]
+    for part in (slice(0, 1), slice(1, 90), slice(90, 140)):
+        layer.append(*(x[:, :, part] for x in given))
+        layer.settle()
+    chosen = copy.deepcopy(layer)
+    chosen.batch_select_indices(torch.tensor([1, 0, 1]))
+    layer.crop(-7)
+    for held, rows_of, tokens in ((layer, [0, 1], 133), (chosen, [1, 0, 1], 140)):
+        assert held.length == tokens
+        first, end = held.rows.packed
+        for got, want in zip(held.full(), given, strict=True):
+            exact = [token for token in range(tokens) if not first <= token < end]
+            assert torch.equal(got[:, :, exact], want[rows_of][:, :, exact])
+
+
+def test_long_masks_are_made_in_pieces(monkeypatch):
+    torch.manual_seed(7)
+    monkeypatch.setattr(lowkv.layer, "_MASK", 3000)
+    for view in ("padding", "additive by head", "bias and padding"):
+        check(filled("kivi2,window=16", 300), 40, view, softcap=None, sinks=None)
+
+
+@pytest.mark.parametrize("view", ["causal", "padding", "additive by head"])
+def test_a_first_prompt(view, monkeypatch):
+    """torch attends to it, or, with a soft-cap, the core."""
+    torch.manual_seed(8)
+    for mask in (1 << 22, 1000):
+        monkeypatch.setattr(lowkv.layer, "_MASK", mask)
+        for softcap, window in ((None, None), (None, 20), (5.0, None)):
+            layer = Layer(0, parse_scheme("kivi4"), window, Store())
+            check(layer, 90, "causal" if window else view, softcap=softcap, sinks=None)

@@ -61,7 +61,7 @@ def test_wrong_configurations_are_refused():
         create_serde_processor(SerdeConfig("lowkv", {}))
     source = memory(SHAPES["KV_2TD"], torch.float32, "KV_2TD")
     short = memory((5000,), torch.uint8, "BINARY")
-    with pytest.raises(lowkv.Error, match="was not written by lowkv as kivi4, head_dim 64"):
+    with pytest.raises(lowkv.Error, match="a stored chunk can't be read, layer 0: image: these bytes are none"):
         lowkv.lmcache.LowKVDeserializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).deserialize(short, source, None)
     with pytest.raises(lowkv.Error, match="[0-9]+ bytes, but the chunk's layers need"):
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(source, short, None)
@@ -72,7 +72,9 @@ def test_wrong_configurations_are_refused():
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(numbers, short, None)
     codec = lowkv.lmcache.Codec("kivi2", 48)
     with pytest.raises(lowkv.Error, match="not whole heads of head_dim 48"):
-        codec.plan(0, 128)
+        codec.plan(0, 128, torch.float16)
+    with pytest.raises(lowkv.Error, match="head_dim 20 is not supported"):
+        lowkv.lmcache.Codec("kivi2", 20)
 
 
 def test_stored_chunks_are_checked():
@@ -82,9 +84,39 @@ def test_stored_chunks_are_checked():
     stored = memory((200000,), torch.uint8, "BINARY")
     size = Write(Codec("lowkv4", HEAD_DIM)).serialize(source, stored, None)
     Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, target, None)
-    for scheme, head_dim in (("kivi2", HEAD_DIM), ("lowkv4", 2 * HEAD_DIM)):
-        with pytest.raises(lowkv.Error, match=f"was not written by lowkv as {scheme}, head_dim {head_dim}"):
+    for scheme, head_dim, words in (("kivi2", HEAD_DIM, "made for the scheme"),
+                                    ("lowkv4", 2 * HEAD_DIM, "kv heads: 2, not 1")):
+        with pytest.raises(lowkv.Error, match=f"can't be read, layer 0: image: .*{words}.*Clear the storage"):
             Read(Codec(scheme, head_dim)).deserialize(stored, target, None)
-    stored.tensor[size - 1] ^= 1
-    with pytest.raises(lowkv.Error, match="damaged"):
+    half = memory(SHAPES["KV_2TD"], torch.float16, "KV_2TD")
+    with pytest.raises(lowkv.Error, match="its exact rows are bf16, not f16"):
+        Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, half, None)
+    short = memory((2, TOKENS - 44, HEADS * HEAD_DIM), torch.bfloat16, "KV_2TD")
+    with pytest.raises(lowkv.Error, match=r"it has tokens \[0, 300\) of 1 sequences, and the chunk 256 of one"):
+        Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, short, None)
+    layers = memory(SHAPES["KV_2LTD"], torch.bfloat16, "KV_2LTD")
+    with pytest.raises(lowkv.Error, match="can't be read, layer 1: image: "):
+        Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, layers, None)
+    for place in (*range(0, 120, 5), *range(120, size, size // 50), size - 1):
+        stored.tensor[place] ^= 1
+        with pytest.raises(lowkv.Error, match="can't be read, layer 0: image: "):
+            Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, target, None)
+        stored.tensor[place] ^= 1
+    for left in (0, 80, size // 2, size - 1):
+        cut = memory((left,), torch.uint8, "BINARY")
+        cut.tensor.copy_(stored.tensor[:left])
+        with pytest.raises(lowkv.Error, match="can't be read, layer 0: image: "):
+            Read(Codec("lowkv4", HEAD_DIM)).deserialize(cut, target, None)
+    Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, target, None)
+
+
+def test_the_layers_of_a_chunk_are_not_mixed_up():
+    Codec, Write, Read = (getattr(lowkv.lmcache, n) for n in ("Codec", "LowKVSerializer", "LowKVDeserializer"))
+    source, target = (memory(SHAPES["KV_2LTD"], torch.bfloat16, "KV_2LTD") for _ in range(2))
+    source.tensor.normal_()
+    stored = memory((400000,), torch.uint8, "BINARY")
+    size = Write(Codec("lowkv4", HEAD_DIM)).serialize(source, stored, None)
+    half = size // LAYERS
+    stored.tensor[:size] = torch.cat([stored.tensor[half:size], stored.tensor[:half]])
+    with pytest.raises(lowkv.Error, match="layer 0: image: it is of layer 1, not 0"):
         Read(Codec("lowkv4", HEAD_DIM)).deserialize(stored, target, None)

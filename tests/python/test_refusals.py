@@ -85,7 +85,26 @@ def test_schemes_that_only_the_core_serves_are_refused(scheme, words):
 
 
 @torch.no_grad()
-def test_an_interrupted_step_is_noticed():
+def test_a_watched_model_that_bypasses_the_attention_is_stopped_at_its_first_step():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model)
+
+    class Own(LlamaAttention):
+        def forward(self, hidden_states, past_key_values=None, **kwargs):
+            keys = self.k_proj(hidden_states).unflatten(2, (2, -1)).transpose(1, 2)
+            past_key_values.update(keys, keys, self.layer_idx)
+            return hidden_states, None
+
+    model.model.layers[1].self_attn.__class__ = Own
+    for _ in range(2):
+        with pytest.raises(lowkv.Error, match="layer 1: its last keys were stored but never attended to"):
+            model(TOKENS, past_key_values=cache)
+        assert cache.get_seq_length() == 0
+
+
+@torch.no_grad()
+def test_an_interrupted_step_of_something_else_than_the_model_is_noticed():
+    """The decoder is no model that the cache was made for: nothing tells when its step is over."""
     model, _ = build("llama")
     cache = lowkv.Cache.from_model(model, "kivi4")
     model(TOKENS, past_key_values=cache)
@@ -95,10 +114,11 @@ def test_an_interrupted_step_is_noticed():
 
     hook = model.model.layers[1].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        model(TOKENS[:, :5], past_key_values=cache)
+        model.model(TOKENS[:, :5], past_key_values=cache)
     hook.remove()
-    for step in (lambda: model(TOKENS[:, :5], past_key_values=cache), lambda: cache.crop(-1)):
-        with pytest.raises(lowkv.Error, match="layers hold different numbers of tokens, 40 to 45: the last step failed"):
+    for step in (lambda: model(TOKENS[:, :5], past_key_values=cache), lambda: cache.crop(-1),
+                 lambda: model.model(TOKENS[:, :5], past_key_values=cache)):
+        with pytest.raises(lowkv.Error, match="different numbers of tokens, 40 to 45: the last step failed"):
             step()
     cache.reset()
     assert torch.equal(model(TOKENS, past_key_values=cache).logits,

@@ -3,7 +3,7 @@ level, all written here. Needs numpy only."""
 
 import numpy as np
 import pytest
-from lowkv._core import BlockMemory, LayerBlocks, Plan
+from lowkv._core import Batch, Plan, Retention, RowType, Store, parse_scheme
 
 HEADS, BLOCKS = 2, 40
 
@@ -61,17 +61,16 @@ def stored_codes(decoded, levels, matrix):
 def through_lowkv(keys, values, scheme):
     """Packed and decoded again. keys and values: f16 [blocks, tokens, heads, head_dim]."""
     blocks, tokens, heads, head_dim = keys.shape
-    plan = Plan(scheme, 0, heads, head_dim)
+    plan = Plan(parse_scheme(scheme), 0, heads, head_dim, RowType.float16)
     assert plan.block_tokens == tokens
-    # A block is the keys by channel, then the values by token.
-    exact = np.stack([keys.transpose(0, 2, 3, 1).reshape(blocks, -1), values.reshape(blocks, -1)], axis=1)
-    exact = exact.reshape(1, blocks, -1).view(np.uint16)
-    layer = LayerBlocks(plan, 1, BlockMemory())
-    layer.append(np.ascontiguousarray(exact), 1)
-    out = np.empty_like(exact)
-    layer.decode(0, out, 1)
-    out = out.view(np.float16).reshape(blocks, 2, -1)
-    return out[:, 0].reshape(blocks, heads, head_dim, tokens).transpose(0, 3, 1, 2), out[:, 1].reshape(values.shape)
+    batch = Batch(Store(), plan, Retention(window=0, sinks=0, flush=0), 1)
+    shape = 1, blocks * tokens, heads, head_dim
+    batch.append(*(np.ascontiguousarray(rows.reshape(shape).transpose(0, 2, 1, 3)) for rows in (keys, values)))
+    batch.settle(0, 1)
+    assert batch.packed == (0, blocks * tokens)
+    out = [np.empty((1, heads, blocks * tokens, head_dim), np.float16) for _ in range(2)]
+    batch.read(0, *out, 1)
+    return [rows.transpose(0, 2, 1, 3).reshape(keys.shape) for rows in out]
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -1,4 +1,4 @@
-#include "calibration/file/calibration_file.h"
+#include "lowkv/calibration_file.h"
 
 #include <array>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "calibration/file/fisher_file.h"
+#include "lowkv/calibration_file.h"
 
 #include <algorithm>
 #include <cmath>

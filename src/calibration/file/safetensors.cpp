@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "codec/round.h"
 #include "lowkv/error.h"
 #include "nlohmann/json.hpp"
 
@@ -186,7 +187,7 @@ std::string header_of(const TensorFile& file, std::string& data) {
         }
     }
     std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
-    text.resize((text.size() + length_bytes - 1) / length_bytes * length_bytes, ' ');
+    text.resize(round_up(text.size(), length_bytes), ' ');
     return text;
 }
 

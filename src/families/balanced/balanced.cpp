@@ -16,6 +16,7 @@
 #include "families/metadata.h"
 #include "families/packing.h"
 #include "families/token_view.h"
+#include "families/words.h"
 
 namespace lowkv::codec {
 namespace {
@@ -165,9 +166,9 @@ void BalancedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
     for (std::uint32_t s = 0; s < x.steps; ++s) {
         float* row = x.row(s);
         for (std::uint32_t lane = 0; lane < x.lanes; ++lane) row[lane] *= inverse[lane];
-        const Steps steps = full_steps(row, x.lanes, most);
-        groups.scale[s] = steps.scale;
-        groups.zero[s] = steps.zero;
+        const Grid grid = full_grid(row, x.lanes, most);
+        groups.scale[s] = grid.scale;
+        groups.zero[s] = grid.zero;
     }
     write_metadata(*this, section, groups);
     auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_offset);
@@ -219,6 +220,10 @@ class BalancedFamily final : public Family {
                                               const PartInputs& inputs) const override {
         return std::make_shared<BalancedPart>(codec, shape, inputs);
     }
+    std::string_view restriction(const Codec& codec, Part part) const noexcept override {
+        return balanced_restriction(codec, part);
+    }
+    CodecWords words(const Codec& c, Part p) const override { return balanced_words(c, p); }
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "families/metadata.h"
 #include "families/packing.h"
 #include "families/token_view.h"
+#include "families/words.h"
 
 namespace lowkv::codec {
 namespace {
@@ -189,11 +190,11 @@ void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
                            groups.scale[g] =
                                quantize_normal(y + first, count, layout, codes.token[t] + first);
                        } else {
-                           const Steps full = full_steps(y + first, count, most);
-                           const Steps steps =
-                               search ? searched_steps(y + first, count, full, most) : full;
-                           groups.scale[g] = steps.scale;
-                           groups.zero[g] = steps.zero;
+                           const Grid full = full_grid(y + first, count, most);
+                           const Grid grid =
+                               search ? searched_grid(y + first, count, full, most) : full;
+                           groups.scale[g] = grid.scale;
+                           groups.zero[g] = grid.zero;
                        }
                    });
     }
@@ -245,6 +246,10 @@ class RotatedFamily final : public Family {
                                               const PartInputs& inputs) const override {
         return std::make_shared<RotatedPart>(codec, shape, inputs);
     }
+    std::string_view restriction(const Codec& codec, Part part) const noexcept override {
+        return rotated_restriction(codec, part);
+    }
+    CodecWords words(const Codec& c, Part p) const override { return rotated_words(c, p); }
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "codec/round.h"
 #include "lowkv/error.h"
 
 namespace lowkv::codec {
@@ -18,7 +19,7 @@ RopeTable::RopeTable(const Rope& rope)
     : rope_(rope),
       halves_(rope.pairs == Rope::Pairs::halves),
       pairs_(static_cast<std::uint32_t>(rope.frequencies.size())),
-      padded_((pairs_ + widest_vector - 1) / widest_vector * widest_vector),
+      padded_(round_up(pairs_, widest_vector)),
       turns_(std::size_t{3} * digit * 2 * padded_),
       offsets_(std::size_t{pairs_} * 2 * tile) {
     double unit = 1;

@@ -11,6 +11,7 @@
 #include "families/metadata.h"
 #include "families/packing.h"
 #include "families/row/outliers.h"
+#include "families/words.h"
 #include "kernels/table.h"
 #include "kernels/units.h"
 #include "lowkv/error.h"
@@ -178,18 +179,18 @@ void find_ranges(const RowTables& tables, const float* x, std::uint32_t channels
 void search_shares(const RowTables& tables, const float* x, std::uint32_t channels,
                    const Ranges& ranges, float top, float* share) noexcept {
     float best[max_row_groups], error[max_row_groups];
-    Steps steps[max_row_groups];
+    Grid grids[max_row_groups];
     std::fill_n(best, tables.groups, INFINITY);
     for (float candidate = 1.0f; candidate > 0.35f; candidate -= 0.05f) {
         for (std::uint32_t g = 0; g < tables.groups; ++g) {
-            steps[g] = clipped_steps(ranges.low[g], ranges.high[g], candidate, top);
+            grids[g] = clipped_grid(ranges.low[g], ranges.high[g], candidate, top);
             error[g] = 0;
         }
         for (std::uint32_t c = 0; c < channels; ++c) {
             const std::int32_t g = tables.group[c];
-            if (!(steps[g].scale > 0.0f)) continue;
-            const float y = (x[c] - steps[g].zero) / steps[g].scale;
-            const float e = (y - std::clamp(std::nearbyint(y), 0.0f, top)) * steps[g].scale;
+            if (!(grids[g].scale > 0.0f)) continue;
+            const float y = (x[c] - grids[g].zero) / grids[g].scale;
+            const float e = (y - std::clamp(std::nearbyint(y), 0.0f, top)) * grids[g].scale;
             error[g] += e * e;
         }
         for (std::uint32_t g = 0; g < tables.groups; ++g) {
@@ -200,8 +201,8 @@ void search_shares(const RowTables& tables, const float* x, std::uint32_t channe
     }
 }
 
-void set_steps(const RowPart& layout, const float* x, std::uint32_t channels, const Ranges& ranges,
-               Steps* steps) noexcept {
+void set_grids(const RowPart& layout, const float* x, std::uint32_t channels, const Ranges& ranges,
+               Grid* grids) noexcept {
     const RowTables& tables = *layout.row;
     const auto top = static_cast<float>(layout.codec.level_count() - 1);
     float share[max_row_groups];
@@ -210,11 +211,11 @@ void set_steps(const RowPart& layout, const float* x, std::uint32_t channels, co
         std::copy_n(tables.clip.data(), tables.groups, share);
     if (layout.codec.clip == Clip::search) search_shares(tables, x, channels, ranges, top, share);
     for (std::uint32_t g = 0; g < tables.groups; ++g) {
-        steps[g] = clipped_steps(ranges.low[g], ranges.high[g], share[g], top);
+        grids[g] = clipped_grid(ranges.low[g], ranges.high[g], share[g], top);
         if (layout.codec.levels != Levels::learned) continue;
         // Learned levels are of [-1, 1].
-        const float half = 0.5f * steps[g].scale * top;
-        steps[g] = {half, steps[g].zero + half};
+        const float half = 0.5f * grids[g].scale * top;
+        grids[g] = {half, grids[g].zero + half};
     }
 }
 
@@ -230,7 +231,7 @@ struct RowMetadata {
         return part == Part::keys || tables.groups == 1 ? g * tokens + token
                                                         : std::size_t{token} * tables.groups + g;
     }
-    Steps of(std::uint32_t token, std::uint32_t channel) const noexcept {
+    Grid of(std::uint32_t token, std::uint32_t channel) const noexcept {
         if (tables.groups == 0) return {tables.scale[channel], tables.zero[channel]};
         const std::size_t e = entry(token, tables.group[channel]);
         return {groups.scale[e], groups.zero[e]};
@@ -303,13 +304,13 @@ void RowPart::encode_shared(const std::uint16_t* exact, const std::int32_t* posi
         if (tables.outliers > 0) choose_outliers(tables, x, view.channels(), outliers[t]);
         if (tables.groups == 0) continue;
         Ranges ranges;
-        Steps steps[max_row_groups];
+        Grid grids[max_row_groups];
         find_ranges(tables, x, view.channels(), outliers[t], ranges);
-        set_steps(*this, x, view.channels(), ranges, steps);
+        set_grids(*this, x, view.channels(), ranges, grids);
         for (std::uint32_t g = 0; g < tables.groups; ++g) {
             const std::size_t e = metadata.entry(t, static_cast<std::int32_t>(g));
-            groups.scale[e] = steps[g].scale;
-            groups.zero[e] = steps[g].zero;
+            groups.scale[e] = grids[g].scale;
+            groups.zero[e] = grids[g].zero;
         }
     }
     if (tables.groups > 0) write_metadata(*this, packed, groups);
@@ -335,13 +336,13 @@ void RowPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
         float x[max_lanes];
         view.load(exact, t, h, read_position(*this, packed, t), x);
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
-            const Steps steps = metadata.of(t, first + c);
-            codes.token[t][c] = code_of(*this, x[c], steps.scale, steps.zero);
+            const Grid grid = metadata.of(t, first + c);
+            codes.token[t][c] = code_of(*this, x[c], grid.scale, grid.zero);
         }
         for (; next < outliers.count && outliers.places[next].token == t; ++next) {
             const std::uint32_t c = outliers.places[next].channel;
-            const Steps steps = metadata.of(t, first + c);
-            const float coded = value_of(*this, codes.token[t][c], steps.scale, steps.zero);
+            const Grid grid = metadata.of(t, first + c);
+            const float coded = value_of(*this, codes.token[t][c], grid.scale, grid.zero);
             const std::uint16_t residual = f32_to_f16(x[c] - coded);
             const auto at = reinterpret_cast<const std::byte*>(outliers.residuals + next) - packed;
             std::memcpy(packed + at, &residual, sizeof residual);
@@ -365,10 +366,10 @@ void RowPart::decode_head(const std::byte* packed, std::uint32_t h,
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         float x[max_lanes];
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
-            const Steps steps = metadata.of(t, first + c);
+            const Grid grid = metadata.of(t, first + c);
             const std::uint8_t code =
                 kernels::load_code(in, codec.width, head.steps, keys ? t : c, keys ? c : t);
-            x[c] = value_of(*this, code, steps.scale, steps.zero);
+            x[c] = value_of(*this, code, grid.scale, grid.zero);
         }
         for (; next < outliers.count && outliers.places[next].token == t; ++next) {
             x[outliers.places[next].channel] += f16_to_f32(outliers.residuals[next]);
@@ -386,6 +387,10 @@ class RowFamily final : public Family {
                                               const PartInputs& inputs) const override {
         return std::make_shared<RowPart>(codec, shape, inputs);
     }
+    std::string_view restriction(const Codec& codec, Part part) const noexcept override {
+        return row_restriction(codec, part);
+    }
+    CodecWords words(const Codec& c, Part p) const override { return row_words(c, p); }
 };
 
 }  // namespace

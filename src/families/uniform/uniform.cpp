@@ -13,6 +13,7 @@
 #include "families/codes_part.h"
 #include "families/metadata.h"
 #include "families/packing.h"
+#include "families/words.h"
 
 namespace lowkv::codec {
 namespace {
@@ -118,9 +119,9 @@ void search_ranges(const std::uint16_t* rows, const HeadShape& head, const Codes
             float x[max_lanes];
             for (std::uint32_t i = 0; i < count; ++i) x[i] = f16_to_f32(from[i * stride]);
             const std::size_t g = std::size_t{r} * layout.row_entries + e;
-            const Steps steps = searched_steps(x, count, {groups.scale[g], groups.zero[g]}, levels);
-            groups.scale[g] = steps.scale;
-            groups.zero[g] = steps.zero;
+            const Grid grid = searched_grid(x, count, {groups.scale[g], groups.zero[g]}, levels);
+            groups.scale[g] = grid.scale;
+            groups.zero[g] = grid.zero;
         }
     }
 }
@@ -237,6 +238,10 @@ class UniformFamily final : public Family {
                                               const PartInputs& inputs) const override {
         return std::make_shared<UniformPart>(codec, shape, inputs);
     }
+    std::string_view restriction(const Codec& codec, Part) const noexcept override {
+        return uniform_restriction(codec);
+    }
+    CodecWords words(const Codec& c, Part p) const override { return uniform_words(c, p); }
 };
 
 }  // namespace

@@ -13,6 +13,10 @@ LOWKV_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
 LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+LOWKV_INLINE F load_bf16(const std::uint16_t* p) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
 LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
     const F magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
     const F infinite = _mm256_cmp_ps(magnitude, _mm256_set1_ps(__builtin_inff()), _CMP_EQ_OQ);

@@ -13,6 +13,10 @@ LOWKV_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
 LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+LOWKV_INLINE F load_bf16(const std::uint16_t* p) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
 LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
     constexpr int infinities = 0x18;
     const __mmask16 infinite = _mm512_fpclass_ps_mask(x, infinities);

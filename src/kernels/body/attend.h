@@ -6,8 +6,8 @@ struct Head {
     HeadPart keys, values;
 
     explicit Head(const Task& task)
-        : keys(task.plan->keys(), &BlockView::keys, task.kv_head),
-          values(task.plan->values(), &BlockView::values, task.kv_head) {}
+        : keys(task.plan->keys(), &BlockView::keys, task.kv_head, task.plan->rows()),
+          values(task.plan->values(), &BlockView::values, task.kv_head, task.plan->rows()) {}
 };
 
 // What is worth fetching early: a head's section lies far from the same head's in the next block.
@@ -117,6 +117,21 @@ LOWKV_INLINE unsigned visible_end(const Task& task) {
     return end < task.last_cell ? end : task.last_cell;
 }
 
+// The first cell that some row may see.
+LOWKV_INLINE unsigned visible_begin(const Task& task) {
+    unsigned begin = ~0u;
+    for (unsigned r = 0; r < task.row_count; ++r) {
+        begin = task.rows[r].begin < begin ? task.rows[r].begin : begin;
+    }
+    return begin;
+}
+
+// Where the spans begin that are worth a look.
+LOWKV_INLINE unsigned first_span(const Task& task, unsigned begin) {
+    const unsigned span = begin / span_tokens * span_tokens;
+    return span > task.first_cell ? span : task.first_cell;
+}
+
 void decode(const Task& task) noexcept {
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
@@ -130,8 +145,8 @@ void decode(const Task& task) noexcept {
     Running<decode_max_rows> running(task);
     const Head head(task);
 
-    const unsigned end = visible_end(task);
-    for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
+    const unsigned end = visible_end(task), begin = visible_begin(task);
+    for (unsigned cell = first_span(task, begin); cell < end; cell += span_tokens) {
         const unsigned left = end - cell;
         const unsigned block_count =
             ((left < span_tokens ? left : span_tokens) + tokens - 1) / tokens;
@@ -150,8 +165,8 @@ void decode(const Task& task) noexcept {
         bool seen = false;
         for (unsigned b = 0; b < block_count; ++b) {
             const unsigned at = b * tokens;
-            bool visible = !additive;
-            for (unsigned r = 0; r < rows && !visible; ++r) {
+            bool visible = !additive && cell + at + tokens > begin;
+            for (unsigned r = 0; additive && r < rows && !visible; ++r) {
                 if (r > 0 && row_bias[r] == row_bias[r - 1]) continue;
                 visible = row_bias[r]->visible(at, tokens);
             }
@@ -200,14 +215,16 @@ void prefill(const Task& task) noexcept {
     Running<prefill_max_rows> running(task);
     const Head head(task);
 
-    const unsigned end = visible_end(task);
-    for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
+    const unsigned end = visible_end(task), begin = visible_begin(task);
+    for (unsigned cell = first_span(task, begin); cell < end; cell += span_tokens) {
         const unsigned left = end - cell;
         const unsigned tile_count =
             ((left < span_tokens ? left : span_tokens) + tile_tokens - 1) / tile_tokens;
         const unsigned count = tile_count * tile_tokens;
         bool visible[span_tokens / tile_tokens] = {};
-        for (unsigned t = 0; t < tile_count; ++t) visible[t] = !additive;
+        for (unsigned t = 0; t < tile_count; ++t) {
+            visible[t] = !additive && cell + (t + 1) * tile_tokens > begin;
+        }
         for (unsigned r = 0; additive && r < rows; ++r) {
             if (r > 0 && task.rows[r].mask == task.rows[r - 1].mask) continue;
             bool all = true;

@@ -40,7 +40,7 @@ void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
     const float* packed_q = load_queries(task, q);
     const Head head(task);
     const unsigned end = visible_end(task);
-    for (unsigned cell = task.first_cell; cell < end; cell += span_tokens) {
+    for (unsigned cell = first_span(task, visible_begin(task)); cell < end; cell += span_tokens) {
         const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
         const unsigned count = (left + tokens - 1) / tokens * tokens;
         span_scores(task, head.keys, q, packed_q, cell, count, scores, tile);

@@ -2,9 +2,10 @@
 
 // The additive mask of a token over one span of cells.
 struct Bias {
-    alignas(64) float values[span_tokens];  // -inf from the task's last cell on
-    float highest[4];                       // of each tile of 32 cells
-    bool zero;                              // nothing is hidden, nothing is added
+    // -inf before the mask's first cell, and from the task's last one on
+    alignas(64) float values[span_tokens];
+    float highest[4];  // of each tile of 32 cells
+    bool zero;         // nothing is hidden, nothing is added
 
     bool visible(unsigned first, unsigned count) const {
         for (unsigned t = first / tile_tokens; t < (first + count) / tile_tokens; ++t) {
@@ -18,14 +19,17 @@ LOWKV_INLINE void load_bias(const Task& task, const void* mask, unsigned cell, B
     const unsigned here = task.last_cell - cell;
     const unsigned count = here < span_tokens ? here : span_tokens;
     unsigned i = 0;
+    while (i < count && cell + i < task.mask_cell) bias.values[i++] = minus_infinity;
+    const std::size_t first = std::size_t{cell} + i - task.mask_cell;
+    const unsigned skipped = i;
     if (task.mask == Mask::Kind::additive_f16) {
-        const auto* p = static_cast<const std::uint16_t*>(mask) + cell;
-        for (; i + lanes <= count; i += lanes) store(bias.values + i, load_f16(p + i));
-        for (; i < count; ++i) bias.values[i] = codec::f16_to_f32(p[i]);
+        const auto* p = static_cast<const std::uint16_t*>(mask) + first;
+        for (; i + lanes <= count; i += lanes) store(bias.values + i, load_f16(p + i - skipped));
+        for (; i < count; ++i) bias.values[i] = codec::f16_to_f32(p[i - skipped]);
     } else {
-        const auto* p = static_cast<const float*>(mask) + cell;
-        for (; i + lanes <= count; i += lanes) store(bias.values + i, load(p + i));
-        for (; i < count; ++i) bias.values[i] = p[i];
+        const auto* p = static_cast<const float*>(mask) + first;
+        for (; i + lanes <= count; i += lanes) store(bias.values + i, load(p + i - skipped));
+        for (; i < count; ++i) bias.values[i] = p[i - skipped];
     }
     for (; i < span_tokens; ++i) bias.values[i] = minus_infinity;
 
@@ -49,12 +53,14 @@ LOWKV_INLINE F mask_scores(const Task& task, const Row& row, unsigned cell, unsi
                            const Bias* bias, float* scores) {
     F largest = set(minus_infinity);
     const bool plain = task.softcap == 0.0f && (bias == nullptr || bias->zero) &&
-                       !task.causal_alibi && cell + count <= row.limit;
+                       !task.causal_alibi && cell >= row.begin && cell + count <= row.limit;
     if (plain) {
         for (unsigned i = 0; i < count; i += lanes) largest = max(largest, load(scores + i));
         return largest;
     }
     const I limit = set_int(static_cast<int>(row.limit));
+    const I begin = set_int(static_cast<int>(row.begin));
+    const bool hides_begin = cell < row.begin;
     for (unsigned i = 0; i < count; i += lanes) {
         F s = load(scores + i);
         if (task.softcap > 0) s = mul(set(task.softcap), tanh(s));
@@ -65,6 +71,7 @@ LOWKV_INLINE F mask_scores(const Task& task, const Row& row, unsigned cell, unsi
             s = fma(set(-row.slope), to_float(distance), s);
         }
         s = select_below(index, limit, s, set(minus_infinity));
+        if (hides_begin) s = select_below(index, begin, set(minus_infinity), s);
         largest = max(largest, s);
         store(scores + i, s);
     }

@@ -1,6 +1,14 @@
 // Prefill: many query rows share a tile, so a tile of codes is expanded to f32 once, in scratch
 // that stays in the nearest caches, and multiplied by all rows.
 
+// The elements of exact rows are float, std::uint16_t (f16) or this.
+struct Bfloat16 {
+    std::uint16_t bits;
+};
+LOWKV_INLINE F load_row(const float* p) { return load(p); }
+LOWKV_INLINE F load_row(const std::uint16_t* p) { return load_f16(p); }
+LOWKV_INLINE F load_row(const Bfloat16* p) { return load_bf16(&p->bits); }
+
 // A head's keys or values in any block, exact or packed. Assembled from scalars where it is used: a
 // copy of what was just written by parts would wait for it.
 struct HeadPart {
@@ -8,8 +16,10 @@ struct HeadPart {
     const std::byte* BlockView::* start;
     unsigned head, lane_count, step_count;
     std::size_t section_offset, exact_offset, exact_stride;
+    RowType rows;  // of blocks that are not packed
 
-    HeadPart(const PackedPart& its_part, const std::byte* BlockView::* its_start, unsigned its_head)
+    HeadPart(const PackedPart& its_part, const std::byte* BlockView::* its_start, unsigned its_head,
+             RowType its_rows)
         : part(its_part),
           start(its_start),
           head(its_head),
@@ -17,13 +27,17 @@ struct HeadPart {
           step_count(part.shape().steps()),
           section_offset(part.section_offset(head)),
           exact_offset(part.shape().exact_offset(head)),
-          exact_stride(part.shape().exact_stride()) {}
+          exact_stride(part.shape().exact_stride()),
+          rows(its_rows) {}
 
     bool is_keys() const { return part.shape().part == Part::keys; }
     bool is_exact(const BlockView& block) const { return !block.packed || part.exact(); }
-    // f16, steps of lanes.
-    const std::uint16_t* exact(const BlockView& block) const {
-        return reinterpret_cast<const std::uint16_t*>(block.*start) + exact_offset;
+    // What an exact part of a packed block holds is f16, as all that families pack.
+    RowType type(const BlockView& block) const { return block.packed ? RowType::f16 : rows; }
+    // Steps of lanes.
+    template <class T>
+    const T* exact(const BlockView& block) const {
+        return reinterpret_cast<const T*>(block.*start) + exact_offset;
     }
     PackedHead packed(const BlockView& block) const {
         const std::byte* data = block.*start;
@@ -31,25 +45,42 @@ struct HeadPart {
     }
 };
 
-// tile[step][lane] of tile_tokens tokens.
-LOWKV_INLINE void expand(const HeadPart& x, const BlockView& block, unsigned first_token,
-                         float* tile) {
-    if (!x.is_exact(block)) return x.part.kernels().expand(x.packed(block), first_token, tile);
+// Calls f(a null pointer to the exact rows' elements).
+template <class Use>
+LOWKV_INLINE void with_type(RowType type, Use f) {
+    if (type == RowType::f16) [[likely]]
+        return f(static_cast<const std::uint16_t*>(nullptr));
+    if (type == RowType::f32) return f(static_cast<const float*>(nullptr));
+    return f(static_cast<const Bfloat16*>(nullptr));
+}
+
+template <class T>
+void expand_exact(const HeadPart& x, const BlockView& block, unsigned first_token,
+                  float* tile) noexcept {
     const unsigned tile_lanes = x.is_keys() ? tile_tokens : x.lane_count;
     const unsigned tile_steps = x.is_keys() ? x.step_count : tile_tokens;
-    const std::uint16_t* first = x.exact(block) + first_token * (x.is_keys() ? 1 : x.exact_stride);
+    const T* first = x.exact<T>(block) + first_token * (x.is_keys() ? 1 : x.exact_stride);
     for (unsigned step = 0; step < tile_steps; ++step) {
-        const std::uint16_t* from = first + step * x.exact_stride;
+        const T* from = first + step * x.exact_stride;
         for (unsigned lane = 0; lane < tile_lanes; lane += lanes) {
-            store(tile + std::size_t{step} * tile_lanes + lane, load_f16(from + lane));
+            store(tile + std::size_t{step} * tile_lanes + lane, load_row(from + lane));
         }
     }
 }
 
-template <unsigned Rows>
+// tile[step][lane] of tile_tokens tokens.
+LOWKV_INLINE void expand(const HeadPart& x, const BlockView& block, unsigned first_token,
+                         float* tile) {
+    if (!x.is_exact(block)) return x.part.kernels().expand(x.packed(block), first_token, tile);
+    with_type(x.type(block), [&]<class T>(const T*) LOWKV_INLINE_LAMBDA {
+        expand_exact<T>(x, block, first_token, tile);
+    });
+}
+
+template <class T, unsigned Rows>
 void multiply_exact(const HeadPart& x, const BlockView& block, const float* w, std::size_t w_stride,
                     float* y, std::size_t y_stride) noexcept {
-    const std::uint16_t* elements = x.exact(block);
+    const T* elements = x.exact<T>(block);
     for (unsigned lane = 0; lane < x.lane_count; lane += 2 * lanes) {
         // 16-lane vectors may leave one over (head_dim 80): a pair, then a single.
         const bool pair = lane + lanes < x.lane_count;
@@ -59,9 +90,9 @@ void multiply_exact(const HeadPart& x, const BlockView& block, const float* w, s
             second[r] = pair ? load(y + r * y_stride + lane + lanes) : set(0.0f);
         }
         for (unsigned s = 0; s < x.step_count; ++s) {
-            const std::uint16_t* p = elements + s * x.exact_stride + lane;
-            const F a = load_f16(p);
-            const F b = pair ? load_f16(p + lanes) : a;
+            const T* p = elements + s * x.exact_stride + lane;
+            const F a = load_row(p);
+            const F b = pair ? load_row(p + lanes) : a;
 #pragma GCC unroll 4
             for (unsigned r = 0; r < Rows; ++r) {
                 const F weight = set(w[r * w_stride + s]);
@@ -79,10 +110,12 @@ void multiply_exact(const HeadPart& x, const BlockView& block, const float* w, s
 LOWKV_INLINE void multiply_exact(const HeadPart& x, const BlockView& block, unsigned rows,
                                  const float* w, std::size_t w_stride, float* y,
                                  std::size_t y_stride) {
-    switch (rows) {
-        case 1: return multiply_exact<1>(x, block, w, w_stride, y, y_stride);
-        case 2: return multiply_exact<2>(x, block, w, w_stride, y, y_stride);
-        case 3: return multiply_exact<3>(x, block, w, w_stride, y, y_stride);
-        default: return multiply_exact<4>(x, block, w, w_stride, y, y_stride);
-    }
+    with_type(x.type(block), [&]<class T>(const T*) LOWKV_INLINE_LAMBDA {
+        switch (rows) {
+            case 1: return multiply_exact<T, 1>(x, block, w, w_stride, y, y_stride);
+            case 2: return multiply_exact<T, 2>(x, block, w, w_stride, y, y_stride);
+            case 3: return multiply_exact<T, 3>(x, block, w, w_stride, y, y_stride);
+            default: return multiply_exact<T, 4>(x, block, w, w_stride, y, y_stride);
+        }
+    });
 }

@@ -20,6 +20,10 @@ LOWKV_INLINE F load_f16(const std::uint16_t* p) {
     return F{codec::f16_to_f32(p[0]), codec::f16_to_f32(p[1]), codec::f16_to_f32(p[2]),
              codec::f16_to_f32(p[3])};
 }
+LOWKV_INLINE F load_bf16(const std::uint16_t* p) {
+    const U bits = U{p[0], p[1], p[2], p[3]} << 16;
+    return F(bits);  // a cast of vectors keeps the bits
+}
 LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
     for (unsigned i = 0; i < lanes; ++i) p[i] = codec::f32_to_f16(x[i]);
 }

@@ -1,0 +1,305 @@
+#include "bench/attention_case.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "common/app.h"
+#include "common/processors.h"
+#include "common/terminal.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "lowkv/attention.h"
+#include "lowkv/calibration.h"
+#include "lowkv/executor_openmp.h"
+#include "lowkv/rope.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+// A nearly normal number for a counter: the sum of four uniform ones.
+float normal(std::uint64_t counter) {
+    std::uint64_t z = counter * 0x9e3779b97f4a7c15ULL;
+    z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27U)) * 0x94d049bb133111ebULL;
+    z ^= z >> 31U;
+    const auto sum = (z & 0xffffU) + ((z >> 16U) & 0xffffU) + ((z >> 32U) & 0xffffU) + (z >> 48U);
+    return (static_cast<float>(sum) - 131070.0f) / 37837.0f;
+}
+
+constexpr std::uint64_t key_stream = 1ULL << 40U, value_stream = 2ULL << 40U,
+                        query_stream = 3ULL << 40U;
+
+class LowkvCase final : public AttentionCase {
+  public:
+    LowkvCase(const AttentionShape& shape, const std::string& text)
+        : AttentionCase(shape),
+          name_(text),
+          store_(std::make_shared<Store>()),
+          pool_(usable_cores()) {
+        const Scheme scheme = parse_scheme(text);
+        Rope rope;  // Llama's
+        for (std::uint32_t i = 0; i < shape.head_dim / 2; ++i) {
+            rope.frequencies.push_back(
+                std::pow(1e4f, -2.0f * static_cast<float>(i) / static_cast<float>(shape.head_dim)));
+        }
+        const auto plan = std::make_shared<const Plan>(neutral_plan(
+            scheme.base, {.kv_heads = shape.kv_heads, .head_dim = shape.head_dim}, &rope));
+        sequence_.emplace(store_, plan, scheme.retention);
+    }
+
+    std::string name() const override { return name_; }
+    void append(const float* keys, const float* values, std::uint32_t tokens) override {
+        sequence_->append(keys, values, tokens);
+    }
+    void settle() override { sequence_->settle(pool_); }
+    std::size_t bytes() const override {
+        const StoreStats stats = store_->stats();
+        return stats.exact_bytes + stats.packed_bytes;
+    }
+
+    void prepare(const Queries& queries, unsigned threads) override {
+        const AttentionShape& s = shape();
+        const std::size_t row = std::size_t{s.q_heads} * s.head_dim;
+        output_.assign(row * queries.count, 0.0f);
+        executor_.emplace(threads);
+        io_ = {.q = queries.q.data(),
+               .q_token_stride = row,
+               .q_head_stride = s.head_dim,
+               .out = output_.data(),
+               .out_token_stride = row,
+               .out_head_stride = s.head_dim,
+               .tokens = queries.count,
+               .heads = s.q_heads,
+               .n_cells = s.tokens};
+        params_ = {};
+        params_.scale = s.scale();
+        params_.mask = {
+            .kind = Mask::Kind::additive_f16, .data = queries.mask.data(), .row_stride = s.tokens};
+    }
+    void attend() override { lowkv::attend(*sequence_, io_, params_, workspace_, *executor_); }
+    const float* output() const override { return output_.data(); }
+    void read(std::uint32_t token, float* key, float* value) const override {
+        sequence_->read_key(token, key);
+        sequence_->read_value(token, value);
+    }
+
+  private:
+    std::string name_;
+    std::shared_ptr<Store> store_;
+    OpenMPExecutor pool_;
+    std::optional<Sequence> sequence_;
+    std::optional<OpenMPExecutor> executor_;
+    AttentionWorkspace workspace_;
+    AttentionIO io_;
+    AttentionParams params_;
+    std::vector<float> output_;
+};
+
+struct FreeContext {
+    void operator()(ggml_context* context) const { ggml_free(context); }
+};
+struct FreeBuffer {
+    void operator()(ggml_backend_buffer* buffer) const { ggml_backend_buffer_free(buffer); }
+};
+struct FreeBackend {
+    void operator()(ggml_backend* backend) const { ggml_backend_free(backend); }
+};
+
+// Tensors as llama.cpp makes them: a row of all kv heads per token, permuted for the attention.
+class GgmlCase final : public AttentionCase {
+  public:
+    GgmlCase(const AttentionShape& shape, ggml_type type)
+        : AttentionCase(shape),
+          type_(type),
+          backend_(ggml_backend_cpu_init()),
+          cache_(new_context()) {
+        k_ = ggml_new_tensor_2d(cache_.get(), type, shape.channels(), shape.tokens);
+        v_ = ggml_new_tensor_2d(cache_.get(), type, shape.channels(), shape.tokens);
+        cache_memory_.reset(ggml_backend_alloc_ctx_tensors(cache_.get(), backend_.get()));
+        if (!cache_memory_) throw Failure("no memory for ggml's cache");
+    }
+
+    std::string name() const override { return std::string("ggml-") + ggml_type_name(type_); }
+    void append(const float* keys, const float* values, std::uint32_t tokens) override {
+        write(k_, keys, tokens);
+        write(v_, values, tokens);
+        filled_ += tokens;
+    }
+    std::size_t bytes() const override { return ggml_nbytes(k_) + ggml_nbytes(v_); }
+
+    void prepare(const Queries& queries, unsigned threads) override {
+        const AttentionShape& s = shape();
+        graph_memory_.reset();
+        graph_context_.reset(new_context());
+        ggml_context* context = graph_context_.get();
+        ggml_tensor* q =
+            ggml_new_tensor_3d(context, GGML_TYPE_F32, s.head_dim, s.q_heads, queries.count);
+        ggml_tensor* mask = ggml_new_tensor_2d(context, GGML_TYPE_F16, s.tokens, queries.count);
+        output_ =
+            ggml_flash_attn_ext(context, ggml_permute(context, q, 0, 2, 1, 3), heads(context, k_),
+                                heads(context, v_), mask, s.scale(), 0.0f, 0.0f);
+        graph_ = ggml_new_graph(context);
+        ggml_build_forward_expand(graph_, output_);
+        graph_memory_.reset(ggml_backend_alloc_ctx_tensors(context, backend_.get()));
+        if (!graph_memory_) throw Failure("no memory for ggml's graph");
+        ggml_backend_tensor_set(q, queries.q.data(), 0, queries.q.size() * sizeof(float));
+        ggml_backend_tensor_set(mask, queries.mask.data(), 0,
+                                queries.mask.size() * sizeof(ggml_fp16_t));
+        ggml_backend_cpu_set_n_threads(backend_.get(), static_cast<int>(threads));
+    }
+    void attend() override { ggml_backend_graph_compute(backend_.get(), graph_); }
+    const float* output() const override { return static_cast<const float*>(output_->data); }
+    void read(std::uint32_t token, float* key, float* value) const override {
+        read(k_, token, key);
+        read(v_, token, value);
+    }
+
+  private:
+    static ggml_context* new_context() {
+        return ggml_init({.mem_size = 16 * ggml_tensor_overhead() + ggml_graph_overhead(),
+                          .mem_buffer = nullptr,
+                          .no_alloc = true});
+    }
+    ggml_tensor* heads(ggml_context* context, ggml_tensor* rows) const {
+        const AttentionShape& s = shape();
+        return ggml_view_3d(context, rows, s.head_dim, s.tokens, s.kv_heads, rows->nb[1],
+                            ggml_row_size(type_, s.head_dim), 0);
+    }
+    std::byte* row(const ggml_tensor* tensor, std::size_t token) const {
+        return static_cast<std::byte*>(tensor->data) + token * tensor->nb[1];
+    }
+    void write(ggml_tensor* tensor, const float* rows, std::uint32_t tokens) {
+        const auto n = std::int64_t{shape().channels()} * tokens;
+        ggml_get_type_traits_cpu(type_)->from_float(rows, row(tensor, filled_), n);
+    }
+    void read(const ggml_tensor* tensor, std::uint32_t token, float* out) const {
+        ggml_get_type_traits(type_)->to_float(row(tensor, token), out, shape().channels());
+    }
+
+    ggml_type type_;
+    std::unique_ptr<ggml_backend, FreeBackend> backend_;
+    std::unique_ptr<ggml_context, FreeContext> cache_, graph_context_;
+    std::unique_ptr<ggml_backend_buffer, FreeBuffer> cache_memory_, graph_memory_;
+    ggml_tensor *k_ = nullptr, *v_ = nullptr, *output_ = nullptr;
+    ggml_cgraph* graph_ = nullptr;
+    std::size_t filled_ = 0;
+};
+
+// One query token's attention, in double precision.
+std::vector<double> oracle(const AttentionCase& item, const Queries& queries, std::uint32_t query) {
+    const AttentionShape& s = item.shape();
+    const float* q = queries.q.data() + std::size_t{query} * s.q_heads * s.head_dim;
+    const ggml_fp16_t* mask = queries.mask.data() + std::size_t{query} * s.tokens;
+    const std::uint32_t group = s.q_heads / s.kv_heads;
+    std::vector<float> key(s.channels()), value(s.channels());
+    std::vector<double> out(std::size_t{s.q_heads} * s.head_dim);
+    std::vector<double> maximum(s.q_heads, -std::numeric_limits<double>::infinity()),
+        sum(s.q_heads);
+    for (std::uint32_t token = 0; token < s.tokens; ++token) {
+        const double add = static_cast<double>(ggml_fp16_to_fp32(mask[token]));
+        if (std::isinf(add)) continue;
+        item.read(token, key.data(), value.data());
+        for (std::uint32_t head = 0; head < s.q_heads; ++head) {
+            const std::size_t at = std::size_t{head} * s.head_dim;
+            const std::size_t kv = std::size_t{head / group} * s.head_dim;
+            double dot = 0;
+            for (std::uint32_t d = 0; d < s.head_dim; ++d) {
+                dot += static_cast<double>(q[at + d]) * static_cast<double>(key[kv + d]);
+            }
+            const double score = dot * static_cast<double>(s.scale()) + add;
+            if (score > maximum[head]) {
+                const double shrink = std::exp(maximum[head] - score);
+                for (std::uint32_t d = 0; d < s.head_dim; ++d) out[at + d] *= shrink;
+                sum[head] *= shrink;
+                maximum[head] = score;
+            }
+            const double weight = std::exp(score - maximum[head]);
+            sum[head] += weight;
+            for (std::uint32_t d = 0; d < s.head_dim; ++d)
+                out[at + d] += weight * static_cast<double>(value[kv + d]);
+        }
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] /= sum[i / s.head_dim];
+    return out;
+}
+
+}  // namespace
+
+float AttentionShape::scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+
+RandomTokens::RandomTokens(const AttentionShape& shape)
+    : shape_(shape), mean_(shape.channels(), 0.0f), spread_(shape.channels(), 1.0f) {
+    for (std::uint32_t channel = 0; channel < shape.channels(); ++channel) {
+        mean_[channel] = normal(channel) * 0.5f;
+        if (channel * 2654435761U >> 27U != 0) continue;  // one channel in 32
+        mean_[channel] *= 12.0f;
+        spread_[channel] = 2.5f;
+    }
+}
+
+void RandomTokens::keys(std::uint32_t first, std::uint32_t count, float* rows) const {
+    const std::size_t n = shape_.channels();
+    for (std::size_t i = 0; i < count * n; ++i) {
+        rows[i] = mean_[i % n] + spread_[i % n] * normal(key_stream + first * n + i);
+    }
+}
+
+void RandomTokens::values(std::uint32_t first, std::uint32_t count, float* rows) const {
+    const std::size_t n = shape_.channels();
+    for (std::size_t i = 0; i < count * n; ++i) rows[i] = normal(value_stream + first * n + i);
+}
+
+std::vector<float> RandomTokens::queries(std::uint32_t count) const {
+    std::vector<float> q(std::size_t{count} * shape_.q_heads * shape_.head_dim);
+    for (std::size_t i = 0; i < q.size(); ++i) q[i] = 1.5f * normal(query_stream + i);
+    return q;
+}
+
+Queries make_queries(const AttentionShape& shape, const RandomTokens& random, std::uint32_t count) {
+    Queries out{count, random.queries(count), {}};
+    out.mask.assign(std::size_t{count} * shape.tokens, ggml_fp32_to_fp16(0.0f));
+    const ggml_fp16_t hidden = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
+    for (std::uint32_t query = 0; query < count; ++query) {
+        const std::uint32_t seen = shape.tokens - count + query + 1;
+        ggml_fp16_t* row = out.mask.data() + std::size_t{query} * shape.tokens;
+        std::fill(row + seen, row + shape.tokens, hidden);
+    }
+    return out;
+}
+
+std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
+                                               const std::string& scheme) {
+    return std::make_unique<LowkvCase>(shape, scheme);
+}
+
+std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type) {
+    return std::make_unique<GgmlCase>(shape, type);
+}
+
+double largest_error(const AttentionCase& item, const Queries& queries) {
+    const AttentionShape& s = item.shape();
+    double worst = 0;
+    for (const std::uint32_t query : {0U, queries.count - 1}) {
+        const std::vector<double> right = oracle(item, queries, query);
+        const float* out = item.output() + std::size_t{query} * right.size();
+        for (std::size_t head = 0; head < s.q_heads; ++head) {
+            double largest = 0, error = 0;
+            for (std::size_t i = head * s.head_dim; i < (head + 1) * s.head_dim; ++i) {
+                largest = std::max(largest, std::abs(right[i]));
+                error = std::max(error, std::abs(static_cast<double>(out[i]) - right[i]));
+            }
+            if (!(error <= worst * largest)) worst = error / largest;  // a NaN stays
+        }
+        if (queries.count == 1) break;
+    }
+    return worst;
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,80 @@
+#pragma once
+// One cache and one attention over it, ours or ggml's, for `lowkv bench attention`. All cases of a
+// shape hold the same tokens and answer the same queries under the same masks.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ggml.h"
+#include "lowkv/scheme.h"
+
+namespace lowkv::cli {
+
+struct AttentionShape {
+    std::uint32_t head_dim = 0, q_heads = 0, kv_heads = 0, tokens = 0;
+    std::uint32_t channels() const { return kv_heads * head_dim; }
+    float scale() const;
+};
+
+// Random keys, values and queries, the same for each case. Keys are normal, and as in real models a
+// few channels of a head have a large mean and spread.
+class RandomTokens {
+  public:
+    explicit RandomTokens(const AttentionShape& shape);
+    void keys(std::uint32_t first, std::uint32_t count, float* rows) const;
+    void values(std::uint32_t first, std::uint32_t count, float* rows) const;
+    std::vector<float> queries(std::uint32_t count) const;  // [token][head][head_dim]
+
+  private:
+    AttentionShape shape_;
+    std::vector<float> mean_, spread_;  // of the keys, per channel
+};
+
+// `count` query tokens at the end of the cache, and the mask that llama.cpp would give them: f16,
+// one row of `tokens` per query.
+struct Queries {
+    std::uint32_t count = 0;
+    std::vector<float> q;
+    std::vector<ggml_fp16_t> mask;
+};
+Queries make_queries(const AttentionShape& shape, const RandomTokens& random, std::uint32_t count);
+
+class AttentionCase {
+  public:
+    explicit AttentionCase(AttentionShape shape) : shape_(shape) {}
+    virtual ~AttentionCase() = default;
+    AttentionCase(const AttentionCase&) = delete;
+    AttentionCase& operator=(const AttentionCase&) = delete;
+
+    virtual std::string name() const = 0;
+    virtual void append(const float* keys, const float* values, std::uint32_t tokens) = 0;
+    virtual void settle() {}  // packs what has left the window
+    virtual std::size_t bytes() const = 0;
+
+    // Before attend(); the queries must outlive it.
+    virtual void prepare(const Queries& queries, unsigned threads) = 0;
+    virtual void attend() = 0;
+    virtual const float* output() const = 0;  // [token][head][head_dim]
+
+    // A token as the case stores it, for the oracle.
+    virtual void read(std::uint32_t token, float* key, float* value) const = 0;
+
+    const AttentionShape& shape() const { return shape_; }
+
+  private:
+    AttentionShape shape_;
+};
+
+std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
+                                               const std::string& scheme);
+std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
+
+// The largest error of the case's output, relative to the head's largest value, against attention
+// in double precision over the tokens as the case stores them. Looks at the first and the last
+// query.
+double largest_error(const AttentionCase& item, const Queries& queries);
+
+}  // namespace lowkv::cli

@@ -1,0 +1,399 @@
+// lowkv bench attention: our fused attention against ggml's FLASH_ATTN_EXT, in one process, the
+// cases taking turns on cold caches, beside the floor that memory sets.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/attention_case.h"
+#include "common/app.h"
+#include "common/model.h"
+#include "common/options.h"
+#include "common/processors.h"
+#include "common/schemes.h"
+#include "common/terminal.h"
+#include "lowkv/implementation.h"
+#include "nlohmann/json.hpp"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv bench attention --quick
+  lowkv bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
+  lowkv bench attention --op decode --refcheck --json attention.json
+  lowkv bench attention --schemes kivi2,kivi2+window=256
+
+Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
+
+decode: one query token. prefill: 512 query tokens at that depth. Before each repetition a buffer
+larger than the processor's caches is read, so that the cache comes from memory, as between a
+model's layers; figures are medians. floor = bytes / measured read bandwidth.)";
+
+constexpr std::uint32_t prefill_queries = 512, probe_queries = 64;
+
+struct Options {
+    std::vector<std::uint32_t> head_dims = {64, 128}, tokens = {1024, 4096, 16384, 65536};
+    std::vector<unsigned> threads = {1, 2};
+    std::vector<std::string> heads = {"32/8", "9/3"},
+                             schemes = {"lowkv2.8", "lowkv2", "lowkv4", "kivi2",
+                                        "kivi4",    "int8",   "exact"},
+                             peers = {"f16", "q8_0", "q4_0"}, ops = {"decode", "prefill"};
+    std::string json;
+    double limit = 3, budget = 0.5;
+    bool refcheck = false, quick = false;
+};
+
+struct Measurement {
+    std::string op;
+    AttentionShape shape;
+    unsigned threads = 0;
+    std::string scheme;
+    double ms = 0, floor_ms = 0, error = -1;
+    std::size_t bytes = 0;
+};
+
+// Reads memory with all threads: for bandwidth, and to drive everything else out of the caches.
+class Reader {
+  public:
+    explicit Reader(std::size_t size) : words_(size / sizeof(std::uint64_t), 1) {}
+    std::size_t bytes() const { return words_.size() * sizeof(std::uint64_t); }
+    void read(unsigned threads) {
+        const auto n = static_cast<std::int64_t>(words_.size());
+        const std::uint64_t* words = words_.data();
+        std::uint64_t sum = 0;
+#pragma omp parallel for num_threads(static_cast<int>(threads)) reduction(+ : sum) schedule(static)
+        for (std::int64_t i = 0; i < n; ++i) sum += words[i];
+        sink_ = sum;
+    }
+    double bandwidth(unsigned threads) {  // bytes/s
+        std::vector<double> seconds;
+        for (int i = 0; i < 7; ++i) {
+            const Stopwatch watch;
+            read(threads);
+            seconds.push_back(watch.seconds());
+        }
+        return static_cast<double>(bytes()) / median(seconds);
+    }
+
+  private:
+    std::vector<std::uint64_t> words_;
+    volatile std::uint64_t sink_ = 0;
+};
+
+// In bytes. From Linux: sysconf repeats what a virtual machine's CPUID claims for the whole host.
+std::size_t last_level_cache() {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    std::size_t kibibytes = 0;
+    return file >> kibibytes ? kibibytes * 1024 : std::size_t{32} << 20U;
+}
+
+std::pair<std::uint32_t, std::uint32_t> parse_heads(const std::string& text) {
+    std::uint32_t q = 0, kv = 0;
+    const char* end = text.data() + text.size();
+    const auto [slash, bad] = std::from_chars(text.data(), end, q);
+    const bool split = bad == std::errc{} && slash != end && *slash == '/';
+    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 ||
+        q % kv != 0) {
+        throw UsageError("--heads " + text +
+                         ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
+    }
+    return {q, kv};
+}
+
+std::vector<AttentionShape> shapes_of(const Options& options) {
+    std::vector<AttentionShape> shapes;
+    for (const std::uint32_t head_dim : options.head_dims) {
+        for (const std::string& heads : options.heads) {
+            const auto [q_heads, kv_heads] = parse_heads(heads);
+            for (const std::uint32_t tokens : options.tokens)
+                shapes.push_back({head_dim, q_heads, kv_heads, tokens});
+        }
+    }
+    return shapes;
+}
+
+std::string describe(const AttentionShape& shape) {
+    return "head_dim " + std::to_string(shape.head_dim) + ", heads " +
+           std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + ", " +
+           count(shape.tokens) + " tokens";
+}
+
+class Bench {
+  public:
+    explicit Bench(const Options& options)
+        : options_(options),
+          reader_(std::max<std::size_t>(std::size_t{256} << 20U, 4 * last_level_cache())),
+          evictor_(2 * last_level_cache()) {
+        for (const unsigned threads : options.threads)
+            bandwidth_[threads] = reader_.bandwidth(threads);
+    }
+
+    void shape(const AttentionShape& shape) {
+        std::vector<std::unique_ptr<AttentionCase>> cases;
+        for (const std::string& scheme : options_.schemes)
+            cases.push_back(make_lowkv_case(shape, scheme));
+        for (const std::string& peer : options_.peers)
+            cases.push_back(make_ggml_case(shape, cache_type("--peers", peer)));
+        const RandomTokens random(shape);
+        // The prompt's last chunk attends before it is packed: prefill is measured in that state.
+        const std::uint32_t last = std::min(prefill_queries, shape.tokens / 2);
+        fill(cases, random, 0, shape.tokens - last);
+        for (auto& item : cases) item->settle();
+        fill(cases, random, shape.tokens - last, shape.tokens);
+        if (wants("prefill")) {
+            measure("prefill", shape, cases, make_queries(shape, random, last),
+                    make_queries(shape, random, std::min(probe_queries, last)));
+        }
+        for (auto& item : cases) item->settle();
+        const Queries one = make_queries(shape, random, 1);
+        if (wants("decode")) measure("decode", shape, cases, one, one);
+    }
+
+    const std::vector<Measurement>& found() const { return found_; }
+    const std::vector<std::string>& skipped() const { return skipped_; }
+    const std::map<unsigned, double>& bandwidth() const { return bandwidth_; }
+    std::size_t evicted() const { return evictor_.bytes(); }
+
+  private:
+    using Cases = std::vector<std::unique_ptr<AttentionCase>>;
+
+    bool wants(const char* op) const {
+        return std::find(options_.ops.begin(), options_.ops.end(), op) != options_.ops.end();
+    }
+
+    static void fill(Cases& cases, const RandomTokens& random, std::uint32_t from,
+                     std::uint32_t to) {
+        constexpr std::uint32_t piece = 256;
+        const std::size_t channels = cases.front()->shape().channels();
+        std::vector<float> keys(piece * channels), values(piece * channels);
+        for (std::uint32_t at = from; at < to; at += piece) {
+            const std::uint32_t n = std::min(piece, to - at);
+            random.keys(at, n, keys.data());
+            random.values(at, n, values.data());
+            for (auto& item : cases) {
+                item->append(keys.data(), values.data(), n);
+                // Packing as we go bounds the memory; the last chunk stays exact for prefill.
+                if (from == 0) item->settle();
+            }
+        }
+    }
+
+    double time(AttentionCase& item, unsigned threads) {
+        evictor_.read(threads);
+        const Stopwatch watch;
+        item.attend();
+        return watch.seconds();
+    }
+
+    void measure(const char* op, const AttentionShape& shape, Cases& cases, const Queries& queries,
+                 const Queries& probe) {
+        for (const unsigned threads : options_.threads) {
+            std::vector<std::size_t> repetitions(cases.size());
+            std::vector<std::vector<double>> seconds(cases.size());
+            for (std::size_t c = 0; c < cases.size(); ++c) {
+                AttentionCase& item = *cases[c];
+                item.prepare(probe, threads);
+                item.attend();
+                const double estimate = time(item, threads) * queries.count / probe.count;
+                if (estimate > options_.limit) {
+                    skipped_.push_back(std::string(op) + " " + describe(shape) + ", " +
+                                       std::to_string(threads) + " threads, " + item.name() +
+                                       ": about " + fixed(estimate, 1) + " s");
+                    continue;
+                }
+                const double wish = options_.budget / std::max(estimate, 1e-6);
+                repetitions[c] = static_cast<std::size_t>(std::clamp(wish, 3.0, 31.0));
+                item.prepare(queries, threads);
+            }
+            const std::size_t rounds = *std::max_element(repetitions.begin(), repetitions.end());
+            for (std::size_t round = 0; round < rounds; ++round) {
+                for (std::size_t c = 0; c < cases.size(); ++c) {
+                    if (round < repetitions[c]) seconds[c].push_back(time(*cases[c], threads));
+                }
+            }
+            for (std::size_t c = 0; c < cases.size(); ++c) {
+                if (repetitions[c] == 0) continue;
+                const std::size_t size = cases[c]->bytes();
+                const double floor = static_cast<double>(size) / bandwidth_[threads];
+                found_.push_back(
+                    {op, shape, threads, cases[c]->name(), 1e3 * median(seconds[c]), 1e3 * floor,
+                     options_.refcheck ? largest_error(*cases[c], queries) : -1, size});
+            }
+        }
+    }
+
+    Options options_;
+    Reader reader_, evictor_;
+    std::map<unsigned, double> bandwidth_;
+    std::vector<Measurement> found_;
+    std::vector<std::string> skipped_;
+};
+
+std::string table(const std::vector<Measurement>& found, bool refcheck) {
+    std::vector<std::string> header = {"op",         "head_dim",   "heads", "tokens",
+                                       "threads",    "scheme",     "ms",    "floor ms",
+                                       "% of floor", "vs ggml-f16"};
+    if (refcheck) header.emplace_back("max error");
+    Table table(header);
+    const auto same = [](const Measurement& a, const Measurement& b) {
+        return a.op == b.op && a.threads == b.threads && a.shape.head_dim == b.shape.head_dim &&
+               a.shape.q_heads == b.shape.q_heads && a.shape.tokens == b.shape.tokens;
+    };
+    for (const Measurement& m : found) {
+        const auto f16 = std::find_if(found.begin(), found.end(), [&](const Measurement& other) {
+            return other.scheme == "ggml-f16" && same(m, other);
+        });
+        std::vector<std::string> row = {
+            m.op,
+            std::to_string(m.shape.head_dim),
+            std::to_string(m.shape.q_heads) + "/" + std::to_string(m.shape.kv_heads),
+            count(m.shape.tokens),
+            std::to_string(m.threads),
+            m.scheme,
+            fixed(m.ms, 3),
+            fixed(m.floor_ms, 3),
+            fixed(100 * m.floor_ms / m.ms, 1),
+            f16 == found.end() ? "" : fixed(f16->ms / m.ms, 2) + "x"};
+        if (refcheck) {
+            std::array<char, 32> error{};
+            std::snprintf(error.data(), error.size(), "%.1e", m.error);
+            row.emplace_back(error.data());
+        }
+        table.add(std::move(row));
+    }
+    return table.text();
+}
+
+std::string json(const std::vector<Measurement>& found) {
+    nlohmann::ordered_json out = nlohmann::ordered_json::array();
+    for (const Measurement& m : found) {
+        nlohmann::ordered_json row = {{"op", m.op},
+                                      {"head_dim", m.shape.head_dim},
+                                      {"q_heads", m.shape.q_heads},
+                                      {"kv_heads", m.shape.kv_heads},
+                                      {"tokens", m.shape.tokens},
+                                      {"threads", m.threads},
+                                      {"scheme", m.scheme},
+                                      {"ms", m.ms},
+                                      {"floor_ms", m.floor_ms},
+                                      {"bytes", m.bytes}};
+        if (m.error >= 0) row["max_error"] = m.error;
+        out.push_back(std::move(row));
+    }
+    return out.dump(1) + "\n";
+}
+
+// Refuses a shape whose caches, all at once and not packed yet, don't fit.
+void require_memory(const Options& options, const AttentionShape& shape) {
+    const auto free = static_cast<double>(available_memory());
+    const auto cases = static_cast<double>(options.schemes.size() + options.peers.size());
+    const double dim = shape.head_dim;
+    const double caches = cases * shape.tokens * shape.kv_heads * dim * 2 * sizeof(ggml_fp16_t);
+    const double queries = prefill_queries * (cases + 1) * shape.q_heads * dim * sizeof(float);
+    const double masks = 1.0 * prefill_queries * shape.tokens * sizeof(ggml_fp16_t);
+    const double needed = caches + queries + masks;
+    if (free <= 0 || needed <= free) return;
+    throw Failure(describe(shape) + " needs about " + bytes(needed) +
+                  " for all caches at once, and " + bytes(free) +
+                  " are available: use fewer --tokens, --schemes or --peers");
+}
+
+int bench_attention(Options options) {
+    if (options.quick) {
+        options.head_dims = {128};
+        options.heads = {"32/8"};
+        options.tokens = {4096, 16384};
+        options.threads = {usable_cores()};
+        options.schemes = {"lowkv2.8", "kivi2"};
+    }
+    for (const std::string& peer : options.peers) static_cast<void>(cache_type("--peers", peer));
+    read_schemes(options.schemes);
+    const std::vector<AttentionShape> shapes = shapes_of(options);
+    for (const unsigned threads : options.threads) {
+        if (threads <= static_cast<unsigned>(omp_get_num_procs())) continue;
+        std::fprintf(stderr, "lowkv: %u threads on %d processors: they will wait for each other\n",
+                     threads, omp_get_num_procs());
+    }
+    if (!options.json.empty()) require_writable(options.json);
+    for (const AttentionShape& shape : shapes) require_memory(options, shape);
+    Bench bench(options);
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+        std::fprintf(stderr, "%zu / %zu  %s\n", i + 1, shapes.size(), describe(shapes[i]).c_str());
+        bench.shape(shapes[i]);
+    }
+    std::printf("%s\n", table(bench.found(), options.refcheck).c_str());
+    std::printf("implementation %s, ggml %s; read bandwidth",
+                std::string(active_implementation().name).c_str(), ggml_version());
+    for (const auto& [threads, value] : bench.bandwidth()) {
+        std::printf(" %s GB/s with %u thread%s%s", fixed(value / 1e9, 1).c_str(), threads,
+                    threads == 1 ? "" : "s",
+                    threads == bench.bandwidth().rbegin()->first ? "" : ",");
+    }
+    std::printf("; cold data: %s read before each repetition.\n",
+                bytes(static_cast<double>(bench.evicted())).c_str());
+    if (options.refcheck) {
+        std::printf(
+            "max error: against attention in double precision over the decoded cache, relative to "
+            "a "
+            "head's largest value. lowkv decodes to f16, which is worth about 5e-4 by itself.\n");
+    }
+    for (const std::string& line : bench.skipped())
+        std::printf("left out (--limit): %s\n", line.c_str());
+    if (!options.json.empty()) write_file(options.json, json(bench.found()));
+    return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* group = app.add_subcommand("bench", "Measures kernels (lowkv bench attention)");
+    group->require_subcommand(1);
+    CLI::App* command = group->add_subcommand(
+        "attention", "Our attention against ggml's, and against the memory's floor");
+    command->footer(footer);
+    defaulted(*command, "--head-dim", options->head_dims, "Head dimensions")
+        ->delimiter(',')
+        ->check(CLI::Range(16, 576));
+    defaulted(*command, "--heads", options->heads, "Query heads / kv heads")->delimiter(',');
+    defaulted(*command, "--tokens", options->tokens, "Tokens in the cache")
+        ->delimiter(',')
+        ->check(CLI::Range(2, 16777216));
+    defaulted(*command, "-t,--threads", options->threads, "Threads")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 1024));
+    defaulted(*command, "-s,--schemes", options->schemes, "Our schemes")->delimiter(',');
+    defaulted(*command, "--peers", options->peers, "ggml's cache types; none: leave them out")
+        ->delimiter(',');
+    defaulted(*command, "--op", options->ops, "decode, prefill")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"decode", "prefill"}));
+    command->add_flag("--refcheck", options->refcheck,
+                      "Check the outputs against a double-precision attention");
+    defaulted(*command, "--limit", options->limit,
+              "Leave out what takes longer than so many seconds at once")
+        ->check(CLI::PositiveNumber);
+    command->add_option("--json", options->json, "Write the figures to this file, a list");
+    command->add_flag("--quick", options->quick,
+                      "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, lowkv2.8 and kivi2");
+    command->callback([options, &status] {
+        std::erase(options->peers, "none");
+        if (options->peers.empty() && options->schemes.empty())
+            throw UsageError("nothing to measure");
+        status = bench_attention(*options);
+    });
+}
+
+}  // namespace lowkv::cli

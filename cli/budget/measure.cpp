@@ -1,0 +1,150 @@
+#include "budget/measure.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "budget/choice.h"
+#include "common/app.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+Estimate estimate(const Distance& distance) { return {distance.mean_kld(), distance.kld_error()}; }
+
+// What `better` saves against `other`, position by position.
+Estimate saved(const Distance& other, const Distance& better) {
+    const std::vector<double>&a = other.divergences(), &b = better.divergences();
+    double sum = 0, squares = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] - b[i];
+    const auto n = static_cast<double>(a.size());
+    const double mean = sum / n;
+    for (std::size_t i = 0; i < a.size(); ++i)
+        squares += (a[i] - b[i] - mean) * (a[i] - b[i] - mean);
+    return {mean, std::sqrt(squares / std::max(n - 1, 1.0) / n)};
+}
+
+// The layout of the lowest rung in 8 bits: next to nothing is lost, but every number changes a
+// little, and the engine's own rounding (8-bit activations of quantized models) makes that a
+// divergence. It is the floor that a loss stands on.
+LayerScheme whisper(const LayerScheme& rung) {
+    LayerScheme out = rung;
+    for (Codec* codec : {&out.key, &out.value}) {
+        if (codec->exact()) continue;
+        codec->width = Width::eight;
+        codec->levels = Levels::uniform;
+        codec->fit = Fit::norm;
+    }
+    return out;
+}
+
+// The floor of each layer alone, from a few of them: it falls towards the last layers, which fewer
+// follow.
+std::vector<double> layer_floors(const Budget& budget, Probe& probe, const LayerScheme& quiet,
+                                 const Retention& retention, const Ticker& ticker) {
+    std::vector<std::uint32_t> keeping;
+    for (std::uint32_t i = 0; i < budget.problem.layers.size(); ++i) {
+        if (budget.problem.layers[i].elements > 0) keeping.push_back(i);
+    }
+    std::vector<double> floors(budget.problem.layers.size(), 0);
+    std::uint32_t before = keeping.front();
+    const std::size_t probes = std::min(floor_probes, keeping.size());
+    for (std::size_t p = 0; p < probes; ++p) {
+        const std::size_t at = probes > 1 ? p * (keeping.size() - 1) / (probes - 1) : 0;
+        const std::uint32_t layer = keeping[at];
+        Scheme alone = uniform(LayerScheme{}, retention);
+        alone.overrides.push_back({.first = layer, .last = layer, .scheme = quiet});
+        floors[layer] = probe.measure(alone, ticker("floor")).distance.mean_kld();
+        for (std::uint32_t i = before + 1; i < layer; ++i) {
+            const double share = static_cast<double>(i - before) / (layer - before);
+            floors[i] = floors[before] + share * (floors[layer] - floors[before]);
+        }
+        before = layer;
+    }
+    return floors;
+}
+
+}  // namespace
+
+Scheme uniform(const LayerScheme& rung, const Retention& retention) {
+    return {.base = rung, .retention = retention, .overrides = {}};
+}
+
+void measure(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladder,
+             const Retention& retention, const Ticker& ticker) {
+    const LayerScheme quiet = whisper(ladder.front());
+    budget.floor = probe.measure(uniform(quiet, retention), ticker("floor")).distance.mean_kld();
+    std::vector<double> losses;
+    for (std::size_t r = 0; r < ladder.size(); ++r) {
+        const Probed all =
+            probe.measure(uniform(ladder[r], retention), ticker("all layers, " + budget.ladder[r]));
+        if (!all.packed && !ladder[r].exact()) {
+            throw Failure("nothing was packed under " + budget.ladder[r] +
+                          ": this model's caches are too short for a block to leave the window; "
+                          "try a smaller --window");
+        }
+        budget.ladder_kld.push_back(estimate(all.distance));
+        losses.push_back(std::max(all.distance.mean_kld() - budget.floor, 0.0));
+    }
+    budget.problem.ratio = steady_ratio(losses);
+    budget.floors = layer_floors(budget, probe, quiet, retention, ticker);
+    std::vector<double> above, errors;
+    for (std::uint32_t i = 0; i < budget.problem.layers.size(); ++i) {
+        budget.sensitivity_error.push_back(0);
+        budget.measured.push_back(0);
+        budget.packed.push_back(false);
+        if (budget.problem.layers[i].elements <= 0) continue;
+        Scheme alone = uniform(LayerScheme{}, retention);
+        alone.overrides.push_back({.first = i, .last = i, .scheme = ladder.front()});
+        const Probed found = probe.measure(alone, ticker("layer " + std::to_string(i)));
+        budget.measured.back() = found.distance.mean_kld();
+        budget.sensitivity_error.back() = found.distance.kld_error();
+        budget.packed.back() = found.packed;
+        above.push_back(budget.measured.back() - budget.floors[i]);
+        errors.push_back(budget.sensitivity_error.back());
+    }
+    const std::vector<double> sensitivity = shrunk(above, errors);
+    for (std::size_t i = 0, next = 0; i < budget.problem.layers.size(); ++i) {
+        if (budget.problem.layers[i].elements > 0)
+            budget.problem.layers[i].sensitivity = sensitivity[next++];
+    }
+}
+
+void verify(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladder,
+            const Scheme& chosen, const Ticker& ticker) {
+    Verification& found = budget.verification;
+    std::vector<Distance> distances;
+    const auto add = [&](const Scheme& scheme, double bits, bool is_chosen) {
+        distances.push_back(probe.measure(scheme, ticker("verifying")).distance);
+        const double perplexity = distances.back().perplexity();
+        found.rows.push_back({.scheme = to_string(scheme),
+                              .bits = bits,
+                              .kld = estimate(distances.back()),
+                              .perplexity = perplexity,
+                              .change_percent = 100 * (perplexity / probe.exact_perplexity() - 1),
+                              .chosen = is_chosen});
+    };
+    std::size_t below = 0;
+    while (below + 1 < ladder.size() && budget.ladder_bits[below + 1] <= budget.target + 1e-9)
+        ++below;
+    const Retention& retention = chosen.retention;
+    const double bits = mean_bits(budget.problem, budget.rungs);
+    const bool mixed = !(chosen == uniform(ladder[below], retention));
+    if (mixed) add(uniform(ladder[below], retention), budget.ladder_bits[below], false);
+    add(chosen, bits, true);
+    if (mixed) found.saved = saved(distances[0], distances[1]);
+    if (below + 1 < ladder.size()) {
+        add(uniform(ladder[below + 1], retention), budget.ladder_bits[below + 1], false);
+        found.above_saves = saved(distances[distances.size() - 2], distances.back());
+    }
+    if (found.rows.size() == 3 && bits > budget.ladder_bits[below]) {
+        const VerifiedRow &low = found.rows.front(), &high = found.rows.back();
+        const double share = (bits - low.bits) / (high.bits - low.bits);
+        found.blind_kld = low.kld.mean + share * (high.kld.mean - low.kld.mean);
+    }
+    budget.recommended =
+        mixed && !better_than_uniform(found) ? found.rows.front().scheme : budget.chosen;
+}
+
+}  // namespace lowkv::cli

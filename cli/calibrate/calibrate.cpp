@@ -1,0 +1,319 @@
+// lowkv calibrate: what a scheme needs to know about a model, measured once on a text; of schemes
+// that need nothing, which rotation each layer is best off with.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "calibrate/capture.h"
+#include "calibrate/report.h"
+#include "calibrate/rotation_report.h"
+#include "common/app.h"
+#include "common/model.h"
+#include "common/options.h"
+#include "common/packing.h"
+#include "common/terminal.h"
+#include "lowkv/calibrate.h"
+#include "lowkv/calibration_file.h"
+#include "lowkv/executor.h"
+#include "lowkv/scheme.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv calibrate -m model.gguf --text book.txt
+      for skvq-k2v2, into model.skvq-k2v2.lowkv.safetensors beside the model
+  lowkv calibrate -m model.gguf --text book.txt --scheme kvquant3-1% -o kvquant.safetensors
+  lowkv calibrate -m model.gguf --text book.txt --tokens 16384 --context 4096
+      more text, in longer windows
+  python3 tools/fisher.py -m model.gguf --text book.txt -o fisher.safetensors
+  lowkv calibrate -m model.gguf --text book.txt --scheme kvquant2 --fisher fisher.safetensors
+      levels that the loss minds most about
+  LOWKV_CALIBRATION=model.skvq-k2v2.lowkv.safetensors lowkv generate -m model.gguf \
+      --scheme skvq-k2v2 -p "Why is the sky blue?"
+      use it; llama.cpp with the plug-in reads the same variable
+  lowkv calibrate -m model.gguf --text book.txt --scheme lowkv2
+      which rotation leaves the least error in each layer, as a scheme
+
+How it works: the model reads the text once, in windows, with llama.cpp's own f16 cache; keys (before
+their rotary embedding where the scheme says pre), values and some queries are kept per layer. SKVQ:
+channels of like ranges get one group (k-means), then each group the share of its range, from 0.3 to
+1, that leaves the attention's output nearest to the exact one. KVQuant: each key channel the range
+of its inliers, and each layer the levels that fit its keys and its values best. The first tokens of
+each window, the scheme's sinks, are left out of all statistics.
+
+Schemes that rotate and need no calibration (lowkv*, turboquant*, int4h, kvarn*): each layer's keys
+and its values are stored with no rotation, with Hadamard's and with a random one, and the attention's
+output says which is best. The last line is a scheme for --scheme and LOWKV_SCHEME; --output writes it
+to a file too. No calibration file is needed.
+
+Text of the kind that the model will read, in its language, is best; a few thousand tokens do. The
+file is tied to the model and to the codecs of the scheme, not to its window or sinks, nor to the
+precision of the weights (docs/calibration.md). It is replaced if it is there.)";
+
+constexpr std::uint64_t default_tokens = 4096;
+constexpr std::uint32_t all_queries = 64;  // of a layer
+constexpr std::uint32_t least_positions = 64;
+
+struct Options {
+    std::string model, text, scheme = "skvq-k2v2", output, fisher;
+    std::uint64_t tokens = 0, seed = 0;
+    std::uint32_t context = 2048;
+    bool q_norm = false, verbose = false;
+    unsigned threads = 0;
+};
+
+bool rotates(const LayerScheme& scheme) {
+    return scheme.key.rotation != Rotate::none || scheme.value.rotation != Rotate::none;
+}
+
+std::string presets_that(bool (*are)(const Scheme&)) {
+    std::vector<std::string> names;
+    for (const Preset& preset : presets()) {
+        if (are(preset.scheme)) names.emplace_back(preset.name);
+    }
+    return joined(names);
+}
+
+Scheme read_scheme(const Options& options) {
+    Scheme scheme = parse_scheme(options.scheme);
+    if (scheme.needs_calibration()) return scheme;
+    if (!scheme.any_layer(rotates)) {
+        throw UsageError(
+            options.scheme +
+            " needs no calibration and rotates nothing: use it as it is. These do: " +
+            presets_that([](const Scheme& s) { return s.needs_calibration() || rotates(s.base); }));
+    }
+    if (!options.fisher.empty() || options.q_norm) {
+        throw UsageError(options.scheme + " has no learned levels: leave out " +
+                         (options.q_norm ? "--q-norm" : "--fisher"));
+    }
+    return scheme;
+}
+
+// Fisher information is that of keys before RoPE.
+void require_early_keys(const Scheme& scheme, std::uint32_t layers) {
+    for (std::uint32_t i = 0; i < layers; ++i) {
+        const Codec& key = scheme.layer(i).key;
+        if (key.levels == Levels::learned && key.stage == Stage::post)
+            throw UsageError("--fisher weighs keys before their rotary embedding, and " +
+                             to_string(key) + " has them after it: add -pre, or leave it out");
+    }
+}
+
+// "model.gguf" -> "model.skvq-k2v2.lowkv.safetensors"
+std::string default_output(const std::string& model, const Scheme& scheme) {
+    std::string name = to_string(scheme);
+    for (char& c : name) {
+        if (c == ',' || c == '=' || c == '/') c = '_';
+    }
+    return std::filesystem::path(model).replace_extension(name + ".lowkv.safetensors").string();
+}
+
+// The first position whose query reads a packed token; rotations are judged by whole blocks.
+std::uint32_t first_query(const Scheme& scheme) {
+    if (!scheme.needs_calibration()) {
+        std::uint32_t first = calibration::first_packed_query(scheme.base, scheme.retention);
+        for (const LayerOverride& layers : scheme.overrides) {
+            first =
+                std::max(first, calibration::first_packed_query(layers.scheme, scheme.retention));
+        }
+        return first;
+    }
+    return std::max(scheme.retention.window, 1u) +
+           std::max(scheme.retention.sinks, calibration::masked_tokens(scheme.retention));
+}
+
+// Windows of equal length, each with the model's first token.
+std::vector<std::vector<llama_token>> cut(const Model& model, const Options& options,
+                                          const Scheme& scheme) {
+    const std::vector<llama_token> text = model.tokenize(read_text(options.text), false);
+    if (options.tokens > text.size())
+        throw Failure("the text " + options.text + " has " + count(text.size()) + " tokens; " +
+                      "--tokens " + count(options.tokens) + " were asked for");
+    if (options.context > model.train_context() && options.context != Options{}.context)
+        throw Failure("--context " + count(options.context) + " is longer than the model's of " +
+                      count(model.train_context()));
+    const std::uint64_t longest = std::min(options.context, model.train_context());
+    const std::uint64_t total =
+        std::min<std::uint64_t>(options.tokens > 0 ? options.tokens : default_tokens, text.size());
+    const std::uint64_t windows = std::max<std::uint64_t>(ceil_div(total, longest), 1);
+    const std::uint64_t length = total / windows;
+    const std::uint64_t least = first_query(scheme) + least_positions;
+    if (length < least) {
+        const char* remedy = longest < least       ? "a longer --context"
+                             : text.size() < least ? "a longer text"
+                                                   : "more --tokens";
+        throw Failure("windows of " + count(length) + " tokens are too short: under " +
+                      to_string(scheme) + " little or nothing leaves the exact window before " +
+                      count(least) + " tokens; give it " + remedy);
+    }
+    return model.windows(text, length, windows);
+}
+
+// Calls f(i) for every layer on all threads, with a line of progress.
+void for_layers(std::size_t layers, const Options& options,
+                const std::function<void(std::size_t)>& f) {
+    Countdown countdown("solving layers:", layers);
+    std::mutex mutex;
+    std::exception_ptr failure;
+    const auto executor = make_thread_executor(options.threads);
+    executor->parallel_for(layers, [&](std::size_t i, unsigned) noexcept {
+        try {
+            f(i);
+            const std::scoped_lock lock(mutex);
+            countdown.advance(1);
+        } catch (...) {
+            const std::scoped_lock lock(mutex);
+            failure = std::current_exception();
+        }
+    });
+    if (failure) std::rethrow_exception(failure);
+}
+
+CalibrateReport solve(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
+                      const Options& options,
+                      const std::optional<calibration::FisherWeights>& fisher) {
+    CalibrateReport report;
+    report.calibration.layers.resize(samples.size());
+    report.layers.resize(samples.size());
+    for_layers(samples.size(), options, [&](std::size_t i) {
+        calibration::SolveOptions solving{
+            .seed = options.seed, .q_norm = options.q_norm, .key_weights = {}, .value_weights = {}};
+        if (fisher) {
+            solving.key_weights = fisher->key[i];
+            solving.value_weights = fisher->value[i];
+        }
+        calibration::SolvedLayer solved = solve_layer(
+            samples[i], scheme.layer(static_cast<std::uint32_t>(i)), scheme.retention, solving);
+        samples[i] = {};
+        report.calibration.layers[i] = std::move(solved.calibration);
+        report.layers[i] = solved.report;
+    });
+    return report;
+}
+
+RotationReport choose(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
+                      const Options& options) {
+    RotationReport report{.scheme = scheme, .layers = {}};
+    report.layers.resize(samples.size());
+    for_layers(samples.size(), options, [&](std::size_t i) {
+        const auto layer = static_cast<std::uint32_t>(i);
+        report.layers[i] =
+            choose_rotations(samples[i], scheme.layer(layer), scheme.retention, layer);
+        samples[i] = {};
+    });
+    return report;
+}
+
+int run(Options options) {
+    const Scheme scheme = read_scheme(options);
+    const bool rotations = !scheme.needs_calibration();
+    if (options.output.empty() && !rotations) {
+        options.output = default_output(options.model, scheme);
+    }
+    route_logs(options.verbose);
+    if (!options.output.empty())
+        require_writable(options.output, {options.model, options.text, options.fisher});
+    const Model model(options.model);
+    require_layers(scheme, model.kv_shape().layers);
+    if (!options.fisher.empty()) require_early_keys(scheme, model.kv_shape().layers);
+    const std::vector<std::vector<llama_token>> windows = cut(model, options, scheme);
+    const std::uint64_t length = windows.front().size(), total = windows.size() * length;
+    std::fprintf(stderr, "%s: %s for %s, %zu windows of %s tokens\n", options.text.c_str(),
+                 count(total).c_str(), model.description().c_str(), windows.size(),
+                 count(length).c_str());
+
+    const Stopwatch watch;
+    std::vector<calibration::LayerSamples> samples;
+    {
+        Countdown countdown("reading the text:", total);
+        CaptureOptions capturing{.threads = options.threads};
+        capturing.first_query = first_query(scheme);
+        capturing.queries = std::max(
+            1u, all_queries /
+                    static_cast<std::uint32_t>(std::min<std::size_t>(windows.size(), all_queries)));
+        samples = capture(model, windows, scheme, capturing,
+                          [&](std::size_t tokens) { countdown.advance(tokens); });
+    }
+    const double reading = watch.seconds();
+    if (rotations) {
+        const RotationReport report = choose(std::move(samples), scheme, options);
+        const std::string chosen = to_string(chosen_scheme(report));
+        std::printf("%s\n%s\n%s\n", table(report).c_str(), legend(report).c_str(), chosen.c_str());
+        if (!options.output.empty()) write_file(options.output, chosen + "\n");
+        return 0;
+    }
+    const Shape shape = samples.front().shape;
+    std::optional<calibration::FisherWeights> fisher;
+    if (!options.fisher.empty()) {
+        // A layer that doesn't store keys before RoPE has none here.
+        const auto turned = std::ranges::find_if(
+            samples, [](const auto& layer) { return !layer.rope.frequencies.empty(); });
+        fisher =
+            calibration::load_fisher(options.fisher, static_cast<std::uint32_t>(samples.size()),
+                                     shape, turned == samples.end() ? Rope{} : turned->rope);
+    }
+
+    CalibrateReport report = solve(std::move(samples), scheme, options, fisher);
+    report.calibration.scheme = to_string(scheme);
+    report.calibration.model = model.fingerprint();
+    report.calibration.shape = shape;
+    calibration::save_calibration(options.output, report.calibration,
+                                  {.tool = std::string("lowkv ") + LOWKV_VERSION,
+                                   .text = std::filesystem::path(options.text).filename().string(),
+                                   .tokens = total});
+
+    std::printf("%s\n%s\n", table(report).c_str(), legend(report).c_str());
+    std::printf("Written: %s (%s; read in %s s, solved in %s s)\n", options.output.c_str(),
+                bytes(static_cast<double>(std::filesystem::file_size(options.output))).c_str(),
+                fixed(reading, 1).c_str(), fixed(watch.seconds() - reading, 1).c_str());
+    std::printf("Try it:\n  LOWKV_CALIBRATION=%s lowkv compare -m %s -f %s --schemes %s\n",
+                options.output.c_str(), options.model.c_str(), options.text.c_str(),
+                report.calibration.scheme.c_str());
+    return 0;
+}
+
+}  // namespace
+
+void add_calibrate(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand(
+        "calibrate",
+        "Measure what SKVQ's and KVQuant's schemes need to know about a model, or which "
+        "rotations other schemes are best off with");
+    command->footer(footer);
+    add_model(*command, options->model);
+    command->add_option("--text", options->text, "The text to measure on; - is stdin")->required();
+    defaulted(*command, "-s,--scheme", options->scheme,
+              "The scheme that it is for, one that needs it or rotates, see `lowkv schemes`");
+    command->add_option("-o,--output", options->output,
+                        "The file to write (default: beside the model, "
+                        "MODEL.SCHEME.lowkv.safetensors; for rotations none)");
+    command->add_option("-n,--tokens", options->tokens,
+                        "Tokens of the text to read (default 4096, or all there are)");
+    defaulted(*command, "-c,--context", options->context,
+              "The longest window of text, at most the model's context")
+        ->check(CLI::Range(1, 1 << 24));
+    defaulted(*command, "--seed", options->seed, "Seed of the k-means of channels");
+    command->add_flag("--q-norm", options->q_norm,
+                      "KVQuant's Q-Norm: learned levels keep the mean and the variance");
+    command->add_option("--fisher", options->fisher,
+                        "Weights of channels for learned levels, from tools/fisher.py");
+    add_threads(*command, options->threads);
+    add_verbose(*command, options->verbose);
+    command->callback([options, &status] { status = run(*options); });
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,25 @@
+#pragma once
+// What `lowkv calibrate` found about rotations, and how it is shown.
+
+#include <string>
+#include <vector>
+
+#include "lowkv/calibrate.h"
+
+namespace lowkv::cli {
+
+struct RotationReport {
+    Scheme scheme;                                    // as it was asked for
+    std::vector<calibration::RotationChoice> layers;  // of every layer
+};
+
+// The scheme that was asked for, and an override of every run of layers that is better off with
+// others than its rotations.
+Scheme chosen_scheme(const RotationReport& report);
+
+// A row for every layer: what each rotation loses, the chosen one marked.
+std::string table(const RotationReport& report);
+// What the columns are, and what was gained.
+std::string legend(const RotationReport& report);
+
+}  // namespace lowkv::cli

@@ -1,0 +1,331 @@
+#include "common/model.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "common/app.h"
+#include "common/terminal.h"
+#include "lowkv/calibration_file.h"
+#include "lowkv/error.h"
+#include "lowkv/implementation.h"
+#include "lowkv_ggml.h"
+#include "settings.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+struct Log {
+    bool verbose = false;
+    ggml_log_level level = GGML_LOG_LEVEL_NONE;  // of the line that continues
+    std::string line;                            // of that level, so far
+    std::string cache_buffers;                   // names of the buffers that hold caches
+    std::string denial;                          // the last "lowkv: NOT active" line
+};
+
+Log& log_state() {
+    static Log log;
+    return log;
+}
+
+// Warnings that only state what the user asked for, and denials: a stock context's is on purpose,
+// ours fails with it.
+bool expected(std::string_view line) {
+    return line.find(denial_mark) != std::string_view::npos ||
+           line.find("the full capacity of the model will not be utilized") !=
+               std::string_view::npos;
+}
+
+void end_line(Log& log) {
+    // "llama_kv_cache:        CPU KV buffer size =   180.00 MiB"
+    if (const std::size_t at = log.line.find(" KV buffer size"); at != std::string::npos) {
+        const std::size_t start = log.line.rfind(' ', at - 1);
+        log.cache_buffers += log.line.substr(start + 1, at - start - 1) + " ";
+    }
+    if (const std::size_t at = log.line.find(denial_mark); at != std::string::npos)
+        log.denial = log.line.substr(at, log.line.find_last_not_of('\n') + 1 - at);
+    const bool shown = log.level == GGML_LOG_LEVEL_ERROR ||
+                       (log.level == GGML_LOG_LEVEL_WARN && !expected(log.line)) || log.verbose;
+    if (shown) std::fputs(log.line.c_str(), stderr);
+    log.line.clear();
+}
+
+void receive_log(ggml_log_level level, const char* text, void* /*user*/) {
+    Log& log = log_state();
+    if (level != GGML_LOG_LEVEL_CONT) log.level = level;
+    log.line += text;
+    if (!log.line.empty() && log.line.back() == '\n') end_line(log);
+}
+
+std::string metadata(const llama_model* model, const std::string& key) {
+    std::array<char, 256> buffer{};
+    const int n = llama_model_meta_val_str(model, key.c_str(), buffer.data(), buffer.size());
+    return n < 0 ? "" : buffer.data();
+}
+
+}  // namespace
+
+void route_logs(bool verbose) {
+    log_state().verbose = verbose;
+    llama_log_set(receive_log, nullptr);
+}
+
+ggml_type cache_type(const std::string& option, const std::string& name) {
+    std::vector<std::string> names;
+    for (const ggml_type type :
+         {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+          GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL}) {
+        if (name == ggml_type_name(type)) return type;
+        names.emplace_back(ggml_type_name(type));
+    }
+    throw UsageError(option + " " + name + " is no cache type of llama.cpp: " + joined(names));
+}
+
+Model::Model(const std::string& path, Weights weights) {
+    if (!std::filesystem::is_regular_file(path)) throw Failure("there is no model file " + path);
+    active_implementation();  // throws when LOWKV_IMPLEMENTATION names none: nothing would be
+                              // packed
+    static const bool registered = [] {
+        llama_backend_init();
+        ggml_backend_register(ggml::backend_reg());
+        return true;
+    }();
+    static_cast<void>(registered);
+    std::array<ggml_backend_dev_t, 2> devices = {ggml::device(), nullptr};
+    llama_model_params params = llama_model_default_params();
+    params.devices = devices.data();
+    params.n_gpu_layers = -1;
+    if (weights == Weights::left_out) {
+        params.no_alloc = true;
+        params.load_mode = LLAMA_LOAD_MODE_NONE;
+    }
+    model_.reset(llama_model_load_from_file(path.c_str(), params));
+    if (!model_) {
+        throw Failure("llama.cpp can't load " + path +
+                      " (the lines above say why; --verbose says more)");
+    }
+    if (llama_model_has_encoder(get()) || !llama_model_has_decoder(get())) {
+        throw Failure(path + " is not a decoder-only language model: lowkv serves those");
+    }
+}
+
+void Model::use_calibrations(const std::vector<std::string>& paths, bool needed) const {
+    const auto use = [&](const std::string& path) {
+        Calibration made = calibration::load_calibration(path).calibration;
+        calibration::require_model(made, fingerprint(), path);
+        ggml::add_calibration(std::move(made));
+    };
+    if (needed) {
+        try {
+            for (const std::string& path : ggml::calibration_paths()) use(path);
+        } catch (const Error& error) {
+            throw Failure("LOWKV_CALIBRATION: " + std::string(error.what()));
+        }
+    }
+    for (const std::string& path : paths) use(path);
+}
+
+std::string Model::description() const {
+    std::array<char, 256> buffer{};
+    llama_model_desc(get(), buffer.data(), buffer.size());
+    const std::string name = metadata(get(), "general.name");
+    return name.empty() ? buffer.data() : name + " (" + buffer.data() + ")";
+}
+
+std::uint32_t Model::train_context() const {
+    return static_cast<std::uint32_t>(llama_model_n_ctx_train(get()));
+}
+
+std::uint32_t Model::vocabulary() const {
+    return static_cast<std::uint32_t>(llama_vocab_n_tokens(vocab()));
+}
+
+KvShape Model::kv_shape() const {
+    const std::string architecture = metadata(get(), "general.architecture");
+    const auto dimension = [&](const char* key) {
+        const std::string value = metadata(get(), architecture + ".attention." + key);
+        if (!value.empty())
+            return static_cast<std::uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+        return static_cast<std::uint32_t>(llama_model_n_embd(get()) /
+                                          std::max(llama_model_n_head(get()), 1));
+    };
+    return {static_cast<std::uint32_t>(llama_model_n_layer(get())),
+            static_cast<std::uint32_t>(llama_model_n_head_kv(get())), dimension("key_length"),
+            dimension("value_length")};
+}
+
+std::string Model::fingerprint() const {
+    const std::string architecture = metadata(get(), "general.architecture");
+    const std::string base = metadata(get(), architecture + ".rope.freq_base");
+    const KvShape shape = kv_shape();
+    return "architecture=" + architecture + " layers=" + std::to_string(shape.layers) +
+           " heads=" + std::to_string(llama_model_n_head(get())) +
+           " kv_heads=" + std::to_string(shape.kv_heads) +
+           " head_dim=" + std::to_string(shape.key_dim) +
+           " vocabulary=" + std::to_string(vocabulary()) +
+           " rope_base=" + (base.empty() ? "none" : base) +
+           " name=" + metadata(get(), "general.name");
+}
+
+std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special) const {
+    const auto length = static_cast<std::int32_t>(text.size());
+    std::vector<llama_token> tokens(text.size() + 8);
+    const std::int32_t n =
+        llama_tokenize(vocab(), text.c_str(), length, tokens.data(),
+                       static_cast<std::int32_t>(tokens.size()), add_special, true);
+    if (n < 0) throw Failure("the text has too many tokens");
+    tokens.resize(static_cast<std::size_t>(n));
+    return tokens;
+}
+
+std::vector<std::vector<llama_token>> Model::windows(std::span<const llama_token> text,
+                                                     std::size_t length, std::size_t most) const {
+    const std::size_t take = length - (wants_first_token() ? 1 : 0);
+    std::vector<std::vector<llama_token>> out;
+    for (; out.size() < most && text.size() >= take; text = text.subspan(take)) {
+        std::vector<llama_token>& window = out.emplace_back();
+        if (wants_first_token()) window.push_back(llama_vocab_bos(vocab()));
+        window.insert(window.end(), text.begin(), text.begin() + static_cast<std::ptrdiff_t>(take));
+    }
+    return out;
+}
+
+std::string Model::piece(llama_token token) const {
+    std::string text(64, '\0');
+    std::int32_t n = 0;
+    while ((n = llama_token_to_piece(vocab(), token, text.data(),
+                                     static_cast<std::int32_t>(text.size()), 0, false)) < 0) {
+        text.resize(static_cast<std::size_t>(-n));
+    }
+    text.resize(static_cast<std::size_t>(n));
+    return text;
+}
+
+std::optional<std::string> Model::chat(const std::string& system, const std::string& user) const {
+    const char* form = llama_model_chat_template(get(), nullptr);
+    if (form == nullptr) return std::nullopt;
+    std::vector<llama_chat_message> messages;
+    if (!system.empty()) messages.push_back({"system", system.c_str()});
+    messages.push_back({"user", user.c_str()});
+    std::string text(2 * (system.size() + user.size()) + 1024, '\0');
+    for (;;) {
+        const std::int32_t n =
+            llama_chat_apply_template(form, messages.data(), messages.size(), true, text.data(),
+                                      static_cast<std::int32_t>(text.size()));
+        if (n < 0) return std::nullopt;
+        const auto length = static_cast<std::size_t>(n);
+        const bool fits = length <= text.size();
+        text.resize(length);
+        if (fits) return text;
+    }
+}
+
+double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens) {
+    double sum = 0;
+    for (const ggml::LayerReport& layer : layers)
+        sum += static_cast<double>(layer.f16_bytes_per_token *
+                                   std::min<std::size_t>(tokens, layer.cells));
+    return sum;
+}
+
+void Context::FreeBatch::operator()(llama_batch* batch) const {
+    llama_batch_free(*batch);
+    delete batch;
+}
+
+Context::Context(const Model& model, const ContextOptions& options) {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = options.cells;
+    params.n_batch = params.n_ubatch = options.chunk;
+    params.n_outputs_max = options.all_logits ? 0 : 1;
+    params.n_threads = params.n_threads_batch = static_cast<std::int32_t>(options.threads);
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.op_offload = false;
+    // Stock tools turn this default of the library off too.
+    params.swa_full = options.whole_windows;
+    params.no_perf = true;
+    params.cb_eval = options.observe;
+    params.cb_eval_user_data = options.observer;
+    const ggml::CacheStats before = ggml::stats();
+    if (options.scheme) {
+        if (*options.scheme != "delegate")
+            require_layers(parse_scheme(*options.scheme), model.kv_shape().layers);
+        ggml::set_scheme(*options.scheme);
+        params.offload_kqv = true;
+    } else {
+        params.offload_kqv = false;  // the cache and its attention stay on the CPU backend
+        params.type_k = params.type_v = options.stock;
+    }
+    log_state().cache_buffers.clear();
+    log_state().denial.clear();
+    context_.reset(llama_init_from_model(model.get(), params));
+    const std::string what =
+        options.scheme ? "the cache under scheme " + *options.scheme
+                       : std::string("llama.cpp's ") + ggml_type_name(options.stock) + " cache";
+    if (!context_)
+        throw Failure("llama.cpp can't make a context with " + what + " (--verbose says why)");
+    const std::size_t ours = ggml::stats().buffers - before.buffers;
+    if (ours == 0 && log_state().cache_buffers.empty()) {
+        throw Failure(
+            "this model keeps no keys and values (an encoder, or one that is recurrent "
+            "throughout): "
+            "there is no cache to pack");
+    }
+    if ((ours > 0) != options.scheme.has_value()) {
+        throw Failure(what + " landed in the wrong place (buffers: " + log_state().cache_buffers +
+                      "): the figures would be another cache's. Please report this model");
+    }
+    if (options.scheme && *options.scheme != "delegate") {
+        served_ = ggml::stats().layers - before.layers;
+        if (!options.partial) unproven_ = what;
+        if (!unproven_.empty() && !log_state().denial.empty())
+            throw Failure(what + ": " + log_state().denial);
+    }
+    batch_.reset(new llama_batch(llama_batch_init(static_cast<std::int32_t>(options.chunk), 0, 1)));
+}
+
+void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
+    batch_->n_tokens = static_cast<std::int32_t>(tokens.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        batch_->token[i] = tokens[i];
+        batch_->pos[i] = static_cast<llama_pos>(size_ + i);
+        batch_->n_seq_id[i] = 1;
+        batch_->seq_id[i][0] = 0;
+        batch_->logits[i] = all_logits || i + 1 == tokens.size() ? 1 : 0;
+    }
+    const std::size_t layers = ggml::stats().layers;
+    if (!unproven_.empty()) log_state().denial.clear();
+    const int result = llama_decode(get(), *batch_);
+    if (result == 1)
+        throw Failure("the context of " + std::to_string(cells()) +
+                      " tokens is full: use a larger -c");
+    if (result != 0)
+        throw Failure("llama.cpp failed at token " + std::to_string(size_) +
+                      " (llama_decode: " + std::to_string(result) + ")");
+    size_ += static_cast<std::uint32_t>(tokens.size());
+    if (unproven_.empty()) return;
+    // The plug-in decides at the latest in the first graph which layers it packs.
+    if (!log_state().denial.empty()) throw Failure(unproven_ + ": " + log_state().denial);
+    if (served_ + ggml::stats().layers == layers)
+        throw Failure(unproven_ + " serves no layer: the cache would be plain f16");
+    unproven_.clear();
+}
+
+void Context::clear() {
+    llama_memory_clear(llama_get_memory(get()), true);
+    size_ = 0;
+}
+
+void Context::restore(std::span<const std::uint8_t> state, std::size_t size) {
+    if (llama_state_seq_set_data(get(), state.data(), state.size(), 0) == 0)
+        throw Failure("llama.cpp can't carry the exact cache's state over to " +
+                      ggml::stats().scheme);
+    size_ = static_cast<std::uint32_t>(size);
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,121 @@
+#pragma once
+// What a command shows: figures with units, aligned tables, a progress line, the machine's memory
+// and processor; and the files that it reads and writes.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lowkv::cli {
+
+std::string fixed(double value, int digits);
+std::string signed_fixed(double value, int digits);         // "+0.50"
+std::string shortest(double value, int digits);             // fixed() without zeros at the end
+std::string divergence(double value);                       // small ones with more digits
+std::string count(std::uint64_t value);                     // 12,345
+std::string span(std::uint64_t least, std::uint64_t most);  // "3 to 8", or "3" where they are equal
+std::string bytes(double value);                            // "36.4 MiB"
+std::string mebibytes(double value);                        // "36.4"
+std::string joined(const std::vector<std::string>& words);  // with commas
+
+// `text` behind `first`, in lines of at most 100 columns; later lines start with `indent` blanks.
+std::string wrapped(std::string_view first, std::string_view text, std::size_t indent);
+
+// The span of a field, over at least one item.
+template <class Items, class Field>
+std::string span_of(const Items& items, Field field) {
+    const auto [least, most] = std::ranges::minmax(items, {}, field);
+    return span(least.*field, most.*field);
+}
+
+// Columns align on terminals; the text is a Markdown table too. The first column is left-aligned.
+class Table {
+  public:
+    explicit Table(std::vector<std::string> header);
+    void add(std::vector<std::string> row);
+    std::string text() const;
+
+    // To show rows one by one instead: the header, then each row, in columns as wide as the
+    // header's words and the cells that were named before.
+    void widen(const std::vector<std::string>& row);
+    std::string head() const;
+    std::string line(const std::vector<std::string>& row) const;
+
+  private:
+    std::vector<std::vector<std::string>> rows_;
+    std::vector<std::size_t> widths_;
+};
+
+// One line on stderr: rewritten in place on a terminal, else a line after two seconds and about
+// every ten from then on.
+class Progress {
+  public:
+    explicit Progress(std::string label, bool enabled = true);
+    ~Progress();
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+    void show(std::uint64_t done, std::uint64_t total, const std::string& detail = {});
+    void finish();  // clears the line on a terminal
+
+  private:
+    std::string label_;
+    bool enabled_, terminal_, shown_ = false;
+    std::chrono::steady_clock::time_point last_;
+};
+
+class Stopwatch {
+  public:
+    Stopwatch() : start_(std::chrono::steady_clock::now()) {}
+    double seconds() const {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
+
+  private:
+    std::chrono::steady_clock::time_point start_;
+};
+
+// The progress of a known amount of work, with the time that is left.
+class Countdown {
+  public:
+    Countdown(const std::string& label, std::uint64_t total) : progress_(label), total_(total) {}
+    void advance(std::uint64_t by, const std::string& what = {});
+
+  private:
+    Progress progress_;
+    Stopwatch watch_;
+    std::uint64_t total_, done_ = 0;
+};
+
+double median(std::vector<double> values);
+
+// This process, in bytes; 0 where the system doesn't say.
+struct ProcessMemory {
+    std::size_t resident = 0, peak = 0;
+};
+ProcessMemory process_memory();
+
+std::string processor_name();
+std::size_t system_memory();     // bytes, all of it
+std::size_t available_memory();  // bytes
+std::string executable_directory();
+std::string environment(const char* name);  // empty when unset
+
+// The length of the part of `text` that doesn't end inside a UTF-8 character.
+std::size_t complete_utf8(std::string_view text);
+
+// The whole file, or stdin for "-". Throws Failure.
+std::string read_text(const std::string& path);
+
+// The files that a command reads; "" for none.
+using Inputs = std::vector<std::string>;
+
+// Throws Failure when a file can't be written there, and UsageError when it is one of the inputs:
+// to know before the work.
+void require_writable(const std::string& path, const Inputs& inputs = {});
+void write_file(const std::string& path, const std::string& text);
+
+}  // namespace lowkv::cli

@@ -1,0 +1,45 @@
+#pragma once
+// What `lowkv compare` found, and how it is shown: table, sentence, JSON, picture.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/terminal.h"
+
+namespace lowkv::cli {
+
+struct ComparedRow {
+    std::string name;    // a scheme, or "stock q8_0"
+    bool stock = false;  // llama.cpp's own cache on the CPU backend
+    bool idle = false;   // a scheme that packs, and nothing packed was ever read
+    double kld = 0, kld_error = 0, kld_999 = 0, same_top = 0, perplexity = 0;
+    double cache_bytes = 0;      // at the end of the text
+    double bytes_per_token = 0;  // cache_bytes / cached tokens, window and metadata included
+    double compression = 0;      // f16 bytes / cache_bytes
+    double prefill_rate = 0, decode_rate = 0;  // tokens/s; 0: not measured
+};
+
+struct Comparison {
+    std::string model, model_path, text_path;
+    std::size_t tokens = 0, windows = 0, chunk = 0, skip = 0, positions = 0;
+    std::size_t cached = 0;   // tokens in the cache when its bytes were counted
+    std::size_t decoded = 0;  // tokens that decode speed was measured on
+    unsigned threads = 0;
+    std::vector<ComparedRow> rows;  // the first is the reference, "exact"
+};
+
+// The table, which is shown row by row.
+Table comparison_table();
+std::vector<std::string> cells(const Comparison& comparison, const ComparedRow& row);
+std::string notes(const Comparison& comparison);    // what the columns are
+std::string summary(const Comparison& comparison);  // one sentence: the best trade
+std::string json(const Comparison& comparison);
+
+// require_writable(), and that a picture can be drawn into it.
+void require_picture(const std::string& path, const Inputs& inputs);
+// Calls plot_compare.py on the JSON. Throws Failure with what to install when it can't.
+void plot(const Comparison& comparison, const std::string& path);
+
+}  // namespace lowkv::cli

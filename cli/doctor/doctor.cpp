@@ -1,0 +1,203 @@
+// lowkv doctor: what this machine, this build and this model give, and what to do where it is
+// wrong.
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/app.h"
+#include "common/model.h"
+#include "common/options.h"
+#include "common/plugin_path.h"
+#include "common/process.h"
+#include "common/processors.h"
+#include "common/schemes.h"
+#include "common/terminal.h"
+#include "doctor/findings.h"
+#include "doctor/model_check.h"
+#include "ggml-backend.h"
+#include "lowkv/calibration_file.h"
+#include "lowkv/implementation.h"
+#include "lowkv/scheme.h"
+#include "settings.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv doctor
+  lowkv doctor -m model.gguf
+  lowkv doctor -m model.gguf --scheme lowkv2,layer.0=lowkv4
+
+With a model it runs a few hundred tokens under the scheme and under exact, reads back what each
+layer holds packed, and compares the logits. Exit status 1 when something is
+wrong.)";
+
+struct Options {
+    std::string model, scheme, plugin;
+    std::vector<std::string> calibrations;
+    unsigned threads = 0;
+    bool all = false, verbose = false;
+};
+
+void look_at_machine(Findings& findings) {
+    findings.good("processor", processor_name());
+    std::vector<std::string> list;
+    std::string quick;
+    for (const Implementation& implementation : implementations()) {
+        if (implementation.name != "scalar") {
+            quick += (quick.empty() ? "" : " or ") + std::string(implementation.description);
+        }
+        list.push_back(std::string(implementation.name) +
+                       (implementation.supported ? "" : " (not on this processor)"));
+    }
+    try {
+        const Implementation& active = active_implementation();
+        const std::string value = std::string(active.name) + " of " + joined(list);
+        if (active.name == "scalar") {
+            findings.bad("implementation", value,
+                         quick.empty() ? "it works, but slowly: lowkv has no kernels yet for this "
+                                         "kind of processor"
+                                       : "it works, but slowly: lowkv is quick with " + quick);
+        } else {
+            findings.good("implementation", value);
+        }
+    } catch (const std::exception& error) {
+        findings.bad("implementation", environment("LOWKV_IMPLEMENTATION"),
+                     std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");
+    }
+    findings.good("threads", std::to_string(usable_cores()) +
+                                 " by default (physical cores that this process may use)");
+    findings.good("memory", bytes(static_cast<double>(available_memory())) + " free of " +
+                                bytes(static_cast<double>(system_memory())));
+}
+
+// The plug-in is loaded in a child: as a stock program would, and without changing this process.
+void look_at_plugin(Findings& findings, const std::string& path) {
+    if (access(path.c_str(), R_OK) != 0) {
+        findings.bad("plug-in", path + " is not there",
+                     "build it (make build), or name it with --plugin");
+        return;
+    }
+    const Output loading = output_of_child(STDERR_FILENO, [&] {
+        if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
+            const char* why = dlerror();
+            std::fprintf(stderr, "%s\n", why == nullptr ? "dlopen failed" : why);
+            return 1;
+        }
+        return ggml_backend_load(path.c_str()) == nullptr ? 2 : 0;
+    });
+    std::string text = loading.text;
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    if (loading.status == 0) {
+        findings.good("plug-in", path + " loads");
+    } else {
+        findings.bad("plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
+                     "it must find libggml.so.0 and libggml-base.so.0 of the version it was built "
+                     "for (make build)");
+    }
+}
+
+void look_at_ggml(Findings& findings) {
+    findings.good("ggml", ggml_version());
+    const std::string tools = llama_tools_directory();
+    findings.note(
+        "llama.cpp tools",
+        tools.empty() ? "not found beside libggml: lowkv run takes them from the PATH" : tools);
+}
+
+void look_at_environment(Findings& findings) {
+    const std::string path = environment("GGML_BACKEND_PATH");
+    if (path.empty()) {
+        findings.note("GGML_BACKEND_PATH",
+                      " not set: stock programs use their own cache (lowkv run sets it)");
+    } else if (path.find("lowkv") == std::string::npos) {
+        findings.bad("GGML_BACKEND_PATH", " " + path,
+                     "this is another backend; lowkv run sets it to the plug-in");
+    } else if (access(path.c_str(), R_OK) != 0) {
+        findings.bad("GGML_BACKEND_PATH", " " + path + " is not there",
+                     "correct it, or use lowkv run");
+    } else {
+        findings.good("GGML_BACKEND_PATH",
+                      " " + path + " (llama-server and most tools need -dev LOWKV too)");
+    }
+    const std::string scheme = environment("LOWKV_SCHEME");
+    try {
+        if (scheme.empty()) {
+            findings.note("LOWKV_SCHEME", "not set: the plug-in takes its default");
+        } else if (scheme == "delegate") {
+            findings.note("LOWKV_SCHEME", "delegate: plain f16 and stock kernels, for tests");
+        } else {
+            findings.good("LOWKV_SCHEME", to_string(parse_scheme(scheme)));
+        }
+    } catch (const std::exception& error) {
+        findings.bad("LOWKV_SCHEME", scheme, error.what());
+    }
+}
+
+// The plug-in refuses to start with a file that it can't read, whatever the scheme.
+void look_at_calibrations(Findings& findings) {
+    const std::string name = "LOWKV_CALIBRATION";
+    for (const std::string& path : ggml::calibration_paths()) {
+        try {
+            const Calibration made = calibration::load_calibration(path).calibration;
+            findings.good(name, " " + path + ": " + made.scheme + " of " + made.model);
+        } catch (const std::exception& error) {
+            findings.bad(name, " " + path, error.what());
+        }
+    }
+}
+
+int doctor(const Options& options) {
+    if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
+    route_logs(options.verbose);
+    Findings findings;
+    findings.good("lowkv", LOWKV_VERSION);
+    look_at_machine(findings);
+    look_at_ggml(findings);
+    look_at_plugin(findings, options.plugin.empty() ? plugin_path() : options.plugin);
+    look_at_environment(findings);
+    look_at_calibrations(findings);
+    if (!options.model.empty()) {
+        look_at_model(findings,
+                      {.model = options.model,
+                       .scheme = options.scheme.empty() ? chosen_scheme() : options.scheme,
+                       .calibrations = options.calibrations,
+                       .threads = options.threads,
+                       .every_layer = options.verbose,
+                       .all_presets = options.all});
+    }
+    std::printf("\n%s\n", findings.problems() == 0
+                              ? "No problems."
+                              : (std::to_string(findings.problems()) +
+                                 (findings.problems() == 1 ? " problem." : " problems."))
+                                    .c_str());
+    return findings.problems() == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("doctor", "Checks this machine, this build and a model");
+    command->footer(footer);
+    command->add_option("-m,--model", options->model, "Look at this model too, a GGUF file");
+    command->add_option("-s,--scheme", options->scheme,
+                        "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
+    add_calibrations(*command, options->calibrations);
+    add_threads(*command, options->threads);
+    command->add_option("--plugin", options->plugin,
+                        "The plug-in to check (default: the one built with this command)");
+    command->add_flag("--all", options->all, "The sizes of all presets, those to compare with too");
+    command->add_flag("-v,--verbose", options->verbose,
+                      "Show every layer, and llama.cpp's messages");
+    command->callback([options, &status] { status = doctor(*options); });
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,270 @@
+#include "doctor/model_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/app.h"
+#include "common/model.h"
+#include "common/model_shape.h"
+#include "common/packing.h"
+#include "common/schemes.h"
+#include "common/terminal.h"
+#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
+#include "lowkv/scheme.h"
+#include "lowkv_ggml.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+using Layers = std::vector<ggml::LayerReport>;
+
+// What the model reads, over and over: a repetition is what a wrong cache garbles first.
+constexpr const char* text =
+    "The harbour master kept a ledger of every boat that came in: its name, the hour, how deep it "
+    "lay in the water, and what the crew said about the weather. On the ninth of March the "
+    "Elisabeth brought forty barrels of herring and a cracked mast. The Two Brothers came an hour "
+    "later with salt, rope and a passenger, who asked for the road to the mill. He paid in old "
+    "coins, three of silver and one of copper, and left a letter to be called for. Nobody came. ";
+
+// Tokens of a chunk: those of the last one are compared.
+constexpr std::size_t chunk = 32;
+// Below, a cache is broken rather than coarse: the poorest measured, turboquant2 with Gemma 3 270M,
+// has .927.
+constexpr double least_cosine = 0.8;
+
+// Enough for every layer to pack a few blocks and to read them afterwards, in whole chunks; 0 where
+// the context ends before.
+std::size_t tokens_to_prove(const Scheme& scheme, std::size_t context) {
+    std::uint32_t block = block_tokens(scheme.base);
+    for (const LayerOverride& layer : scheme.overrides)
+        block = std::max(block, block_tokens(layer.scheme));
+    const std::size_t least = first_packed(scheme.retention, block) + chunk;
+    const std::size_t tokens = std::min(least + std::size_t{2} * block + chunk, context);
+    return tokens < least ? 0 : tokens / chunk * chunk;
+}
+
+std::vector<llama_token> tokens_of(const Model& model, std::size_t length) {
+    std::vector<llama_token> tokens = model.tokenize("", true);
+    const std::vector<llama_token> again = model.tokenize(text, false);
+    while (tokens.size() < length) tokens.insert(tokens.end(), again.begin(), again.end());
+    tokens.resize(length);
+    return tokens;
+}
+
+struct Proof {
+    std::vector<std::vector<float>> logits;  // of the last chunk's tokens
+    Layers layers;
+};
+
+template <class Tick>
+Proof run_through(const Model& model, const ContextOptions& options,
+                  std::span<const llama_token> tokens, Tick&& tick) {
+    Context context(model, options);
+    Proof proof;
+    for (std::size_t at = 0; at < tokens.size(); at += chunk) {
+        context.decode(tokens.subspan(at, chunk), at + chunk == tokens.size());
+        tick();
+    }
+    for (std::size_t row = 0; row < chunk; ++row) {
+        const float* logits = context.logits(static_cast<std::int32_t>(row));
+        proof.logits.emplace_back(logits, logits + model.vocabulary());
+    }
+    proof.layers = ggml::layer_reports();
+    return proof;
+}
+
+// Of logits less their mean, which no probability depends on; the mean over the tokens.
+double cosine(const Proof& one, const Proof& other) {
+    const auto mean = [](const std::vector<float>& row) {
+        double sum = 0;
+        for (const float value : row) sum += value;
+        return sum / static_cast<double>(row.size());
+    };
+    double sum = 0;
+    for (std::size_t token = 0; token < chunk; ++token) {
+        const std::vector<float>&a = one.logits[token], &b = other.logits[token];
+        const double mean_a = mean(a), mean_b = mean(b);
+        double aa = 0, bb = 0, ab = 0;
+        for (std::size_t i = 0; i < a.size(); ++i) {
+            const double x = a[i] - mean_a, y = b[i] - mean_b;
+            aa += x * x;
+            bb += y * y;
+            ab += x * y;
+        }
+        sum += ab / std::sqrt(aa * bb);
+    }
+    return sum / static_cast<double>(chunk);
+}
+
+bool alike(const ggml::LayerReport& a, const ggml::LayerReport& b) {
+    return a.packed == b.packed && a.cells == b.cells && a.kv_heads == b.kv_heads &&
+           a.head_dim == b.head_dim && a.cells_packed == b.cells_packed &&
+           a.cells_exact == b.cells_exact && a.packed_bytes == b.packed_bytes;
+}
+
+std::string layer_table(const Layers& layers) {
+    Table table({"layer", "kv heads", "room, cells", "packed", "exact", "packed KiB", "exact KiB"});
+    const auto kib = [](std::size_t size) { return fixed(static_cast<double>(size) / 1024, 1); };
+    for (const ggml::LayerReport& layer : layers) {
+        if (!layer.packed) {
+            table.add({count(layer.layer), "f16", count(layer.cells)});
+            continue;
+        }
+        table.add({count(layer.layer), count(layer.kv_heads) + " x " + count(layer.head_dim),
+                   count(layer.cells), count(layer.cells_packed), count(layer.cells_exact),
+                   kib(layer.packed_bytes), kib(layer.exact_bytes)});
+    }
+    return table.text();
+}
+
+// What is wrong with how the layers came out; empty: nothing.
+std::string wrong_with(const Layers& layers) {
+    std::size_t plain = 0;
+    std::string why;
+    for (const ggml::LayerReport& layer : layers) {
+        if (layer.packed) continue;
+        ++plain;
+        if (why.find(layer.why) == std::string::npos) why += (why.empty() ? "" : "; ") + layer.why;
+    }
+    return plain == 0 ? "" : count(plain) + " stay f16: " + why;
+}
+
+// The sizes of presets and of the preset that was looked at, each layer of the model by its shape
+// and its room.
+std::string preset_table(const Model& model, const ModelCheck& check, const Layers& layers,
+                         std::uint32_t cells) {
+    const std::uint64_t context = model.train_context();
+    const auto room = [&](const ggml::LayerReport& layer) {
+        const auto window = static_cast<std::uint64_t>(llama_model_n_swa(model.get()));
+        const std::uint64_t most = layer.cells < cells ? sliding_cells(window) : context;
+        return static_cast<double>(std::min(context, most));
+    };
+    Table table({"scheme", "bytes a token", "smaller", "cache for " + count(context) + " tokens"});
+    for (const Preset& preset : presets()) {
+        if (!shown(preset, check.all_presets) && preset.name != check.scheme) continue;
+        double token = 0, f16 = 0, size = 0;
+        for (const ggml::LayerReport& layer : layers) {
+            double bytes = static_cast<double>(layer.f16_bytes_per_token);
+            f16 += bytes;
+            if (layer.packed) {
+                const Plan plan = neutral_plan(
+                    preset.scheme.base, {.kv_heads = layer.kv_heads, .head_dim = layer.head_dim});
+                bytes = static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
+            }
+            token += bytes;
+            size += bytes * room(layer);
+        }
+        table.add({std::string(preset.name), count(static_cast<std::uint64_t>(token)),
+                   fixed(f16 / token, 2) + "x", bytes(size)});
+    }
+    return table.text() + what_is_not_shown(check.all_presets);
+}
+
+bool packs(const std::string& scheme) {
+    return parse_scheme(scheme).any_layer([](const LayerScheme& layer) { return !layer.exact(); });
+}
+
+void report(Findings& findings, const std::string& scheme, const Proof& proof, double likeness) {
+    const Layers& layers = proof.layers;
+    Layers packed;
+    std::ranges::copy_if(layers, std::back_inserter(packed), &ggml::LayerReport::packed);
+    std::string said = "scheme " + scheme + ": " + count(packed.size()) + " of " +
+                       count(layers.size()) + " layers packed";
+    if (packed.empty()) {
+        findings.bad("cache", said, wrong_with(layers));
+        return;
+    }
+    const auto cells = [](const ggml::LayerReport& layer) {
+        return layer.cells_packed + layer.cells_exact;
+    };
+    const auto [fewest, most] = std::ranges::minmax(packed, {}, cells);
+    said += ", " + span_of(packed, &ggml::LayerReport::cells_packed) + " of " +
+            span(cells(fewest), cells(most)) + " cells packed, logits' cosine to exact " +
+            fixed(likeness, 4);
+    if (packed.size() < layers.size()) {
+        findings.bad("cache", said,
+                     wrong_with(layers) + "; lowkv run takes such a model with --partial only");
+    } else if (packs(scheme) && span_of(packed, &ggml::LayerReport::cells_packed) == "0") {
+        findings.bad("cache", said, "nothing was packed after all those tokens: please report it");
+    } else if (!(likeness >= least_cosine)) {
+        findings.bad("cache", said, "this model's answers would be wrong: please report it");
+    } else {
+        findings.good("cache", said);
+    }
+}
+
+void prove(Findings& findings, const Model& model, const ModelCheck& check) {
+    constexpr std::uint32_t room = 32768;  // in which a layer that slides shows
+    const Scheme scheme = parse_scheme(check.scheme);
+    const std::size_t wanted = tokens_to_prove(scheme, model.train_context());
+    if (wanted == 0) {
+        findings.bad("cache",
+                     "the scheme packs nothing within the model's context of " +
+                         count(model.train_context()) + " tokens",
+                     "give it a smaller window=");
+        return;
+    }
+    const std::vector<llama_token> tokens = tokens_of(model, wanted);
+    ContextOptions options;
+    options.cells =
+        std::max(static_cast<std::uint32_t>(wanted), std::min(room, model.train_context()));
+    options.chunk = chunk;
+    options.threads = check.threads;
+    options.all_logits = true;
+    options.partial = true;
+    constexpr double patience = 2;  // seconds without a word
+    const Stopwatch watch;
+    Progress progress("running " + count(wanted) + " tokens, twice:");
+    std::size_t done = 0;
+    const auto tick = [&] {
+        done += chunk;
+        if (watch.seconds() > patience) progress.show(done, 2 * wanted);
+    };
+    options.scheme = "exact";
+    const Proof exact = run_through(model, options, tokens, tick);
+    options.scheme = check.scheme;
+    const Proof proof = run_through(model, options, tokens, tick);
+    progress.finish();
+    report(findings, check.scheme, proof, cosine(exact, proof));
+    const bool differ = std::ranges::any_of(
+        proof.layers, [&](const auto& layer) { return !alike(layer, proof.layers.front()); });
+    if (differ || check.every_layer) std::printf("\n%s", layer_table(proof.layers).c_str());
+    std::printf("\n%s", preset_table(model, check, proof.layers, options.cells).c_str());
+}
+
+}  // namespace
+
+void look_at_model(Findings& findings, const ModelCheck& check) {
+    std::optional<Model> model;
+    try {
+        model.emplace(check.model);
+    } catch (const std::exception& error) {
+        findings.bad("model", check.model, error.what());
+        return;
+    }
+    findings.good("model", model->description() + ", " + count(model->kv_shape().layers) +
+                               " layers, context " + count(model->train_context()));
+    if (check.scheme == "delegate") {
+        findings.note("cache", "scheme delegate is plain f16: there is nothing to prove");
+        return;
+    }
+    try {
+        const Scheme scheme = parse_scheme(check.scheme);
+        require_layers(scheme, model->kv_shape().layers);
+        model->use_calibrations(check.calibrations, scheme.needs_calibration());
+        prove(findings, *model, check);
+    } catch (const std::exception& error) {
+        findings.bad("cache", "scheme " + check.scheme + " can't be used with this model",
+                     error.what());
+    }
+}
+
+}  // namespace lowkv::cli

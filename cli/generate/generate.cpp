@@ -1,0 +1,301 @@
+// lowkv generate: an answer, streamed from a packed cache.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/app.h"
+#include "common/model.h"
+#include "common/options.h"
+#include "common/schemes.h"
+#include "common/terminal.h"
+#include "lowkv/scheme.h"
+#include "lowkv_ggml.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv generate -m model.gguf -p "Why is the sky blue?"
+  lowkv generate -m model.gguf -f report.txt -p "Summarise this report." --scheme kivi4
+  cat story.txt | lowkv generate -m model.gguf --no-chat -n 200 --temp 0
+
+The prompt is --file's text, then --prompt's; with neither, what stdin holds. The answer goes to
+stdout, everything else to stderr. Ctrl-C ends the answer and still prints the figures;
+while the prompt is read it ends the command, with status 130.)";
+
+struct Options {
+    std::string model, prompt, file, system, scheme = chosen_scheme();
+    std::vector<std::string> calibrations;
+    int answer = 512;
+    std::uint32_t context = 0, chunk = 512;
+    unsigned threads = 0;
+    float temperature = 0.8f, top_p = 0.95f, min_p = 0.05f;
+    int top_k = 40;
+    std::uint32_t seed = LLAMA_DEFAULT_SEED;
+    bool chat = true, verbose = false, quiet = false;
+};
+
+volatile std::sig_atomic_t interrupted = 0;
+
+// The first Ctrl-C ends the answer, a second one the process.
+class InterruptGuard {
+  public:
+    InterruptGuard() {
+        struct sigaction action = {};
+        action.sa_handler = [](int) { interrupted = 1; };
+        action.sa_flags = static_cast<int>(SA_RESETHAND);
+        sigaction(SIGINT, &action, &before_);
+    }
+    ~InterruptGuard() { sigaction(SIGINT, &before_, nullptr); }
+    InterruptGuard(const InterruptGuard&) = delete;
+    InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+  private:
+    struct sigaction before_ = {};
+};
+
+struct FreeSampler {
+    void operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
+};
+using Sampler = std::unique_ptr<llama_sampler, FreeSampler>;
+
+Sampler make_sampler(const Options& options) {
+    Sampler chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+    const auto add = [&](llama_sampler* sampler) { llama_sampler_chain_add(chain.get(), sampler); };
+    if (options.temperature <= 0) {
+        add(llama_sampler_init_greedy());
+        return chain;
+    }
+    if (options.top_k > 0) add(llama_sampler_init_top_k(options.top_k));
+    if (options.top_p < 1) add(llama_sampler_init_top_p(options.top_p, 1));
+    if (options.min_p > 0) add(llama_sampler_init_min_p(options.min_p, 1));
+    add(llama_sampler_init_temp(options.temperature));
+    add(llama_sampler_init_dist(options.seed));
+    return chain;
+}
+
+std::string prompt_text(const Options& options) {
+    std::string text;
+    if (!options.file.empty()) text = read_text(options.file);
+    if (options.file.empty() && options.prompt.empty()) {
+        if (isatty(STDIN_FILENO) == 1) {
+            throw UsageError("there is no prompt: give -p TEXT or -f FILE, or pipe a text in");
+        }
+        text = read_text("-");
+    }
+    if (!text.empty() && !options.prompt.empty()) text += "\n\n";
+    text += options.prompt;
+    if (text.empty()) throw UsageError("the prompt is empty");
+    return text;
+}
+
+std::vector<llama_token> prompt_tokens(const Model& model, const Options& options) {
+    const std::string text = prompt_text(options);
+    if (!options.chat) {
+        auto tokens =
+            model.tokenize(options.system.empty() ? text : options.system + "\n\n" + text, true);
+        if (tokens.empty()) throw UsageError("the prompt is empty");
+        return tokens;
+    }
+    const std::optional<std::string> chat = model.chat(options.system, text);
+    if (!chat) {
+        throw UsageError(
+            "this model has no chat template that llama.cpp knows: use --no-chat (the prompt as it "
+            "is)");
+    }
+    // A template may spell out the beginning-of-sequence token; it must not come twice.
+    const llama_token bos = llama_vocab_bos(model.vocab());
+    const char* spelled =
+        bos == LLAMA_TOKEN_NULL ? nullptr : llama_vocab_get_text(model.vocab(), bos);
+    const bool has_bos = spelled != nullptr && *spelled != '\0' && chat->rfind(spelled, 0) == 0;
+    return model.tokenize(*chat, !has_bos);
+}
+
+// Cells for the prompt and the answer; refuses before anything is computed.
+std::uint32_t context_cells(const Model& model, const Options& options, std::size_t prompt) {
+    const std::uint32_t trained = model.train_context();
+    if (options.context > trained) {
+        std::fprintf(
+            stderr, "lowkv: the model was trained on %u tokens, beyond them it may talk nonsense\n",
+            trained);
+    }
+    const std::uint32_t limit = options.context != 0 ? options.context : trained;
+    if (prompt >= limit) {
+        throw Failure("the prompt has " + count(prompt) + " tokens and the context " +
+                      count(limit) + ": nothing was computed. " +
+                      (options.context != 0 && options.context < trained
+                           ? "Use a larger -c (the model was trained on " + count(trained) + ")"
+                           : std::string("Shorten the prompt, or force a larger -c")));
+    }
+    if (options.context != 0) return options.context;
+    if (options.answer < 0) return trained;
+    const std::size_t wanted =
+        (prompt + static_cast<std::size_t>(options.answer) + 255) / 256 * 256;
+    return static_cast<std::uint32_t>(std::min<std::size_t>(wanted, trained));
+}
+
+// Prints pieces, never half of a UTF-8 character.
+class Stream {
+  public:
+    void add(const std::string& piece) {
+        pending_ += piece;
+        const std::size_t whole = complete_utf8(pending_);
+        std::fwrite(pending_.data(), 1, whole, stdout);
+        std::fflush(stdout);
+        pending_.erase(0, whole);
+    }
+    void finish() {
+        std::fwrite(pending_.data(), 1, pending_.size(), stdout);
+        std::fputc('\n', stdout);
+        std::fflush(stdout);
+        pending_.clear();
+    }
+
+  private:
+    std::string pending_;
+};
+
+struct Outcome {
+    std::size_t prompt = 0, answer = 0;  // tokens
+    double prompt_seconds = 0, answer_seconds = 0;
+    const char* end = "";
+};
+
+void report(const Outcome& outcome, const Context& context) {
+    const ggml::CacheStats stats = ggml::stats();
+    const ProcessMemory memory = process_memory();
+    const auto rate = [](std::size_t tokens, double seconds) {
+        return seconds > 0 ? fixed(static_cast<double>(tokens) / seconds, 1) : std::string("-");
+    };
+    const double held = static_cast<double>(stats.exact_bytes + stats.packed_bytes);
+    const double f16 = f16_bytes(ggml::layer_reports(), context.size());
+    std::fprintf(stderr, "\n[%s]\n", outcome.end);
+    std::fprintf(stderr, "prompt   %s tokens, %s tokens/s\n", count(outcome.prompt).c_str(),
+                 rate(outcome.prompt, outcome.prompt_seconds).c_str());
+    std::fprintf(stderr, "answer   %s tokens, %s tokens/s\n", count(outcome.answer).c_str(),
+                 rate(outcome.answer > 0 ? outcome.answer - 1 : 0, outcome.answer_seconds).c_str());
+    std::fprintf(stderr, "cache    %s for %s tokens: %s packed + %s exact; f16 would hold %s",
+                 bytes(held).c_str(), count(context.size()).c_str(),
+                 bytes(static_cast<double>(stats.packed_bytes)).c_str(),
+                 bytes(static_cast<double>(stats.exact_bytes)).c_str(), bytes(f16).c_str());
+    if (held > 0) std::fprintf(stderr, " (%sx)", fixed(f16 / held, 1).c_str());
+    std::fprintf(stderr, ", scheme %s\n", stats.scheme.c_str());
+    std::fprintf(stderr, "process  %s now, %s at most\n",
+                 bytes(static_cast<double>(memory.resident)).c_str(),
+                 bytes(static_cast<double>(memory.peak)).c_str());
+}
+
+int generate(const Options& options) {
+    for (const float value : {options.temperature, options.top_p, options.min_p}) {
+        if (!std::isfinite(value)) throw UsageError("--temp, --top-p and --min-p must be numbers");
+    }
+    route_logs(options.verbose);
+    const bool calibrated =
+        options.scheme != "delegate" && parse_scheme(options.scheme).needs_calibration();
+    const Model model(options.model);
+    model.use_calibrations(options.calibrations, calibrated);
+    const std::vector<llama_token> prompt = prompt_tokens(model, options);
+    ContextOptions settings;
+    settings.cells = context_cells(model, options, prompt.size());
+    settings.chunk = std::min(options.chunk, settings.cells);
+    settings.threads = options.threads;
+    settings.scheme = options.scheme;
+    Context context(model, settings);
+    const Sampler sampler = make_sampler(options);
+
+    const InterruptGuard guard;
+    Outcome outcome;
+    outcome.end = "stopped by Ctrl-C";
+    {
+        Progress progress("reading the prompt:", !options.quiet);
+        const Stopwatch watch;
+        for (std::size_t at = 0; at < prompt.size() && interrupted == 0; at += settings.chunk) {
+            const std::size_t n = std::min<std::size_t>(settings.chunk, prompt.size() - at);
+            context.decode({prompt.data() + at, n});
+            outcome.prompt += n;
+            progress.show(
+                outcome.prompt, prompt.size(),
+                fixed(static_cast<double>(outcome.prompt) / watch.seconds(), 0) + " tokens/s");
+        }
+        outcome.prompt_seconds = watch.seconds();
+    }
+    Stream stream;
+    const Stopwatch watch;
+    const bool read = outcome.prompt == prompt.size();
+    while (read && interrupted == 0) {
+        if (options.answer >= 0 && outcome.answer >= static_cast<std::size_t>(options.answer)) {
+            outcome.end = "end: -n tokens";
+            break;
+        }
+        const llama_token token = llama_sampler_sample(sampler.get(), context.get(), -1);
+        if (llama_vocab_is_eog(model.vocab(), token)) {
+            outcome.end = "end of the answer";
+            break;
+        }
+        stream.add(model.piece(token));
+        ++outcome.answer;
+        if (context.size() == context.cells()) {
+            outcome.end = "the context is full: the answer was cut here; use a larger -c";
+            break;
+        }
+        context.decode({&token, 1});
+    }
+    outcome.answer_seconds = watch.seconds();
+    stream.finish();
+    if (!options.quiet) report(outcome, context);
+    return read ? 0 : 128 + SIGINT;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command =
+        app.add_subcommand("generate", "An answer from a model, streamed from a packed cache");
+    command->footer(footer);
+    add_model(*command, options->model);
+    command->add_option("-p,--prompt", options->prompt,
+                        "The prompt, or what follows --file's text");
+    command->add_option("-f,--file", options->file,
+                        "A text file that the prompt starts with; - is stdin");
+    command->add_option("--system", options->system, "The system message");
+    defaulted(*command, "-n,--tokens", options->answer,
+              "At most so many tokens of answer; -1: until it ends");
+    add_scheme(*command, options->scheme);
+    add_calibrations(*command, options->calibrations);
+    defaulted(
+        *command, "-c,--context", options->context,
+        "Cells of the cache; 0: as many as prompt and answer need, within the model's context");
+    add_threads(*command, options->threads);
+    add_chunk(*command, options->chunk, "Prompt tokens computed at once");
+    defaulted(*command, "--temp", options->temperature, "Temperature; 0 takes the likeliest token")
+        ->check(CLI::Range(0.0f, 100.0f));
+    defaulted(*command, "--top-k", options->top_k, "Sample from the k likeliest tokens; 0: all");
+    defaulted(*command, "--top-p", options->top_p, "... from the likeliest that make up p; 1: all")
+        ->check(CLI::Range(0.0f, 1.0f));
+    defaulted(*command, "--min-p", options->min_p,
+              "... from those at least p times as likely as the best")
+        ->check(CLI::Range(0.0f, 1.0f));
+    command->add_option("--seed", options->seed,
+                        "Seed of the sampler (default: another one each time)");
+    command->add_flag("--chat,!--no-chat", options->chat,
+                      "Put the model's chat template around the prompt (default); --no-chat: the "
+                      "prompt as it is");
+    command->add_flag("-q,--quiet", options->quiet, "No progress and no figures");
+    add_verbose(*command, options->verbose);
+    command->callback([options, &status] { status = generate(*options); });
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,102 @@
+#include "plan/arithmetic.h"
+
+#include <algorithm>
+
+#include "common/packing.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+double as_double(std::uint64_t value) { return static_cast<double>(value); }
+
+// One layer.
+double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
+    tokens = std::min(tokens, stored.most_tokens);
+    const std::uint64_t packed = packed_blocks(stored.retention, stored.block_tokens, tokens);
+    const std::uint64_t exact = ceil_div(tokens, stored.block_tokens) - packed;
+    return as_double(exact) * stored.exact_bytes + as_double(packed) * stored.packed_bytes;
+}
+
+// It is fullest now, or just before one of the last times that blocks were packed. Blocks are of 32
+// to 128 tokens and flush is a multiple of 32: four times hold all that can differ.
+double fullest_bytes(const StoredLayers& stored, std::uint64_t tokens) {
+    tokens = std::min(tokens, stored.most_tokens);
+    constexpr std::uint64_t times = 4;
+    const Retention& retention = stored.retention;
+    const std::uint64_t every = retention.flush > 0 ? retention.flush : stored.block_tokens;
+    double most = held_bytes(stored, tokens);
+    const std::uint64_t last =
+        tokens >= retention.window ? (tokens + 1 - retention.window) / every : 0;
+    for (std::uint64_t time = last; time > 0 && time + times > last; --time)
+        most = std::max(most, held_bytes(stored, retention.window + time * every - 1));
+    return most;
+}
+
+}  // namespace
+
+StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits,
+                       std::uint64_t most_tokens) {
+    const double token = 2.0 * channels * bits / 8;
+    return {.layers = layers,
+            .channels = channels,
+            .block_tokens = 1,
+            .exact_bytes = token,
+            .packed_bytes = token,
+            .most_tokens = most_tokens};
+}
+
+double bits_per_element(const StoredCache& cache) {
+    double bits = 0, elements = 0;
+    for (const StoredLayers& stored : cache) {
+        bits += 8 * stored.layers * stored.packed_bytes / stored.block_tokens;
+        elements += 2.0 * stored.layers * stored.channels;
+    }
+    return bits / elements;
+}
+
+double held_bytes(const StoredCache& cache, std::uint64_t tokens) {
+    double sum = 0;
+    for (const StoredLayers& stored : cache) sum += stored.layers * held_bytes(stored, tokens);
+    return sum;
+}
+
+double fullest_bytes(const StoredCache& cache, std::uint64_t tokens) {
+    double sum = 0;
+    for (const StoredLayers& stored : cache) sum += stored.layers * fullest_bytes(stored, tokens);
+    return sum;
+}
+
+double unfused_scores_per_token(std::uint64_t query_heads) {
+    constexpr double passes = 4, f16_bytes = 2;
+    return passes * f16_bytes * as_double(query_heads);
+}
+
+double cache_bytes(const StoredCache& cache, const Demand& demand) {
+    return as_double(demand.batch) * held_bytes(cache, demand.context);
+}
+
+double access_bytes(const StoredCache& cache, const Demand& demand) {
+    const std::uint64_t half = ceil_div(demand.context, 2);
+    return demand.weights + as_double(demand.batch) * (held_bytes(cache, half) +
+                                                       as_double(half) * demand.scores_per_token);
+}
+
+std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory) {
+    const auto fits = [&](std::uint64_t tokens) {
+        return demand.weights + as_double(demand.batch) * fullest_bytes(cache, tokens) <= memory;
+    };
+    std::uint64_t fitting = 0, too_many = 1;
+    if (fits(all_tokens)) return all_tokens;
+    while (fits(too_many)) {
+        fitting = too_many;
+        too_many *= 2;
+    }
+    while (too_many - fitting > 1) {
+        const std::uint64_t middle = fitting + (too_many - fitting) / 2;
+        (fits(middle) ? fitting : too_many) = middle;
+    }
+    return fitting;
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,251 @@
+// lowkv plan: what each scheme needs for a model, a context and a batch, before anything is loaded.
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/app.h"
+#include "common/model_shape.h"
+#include "common/options.h"
+#include "common/schemes.h"
+#include "common/terminal.h"
+#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
+#include "lowkv/error.h"
+#include "lowkv/scheme.h"
+#include "plan/arithmetic.h"
+#include "plan/report.h"
+#include "plan/sizes.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv plan -m model.gguf
+      what each scheme needs at the model's full context, and how far this machine's memory reaches
+  lowkv plan --shape llama-3.1-8b --context 128Ki --batch 4 --memory 80GB --bandwidth 3350
+      a model by name, on another machine: an H100 reads 3,350 GB/s
+  lowkv plan --layers 48 --kv-heads 8 --head-dim 128 --weights 9GB --context 32k --schemes kivi2
+      any other shape, one scheme beside f16
+
+k, M, G, T are decimal, Ki, Mi, Gi, Ti binary: 32k is 32,000 and 32Ki is 32,768 tokens; 80G is 80
+billion bytes and 80Gi is 80 x 1024^3. Schemes are separated by commas, so within a spelled-out
+scheme write + for the comma. `lowkv schemes --all` lists what there is.)";
+
+constexpr std::uint32_t f16_bits = 16;
+
+struct Options {
+    std::string model, name;
+    std::uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    std::string weights, context, memory, bandwidth, json;
+    std::uint64_t batch = 1;
+    std::vector<std::string> schemes;
+    std::vector<double> bits;
+    bool unfused = false, all = false;
+};
+
+ModelShape spelled_shape(const Options& options) {
+    if (options.layers == 0 || options.kv_heads == 0 || options.head_dim == 0) {
+        throw UsageError(
+            "which model? -m model.gguf, --shape NAME, or --layers, --kv-heads and --head-dim "
+            "together");
+    }
+    ModelShape out;
+    out.name = "as given";
+    out.layers.assign(options.layers, {options.kv_heads, options.head_dim});
+    return out;
+}
+
+// Throws UsageError for a layer that lowkv can't store.
+void require_storable(const ModelShape& shape) {
+    bool any = false;
+    for (const Shape& layer : shape.layers) {
+        if (layer.kv_heads == 0) continue;
+        any = true;
+        try {
+            static_cast<void>(Plan(LayerScheme{}, layer));
+        } catch (const Error& error) {
+            throw UsageError(shape.name + ": " + error.what());
+        }
+    }
+    if (!any) throw UsageError(shape.name + ": no layer of it keeps keys and values");
+}
+
+ModelShape read_shape(const Options& options) {
+    const bool spelled = options.layers + options.kv_heads + options.head_dim > 0;
+    if ((options.model.empty() ? 0 : 1) + (options.name.empty() ? 0 : 1) + (spelled ? 1 : 0) > 1) {
+        throw UsageError(
+            "the model is given more than once: -m, --shape, or --layers with --kv-heads and "
+            "--head-dim, but only one of them");
+    }
+    ModelShape shape = !options.model.empty()  ? gguf_shape(options.model)
+                       : !options.name.empty() ? named_shape(options.name)
+                                               : spelled_shape(options);
+    require_storable(shape);
+    if (options.heads > 0) shape.query_heads = std::uint64_t{options.heads} * shape.layers.size();
+    if (!options.weights.empty()) {
+        shape.weights = read_size("--weights", options.weights);
+    } else if (shape.files > 1) {
+        throw UsageError(options.model + " is one of " + std::to_string(shape.files) +
+                         " files of the model, with a part of its weights: add --weights SIZE");
+    }
+    return shape;
+}
+
+std::uint64_t most_tokens(const ModelShape& shape, std::size_t layer) {
+    return layer < shape.sliding.size() && shape.sliding[layer] ? sliding_cells(shape.window)
+                                                                : all_tokens;
+}
+
+// Plans of equal layers are alike, so runs of them are counted together.
+StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
+    if (scheme.retention.filter != Filter::none) {
+        throw Error(ErrorCode::unsupported, to_string(scheme) +
+                                                ": plan does not count what a filter keeps or "
+                                                "evicts; leave filter=, keep= and evict= out");
+    }
+    require_layers(scheme, static_cast<std::uint32_t>(shape.layers.size()));
+    StoredCache cache;
+    for (std::uint32_t layer = 0, end = 0; layer < shape.layers.size(); layer = end) {
+        const Shape& first = shape.layers[layer];
+        const LayerScheme& codecs = scheme.layer(layer);
+        const std::uint64_t most = most_tokens(shape, layer);
+        for (end = layer + 1; end < shape.layers.size() && shape.layers[end] == first &&
+                              most_tokens(shape, end) == most && scheme.layer(end) == codecs;)
+            ++end;
+        if (first.kv_heads == 0) continue;
+        const Plan plan = neutral_plan(codecs, first);
+        cache.push_back({.layers = end - layer,
+                         .channels = first.channels(),
+                         .block_tokens = plan.block_tokens(),
+                         .exact_bytes = static_cast<double>(plan.exact_bytes()),
+                         .packed_bytes = static_cast<double>(plan.packed_bytes()),
+                         .most_tokens = most,
+                         .retention = scheme.retention});
+    }
+    return cache;
+}
+
+StoredCache idealised_cache(const ModelShape& shape, double bits) {
+    StoredCache cache;
+    for (std::size_t layer = 0; layer < shape.layers.size(); ++layer) {
+        if (shape.layers[layer].kv_heads > 0)
+            cache.push_back(
+                idealised(1, shape.layers[layer].channels(), bits, most_tokens(shape, layer)));
+    }
+    return cache;
+}
+
+PlannedRow row(const std::string& name, const StoredCache& cache, const Planned& planned) {
+    return {.name = name,
+            .bits = bits_per_element(cache),
+            .cache_bytes = cache_bytes(cache, planned.demand),
+            .access_bytes = access_bytes(cache, planned.demand),
+            .longest_context = longest_context(cache, planned.demand, planned.memory)};
+}
+
+std::vector<std::string> read_names(const Options& options) {
+    std::vector<std::string> names = options.schemes;
+    for (const Preset& preset : presets()) {
+        if (options.schemes.empty() && shown(preset, options.all)) names.emplace_back(preset.name);
+    }
+    std::erase(names, "f16");  // always there, as the reference
+    read_schemes(names);
+    return names;
+}
+
+int plan(const Options& options) {
+    if (!options.json.empty()) require_writable(options.json, {options.model});
+    const std::vector<std::string> names = read_names(options);
+    Planned planned;
+    planned.shape = read_shape(options);
+    planned.demand.weights = planned.shape.weights;
+    planned.demand.batch = options.batch;
+    planned.demand.context =
+        options.context.empty() ? planned.shape.context : read_tokens("--context", options.context);
+    if (planned.demand.context == 0)
+        throw UsageError("how many tokens? --context N, for example --context 32Ki");
+    planned.memory = options.memory.empty() ? static_cast<double>(system_memory())
+                                            : read_size("--memory", options.memory);
+    if (!options.bandwidth.empty())
+        planned.bandwidth = read_bandwidth("--bandwidth", options.bandwidth);
+    planned.unfused = options.unfused;
+    if (options.unfused) {
+        if (planned.shape.query_heads == 0)
+            throw UsageError("--unfused needs the query heads of a layer: add --heads N");
+        planned.demand.scores_per_token = unfused_scores_per_token(planned.shape.query_heads);
+    }
+
+    planned.rows.push_back(row("f16", idealised_cache(planned.shape, f16_bits), planned));
+    for (const std::string& name : names) {
+        try {
+            planned.rows.push_back(
+                row(name, packed_cache(planned.shape, parse_scheme(name)), planned));
+        } catch (const Error& error) {
+            // Of all presets, those that this shape is too wide for are left out.
+            if (!options.schemes.empty() || error.code() != ErrorCode::unsupported) throw;
+        }
+    }
+    for (const double bits : options.bits) {
+        planned.rows.push_back(
+            row(shortest(bits, 3) + " bits", idealised_cache(planned.shape, bits), planned));
+    }
+    const bool chosen = options.all || !options.schemes.empty();
+    std::printf("%s\n%s%s\n%s", heading(planned).c_str(), table(planned).c_str(),
+                what_is_not_shown(chosen).c_str(), notes(planned).c_str());
+    if (!options.json.empty()) write_file(options.json, json(planned));
+    return 0;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& status) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand(
+        "plan",
+        "Memory, longest context and least time a token, by scheme, without a model loaded");
+    command->footer(footer + ("\n\nNames: " + shape_names()));
+    command->add_option("-m,--model", options->model,
+                        "The model, a GGUF file; only its header is read");
+    command->add_option("--shape", options->name,
+                        "The model by name, with f16 weights; names below");
+    command->add_option("--layers", options->layers, "The model spelled out: layers")
+        ->check(CLI::Range(1, 4096));
+    command->add_option("--kv-heads", options->kv_heads, "... key/value heads of a layer")
+        ->check(CLI::Range(1, 4096));
+    command->add_option("--head-dim", options->head_dim, "... numbers of a head")
+        ->check(CLI::Range(1, 65536));
+    command->add_option("--heads", options->heads, "... query heads of a layer, for --unfused")
+        ->check(CLI::Range(1, 4096));
+    command->add_option("--weights", options->weights,
+                        "Size of the weights, as 9GB (default: the model's)");
+    command->add_option("-c,--context", options->context,
+                        "Tokens of a sequence, as 32768, 32Ki or 1M (default: the model's)");
+    defaulted(*command, "-b,--batch", options->batch, "Sequences decoded together")
+        ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1000000}));
+    command->add_option("--memory", options->memory,
+                        "What all must fit into, as 80GB (default: this machine's)");
+    command->add_option("--bandwidth", options->bandwidth,
+                        "GB/s that the memory gives; without it, no times");
+    CLI::Option* schemes =
+        command
+            ->add_option("-s,--schemes", options->schemes,
+                         "Schemes beside f16 (default: the presets that one would use)")
+            ->delimiter(',');
+    command->add_flag("--all", options->all, "All presets, those to compare with too")
+        ->excludes(schemes);
+    command
+        ->add_option("--bits", options->bits,
+                     "Also so many bits per key and value element, with no window, sinks or "
+                     "blocks, as papers reckon")
+        ->delimiter(',')
+        ->check(CLI::Range(0.1, 32.0));
+    command->add_flag("--unfused", options->unfused,
+                      "Count the scores that attention moves when it isn't fused (lowkv's is)");
+    command->add_option("--json", options->json, "Write the figures to this file");
+    command->callback([options, &status] { status = plan(*options); });
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,111 @@
+#include "plan/report.h"
+
+#include "common/terminal.h"
+#include "nlohmann/json.hpp"
+
+namespace lowkv::cli {
+
+namespace {
+
+double total_bytes(const Planned& planned, const PlannedRow& row) {
+    return planned.demand.weights + row.cache_bytes;
+}
+
+bool fits(const Planned& planned, const PlannedRow& row) {
+    return planned.demand.context <= row.longest_context;
+}
+
+}  // namespace
+
+std::string heading(const Planned& planned) {
+    const ModelShape& shape = planned.shape;
+    std::string text = shape.name + ": " + count(shape.layers.size()) + " layers, " +
+                       span_of(shape.layers, &Shape::kv_heads) + " kv heads of " +
+                       span_of(shape.layers, &Shape::head_dim) + ", weights " +
+                       bytes(planned.demand.weights) + "\n" + count(planned.demand.context) +
+                       " tokens x batch " + count(planned.demand.batch) + ", memory " +
+                       bytes(planned.memory);
+    if (planned.bandwidth > 0) text += ", " + fixed(planned.bandwidth / 1e9, 1) + " GB/s";
+    return text + "\n";
+}
+
+std::string table(const Planned& planned) {
+    const bool timed = planned.bandwidth > 0;
+    std::vector<std::string> header = {"scheme",       "bits", "KV cache",       "smaller",
+                                       "with weights", "fits", "longest context"};
+    if (timed) header.insert(header.end(), {"read a step", "ms a step", "faster"});
+    Table table(header);
+    const PlannedRow& f16 = planned.rows.front();
+    for (const PlannedRow& row : planned.rows) {
+        std::vector<std::string> cells = {
+            row.name,
+            fixed(row.bits, 2),
+            bytes(row.cache_bytes),
+            fixed(f16.cache_bytes / row.cache_bytes, 2) + "x",
+            bytes(total_bytes(planned, row)),
+            fits(planned, row) ? "yes" : "no",
+            row.longest_context == all_tokens ? "any" : count(row.longest_context)};
+        if (timed) {
+            cells.insert(cells.end(), {bytes(row.access_bytes),
+                                       fixed(1e3 * row.access_bytes / planned.bandwidth, 2),
+                                       fixed(f16.access_bytes / row.access_bytes, 2) + "x"});
+        }
+        table.add(cells);
+    }
+    return table.text();
+}
+
+std::string notes(const Planned& planned) {
+    std::string text =
+        "GiB and MiB are binary (80 GB are 74.5 GiB). KV cache: as held at that length, window and "
+        "sinks at f16,\nin whole blocks; f16 and \"N bits\" have none of these. Longest context: "
+        "of a "
+        "sequence, with room for\nthe one block more that is held just before a block is packed. "
+        "Activations come on top.\n";
+    if (planned.bandwidth > 0) {
+        text +=
+            "A step decodes one token per sequence: it reads the weights once and the cache at "
+            "half the length\n(the mean while the context fills";
+        text += planned.unfused ? "), and moves unfused attention's scores" : ")";
+        text += "; ms is that over the bandwidth, a floor.\n";
+    }
+    if (planned.demand.weights == 0) text += "No weights are counted: add --weights SIZE.\n";
+    for (const std::string& note : planned.shape.notes) text += "Note: " + note + ".\n";
+    return text;
+}
+
+std::string json(const Planned& planned) {
+    const bool timed = planned.bandwidth > 0;
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const PlannedRow& row : planned.rows) {
+        rows.push_back({{"scheme", row.name},
+                        {"bits_per_element", row.bits},
+                        {"kv_bytes", row.cache_bytes},
+                        {"total_bytes", total_bytes(planned, row)},
+                        {"fits", fits(planned, row)},
+                        {"longest_context", row.longest_context},
+                        {"access_bytes", row.access_bytes},
+                        {"seconds_per_step", nullptr}});
+        if (timed) rows.back()["seconds_per_step"] = row.access_bytes / planned.bandwidth;
+    }
+    nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+    for (std::size_t i = 0; i < planned.shape.layers.size(); ++i) {
+        const Shape& layer = planned.shape.layers[i];
+        layers.push_back({{"kv_heads", layer.kv_heads}, {"head_dim", layer.head_dim}});
+        if (i < planned.shape.sliding.size() && planned.shape.sliding[i])
+            layers.back()["window"] = planned.shape.window;
+    }
+    nlohmann::ordered_json out = {{"model", planned.shape.name},
+                                  {"layers", layers},
+                                  {"weights_bytes", planned.demand.weights},
+                                  {"context", planned.demand.context},
+                                  {"batch", planned.demand.batch},
+                                  {"memory_bytes", planned.memory},
+                                  {"bandwidth_bytes_per_s", nullptr},
+                                  {"unfused", planned.unfused},
+                                  {"rows", rows}};
+    if (timed) out["bandwidth_bytes_per_s"] = planned.bandwidth;
+    return out.dump(2) + "\n";
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,391 @@
+// lowkv run -- COMMAND: a stock llama.cpp program with the plug-in, or a clear failure. Without the
+// plug-in these programs run on, silently, with an f16 cache.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/app.h"
+#include "common/options.h"
+#include "common/plugin_path.h"
+#include "common/process.h"
+#include "common/processors.h"
+#include "common/program_plugin.h"
+#include "common/schemes.h"
+#include "common/terminal.h"
+#include "lowkv/scheme.h"
+#include "run/checks.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv run -- llama-server -m model.gguf -c 32768 --port 8080
+  lowkv run --scheme kivi4 -- llama-completion -m model.gguf -p "Once upon a time" -n 64
+  lowkv run -- llama-bench -m model.gguf -d 0,4096
+  lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048 -ub 32
+
+It sets GGML_BACKEND_PATH, LOWKV_SCHEME and, where neighbours are busy, GOMP_SPINCOUNT,
+adds `-dev LOWKV` for the programs that need it and `-t` where not all cores are free, passes
+output and signals through and ends with the program's exit status. If the program starts to work
+without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and
+the exit status is 1; --partial allows the latter. Overrides of layers and calibrations are checked
+against the model of -m before anything is started. A batch sees itself exactly: with
+llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
+
+struct Options {
+    std::string scheme = chosen_scheme(), plugin;
+    std::vector<std::string> calibrations;
+    bool partial = false;
+    double timeout = 600;
+    bool build_plugin = false;
+    std::vector<std::string> command;
+};
+
+using Words = std::initializer_list<std::string_view>;
+
+bool one_of(std::string_view word, Words words) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+// The values after one of the options, e.g. {"-ngl", "--gpu-layers"}.
+std::vector<std::string> values_of(const std::vector<std::string>& command, Words names) {
+    std::vector<std::string> values;
+    for (std::size_t i = 1; i < command.size(); ++i) {
+        const std::size_t equals = command[i].find('=');
+        if (one_of(command[i], names)) {
+            values.push_back(i + 1 < command.size() ? command[i + 1] : "");
+        } else if (equals != std::string::npos &&
+                   one_of(std::string_view(command[i]).substr(0, equals), names)) {
+            values.push_back(command[i].substr(equals + 1));
+        }
+    }
+    return values;
+}
+
+// The first of them; empty when there is none.
+std::string value_of(const std::vector<std::string>& command, Words names) {
+    const std::vector<std::string> values = values_of(command, names);
+    return values.empty() ? "" : values.front();
+}
+
+bool has_any(const std::vector<std::string>& command, Words names) {
+    return std::any_of(command.begin() + 1, command.end(), [&](const std::string& word) {
+        return one_of(std::string_view(word).substr(0, word.find('=')), names);
+    });
+}
+
+// Options with which llama.cpp keeps the cache away from every device but the CPU's.
+void refuse_contradictions(const std::vector<std::string>& command) {
+    const auto refuse = [](const std::string& what, const std::string& instead) {
+        throw UsageError(what + " keeps the cache away from lowkv: " + instead);
+    };
+    if (has_any(command, {"-nkvo", "--no-kv-offload"})) refuse("-nkvo", "leave it out");
+    if (value_of(command, {"-ngl", "--gpu-layers", "--n-gpu-layers"}) == "0")
+        refuse("-ngl 0", "leave it out (the weights stay on the CPU anyway)");
+    const std::string flash = value_of(command, {"-fa", "--flash-attn"});
+    if (one_of(flash, {"off", "0", "false", "disabled"}))
+        refuse("-fa " + flash, "use -fa on, or leave it out");
+    for (const char* name : {"-ctk", "-ctv"}) {
+        const std::string type =
+            value_of(command, name[3] == 'k' ? Words{"-ctk", "--cache-type-k"}
+                                             : Words{"-ctv", "--cache-type-v"});
+        if (!type.empty() && type != "f16") {
+            refuse(std::string(name) + " " + type,
+                   "leave it out; --scheme says how the cache is stored");
+        }
+    }
+    const std::string device = value_of(command, {"-dev", "--device"});
+    if (!device.empty() && device.find("LOWKV") == std::string::npos) {
+        refuse("-dev " + device, "use -dev LOWKV, or leave it out");
+    }
+}
+
+// The models that are files by name; what -hf or -mu would fetch can't be known before.
+void check_models(const std::vector<std::string>& command, const Options& options) {
+    std::vector<std::string> models = values_of(command, {"-m", "--model"});
+    if (models.empty()) models.push_back(environment("LLAMA_ARG_MODEL"));
+    for (const std::string& model : models)
+        check_model(model, options.scheme, options.calibrations);
+}
+
+// These read GGML_BACKEND_PATH only when a device is named (see docs/llama.cpp.md).
+bool needs_device(const std::string& program) {
+    return one_of(program, {"llama-server", "llama-cli", "llama-completion", "llama-perplexity",
+                            "llama-run", "llama-batched-bench", "llama-parallel",
+                            "llama-speculative", "llama-speculative-simple", "llama-lookup",
+                            "llama-simple-chat", "llama-imatrix", "llama-mtmd-cli"});
+}
+
+// llama.cpp takes a thread per core, usable and free or not, and all wait for the slowest. A server
+// outlives what is busy when it starts.
+void limit_threads(std::vector<std::string>& command, const std::string& program) {
+    if (!needs_device(program) && program != "llama-bench") return;
+    if (has_any(command, {"-t", "--threads"}) || !environment("LLAMA_ARG_THREADS").empty()) return;
+    const unsigned threads = program == "llama-server" ? usable_cores() : default_threads();
+    if (threads < machine_cores())
+        command.insert(command.begin() + 1, {"-t", std::to_string(threads)});
+}
+
+bool only_asks(const std::vector<std::string>& command) {
+    return has_any(command, {"-h", "--help", "--usage", "--version", "--list-devices", "-cl",
+                             "--cache-list", "--completion-bash"});
+}
+
+// Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.
+std::string find_program(const std::string& name) {
+    if (name.find('/') != std::string::npos) return name;
+    const std::string path = environment("PATH");
+    for (std::size_t at = 0; at <= path.size();) {
+        const std::size_t end = std::min(path.find(':', at), path.size());
+        const std::string candidate = path.substr(at, end - at) + "/" + name;
+        if (access(candidate.c_str(), X_OK) == 0) return candidate;
+        at = end + 1;
+    }
+    const std::string built = llama_tools_directory() + "/" + name;
+    if (access(built.c_str(), X_OK) == 0) return built;
+    throw UsageError("there is no program " + name + " on the PATH" +
+                     (llama_tools_directory().empty() ? "" : " or in " + llama_tools_directory()));
+}
+
+volatile pid_t child_process = 0;
+
+// Terminal keys reach the child by themselves; signals that were sent to us are passed on.
+void forward(int number, siginfo_t* info, void* /*context*/) {
+    if (info->si_code == SI_KERNEL) return;
+    const pid_t child = child_process;
+    if (child > 0) kill(child, number);
+}
+
+// What the child's messages have told so far.
+class Watcher {
+  public:
+    void read(std::string_view text) {
+        line_ += text;
+        for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos;
+             line_.erase(0, end + 1)) {
+            judge(std::string_view(line_).substr(0, end));
+        }
+        if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
+    }
+    void end() {
+        judge(line_);
+        line_.clear();
+    }
+    bool active() const { return active_; }
+    const std::string& stranger() const { return stranger_; }  // why it surely isn't active
+    const std::string& denial() const { return denial_; }      // "1 of 30 layers ...: why"
+
+  private:
+    void judge(std::string_view line) {
+        constexpr std::string_view some = " for ";
+        if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
+        const std::size_t mark = line.find(denial_mark);
+        if (mark != std::string_view::npos &&
+            line.substr(mark + denial_mark.size()).starts_with(some))
+            denial_ = line.substr(mark + denial_mark.size() + some.size());
+        if (active_) return;
+        // The cache was made elsewhere, or the program works: too late for the plug-in.
+        const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
+                               line.find("LOWKV") == std::string_view::npos;
+        const bool working = line.find("listening on http") != std::string_view::npos ||
+                             line.find("all slots are idle") != std::string_view::npos;
+        if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
+    }
+
+    std::string line_, stranger_, denial_;
+    bool active_ = false;
+};
+
+[[noreturn]] void become(const std::vector<std::string>& words, int messages,
+                         const sigset_t& signals) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    dup2(messages, STDERR_FILENO);
+    close(messages);
+    sigprocmask(SIG_SETMASK, &signals, nullptr);
+    const std::string text =
+        "lowkv: can't start " + words[0] + ": " + std::strerror(execute(words)) + "\n";
+    static_cast<void>(!write(STDERR_FILENO, text.data(), text.size()));
+    _exit(127);
+}
+
+int stop(pid_t child) {
+    kill(child, SIGTERM);
+    int status = 0;
+    for (int wait = 0; wait < 50; ++wait) {
+        if (waitpid(child, &status, WNOHANG) == child) return status;
+        usleep(100000);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return status;
+}
+
+// Why the program should not go on; empty: nothing is wrong so far.
+std::string problem_of(const Watcher& watcher, const Options& options) {
+    if (!options.partial && !watcher.denial().empty())
+        return "lowkv can't pack " + watcher.denial() + "; --partial lets it run all the same";
+    if (watcher.active() || watcher.stranger().empty()) return "";
+    return "it started to work without the plug-in (\"" + watcher.stranger() +
+           "\"). Its cache would have been llama.cpp's own. `lowkv doctor` finds out why";
+}
+
+struct Ending {
+    int status = 0;       // waitpid's
+    std::string problem;  // why we stopped it
+};
+
+Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& options, bool demand) {
+    const Stopwatch watch;
+    std::array<char, 65536> buffer{};
+    Ending ending;
+    bool open = true, alive = true;
+    while (open || alive) {
+        struct pollfd ready = {messages, POLLIN, 0};
+        const int n = open ? poll(&ready, 1, 200) : (usleep(20000), 0);
+        if (n > 0) {
+            const ssize_t got = read(messages, buffer.data(), buffer.size());
+            if (got > 0) {
+                std::fwrite(buffer.data(), 1, static_cast<std::size_t>(got), stderr);
+                std::fflush(stderr);
+                watcher.read({buffer.data(), static_cast<std::size_t>(got)});
+            } else if (got == 0) {
+                open = false;
+            }
+        } else if (!alive) {
+            break;  // ended; something else still holds its stderr
+        }
+        if (alive && waitpid(child, &ending.status, WNOHANG) == child) alive = false;
+        if (!demand || !alive) continue;
+        ending.problem = problem_of(watcher, options);
+        if (ending.problem.empty() && !watcher.active() && options.timeout > 0 &&
+            watch.seconds() > options.timeout) {
+            ending.problem =
+                "no \"lowkv: active\" line within " + fixed(options.timeout, 0) + " s (--timeout)";
+        }
+        if (ending.problem.empty()) continue;
+        ending.status = stop(child);
+        return ending;
+    }
+    watcher.end();
+    return ending;
+}
+
+int run(Options& options) {
+    if (options.command.empty())
+        throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
+    if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
+    std::vector<std::string> words = options.command;
+    const std::string program = std::filesystem::path(words[0]).filename().string();
+    const bool demand = !only_asks(words);
+    if (demand) refuse_contradictions(words);
+    if (demand) check_models(words, options);
+    words[0] = find_program(words[0]);
+    if (needs_device(program) && !has_any(words, {"-dev", "--device"})) {
+        words.insert(words.begin() + 1, {"-dev", "LOWKV"});
+    }
+    if (demand) limit_threads(words, program);
+    const std::string plugin = options.plugin.empty()
+                                   ? plugin_for_program(words[0], options.build_plugin)
+                                   : options.plugin;
+    if (access(plugin.c_str(), R_OK) != 0) {
+        throw Failure("the plug-in " + plugin +
+                      " is not there: build it (make build), or name it with --plugin");
+    }
+    setenv("GGML_BACKEND_PATH", std::filesystem::absolute(plugin).c_str(), 1);
+    setenv("LOWKV_SCHEME", options.scheme.c_str(), 1);
+    std::string calibrations = environment("LOWKV_CALIBRATION");
+    for (const std::string& path : options.calibrations) {
+        if (!calibrations.empty()) calibrations += ':';
+        calibrations += std::filesystem::absolute(path).string();
+    }
+    if (!calibrations.empty()) setenv("LOWKV_CALIBRATION", calibrations.c_str(), 1);
+
+    std::array<int, 2> messages{};
+    if (pipe2(messages.data(), O_CLOEXEC) != 0)
+        throw Failure(std::string("no pipe: ") + std::strerror(errno));
+    sigset_t block, before;
+    sigfillset(&block);
+    sigprocmask(SIG_BLOCK, &block, &before);
+    const pid_t child = fork();
+    if (child == 0) become(words, messages[1], before);
+    close(messages[1]);
+    child_process = child;
+    struct sigaction action = {};
+    action.sa_sigaction = forward;
+    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
+        sigaction(number, &action, nullptr);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
+
+    Watcher watcher;
+    const Ending ending = attend_to(child, messages[0], watcher, options, demand);
+    child_process = 0;
+    close(messages[0]);
+    if (!ending.problem.empty()) throw Failure(program + " was stopped: " + ending.problem);
+    const int status =
+        WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
+    if (!demand) return status;
+    std::string problem = problem_of(watcher, options);
+    if (problem.empty() && !watcher.active()) {
+        problem = watcher.denial().empty()
+                      ? "its cache was never lowkv's: there was no \"lowkv: active\" line"
+                      : "lowkv can't pack " + watcher.denial();
+    }
+    if (problem.empty()) return status;
+    std::fprintf(stderr, "lowkv: %s ended (status %d): %s\n", program.c_str(), status,
+                 problem.c_str());
+    return status == 0 ? 1 : status;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("run",
+                                           "A stock llama.cpp program with the plug-in, or a clear "
+                                           "failure: lowkv run [OPTIONS] -- COMMAND ...");
+    command->footer(footer);
+    add_scheme(*command, options->scheme);
+    add_calibrations(*command, options->calibrations);
+    command->add_flag("--partial", options->partial,
+                      "Go on where only some layers can be packed and the others stay f16");
+    command->add_option("--plugin", options->plugin,
+                        "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
+                        "ggml, see `lowkv plugin`)");
+    command->add_flag("--build-plugin", options->build_plugin,
+                      "Build the plug-in first if none fits the program's ggml");
+    defaulted(*command, "--timeout", options->timeout,
+              "Stop the program when it isn't active after so many seconds; 0: never")
+        ->check(CLI::NonNegativeNumber);
+    command->prefix_command();  // the -- may be left out
+    command->callback([options, command, words, &status] {
+        options->command = command->remaining();
+        options->command.insert(options->command.end(), words.begin(), words.end());
+        if (!options->command.empty() && options->command.front().rfind('-', 0) == 0) {
+            throw UsageError("run has no option " + options->command.front() +
+                             ": lowkv run [OPTIONS] -- COMMAND [ARGUMENTS]");
+        }
+        status = run(*options);
+    });
+}
+
+}  // namespace lowkv::cli

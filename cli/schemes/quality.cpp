@@ -1,0 +1,51 @@
+#include "schemes/quality.h"
+
+#include <algorithm>
+#include <array>
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr std::array measured{
+    // clang-format off: written by eval/quality.py
+    Quality{"lowkv1.5", "0.026", "+1.7 %"},
+    Quality{"lowkv2", "0.014", "+0.8 %"},
+    Quality{"lowkv2.6", "0.0067", "+0.5 %"},
+    Quality{"lowkv2.8", "0.0047", "+0.5 %"},
+    Quality{"lowkv3", "0.0028", "+0.7 %"},
+    Quality{"lowkv4", "0.00064", "+0.2 %"},
+    Quality{"kivi2", "0.069", "+6.1 %"},
+    Quality{"kivi4", "0.00086", "-0.1 %"},
+    Quality{"turboquant2", "0.060", "+5.1 %"},
+    Quality{"turboquant3", "0.0093", "+1.0 %"},
+    Quality{"turboquant4", "0.0021", "+0.1 %"},
+    Quality{"turboquant2-qr", "0.057", "+5.0 %"},
+    Quality{"turboquant3-qr", "0.011", "+0.7 %"},
+    Quality{"turboquant4-qr", "0.0021", "+0.2 %"},
+    Quality{"kvarn2", "0.053", "+5.3 %"},
+    Quality{"kvarn3", "0.0038", "+0.3 %"},
+    Quality{"kvarn4", "0.00072", "0.0 %"},
+    Quality{"int4", "0.0035", "0.0 %"},
+    Quality{"int4h", "0.0020", "+0.3 %"},
+    Quality{"int8", "0.000013", "0.0 %"},
+    Quality{"skvq-k4v4", "0.0047", "+0.6 %"},
+    Quality{"skvq-k2v2", "0.25", "+31.2 %"},
+    Quality{"skvq-k2v1.5", "0.30", "+38.7 %"},
+    Quality{"kvquant4", "0.011", "+0.5 %"},
+    Quality{"kvquant3", "0.050", "+4.8 %"},
+    Quality{"kvquant2", "0.34", "+41.5 %"},
+    Quality{"kvquant4-1%", "0.0066", "+0.7 %"},
+    Quality{"kvquant3-1%", "0.027", "+2.7 %"},
+    Quality{"kvquant2-1%", "0.13", "+12.8 %"},
+    // clang-format on
+};
+
+}  // namespace
+
+const Quality* find_quality(std::string_view preset) noexcept {
+    const auto* const found = std::ranges::find(measured, preset, &Quality::preset);
+    return found == measured.end() ? nullptr : found;
+}
+
+}  // namespace lowkv::cli

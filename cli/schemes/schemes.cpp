@@ -1,0 +1,171 @@
+// lowkv schemes: what can be stored, in words and in bits.
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/app.h"
+#include "common/schemes.h"
+#include "common/terminal.h"
+#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
+#include "lowkv/family.h"
+#include "lowkv/scheme.h"
+#include "schemes/list.h"
+#include "schemes/quality.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+constexpr const char* footer = R"(Examples:
+  lowkv schemes
+  lowkv schemes --all
+  lowkv schemes lowkv2.8
+  lowkv schemes kivi2,layer.0-1=kivi4
+  lowkv schemes "k=token-3-head-normal-hadamard-mean,v=token-2-g32-fp8,window=64")";
+
+// One line of an explanation, and those that it runs on to.
+void line(std::string_view label, std::string_view text) {
+    constexpr std::size_t indent = 11;
+    std::string first = "  " + std::string(label);
+    first.resize(indent, ' ');
+    std::fputs(wrapped(first, text, indent).c_str(), stdout);
+}
+
+void explain_layer(const LayerScheme& scheme) {
+    for (const Part part : {Part::keys, Part::values}) {
+        const Codec& codec = part == Part::keys ? scheme.key : scheme.value;
+        const CodecWords words = family_of(codec).words(codec, part);
+        line(part == Part::keys ? "keys" : "values", words.sentence);
+        if (words.store.empty()) continue;
+        line("", "store: " + words.store);
+        line("", "read:  " + words.read);
+    }
+}
+
+void explain_retention(const Retention& retention, std::uint32_t block) {
+    line("window", "the newest " + std::to_string(retention.window) + " tokens stay exact; " +
+                       (retention.flush > 0
+                            ? "they leave it " + std::to_string(retention.flush) + " at a time"
+                            : "older ones are packed in blocks of " + std::to_string(block)));
+    line("sinks", retention.sinks > 0 ? "the first " + std::to_string(retention.sinks) +
+                                            " tokens stay exact (with their block)"
+                                      : "none: the first tokens are packed like all others");
+    if (retention.filter == Filter::none) return;
+    line("filter", "of the tokens that leave the window, " + std::to_string(retention.keep) +
+                       "% stay exact and " + std::to_string(retention.evict) + "% are dropped,");
+    line("", std::string(retention.filter == Filter::heavy ? "by the attention they got; "
+                                                           : "chosen at random (a control); ") +
+                 "only in the C++ library (lowkv/filter.h): llama.cpp and transformers decide "
+                 "themselves which tokens they hold");
+}
+
+void explain_quality(const std::string& name, bool filtered) {
+    if (name == reference_scheme) return line("quality", "what the others are measured against");
+    if (const Quality* quality = find_quality(name)) {
+        line("quality", "mean KLD " + std::string(quality->mean_kld) + ", perplexity " +
+                            std::string(quality->perplexity) + " against the exact cache");
+        line("", quality_protocol);
+        line("", quality_floor);
+        return line("", "from docs/quality.md, measured by `make quality`");
+    }
+    if (filtered) return line("quality", "not measured");
+    std::string argument = name;
+    std::ranges::replace(argument, ',', '+');
+    line("quality", "known of presets only (docs/quality.md has more); measure it with");
+    line("", "lowkv compare -m model.gguf -f text.txt --schemes \"exact," + argument + "\"");
+}
+
+// Bytes of one token of all layers, once packed.
+double packed_bytes(const Scheme& scheme, std::uint32_t layers, const Shape& shape) {
+    double sum = 0;
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+        const Plan plan = neutral_plan(scheme.layer(layer), shape);
+        sum += static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
+    }
+    return sum;
+}
+
+void explain(const std::string& text) {
+    const Scheme scheme = parse_scheme(text);
+    const std::string name = to_string(scheme);
+    const Preset* preset = preset_of(scheme.base);
+    std::printf("%s%s\n", name.c_str(), name == default_scheme ? " (the default)" : "");
+    if (preset && preset->name == name) line("use", preset->summary);
+    line("source", preset ? preset->source : "none: no preset stores keys and values like this");
+    explain_quality(name, scheme.retention.filter != Filter::none);
+    line("data", scheme.needs_calibration()
+                     ? "a calibration of the model, made once with lowkv calibrate"
+                     : "no calibration: nothing is learned from a text beforehand");
+    std::printf("\n");
+    explain_layer(scheme.base);
+    explain_retention(scheme.retention, block_tokens(scheme.base));
+    for (const LayerOverride& other : scheme.overrides) {
+        if (other.first == other.last) {
+            std::printf("Layer %u:\n", other.first);
+        } else {
+            std::printf("Layers %u to %u:\n", other.first, other.last);
+        }
+        explain_layer(other.scheme);
+    }
+
+    std::printf("\nBits per number, with all scales, zeros, norms and means%s:\n",
+                scheme.base.key.by_row() || scheme.base.value.by_row() ? ", at 8 kv heads" : "");
+    Table table({"head_dim", "keys", "values", "both"});
+    for (const std::uint32_t head_dim : {64U, 80U, 96U, 128U, 256U}) {
+        const Plan plan = neutral_plan(scheme.base, {.kv_heads = 8, .head_dim = head_dim});
+        table.add({std::to_string(head_dim), fixed(plan.key_bits(), 2), fixed(plan.value_bits(), 2),
+                   fixed(plan.bits_per_element(), 2)});
+    }
+    std::printf("%s\nA token of all layers, once packed:\n", table.text().c_str());
+    struct Example {
+        const char* name;
+        std::uint32_t layers;
+        Shape shape;
+    };
+    Table examples({"shape", "f16", "packed", "smaller", "32k tokens: f16", "packed"});
+    for (const Example& example :
+         {Example{"30 layers, 3 kv heads of 64 (SmolLM2-135M)", 30, {3, 64}},
+          Example{"32 layers, 8 kv heads of 128 (Llama-3-8B)", 32, {8, 128}}}) {
+        const double f16 = 4.0 * example.layers * example.shape.channels();
+        const double packed = packed_bytes(scheme, example.layers, example.shape);
+        examples.add({example.name, bytes(f16), bytes(packed), fixed(f16 / packed, 2) + "x",
+                      bytes(f16 * 32768), bytes(packed * 32768)});
+    }
+    std::printf("%s", examples.text().c_str());
+}
+
+}  // namespace
+
+void add_schemes(CLI::App& app, int& status) {
+    struct Options {
+        std::string scheme, json;
+        bool all = false;
+    };
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("schemes", "What can be stored, in words and in bits");
+    command->footer(footer);
+    CLI::Option* scheme = command->add_option(
+        "scheme", options->scheme, "Explain this one; without it, list those that one would use");
+    command
+        ->add_flag("--all", options->all,
+                   "List the presets to compare with, too, and every word of a scheme")
+        ->excludes(scheme);
+    command->add_option("--json", options->json, "Write all presets and words to this file")
+        ->excludes(scheme);
+    command->callback([options, &status] {
+        if (!options->json.empty()) require_writable(options->json);
+        if (options->scheme.empty()) {
+            std::fputs(scheme_list(options->all).c_str(), stdout);
+        } else {
+            explain(options->scheme);
+        }
+        if (!options->json.empty()) write_file(options->json, scheme_json());
+        status = 0;
+    });
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,161 @@
+#pragma once
+// The sequences of one layer that a host steps together: rows of a batch, beams, samples. All have
+// the same number of tokens, packed and exact at the same places.
+//
+//   tokens   [0, sinks)                 exact, the first ones
+//            [packed_first, packed_end) packed; drop_before() moves its begin
+//            [packed_end, tokens())     exact, the newest
+//
+// A token is counted from the sequence's first, whatever cell it has. A step of a model is
+//
+//   batch.begin();  append()  attend()  settle()  ...  batch.commit() or batch.rollback()
+//
+// Threads: as for a Sequence (cache.h), but batches that share blocks, forks of each other, may be
+// used by different threads without restriction: none changes what another may be reading.
+//
+// Every operation that throws leaves the batch as it was.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lowkv/attention.h"
+#include "lowkv/cache.h"
+#include "lowkv/serial.h"
+
+namespace lowkv {
+
+// Of [sequence][head][token][channel], in elements; a head's channels are side by side.
+struct BatchStrides {
+    std::size_t sequence = 0, head = 0, token = 0;
+};
+
+// Rows of keys or values.
+struct BatchRows {
+    const void* data = nullptr;
+    RowType type = RowType::f16;
+    BatchStrides strides;
+};
+// Rows to be written, of the plan's own type.
+struct BatchRowsOut {
+    void* data = nullptr;
+    BatchStrides strides;
+};
+
+// The newest `queries` tokens of every sequence, f32.
+struct BatchAttention {
+    const float* q = nullptr;
+    BatchStrides q_strides;
+    float* out = nullptr;
+    BatchStrides out_strides;
+    float* log_sum = nullptr;  // [sequence][query][head], or null; see AttentionIO
+    std::uint32_t queries = 0;
+    std::uint32_t heads = 0;
+    // Tokens before it are hidden, and not read; so is what drop_before() has dropped.
+    std::uint32_t first_token = 0;
+    // Added to the scores: [sequence][head][query][token - first_token], a stride of 0 repeats.
+    // Null: a query sees the tokens up to its own, or all if not causal.
+    const float* mask = nullptr;
+    BatchStrides mask_strides;
+    bool causal = true;        // without a mask only
+    std::uint32_t window = 0;  // causal: the newest tokens that a query sees, 0 for all
+    float scale = 1.0f;
+    float softcap = 0.0f;
+    const float* sink_logits = nullptr;  // one per head, or null
+};
+
+// What the batch's own blocks take, those that it shares with forks included; what sequences of it
+// share counts once.
+struct BatchBytes {
+    std::size_t exact = 0, packed = 0;
+};
+
+class Batch {
+  public:
+    // retention.sinks tokens stay exact and packed blocks begin behind them; 0 for a sliding
+    // window, which has none. Throws as Sequence does, and for a batch of 0 sequences.
+    Batch(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
+          std::uint32_t sequences);
+
+    const Plan& plan() const noexcept { return sequences_.front().plan(); }
+    const Retention& retention() const noexcept { return sequences_.front().retention(); }
+    std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(sequences_.size()); }
+    std::uint32_t tokens() const noexcept { return state_.tokens; }
+    // Tokens before it have been dropped: 0, or where drop_before() came to.
+    std::uint32_t first() const noexcept { return state_.first; }
+    // The packed tokens; equal where there are none.
+    std::uint32_t packed_first() const noexcept { return state_.packed_first; }
+    std::uint32_t packed_end() const noexcept { return state_.packed_end; }
+    BatchBytes bytes() const;
+
+    // Adds `tokens` tokens to every sequence. Nothing is packed by it: settle() does that.
+    void append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens);
+
+    // Packs what has left the window, sparing the newest `spared` tokens beside, in whole blocks
+    // and, with retention.flush, so many tokens at least. Throws Error(invalid_argument) for rows
+    // that are infinite, NaN, or above 65504, which no packed block can hold.
+    void settle(std::uint32_t spared = 0, Executor& executor = serial_executor());
+
+    // Attends to tokens [max(first_token, first()), tokens()), all sequences in one parallel loop.
+    void attend(const BatchAttention& attention, AttentionWorkspace& workspace,
+                Executor& executor = serial_executor()) const;
+
+    // Tokens [first, first + count) of every sequence, none of them dropped, decoded where packed.
+    void read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
+              const BatchRowsOut& values, Executor& executor = serial_executor()) const;
+
+    // Sequence i becomes what sequence rows[i] was: beams, repeats, selections. Blocks are shared.
+    // Not in an open step.
+    void select(std::span<const std::uint32_t> rows);
+
+    // Shares all blocks; a later write to either side copies the block it touches. The fork has no
+    // open step.
+    Batch fork() const;
+
+    // Keeps the first `tokens` tokens, at least first(). A packed block that is cut in two is
+    // decoded and its kept rows are exact again, to be packed once more later: one reopened block
+    // for each sequence.
+    void truncate(std::uint32_t tokens);
+
+    // Drops whole blocks all of whose tokens are before `token`, at most tokens(): a sliding window
+    // has passed them.
+    void drop_before(std::uint32_t token) noexcept;
+
+    // A step, see Sequence. Throws Error(invalid_argument) where one is open already.
+    void begin();
+    bool in_step() const noexcept { return sequences_.front().in_step(); }
+    void commit() noexcept;
+    void rollback() noexcept;
+
+    // The image (serial.h) of tokens [first, last), numbered as they are here. Throws
+    // Error(invalid_argument) where that would cut a packed block in two, or names dropped tokens.
+    std::vector<std::byte> save(std::uint32_t first, std::uint32_t last) const;
+    std::vector<std::byte> save() const { return save(first(), tokens()); }
+
+    // The batch that was saved: of a range, as if the tokens before it had been dropped. Throws as
+    // read_image() and check_image() do, and Error(invalid_image) where the image's tokens are not
+    // where a Batch of this retention has them.
+    static Batch load(std::span<const std::byte> image, std::shared_ptr<Store> store,
+                      std::shared_ptr<const Plan> plan, const Retention& retention);
+
+  private:
+    // In tokens.
+    struct State {
+        std::uint32_t tokens = 0, first = 0, packed_first = 0, packed_end = 0;
+    };
+
+    Batch() = default;
+
+    std::uint32_t sinks() const noexcept;
+    // Checks that the image's spans are what a batch has, and returns where.
+    State state_of(const ImageHeader& header) const;
+
+    std::vector<Sequence> sequences_;
+    State state_;
+    State begun_;               // at begin()
+    std::uint32_t offset_ = 0;  // token t is cell t + offset_, so that the sinks end a block
+};
+
+}  // namespace lowkv

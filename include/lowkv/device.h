@@ -1,0 +1,122 @@
+#pragma once
+// A device is where blocks live and where attention to them runs. The CPU is one.
+//
+// To everyone else its memory is opaque: the core hands addresses about, adds offsets within what
+// was allocated, and never looks behind them. So a device's addresses need not be the host's. Rows,
+// queries, masks and results are in the host's memory.
+//
+// Work comes in batches: blocks to encode, sequences to attend. It is done in the order in which it
+// is given; a device may go on with it after a call has returned, as long as what a call leaves in
+// the host's memory is there after finish(). What the host gave must stay until then.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "lowkv/attention.h"
+#include "lowkv/cache.h"
+#include "lowkv/codec.h"
+#include "lowkv/executor.h"
+
+namespace lowkv {
+
+// A block that becomes another: exact to packed, or packed to exact.
+struct BlockCopy {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+};
+
+class Device {
+  public:
+    Device() = default;
+    virtual ~Device() = default;
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    virtual std::string_view name() const noexcept = 0;
+
+    // ---- memory ----
+
+    // For slabs of many blocks: a multiple of 64 in address, contents unspecified. Throws
+    // std::bad_alloc.
+    virtual std::byte* allocate(std::size_t bytes) = 0;
+    virtual void deallocate(std::byte* memory, std::size_t bytes) noexcept = 0;
+    virtual void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept = 0;
+    virtual void copy_out(void* to, const std::byte* from, std::size_t bytes) const noexcept = 0;
+    virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept = 0;
+    virtual void clear(std::byte* to, std::size_t bytes) noexcept = 0;
+
+    // ---- exact blocks, laid out as Plan says ----
+
+    // Tokens [first, first + count); rows of the plan's type or another.
+    virtual void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
+                            std::uint32_t count, const Rows& rows) noexcept = 0;
+    // Rows of the plan's type.
+    virtual void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
+                           std::uint32_t count, const RowsOut& rows) const noexcept = 0;
+    // Zeros keys and values of tokens `first` and after.
+    virtual void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept = 0;
+    // Keys, values and positions of tokens [from_first, from_first + count), or `count` times the
+    // one token from_first, to tokens [to_first, to_first + count).
+    virtual void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first,
+                           const std::byte* from, std::uint32_t from_first, std::uint32_t count,
+                           bool repeat) noexcept = 0;
+
+    // ---- packed blocks ----
+
+    // Whether all rows of the exact blocks are finite in f16.
+    virtual bool packable(const Plan& plan, std::span<const std::byte* const> exact,
+                          Executor& executor) const = 0;
+    // Exact to packed and back, rounded to f16 in between. Throws std::bad_alloc before anything is
+    // written.
+    virtual void encode(const Plan& plan, std::span<const BlockCopy> blocks,
+                        Executor& executor) = 0;
+    virtual void decode(const Plan& plan, std::span<const BlockCopy> blocks,
+                        Executor& executor) const = 0;
+
+    // ---- attention: arguments are checked ----
+
+    virtual void attend(const Plan& plan, std::span<const SequenceAttention> sequences,
+                        const AttentionParams& params, AttentionWorkspace& workspace,
+                        Executor& executor) const = 0;
+    // Adds to mass[i], of cell first_cell + i: see attention_mass.h.
+    virtual void attention_mass(const Plan& plan, const SequenceAttention& sequence,
+                                const AttentionParams& params, std::uint32_t first_cell,
+                                std::span<float> mass, AttentionWorkspace& workspace,
+                                Executor& executor) const = 0;
+
+    virtual void finish() const noexcept {}
+};
+
+// A device's memory, given back by itself.
+class DeviceMemory {
+  public:
+    DeviceMemory() = default;
+    DeviceMemory(Device& device, std::size_t bytes)
+        : device_(&device), data_(device.allocate(bytes)), bytes_(bytes) {}
+    ~DeviceMemory() {
+        if (data_ != nullptr) device_->deallocate(data_, bytes_);
+    }
+    DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
+    DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+
+    std::byte* data() const noexcept { return data_; }
+
+  private:
+    Device* device_ = nullptr;
+    std::byte* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+// The host's own processor and memory.
+const std::shared_ptr<Device>& cpu_device();
+
+}  // namespace lowkv

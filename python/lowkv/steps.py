@@ -1,0 +1,85 @@
+"""Steps are transactions: what happens to a cache in one happens as a whole or not at all.
+
+Each call of a model that a cache was made for is a step. For that it becomes an instance of a subclass of its class,
+under the same name. Hooks would not do: torch calls none of them after a KeyboardInterrupt, and one of the user's own
+may fail after ours."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+from transformers import PreTrainedModel
+
+from lowkv._core import Error
+from lowkv.layer import Layer
+
+
+class Steps:
+    """What has `layers` that go forward together."""
+
+    layers: list[Layer]
+    _in_step = False
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """What happens to the cache in a `with` block of it happens as a whole, or, if an exception leaves the block,
+        not at all. Each call of the model is a step; a step within a step is a part of it."""
+        if self._in_step:
+            yield
+            return
+        self._require_even()
+        begun = [layer.begin() for layer in self.layers]
+        try:
+            self._in_step = True
+            yield
+            self._require_even()
+        except BaseException:
+            for layer, rows in zip(self.layers, begun, strict=True):
+                layer.rollback(rows)
+            raise
+        finally:
+            self._in_step = False
+        for layer in self.layers:  # what an interruption leaves open here, the next begin() commits
+            layer.commit()
+
+    def _require_even(self) -> None:
+        """Raises Error after something else than a step has ended half-way."""
+        for layer in self.layers:
+            layer.require_attended()
+        lengths = {layer.length for layer in self.layers}
+        if len(lengths) > 1:
+            raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: the "
+                        "last step failed or was interrupted. Call reset(), or go on with a fork from before it")
+
+
+def watch(model: PreTrainedModel) -> None:
+    """Makes every call of `model` a step of the caches among its arguments. Doing it again changes nothing."""
+    if not isinstance(model, _Stepped):
+        model.__class__ = _stepped(type(model))
+
+
+class _Stepped:
+    def __call__(self, *args, **kwargs):
+        with contextlib.ExitStack() as steps:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Steps):
+                    steps.enter_context(value.step())
+            return super().__call__(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol):
+        # By its own class: pickle would not find the subclass by its name.
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _new, (type(self).__mro__[2],), *state
+
+
+@functools.cache
+def _stepped(kind: type) -> type:
+    named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (_Stepped, kind), named)
+
+
+def _new(kind: type):
+    stepped = _stepped(kind)
+    return stepped.__new__(stepped)

@@ -1,0 +1,35 @@
+#pragma once
+// What arguments from Python must be, said at the border.
+
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <string>
+
+#include "lowkv/error.h"
+#include "lowkv/serial.h"
+
+namespace lowkv::python {
+
+inline void check(bool legal, const std::string& message) {
+    if (!legal) throw Error(ErrorCode::invalid_argument, message);
+}
+
+template <class Array>
+bool has_type(const Array& array, nanobind::dlpack::dtype_code code, unsigned bits) {
+    const nanobind::dlpack::dtype type = array.dtype();
+    return type.code == static_cast<std::uint8_t>(code) && type.bits == bits && type.lanes == 1;
+}
+
+// Of the three types of elements that torch hands over.
+template <class Array>
+RowType row_type(const Array& array, const char* name) {
+    using Code = nanobind::dlpack::dtype_code;
+    if (has_type(array, Code::Float, 32)) return RowType::f32;
+    if (has_type(array, Code::Float, 16)) return RowType::f16;
+    if (has_type(array, Code::Bfloat, 16)) return RowType::bf16;
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " must be float32, float16 or bfloat16");
+}
+
+}  // namespace lowkv::python

@@ -1,0 +1,294 @@
+// Stores, batches of sequences and their images for Python.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "bind.h"
+#include "lowkv/batch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+// Copying is fork(); a vector of sequences doesn't say that it can't be copied.
+template <>
+struct nb::detail::is_copy_constructible<lowkv::Batch> : std::false_type {};
+
+namespace lowkv::python {
+namespace {
+
+// Tensors [sequence][head][token][channel].
+using Rows = nb::ndarray<nb::ro, nb::ndim<4>, nb::device::cpu>;
+using RowsOut = nb::ndarray<nb::ndim<4>, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
+using FloatsOut = nb::ndarray<float, nb::ndim<4>, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Image = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using NewImage = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+// One pool per number of threads that was ever asked for; torch.set_num_threads() is rarely called.
+Executor& executor(unsigned threads) {
+    static std::mutex mutex;
+    static std::map<unsigned, std::unique_ptr<Executor>> pools;
+    if (threads <= 1) return serial_executor();
+    const std::scoped_lock lock(mutex);
+    auto& pool = pools[threads];
+    if (pool == nullptr) pool = make_thread_executor(threads);
+    return *pool;
+}
+
+std::string shape_text(const Batch& batch, const char* heads, const char* tokens) {
+    return "[" + std::to_string(batch.size()) + ", " + heads + ", " + tokens + ", " +
+           std::to_string(batch.plan().shape().head_dim) + "]";
+}
+
+template <class Array>
+BatchStrides strides_of(const Array& array, const char* name) {
+    check(array.shape(3) <= 1 || array.stride(3) == 1,
+          std::string(name) + ": channels must lie side by side");
+    return {.sequence = static_cast<std::size_t>(array.stride(0)),
+            .head = static_cast<std::size_t>(array.stride(1)),
+            .token = static_cast<std::size_t>(array.stride(2))};
+}
+
+// Checks an array of rows: `tokens` of them.
+template <class Array>
+BatchStrides check_rows(const Batch& batch, const Array& rows, std::size_t tokens,
+                        const char* name) {
+    const Shape& shape = batch.plan().shape();
+    check(rows.shape(0) == batch.size() && rows.shape(1) == shape.kv_heads &&
+              rows.shape(2) == tokens && rows.shape(3) == shape.head_dim,
+          std::string(name) + " must be " +
+              shape_text(batch, std::to_string(shape.kv_heads).c_str(),
+                         std::to_string(tokens).c_str()));
+    return strides_of(rows, name);
+}
+
+void append(Batch& batch, const Rows& keys, const Rows& values) {
+    const std::size_t tokens = keys.shape(2);
+    check(tokens < Sequence::max_cells, std::to_string(tokens) + " tokens are too many");
+    const BatchRows k{keys.data(), row_type(keys, "keys"), check_rows(batch, keys, tokens, "keys")};
+    const BatchRows v{values.data(), row_type(values, "values"),
+                      check_rows(batch, values, tokens, "values")};
+    const nb::gil_scoped_release unlocked;
+    batch.append(k, v, static_cast<std::uint32_t>(tokens));
+}
+
+void read(const Batch& batch, std::uint32_t first, const RowsOut& keys, const RowsOut& values,
+          unsigned threads) {
+    const std::size_t tokens = keys.shape(2);
+    const auto out = [&](const RowsOut& rows, const char* name) {
+        check(row_type(rows, name) == batch.plan().rows(),
+              std::string(name) + " must have the type of the rows that were appended");
+        return BatchRowsOut{rows.data(), check_rows(batch, rows, tokens, name)};
+    };
+    const BatchRowsOut k = out(keys, "keys"), v = out(values, "values");
+    const nb::gil_scoped_release unlocked;
+    batch.read(first, static_cast<std::uint32_t>(tokens), k, v, executor(threads));
+}
+
+// Strides that repeat a dimension of length 1.
+BatchStrides mask_strides(const Floats& mask, const Floats& q, std::size_t cells) {
+    const bool fits = (mask.shape(0) == q.shape(0) || mask.shape(0) == 1) &&
+                      (mask.shape(1) == q.shape(1) || mask.shape(1) == 1) &&
+                      mask.shape(2) == q.shape(2) && mask.shape(3) == cells;
+    check(fits, "mask must be [1 or " + std::to_string(q.shape(0)) + ", 1 or " +
+                    std::to_string(q.shape(1)) + ", " + std::to_string(q.shape(2)) + ", " +
+                    std::to_string(cells) + "]");
+    BatchStrides strides = strides_of(mask, "mask");
+    if (mask.shape(0) == 1) strides.sequence = 0;
+    if (mask.shape(1) == 1) strides.head = 0;
+    return strides;
+}
+
+void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint32_t first,
+            const std::optional<Floats>& mask, bool causal, std::uint32_t window, float scale,
+            float softcap, const std::optional<Logits>& sink_logits, unsigned threads) {
+    static thread_local AttentionWorkspace workspace;
+    check(q.shape(0) == batch.size() && q.shape(3) == batch.plan().shape().head_dim,
+          "q must be " + shape_text(batch, "heads", "queries"));
+    for (std::size_t i = 0; i < 4; ++i)
+        check(out.shape(i) == q.shape(i), "out must have q's shape");
+    check(first <= batch.tokens(), "first, " + std::to_string(first) + ", is past the " +
+                                       std::to_string(batch.tokens()) + " tokens there are");
+    check(!sink_logits || sink_logits->shape(0) == q.shape(1), "sink_logits must be [heads]");
+    BatchAttention attention;
+    attention.q = q.data();
+    attention.q_strides = strides_of(q, "q");
+    attention.out = out.data();
+    attention.out_strides = strides_of(out, "out");
+    attention.queries = static_cast<std::uint32_t>(q.shape(2));
+    attention.heads = static_cast<std::uint32_t>(q.shape(1));
+    attention.first_token = first;
+    if (mask) {
+        attention.mask = mask->data();
+        attention.mask_strides = mask_strides(*mask, q, batch.tokens() - first);
+    }
+    attention.causal = causal;
+    attention.window = window;
+    attention.scale = scale;
+    attention.softcap = softcap;
+    if (sink_logits) attention.sink_logits = sink_logits->data();
+    const nb::gil_scoped_release unlocked;
+    batch.attend(attention, workspace, executor(threads));
+}
+
+std::span<const std::byte> bytes_of(const Image& image) {
+    return {reinterpret_cast<const std::byte*>(image.data()), image.shape(0)};
+}
+
+NewImage save(const Batch& batch) {
+    auto image = std::make_unique<std::vector<std::byte>>();
+    {
+        const nb::gil_scoped_release unlocked;
+        *image = batch.save();
+    }
+    auto* data = reinterpret_cast<std::uint8_t*>(image->data());
+    const std::size_t size = image->size();
+    const nb::capsule owner(image.get(), [](void* bytes) noexcept {
+        delete static_cast<std::vector<std::byte>*>(bytes);
+    });
+    image.release();
+    return NewImage(data, {size}, owner);
+}
+
+// Of a batch that has settled, and was given all its tokens at once.
+std::size_t image_bytes(const Plan& plan, const Retention& retention, std::uint32_t tokens) {
+    ImageHeader header{image_identity(plan, retention), 1, tokens, {}};
+    const std::uint32_t block = header.identity.block_tokens;
+    const std::uint32_t packed = block > 0 ? tokens / block * block : 0;
+    if (packed > 0) header.spans.push_back({0, packed, true});
+    if (packed < tokens) header.spans.push_back({packed, tokens - packed, false});
+    return lay_out(header).bytes;
+}
+
+void bind_images(nb::module_& m) {
+    nb::class_<ImageHeader>(m, "ImageHeader", "What an image says of itself.")
+        .def_prop_ro("layer", [](const ImageHeader& h) { return h.identity.layer; })
+        .def_prop_ro("kv_heads", [](const ImageHeader& h) { return h.identity.shape.kv_heads; })
+        .def_prop_ro("head_dim", [](const ImageHeader& h) { return h.identity.shape.head_dim; })
+        .def_prop_ro("rows", [](const ImageHeader& h) { return h.identity.rows; })
+        .def_ro("sequences", &ImageHeader::batch)
+        .def_ro("tokens", &ImageHeader::tokens)
+        .def_prop_ro(
+            "bytes", [](const ImageHeader& h) { return lay_out(h).bytes; },
+            "Of the image; more may follow.");
+    m.def(
+        "read_image", [](const Image& image) { return read_image(bytes_of(image)); },
+        "image"_a.noconvert(),
+        "The header of what the uint8 array begins with. Raises Error where that is no image, cut "
+        "off, damaged, or does not hold together.");
+    m.def("image_bytes", &image_bytes, "plan"_a, "retention"_a, "tokens"_a,
+          "Bytes of the image of one sequence of so many tokens, without window and sinks.");
+}
+
+}  // namespace
+
+void bind_batch(nb::module_& m) {
+    nb::class_<Store>(m, "Store", "The memory of a cache's blocks, and of its forks'.")
+        .def("__init__", [](Store* self) { new (self) Store(); })
+        .def_prop_ro("exact_bytes", [](const Store& s) { return s.stats().exact_bytes; })
+        .def_prop_ro("packed_bytes", [](const Store& s) { return s.stats().packed_bytes; })
+        .def_prop_ro("encoded_blocks", [](const Store& s) { return s.stats().encoded_blocks; })
+        .def_prop_ro(
+            "reopened_blocks", [](const Store& s) { return s.stats().reopened_blocks; },
+            "Decoded again because a crop cut them in two.");
+
+    nb::class_<Batch>(m, "Batch", "The rows of one layer, for every sequence of a batch.")
+        .def(
+            "__init__",
+            [](Batch* self, std::shared_ptr<Store> store, std::shared_ptr<Plan> plan,
+               const Retention& retention, std::uint32_t sequences) {
+                new (self) Batch(std::move(store), std::move(plan), retention, sequences);
+            },
+            "store"_a, "plan"_a, "retention"_a, "sequences"_a)
+        .def_prop_ro(
+            "shape",
+            [](const Batch& b) {
+                const Shape& shape = b.plan().shape();
+                return std::tuple(b.size(), shape.kv_heads, shape.head_dim);
+            },
+            "Sequences, kv_heads, head_dim.")
+        .def_prop_ro(
+            "dtype", [](const Batch& b) { return b.plan().rows(); }, "Of exact rows.")
+        .def_prop_ro("tokens", &Batch::tokens)
+        .def_prop_ro("first", &Batch::first, "Tokens before it have been dropped.")
+        .def_prop_ro(
+            "packed", [](const Batch& b) { return std::pair(b.packed_first(), b.packed_end()); },
+            "The first packed token, and the first behind them.")
+        .def_prop_ro(
+            "bytes",
+            [](const Batch& b) {
+                const BatchBytes bytes = b.bytes();
+                return std::pair(bytes.exact, bytes.packed);
+            },
+            "Held exact and packed, blocks that are shared with forks included.")
+        .def("append", &append, "keys"_a.noconvert(), "values"_a.noconvert(),
+             "Adds rows [sequences, kv_heads, tokens, head_dim] of float32, float16 or bfloat16. "
+             "Nothing is packed by it.")
+        .def(
+            "settle",
+            [](Batch& b, std::uint32_t spared, unsigned threads) {
+                const nb::gil_scoped_release unlocked;
+                b.settle(spared, executor(threads));
+            },
+            "spared"_a, "threads"_a,
+            "Packs what has left the window, sparing the newest `spared` tokens beside.")
+        .def("attend", &attend, "q"_a.noconvert(), "out"_a.noconvert(), "first"_a,
+             "mask"_a.noconvert().none(), "causal"_a, "window"_a, "scale"_a, "softcap"_a,
+             "sink_logits"_a.noconvert().none(), "threads"_a,
+             "Attention of the newest tokens' queries, [sequences, heads, queries, head_dim], to "
+             "tokens from `first` on. Writes out, shaped like q. mask: added to the scores, "
+             "[sequences or 1, heads or 1, queries, tokens - first], or None; then causal and "
+             "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
+             "values, or None.")
+        .def("read", &read, "first"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a,
+             "Writes the rows of tokens from `first` on, decoded where they are packed.")
+        .def(
+            "select", [](Batch& b, const std::vector<std::uint32_t>& rows) { b.select(rows); },
+            "rows"_a, "Sequence i becomes what rows[i] was.")
+        .def("fork", &Batch::fork, "Shares all blocks; whoever writes to one copies it.")
+        .def("truncate", &Batch::truncate, "tokens"_a, "Keeps the first `tokens` tokens.")
+        .def("drop_before", &Batch::drop_before, "token"_a,
+             "Drops blocks whose tokens are all before `token`.")
+        .def(
+            "begin",
+            [](Batch& b) {
+                if (b.in_step()) b.commit();
+                b.begin();
+            },
+            "Begins a step; an open one is committed.")
+        .def("commit", &Batch::commit, "Ends a step, if one is open.")
+        .def("rollback", &Batch::rollback, "Makes the batch what it was when the step began.")
+        .def("save", &save, "Its image, uint8.")
+        .def_static(
+            "load",
+            [](const Image& image, std::shared_ptr<Store> store, std::shared_ptr<Plan> plan,
+               const Retention& retention) {
+                const nb::gil_scoped_release unlocked;
+                return Batch::load(bytes_of(image), std::move(store), std::move(plan), retention);
+            },
+            "image"_a.noconvert(), "store"_a, "plan"_a, "retention"_a,
+            "The batch that save() wrote. Raises Error for an image that is damaged, of another "
+            "plan or retention, or has its tokens elsewhere.");
+    bind_images(m);
+}
+
+}  // namespace lowkv::python

@@ -1,0 +1,104 @@
+// Schemes, presets and plans for Python.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+
+#include "bind.h"
+#include "lowkv/codec.h"
+#include "lowkv/error.h"
+#include "lowkv/implementation.h"
+#include "lowkv/scheme.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lowkv::python {
+namespace {
+
+// What the llama.cpp plug-in and the core can do and this package can't is refused, not ignored.
+Scheme served_scheme(const std::string& text) {
+    Scheme scheme = parse_scheme(text);
+    if (scheme.retention.filter != Filter::none) {
+        throw Error(ErrorCode::unsupported,
+                    "filter=, keep= and evict= are not served in transformers; leave them out");
+    }
+    if (scheme.any_layer(
+            [](const LayerScheme& layer) { return layer.key.by_row() || layer.value.by_row(); })) {
+        throw Error(ErrorCode::unsupported,
+                    to_string(scheme) +
+                        ": codecs of a token's row of all heads (row, static, reorder: skvq-*, "
+                        "kvquant*) are not served in transformers; take lowkv2.8 or another");
+    }
+    return scheme;
+}
+
+// Sinks make no sense where nothing is packed, and in a window that slides past them.
+Retention retention_of(const Scheme& scheme, std::uint32_t layer, bool sliding) {
+    Retention retention = scheme.retention;
+    if (sliding || scheme.layer(layer).exact()) retention.sinks = 0;
+    return retention;
+}
+
+}  // namespace
+
+void bind_scheme(nb::module_& m) {
+    nb::class_<Retention>(m, "Retention", "Which of a layer's tokens stay exact.")
+        .def(
+            "__init__",
+            [](Retention* self, std::uint32_t window, std::uint32_t sinks, std::uint32_t flush) {
+                new (self) Retention{.window = window, .sinks = sinks, .flush = flush};
+            },
+            "window"_a, "sinks"_a, "flush"_a,
+            "The newest and the first tokens that stay exact; how many leave the window at a time, "
+            "0 for block by block.");
+    nb::class_<Scheme>(m, "Scheme", "What is stored; see parse_scheme().")
+        .def("retention", &retention_of, "layer"_a, "sliding"_a,
+             "Of one layer; sliding: it has a sliding window.")
+        .def(
+            "require_layers",
+            [](const Scheme& s, std::uint32_t layers) { require_layers(s, layers); }, "layers"_a,
+            "Raises Error when an override names a layer that a model of so many layers lacks.")
+        .def("__str__", [](const Scheme& s) { return to_string(s); });
+    m.def(
+        "parse_scheme", &served_scheme, "text"_a,
+        "A scheme from its text form. Raises Error with the legal words, or with what this package "
+        "can't serve.");
+    m.def(
+        "presets",
+        [] {
+            nb::dict found;
+            for (const Preset& p : presets()) {
+                found[nb::cast(std::string(p.name))] = nb::cast(std::string(p.summary));
+            }
+            return found;
+        },
+        "Every preset's name and what it is for.");
+    m.attr("default_scheme") = std::string(default_scheme);
+    m.def(
+        "implementation", [] { return std::string(active_implementation().name); },
+        "The instruction set whose kernels run; LOWKV_IMPLEMENTATION forces one.");
+
+    nb::enum_<RowType>(m, "RowType", "Of the elements of exact rows, named as torch does.")
+        .value("float32", RowType::f32)
+        .value("float16", RowType::f16)
+        .value("bfloat16", RowType::bf16);
+    nb::class_<Plan>(m, "Plan", "A layer's codecs compiled for one shape and one type of rows.")
+        .def(nb::new_([](const Scheme& scheme, std::uint32_t layer, std::uint32_t kv_heads,
+                         std::uint32_t head_dim, RowType rows) {
+                 return std::make_shared<Plan>(scheme.layer(layer), Shape{kv_heads, head_dim},
+                                               std::string_view{}, layer,
+                                               LayerInputs{.rows = rows});
+             }),
+             "scheme"_a, "layer"_a, "kv_heads"_a, "head_dim"_a, "rows"_a,
+             "rows: the type of those that stay exact.")
+        .def_prop_ro("block_tokens", &Plan::block_tokens)
+        .def_prop_ro("packed_bytes", &Plan::packed_bytes)
+        .def_prop_ro("implementation",
+                     [](const Plan& p) { return std::string(p.implementation()); });
+}
+
+}  // namespace lowkv::python

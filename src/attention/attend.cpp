@@ -1,0 +1,74 @@
+// What every attention has: its arguments are checked, and a device runs it.
+
+#include <string>
+
+#include "attention/query.h"
+#include "attention/workspace.h"
+#include "lowkv/attention_mass.h"
+#include "lowkv/device.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+std::size_t blocks_of(const Plan& plan, std::uint32_t cells) {
+    return (std::size_t{cells} + plan.block_tokens() - 1) / plan.block_tokens();
+}
+
+std::span<const BlockView> views_of(const Sequence& sequence, std::uint32_t cells,
+                                    AttentionWorkspace& workspace) {
+    std::vector<BlockView>& views = workspace.impl().views;
+    views.resize(blocks_of(sequence.plan(), cells));
+    sequence.views(views);
+    return views;
+}
+
+}  // namespace
+
+AttentionWorkspace::AttentionWorkspace() : impl_(std::make_unique<Impl>()) {}
+AttentionWorkspace::~AttentionWorkspace() = default;
+AttentionWorkspace::AttentionWorkspace(AttentionWorkspace&&) noexcept = default;
+AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&&) noexcept = default;
+
+void attend(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
+            AttentionWorkspace& workspace, Executor& executor) {
+    const SequenceAttention one{views_of(sequence, io.n_cells, workspace), io, params.mask};
+    attend(sequence.device(), sequence.plan(), std::span(&one, 1), params, workspace, executor);
+}
+
+void attend(const Device& device, const Plan& plan, std::span<const SequenceAttention> sequences,
+            const AttentionParams& params, AttentionWorkspace& workspace, Executor& executor) {
+    for (const SequenceAttention& sequence : sequences) {
+        const AttentionIO& io = sequence.io;
+        attention::check_arguments(plan.shape(), io, sequence.mask, params);
+        attention::check(sequence.blocks.size() >= blocks_of(plan, io.n_cells),
+                         std::to_string(sequence.blocks.size()) + " blocks of " +
+                             std::to_string(plan.block_tokens()) + " do not cover " +
+                             std::to_string(io.n_cells) + " cells");
+    }
+    device.attend(plan, sequences, params, workspace, executor);
+    device.finish();
+}
+
+void attention_mass(const Sequence& sequence, const AttentionIO& io, const AttentionParams& params,
+                    std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
+                    Executor& executor) {
+    attention::check_arguments(sequence.plan().shape(), io, params.mask, params);
+    if (io.log_sum == nullptr) {
+        throw Error(ErrorCode::invalid_argument,
+                    "attention_mass: io.log_sum is null; pass what attend() wrote there");
+    }
+    if (mass.size() > io.n_cells || first_cell > io.n_cells - mass.size()) {
+        throw Error(ErrorCode::invalid_argument,
+                    "attention_mass: cells " + std::to_string(first_cell) + " to " +
+                        std::to_string(first_cell + mass.size()) + " are not among the " +
+                        std::to_string(io.n_cells) + " attended to");
+    }
+    if (io.tokens == 0 || mass.empty()) return;
+    const SequenceAttention one{views_of(sequence, io.n_cells, workspace), io, params.mask};
+    sequence.device().attention_mass(sequence.plan(), one, params, first_cell, mass, workspace,
+                                     executor);
+    sequence.device().finish();
+}
+
+}  // namespace lowkv

@@ -1,0 +1,86 @@
+#include "attention/query.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "lowkv/error.h"
+
+namespace lowkv::attention {
+
+void check(bool legal, const std::string& message) {
+    if (!legal) throw Error(ErrorCode::invalid_argument, "attend: " + message);
+}
+
+void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,
+                     const AttentionParams& params) {
+    check(io.heads > 0 && io.heads % shape.kv_heads == 0,
+          std::to_string(io.heads) + " query heads are not a multiple of " +
+              std::to_string(shape.kv_heads) + " kv heads");
+    check(io.tokens == 0 || (io.q != nullptr && io.out != nullptr), "q or out is null");
+    check(io.first_cell <= io.n_cells, "the first cell, " + std::to_string(io.first_cell) +
+                                           ", is past the " + std::to_string(io.n_cells) +
+                                           " cells there are");
+    const std::uint32_t cells = io.n_cells - io.first_cell;
+    const bool additive = kernels::is_additive(mask.kind);
+    check(!additive || mask.data != nullptr, "the additive mask has no data");
+    check(!additive || io.tokens < 2 || mask.row_stride == 0 || mask.row_stride >= cells,
+          "mask rows of " + std::to_string(mask.row_stride) + " values do not cover " +
+              std::to_string(cells) + " cells");
+    check(mask.kind != Mask::Kind::causal || io.n_cells >= io.tokens,
+          "a causal mask needs at least as many cells (" + std::to_string(io.n_cells) +
+              ") as query tokens (" + std::to_string(io.tokens) + ")");
+    check(mask.kind == Mask::Kind::causal || mask.window == 0,
+          "a window of " + std::to_string(mask.window) + " needs a causal mask");
+    check(std::isfinite(params.scale) && std::isfinite(params.softcap) && params.softcap >= 0,
+          "scale must be finite, softcap finite and not negative");
+}
+
+kernels::Row make_row(const AttentionIO& io, const Mask& mask, const float* alibi_slopes,
+                      std::uint32_t token, std::uint32_t head) {
+    kernels::Row row;
+    row.q = io.q + token * io.q_token_stride + head * io.q_head_stride;
+    row.packed_q = row.q;
+    row.begin = io.first_cell;
+    row.limit = io.n_cells;
+    const std::size_t mask_offset = token * mask.row_stride + head * mask.head_stride;
+    switch (mask.kind) {
+        case Mask::Kind::none: break;
+        case Mask::Kind::causal:
+            row.limit = io.n_cells - io.tokens + token + 1;
+            if (mask.window != 0 && row.limit > mask.window)
+                row.begin = std::max(row.begin, row.limit - mask.window);
+            break;
+        case Mask::Kind::additive_f16:
+            row.mask = static_cast<const std::uint16_t*>(mask.data) + mask_offset;
+            break;
+        case Mask::Kind::additive_f32:
+            row.mask = static_cast<const float*>(mask.data) + mask_offset;
+            break;
+    }
+    if (alibi_slopes != nullptr) row.slope = alibi_slopes[head];
+    return row;
+}
+
+void set_task(kernels::Task& task, const AttentionIO& io, const Mask& mask,
+              const AttentionParams& params) {
+    task.mask = mask.kind;
+    task.mask_cell = io.first_cell;
+    task.causal_alibi = params.alibi_slopes != nullptr && mask.kind == Mask::Kind::causal;
+    task.scale = params.scale;
+    task.softcap = params.softcap;
+}
+
+void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, std::size_t first,
+                    std::size_t last, float* rotated) {
+    const std::uint32_t head_dim = rotation.head_dim();
+    for (std::size_t token = first; token < last; ++token) {
+        for (std::uint32_t head = 0; head < io.heads; ++head) {
+            float* q = rotated + (token * io.heads + head) * head_dim;
+            std::copy_n(io.q + token * io.q_token_stride + head * io.q_head_stride, head_dim, q);
+            rotation.apply(q);
+        }
+    }
+}
+
+}  // namespace lowkv::attention

@@ -1,0 +1,195 @@
+// A batch's life; batch_attend.cpp attends, batch_image.cpp saves and loads. Token t of every
+// sequence is its cell t + offset_.
+
+#include "lowkv/batch.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "cache/block.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+void check(bool legal, const std::string& message) {
+    if (!legal) throw Error(ErrorCode::invalid_argument, "Batch: " + message);
+}
+
+// Of the sequence with that number.
+Rows rows_of(const BatchRows& rows, std::size_t number) {
+    const std::size_t bytes = number * rows.strides.sequence * element_bytes(rows.type);
+    return {static_cast<const std::byte*>(rows.data) + bytes, rows.type, rows.strides.head,
+            rows.strides.token};
+}
+
+}  // namespace
+
+Batch::Batch(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
+             std::uint32_t sequences) {
+    check(sequences > 0, "a batch of 0 sequences; it needs at least 1");
+    // Says what is wrong with a store, a plan or a retention.
+    const Sequence checked(store, plan, retention);
+    const std::uint32_t block_tokens = plan->block_tokens();
+    const std::uint32_t sinks = plan->scheme().exact() ? 0 : retention.sinks;
+    offset_ = (block_tokens - sinks % block_tokens) % block_tokens;
+    state_.packed_first = state_.packed_end = sinks;
+    sequences_.reserve(sequences);
+    while (sequences_.size() < sequences) sequences_.emplace_back(store, plan, retention, offset_);
+}
+
+std::uint32_t Batch::sinks() const noexcept {
+    return plan().scheme().exact() ? 0 : retention().sinks;
+}
+
+BatchBytes Batch::bytes() const {
+    std::vector<const cache::Block*> held;
+    for (const Sequence& sequence : sequences_) {
+        for (const cache::Block* block : sequence.blocks_) {
+            if (block != nullptr) held.push_back(block);
+        }
+    }
+    std::sort(held.begin(), held.end());
+    held.erase(std::unique(held.begin(), held.end()), held.end());
+    BatchBytes bytes;
+    for (const cache::Block* block : held)
+        (block->packed ? bytes.packed : bytes.exact) +=
+            block->packed ? plan().packed_bytes() : plan().exact_bytes();
+    return bytes;
+}
+
+void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens) {
+    if (tokens == 0) return;
+    element_bytes(keys.type);  // throws for a type that there is not
+    element_bytes(values.type);
+    const std::uint32_t first = state_.tokens + offset_;
+    sequences_.front().check_cell(std::uint64_t{first} + tokens - 1);
+    std::vector<Sequence::Place> places;
+    for (Sequence& sequence : sequences_) sequence.add_tail(tokens, places);
+    std::vector<std::int32_t> positions(plan().has_positions() ? tokens : 0);
+    std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(state_.tokens));
+    Sequence::make_writable(places, first);
+    for (std::size_t s = 0; s < sequences_.size(); ++s) {
+        sequences_[s].write_run(Part::keys, first, tokens, rows_of(keys, s),
+                                positions.empty() ? nullptr : positions.data());
+        sequences_[s].write_run(Part::values, first, tokens, rows_of(values, s), nullptr);
+    }
+    state_.tokens += tokens;
+}
+
+void Batch::settle(std::uint32_t spared, Executor& executor) {
+    if (plan().scheme().exact()) return;
+    const std::uint64_t kept =
+        std::uint64_t{state_.packed_end} + retention().window + std::uint64_t{spared};
+    if (state_.tokens <= kept) return;
+    auto count = static_cast<std::uint32_t>(state_.tokens - kept);
+    if (retention().flush > 0) count -= count % retention().flush;
+    const std::uint32_t tokens = plan().block_tokens(), blocks = count / tokens;
+    if (blocks == 0) return;
+    const std::uint32_t first = (state_.packed_end + offset_) / tokens;
+    std::vector<Sequence::Place> places;
+    for (Sequence& sequence : sequences_) {
+        for (std::uint32_t b = first; b < first + blocks; ++b) places.push_back({&sequence, b});
+    }
+    Sequence::pack(places, true, executor);
+    state_.packed_end += blocks * tokens;
+}
+
+void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
+                 const BatchRowsOut& values, Executor& executor) const {
+    const std::uint64_t end = std::uint64_t{first} + count;
+    check(first >= state_.first && end <= state_.tokens,
+          "tokens " + std::to_string(first) + " to " + std::to_string(end) +
+              " are not among those held, " + std::to_string(state_.first) + " to " +
+              std::to_string(state_.tokens));
+    const std::size_t bytes = element_bytes(plan().rows());
+    std::vector<Sequence::Reading> readings;
+    for (std::size_t s = 0; s < sequences_.size(); ++s) {
+        const auto rows = [&](const BatchRowsOut& all) {
+            return RowsOut{static_cast<std::byte*>(all.data) + s * all.strides.sequence * bytes,
+                           all.strides.head, all.strides.token};
+        };
+        readings.push_back({&sequences_[s], rows(keys), rows(values)});
+    }
+    Sequence::read(readings, first + offset_, count, executor);
+}
+
+void Batch::select(std::span<const std::uint32_t> rows) {
+    check(!in_step(), "select() in an open step: commit() or rollback() it first");
+    check(!rows.empty(), "select() of no sequences; a batch needs at least 1");
+    std::vector<Sequence> selected;
+    selected.reserve(rows.size());
+    for (const std::uint32_t row : rows) {
+        check(row < size(), "sequence " + std::to_string(row) + " of " + std::to_string(size()));
+        selected.push_back(sequences_[row].fork());
+    }
+    sequences_ = std::move(selected);
+}
+
+Batch Batch::fork() const {
+    Batch fork;
+    fork.sequences_.reserve(sequences_.size());
+    for (const Sequence& sequence : sequences_) fork.sequences_.push_back(sequence.fork());
+    fork.state_ = state_;
+    fork.offset_ = offset_;
+    return fork;
+}
+
+void Batch::truncate(std::uint32_t tokens) {
+    check(tokens >= state_.first, "can't go back to " + std::to_string(tokens) +
+                                      " tokens: those before " + std::to_string(state_.first) +
+                                      " are dropped");
+    if (tokens >= state_.tokens) return;
+    State then = state_;
+    then.tokens = tokens;
+    if (tokens < state_.packed_end) {
+        const std::uint32_t block_tokens = plan().block_tokens();
+        const std::uint32_t kept = std::max(tokens, state_.packed_first) - state_.packed_first;
+        then.packed_end = state_.packed_first + kept / block_tokens * block_tokens;
+        if (kept % block_tokens != 0) {
+            std::vector<Sequence::Place> cut;
+            for (Sequence& sequence : sequences_)
+                cut.push_back({&sequence, (tokens + offset_) / block_tokens});
+            Sequence::make_writable(cut, 0);
+        }
+    }
+    for (Sequence& sequence : sequences_) sequence.truncate(tokens + offset_);
+    state_ = then;
+}
+
+void Batch::drop_before(std::uint32_t token) noexcept {
+    const std::uint32_t tokens = plan().block_tokens();
+    const std::uint32_t end = (std::min(token, state_.tokens) + offset_) / tokens;
+    for (std::uint32_t b = (state_.first + offset_) / tokens; b < end; ++b) {
+        for (Sequence& sequence : sequences_) sequence.drop(std::span(&b, 1));
+    }
+    if (end * tokens <= state_.first + offset_) return;
+    state_.first = end * tokens - offset_;
+    state_.packed_first = std::max(state_.packed_first, state_.first);
+    state_.packed_end = std::max(state_.packed_end, state_.packed_first);
+}
+
+void Batch::begin() {
+    std::size_t begun = 0;
+    try {
+        for (; begun < sequences_.size(); ++begun) sequences_[begun].begin();
+    } catch (...) {
+        for (std::size_t s = 0; s < begun; ++s) sequences_[s].commit();
+        throw;
+    }
+    begun_ = state_;
+}
+
+void Batch::commit() noexcept {
+    for (Sequence& sequence : sequences_) sequence.commit();
+}
+
+void Batch::rollback() noexcept {
+    if (!in_step()) return;
+    for (Sequence& sequence : sequences_) sequence.rollback();
+    state_ = begun_;
+}
+
+}  // namespace lowkv

@@ -1,0 +1,128 @@
+// Packing blocks: of one sequence, or of several that share some.
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cache/block.h"
+#include "cache/store.h"
+#include "lowkv/cache.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+// A block that is due, with what it becomes.
+struct Due {
+    cache::Block* block = nullptr;
+    std::uint32_t holders = 0;  // among the sequences that pack it
+    bool replaced = false;      // `fresh` takes its place
+    std::unique_ptr<cache::Block> fresh{};
+};
+
+}  // namespace
+
+void Sequence::settle(Executor& executor) {
+    if (plan_->scheme().exact() || size_ <= retention_.window) return;
+    std::uint32_t boundary = size_ - retention_.window;
+    if (retention_.flush > 0) boundary -= boundary % retention_.flush;
+    const std::uint32_t tokens = plan_->block_tokens();
+    const std::uint32_t end = boundary / tokens;
+    const std::uint32_t sink_blocks = retention_.sinks / tokens + (retention_.sinks % tokens != 0);
+    std::vector<std::uint32_t> due;
+    for (std::uint32_t b = std::max(settled_, sink_blocks); b < end; ++b) due.push_back(b);
+    pack(due, executor);
+    settled_ = std::max(settled_, end);
+}
+
+void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
+    std::vector<Place> places;
+    for (const std::uint32_t b : blocks) places.push_back({this, b});
+    std::sort(places.begin(), places.end(),
+              [](const Place& a, const Place& b) { return a.block < b.block; });
+    pack(places, false, executor);
+}
+
+void Sequence::pack(std::span<const Place> places, bool apart, Executor& executor) {
+    if (places.empty() || places.front().sequence->plan_->scheme().exact()) return;
+    const Plan& plan = *places.front().sequence->plan_;
+    Store::Impl& store = places.front().sequence->store_->impl();
+    std::vector<Due> due;
+    std::vector<std::pair<Place, std::size_t>> holders;  // and which of the due they hold
+    std::unique_lock lock(store.mutex);
+    {
+        std::map<const cache::Block*, std::size_t> numbers;
+        for (const Place& place : places) {
+            Sequence& sequence = *place.sequence;
+            if (!sequence.full(place.block) || sequence.packed(place.block)) continue;
+            if (!holders.empty() && holders.back().first.sequence == place.sequence &&
+                holders.back().first.block == place.block)
+                continue;  // named twice
+            cache::Block* block = sequence.blocks_[place.block];
+            const auto [found, is_new] = numbers.try_emplace(block, due.size());
+            if (is_new) due.push_back({.block = block});
+            Due& its = due[found->second];
+            ++its.holders;
+            its.replaced = its.replaced || sequence.guarded(place.block);
+            holders.emplace_back(place, found->second);
+        }
+    }
+    if (due.empty()) return;
+    for (Due& its : due) {
+        its.replaced = its.replaced || (apart && its.block->refs > its.holders);
+        if (its.replaced) its.fresh = std::make_unique<cache::Block>();
+    }
+    lock.unlock();
+    if (apart || plan.rows() != RowType::f16) {
+        std::vector<const std::byte*> exact;
+        for (const Due& its : due) exact.push_back(its.block->data);
+        if (!store.device.packable(plan, exact, executor)) {
+            throw Error(ErrorCode::invalid_argument,
+                        "keys or values are infinite, NaN, or above 65504, which a packed block "
+                        "can't hold; use scheme='exact'");
+        }
+    }
+
+    lock.lock();
+    const std::size_t packed_bytes = plan.packed_bytes(), exact_bytes = plan.exact_bytes();
+    cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
+    std::vector<BlockCopy> encoded;
+    for (const Due& its : due) encoded.push_back({its.block->data, slots[encoded.size()]});
+    lock.unlock();
+    try {
+        store.device.encode(plan, encoded, executor);
+    } catch (...) {
+        lock.lock();  // for the slots
+        throw;
+    }
+
+    lock.lock();
+    for (std::size_t i = 0; i < due.size(); ++i) store.hold(true, packed_bytes);
+    for (Due& its : due) {
+        std::byte* data = slots.take();
+        ++store.stats.encoded_blocks;
+        if (its.replaced) {
+            its.fresh->data = data;
+            its.fresh->packed = true;
+            its.fresh->refs = its.holders;
+            its.fresh->keys = its.block->keys;
+            its.fresh->values = its.block->values;
+            continue;
+        }
+        store.pool(exact_bytes).deallocate(its.block->data);
+        store.drop(false, exact_bytes);
+        its.block->data = data;
+        its.block->packed = true;
+    }
+    for (const auto& [place, number] : holders) {
+        if (!due[number].replaced) continue;
+        place.sequence->let_go(place.block);
+        place.sequence->blocks_[place.block] = due[number].fresh.get();
+    }
+    for (Due& its : due) static_cast<void>(its.fresh.release());
+}
+
+}  // namespace lowkv

@@ -1,0 +1,154 @@
+// The CPU as a device: memory of the system's, plain loops over blocks, the kernels' attention.
+
+#include "lowkv/device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "attention/run.h"
+#include "cpu/exact_block.h"
+#include "cpu/memory.h"
+#include "cpu/rows.h"
+
+namespace lowkv {
+namespace {
+
+// What families encode is f16: rows of other types are rounded first, some blocks at a time.
+constexpr std::size_t blocks_at_a_time = 32;
+
+void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) noexcept {
+    if (plan.has_shared()) {
+        executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) noexcept {
+            encode_shared(plan, blocks[i].from, blocks[i].to);
+        });
+    }
+    const std::uint32_t heads = plan.shape().kv_heads;
+    executor.parallel_for(blocks.size() * heads, [&](std::size_t item, unsigned) noexcept {
+        const BlockCopy& block = blocks[item / heads];
+        const auto head = static_cast<std::uint32_t>(item % heads);
+        encode_block(plan, block.from, block.to, head, head + 1);
+    });
+}
+
+// T: an element's bits.
+template <class T>
+void copy_elements(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
+                   std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept {
+    const std::size_t tokens = plan.block_tokens(), channels = plan.shape().channels();
+    auto* keys = reinterpret_cast<T*>(to) + to_first;
+    const auto* its_keys = reinterpret_cast<const T*>(from) + from_first;
+    for (std::size_t c = 0; c < channels; ++c) {
+        if (repeat)
+            std::fill_n(keys + c * tokens, count, its_keys[c * tokens]);
+        else
+            std::copy_n(its_keys + c * tokens, count, keys + c * tokens);
+    }
+    auto* values = reinterpret_cast<T*>(to + plan.exact_part_bytes()) + to_first * channels;
+    const auto* its_values =
+        reinterpret_cast<const T*>(from + plan.exact_part_bytes()) + from_first * channels;
+    for (std::size_t t = 0; t < count; ++t)
+        std::copy_n(its_values + (repeat ? 0 : t) * channels, channels, values + t * channels);
+}
+
+class CpuDevice final : public Device {
+  public:
+    std::string_view name() const noexcept override { return "cpu"; }
+
+    std::byte* allocate(std::size_t bytes) override { return cpu::allocate(bytes); }
+    void deallocate(std::byte* memory, std::size_t bytes) noexcept override {
+        cpu::deallocate(memory, bytes);
+    }
+    void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept override {
+        std::memcpy(to, from, bytes);
+    }
+    void copy_out(void* to, const std::byte* from, std::size_t bytes) const noexcept override {
+        std::memcpy(to, from, bytes);
+    }
+    void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept override {
+        std::memcpy(to, from, bytes);
+    }
+    void clear(std::byte* to, std::size_t bytes) noexcept override { std::memset(to, 0, bytes); }
+
+    void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
+                    std::uint32_t count, const Rows& rows) noexcept override {
+        const auto store = part == Part::keys ? cpu::store_keys : cpu::store_values;
+        store(plan.kernels(), cpu::exact_part(plan, part, block), cpu::exact_shape(plan), first,
+              count, rows);
+    }
+    void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
+                   std::uint32_t count, const RowsOut& rows) const noexcept override {
+        const auto load = part == Part::keys ? cpu::load_keys : cpu::load_values;
+        load(cpu::exact_part(plan, part, block), cpu::exact_shape(plan), first, count, rows);
+    }
+    void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
+        const cpu::ExactShape shape = cpu::exact_shape(plan);
+        cpu::clear_keys(cpu::exact_part(plan, Part::keys, block), shape, first);
+        cpu::clear_values(cpu::exact_part(plan, Part::values, block), shape, first);
+    }
+    void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
+                   std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
+        const auto copy = plan.rows() == RowType::f32 ? copy_elements<std::uint32_t>
+                                                      : copy_elements<std::uint16_t>;
+        copy(plan, to, to_first, from, from_first, count, repeat);
+        if (!plan.has_positions()) return;
+        constexpr std::size_t bytes = sizeof(std::int32_t);
+        const std::byte* its = from + plan.exact_positions_offset() + bytes * from_first;
+        std::byte* positions = to + plan.exact_positions_offset() + bytes * to_first;
+        for (std::size_t t = 0; t < count; ++t)
+            std::memcpy(positions + bytes * t, its + bytes * (repeat ? 0 : t), bytes);
+    }
+
+    bool packable(const Plan& plan, std::span<const std::byte* const> exact,
+                  Executor& executor) const override {
+        std::vector<std::uint8_t> fits(exact.size());
+        executor.parallel_for(exact.size(), [&](std::size_t i, unsigned) noexcept {
+            fits[i] = cpu::fits_f16(plan, exact[i]) ? 1 : 0;
+        });
+        return std::ranges::find(fits, 0) == fits.end();
+    }
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) override {
+        if (plan.rows() == RowType::f16) return encode_f16(plan, blocks, executor);
+        const std::size_t most = std::min(blocks.size(), blocks_at_a_time);
+        std::vector<std::byte> f16(most * plan.f16_bytes());
+        std::vector<BlockCopy> rounded(most);
+        for (std::size_t first = 0; first < blocks.size(); first += most) {
+            const std::size_t count = std::min(most, blocks.size() - first);
+            executor.parallel_for(count, [&](std::size_t i, unsigned) noexcept {
+                std::byte* own = f16.data() + i * plan.f16_bytes();
+                cpu::round_to_f16(plan, blocks[first + i].from, own);
+                rounded[i] = {own, blocks[first + i].to};
+            });
+            encode_f16(plan, std::span(rounded).first(count), executor);
+        }
+    }
+    void decode(const Plan& plan, std::span<const BlockCopy> blocks,
+                Executor& executor) const override {
+        const std::size_t own = plan.rows() == RowType::f16 ? 0 : plan.f16_bytes();
+        std::vector<std::byte> f16(own * executor.threads());
+        executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned thread) noexcept {
+            cpu::decode_exact(plan, blocks[i].from, f16.data() + thread * own, blocks[i].to);
+        });
+    }
+
+    void attend(const Plan& plan, std::span<const SequenceAttention> sequences,
+                const AttentionParams& params, AttentionWorkspace& workspace,
+                Executor& executor) const override {
+        attention::run(plan, sequences, params, workspace, executor);
+    }
+    void attention_mass(const Plan& plan, const SequenceAttention& sequence,
+                        const AttentionParams& params, std::uint32_t first_cell,
+                        std::span<float> mass, AttentionWorkspace& workspace,
+                        Executor& executor) const override {
+        attention::run_mass(plan, sequence, params, first_cell, mass, workspace, executor);
+    }
+};
+
+}  // namespace
+
+const std::shared_ptr<Device>& cpu_device() {
+    static const std::shared_ptr<Device> device = std::make_shared<CpuDevice>();
+    return device;
+}
+
+}  // namespace lowkv

@@ -1,0 +1,39 @@
+#include "cpu/exact_block.h"
+
+#include <cstring>
+
+namespace lowkv::cpu {
+namespace {
+
+using cache::convert;
+
+std::size_t part_elements(const Plan& plan) noexcept {
+    return std::size_t{plan.shape().channels()} * plan.block_tokens();
+}
+
+std::size_t position_bytes(const Plan& plan) noexcept {
+    return plan.exact_bytes() - plan.exact_positions_offset();
+}
+
+}  // namespace
+
+bool fits_f16(const Plan& plan, const std::byte* exact) noexcept {
+    return fits_f16(plan.rows(), exact, 2 * part_elements(plan));
+}
+
+void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
+                  std::byte* exact) noexcept {
+    if (plan.rows() == RowType::f16) return decode_block(plan, packed, exact);
+    decode_block(plan, packed, f16);
+    convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, 2 * part_elements(plan));
+    std::memcpy(exact + plan.exact_positions_offset(), f16 + 2 * plan.f16_part_bytes(),
+                position_bytes(plan));
+}
+
+void round_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noexcept {
+    convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, 2 * part_elements(plan));
+    std::memcpy(f16 + 2 * plan.f16_part_bytes(), exact + plan.exact_positions_offset(),
+                position_bytes(plan));
+}
+
+}  // namespace lowkv::cpu

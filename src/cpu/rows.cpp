@@ -1,0 +1,157 @@
+#include "cpu/rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cache/host_rows.h"
+#include "kernels/table.h"
+
+namespace lowkv::cpu {
+namespace {
+
+using cache::bytes_of;
+using cache::convert;
+using cache::rows_from;
+
+// Up to 64 channels of a head at a time, so that what they are transposed through stays in the
+// nearest cache.
+constexpr std::uint32_t tile_tokens = 32, tile_channels = 64;
+
+// Heads whose channels follow each other are one.
+struct Pieces {
+    std::uint32_t heads, channels;
+};
+Pieces pieces(const ExactShape& shape, std::size_t head_stride) noexcept {
+    if (head_stride == shape.head_dim) return {1, shape.channels()};
+    return {shape.kv_heads, shape.head_dim};
+}
+
+// Calls f(channel, channels, offset in a host's row), channel by channel tile.
+template <class F>
+void each_tile(const ExactShape& shape, std::size_t head_stride, F f) noexcept {
+    const Pieces its = pieces(shape, head_stride);
+    for (std::uint32_t head = 0; head < its.heads; ++head) {
+        for (std::uint32_t c = 0; c < its.channels; c += tile_channels)
+            f(head * its.channels + c, std::min(tile_channels, its.channels - c),
+              head * head_stride + c);
+    }
+}
+
+// T: an element's bits.
+template <class T>
+void store_keys_as(const kernels::Table& table, T* keys, const ExactShape& shape,
+                   std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+    const auto* data = static_cast<const std::byte*>(rows.data);
+    const std::size_t bytes = bytes_of(rows.type);
+    T tile[tile_tokens][tile_channels];
+    for (std::uint32_t t = 0; t < count; t += tile_tokens) {
+        const std::uint32_t tokens = std::min(tile_tokens, count - t);
+        each_tile(shape, rows.head_stride,
+                  [&](std::uint32_t c, std::uint32_t channels, std::size_t offset) {
+                      for (std::uint32_t i = 0; i < tokens; ++i) {
+                          convert(table, rows.type,
+                                  data + ((t + i) * rows.token_stride + offset) * bytes, shape.type,
+                                  reinterpret_cast<std::byte*>(tile[i]), channels);
+                      }
+                      for (std::uint32_t j = 0; j < channels; ++j) {
+                          T* to = keys + std::size_t{c + j} * shape.block_tokens + first + t;
+                          for (std::uint32_t i = 0; i < tokens; ++i) to[i] = tile[i][j];
+                      }
+                  });
+    }
+}
+
+template <class T>
+void load_keys_as(const T* keys, const ExactShape& shape, std::uint32_t first, std::uint32_t count,
+                  const RowsOut& rows) noexcept {
+    auto* data = static_cast<T*>(rows.data);
+    for (std::uint32_t t = 0; t < count; t += tile_tokens) {
+        const std::uint32_t tokens = std::min(tile_tokens, count - t);
+        each_tile(shape, rows.head_stride,
+                  [&](std::uint32_t c, std::uint32_t channels, std::size_t offset) {
+                      for (std::uint32_t i = 0; i < tokens; ++i) {
+                          T* to = data + (t + i) * rows.token_stride + offset;
+                          const T* from =
+                              keys + std::size_t{c} * shape.block_tokens + first + t + i;
+                          for (std::uint32_t j = 0; j < channels; ++j)
+                              to[j] = from[std::size_t{j} * shape.block_tokens];
+                      }
+                  });
+    }
+}
+
+}  // namespace
+
+bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept {
+    // Magnitudes are in the order of their bits; from these on they round to infinity.
+    constexpr std::uint32_t f32_limit = 0x477ff000, bf16_limit = 0x4780, f16_limit = 0x7c00;
+    unsigned bad = 0;
+    if (type == RowType::f32) {
+        const auto* x = reinterpret_cast<const std::uint32_t*>(elements);
+        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffffffu) >= f32_limit ? 1u : 0u;
+    } else {
+        const std::uint32_t limit = type == RowType::f16 ? f16_limit : bf16_limit;
+        const auto* x = reinterpret_cast<const std::uint16_t*>(elements);
+        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffu) >= limit ? 1u : 0u;
+    }
+    return bad == 0;
+}
+
+void store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
+                std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+    if (shape.type == RowType::f32)
+        store_keys_as(table, reinterpret_cast<std::uint32_t*>(keys), shape, first, count, rows);
+    else
+        store_keys_as(table, reinterpret_cast<std::uint16_t*>(keys), shape, first, count, rows);
+}
+
+void store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
+                  std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+    const Pieces its = pieces(shape, rows.head_stride);
+    for (std::uint32_t i = 0; i < count; ++i) {
+        std::byte* to = values + std::size_t{first + i} * shape.channels() * shape.bytes();
+        const auto* from = static_cast<const std::byte*>(rows_from(rows, i).data);
+        for (std::uint32_t head = 0; head < its.heads; ++head) {
+            convert(table, rows.type, from + head * rows.head_stride * bytes_of(rows.type),
+                    shape.type, to + std::size_t{head} * its.channels * shape.bytes(),
+                    its.channels);
+        }
+    }
+}
+
+void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t first,
+               std::uint32_t count, const RowsOut& rows) noexcept {
+    if (shape.type == RowType::f32)
+        load_keys_as(reinterpret_cast<const std::uint32_t*>(keys), shape, first, count, rows);
+    else
+        load_keys_as(reinterpret_cast<const std::uint16_t*>(keys), shape, first, count, rows);
+}
+
+void load_values(const std::byte* values, const ExactShape& shape, std::uint32_t first,
+                 std::uint32_t count, const RowsOut& rows) noexcept {
+    const Pieces its = pieces(shape, rows.head_stride);
+    const std::size_t bytes = shape.bytes();
+    auto* data = static_cast<std::byte*>(rows.data);
+    for (std::uint32_t i = 0; i < count; ++i) {
+        const std::byte* from = values + std::size_t{first + i} * shape.channels() * bytes;
+        for (std::uint32_t head = 0; head < its.heads; ++head) {
+            std::memcpy(data + (i * rows.token_stride + head * rows.head_stride) * bytes,
+                        from + std::size_t{head} * its.channels * bytes, its.channels * bytes);
+        }
+    }
+}
+
+void clear_keys(std::byte* keys, const ExactShape& shape, std::uint32_t first) noexcept {
+    const std::size_t bytes = shape.bytes();
+    for (std::uint32_t c = 0; c < shape.channels(); ++c) {
+        std::memset(keys + (std::size_t{c} * shape.block_tokens + first) * bytes, 0,
+                    (shape.block_tokens - first) * bytes);
+    }
+}
+
+void clear_values(std::byte* values, const ExactShape& shape, std::uint32_t first) noexcept {
+    std::memset(values + std::size_t{first} * shape.channels() * shape.bytes(), 0,
+                std::size_t{shape.block_tokens - first} * shape.channels() * shape.bytes());
+}
+
+}  // namespace lowkv::cpu

@@ -1,0 +1,42 @@
+#pragma once
+// Rows into and out of an exact block: keys [channels][block_tokens], values
+// [block_tokens][channels], in elements of one type.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cache/host_rows.h"
+#include "kernels/table.h"
+#include "lowkv/cache.h"
+
+namespace lowkv::cpu {
+
+struct ExactShape {
+    std::uint32_t kv_heads, head_dim;
+    std::uint32_t block_tokens;
+    RowType type;
+
+    std::uint32_t channels() const noexcept { return kv_heads * head_dim; }
+    std::size_t bytes() const noexcept { return cache::bytes_of(type); }
+};
+
+// Whether every element is one that an f16 can hold, but for rounding.
+bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept;
+
+// `count` rows to tokens [first, first + count), converted where they are of another type.
+void store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
+                std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
+void store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
+                  std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
+
+// Tokens [first, first + count) to rows of the same type.
+void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t first,
+               std::uint32_t count, const RowsOut& rows) noexcept;
+void load_values(const std::byte* values, const ExactShape& shape, std::uint32_t first,
+                 std::uint32_t count, const RowsOut& rows) noexcept;
+
+// Zeros tokens [first, block_tokens).
+void clear_keys(std::byte* keys, const ExactShape& shape, std::uint32_t first) noexcept;
+void clear_values(std::byte* values, const ExactShape& shape, std::uint32_t first) noexcept;
+
+}  // namespace lowkv::cpu

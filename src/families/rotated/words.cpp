@@ -1,0 +1,61 @@
+#include "families/words.h"
+
+namespace lowkv::codec {
+namespace {
+
+std::string normal_levels(const Codec& codec) {
+    std::string text = (codec.fit == Fit::norm ? "the norm of " : "a scale of ") +
+                       group_words(codec) + " (" + std::string(metadata_bits(codec)) +
+                       ") times one of " + std::to_string(codec.level_count()) +
+                       " normal (Lloyd-Max) levels";
+    switch (codec.fit) {
+        case Fit::norm: break;
+        case Fit::unbiased:
+            return text + "; the scale keeps the product with the original unbiased";
+        case Fit::least: return text + "; the scale is the one of the least squared error";
+    }
+    return text;
+}
+
+std::string scale_formula(const Codec& codec, const std::string& y) {
+    switch (codec.fit) {
+        case Fit::norm: break;
+        case Fit::unbiased: return "|" + y + "|^2 / <" + y + ", level>";
+        case Fit::least: return "<" + y + ", level> / |level|^2";
+    }
+    return "|" + y + "| / |level|";
+}
+
+}  // namespace
+
+std::string_view rotated_restriction(const Codec& codec, Part part) noexcept {
+    const bool normal = codec.levels == Levels::normal, channel = codec.axis == Axis::channel;
+    return first_broken(
+        {{channel && (normal || codec.centred),
+          "normal and mean need a scale per token: token-..."},
+         {channel && codec.rotation != Rotate::none && !codec.balanced,
+          "hadamard and random need a scale per token (token-...), or varnorm"},
+         {normal && codec.width == Width::eight, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
+         {!normal && codec.fit != Fit::norm,
+          "unbiased and lsq choose the scale of normal levels: add normal"},
+         {codec.centred && part == Part::values,
+          "mean is for keys; values have no common offset that a softmax ignores"}});
+}
+
+CodecWords rotated_words(const Codec& codec, Part part) {
+    std::string sentence =
+        width_words(codec, codec.centred ? "subtracting the block's mean per channel" : "",
+                    rotation_words(codec));
+    const std::string y = subject(codec, part);
+    if (codec.levels == Levels::normal) {
+        return rotated_back(codec, part, sentence + normal_levels(codec),
+                            "level = the one nearest to " + y + " / rms(" + y +
+                                "), scale = " + scale_formula(codec, y),
+                            "level * scale");
+    }
+    sentence += scale_and_zero(codec, group_words(codec));
+    if (codec.clip == Clip::search) sentence += searched;
+    return rotated_back(codec, part, sentence, even_steps(codec, y), std::string(even_value));
+}
+
+}  // namespace lowkv::codec

@@ -1,0 +1,22 @@
+#pragma once
+// Lets the n-th allocation of this thread from now on fail. Included by one source of a program.
+
+#include <cstdlib>
+#include <new>
+
+inline thread_local long allocations_left = -1;  // below 0: none fails
+
+inline void* allocate_or_fail(std::size_t bytes) {
+    if (allocations_left == 0) throw std::bad_alloc();
+    if (allocations_left > 0) --allocations_left;
+    void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+
+void* operator new(std::size_t bytes) { return allocate_or_fail(bytes); }
+void* operator new[](std::size_t bytes) { return allocate_or_fail(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }

@@ -1,0 +1,151 @@
+#pragma once
+// A device whose memory nobody but its own calls can read or write: whoever else looks behind an
+// address faults. LOWKV_TEST_DEVICE=sealed runs the tests of the cache on it.
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lowkv/device.h"
+
+namespace lowkv::test {
+
+class SealedDevice final : public Device {
+  public:
+    std::string_view name() const noexcept override { return "sealed"; }
+
+    std::byte* allocate(std::size_t bytes) override {
+        const std::scoped_lock lock(mutex_);
+        void* memory = mmap(nullptr, bytes, open_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        auto* slab = static_cast<std::byte*>(memory);
+        slabs_.emplace(slab, bytes);
+        return slab;
+    }
+    void deallocate(std::byte* memory, std::size_t bytes) noexcept override {
+        const std::scoped_lock lock(mutex_);
+        slabs_.erase(memory);
+        munmap(memory, bytes);
+    }
+    void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept override {
+        const Open open(*this);
+        cpu_.copy_in(to, from, bytes);
+    }
+    void copy_out(void* to, const std::byte* from, std::size_t bytes) const noexcept override {
+        const Open open(*this);
+        cpu_.copy_out(to, from, bytes);
+    }
+    void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept override {
+        const Open open(*this);
+        cpu_.copy(to, from, bytes);
+    }
+    void clear(std::byte* to, std::size_t bytes) noexcept override {
+        const Open open(*this);
+        cpu_.clear(to, bytes);
+    }
+    void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
+                    std::uint32_t count, const Rows& rows) noexcept override {
+        const Open open(*this);
+        cpu_.write_rows(plan, part, block, first, count, rows);
+    }
+    void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
+                   std::uint32_t count, const RowsOut& rows) const noexcept override {
+        const Open open(*this);
+        cpu_.read_rows(plan, part, block, first, count, rows);
+    }
+    void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
+        const Open open(*this);
+        cpu_.clear_rows(plan, block, first);
+    }
+    void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
+                   std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
+        const Open open(*this);
+        cpu_.copy_rows(plan, to, to_first, from, from_first, count, repeat);
+    }
+    bool packable(const Plan& plan, std::span<const std::byte* const> exact,
+                  Executor& executor) const override {
+        const Open open(*this);
+        return cpu_.packable(plan, exact, executor);
+    }
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) override {
+        const Open open(*this);
+        cpu_.encode(plan, blocks, executor);
+    }
+    void decode(const Plan& plan, std::span<const BlockCopy> blocks,
+                Executor& executor) const override {
+        const Open open(*this);
+        cpu_.decode(plan, blocks, executor);
+    }
+    void attend(const Plan& plan, std::span<const SequenceAttention> sequences,
+                const AttentionParams& params, AttentionWorkspace& workspace,
+                Executor& executor) const override {
+        const Open open(*this);
+        cpu_.attend(plan, sequences, params, workspace, executor);
+    }
+    void attention_mass(const Plan& plan, const SequenceAttention& sequence,
+                        const AttentionParams& params, std::uint32_t first_cell,
+                        std::span<float> mass, AttentionWorkspace& workspace,
+                        Executor& executor) const override {
+        const Open open(*this);
+        cpu_.attention_mass(plan, sequence, params, first_cell, mass, workspace, executor);
+    }
+
+  private:
+    // The slabs are accessible as long as one lives, on any thread.
+    class Open {
+      public:
+        explicit Open(const SealedDevice& device) : device_(device) {
+            const std::scoped_lock lock(device_.mutex_);
+            if (device_.open_++ == 0) device_.protect(PROT_READ | PROT_WRITE);
+        }
+        ~Open() {
+            const std::scoped_lock lock(device_.mutex_);
+            if (--device_.open_ == 0) device_.protect(PROT_NONE);
+        }
+        Open(const Open&) = delete;
+        Open& operator=(const Open&) = delete;
+
+      private:
+        const SealedDevice& device_;
+    };
+
+    void protect(int access) const {
+        for (const auto& [slab, bytes] : slabs_) {
+            if (mprotect(slab, bytes, access) != 0) std::abort();
+        }
+    }
+
+    Device& cpu_ = *cpu_device();
+    mutable std::mutex mutex_;
+    mutable unsigned open_ = 0;
+    std::map<std::byte*, std::size_t> slabs_;
+};
+
+// A store on the device that LOWKV_TEST_DEVICE names.
+inline std::shared_ptr<Store> make_store(std::size_t budget_bytes = 0) {
+    const char* name = std::getenv("LOWKV_TEST_DEVICE");
+    if (name != nullptr && std::string_view(name) == "sealed")
+        return std::make_shared<Store>(budget_bytes, std::make_shared<SealedDevice>());
+    return std::make_shared<Store>(budget_bytes);
+}
+
+// What lies behind a block's view: a copy, in `copy`, where the host can't read it.
+inline BlockView readable(const Sequence& sequence, std::uint32_t block,
+                          std::vector<std::byte>& copy) {
+    BlockView view = sequence.view(block);
+    if (view.keys == nullptr || &sequence.device() == cpu_device().get()) return view;
+    const Plan& plan = sequence.plan();
+    copy.resize(view.packed ? plan.packed_bytes() : plan.exact_bytes());
+    sequence.device().copy_out(copy.data(), view.keys, copy.size());
+    return {copy.data(), copy.data() + (view.values - view.keys), view.packed};
+}
+
+}  // namespace lowkv::test
