@@ -14,9 +14,10 @@ inline void* allocate_or_fail(std::size_t bytes) {
     return memory;
 }
 
-void* operator new(std::size_t bytes) { return allocate_or_fail(bytes); }
-void* operator new[](std::size_t bytes) { return allocate_or_fail(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+// Not inline: gcc takes half of a pair that it has inlined for one that does not match the other.
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return allocate_or_fail(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes) { return allocate_or_fail(bytes); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }

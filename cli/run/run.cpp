@@ -192,15 +192,19 @@ class Watcher {
     bool active() const { return active_; }
     const std::string& stranger() const { return stranger_; }  // why it surely isn't active
     const std::string& denial() const { return denial_; }      // "1 of 30 layers ...: why"
+    const std::string& elsewhere() const { return elsewhere_; }  // where some cache is
 
   private:
     void judge(std::string_view line) {
-        constexpr std::string_view some = " for ";
+        constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ";
         if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
         const std::size_t mark = line.find(denial_mark);
         if (mark != std::string_view::npos &&
             line.substr(mark + denial_mark.size()).starts_with(some))
             denial_ = line.substr(mark + denial_mark.size() + some.size());
+        if (mark != std::string_view::npos &&
+            line.substr(mark + denial_mark.size()).starts_with(other_memory))
+            elsewhere_ = line.substr(mark + denial_mark.size() + 2);
         if (active_) return;
         // The cache was made elsewhere, or the program works: too late for the plug-in.
         const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
@@ -210,7 +214,7 @@ class Watcher {
         if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
     }
 
-    std::string line_, stranger_, denial_;
+    std::string line_, stranger_, denial_, elsewhere_;
     bool active_ = false;
 };
 
@@ -242,6 +246,9 @@ int stop(pid_t child) {
 std::string problem_of(const Watcher& watcher, const Options& options) {
     if (!options.partial && !watcher.denial().empty())
         return "lowkv can't pack " + watcher.denial() + "; --partial lets it run all the same";
+    if (!options.partial && watcher.active() && !watcher.elsewhere().empty())
+        return "lowkv can't pack every layer: " + watcher.elsewhere() +
+               "; --partial lets it run all the same";
     if (watcher.active() || watcher.stranger().empty()) return "";
     return "it started to work without the plug-in (\"" + watcher.stranger() +
            "\"). Its cache would have been llama.cpp's own. `lowkv doctor` finds out why";

@@ -1,10 +1,13 @@
 // ggml's view of Backend, and the question which operations it gets.
 
-#include <atomic>
 #include <charconv>
+#include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <optional>
+#include <set>
 #include <string_view>
 
 #include "attention_op.h"
@@ -65,20 +68,32 @@ ggml_guid_t guid() {
     return &id;
 }
 
-std::atomic<bool> seen_elsewhere{false};
+// Layers of caches that contexts with our device keep elsewhere: some of a model, as of `-ngl 10`, or
+// all.
+std::mutex elsewhere_mutex;
+std::set<std::uint32_t>& elsewhere() {
+    static std::set<std::uint32_t> layers;
+    return layers;
+}
 
 // A cache of a real context that is somewhere else: the user thinks that it is ours.
 void warn_if_elsewhere(const ggml_tensor& op) {
     if (op.op != GGML_OP_SET_ROWS) return;
     const ggml_tensor* target = root(&op);
     if (target->buffer == nullptr || target->buffer->size == 0 ||
-        target->buffer->buft == buffer_type() || !parse_cache_name(target->name))
+        target->buffer->buft == buffer_type())
         return;
-    seen_elsewhere = true;
+    const std::optional<CacheName> name = parse_cache_name(target->name);
+    if (!name) return;
+    {
+        const std::lock_guard lock(elsewhere_mutex);
+        elsewhere().insert(name->layer);
+    }
     report_once(GGML_LOG_LEVEL_WARN,
                 std::string("NOT active: the KV cache is in ") +
                     ggml_backend_buffer_name(target->buffer) +
-                    " memory, so it stays f16 (drop -nkvo, and -ngl below the number of layers)");
+                    " memory, so it stays f16 (drop -nkvo and -ngl: the latter must be above the "
+                    "number of layers)");
 }
 
 void learn_heads(const ggml_tensor& op) {
@@ -124,7 +139,15 @@ void learn_rope(const ggml_tensor& op) {
 
 }  // namespace
 
-bool cache_seen_elsewhere() { return seen_elsewhere; }
+std::size_t layers_elsewhere() {
+    const std::lock_guard lock(elsewhere_mutex);
+    return elsewhere().size();
+}
+
+void forget_layers_elsewhere() {
+    const std::lock_guard lock(elsewhere_mutex);
+    elsewhere().clear();
+}
 
 // llama.cpp's scheduler gives an attention to the device of the operations before it, views aside.
 // A layer that reads an earlier layer's cache (the last ones of Gemma 3n and Gemma 4) stores

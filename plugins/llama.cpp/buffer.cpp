@@ -12,6 +12,7 @@
 #include "cache_size.h"
 #include "host.h"
 #include "lowkv/error.h"
+#include "registry.h"
 #include "report.h"
 #include "stats_file.h"
 
@@ -48,6 +49,7 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
 CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting)
     : setting_(std::move(setting)), memory_(bytes), store_(std::make_shared<Store>()) {
     const std::lock_guard lock(live_mutex);
+    if (live().empty()) forget_layers_elsewhere();
     live().insert(this);
 }
 

@@ -7,6 +7,7 @@
 
 #include "ggml-backend.h"
 #include "lowkv_ggml.h"
+#include "registry.h"
 #include "settings.h"
 
 extern "C" {
@@ -38,8 +39,9 @@ std::size_t lowkv_stats_json(char* out, std::size_t size) {
     const int length = std::snprintf(
         out, size,
         R"({"scheme": "%s", "caches": %zu, "packed_layers": %zu, "packed_bytes": %zu, )"
-        R"("exact_bytes": %zu, "reopened_blocks": %llu})",
+        R"("exact_bytes": %zu, "reopened_blocks": %llu, "plain_layers": %zu})",
         stats.scheme.c_str(), stats.buffers, stats.layers, stats.packed_bytes, stats.exact_bytes,
-        static_cast<unsigned long long>(stats.reopened_blocks));
+        static_cast<unsigned long long>(stats.reopened_blocks),
+        stats.plain_layers + lowkv::ggml::layers_elsewhere());
     return static_cast<std::size_t>(length);
 }

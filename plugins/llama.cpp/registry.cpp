@@ -104,7 +104,7 @@ ggml_backend_reg& registry() {
 // for one. Of others nothing is known: they may not be there at all.
 void warn_if_unused() {
     if (any_cache_made() || setting() == nullptr) return;
-    if (cache_seen_elsewhere())
+    if (layers_elsewhere() > 0)
         report(GGML_LOG_LEVEL_WARN,
                "NOT active: no KV cache was placed on the device LOWKV. Is one of -nkvo, -ngl 0 or "
                "a GPU in the way?");

@@ -1,4 +1,6 @@
 #pragma once
+#include <cstddef>
+
 #include "lowkv_ggml.h"
 
 namespace lowkv::ggml {
@@ -10,8 +12,10 @@ ggml_backend_t new_backend();
 
 bool supports_op(const ggml_tensor* op);
 bool offload_op(const ggml_tensor* op);
-// Whether a context that has the device keeps a cache elsewhere.
-bool cache_seen_elsewhere();
+// How many layers have a cache elsewhere, as plain f16, although their context has the device.
+std::size_t layers_elsewhere();
+// With a first cache of ours nothing is known of another's layers any more.
+void forget_layers_elsewhere();
 
 // Called through get_proc_address().
 void set_threads(ggml_backend_t backend, int threads);

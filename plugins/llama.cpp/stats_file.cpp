@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "registry.h"
 #include "report.h"
 
 namespace lowkv::ggml {
@@ -111,6 +112,11 @@ std::string text_of(const std::vector<Cache>& caches) {
                 text += "} " + std::to_string(sample.of(cache.stats)) + "\n";
             }
     }
+    const std::string elsewhere = "lowkv_elsewhere_layers";
+    text += "# HELP " + elsewhere +
+            " Layers whose cache is in other memory, as plain f16: what -ngl or -nkvo keep there.\n"
+            "# TYPE " +
+            elsewhere + " gauge\n" + elsewhere + " " + std::to_string(layers_elsewhere()) + "\n";
     return text;
 }
 

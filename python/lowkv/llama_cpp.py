@@ -63,7 +63,8 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
 
 def stats() -> dict[str, int | str]:
     """What the live caches hold, as the plug-in tells: their number (`caches`), the newest one's `scheme`,
-    `packed_layers`, `packed_bytes`, `exact_bytes` and `reopened_blocks`. Not to be called while llama_cpp computes."""
+    `packed_layers`, `plain_layers` (kept as f16, here or in other memory), `packed_bytes`, `exact_bytes` and
+    `reopened_blocks`. Not to be called while llama_cpp computes."""
     if _plugin is None:
         raise Error("lowkv.llama_cpp.enable() has not been called, or has failed")
     text = ctypes.create_string_buffer(_plugin.lowkv_stats_json(None, 0) + 1)
@@ -72,12 +73,12 @@ def stats() -> dict[str, int | str]:
 
 
 def active() -> bool:
-    """Whether a live cache is packed. A cache is made packed or plain with its first tokens: raises lowkv.Error for
+    """Whether all layers of the live caches are packed. A cache is made packed or plain with its first tokens: raises lowkv.Error for
     one that has none yet."""
     now = stats()
     if now["caches"] and not now["packed_layers"] and not now["exact_bytes"]:
         raise Error("the cache has no tokens yet, and only they show whether it is packed: evaluate some, then ask")
-    return now["packed_layers"] > 0
+    return now["packed_layers"] > 0 and now.get("plain_layers", 0) == 0  # a plug-in may be older
 
 
 def find_plugin(package: Path, plugin: str | os.PathLike | None = None) -> Path:

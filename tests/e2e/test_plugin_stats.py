@@ -8,6 +8,7 @@ import pytest
 from plugin_tools import server, text, tool
 from prometheus_client.parser import text_string_to_metric_families
 
+ELSEWHERE = "lowkv_elsewhere_layers"
 INTERVAL = 1.0  # seconds between two files: stats_file.cpp
 
 
@@ -19,11 +20,17 @@ def read(path):
         counts = family.name.endswith(("_blocks", "_repacked_cells"))
         assert family.type == ("counter" if counts else "gauge")
     return {(s.name.removeprefix("lowkv_cache_"), s.labels["cache"], s.labels.get("state")): s.value
-            for f in families for s in f.samples}
+            for f in families if f.name != ELSEWHERE for s in f.samples}
 
 
 def schemes(path):
-    return {s.labels["scheme"] for f in text_string_to_metric_families(path.read_text()) for s in f.samples}
+    return {s.labels["scheme"] for f in text_string_to_metric_families(path.read_text()) if f.name != ELSEWHERE
+            for s in f.samples}
+
+
+def layers_elsewhere(path):
+    (family,) = [f for f in text_string_to_metric_families(path.read_text()) if f.name == ELSEWHERE]
+    return family.samples[0].value
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +117,11 @@ def test_a_path_that_cannot_be_written(folder, tiny):
         log = s.log
     assert len(re.findall(r"lowkv: LOWKV_STATS=.*can't be written \(No such file or directory\)", log.read_text())) == 1
     assert not path.parent.exists()
+
+
+def test_layers_in_other_memory_are_counted(folder, tiny):
+    for options, layers in (((), 0), (("-ngl", 2), 2)):  # the output counts as a layer: -ngl 2 leaves two of three
+        path = folder / f"elsewhere-{layers}.prom"
+        run = tool("llama-completion", "-p", text(1, 200), "-n", 2, "-no-cnv", *options, model=tiny, scheme="kivi2",
+                   env={"LOWKV_STATS": str(path)})
+        assert run.code == 0 and layers_elsewhere(path) == layers, run.both

@@ -35,6 +35,18 @@ def test_partial_goes_on_when_some_layers_are_packed(wide, tmp_path):
     assert run.code == 1 and "2 of 2 layers" in run.err.strip().splitlines()[-1], run.both
 
 
+@pytest.mark.parametrize("program, options", [
+    ("llama-completion", ("-ngl", 10, *ASK)), ("llama-completion", ("-ngl", 30, *ASK)),
+    ("llama-bench", ("-ngl", "0,99", "-p", 0, "-n", 2, "-r", 1, "-t", 1))])
+def test_layers_in_other_memory_stop_the_program(program, options):
+    words = ("--", COMPLETION.with_name(program), "-m", MODEL, *options)
+    run = lowkv("run", *words)
+    assert run.code == 1, run.both
+    assert "lowkv can't pack every layer: the KV cache is in CPU memory" in run.err.strip().splitlines()[-1], run.both
+    run = lowkv("run", "--partial", *words)
+    assert run.code == 0, run.both
+
+
 @pytest.mark.parametrize("words, env", [
     (("-m", MODEL), {}), ((f"--model={MODEL}",), {}), ((), {"LLAMA_ARG_MODEL": MODEL})])
 def test_an_override_beyond_the_model_starts_nothing(words, env):
