@@ -17,7 +17,7 @@ PLUGIN = Path(os.environ.get("LOWKV_BUILD_DIR", "build/release")).resolve() / "l
 pytestmark = pytest.mark.skipif(
     not PYTHON, reason="llama-cpp-python: LOWKV_LLAMA_CPP_PYTHON is not set; make test-llama-cpp-python does")
 
-PROMPT = "The history of the kingdom begins with a river. " * 30
+PROMPT = "The history of the kingdom begins with a river. " * 70
 # Each script runs in a process of its own: a plug-in stays loaded. `say` adds to what run() gives back.
 BEGIN = f"""
 import json, sys
