@@ -190,8 +190,8 @@ class Watcher {
         line_.clear();
     }
     bool active() const { return active_; }
-    const std::string& stranger() const { return stranger_; }  // why it surely isn't active
-    const std::string& denial() const { return denial_; }      // "1 of 30 layers ...: why"
+    const std::string& stranger() const { return stranger_; }    // why it surely isn't active
+    const std::string& denial() const { return denial_; }        // "1 of 30 layers ...: why"
     const std::string& elsewhere() const { return elsewhere_; }  // where some cache is
 
   private:

@@ -76,8 +76,8 @@ class Batch {
   public:
     // retention.sinks tokens stay exact and packed blocks begin behind them; 0 for a sliding
     // window, which has none. Throws as Sequence does, and for a batch of 0 sequences.
-    Batch(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
-          std::uint32_t sequences);
+    Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
+          Retention retention, std::uint32_t sequences);
 
     const Plan& plan() const noexcept { return sequences_.front().plan(); }
     const Retention& retention() const noexcept { return sequences_.front().retention(); }
@@ -137,8 +137,8 @@ class Batch {
     // The batch that was saved: of a range, as if the tokens before it had been dropped. Throws as
     // read_image() and check_image() do, and Error(invalid_image) where the image's tokens are not
     // where a Batch of this retention has them.
-    static Batch load(std::span<const std::byte> image, std::shared_ptr<Store> store,
-                      std::shared_ptr<const Plan> plan, const Retention& retention);
+    static Batch load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
+                      const std::shared_ptr<const Plan>& plan, const Retention& retention);
 
   private:
     // In tokens.

@@ -50,7 +50,7 @@ class Store {
     // only ever frees bytes, so it is never refused. Several layers (plans of any shape) may share
     // a store, and should: its pools are shared with it.
     // Its blocks lie on `device`; null: the CPU.
-    explicit Store(std::size_t budget_bytes = 0, std::shared_ptr<Device> device = nullptr);
+    explicit Store(std::size_t budget_bytes = 0, const std::shared_ptr<Device>& device = nullptr);
     ~Store();
     Store(const Store&) = delete;
     Store& operator=(const Store&) = delete;

@@ -191,6 +191,7 @@ LOWKV_FN uint32_t lowkv_load_code(LOWKV_BYTES codes, uint32_t width, uint32_t st
 #define LOWKV_CACHE_LINE 64u
 #define LOWKV_FP8_HEADER 16u
 
+// NOLINTBEGIN(modernize-use-using): it is C.
 typedef struct {
     uint32_t width;
     uint32_t tokens, head_dim;
@@ -205,6 +206,7 @@ typedef struct {
     uint32_t row_entries;                            // scales per row
     uint32_t metadata, mean, factors, codes, bytes;  // offsets, and the size
 } lowkv_section;
+// NOLINTEND(modernize-use-using)
 
 LOWKV_FN uint32_t lowkv_whole_lines(uint32_t bytes) {
     return (bytes + LOWKV_CACHE_LINE - 1) / LOWKV_CACHE_LINE * LOWKV_CACHE_LINE;

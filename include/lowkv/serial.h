@@ -100,9 +100,11 @@ std::vector<std::byte> save_sequence(const Sequence& sequence);
 
 // The sequences again, which go on as the saved ones would have. Throws as read_image(),
 // check_image() and Sequence do. load_sequence() takes an image of one.
-std::vector<Sequence> load_sequences(std::span<const std::byte> image, std::shared_ptr<Store> store,
-                                     std::shared_ptr<const Plan> plan, const Retention& retention);
-Sequence load_sequence(std::span<const std::byte> image, std::shared_ptr<Store> store,
-                       std::shared_ptr<const Plan> plan, const Retention& retention);
+std::vector<Sequence> load_sequences(std::span<const std::byte> image,
+                                     const std::shared_ptr<Store>& store,
+                                     const std::shared_ptr<const Plan>& plan,
+                                     const Retention& retention);
+Sequence load_sequence(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
+                       const std::shared_ptr<const Plan>& plan, const Retention& retention);
 
 }  // namespace lowkv

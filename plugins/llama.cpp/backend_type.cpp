@@ -68,8 +68,8 @@ ggml_guid_t guid() {
     return &id;
 }
 
-// Layers of caches that contexts with our device keep elsewhere: some of a model, as of `-ngl 10`, or
-// all.
+// Layers of caches that contexts with our device keep elsewhere: some of a model, as of `-ngl 10`,
+// or all.
 std::mutex elsewhere_mutex;
 std::set<std::uint32_t>& elsewhere() {
     static std::set<std::uint32_t> layers;

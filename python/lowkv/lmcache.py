@@ -45,6 +45,8 @@ class Codec:
         self.plan(0, head_dim, torch.float16)  # raises Error for a head_dim that can't be
 
     def plan(self, layer: int, channels: int, dtype: torch.dtype) -> Plan:
+        """The layer's codecs, compiled for a chunk's rows. Raises Error for channels that are not whole heads, and for
+        other dtypes."""
         if channels % self.head_dim:
             raise Error(f"chunks of {channels} channels are not whole heads of head_dim {self.head_dim}")
         if dtype not in _DTYPES:

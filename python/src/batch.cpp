@@ -160,13 +160,11 @@ NewImage save(const Batch& batch) {
         const nb::gil_scoped_release unlocked;
         *image = batch.save();
     }
-    auto* data = reinterpret_cast<std::uint8_t*>(image->data());
-    const std::size_t size = image->size();
     const nb::capsule owner(image.get(), [](void* bytes) noexcept {
         delete static_cast<std::vector<std::byte>*>(bytes);
     });
-    image.release();
-    return NewImage(data, {size}, owner);
+    std::vector<std::byte>& bytes = *image.release();
+    return NewImage(reinterpret_cast<std::uint8_t*>(bytes.data()), {bytes.size()}, owner);
 }
 
 // Of a batch that has settled, and was given all its tokens at once.
@@ -214,10 +212,9 @@ void bind_batch(nb::module_& m) {
     nb::class_<Batch>(m, "Batch", "The rows of one layer, for every sequence of a batch.")
         .def(
             "__init__",
-            [](Batch* self, std::shared_ptr<Store> store, std::shared_ptr<Plan> plan,
-               const Retention& retention, std::uint32_t sequences) {
-                new (self) Batch(std::move(store), std::move(plan), retention, sequences);
-            },
+            [](Batch* self, const std::shared_ptr<Store>& store, const std::shared_ptr<Plan>& plan,
+               const Retention& retention,
+               std::uint32_t sequences) { new (self) Batch(store, plan, retention, sequences); },
             "store"_a, "plan"_a, "retention"_a, "sequences"_a)
         .def_prop_ro(
             "shape",
@@ -280,10 +277,10 @@ void bind_batch(nb::module_& m) {
         .def("save", &save, "Its image, uint8.")
         .def_static(
             "load",
-            [](const Image& image, std::shared_ptr<Store> store, std::shared_ptr<Plan> plan,
-               const Retention& retention) {
+            [](const Image& image, const std::shared_ptr<Store>& store,
+               const std::shared_ptr<Plan>& plan, const Retention& retention) {
                 const nb::gil_scoped_release unlocked;
-                return Batch::load(bytes_of(image), std::move(store), std::move(plan), retention);
+                return Batch::load(bytes_of(image), store, plan, retention);
             },
             "image"_a.noconvert(), "store"_a, "plan"_a, "retention"_a,
             "The batch that save() wrote. Raises Error for an image that is damaged, of another "

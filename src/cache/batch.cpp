@@ -27,8 +27,8 @@ Rows rows_of(const BatchRows& rows, std::size_t number) {
 
 }  // namespace
 
-Batch::Batch(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
-             std::uint32_t sequences) {
+Batch::Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
+             Retention retention, std::uint32_t sequences) {
     check(sequences > 0, "a batch of 0 sequences; it needs at least 1");
     // Says what is wrong with a store, a plan or a retention.
     const Sequence checked(store, plan, retention);

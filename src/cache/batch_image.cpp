@@ -76,8 +76,8 @@ Batch::State Batch::state_of(const ImageHeader& header) const {
     return state;
 }
 
-Batch Batch::load(std::span<const std::byte> image, std::shared_ptr<Store> store,
-                  std::shared_ptr<const Plan> plan, const Retention& retention) {
+Batch Batch::load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
+                  const std::shared_ptr<const Plan>& plan, const Retention& retention) {
     Batch batch(store, plan, retention, 1);
     const ImageHeader header = read_image(image);
     check_image(header, image_identity(*plan, retention));

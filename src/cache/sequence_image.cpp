@@ -252,14 +252,16 @@ ImageHeader checked_header(std::span<const std::byte> image, const std::shared_p
 
 }  // namespace
 
-std::vector<Sequence> load_sequences(std::span<const std::byte> image, std::shared_ptr<Store> store,
-                                     std::shared_ptr<const Plan> plan, const Retention& retention) {
+std::vector<Sequence> load_sequences(std::span<const std::byte> image,
+                                     const std::shared_ptr<Store>& store,
+                                     const std::shared_ptr<const Plan>& plan,
+                                     const Retention& retention) {
     const ImageHeader header = checked_header(image, store, plan, retention);
     return SequenceImage::load(header, image.data(), store, plan, retention, 0);
 }
 
-Sequence load_sequence(std::span<const std::byte> image, std::shared_ptr<Store> store,
-                       std::shared_ptr<const Plan> plan, const Retention& retention) {
+Sequence load_sequence(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
+                       const std::shared_ptr<const Plan>& plan, const Retention& retention) {
     const ImageHeader header = checked_header(image, store, plan, retention);
     if (header.batch != 1)
         refuse_image("a batch of " + std::to_string(header.batch) + "; a Sequence is one");

@@ -20,7 +20,8 @@ struct Due {
     cache::Block* block = nullptr;
     std::uint32_t holders = 0;  // among the sequences that pack it
     bool replaced = false;      // `fresh` takes its place
-    std::unique_ptr<cache::Block> fresh{};
+    std::unique_ptr<cache::Block> fresh;
+    cache::Block* made = nullptr;  // `fresh`, once its holders have it
 };
 
 }  // namespace
@@ -63,7 +64,7 @@ void Sequence::pack(std::span<const Place> places, bool apart, Executor& executo
                 continue;  // named twice
             cache::Block* block = sequence.blocks_[place.block];
             const auto [found, is_new] = numbers.try_emplace(block, due.size());
-            if (is_new) due.push_back({.block = block});
+            if (is_new) due.emplace_back().block = block;
             Due& its = due[found->second];
             ++its.holders;
             its.replaced = its.replaced || sequence.guarded(place.block);
@@ -110,6 +111,7 @@ void Sequence::pack(std::span<const Place> places, bool apart, Executor& executo
             its.fresh->refs = its.holders;
             its.fresh->keys = its.block->keys;
             its.fresh->values = its.block->values;
+            its.made = its.fresh.release();
             continue;
         }
         store.pool(exact_bytes).deallocate(its.block->data);
@@ -120,9 +122,8 @@ void Sequence::pack(std::span<const Place> places, bool apart, Executor& executo
     for (const auto& [place, number] : holders) {
         if (!due[number].replaced) continue;
         place.sequence->let_go(place.block);
-        place.sequence->blocks_[place.block] = due[number].fresh.get();
+        place.sequence->blocks_[place.block] = due[number].made;
     }
-    for (Due& its : due) static_cast<void>(its.fresh.release());
 }
 
 }  // namespace lowkv

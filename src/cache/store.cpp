@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "lowkv/error.h"
 
 namespace lowkv {
 
-Store::Store(std::size_t budget_bytes, std::shared_ptr<Device> device)
-    : device_(device ? std::move(device) : cpu_device()), impl_(std::make_unique<Impl>(*device_)) {
+Store::Store(std::size_t budget_bytes, const std::shared_ptr<Device>& device)
+    : device_(device ? device : cpu_device()), impl_(std::make_unique<Impl>(*device_)) {
     impl_->stats.budget_bytes = budget_bytes;
 }
 
