@@ -198,13 +198,11 @@ class Watcher {
     void judge(std::string_view line) {
         constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ";
         if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
-        const std::size_t mark = line.find(denial_mark);
-        if (mark != std::string_view::npos &&
-            line.substr(mark + denial_mark.size()).starts_with(some))
-            denial_ = line.substr(mark + denial_mark.size() + some.size());
-        if (mark != std::string_view::npos &&
-            line.substr(mark + denial_mark.size()).starts_with(other_memory))
-            elsewhere_ = line.substr(mark + denial_mark.size() + 2);
+        if (const std::size_t mark = line.find(denial_mark); mark != std::string_view::npos) {
+            const std::string_view said = line.substr(mark + denial_mark.size());
+            if (said.starts_with(some)) denial_ = said.substr(some.size());
+            if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "
+        }
         if (active_) return;
         // The cache was made elsewhere, or the program works: too late for the plug-in.
         const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&

@@ -130,9 +130,9 @@ void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t fir
     }
     // A state's rows may lie at odd addresses.
     rows_.resize(bytes / sizeof rows_[0]);
-    device().read_rows(*plan_, static_cast<lowkv::Part>(part),
-                       view.packed ? decoded_.data() : view.keys, first % plan_->block_tokens(),
-                       count, {rows_.data(), shape_.head_dim, shape_.channels()});
+    device().read_rows(*plan_, part, view.packed ? decoded_.data() : view.keys,
+                       first % plan_->block_tokens(), count,
+                       {rows_.data(), shape_.head_dim, shape_.channels()});
     std::memcpy(out, rows_.data(), bytes);
 }
 

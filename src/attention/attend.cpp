@@ -4,6 +4,7 @@
 
 #include "attention/query.h"
 #include "attention/workspace.h"
+#include "codec/round.h"
 #include "lowkv/attention_mass.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
@@ -12,7 +13,7 @@ namespace lowkv {
 namespace {
 
 std::size_t blocks_of(const Plan& plan, std::uint32_t cells) {
-    return (std::size_t{cells} + plan.block_tokens() - 1) / plan.block_tokens();
+    return ceil_div(std::size_t{cells}, std::size_t{plan.block_tokens()});
 }
 
 std::span<const BlockView> views_of(const Sequence& sequence, std::uint32_t cells,

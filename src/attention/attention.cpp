@@ -150,7 +150,7 @@ class Call {
             if (job.split.ranges > 1) chunks_to_join_ += chunks;
             rows += chunks * job.split.ranges * job.split.chunk_rows;
             queries += std::size_t{io.tokens} * io.heads;
-            turns_ += (io.tokens + tokens_of_a_turn - 1) / tokens_of_a_turn;
+            turns_ += ceil_div(std::size_t{io.tokens}, tokens_of_a_turn);
             prefills = prefills || !job.split.decode;
         }
         const bool apart = plan_.values().rotation() != nullptr;

@@ -8,6 +8,7 @@
 
 #include "attention/query.h"
 #include "attention/workspace.h"
+#include "codec/round.h"
 #include "kernels/table.h"
 
 namespace lowkv {
@@ -52,7 +53,7 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
     params.sink_logits = attention.sink_logits;
 
     AttentionWorkspace::Impl& work = workspace.impl();
-    const std::size_t blocks = (std::size_t{io.n_cells} + block_tokens - 1) / block_tokens;
+    const std::size_t blocks = ceil_div(std::size_t{io.n_cells}, std::size_t{block_tokens});
     std::uint32_t first_seen = io.first_cell;
     if (attention.window != 0 && io.n_cells - first_seen > io.tokens + attention.window)
         first_seen = io.n_cells - io.tokens - attention.window;

@@ -1,5 +1,5 @@
-// A batch's life; batch_attend.cpp attends, batch_image.cpp saves and loads. Token t of every
-// sequence is its cell t + offset_.
+// A batch's life; src/attention/batch.cpp attends, batch_image.cpp saves and loads. Token t of
+// every sequence is its cell t + offset_.
 
 #include "lowkv/batch.h"
 

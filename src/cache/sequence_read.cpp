@@ -27,6 +27,7 @@ class ScratchSlots {
         slots_.emplace(store_.pool(slot_bytes), count);
     }
     ~ScratchSlots() {
+        if (!slots_) return;
         const std::scoped_lock lock(store_.mutex);
         slots_.reset();
     }
