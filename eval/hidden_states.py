@@ -10,12 +10,11 @@ Writes OUT/hidden_states.csv, .png and .svg."""
 
 import argparse
 import csv
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import paths
+from sheet import again_with_torch
 
 SCHEMES = ["turboquant4", "lowkv4", "kivi4", "lowkv2.8", "kivi2"]
 TOKENS, CHUNK, FIRST = 2048, 32, 256
@@ -27,7 +26,7 @@ def parser():
     made.add_argument("--package", type=Path, default=paths.ROOT / "build/python/site", help="where lowkv is installed")
     made.add_argument("--out", type=Path, default=paths.ROOT / "docs/quality")
     made.add_argument("--plot-only", action="store_true", help="draw what the CSV has")
-    made.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # the CSV, in an environment with torch
+    made.add_argument("--measuring", action="store_true", help=argparse.SUPPRESS)  # in an environment with torch
     return made
 
 
@@ -91,13 +90,11 @@ def plot(rows, out):
 
 def main():
     args = parser().parse_args()
-    if args.measure:
-        return measure(args.measure)
     file = args.out / "hidden_states.csv"
-    if not args.plot_only:
-        python = paths.set_up_paths()["LOWKV_TRANSFORMERS_PYTHON"]
-        environment = os.environ | {"PYTHONPATH": str(args.package)}
-        subprocess.run([python, __file__, "--measure", file], env=environment, check=True)
+    if args.measuring:
+        return measure(file)
+    if not args.plot_only and (status := again_with_torch(args.package)) != 0:
+        return status
     with file.open(newline="") as opened:
         plot(list(csv.DictReader(opened)), args.out)
     return None

@@ -12,7 +12,6 @@ between test the cache.) The filler is not the same text at every depth.
 """
 
 import argparse
-import csv
 import os
 import random
 import sys
@@ -22,13 +21,14 @@ from pathlib import Path
 
 from measuring import run
 from paths import ROOT, fingerprint, set_up_paths
+from sheet import Sheet
 
 SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "kivi4", "kivi2"]
 LENGTHS = [1024, 2048]
 DEPTHS = [25, 50, 75]
 TRIALS = 2
 KEY = ["scheme", "length", "depth", "trial"]
-COLUMNS = [*KEY, "plugin", "right", "answer"]
+COLUMNS = ["plugin", "right", "answer"]
 CHARACTERS = 4.4  # of a token of the handbook, about
 
 
@@ -52,27 +52,12 @@ def ask(args, scheme, words):
     return said.removeprefix(words).strip()
 
 
-def read(path):
-    if not path.exists():
-        return {}
-    with open(path, newline="") as file:
-        return {tuple(row[c] for c in KEY): row for row in csv.DictReader(file)}
-
-
-def save(path, rows):
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows.values())
-
-
 def measure(args, plugin, lengths=LENGTHS, schemes=SCHEMES, depths=DEPTHS, trials=TRIALS):
     """Adds to the CSV what this build lacks. The model runs as it is, with quantized weights."""
-    path = args.out / "passkey.csv"
+    sheet = Sheet(args.out / "passkey.csv", KEY, COLUMNS)
     text = Path(args.file).read_text()
-    rows = read(path)
     cells = [(s, n, d, t) for t in range(trials) for n in lengths for s in schemes for d in depths]
-    todo = [c for c in cells if rows.get(tuple(map(str, c)), {}).get("plugin") != plugin]
+    todo = [c for c in cells if sheet.get(*c).get("plugin") != plugin]
     start, done, total = time.monotonic(), 0, sum(c[1] for c in todo)
 
     def answer(cell):
@@ -82,9 +67,7 @@ def measure(args, plugin, lengths=LENGTHS, schemes=SCHEMES, depths=DEPTHS, trial
 
     with ThreadPoolExecutor(args.jobs) as pool:
         for cell, right, said in pool.map(answer, todo):
-            row = dict(zip(COLUMNS, map(str, (*cell, plugin, int(right), said))))
-            rows[tuple(row[c] for c in KEY)] = row
-            save(path, rows)
+            sheet.add(**dict(zip(KEY, cell)), plugin=plugin, right=int(right), answer=said)
             scheme, length, depth, _ = cell
             done += length
             left = (time.monotonic() - start) / done * (total - done)
@@ -116,7 +99,7 @@ def main():
 def draw(out):
     """One heat map per scheme: length across, depth down."""
     import quality_plots
-    rows = list(read(out / "passkey.csv").values())
+    rows = list(Sheet(out / "passkey.csv", KEY, COLUMNS).rows.values())
     if rows:
         quality_plots.passkey(out, rows, SCHEMES)
 

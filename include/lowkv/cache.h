@@ -133,7 +133,7 @@ class Sequence {
     void read_value(std::uint32_t cell, float* row) const;
 
     // Cells [first, first + count), in the plan's type, decoded where they are packed: each block
-    // once. Rows never written are zeros.
+    // once. Rows never written are zeros. Keys or values without data are not wanted.
     void read(std::uint32_t first, std::uint32_t count, const RowsOut& keys, const RowsOut& values,
               Executor& executor = serial_executor()) const;
 

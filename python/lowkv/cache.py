@@ -60,6 +60,21 @@ class Cache(Steps, transformers.Cache):
         with self.step():
             super().crop(*args, **kwargs)
 
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps these sequences of the batch, in this order, in all layers or in none."""
+        selected = [layer.selected(indices) for layer in self.layers]
+        for layer, rows in zip(self.layers, selected, strict=True):
+            layer.rows = rows
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Goes on with these beams; see batch_select_indices()."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Has each sequence of the batch `repeats` times; see batch_select_indices()."""
+        if self.get_seq_length() > 0:
+            self.batch_select_indices(torch.arange(self.layers[0].batch_size).repeat_interleave(repeats))
+
     def fork(self) -> Cache:
         """A copy that shares all packed blocks: continue one prompt many times."""
         return copy.deepcopy(self)

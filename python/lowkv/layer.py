@@ -232,16 +232,21 @@ class Layer(CacheLayerMixin):
     def reset(self) -> None:
         self._clear()
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if self.rows is not None:
-            self.rows.select(torch.arange(self.batch_size)[indices.cpu()].tolist())
+    def selected(self, indices: torch.Tensor) -> Batch | None:
+        """Rows of these sequences of the batch, in this order; the layer keeps its own."""
+        if self.rows is None:
+            return None
+        rows = self.rows.fork()
+        rows.select(torch.arange(self.batch_size)[indices.cpu()].tolist())
+        return rows
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        self.batch_select_indices(beam_idx)
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.rows = self.selected(indices)
+
+    reorder_cache = batch_select_indices
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.rows is not None:
-            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+        self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> Layer:
         new = type(self).__new__(type(self))

@@ -7,6 +7,7 @@
 #include "attention/query.h"
 #include "attention/run.h"
 #include "attention/workspace.h"
+#include "codec/round.h"
 #include "kernels/table.h"
 
 namespace lowkv {
@@ -37,13 +38,12 @@ void attention::run_mass(const Plan& plan, const SequenceAttention& sequence,
         rows_of_head <= params.decode_rows ? decode_max_rows : prefill_max_rows;
     const std::uint32_t first_span = first_cell / span_tokens;
     const auto end_cell = static_cast<std::uint32_t>(first_cell + mass.size());
-    const std::uint32_t spans = (end_cell + span_tokens - 1) / span_tokens - first_span;
+    const std::uint32_t spans = ceil_div(end_cell, span_tokens) - first_span;
     // A few spans a task, because each loads all queries anew.
     const std::uint32_t task_spans = std::max(spans / (4 * executor.threads()), 1u);
     std::vector<float> sums(std::size_t{spans} * span_tokens);
 
-    executor.parallel_for((spans + task_spans - 1) / task_spans, [&](std::size_t item,
-                                                                     unsigned thread) {
+    executor.parallel_for(ceil_div(spans, task_spans), [&](std::size_t item, unsigned thread) {
         const auto span = static_cast<std::uint32_t>(item) * task_spans;
         kernels::Task task;
         task.plan = &plan;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cache/sequence_image.h"
+#include "codec/round.h"
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
 
@@ -70,8 +71,7 @@ Batch::State Batch::state_of(const ImageHeader& header) const {
         return state;
     }
     // What was cut off before the first token is no whole block.
-    const std::uint32_t block_end =
-        (state.first + offset_ + tokens - 1) / tokens * tokens - offset_;
+    const std::uint32_t block_end = round_up(state.first + offset_, tokens) - offset_;
     state.packed_first = state.packed_end = state.first < sinks ? sinks : block_end;
     return state;
 }

@@ -8,6 +8,7 @@
 
 #include "cache/block.h"
 #include "cache/store.h"
+#include "codec/round.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
 
@@ -27,7 +28,7 @@ Sequence::Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> pla
     }
     check_cell(first_cell);
     const std::uint32_t tokens = plan_->block_tokens();
-    blocks_.resize((std::size_t{first_cell} + tokens - 1) / tokens);
+    blocks_.resize(ceil_div<std::size_t>(first_cell, tokens));
     // From here on the pools exist, and looking one up can't fail.
     Store::Impl& impl = store_->impl();
     const std::scoped_lock lock(impl.mutex);
@@ -112,7 +113,7 @@ bool Sequence::full(std::uint32_t block) const noexcept {
 void Sequence::truncate(std::uint32_t size) noexcept {
     if (size >= size_) return;
     const std::uint32_t tokens = plan_->block_tokens();
-    const std::uint32_t kept = (size + tokens - 1) / tokens;
+    const std::uint32_t kept = ceil_div(size, tokens);
     const std::scoped_lock lock(store_->impl().mutex);
     for (std::uint32_t b = kept; b < blocks(); ++b) let_go(b);
     blocks_.resize(kept);

@@ -11,6 +11,7 @@
 
 #include "cache/block.h"
 #include "cache/store.h"
+#include "codec/round.h"
 #include "lowkv/error.h"
 
 namespace lowkv {
@@ -140,7 +141,7 @@ struct SequenceImage::Access {
         }
         Sequence::make_writable(exact, 0);
         take_packed(packed, plan, sequences.front().store_->impl(),
-                    (std::size_t{header.tokens} + offset + tokens - 1) / tokens, sequences);
+                    ceil_div<std::size_t>(std::size_t{header.tokens} + offset, tokens), sequences);
 
         for (std::size_t s = 0; s < sequences.size(); ++s) {
             Sequence& sequence = sequences[s];

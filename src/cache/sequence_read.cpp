@@ -10,6 +10,7 @@
 #include "cache/block.h"
 #include "cache/host_rows.h"
 #include "cache/store.h"
+#include "codec/round.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
 
@@ -61,14 +62,11 @@ void Sequence::read_row(Part part, std::uint32_t cell, float* row) const {
         std::fill_n(row, channels, 0.0f);
         return;
     }
-    const std::size_t bytes = channels * cache::bytes_of(plan_->rows());
-    std::vector<std::byte> both(2 * bytes);
-    const auto out = [&](std::byte* data) {
-        return RowsOut{data, plan_->shape().head_dim, channels};
-    };
-    read(cell, 1, out(both.data()), out(both.data() + bytes));
-    cache::convert(plan_->kernels(), plan_->rows(), both.data() + (part == Part::keys ? 0 : bytes),
-                   RowType::f32, reinterpret_cast<std::byte*>(row), channels);
+    std::vector<std::byte> held(channels * cache::bytes_of(plan_->rows()));
+    const RowsOut out{held.data(), plan_->shape().head_dim, channels};
+    read(cell, 1, part == Part::keys ? out : RowsOut{}, part == Part::values ? out : RowsOut{});
+    cache::convert(plan_->kernels(), plan_->rows(), held.data(), RowType::f32,
+                   reinterpret_cast<std::byte*>(row), channels);
 }
 
 void Sequence::read_key(std::uint32_t cell, float* row) const { read_row(Part::keys, cell, row); }
@@ -104,7 +102,7 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
 
     Store::Impl& store = readings.front().sequence->store_->impl();
     const std::uint32_t first_block = first / tokens;
-    const std::size_t blocks = (end + tokens - 1) / tokens - first_block;
+    const std::size_t blocks = ceil_div<std::uint64_t>(end, tokens) - first_block;
     const std::size_t items = readings.size() * blocks;
     std::vector<BlockCopy> decoded;
     const std::size_t most = any_packed ? blocks_at_a_time : items;
@@ -129,6 +127,7 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
             const cache::Block* block = block_of(done + i);
             for (const Part part : {Part::keys, Part::values}) {
                 RowsOut rows = part == Part::keys ? reading.keys : reading.values;
+                if (rows.data == nullptr) continue;
                 rows.data = static_cast<std::byte*>(rows.data) +
                             std::size_t{from - first} * rows.token_stride * bytes;
                 if (block == nullptr) {

@@ -206,6 +206,32 @@ def test_a_crop_goes_back_in_all_layers_or_in_none():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("select", "chosen"), [
+    (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+    (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+    (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+])
+def test_a_batch_is_selected_in_all_layers_or_in_none(monkeypatch, select, chosen):
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model, SCHEME)
+    select(cache)  # empty: nothing to select, as with the stock cache
+    run(model, cache, PROMPT.repeat(2, 1) + torch.tensor([[0], [1]]))
+    held = state(cache)
+
+    def fail(indices):
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(cache.layers[-1], "selected", fail)
+        with pytest.raises(MemoryError):
+            select(cache)
+    same(held, state(cache))
+    select(cache)
+    for layer, rows in zip(cache.layers, held[-1], strict=True):
+        assert all(torch.equal(now, before[chosen]) for now, before in zip(layer.full(), rows, strict=True))
+
+
+@torch.no_grad()
 def test_copies_of_a_model_have_steps_too():
     model, _ = build("llama")
     name = str(type(model))

@@ -1,0 +1,52 @@
+"""What several scripts of eval/ need: a CSV that remembers what was measured, and another environment to measure in."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import paths
+
+
+class Sheet:
+    """Rows of a CSV, each under its values of `key`: read once, written whole after each measurement."""
+
+    def __init__(self, path: Path, key: list[str], columns: list[str]):
+        self.path, self.key, self.columns = path, key, [*key, *columns]
+        self.rows = {}
+        if path.exists():
+            with path.open(newline="") as file:
+                self.rows = {tuple(row[k] for k in key): row for row in csv.DictReader(file)}
+
+    def get(self, *key) -> dict:
+        """The row, or an empty one."""
+        return self.rows.get(tuple(map(str, key)), {})
+
+    def add(self, **row) -> None:
+        row = {name: str(value) for name, value in row.items()}
+        self.rows[tuple(row[k] for k in self.key)] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(".part")
+        with unfinished.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows.values())
+        unfinished.replace(self.path)
+
+    def select(self, **values) -> list[dict]:
+        return [row for row in self.rows.values() if all(row[k] == str(v) for k, v in values.items())]
+
+
+def again_with_torch(package: Path) -> int:
+    """Runs this script once more, with --measuring, where torch, transformers and the package are. Its status."""
+    if not list(package.glob("lowkv/_core*.so")):
+        sys.exit(f"there is no Python package in {package}: `make package` builds it")
+    python = paths.set_up_paths()["LOWKV_TRANSFORMERS_PYTHON"]
+    environment = os.environ | {"PYTHONPATH": str(package)}
+    return subprocess.run([python, sys.argv[0], "--measuring", *sys.argv[1:]], env=environment, check=False).returncode
+
+
+def library(package: Path) -> str:
+    """The fingerprint of the package's own code."""
+    return paths.fingerprint(next(package.glob("lowkv/_core*.so")))
