@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "cache_name.h"
 #include "cache_size.h"
@@ -118,8 +119,12 @@ void CacheBuffer::start() {
     if (started_) return;
     for (auto& [key, layer] : layers_) layer->decide();
     started_ = true;
-    report_active();
-    refuse_other_layers();
+    plan();
+    if (refusal_.empty()) report_active();
+}
+
+void CacheBuffer::plan() {
+    if (!std::exchange(planned_, true)) refuse_other_layers();
 }
 
 void CacheBuffer::prepare() {
@@ -132,12 +137,18 @@ void CacheBuffer::prepare() {
 // A scheme that speaks of layers which no model in this process has was meant for another one.
 void CacheBuffer::refuse_other_layers() {
     const int highest = last_live_layer();
-    for (const LayerOverride& o : setting_->scheme.overrides)
-        if (static_cast<int>(o.last) > highest)
-            refusal_ = "the scheme " + setting_->text + " speaks of layer " +
-                       std::to_string(o.last) + ", but the model's last layer with a cache is " +
-                       std::to_string(highest);
-    if (!refusal_.empty()) report(GGML_LOG_LEVEL_ERROR, refusal_);
+    for (const LayerOverride& o : setting_->scheme.overrides) {
+        if (static_cast<int>(o.last) <= highest) continue;
+        const std::string why =
+            "the scheme " + setting_->text + " speaks of layer " + std::to_string(o.last) +
+            ", but the model's last layer with a cache is " + std::to_string(highest);
+        {
+            const std::lock_guard lock(live_mutex);
+            refusal_ = why;
+        }
+        report(GGML_LOG_LEVEL_ERROR, why);
+        return;
+    }
 }
 
 void CacheBuffer::follow(std::uint32_t stream, Executor& executor) {
@@ -310,6 +321,11 @@ int last_live_layer() {
     int last = -1;
     for_each_live([&](const CacheBuffer& buffer) { last = std::max(last, buffer.last_layer()); });
     return last;
+}
+
+bool any_refused() {
+    const std::lock_guard lock(live_mutex);
+    return std::ranges::any_of(live(), &CacheBuffer::refused);
 }
 
 bool any_cache_made() {

@@ -56,6 +56,11 @@ class CacheBuffer {
     CellTracker& tracker(std::uint32_t stream) noexcept { return trackers_[stream]; }
     bool holds_cache() const noexcept { return holds_cache_; }
 
+    // A graph is planned on the cache: all caches of its context are made by now. Refuses a scheme
+    // that was meant for another model.
+    void plan();
+    bool refused() const noexcept { return !refusal_.empty(); }
+
     // Before each operation: the first one decides how all layers are held, and says so. Throws
     // Error when the contents can't be trusted.
     void prepare();
@@ -95,7 +100,7 @@ class CacheBuffer {
     std::shared_ptr<const Setting> setting_;
     Mapping memory_;
     bool holds_cache_ = false;
-    bool started_ = false;
+    bool planned_ = false, started_ = false;
     std::shared_ptr<Store> store_;
     Layers layers_;  // by tag, number
     std::vector<std::unique_ptr<CacheTensor>> tensors_;
@@ -138,6 +143,7 @@ CacheStats live_stats();
 // None is made or freed meanwhile.
 void for_each_live(const std::function<void(const CacheBuffer&)>& f);
 int last_live_layer();  // of all caches
+bool any_refused();     // then no context can be made
 bool any_cache_made();
 
 }  // namespace lowkv::ggml
