@@ -21,8 +21,8 @@ namespace lowkv::ggml {
 namespace {
 
 std::mutex live_mutex;
-std::set<const CacheBuffer*>& live() {
-    static std::set<const CacheBuffer*> buffers;
+std::vector<const CacheBuffer*>& live() {  // the newest last
+    static std::vector<const CacheBuffer*> buffers;
     return buffers;
 }
 bool cache_made = false;
@@ -51,13 +51,13 @@ CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setti
     : setting_(std::move(setting)), memory_(bytes), store_(std::make_shared<Store>()) {
     const std::lock_guard lock(live_mutex);
     if (live().empty()) forget_layers_elsewhere();
-    live().insert(this);
+    live().push_back(this);
 }
 
 CacheBuffer::~CacheBuffer() {
     {
         const std::lock_guard lock(live_mutex);
-        live().erase(this);
+        std::erase(live(), this);
     }
     if (!started_) return;
     try {
