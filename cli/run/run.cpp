@@ -31,6 +31,7 @@
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
 #include "run/checks.h"
+#include "run/watcher.h"
 
 namespace lowkv::cli {
 
@@ -174,48 +175,6 @@ void forward(int number, siginfo_t* info, void* /*context*/) {
     if (child > 0) kill(child, number);
 }
 
-// What the child's messages have told so far.
-class Watcher {
-  public:
-    void read(std::string_view text) {
-        line_ += text;
-        for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos;
-             line_.erase(0, end + 1)) {
-            judge(std::string_view(line_).substr(0, end));
-        }
-        if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
-    }
-    void end() {
-        judge(line_);
-        line_.clear();
-    }
-    bool active() const { return active_; }
-    const std::string& stranger() const { return stranger_; }    // why it surely isn't active
-    const std::string& denial() const { return denial_; }        // "1 of 30 layers ...: why"
-    const std::string& elsewhere() const { return elsewhere_; }  // where some cache is
-
-  private:
-    void judge(std::string_view line) {
-        constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ";
-        if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
-        if (const std::size_t mark = line.find(denial_mark); mark != std::string_view::npos) {
-            const std::string_view said = line.substr(mark + denial_mark.size());
-            if (said.starts_with(some)) denial_ = said.substr(some.size());
-            if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "
-        }
-        if (active_) return;
-        // The cache was made elsewhere, or the program works: too late for the plug-in.
-        const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
-                               line.find("LOWKV") == std::string_view::npos;
-        const bool working = line.find("listening on http") != std::string_view::npos ||
-                             line.find("all slots are idle") != std::string_view::npos;
-        if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
-    }
-
-    std::string line_, stranger_, denial_, elsewhere_;
-    bool active_ = false;
-};
-
 [[noreturn]] void become(const std::vector<std::string>& words, int messages,
                          const sigset_t& signals) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -238,18 +197,6 @@ int stop(pid_t child) {
     kill(child, SIGKILL);
     waitpid(child, &status, 0);
     return status;
-}
-
-// Why the program should not go on; empty: nothing is wrong so far.
-std::string problem_of(const Watcher& watcher, const Options& options) {
-    if (!options.partial && !watcher.denial().empty())
-        return "lowkv can't pack " + watcher.denial() + "; --partial lets it run all the same";
-    if (!options.partial && watcher.active() && !watcher.elsewhere().empty())
-        return "lowkv can't pack every layer: " + watcher.elsewhere() +
-               "; --partial lets it run all the same";
-    if (watcher.active() || watcher.stranger().empty()) return "";
-    return "it started to work without the plug-in (\"" + watcher.stranger() +
-           "\"). Its cache would have been llama.cpp's own. `lowkv doctor` finds out why";
 }
 
 struct Ending {
@@ -279,7 +226,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         }
         if (alive && waitpid(child, &ending.status, WNOHANG) == child) alive = false;
         if (!demand || !alive) continue;
-        ending.problem = problem_of(watcher, options);
+        ending.problem = watcher.problem(options.partial);
         if (ending.problem.empty() && !watcher.active() && options.timeout > 0 &&
             watch.seconds() > options.timeout) {
             ending.problem =
@@ -349,12 +296,8 @@ int run(Options& options) {
     const int status =
         WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
     if (!demand) return status;
-    std::string problem = problem_of(watcher, options);
-    if (problem.empty() && !watcher.active()) {
-        problem = watcher.denial().empty()
-                      ? "its cache was never lowkv's: there was no \"lowkv: active\" line"
-                      : "lowkv can't pack " + watcher.denial();
-    }
+    std::string problem = watcher.problem(options.partial);
+    if (problem.empty()) problem = watcher.lack(status == 0);
     if (problem.empty()) return status;
     std::fprintf(stderr, "lowkv: %s ended (status %d): %s\n", program.c_str(), status,
                  problem.c_str());

@@ -59,4 +59,19 @@ def test_an_override_beyond_the_model_starts_nothing(words, env):
 def test_a_model_that_is_not_there_is_the_programs_affair():
     run = lowkv("run", "--scheme", "lowkv2.8,layer.40=kivi4", "--", COMPLETION, "-m", "/no/such.gguf", *ASK)
     assert run.code == 1 and "override" not in run.err and "was stopped" not in run.err, run.both
-    assert "llama-completion ended (status 1): its cache was never lowkv's" in run.err, run.both
+    assert "lowkv:" not in run.err and "/no/such.gguf" in run.both, run.both
+
+
+@pytest.mark.parametrize("words, code", [
+    ((COMPLETION, "-m", "/no/such.gguf", *ASK), 1), ((COMPLETION, "-m", MODEL, "--no-such-option"), 1),
+    ((COMPLETION, "-m", MODEL, "-f", "/no/such.txt"), 1),
+    ((COMPLETION.with_name("llama-bench"), "-m", "/no/such.gguf"), 1), (("sh", "-c", "exit 7"), 7)])
+def test_a_program_that_fails_by_itself_has_its_own_words(words, code):
+    run = lowkv("run", "--", *words)
+    assert run.code == code and "lowkv:" not in run.both, run.both
+
+
+def test_a_program_that_works_without_a_cache_fails():
+    run = lowkv("run", "--", "sh", "-c", "exit 0")
+    assert run.code == 1, run.both
+    assert "lowkv: sh ended (status 0): its cache was never lowkv's" in run.err, run.both
