@@ -1,16 +1,13 @@
 // lowkv run -- COMMAND: a stock llama.cpp program with the plug-in, or a clear failure. Without the
 // plug-in these programs run on, silently, with an f16 cache.
 
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +28,7 @@
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
 #include "run/checks.h"
+#include "run/child.h"
 #include "run/watcher.h"
 
 namespace lowkv::cli {
@@ -166,39 +164,6 @@ std::string find_program(const std::string& name) {
                      (llama_tools_directory().empty() ? "" : " or in " + llama_tools_directory()));
 }
 
-volatile pid_t child_process = 0;
-
-// Terminal keys reach the child by themselves; signals that were sent to us are passed on.
-void forward(int number, siginfo_t* info, void* /*context*/) {
-    if (info->si_code == SI_KERNEL) return;
-    const pid_t child = child_process;
-    if (child > 0) kill(child, number);
-}
-
-[[noreturn]] void become(const std::vector<std::string>& words, int messages,
-                         const sigset_t& signals) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    dup2(messages, STDERR_FILENO);
-    close(messages);
-    sigprocmask(SIG_SETMASK, &signals, nullptr);
-    const std::string text =
-        "lowkv: can't start " + words[0] + ": " + std::strerror(execute(words)) + "\n";
-    static_cast<void>(!write(STDERR_FILENO, text.data(), text.size()));
-    _exit(127);
-}
-
-int stop(pid_t child) {
-    kill(child, SIGTERM);
-    int status = 0;
-    for (int wait = 0; wait < 50; ++wait) {
-        if (waitpid(child, &status, WNOHANG) == child) return status;
-        usleep(100000);
-    }
-    kill(child, SIGKILL);
-    waitpid(child, &status, 0);
-    return status;
-}
-
 struct Ending {
     int status = 0;       // waitpid's
     std::string problem;  // why we stopped it
@@ -233,7 +198,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
                 "no \"lowkv: active\" line within " + fixed(options.timeout, 0) + " s (--timeout)";
         }
         if (ending.problem.empty()) continue;
-        ending.status = stop(child);
+        ending.status = stop_child(child);
         return ending;
     }
     watcher.end();
@@ -270,28 +235,12 @@ int run(Options& options) {
     }
     if (!calibrations.empty()) setenv("LOWKV_CALIBRATION", calibrations.c_str(), 1);
 
-    std::array<int, 2> messages{};
-    if (pipe2(messages.data(), O_CLOEXEC) != 0)
-        throw Failure(std::string("no pipe: ") + std::strerror(errno));
-    sigset_t block, before;
-    sigfillset(&block);
-    sigprocmask(SIG_BLOCK, &block, &before);
-    const pid_t child = fork();
-    if (child == 0) become(words, messages[1], before);
-    close(messages[1]);
-    child_process = child;
-    struct sigaction action = {};
-    action.sa_sigaction = forward;
-    action.sa_flags = SA_SIGINFO | SA_RESTART;
-    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
-        sigaction(number, &action, nullptr);
-    sigprocmask(SIG_SETMASK, &before, nullptr);
-    if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
-
+    int messages = -1;
+    const pid_t child = start_child(words, messages);
     Watcher watcher;
-    const Ending ending = attend_to(child, messages[0], watcher, options, demand);
-    child_process = 0;
-    close(messages[0]);
+    const Ending ending = attend_to(child, messages, watcher, options, demand);
+    forget_child();
+    close(messages);
     if (!ending.problem.empty()) throw Failure(program + " was stopped: " + ending.problem);
     const int status =
         WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
