@@ -45,9 +45,9 @@ It sets GGML_BACKEND_PATH, LOWKV_SCHEME and, where neighbours are busy, GOMP_SPI
 adds `-dev LOWKV` for the programs that need it and `-t` where not all cores are free, passes
 output and signals through and ends with the program's exit status. If the program starts to work
 without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and
-the exit status is 1; --partial allows the latter. Overrides of layers and calibrations are checked
-against the model of -m before anything is started. A batch sees itself exactly: with
-llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
+the exit status is 1; --partial allows the latter, as long as other layers are packed. Overrides of
+layers and calibrations are checked against the model of -m before anything is started. A batch sees
+itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin;
@@ -237,7 +237,7 @@ int run(Options& options) {
 
     int messages = -1;
     const pid_t child = start_child(words, messages);
-    Watcher watcher;
+    Watcher watcher(program != "llama-bench");
     const Ending ending = attend_to(child, messages, watcher, options, demand);
     forget_child();
     close(messages);
@@ -264,7 +264,7 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
     add_scheme(*command, options->scheme);
     add_calibrations(*command, options->calibrations);
     command->add_flag("--partial", options->partial,
-                      "Go on where only some layers can be packed and the others stay f16");
+                      "Go on where some layers stay f16, as long as others are packed");
     command->add_option("--plugin", options->plugin,
                         "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
                         "ggml, see `lowkv plugin`)");

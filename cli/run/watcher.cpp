@@ -19,11 +19,13 @@ void Watcher::end() {
 }
 
 void Watcher::judge(std::string_view line) {
-    constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ";
+    constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ",
+                               nothing = ": nothing is packed";
     if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
     if (const std::size_t mark = line.find(denial_mark); mark != std::string_view::npos) {
         const std::string_view said = line.substr(mark + denial_mark.size());
         if (said.starts_with(some)) denial_ = said.substr(some.size());
+        if (said.starts_with(nothing)) nothing_ = true;
         if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "
     }
     if (active_) return;
@@ -41,6 +43,8 @@ std::string Watcher::problem(bool partial) const {
     if (!partial && active_ && !elsewhere_.empty())
         return "lowkv can't pack every layer: " + elsewhere_ +
                "; --partial lets it run all the same";
+    if (one_cache_ && nothing_ && !active_ && !denial_.empty())
+        return "lowkv can't pack " + denial_ + "; --partial is for some layers, not for all";
     if (active_ || stranger_.empty()) return "";
     return "it started to work without the plug-in (\"" + stranger_ +
            "\"). Its cache would have been llama.cpp's own. `lowkv doctor` finds out why";

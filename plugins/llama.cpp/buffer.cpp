@@ -119,8 +119,14 @@ void CacheBuffer::start() {
     if (started_) return;
     for (auto& [key, layer] : layers_) layer->decide();
     started_ = true;
+    may_pack_ = std::ranges::any_of(layers_, [](const auto& entry) {
+        return entry.second->mode() == LayerCache::Mode::packed;
+    });
     plan();
-    if (refusal_.empty()) report_active();
+    if (!refusal_.empty()) return;
+    if (!layers_.empty() && none_packs())
+        report(GGML_LOG_LEVEL_WARN, "NOT active: nothing is packed");
+    report_active();
 }
 
 void CacheBuffer::plan() {
@@ -326,6 +332,11 @@ int last_live_layer() {
 bool any_refused() {
     const std::lock_guard lock(live_mutex);
     return std::ranges::any_of(live(), &CacheBuffer::refused);
+}
+
+bool none_packs() {
+    const std::lock_guard lock(live_mutex);
+    return std::ranges::none_of(live(), &CacheBuffer::may_pack);
 }
 
 bool any_cache_made() {

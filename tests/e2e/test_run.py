@@ -35,6 +35,28 @@ def test_partial_goes_on_when_some_layers_are_packed(wide, tmp_path):
     assert run.code == 1 and "2 of 2 layers" in run.err.strip().splitlines()[-1], run.both
 
 
+def test_partial_stops_where_nothing_is_packed(tmp_path):
+    """At the start, not after a day of work."""
+    none = models.llama(tmp_path / "llama-40.gguf", head_dim=40)
+    run = lowkv("run", "--partial", "--", COMPLETION, "-m", none, "-p", "a", "-n", -1, "--ignore-eos", "--context-shift",
+                "-no-cnv", "-t", 1)
+    last = run.err.strip().splitlines()[-1]
+    assert run.code == 1 and "llama-completion was stopped: lowkv can't pack 2 of 2 layers" in last, run.both
+    assert "head_dim 40" in last and "not for all" in last, last
+    run = lowkv("run", "--partial", "--", COMPLETION.with_name("llama-bench"), "-m", none, "-p", 0, "-n", 2, "-r", 1)
+    assert run.code == 1 and "llama-bench ended (status 0): lowkv can't pack 2 of 2 layers" in run.err, run.both
+
+
+@pytest.mark.parametrize("scheme, code", [
+    ("kivi2,layer.0=token-2-row/token-2-g32", 0), ("k=token-2-row,v=token-2-g32", 1)])
+def test_partial_counts_the_layers_of_two_caches(tmp_path, scheme, code):
+    """Gemma 2's: that of the layers that slide, 0 here, is decided first. Codecs of whole rows take heads of 256."""
+    wide = models.gemma2(tmp_path / "wide.gguf", head_dim=320, layers=2)
+    run = lowkv("run", "--partial", "--scheme", scheme, "--", COMPLETION, "-m", wide, *ASK)
+    assert run.code == code, run.both
+    assert ("nothing is packed" in run.err) == (code == 1), run.both
+
+
 @pytest.mark.parametrize("program, options", [
     ("llama-completion", ("-ngl", 10, *ASK)), ("llama-completion", ("-ngl", 30, *ASK)),
     ("llama-bench", ("-ngl", "0,99", "-p", 0, "-n", 2, "-r", 1, "-t", 1))])
