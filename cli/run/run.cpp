@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -23,6 +22,7 @@
 #include "common/plugin_path.h"
 #include "common/process.h"
 #include "common/processors.h"
+#include "common/program_options.h"
 #include "common/program_plugin.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
@@ -58,63 +58,9 @@ struct Options {
     std::vector<std::string> command;
 };
 
-using Words = std::initializer_list<std::string_view>;
-
-bool one_of(std::string_view word, Words words) {
-    return std::find(words.begin(), words.end(), word) != words.end();
-}
-
-// The values after one of the options, e.g. {"-ngl", "--gpu-layers"}.
-std::vector<std::string> values_of(const std::vector<std::string>& command, Words names) {
-    std::vector<std::string> values;
-    for (std::size_t i = 1; i < command.size(); ++i) {
-        const std::size_t equals = command[i].find('=');
-        if (one_of(command[i], names)) {
-            values.push_back(i + 1 < command.size() ? command[i + 1] : "");
-        } else if (equals != std::string::npos &&
-                   one_of(std::string_view(command[i]).substr(0, equals), names)) {
-            values.push_back(command[i].substr(equals + 1));
-        }
-    }
-    return values;
-}
-
-// The first of them; empty when there is none.
-std::string value_of(const std::vector<std::string>& command, Words names) {
-    const std::vector<std::string> values = values_of(command, names);
-    return values.empty() ? "" : values.front();
-}
-
-bool has_any(const std::vector<std::string>& command, Words names) {
-    return std::any_of(command.begin() + 1, command.end(), [&](const std::string& word) {
-        return one_of(std::string_view(word).substr(0, word.find('=')), names);
-    });
-}
-
-// Options with which llama.cpp keeps the cache away from every device but the CPU's.
-void refuse_contradictions(const std::vector<std::string>& command) {
-    const auto refuse = [](const std::string& what, const std::string& instead) {
-        throw UsageError(what + " keeps the cache away from lowkv: " + instead);
-    };
-    if (has_any(command, {"-nkvo", "--no-kv-offload"})) refuse("-nkvo", "leave it out");
-    if (value_of(command, {"-ngl", "--gpu-layers", "--n-gpu-layers"}) == "0")
-        refuse("-ngl 0", "leave it out (the weights stay on the CPU anyway)");
-    const std::string flash = value_of(command, {"-fa", "--flash-attn"});
-    if (one_of(flash, {"off", "0", "false", "disabled"}))
-        refuse("-fa " + flash, "use -fa on, or leave it out");
-    for (const char* name : {"-ctk", "-ctv"}) {
-        const std::string type =
-            value_of(command, name[3] == 'k' ? Words{"-ctk", "--cache-type-k"}
-                                             : Words{"-ctv", "--cache-type-v"});
-        if (!type.empty() && type != "f16") {
-            refuse(std::string(name) + " " + type,
-                   "leave it out; --scheme says how the cache is stored");
-        }
-    }
-    const std::string device = value_of(command, {"-dev", "--device"});
-    if (!device.empty() && device.find("LOWKV") == std::string::npos) {
-        refuse("-dev " + device, "use -dev LOWKV, or leave it out");
-    }
+void refuse_obstacles(const std::vector<std::string>& command, bool reads_environment) {
+    for (const Obstacle& found : obstacles(command, reads_environment))
+        throw UsageError(found.what + " keeps the cache away from lowkv: " + found.instead);
 }
 
 // The models that are files by name; what -hf or -mu would fetch can't be known before.
@@ -212,12 +158,13 @@ int run(Options& options) {
     std::vector<std::string> words = options.command;
     const std::string program = std::filesystem::path(words[0]).filename().string();
     const bool demand = !only_asks(words);
-    if (demand) refuse_contradictions(words);
-    if (demand) check_models(words, options);
-    words[0] = find_program(words[0]);
-    if (needs_device(program) && !has_any(words, {"-dev", "--device"})) {
+    const bool common = needs_device(program);  // and reads LLAMA_ARG_*, as llama-bench does not
+    if (common && !has_any(words, {"-dev", "--device"})) {
         words.insert(words.begin() + 1, {"-dev", "LOWKV"});
     }
+    if (demand) refuse_obstacles(words, common);
+    if (demand) check_models(words, options);
+    words[0] = find_program(words[0]);
     if (demand) limit_threads(words, program);
     const std::string plugin = options.plugin.empty()
                                    ? plugin_for_program(words[0], options.build_plugin)

@@ -47,7 +47,7 @@ std::string Watcher::problem(bool partial) const {
         return "lowkv can't pack " + denial_ + "; --partial is for some layers, not for all";
     if (active_ || stranger_.empty()) return "";
     return "it started to work without the plug-in (\"" + stranger_ +
-           "\"). Its cache would have been llama.cpp's own. `lowkv doctor` finds out why";
+           "\"). Its cache would have been llama.cpp's own. `lowkv doctor -m MODEL` may tell why";
 }
 
 std::string Watcher::lack(bool succeeded) const {

@@ -244,6 +244,14 @@ def test_doctor():
     assert lowkv("doctor", LOWKV_IMPLEMENTATION="vax").code != 0
 
 
+def test_doctor_names_the_variables_that_keep_the_cache_away():
+    wrong = {"LLAMA_ARG_FLASH_ATTN": "off", "LLAMA_ARG_NO_KV_OFFLOAD": "1", "LLAMA_ARG_DEVICE": "none"}
+    run = lowkv("doctor", **wrong, LLAMA_ARG_N_GPU_LAYERS="99")
+    assert run.code == 1 and "3 problems." in run.out, run.both
+    for name, value in wrong.items():
+        assert f"{name}={value} keeps the cache away from lowkv" in run.out, run.both
+
+
 def test_run_serves_and_fails_closed(tmp_path):
     tools = Path(PATHS["LOWKV_LLAMA_BUILD"])
     args = ("-m", MODEL, "-p", "Once", "-n", 4, "-no-cnv", "-t", 1)

@@ -69,6 +69,28 @@ def test_layers_in_other_memory_stop_the_program(program, options):
     assert run.code == 0, run.both
 
 
+HINDERING = {"LLAMA_ARG_FLASH_ATTN": "off", "LLAMA_ARG_N_GPU_LAYERS": "0", "LLAMA_ARG_KV_OFFLOAD": "false",
+             "LLAMA_ARG_NO_KV_OFFLOAD": "1", "LLAMA_ARG_CACHE_TYPE_K": "q8_0", "LLAMA_ARG_CACHE_TYPE_V": "q4_0"}
+
+
+@pytest.mark.parametrize("name, value", HINDERING.items())
+def test_a_variable_that_keeps_the_cache_away_starts_nothing(name, value):
+    run = lowkv("run", "--", COMPLETION, "-m", MODEL, *ASK, **{name: value})
+    assert run.code == 2, run.both
+    assert run.both == f"lowkv: {name}={value} keeps the cache away from lowkv: unset it\n"
+
+
+def test_a_variable_counts_where_it_is_read():
+    run = lowkv("run", "--", COMPLETION, "-m", MODEL, "-fa", "on", "-ngl", 99, *ASK, LLAMA_ARG_FLASH_ATTN="off",
+                LLAMA_ARG_N_GPU_LAYERS="0", LLAMA_ARG_CACHE_TYPE_K="f16", LLAMA_ARG_KV_OFFLOAD="1")
+    assert run.code == 0, run.both
+    run.said("lowkv: active: .* 30 layers")
+    bench = lowkv("run", "--", COMPLETION.with_name("llama-bench"), "-m", MODEL, "-p", 0, "-n", 2, "-r", 1, "-t", 1,
+                  LLAMA_ARG_FLASH_ATTN="off")
+    assert bench.code == 0, bench.both
+    bench.said("lowkv: active: .* 30 layers")
+
+
 @pytest.mark.parametrize("words, env", [
     (("-m", MODEL), {}), ((f"--model={MODEL}",), {}), ((), {"LLAMA_ARG_MODEL": MODEL})])
 def test_an_override_beyond_the_model_starts_nothing(words, env):
