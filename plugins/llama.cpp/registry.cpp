@@ -154,11 +154,12 @@ ggml_backend_dev_t device() {
 
 ggml_backend_reg_t backend_reg() {
     report_to_log(true);
-    if (setting() == nullptr) choose(std::string(default_scheme));
+    if (setting() == nullptr) set_scheme(std::string(default_scheme));
     return &registry();
 }
 
-void set_scheme(const std::string& text) { choose(text); }
+// Of programs that link the backend only the command chooses schemes that need a calibration.
+void set_scheme(const std::string& text) { choose(text, "--calibration or LOWKV_CALIBRATION"); }
 
 CacheStats stats() { return live_stats(); }
 

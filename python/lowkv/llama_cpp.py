@@ -54,7 +54,7 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
         raise Error(f"llama_cpp's ggml did not take {path}; its own message is above")
     problem = loaded.lowkv_setting_error().decode()
     if problem:
-        raise Error(problem)
+        raise Error(problem.replace("name it in LOWKV_", "name it in calibration= or LOWKV_"))
     _plugin = loaded
     print(f"lowkv: llama-cpp-python {llama_cpp.__version__} (ggml {_version(host)}) makes its caches as {scheme} from "
           f"here on, with {path}", file=sys.stderr)

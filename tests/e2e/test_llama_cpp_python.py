@@ -141,7 +141,8 @@ def test_wrong_settings_are_refused():
         say(ask=refused(lowkv.llama_cpp.active))
     """)
     assert "LOWKV_SCHEME=kivi7 is not a scheme" in found["scheme"]
-    assert "needs a calibration of the model" in found["calibration"]
+    assert "needs a calibration of the model" in found["calibration"] and "is not a scheme" not in found["calibration"]
+    assert "and name it in calibration= or LOWKV_CALIBRATION" in found["calibration"]
     assert "LOWKV_CALIBRATION" in found["file"]
     assert "has failed" in found["ask"]
 

@@ -54,7 +54,11 @@ def test_the_loss_is_what_it_should_be(calibrations, folder, scheme):
 def test_without_their_calibration_they_are_refused(calibrations):
     run = complete(tokens=2, scheme="skvq-k4v4")
     assert run.code != 0
-    run.said(r"skvq-k4v4 needs a calibration of the model: make one with lowkv calibrate")
+    run.said(r"LOWKV_SCHEME=skvq-k4v4 can't be used: skvq-k4v4 needs a calibration of the model: make one with "
+             r"lowkv calibrate, and name it in LOWKV_CALIBRATION\n")
+    run = lowkv("generate", "-m", MODEL, "-p", "abc", "-n", 1, "--scheme", "kvquant3-1%")
+    assert run.code == 1 and "calibrate, and name it in --calibration or LOWKV_CALIBRATION\n" in run.err, run.both
+    assert "is not a scheme" not in run.both
     run = complete(tokens=2, scheme="skvq-k4v4", env={"LOWKV_CALIBRATION": str(calibrations["skvq-k2v2"])})
     assert run.code != 0
     run.said(r"skvq-k4v4 needs a calibration.*skvq-k2v2")

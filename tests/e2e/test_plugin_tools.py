@@ -90,6 +90,7 @@ def test_a_filter_is_refused_not_ignored():
     run = complete(tokens=2, scheme="kivi2,filter=heavy,keep=5%")
     assert run.code != 0
     run.said(r"filter=, keep= and evict= can't be followed here")
+    assert "is not a scheme" not in run.both
     assert "active: scheme" not in run.both
 
 
