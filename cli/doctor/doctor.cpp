@@ -158,7 +158,8 @@ void look_at_calibrations(Findings& findings) {
 }
 
 int doctor(const Options& options) {
-    if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
+    if (!options.scheme.empty() && options.scheme != "delegate")
+        static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
     Findings findings;
     findings.good("lowkv", LOWKV_VERSION);

@@ -326,6 +326,14 @@ def test_doctor_proves_it_on_the_model(tmp_path):
     assert run.code == 0 and re.search(r"^\| 3 +\| +3 x 64 \| +8,192 \| +0 \|", run.out, re.M), run.both
 
 
+def test_doctor_of_schemes_that_pack_nothing():
+    run = lowkv("doctor", "-m", MODEL, "-s", "delegate")
+    assert run.code == 0 and "scheme delegate is plain f16: there is nothing to prove" in run.out, run.both
+    run = lowkv("doctor", "-m", MODEL, "-s", "exact")
+    assert run.code == 0 and "layers packed" not in run.out, run.both
+    run.said(r"ok +cache +scheme exact: 30 of 30 layers held exactly, \d+ cells, none packed: it is to compare with\n")
+
+
 def test_doctor_names_the_layers_that_stay_f16(tmp_path):
     wide = models.llama(tmp_path / "wide.gguf", head_dim=256, heads=33, kv_heads=33, width=64)
     run = lowkv("doctor", "-m", wide, "--scheme", "kivi2,layer.1=token-2-row/token-2-g32")
