@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -57,6 +58,14 @@ struct Options {
     bool build_plugin = false;
     std::vector<std::string> command;
 };
+
+// As CLI11's validators: what is wrong, or nothing. (CLI11's own tells the largest double.)
+std::string not_seconds(const std::string& text) {
+    char* end = nullptr;
+    const double seconds = std::strtod(text.c_str(), &end);
+    if (end != text.c_str() && *end == '\0' && std::isfinite(seconds) && seconds >= 0) return "";
+    return text + " is not a number of seconds, 0 or more";
+}
 
 void refuse_obstacles(const std::vector<std::string>& command, bool reads_environment) {
     for (const Obstacle& found : obstacles(command, reads_environment))
@@ -140,8 +149,8 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         ending.problem = watcher.problem(options.partial);
         if (ending.problem.empty() && !watcher.active() && options.timeout > 0 &&
             watch.seconds() > options.timeout) {
-            ending.problem =
-                "no \"lowkv: active\" line within " + fixed(options.timeout, 0) + " s (--timeout)";
+            ending.problem = "no \"lowkv: active\" line within " + shortest(options.timeout, 6) +
+                             " s (--timeout)";
         }
         if (ending.problem.empty()) continue;
         ending.status = stop_child(child);
@@ -219,7 +228,7 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
                       "Build the plug-in first if none fits the program's ggml");
     defaulted(*command, "--timeout", options->timeout,
               "Stop the program when it isn't active after so many seconds; 0: never")
-        ->check(CLI::NonNegativeNumber);
+        ->check(CLI::Validator(not_seconds, "0 or more"));
     command->prefix_command();  // the -- may be left out
     command->callback([options, command, words, &status] {
         options->command = command->remaining();

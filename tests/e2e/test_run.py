@@ -18,6 +18,18 @@ def wide(tmp_path_factory):
     return models.llama(tmp_path_factory.mktemp("wide") / "wide.gguf", head_dim=256, heads=33, kv_heads=33, width=64)
 
 
+@pytest.mark.parametrize("value", ["-1", "nan", "soon"])
+def test_a_timeout_that_is_none(value):
+    run = lowkv("run", f"--timeout={value}", "--", COMPLETION, "-m", MODEL)
+    assert run.code == 2, run.both
+    assert f"--timeout: {value} is not a number of seconds, 0 or more" in run.err and len(run.both) < 200, run.both
+
+
+def test_a_timeout_says_its_seconds():
+    run = lowkv("run", "--timeout", 0.1, "--", "sleep", 20)
+    assert run.code == 1 and 'no "lowkv: active" line within 0.1 s (--timeout)' in run.err, run.both
+
+
 def test_layers_that_stay_f16_stop_the_program(wide):
     run = lowkv("run", "--scheme", HALF, "--", COMPLETION, "-m", wide, *ASK)
     assert run.code == 1, run.both
