@@ -16,6 +16,7 @@
 #include "common/plugin_path.h"
 #include "common/process.h"
 #include "common/processors.h"
+#include "common/program_options.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "doctor/findings.h"
@@ -127,6 +128,8 @@ void look_at_environment(Findings& findings) {
         findings.good("GGML_BACKEND_PATH",
                       " " + path + " (llama-server and most tools need -dev LOWKV too)");
     }
+    for (const Obstacle& found : obstacles({"llama-server"}, true))
+        findings.bad("LLAMA_ARG_*", found.what + " keeps the cache away from lowkv", found.instead);
     const std::string scheme = environment("LOWKV_SCHEME");
     try {
         if (scheme.empty()) {
@@ -155,7 +158,8 @@ void look_at_calibrations(Findings& findings) {
 }
 
 int doctor(const Options& options) {
-    if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
+    if (!options.scheme.empty() && options.scheme != "delegate")
+        static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
     Findings findings;
     findings.good("lowkv", LOWKV_VERSION);

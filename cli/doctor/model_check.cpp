@@ -176,8 +176,9 @@ void report(Findings& findings, const std::string& scheme, const Proof& proof, d
     const Layers& layers = proof.layers;
     Layers packed;
     std::ranges::copy_if(layers, std::back_inserter(packed), &ggml::LayerReport::packed);
+    const bool exact = !packs(scheme);
     std::string said = "scheme " + scheme + ": " + count(packed.size()) + " of " +
-                       count(layers.size()) + " layers packed";
+                       count(layers.size()) + (exact ? " layers held exactly" : " layers packed");
     if (packed.empty()) {
         findings.bad("cache", said, wrong_with(layers));
         return;
@@ -186,13 +187,14 @@ void report(Findings& findings, const std::string& scheme, const Proof& proof, d
         return layer.cells_packed + layer.cells_exact;
     };
     const auto [fewest, most] = std::ranges::minmax(packed, {}, cells);
-    said += ", " + span_of(packed, &ggml::LayerReport::cells_packed) + " of " +
-            span(cells(fewest), cells(most)) + " cells packed, logits' cosine to exact " +
-            fixed(likeness, 4);
+    const std::string held = span(cells(fewest), cells(most));
+    said += exact ? ", " + held + " cells, none packed: it is to compare with"
+                  : ", " + span_of(packed, &ggml::LayerReport::cells_packed) + " of " + held +
+                        " cells packed, logits' cosine to exact " + fixed(likeness, 4);
     if (packed.size() < layers.size()) {
         findings.bad("cache", said,
                      wrong_with(layers) + "; lowkv run takes such a model with --partial only");
-    } else if (packs(scheme) && span_of(packed, &ggml::LayerReport::cells_packed) == "0") {
+    } else if (!exact && span_of(packed, &ggml::LayerReport::cells_packed) == "0") {
         findings.bad("cache", said, "nothing was packed after all those tokens: please report it");
     } else if (!(likeness >= least_cosine)) {
         findings.bad("cache", said, "this model's answers would be wrong: please report it");

@@ -1,21 +1,18 @@
 // lowkv run -- COMMAND: a stock llama.cpp program with the plug-in, or a clear failure. Without the
 // plug-in these programs run on, silently, with an f16 cache.
 
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,11 +23,14 @@
 #include "common/plugin_path.h"
 #include "common/process.h"
 #include "common/processors.h"
+#include "common/program_options.h"
 #include "common/program_plugin.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
 #include "run/checks.h"
+#include "run/child.h"
+#include "run/watcher.h"
 
 namespace lowkv::cli {
 
@@ -46,9 +46,9 @@ It sets GGML_BACKEND_PATH, LOWKV_SCHEME and, where neighbours are busy, GOMP_SPI
 adds `-dev LOWKV` for the programs that need it and `-t` where not all cores are free, passes
 output and signals through and ends with the program's exit status. If the program starts to work
 without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and
-the exit status is 1; --partial allows the latter. Overrides of layers and calibrations are checked
-against the model of -m before anything is started. A batch sees itself exactly: with
-llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
+the exit status is 1; --partial allows the latter, as long as other layers are packed. Overrides of
+layers and calibrations are checked against the model of -m before anything is started. A batch sees
+itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin;
@@ -59,63 +59,17 @@ struct Options {
     std::vector<std::string> command;
 };
 
-using Words = std::initializer_list<std::string_view>;
-
-bool one_of(std::string_view word, Words words) {
-    return std::find(words.begin(), words.end(), word) != words.end();
+// As CLI11's validators: what is wrong, or nothing. (CLI11's own tells the largest double.)
+std::string not_seconds(const std::string& text) {
+    char* end = nullptr;
+    const double seconds = std::strtod(text.c_str(), &end);
+    if (end != text.c_str() && *end == '\0' && std::isfinite(seconds) && seconds >= 0) return "";
+    return text + " is not a number of seconds, 0 or more";
 }
 
-// The values after one of the options, e.g. {"-ngl", "--gpu-layers"}.
-std::vector<std::string> values_of(const std::vector<std::string>& command, Words names) {
-    std::vector<std::string> values;
-    for (std::size_t i = 1; i < command.size(); ++i) {
-        const std::size_t equals = command[i].find('=');
-        if (one_of(command[i], names)) {
-            values.push_back(i + 1 < command.size() ? command[i + 1] : "");
-        } else if (equals != std::string::npos &&
-                   one_of(std::string_view(command[i]).substr(0, equals), names)) {
-            values.push_back(command[i].substr(equals + 1));
-        }
-    }
-    return values;
-}
-
-// The first of them; empty when there is none.
-std::string value_of(const std::vector<std::string>& command, Words names) {
-    const std::vector<std::string> values = values_of(command, names);
-    return values.empty() ? "" : values.front();
-}
-
-bool has_any(const std::vector<std::string>& command, Words names) {
-    return std::any_of(command.begin() + 1, command.end(), [&](const std::string& word) {
-        return one_of(std::string_view(word).substr(0, word.find('=')), names);
-    });
-}
-
-// Options with which llama.cpp keeps the cache away from every device but the CPU's.
-void refuse_contradictions(const std::vector<std::string>& command) {
-    const auto refuse = [](const std::string& what, const std::string& instead) {
-        throw UsageError(what + " keeps the cache away from lowkv: " + instead);
-    };
-    if (has_any(command, {"-nkvo", "--no-kv-offload"})) refuse("-nkvo", "leave it out");
-    if (value_of(command, {"-ngl", "--gpu-layers", "--n-gpu-layers"}) == "0")
-        refuse("-ngl 0", "leave it out (the weights stay on the CPU anyway)");
-    const std::string flash = value_of(command, {"-fa", "--flash-attn"});
-    if (one_of(flash, {"off", "0", "false", "disabled"}))
-        refuse("-fa " + flash, "use -fa on, or leave it out");
-    for (const char* name : {"-ctk", "-ctv"}) {
-        const std::string type =
-            value_of(command, name[3] == 'k' ? Words{"-ctk", "--cache-type-k"}
-                                             : Words{"-ctv", "--cache-type-v"});
-        if (!type.empty() && type != "f16") {
-            refuse(std::string(name) + " " + type,
-                   "leave it out; --scheme says how the cache is stored");
-        }
-    }
-    const std::string device = value_of(command, {"-dev", "--device"});
-    if (!device.empty() && device.find("LOWKV") == std::string::npos) {
-        refuse("-dev " + device, "use -dev LOWKV, or leave it out");
-    }
+void refuse_obstacles(const std::vector<std::string>& command, bool reads_environment) {
+    for (const Obstacle& found : obstacles(command, reads_environment))
+        throw UsageError(found.what + " keeps the cache away from lowkv: " + found.instead);
 }
 
 // The models that are files by name; what -hf or -mu would fetch can't be known before.
@@ -165,93 +119,6 @@ std::string find_program(const std::string& name) {
                      (llama_tools_directory().empty() ? "" : " or in " + llama_tools_directory()));
 }
 
-volatile pid_t child_process = 0;
-
-// Terminal keys reach the child by themselves; signals that were sent to us are passed on.
-void forward(int number, siginfo_t* info, void* /*context*/) {
-    if (info->si_code == SI_KERNEL) return;
-    const pid_t child = child_process;
-    if (child > 0) kill(child, number);
-}
-
-// What the child's messages have told so far.
-class Watcher {
-  public:
-    void read(std::string_view text) {
-        line_ += text;
-        for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos;
-             line_.erase(0, end + 1)) {
-            judge(std::string_view(line_).substr(0, end));
-        }
-        if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
-    }
-    void end() {
-        judge(line_);
-        line_.clear();
-    }
-    bool active() const { return active_; }
-    const std::string& stranger() const { return stranger_; }    // why it surely isn't active
-    const std::string& denial() const { return denial_; }        // "1 of 30 layers ...: why"
-    const std::string& elsewhere() const { return elsewhere_; }  // where some cache is
-
-  private:
-    void judge(std::string_view line) {
-        constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ";
-        if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
-        if (const std::size_t mark = line.find(denial_mark); mark != std::string_view::npos) {
-            const std::string_view said = line.substr(mark + denial_mark.size());
-            if (said.starts_with(some)) denial_ = said.substr(some.size());
-            if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "
-        }
-        if (active_) return;
-        // The cache was made elsewhere, or the program works: too late for the plug-in.
-        const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
-                               line.find("LOWKV") == std::string_view::npos;
-        const bool working = line.find("listening on http") != std::string_view::npos ||
-                             line.find("all slots are idle") != std::string_view::npos;
-        if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
-    }
-
-    std::string line_, stranger_, denial_, elsewhere_;
-    bool active_ = false;
-};
-
-[[noreturn]] void become(const std::vector<std::string>& words, int messages,
-                         const sigset_t& signals) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    dup2(messages, STDERR_FILENO);
-    close(messages);
-    sigprocmask(SIG_SETMASK, &signals, nullptr);
-    const std::string text =
-        "lowkv: can't start " + words[0] + ": " + std::strerror(execute(words)) + "\n";
-    static_cast<void>(!write(STDERR_FILENO, text.data(), text.size()));
-    _exit(127);
-}
-
-int stop(pid_t child) {
-    kill(child, SIGTERM);
-    int status = 0;
-    for (int wait = 0; wait < 50; ++wait) {
-        if (waitpid(child, &status, WNOHANG) == child) return status;
-        usleep(100000);
-    }
-    kill(child, SIGKILL);
-    waitpid(child, &status, 0);
-    return status;
-}
-
-// Why the program should not go on; empty: nothing is wrong so far.
-std::string problem_of(const Watcher& watcher, const Options& options) {
-    if (!options.partial && !watcher.denial().empty())
-        return "lowkv can't pack " + watcher.denial() + "; --partial lets it run all the same";
-    if (!options.partial && watcher.active() && !watcher.elsewhere().empty())
-        return "lowkv can't pack every layer: " + watcher.elsewhere() +
-               "; --partial lets it run all the same";
-    if (watcher.active() || watcher.stranger().empty()) return "";
-    return "it started to work without the plug-in (\"" + watcher.stranger() +
-           "\"). Its cache would have been llama.cpp's own. `lowkv doctor` finds out why";
-}
-
 struct Ending {
     int status = 0;       // waitpid's
     std::string problem;  // why we stopped it
@@ -279,14 +146,14 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         }
         if (alive && waitpid(child, &ending.status, WNOHANG) == child) alive = false;
         if (!demand || !alive) continue;
-        ending.problem = problem_of(watcher, options);
+        ending.problem = watcher.problem(options.partial);
         if (ending.problem.empty() && !watcher.active() && options.timeout > 0 &&
             watch.seconds() > options.timeout) {
-            ending.problem =
-                "no \"lowkv: active\" line within " + fixed(options.timeout, 0) + " s (--timeout)";
+            ending.problem = "no \"lowkv: active\" line within " + shortest(options.timeout, 6) +
+                             " s (--timeout)";
         }
         if (ending.problem.empty()) continue;
-        ending.status = stop(child);
+        ending.status = stop_child(child);
         return ending;
     }
     watcher.end();
@@ -300,12 +167,13 @@ int run(Options& options) {
     std::vector<std::string> words = options.command;
     const std::string program = std::filesystem::path(words[0]).filename().string();
     const bool demand = !only_asks(words);
-    if (demand) refuse_contradictions(words);
-    if (demand) check_models(words, options);
-    words[0] = find_program(words[0]);
-    if (needs_device(program) && !has_any(words, {"-dev", "--device"})) {
+    const bool common = needs_device(program);  // and reads LLAMA_ARG_*, as llama-bench does not
+    if (common && !has_any(words, {"-dev", "--device"})) {
         words.insert(words.begin() + 1, {"-dev", "LOWKV"});
     }
+    if (demand) refuse_obstacles(words, common);
+    if (demand) check_models(words, options);
+    words[0] = find_program(words[0]);
     if (demand) limit_threads(words, program);
     const std::string plugin = options.plugin.empty()
                                    ? plugin_for_program(words[0], options.build_plugin)
@@ -323,38 +191,18 @@ int run(Options& options) {
     }
     if (!calibrations.empty()) setenv("LOWKV_CALIBRATION", calibrations.c_str(), 1);
 
-    std::array<int, 2> messages{};
-    if (pipe2(messages.data(), O_CLOEXEC) != 0)
-        throw Failure(std::string("no pipe: ") + std::strerror(errno));
-    sigset_t block, before;
-    sigfillset(&block);
-    sigprocmask(SIG_BLOCK, &block, &before);
-    const pid_t child = fork();
-    if (child == 0) become(words, messages[1], before);
-    close(messages[1]);
-    child_process = child;
-    struct sigaction action = {};
-    action.sa_sigaction = forward;
-    action.sa_flags = SA_SIGINFO | SA_RESTART;
-    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
-        sigaction(number, &action, nullptr);
-    sigprocmask(SIG_SETMASK, &before, nullptr);
-    if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
-
-    Watcher watcher;
-    const Ending ending = attend_to(child, messages[0], watcher, options, demand);
-    child_process = 0;
-    close(messages[0]);
+    int messages = -1;
+    const pid_t child = start_child(words, messages);
+    Watcher watcher(program != "llama-bench");
+    const Ending ending = attend_to(child, messages, watcher, options, demand);
+    forget_child();
+    close(messages);
     if (!ending.problem.empty()) throw Failure(program + " was stopped: " + ending.problem);
     const int status =
         WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
     if (!demand) return status;
-    std::string problem = problem_of(watcher, options);
-    if (problem.empty() && !watcher.active()) {
-        problem = watcher.denial().empty()
-                      ? "its cache was never lowkv's: there was no \"lowkv: active\" line"
-                      : "lowkv can't pack " + watcher.denial();
-    }
+    std::string problem = watcher.problem(options.partial);
+    if (problem.empty()) problem = watcher.lack(status == 0);
     if (problem.empty()) return status;
     std::fprintf(stderr, "lowkv: %s ended (status %d): %s\n", program.c_str(), status,
                  problem.c_str());
@@ -372,7 +220,7 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
     add_scheme(*command, options->scheme);
     add_calibrations(*command, options->calibrations);
     command->add_flag("--partial", options->partial,
-                      "Go on where only some layers can be packed and the others stay f16");
+                      "Go on where some layers stay f16, as long as others are packed");
     command->add_option("--plugin", options->plugin,
                         "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
                         "ggml, see `lowkv plugin`)");
@@ -380,7 +228,7 @@ void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) 
                       "Build the plug-in first if none fits the program's ggml");
     defaulted(*command, "--timeout", options->timeout,
               "Stop the program when it isn't active after so many seconds; 0: never")
-        ->check(CLI::NonNegativeNumber);
+        ->check(CLI::Validator(not_seconds, "0 or more"));
     command->prefix_command();  // the -- may be left out
     command->callback([options, command, words, &status] {
         options->command = command->remaining();

@@ -176,7 +176,10 @@ bool supports_op(const ggml_tensor* op) {
     // Attention in pieces. llama.cpp plans with flash attention first, and may give it up.
     if (op->op == GGML_OP_MUL_MAT)
         if (const CacheTensor* t = cache_tensor(op->src[0])) t->layer->learn_no_flash_attention();
-    if (op->op == GGML_OP_SET_ROWS) learn_rope(*op);
+    if (op->op == GGML_OP_SET_ROWS) {
+        if (const CacheTensor* t = cache_tensor(op)) t->buffer->plan();
+        learn_rope(*op);
+    }
     if (!served(*op)) learn_other_use(*op);
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     return cpu != nullptr && ggml_backend_dev_supports_op(cpu, op);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "cache_name.h"
 #include "cache_size.h"
@@ -20,8 +21,8 @@ namespace lowkv::ggml {
 namespace {
 
 std::mutex live_mutex;
-std::set<const CacheBuffer*>& live() {
-    static std::set<const CacheBuffer*> buffers;
+std::vector<const CacheBuffer*>& live() {  // the newest last
+    static std::vector<const CacheBuffer*> buffers;
     return buffers;
 }
 bool cache_made = false;
@@ -50,13 +51,13 @@ CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setti
     : setting_(std::move(setting)), memory_(bytes), store_(std::make_shared<Store>()) {
     const std::lock_guard lock(live_mutex);
     if (live().empty()) forget_layers_elsewhere();
-    live().insert(this);
+    live().push_back(this);
 }
 
 CacheBuffer::~CacheBuffer() {
     {
         const std::lock_guard lock(live_mutex);
-        live().erase(this);
+        std::erase(live(), this);
     }
     if (!started_) return;
     try {
@@ -118,8 +119,18 @@ void CacheBuffer::start() {
     if (started_) return;
     for (auto& [key, layer] : layers_) layer->decide();
     started_ = true;
+    may_pack_ = std::ranges::any_of(layers_, [](const auto& entry) {
+        return entry.second->mode() == LayerCache::Mode::packed;
+    });
+    plan();
+    if (!refusal_.empty()) return;
+    if (!layers_.empty() && none_packs())
+        report(GGML_LOG_LEVEL_WARN, "NOT active: nothing is packed");
     report_active();
-    refuse_other_layers();
+}
+
+void CacheBuffer::plan() {
+    if (!std::exchange(planned_, true)) refuse_other_layers();
 }
 
 void CacheBuffer::prepare() {
@@ -132,12 +143,18 @@ void CacheBuffer::prepare() {
 // A scheme that speaks of layers which no model in this process has was meant for another one.
 void CacheBuffer::refuse_other_layers() {
     const int highest = last_live_layer();
-    for (const LayerOverride& o : setting_->scheme.overrides)
-        if (static_cast<int>(o.last) > highest)
-            refusal_ = "the scheme " + setting_->text + " speaks of layer " +
-                       std::to_string(o.last) + ", but the model's last layer with a cache is " +
-                       std::to_string(highest);
-    if (!refusal_.empty()) report(GGML_LOG_LEVEL_ERROR, refusal_);
+    for (const LayerOverride& o : setting_->scheme.overrides) {
+        if (static_cast<int>(o.last) <= highest) continue;
+        const std::string why =
+            "the scheme " + setting_->text + " speaks of layer " + std::to_string(o.last) +
+            ", but the model's last layer with a cache is " + std::to_string(highest);
+        {
+            const std::lock_guard lock(live_mutex);
+            refusal_ = why;
+        }
+        report(GGML_LOG_LEVEL_ERROR, why);
+        return;
+    }
 }
 
 void CacheBuffer::follow(std::uint32_t stream, Executor& executor) {
@@ -310,6 +327,16 @@ int last_live_layer() {
     int last = -1;
     for_each_live([&](const CacheBuffer& buffer) { last = std::max(last, buffer.last_layer()); });
     return last;
+}
+
+bool any_refused() {
+    const std::lock_guard lock(live_mutex);
+    return std::ranges::any_of(live(), &CacheBuffer::refused);
+}
+
+bool none_packs() {
+    const std::lock_guard lock(live_mutex);
+    return std::ranges::none_of(live(), &CacheBuffer::may_pack);
 }
 
 bool any_cache_made() {

@@ -4,6 +4,7 @@
 // the first kind is special. Its size is the packed size; the addresses that ggml computes in it
 // are never read (most of them fault), so tensors are always resolved to their root and its state.
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -56,6 +57,13 @@ class CacheBuffer {
     CellTracker& tracker(std::uint32_t stream) noexcept { return trackers_[stream]; }
     bool holds_cache() const noexcept { return holds_cache_; }
 
+    // A graph is planned on the cache: all caches of its context are made by now. Refuses a scheme
+    // that was meant for another model.
+    void plan();
+    // Whether a layer is packed, or it is open yet.
+    bool may_pack() const noexcept { return holds_cache_ && may_pack_; }
+    bool refused() const noexcept { return !refusal_.empty(); }
+
     // Before each operation: the first one decides how all layers are held, and says so. Throws
     // Error when the contents can't be trusted.
     void prepare();
@@ -95,7 +103,8 @@ class CacheBuffer {
     std::shared_ptr<const Setting> setting_;
     Mapping memory_;
     bool holds_cache_ = false;
-    bool started_ = false;
+    std::atomic<bool> may_pack_ = true;  // read while other contexts compute
+    bool planned_ = false, started_ = false;
     std::shared_ptr<Store> store_;
     Layers layers_;  // by tag, number
     std::vector<std::unique_ptr<CacheTensor>> tensors_;
@@ -138,6 +147,8 @@ CacheStats live_stats();
 // None is made or freed meanwhile.
 void for_each_live(const std::function<void(const CacheBuffer&)>& f);
 int last_live_layer();  // of all caches
+bool any_refused();     // then no context can be made
+bool none_packs();      // of all caches
 bool any_cache_made();
 
 }  // namespace lowkv::ggml

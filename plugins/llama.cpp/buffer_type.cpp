@@ -167,6 +167,9 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t 
         report_once(GGML_LOG_LEVEL_ERROR, setting_error());
         return nullptr;
     }
+    // llama.cpp asks for the memory of a context's graphs when it has planned the first of them:
+    // the last moment at which no context is made of it. What is wrong has been said.
+    if (any_refused()) return nullptr;
     try {
         auto buffer = std::make_unique<CacheBuffer>(size, chosen);
         return ggml_backend_buffer_init(type, buffer_interface, buffer.release(), size);

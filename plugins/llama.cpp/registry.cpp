@@ -101,14 +101,15 @@ ggml_backend_reg& registry() {
 
 // Last chance to be loud: somebody loaded the plug-in, and nothing was packed. Of a context that
 // has the device every operation is known, so that a model without a cache (an encoder) is known
-// for one. Of others nothing is known: they may not be there at all.
-void warn_if_unused() {
+// for one. Of others nothing is known: they may not be there at all, as in a program that has
+// failed and said why.
+void warn_if_unused(int status, void*) {
     if (any_cache_made() || setting() == nullptr) return;
     if (layers_elsewhere() > 0)
         report(GGML_LOG_LEVEL_WARN,
                "NOT active: no KV cache was placed on the device LOWKV. Is one of -nkvo, -ngl 0 or "
                "a GPU in the way?");
-    else if (!used)
+    else if (!used && status == 0)
         report(GGML_LOG_LEVEL_INFO,
                "nothing was packed, as no context used the device LOWKV: name it by -dev LOWKV if "
                "this program itself runs a model");
@@ -153,11 +154,12 @@ ggml_backend_dev_t device() {
 
 ggml_backend_reg_t backend_reg() {
     report_to_log(true);
-    if (setting() == nullptr) choose(std::string(default_scheme));
+    if (setting() == nullptr) set_scheme(std::string(default_scheme));
     return &registry();
 }
 
-void set_scheme(const std::string& text) { choose(text); }
+// Of programs that link the backend only the command chooses schemes that need a calibration.
+void set_scheme(const std::string& text) { choose(text, "--calibration or LOWKV_CALIBRATION"); }
 
 CacheStats stats() { return live_stats(); }
 
@@ -171,7 +173,8 @@ GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
 ggml_backend_reg_t ggml_backend_init(void) {
     ggml_backend_reg_t reg = lowkv::ggml::load();
     // ggml loads its backends again whenever a tool asks for them.
-    static const bool watching = reg != nullptr && std::atexit(lowkv::ggml::warn_if_unused) == 0;
+    static const bool watching =
+        reg != nullptr && on_exit(lowkv::ggml::warn_if_unused, nullptr) == 0;
     static_cast<void>(watching);
     return reg;
 }

@@ -27,7 +27,8 @@ State& state() {
 }
 
 // The newest one that was made for the scheme.
-std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme) {
+std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
+                                                    const std::string& named_in) {
     std::vector<std::shared_ptr<const Calibration>> calibrations;
     {
         State& s = state();
@@ -46,8 +47,8 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme) {
     throw Error(ErrorCode::invalid_calibration,
                 to_string(scheme) +
                     " needs a calibration of the model: make one with lowkv calibrate, and name it "
-                    "in --calibration or LOWKV_CALIBRATION" +
-                    others);
+                    "in " +
+                    named_in + others);
 }
 
 }  // namespace
@@ -72,7 +73,7 @@ std::vector<std::string> calibration_paths() {
     return paths;
 }
 
-void choose(const std::string& text) {
+void choose(const std::string& text, const std::string& calibration_named_in) {
     auto next = std::make_shared<Setting>();
     if (text == "delegate") {
         next->text = text;
@@ -85,7 +86,8 @@ void choose(const std::string& text) {
                         "evict= can't be followed here; leave them out");
         }
         next->text = to_string(next->scheme);
-        if (next->scheme.needs_calibration()) next->calibration = find_calibration(next->scheme);
+        if (next->scheme.needs_calibration())
+            next->calibration = find_calibration(next->scheme, calibration_named_in);
     }
     State& s = state();
     const std::lock_guard lock(s.mutex);
@@ -112,9 +114,14 @@ void choose_from_environment() {
         }
     }
     try {
-        choose(text);
+        choose(text, "LOWKV_CALIBRATION");
+    } catch (const Error& error) {
+        const bool unknown = error.code() == ErrorCode::invalid_scheme;
+        refuse("LOWKV_SCHEME=" + text + (unknown ? " is not a scheme: " : " can't be used: ") +
+               error.what());
+        return;
     } catch (const std::exception& error) {
-        refuse("LOWKV_SCHEME=" + text + " is not a scheme: " + error.what());
+        refuse("LOWKV_SCHEME=" + text + " can't be used: " + error.what());
         return;
     }
     try {

@@ -25,8 +25,9 @@ void add_calibration(Calibration calibration);
 // The files that LOWKV_CALIBRATION names.
 std::vector<std::string> calibration_paths();
 
-// Replaces the setting. Throws lowkv::Error, and then leaves it as it was.
-void choose(const std::string& text);
+// Replaces the setting. Throws lowkv::Error, and then leaves it as it was; where a calibration is
+// missing it says in what to name one.
+void choose(const std::string& text, const std::string& calibration_named_in);
 
 // Reads LOWKV_SCHEME (unset or empty: the default scheme) and LOWKV_CALIBRATION (paths with colons
 // between them). A wrong value is remembered, not thrown: the device

@@ -54,7 +54,7 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
         raise Error(f"llama_cpp's ggml did not take {path}; its own message is above")
     problem = loaded.lowkv_setting_error().decode()
     if problem:
-        raise Error(problem)
+        raise Error(problem.replace("name it in LOWKV_", "name it in calibration= or LOWKV_"))
     _plugin = loaded
     print(f"lowkv: llama-cpp-python {llama_cpp.__version__} (ggml {_version(host)}) makes its caches as {scheme} from "
           f"here on, with {path}", file=sys.stderr)
@@ -62,9 +62,9 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
 
 
 def stats() -> dict[str, int | str]:
-    """What the live caches hold, as the plug-in tells: their number (`caches`), the newest one's `scheme`,
-    `packed_layers`, `plain_layers` (kept as f16, here or in other memory), `packed_bytes`, `exact_bytes` and
-    `reopened_blocks`. Not to be called while llama_cpp computes."""
+    """What the live caches hold, as the plug-in tells: the `scheme` of the one that was made last, and of all of them
+    together their number (`caches`), `packed_layers`, `plain_layers` (kept as f16, here or in other memory),
+    `packed_bytes`, `exact_bytes` and `reopened_blocks`. Not to be called while llama_cpp computes."""
     if _plugin is None:
         raise Error("lowkv.llama_cpp.enable() has not been called, or has failed")
     text = ctypes.create_string_buffer(_plugin.lowkv_stats_json(None, 0) + 1)

@@ -244,6 +244,14 @@ def test_doctor():
     assert lowkv("doctor", LOWKV_IMPLEMENTATION="vax").code != 0
 
 
+def test_doctor_names_the_variables_that_keep_the_cache_away():
+    wrong = {"LLAMA_ARG_FLASH_ATTN": "off", "LLAMA_ARG_NO_KV_OFFLOAD": "1", "LLAMA_ARG_DEVICE": "none"}
+    run = lowkv("doctor", **wrong, LLAMA_ARG_N_GPU_LAYERS="99")
+    assert run.code == 1 and "3 problems." in run.out, run.both
+    for name, value in wrong.items():
+        assert f"{name}={value} keeps the cache away from lowkv" in run.out, run.both
+
+
 def test_run_serves_and_fails_closed(tmp_path):
     tools = Path(PATHS["LOWKV_LLAMA_BUILD"])
     args = ("-m", MODEL, "-p", "Once", "-n", 4, "-no-cnv", "-t", 1)
@@ -316,6 +324,14 @@ def test_doctor_proves_it_on_the_model(tmp_path):
     run = lowkv("doctor", "-m", MODEL, "--all", "--scheme", "lowkv2.8,layer.3=exact")
     assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)
     assert run.code == 0 and re.search(r"^\| 3 +\| +3 x 64 \| +8,192 \| +0 \|", run.out, re.M), run.both
+
+
+def test_doctor_of_schemes_that_pack_nothing():
+    run = lowkv("doctor", "-m", MODEL, "-s", "delegate")
+    assert run.code == 0 and "scheme delegate is plain f16: there is nothing to prove" in run.out, run.both
+    run = lowkv("doctor", "-m", MODEL, "-s", "exact")
+    assert run.code == 0 and "layers packed" not in run.out, run.both
+    run.said(r"ok +cache +scheme exact: 30 of 30 layers held exactly, \d+ cells, none packed: it is to compare with\n")
 
 
 def test_doctor_names_the_layers_that_stay_f16(tmp_path):

@@ -100,6 +100,23 @@ def test_the_scheme_of_later_caches_can_be_changed():
     assert (found["scheme0"], found["scheme1"]) == ("kivi4", "lowkv2")
 
 
+def test_of_two_schemes_the_newest_is_named_and_all_is_counted():
+    found = run("""
+        schemes, live, named = ["kivi4", "lowkv2", "exact", "kivi2", "lowkv2.8", "lowkv4"], [], []
+        for scheme in schemes:
+            lowkv.llama_cpp.enable(scheme)
+            live.append(make())
+            if len(live) > 2:
+                live.pop(0).close()
+            named.append(lowkv.llama_cpp.stats()["scheme"])
+        for llama in live:
+            llama.create_completion("Once upon a time", max_tokens=2)
+        say(right=named == schemes, named=named, stats=lowkv.llama_cpp.stats(), active=lowkv.llama_cpp.active())
+    """)
+    assert found["right"], found["named"]
+    assert found["stats"]["caches"] == 2 and found["stats"]["packed_layers"] == 60 and found["active"] is True
+
+
 @pytest.mark.parametrize("arguments,words", [
     ("n_gpu_layers=0", "NOT active: no KV cache was placed"),
     ("flash_attn=False", "NOT active for 30 of 30 layers"),
@@ -124,7 +141,8 @@ def test_wrong_settings_are_refused():
         say(ask=refused(lowkv.llama_cpp.active))
     """)
     assert "LOWKV_SCHEME=kivi7 is not a scheme" in found["scheme"]
-    assert "needs a calibration of the model" in found["calibration"]
+    assert "needs a calibration of the model" in found["calibration"] and "is not a scheme" not in found["calibration"]
+    assert "and name it in calibration= or LOWKV_CALIBRATION" in found["calibration"]
     assert "LOWKV_CALIBRATION" in found["file"]
     assert "has failed" in found["ask"]
 

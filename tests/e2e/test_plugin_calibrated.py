@@ -1,6 +1,7 @@
 """Schemes that need a calibration, through the plug-in: SKVQ and KVQuant on the real model."""
 
 import json
+import re
 
 import plugin_models as models
 import pytest
@@ -53,7 +54,11 @@ def test_the_loss_is_what_it_should_be(calibrations, folder, scheme):
 def test_without_their_calibration_they_are_refused(calibrations):
     run = complete(tokens=2, scheme="skvq-k4v4")
     assert run.code != 0
-    run.said(r"skvq-k4v4 needs a calibration of the model: make one with lowkv calibrate")
+    run.said(r"LOWKV_SCHEME=skvq-k4v4 can't be used: skvq-k4v4 needs a calibration of the model: make one with "
+             r"lowkv calibrate, and name it in LOWKV_CALIBRATION\n")
+    run = lowkv("generate", "-m", MODEL, "-p", "abc", "-n", 1, "--scheme", "kvquant3-1%")
+    assert run.code == 1 and "calibrate, and name it in --calibration or LOWKV_CALIBRATION\n" in run.err, run.both
+    assert "is not a scheme" not in run.both
     run = complete(tokens=2, scheme="skvq-k4v4", env={"LOWKV_CALIBRATION": str(calibrations["skvq-k2v2"])})
     assert run.code != 0
     run.said(r"skvq-k4v4 needs a calibration.*skvq-k2v2")
@@ -68,6 +73,18 @@ def test_another_models_calibration_is_refused(calibrations, folder):
                 "--calibration", calibrations["skvq-k2v2"])
     assert run.code != 0
     run.said(r"skvq-k2v2.safetensors")
+
+
+def test_a_calibration_of_another_shape_is_one_message(calibrations, folder):
+    env = {"LOWKV_CALIBRATION": str(calibrations["skvq-k2v2"])}
+    shapes = {"other": {}, "long": {"heads": 3, "kv_heads": 3, "layers": 33}}
+    whys = {"other": "3 kv heads of 64 channels; this model has 2 kv heads of 64 channels",
+            "long": "a model of 30 layers; this one has more"}
+    for name, shape in shapes.items():
+        model = models.llama(folder / f"{name}-shape.gguf", **({"layers": 6} | shape))
+        run = complete(tokens=2, scheme="skvq-k2v2", model=model, env=env)
+        said = re.findall(r"lowkv: NOT active for (\d+) of \d+ layers, which stay f16: (.*)", run.both)
+        assert said == [("6" if name == "other" else "3", f"the calibration was made for {whys[name]}")], run.both
 
 
 def test_the_command_checks_what_the_environment_names(calibrations, folder):

@@ -51,6 +51,11 @@ def test_a_router_is_told_what_would_be_right_if_it_ran_a_model(tmp_path):
                     "this program itself runs a model")
 
 
+def test_a_program_that_fails_before_it_has_a_model_is_told_nothing():
+    run = tool("llama-completion", "-p", "a", "-n", 2, "-no-cnv", model="/no/such.gguf", scheme="lowkv2.8")
+    assert run.code == 1 and said_by_lowkv(run.both) == [], run.both
+
+
 def test_a_cache_elsewhere_is_still_complained_of(tmp_path):
     model = models.llama(tmp_path / "llama.gguf")
     run = tool("llama-completion", "-p", "a", "-n", 2, "-no-cnv", "-nkvo", model=model, scheme="lowkv2.8")

@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+import plugin_models as models
 import pytest
 from plugin_tools import MODEL, PLUGIN, TOOLS, assert_same_text, complete, environment, tool
 
@@ -61,10 +62,35 @@ def test_wrong_scheme_stops(name):
     assert "active: scheme" not in run.both
 
 
+@pytest.mark.parametrize("name", ["llama-completion", "llama-bench"])
+def test_a_layer_beyond_the_model_makes_no_context(name):
+    args = ("-p", "a", "-n", 2, "-no-cnv") if name == "llama-completion" else ("-p", 0, "-n", 2, "-r", 1)
+    run = tool(name, *args, scheme="lowkv2.8,layer.40=exact", device=name != "llama-bench")
+    assert run.code != 0
+    run.said(r"lowkv: the scheme lowkv2.8,layer.40=exact speaks of layer 40, but the model's last layer with a cache "
+             r"is 29\n")
+    assert "active: scheme" not in run.both
+    fits = tool(name, *args, scheme="lowkv2.8,layer.29=exact", device=name != "llama-bench")
+    assert fits.code == 0
+    fits.said("lowkv: active: scheme lowkv2.8,layer.29=exact")
+
+
+def test_layers_of_two_caches_are_one_models(tmp_path):
+    """Gemma 2's caches are made one by one: the layers that slide, and the others."""
+    model = models.gemma2(tmp_path / "gemma2.gguf")
+    run = complete(tokens=2, scheme="kivi2,layer.3=kivi4", model=model)
+    assert run.code == 0, run.both
+    run.said("lowkv: active: scheme kivi2,layer.3=kivi4")
+    run = complete(tokens=2, scheme="kivi2,layer.4=kivi4", model=model)
+    assert run.code != 0
+    run.said("speaks of layer 4, but the model's last layer with a cache is 3")
+
+
 def test_a_filter_is_refused_not_ignored():
     run = complete(tokens=2, scheme="kivi2,filter=heavy,keep=5%")
     assert run.code != 0
     run.said(r"filter=, keep= and evict= can't be followed here")
+    assert "is not a scheme" not in run.both
     assert "active: scheme" not in run.both
 
 

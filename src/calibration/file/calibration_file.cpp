@@ -169,16 +169,17 @@ void require_scheme(const Calibration& calibration, const Scheme& scheme, const 
 
 void require_layer(const Calibration& calibration, std::uint32_t layer, const Shape& shape,
                    const std::string& what) {
-    if (layer >= calibration.layers.size())
-        fail(what + " was made for a model of " + std::to_string(calibration.layers.size()) +
-             " layers; this one has a layer " + std::to_string(layer));
-    if (shape == calibration.shape) return;
+    // The same words for all layers that have the same to say: who reads them wants them once.
     const auto words = [](const Shape& s) {
         return std::to_string(s.kv_heads) + " kv heads of " + std::to_string(s.head_dim) +
                " channels";
     };
-    fail(what + " was made for " + words(calibration.shape) + "; layer " + std::to_string(layer) +
-         " of this model has " + words(shape));
+    if (shape != calibration.shape)
+        fail(what + " was made for " + words(calibration.shape) + "; this model has " +
+             words(shape));
+    if (layer >= calibration.layers.size())
+        fail(what + " was made for a model of " + std::to_string(calibration.layers.size()) +
+             " layers; this one has more");
 }
 
 void require_model(const Calibration& calibration, const std::string& fingerprint,

@@ -1,0 +1,60 @@
+#include "run/watcher.h"
+
+#include "common/app.h"
+
+namespace lowkv::cli {
+
+void Watcher::read(std::string_view text) {
+    line_ += text;
+    for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos;
+         line_.erase(0, end + 1)) {
+        judge(std::string_view(line_).substr(0, end));
+    }
+    if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
+}
+
+void Watcher::end() {
+    judge(line_);
+    line_.clear();
+}
+
+void Watcher::judge(std::string_view line) {
+    constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ",
+                               nothing = ": nothing is packed";
+    if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
+    if (const std::size_t mark = line.find(denial_mark); mark != std::string_view::npos) {
+        const std::string_view said = line.substr(mark + denial_mark.size());
+        if (said.starts_with(some)) denial_ = said.substr(some.size());
+        if (said.starts_with(nothing)) nothing_ = true;
+        if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "
+    }
+    if (active_) return;
+    // The cache was made elsewhere, or the program works: too late for the plug-in.
+    const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
+                           line.find("LOWKV") == std::string_view::npos;
+    const bool working = line.find("listening on http") != std::string_view::npos ||
+                         line.find("all slots are idle") != std::string_view::npos;
+    if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
+}
+
+std::string Watcher::problem(bool partial) const {
+    if (!partial && !denial_.empty())
+        return "lowkv can't pack " + denial_ + "; --partial lets it run all the same";
+    if (!partial && active_ && !elsewhere_.empty())
+        return "lowkv can't pack every layer: " + elsewhere_ +
+               "; --partial lets it run all the same";
+    if (one_cache_ && nothing_ && !active_ && !denial_.empty())
+        return "lowkv can't pack " + denial_ + "; --partial is for some layers, not for all";
+    if (active_ || stranger_.empty()) return "";
+    return "it started to work without the plug-in (\"" + stranger_ +
+           "\"). Its cache would have been llama.cpp's own. `lowkv doctor -m MODEL` may tell why";
+}
+
+std::string Watcher::lack(bool succeeded) const {
+    if (active_) return "";
+    if (!denial_.empty()) return "lowkv can't pack " + denial_;
+    if (!elsewhere_.empty()) return "lowkv can't pack any layer: " + elsewhere_;
+    return succeeded ? "its cache was never lowkv's: there was no \"lowkv: active\" line" : "";
+}
+
+}  // namespace lowkv::cli

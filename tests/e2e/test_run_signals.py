@@ -1,0 +1,111 @@
+"""Signals to `lowkv run`: its program gets each once, whoever sent it. llama-server ends at once at a second one, with
+status 1."""
+
+import contextlib
+import fcntl
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import termios
+import time
+
+import plugin_models as models
+import pytest
+from plugin_tools import BUILD, TOOLS, environment
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return models.llama(tmp_path_factory.mktemp("tiny") / "llama.gguf")
+
+
+def healthy(port):
+    with contextlib.suppress(OSError):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    return False
+
+
+@contextlib.contextmanager
+def served(tmp_path, model, *before, terminal=None):
+    """A llama-server under `lowkv run` in a session of its own, once it serves; and its log."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path / "server.log"
+    command = [*before, BUILD / "bin/lowkv", "run", "--", TOOLS / "llama-server", "-m", model, "-t", "1", "-c", "512",
+               "--port", str(port), "--no-ui"]
+
+    def take_terminal():
+        if terminal is not None:
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    with open(log, "w") as out:
+        process = subprocess.Popen(list(map(str, command)), env=environment(None), stdout=out, stderr=out,
+                                   stdin=subprocess.DEVNULL if terminal is None else terminal, start_new_session=True,
+                                   preexec_fn=take_terminal)
+    try:
+        end = time.monotonic() + 60
+        while not healthy(port):
+            assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
+            time.sleep(0.1)
+        yield process, log
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def assert_ended_once(process, log):
+    assert process.wait(30) == 0, log.read_text()[-3000:]
+    assert "second interrupt" not in log.read_text()
+    assert "lowkv: active" in log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_to_the_process_group(tmp_path, tiny, number):
+    with served(tmp_path, tiny) as (process, log):
+        os.killpg(process.pid, number)
+        assert_ended_once(process, log)
+
+
+def test_to_lowkv_run_alone(tmp_path, tiny):
+    with served(tmp_path, tiny) as (process, log):
+        process.terminate()
+        assert_ended_once(process, log)
+
+
+def test_of_timeout(tmp_path, tiny):
+    """It signals its command, and then its process group."""
+    with served(tmp_path, tiny, "timeout", "300") as (process, log):
+        process.terminate()
+        assert process.wait(30) == 0, log.read_text()[-3000:]
+        assert "second interrupt" not in log.read_text()
+
+
+def test_of_a_terminal(tmp_path, tiny):
+    """Ctrl-C goes to all of the foreground."""
+    ours, its = os.openpty()
+    try:
+        with served(tmp_path, tiny, terminal=its) as (process, log):
+            os.write(ours, b"\x03")
+            assert_ended_once(process, log)
+    finally:
+        os.close(ours)
+        os.close(its)
+
+
+def test_a_second_one_is_passed_on(tmp_path):
+    """Who presses Ctrl-C twice means it."""
+    script = 'trap "echo one; trap \'echo two; exit 9\' INT" INT; echo ready; while :; do sleep 0.05; done'
+    with subprocess.Popen([BUILD / "bin/lowkv", "run", "--", "sh", "-c", script], env=environment(None),
+                          stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        for word in ("one\n", "two\n"):
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.stdout.readline() == word
+            time.sleep(0.3)
+        assert process.wait(30) == 9
