@@ -69,10 +69,10 @@ ggml_guid_t guid() {
 }
 
 // Layers of caches that contexts with our device keep elsewhere: some of a model, as of `-ngl 10`,
-// or all.
+// or all. Never destroyed: it is looked at when the program ends.
 std::mutex elsewhere_mutex;
 std::set<std::uint32_t>& elsewhere() {
-    static std::set<std::uint32_t> layers;
+    static auto& layers = *new std::set<std::uint32_t>;
     return layers;
 }
 

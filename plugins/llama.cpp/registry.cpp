@@ -115,6 +115,14 @@ void warn_if_unused(int status, void*) {
                "this program itself runs a model");
 }
 
+bool watch_exit() {
+#ifdef __GLIBC__
+    return on_exit(warn_if_unused, nullptr) == 0;
+#else  // nobody tells the status
+    return std::atexit([] { warn_if_unused(0, nullptr); }) == 0;
+#endif
+}
+
 ggml_backend_reg_t load() {
     if (const std::string problem = misfit(); !problem.empty()) {
         report(GGML_LOG_LEVEL_ERROR, "this plug-in was built for ggml " LOWKV_GGML_VERSION ", " +
@@ -173,8 +181,7 @@ GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
 ggml_backend_reg_t ggml_backend_init(void) {
     ggml_backend_reg_t reg = lowkv::ggml::load();
     // ggml loads its backends again whenever a tool asks for them.
-    static const bool watching =
-        reg != nullptr && on_exit(lowkv::ggml::warn_if_unused, nullptr) == 0;
+    static const bool watching = reg != nullptr && lowkv::ggml::watch_exit();
     static_cast<void>(watching);
     return reg;
 }
