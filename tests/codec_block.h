@@ -48,10 +48,12 @@ struct PartReader {
         const auto* codes =
             reinterpret_cast<const std::uint8_t*>(section(p.head) + layout().codes_offset);
         const Width width = layout().codec.width;
-        if (which == Which::keys) {
-            return kernels::load_code(codes, width, plan.shape().head_dim, p.token, p.channel);
-        }
-        return kernels::load_code(codes, width, plan.block_tokens(), p.channel, p.token);
+        const bool keys = which == Which::keys;
+        const std::uint32_t steps = keys ? plan.shape().head_dim : plan.block_tokens();
+        const std::uint32_t lane = keys ? p.token : p.channel, step = keys ? p.channel : p.token;
+        if (layout().codec.levels == Levels::trellis)  // its window
+            return static_cast<std::uint8_t>(lowkv_load_window(codes, steps, lane, step));
+        return kernels::load_code(codes, width, steps, lane, step);
     }
     float scale(Place p) const { return metadata(p, 0); }
     float zero(Place p) const { return metadata(p, 1); }
@@ -63,7 +65,7 @@ struct PartReader {
         const double level =
             layout().codec.levels == Levels::uniform
                 ? c
-                : layout().levels[c] * double{layout().level_step} + layout().level_zero;
+                : layout().level_of(c) * double{layout().level_step} + layout().level_zero;
         const double value = level * double{scale(p)} + (layout().has_zeros ? zero(p) : 0.0f);
         if (row() != nullptr) return value + outlier(p).value_or(0.0f);
         if (layout().codec.balanced) return value * factor(p);

@@ -43,6 +43,8 @@ const char* const codecs[] = {
     "k=token-4-g32-mean-fp8,v=channel-2-g64",
     "k=token-1.5-g64-normal-random-mean,v=exact",
     "k=token-1.5-g64-fp8,v=channel-1.5-g32",
+    "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis-hadamard-unbiased",
+    "k=token-3-head-normal-hadamard-mean,v=token-2-head-trellis-fp8",
     "k=token-2.6-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased",
     "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
     "k=channel-2.6-g32,v=token-2.6-g32",

@@ -175,6 +175,38 @@ LOWKV_FN uint32_t lowkv_load_code(LOWKV_BYTES codes, uint32_t width, uint32_t st
     return code | (codes[lowkv_third_offset(unit) + byte] >> (4 * (unit % 2) + tile) & 1u) << 2;
 }
 
+// ---- trellis levels ----
+//
+// Codes of two bits, whose levels depend on what follows them: a code and the next two are a window
+// of six bits, the code lowest. What follows what is said by words of 64 codes, four lanes x 16
+// steps of a unit: the four codes of a byte from the lowest on, then those of the next byte; after
+// the last code comes the first. So a window is bits that lie side by side, turned round in 128.
+
+#define LOWKV_WORD_CODES 64u
+#define LOWKV_WORD_LANES 4u
+#define LOWKV_WINDOWS 64u
+
+// Of the code number `i` of a word: its lane, of four, and its step, of 16; and the way back.
+LOWKV_FN uint32_t lowkv_word_lane(uint32_t i) { return i / 16; }
+LOWKV_FN uint32_t lowkv_word_step(uint32_t i) { return i % 4 * 4 + lowkv_byte_of_step(i / 4 % 4); }
+LOWKV_FN uint32_t lowkv_word_code(uint32_t lane, uint32_t step) {
+    return lane % LOWKV_WORD_LANES * 16 + lowkv_byte_of_step(step % 4) * 4 +
+           step % LOWKV_UNIT_STEPS / 4;
+}
+
+// One window, where speed doesn't matter.
+LOWKV_FN uint32_t lowkv_load_window(LOWKV_BYTES codes, uint32_t steps, uint32_t lane,
+                                    uint32_t step) {
+    uint32_t window = 0;
+    for (uint32_t k = 0; k < 3; ++k) {
+        const uint32_t i = (lowkv_word_code(lane, step) + k) % LOWKV_WORD_CODES;
+        const uint32_t at_lane = lane / LOWKV_WORD_LANES * LOWKV_WORD_LANES + lowkv_word_lane(i);
+        const uint32_t at_step = step / LOWKV_UNIT_STEPS * LOWKV_UNIT_STEPS + lowkv_word_step(i);
+        window |= lowkv_load_code(codes, LOWKV_TWO, steps, at_lane, at_step) << (2 * k);
+    }
+    return window;
+}
+
 // ---- a head's section ----
 //
 //   [header][metadata][mean][factors][codes]

@@ -40,6 +40,7 @@ enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
 enum class Levels : std::uint8_t {
     uniform,  // code * scale + zero
     normal,   // scale * level[code], the levels being the best ones for N(0,1) (Lloyd-Max)
+    trellis,  // scale * level[code and its two followers]: a trellis code for N(0,1)
     learned,  // level[code] * scale + zero, the levels from a calibration (KVQuant's nuq)
 };
 
@@ -120,13 +121,13 @@ struct Codec {
     // The groups are sets of channels of all heads, from a calibration, `group` long on average.
     bool reordered = false;
     // The rest needs Axis::token, whose groups stay whole when channels are mixed.
-    Levels levels = Levels::uniform;  // normal: up to 16
+    Levels levels = Levels::uniform;  // normal: up to 16, trellis: four
     Rotate rotation = Rotate::none;
     // Keys only: less their block's mean, channel by channel, which is stored in it.
     bool centred = false;
     // A block's tokens and channels are both scaled to the same variance before (KVarN).
     bool balanced = false;
-    Fit fit = Fit::norm;  // normal levels only
+    Fit fit = Fit::norm;  // normal and trellis levels only
     Clip clip = Clip::none;
     // Thousandths of each token's row that are kept in f16 beside their codes (KVQuant).
     std::uint8_t outliers = 0;

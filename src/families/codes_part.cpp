@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "codec/trellis.h"
 #include "families/metadata.h"
 #include "kernels/table.h"
 #include "kernels/units.h"
@@ -49,13 +50,26 @@ void CodesPart::set_levels(std::span<const float> values) noexcept {
     }
 }
 
+// The least entries become 0: then no sum leaves its byte.
+void CodesPart::set_trellis() noexcept {
+    const auto least = [](const auto& entries) { return *std::ranges::min_element(entries); };
+    const int first = least(trellis_book.first), second = least(trellis_book.second);
+    for (std::size_t i = 0; i < 16; ++i) {
+        levels[i] = static_cast<std::uint8_t>(trellis_book.first[i] - first);
+        levels[16 + i] = static_cast<std::uint8_t>(trellis_book.second[i] - second);
+    }
+    level_step = trellis_step;
+    level_zero = static_cast<float>(first + second) * trellis_step;
+}
+
 const PartKernels& CodesPart::code_kernels(const kernels::Table& table) const {
     // Without a table of levels the code is the level. Six levels always have one, so that there
     // is one kernel for them.
     const bool even = codec.width == Width::ternary || codec.levels == Levels::uniform;
     const bool looks_up = codec.width == Width::senary || !even;
     std::string name(head.groups_along_lanes ? "folded-" : "unfolded-");
-    name.append(row_of(codec.width).word).append(looks_up ? "-levels" : "");
+    name.append(row_of(codec.width).word);
+    name.append(codec.levels == Levels::trellis ? "-trellis" : looks_up ? "-levels" : "");
     return kernels::find(table, name);
 }
 

@@ -36,8 +36,8 @@ struct HeadShape {
 
 struct CodesPart : PackedPart {
     Codec codec;
-    // Uniform levels: the codes.
-    std::array<std::uint8_t, 16> levels{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    // Uniform levels: the codes. A trellis adds two: see level_of().
+    std::array<std::uint8_t, 32> levels{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     float level_step = 1.0f;
     float level_zero = 0.0f;
     bool has_zeros = true;
@@ -53,6 +53,11 @@ struct CodesPart : PackedPart {
     std::size_t factors_offset = 0;
     std::size_t codes_offset = 0;
 
+    // On the grid of 8 bits. A trellis: of a window (lowkv/format.h), whose two halves overlap.
+    std::uint8_t level_of(std::uint32_t code) const noexcept {
+        if (codec.levels != Levels::trellis) return levels[code];
+        return static_cast<std::uint8_t>(levels[code & 15] + levels[16 + (code >> 2)]);
+    }
     // Of a code: 0 to top().
     float top() const noexcept { return static_cast<float>(codec.level_count() - 1); }
     std::uint32_t tokens() const noexcept { return shape().tokens; }
@@ -77,7 +82,9 @@ struct CodesPart : PackedPart {
     void lay_out(const kernels::Table& table);
     // From the lowest to the highest, on a grid of 8 bits.
     void set_levels(std::span<const float> values) noexcept;
-    // By name: "folded-2", "unfolded-3-levels". Folded: scales vary along a product's sum.
+    void set_trellis() noexcept;
+    // By name: "folded-2", "unfolded-3-levels", "folded-2-trellis". Folded: scales vary along a
+    // product's sum.
     const PartKernels& code_kernels(const kernels::Table& table) const;
 };
 

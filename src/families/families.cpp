@@ -30,7 +30,8 @@ constexpr Owner owners[] = {
     {balanced_family, [](const Codec& c) noexcept { return c.balanced; }},
     {rotated_family,
      [](const Codec& c) noexcept {
-         return c.levels == Levels::normal || c.rotation != Rotate::none || c.centred;
+         return c.levels == Levels::normal || c.levels == Levels::trellis ||
+                c.rotation != Rotate::none || c.centred;
      }},
     {uniform_family, [](const Codec&) noexcept { return true; }},
 };

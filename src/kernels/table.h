@@ -17,6 +17,7 @@ inline constexpr std::uint32_t span_tokens = 128;  // tokens between two softmax
 using lowkv::tile_tokens;                          // tokens expanded to f32 at a time (prefill)
 inline constexpr std::uint32_t decode_max_rows = 4;
 inline constexpr std::uint32_t prefill_max_rows = 96;
+inline constexpr std::uint32_t trellis_words = 16;  // encoded at a time
 
 constexpr bool is_additive(Mask::Kind kind) {
     return kind == Mask::Kind::additive_f16 || kind == Mask::Kind::additive_f32;
@@ -70,6 +71,9 @@ struct Table {
     std::span<const PartKernels> codes, rows;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
+    // The codes of trellis_words words (lowkv/format.h) whose levels have the least squared error:
+    // samples and codes by number in the word, then by word; levels by window.
+    void (*encode_trellis)(const float* samples, const float* levels, std::uint8_t* codes) noexcept;
 };
 
 // The kernels of that name, which an implementation has.

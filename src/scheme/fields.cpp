@@ -34,6 +34,10 @@ constexpr std::array levels_choices{
     Choice{"normal", value_of(Levels::normal),
            "token, g32 to head, up to 4 bits: normal (Lloyd-Max) levels times a norm, not a scale "
            "and a zero"},
+    Choice{
+        "trellis", value_of(Levels::trellis),
+        "token-2-head: levels that three neighbouring codes choose, times a norm: a quarter less "
+        "error than normal"},
     Choice{"learned", value_of(Levels::learned),
            "row and static, 2 to 4 bits: levels learned from a text, calibrated (KVQuant)"}};
 constexpr std::array rotation_choices{
@@ -53,8 +57,8 @@ constexpr std::array balance_choices{
 constexpr std::array fit_choices{
     Choice{"norm", value_of(Fit::norm)},
     Choice{"unbiased", value_of(Fit::unbiased),
-           "normal: a scale that keeps products unbiased, not the norm"},
-    Choice{"lsq", value_of(Fit::least), "normal: the scale of the least squared error"}};
+           "normal, trellis: a scale that keeps products unbiased, not the norm"},
+    Choice{"lsq", value_of(Fit::least), "normal, trellis: the scale of the least squared error"}};
 constexpr std::array clip_choices{
     Choice{"unclipped", value_of(Clip::none)},
     Choice{"clip", value_of(Clip::calibrated),

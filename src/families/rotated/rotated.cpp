@@ -1,5 +1,5 @@
-// Codecs that first change a token's channels: centring, rotation, normal levels (lowkv,
-// TurboQuant). Per token and head: y = x R - mean, then codes of y.
+// Codecs that first change a token's channels: centring, rotation, normal levels or a trellis'
+// (lowkv, TurboQuant). Per token and head: y = x R - mean, then codes of y.
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +12,7 @@
 #include "families/codes_part.h"
 #include "families/metadata.h"
 #include "families/packing.h"
+#include "families/rotated/trellis_codes.h"
 #include "families/token_view.h"
 #include "families/words.h"
 
@@ -27,14 +28,18 @@ class RotatedPart final : public CodesPart {
     RotatedPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
         : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
         has_mean = codec.centred;
+        has_zeros = codec.levels == Levels::uniform;
         if (codec.levels == Levels::normal) {
-            has_zeros = false;
             const NormalCodebook& book = normal_codebook(codec.level_count());
             set_levels(std::span(book.level).first(book.count));
+        } else if (codec.levels == Levels::trellis) {
+            set_trellis();
+            trellis_ = TrellisCodes(*inputs.table, *this);
         }
         lay_out(*inputs.table);
     }
 
+    const TrellisCodes& trellis() const noexcept { return trellis_; }
     const Rotation* rotation() const noexcept override { return rotation_.get(); }
     void encode_head(const std::uint16_t* exact, std::uint32_t h,
                      std::byte* packed) const noexcept override;
@@ -43,6 +48,7 @@ class RotatedPart final : public CodesPart {
 
   private:
     std::shared_ptr<const Rotation> rotation_;
+    TrellisCodes trellis_;
 };
 
 // The mean of a block's tokens, rotated as they are and rounded to f16.
@@ -71,10 +77,11 @@ void for_groups(const RotatedPart& layout, std::uint32_t channels, std::uint32_t
     }
 }
 
-// What a code stands for, less the mean.
+// What a code, of a trellis a window, stands for, less the mean.
 float decoded(std::uint8_t code, const RotatedPart& layout, const Groups& groups,
               std::size_t group) noexcept {
-    const std::uint8_t level = layout.codec.levels == Levels::normal ? layout.levels[code] : code;
+    const std::uint8_t level =
+        layout.codec.levels == Levels::uniform ? code : layout.level_of(code);
     return static_cast<float>(level) * groups.scale[group] + groups.zero[group];
 }
 
@@ -118,27 +125,27 @@ void transform(const std::uint16_t* rows, const TokenView& view, const RotatedPa
     for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
 }
 
-// Codes of the direction y / |y|, whose channels are close to N(0, 1/count). Returns the unit of
-// the levels. The codes don't depend on it, so it is rounded afterwards.
-float quantize_normal(const float* y, std::uint32_t count, const RotatedPart& layout,
-                      std::uint8_t* codes) noexcept {
-    const NormalCodebook& book = normal_codebook(layout.codec.level_count());
+float squares_of(const float* y, std::uint32_t count) noexcept {
     float squares = 0;
     for (std::uint32_t c = 0; c < count; ++c) squares += y[c] * y[c];
-    const float norm = std::sqrt(squares);
-    std::fill_n(codes, count, std::uint8_t{0});
+    return squares;
+}
+
+// What makes the channels of y close to N(0, 1); 0 if y is 0.
+float to_normal(const float* y, std::uint32_t count) noexcept {
+    const float norm = std::sqrt(squares_of(y, count));
+    return norm > 0.0f ? std::sqrt(static_cast<float>(count)) / norm : 0.0f;
+}
+
+// The unit of y's levels, once its codes are chosen: they don't depend on it.
+float fitted_scale(const float* y, std::uint32_t count, const RotatedPart& layout,
+                   const std::uint8_t* codes) noexcept {
+    const float squares = squares_of(y, count), norm = std::sqrt(squares);
     if (!(norm > 0.0f)) return 0.0f;
-    const float to_normal = std::sqrt(static_cast<float>(count)) / norm;
-    for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
-        const float boundary = book.boundary[b];
-        for (std::uint32_t c = 0; c < count; ++c) {
-            codes[c] = static_cast<std::uint8_t>(codes[c] + (y[c] * to_normal >= boundary ? 1 : 0));
-        }
-    }
     float level_squares = 0, product = 0;
     for (std::uint32_t c = 0; c < count; ++c) {
         const float level =
-            static_cast<float>(layout.levels[codes[c]]) * layout.level_step + layout.level_zero;
+            static_cast<float>(layout.level_of(codes[c])) * layout.level_step + layout.level_zero;
         level_squares += level * level;
         product += level * y[c];
     }
@@ -150,6 +157,40 @@ float quantize_normal(const float* y, std::uint32_t count, const RotatedPart& la
     return norm / std::sqrt(level_squares);
 }
 
+// Codes of the direction y / |y|, whose channels are close to N(0, 1/count).
+void quantize_normal(const float* y, std::uint32_t count, const RotatedPart& layout,
+                     std::uint8_t* codes) noexcept {
+    const NormalCodebook& book = normal_codebook(layout.codec.level_count());
+    const float factor = to_normal(y, count);
+    std::fill_n(codes, count, std::uint8_t{0});
+    if (factor == 0.0f) return;
+    for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
+        const float boundary = book.boundary[b];
+        for (std::uint32_t c = 0; c < count; ++c) {
+            codes[c] = static_cast<std::uint8_t>(codes[c] + (y[c] * factor >= boundary ? 1 : 0));
+        }
+    }
+}
+
+// Of all tokens: the windows of their codes, and their scales.
+void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const RotatedPart& layout,
+                      const float* mean, Groups& groups, TokenCodes& codes) noexcept {
+    const std::uint32_t channels = view.channels();
+    float y[trellis_tokens][max_channels], factor[trellis_tokens];
+    for (std::uint32_t first = 0; first < view.tokens(); first += trellis_tokens) {
+        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
+            transform(rows, view, layout, mean, first + t, y[t]);
+            factor[t] = to_normal(y[t], channels);
+            for (std::uint32_t c = 0; c < channels; ++c) y[t][c] *= factor[t];
+        }
+        layout.trellis().encode(layout.shape().part, y, channels, codes.token + first);
+        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
+            const float scale = fitted_scale(y[t], channels, layout, codes.token[first + t]);
+            groups.scale[first + t] = scale > 0.0f ? scale / factor[t] : 0.0f;
+        }
+    }
+}
+
 void unpack(const std::byte* section, Part part, const HeadShape& head, const RotatedPart& layout,
             TokenCodes& codes) noexcept {
     const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
@@ -157,6 +198,7 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const Ro
     for (std::uint32_t step = 0; step < head.steps; ++step) {
         if (step % unit_steps == 0) {
             unpack_tile(in, layout.codec.width, head, step / unit_steps, tile);
+            if (layout.codec.levels == Levels::trellis) open_windows(tile, head.lanes);
         }
         for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
             std::uint8_t& code =
@@ -174,6 +216,7 @@ void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
     const TokenView view(shape().part, head);
     const float most = top();
     const bool normal = layout.codec.levels == Levels::normal;
+    const bool trellis = layout.codec.levels == Levels::trellis;
     const bool search = layout.codec.clip == Clip::search;
     std::memset(section, 0, head_bytes());
     float mean[max_channels], y[max_channels];
@@ -182,13 +225,15 @@ void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
 
     Groups groups;
     TokenCodes codes;
-    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+    if (trellis) quantize_trellis(from, view, layout, mean, groups, codes);
+    for (std::uint32_t t = 0; !trellis && t < view.tokens(); ++t) {
         transform(from, view, layout, mean, t, y);
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
                        if (normal) {
-                           groups.scale[g] =
-                               quantize_normal(y + first, count, layout, codes.token[t] + first);
+                           std::uint8_t* to = codes.token[t] + first;
+                           quantize_normal(y + first, count, layout, to);
+                           groups.scale[g] = fitted_scale(y + first, count, layout, to);
                        } else {
                            const Grid full = full_grid(y + first, count, most);
                            const Grid grid =
@@ -201,7 +246,7 @@ void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
     write_metadata(layout, section, groups);
     // Uniform codes need the metadata as it is stored. The tokens are transformed once more: their
     // floats would not fit on a thread's stack.
-    for (std::uint32_t t = 0; !normal && t < view.tokens(); ++t) {
+    for (std::uint32_t t = 0; layout.has_zeros && t < view.tokens(); ++t) {
         transform(from, view, layout, mean, t, y);
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {

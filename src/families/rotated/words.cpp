@@ -5,9 +5,10 @@ namespace {
 
 std::string normal_levels(const Codec& codec) {
     std::string text = (codec.fit == Fit::norm ? "the norm of " : "a scale of ") +
-                       group_words(codec) + " (" + std::string(metadata_bits(codec)) +
-                       ") times one of " + std::to_string(codec.level_count()) +
-                       " normal (Lloyd-Max) levels";
+                       group_words(codec) + " (" + std::string(metadata_bits(codec)) + ") times ";
+    text += codec.levels == Levels::trellis
+                ? "a level that three neighbouring codes choose (a trellis)"
+                : "one of " + std::to_string(codec.level_count()) + " normal (Lloyd-Max) levels";
     switch (codec.fit) {
         case Fit::norm: break;
         case Fit::unbiased:
@@ -29,15 +30,18 @@ std::string scale_formula(const Codec& codec, const std::string& y) {
 }  // namespace
 
 std::string_view rotated_restriction(const Codec& codec, Part part) noexcept {
-    const bool normal = codec.levels == Levels::normal, channel = codec.axis == Axis::channel;
+    const bool trellis = codec.levels == Levels::trellis, channel = codec.axis == Axis::channel;
+    const bool normal = codec.levels == Levels::normal || trellis;
     return first_broken(
         {{channel && (normal || codec.centred),
-          "normal and mean need a scale per token: token-..."},
+          "normal, trellis and mean need a scale per token: token-..."},
          {channel && codec.rotation != Rotate::none && !codec.balanced,
           "hadamard and random need a scale per token (token-...), or varnorm"},
          {normal && codec.width == Width::eight, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
          {!normal && codec.fit != Fit::norm,
-          "unbiased and lsq choose the scale of normal levels: add normal"},
+          "unbiased and lsq choose the scale of normal levels: add normal or trellis"},
+         {trellis && (codec.width != Width::two || codec.group != Group::head),
+          "a trellis has 2 bits and one scale for a token's head: token-2-head-trellis"},
          {codec.centred && part == Part::values,
           "mean is for keys; values have no common offset that a softmax ignores"}});
 }
@@ -47,10 +51,11 @@ CodecWords rotated_words(const Codec& codec, Part part) {
         width_words(codec, codec.centred ? "subtracting the block's mean per channel" : "",
                     rotation_words(codec));
     const std::string y = subject(codec, part);
-    if (codec.levels == Levels::normal) {
+    if (codec.levels != Levels::uniform) {
         return rotated_back(codec, part, sentence + normal_levels(codec),
-                            "level = the one nearest to " + y + " / rms(" + y +
-                                "), scale = " + scale_formula(codec, y),
+                            (codec.levels == Levels::trellis ? "levels = the path nearest to "
+                                                             : "level = the one nearest to ") +
+                                y + " / rms(" + y + "), scale = " + scale_formula(codec, y),
                             "level * scale");
     }
     sentence += scale_and_zero(codec, group_words(codec));

@@ -24,8 +24,8 @@ std::string_view row_restriction(const Codec& codec, Part part) noexcept {
         {{!channel && ranged, "static is the range of a channel: channel-..."},
          {codec.reordered && (channel || row_of(codec.group).size == 0),
           "reorder makes groups of channels: token-...-g32, g64 or g128"},
-         {by_row &&
-              (codec.levels == Levels::normal || codec.rotation != Rotate::none || codec.centred),
+         {by_row && (codec.levels == Levels::normal || codec.levels == Levels::trellis ||
+                     codec.rotation != Rotate::none || codec.centred),
           "normal, hadamard, random and mean are for each head: not row, static or reorder"},
          {learned && !whole, "learned levels need the group row or static"},
          {learned && codec.width != Width::two && codec.width != Width::three &&

@@ -40,6 +40,7 @@ LOWKV_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 LOWKV_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
 LOWKV_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 LOWKV_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+LOWKV_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 LOWKV_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 LOWKV_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 LOWKV_INLINE float reduce_max(F a) { return _mm512_reduce_max_ps(a); }

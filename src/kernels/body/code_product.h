@@ -21,11 +21,12 @@ LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std:
     return to_float(sum);
 }
 
-template <Width W, bool Lookup, unsigned Rows>
+template <Width W, Look L, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const codec::CodesPart& layout = codes_of(products->x);
-    const I table = load_table(layout.levels.data());
+    const LevelTables tables = load_levels<L>(layout);
+    constexpr bool looks_up = L != Look::code;
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     // Learned levels have a zero of their own and, as normal ones do, another times the scale.
     // Metadata without zeros has it in already.
@@ -38,7 +39,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     // What each code lacks, times its scale, which the weights hold already. What multiplies this
     // constant is the rounded weights' sum: then a weight's error counts times x, not times x less
     // the constant.
-    const bool shifts = Lookup || balanced;
+    const bool shifts = looks_up || balanced;
     const float shift = balanced ? -middle : layout.level_zero / layout.level_step;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
@@ -58,7 +59,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
         I total[4];
         for (F& f : largest) f = set(0.0f);
         for (unsigned s = 0; s < steps; s += lanes) {
-            const F scale = Lookup ? mul(load(top + s), step) : load(top + s);
+            const F scale = looks_up ? mul(load(top + s), step) : load(top + s);
 #pragma GCC unroll 4
             for (unsigned r = 0; r < Rows; ++r) {
                 largest[r] = max(largest[r], mul(abs(load(w + r * w_stride + s)), scale));
@@ -72,8 +73,8 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             for (F& f : sum) f = set(0.0f);
             for (I& i : total) i = set_int(0);
             for (unsigned s = 0; s < steps; s += lanes) {
-                const F scale = Lookup ? mul(metadata.scale(g, s), step) : metadata.scale(g, s);
-                F zero = !Lookup || has_zeros ? metadata.zero(g, s) : set(0.0f);
+                const F scale = looks_up ? mul(metadata.scale(g, s), step) : metadata.scale(g, s);
+                F zero = !looks_up || has_zeros ? metadata.zero(g, s) : set(0.0f);
                 if (balanced) zero = fma(scale, set(middle), zero);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
@@ -103,8 +104,8 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
         for (unsigned g = 0; g < groups; ++g) {
             const unsigned first = g * layout.group, end = first + layout.group;
             const float* zeros = offset[p * groups + g];
-            for_lanes<W, Lookup, Rows>(
-                codes, table, steps / 16, first,
+            for_lanes<W, L, Rows>(
+                codes, tables, steps / 16, first,
                 end < product.x.lane_count ? end : product.x.lane_count, 0, steps / 16,
                 weights[0] + (p * groups + g) * steps, prefetch,
                 [&](unsigned lane, const I(&sums)[Rows][2], unsigned vectors) LOWKV_INLINE_LAMBDA {
@@ -127,11 +128,11 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     }
 }
 
-template <Width W, bool Lookup, unsigned Rows>
+template <Width W, Look L, unsigned Rows>
 void multiply_unfolded(const Product* products, unsigned count, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
     const codec::CodesPart& layout = codes_of(products->x);
-    const I table = load_table(layout.levels.data());
+    const LevelTables tables = load_levels<L>(layout);
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
@@ -193,9 +194,8 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             for (unsigned g = 0; g < groups; ++g) {
                 const unsigned first = g * layout.group, end = first + layout.group;
                 const unsigned units = ((end < steps ? end : steps) - first) / 16;
-                dot_units<W, Lookup, Rows>(codes, table, steps / 16, at[0], at[1], first / 16,
-                                           units, SharedWeights{weights[0] + first}, prefetch,
-                                           sums);
+                dot_units<W, L, Rows>(codes, tables, steps / 16, at[0], at[1], first / 16, units,
+                                      SharedWeights{weights[0] + first}, prefetch, sums);
                 for (unsigned v = 0; v < 2; ++v) {
                     const F scale = metadata.scale(g, at[v]), zero = metadata.zero(g, at[v]);
 #pragma GCC unroll 4

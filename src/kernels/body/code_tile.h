@@ -2,12 +2,12 @@
 
 // tile[step][lane], `tile_lanes` floats a step: lanes [lane0, lane0 + tile_lanes) and steps
 // [step0, step0 + tile_steps) of x. All multiples of 16.
-template <Width W, bool Lookup>
+template <Width W, Look L>
 void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                   unsigned tile_steps, float* tile) noexcept {
     const codec::CodesPart& layout = codes_of(x);
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section + layout.codes_offset);
-    const I table = load_table(layout.levels.data());
+    const LevelTables tables = load_levels<L>(layout);
     const HeadMetadata metadata(layout, layout.metadata_section(x));
     const bool folded = layout.head.groups_along_lanes;
     const std::uint16_t* const mean = mean_of(layout, x);
@@ -29,7 +29,7 @@ void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsi
             const UnitView view = open_unit<W>(codes, unit, (lane0 + lane) % 16 * 4);
             I pair[2];
             for (unsigned i = 0; i < 16; ++i) {
-                if (i % 4 == 0) load_tile<W, Lookup>(view, i / 4, table, pair);
+                if (i % 4 == 0) load_tile<W, L>(view, i / 4, tables, pair);
                 const I two = pair[i % 4 / 2];
                 const I code = i % 2 == 0 ? bit_and(two, set_int(0xffff)) : shift_right(two, 16);
                 const unsigned at = folded ? step0 + step + i : lane0 + lane;
@@ -55,49 +55,51 @@ LOWKV_INLINE void apply_factors(const PackedHead& x, unsigned lane0, unsigned ti
     }
 }
 
-template <Width W, bool Lookup>
+template <Width W, Look L>
 void expand_codes(const PackedHead& x, unsigned first_token, float* tile) noexcept {
     const bool keys = is_keys(x);
     const unsigned lane0 = keys ? first_token : 0, step0 = keys ? 0 : first_token;
     const unsigned tile_lanes = keys ? tile_tokens : x.lane_count;
     const unsigned tile_steps = keys ? x.step_count : tile_tokens;
-    expand_units<W, Lookup>(x, lane0, tile_lanes, step0, tile_steps, tile);
+    expand_units<W, L>(x, lane0, tile_lanes, step0, tile_steps, tile);
     if (codes_of(x).has_factors) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
 }
 
-template <Width W, bool Lookup>
+template <Width W, Look L>
 constexpr PartKernels unfolded(std::string_view name) {
     return {name,
-            multiply_codes<multiply_unfolded<W, Lookup, 1>, multiply_unfolded<W, Lookup, 2>,
-                           multiply_unfolded<W, Lookup, 3>, multiply_unfolded<W, Lookup, 4>>,
-            expand_codes<W, Lookup>};
+            multiply_codes<multiply_unfolded<W, L, 1>, multiply_unfolded<W, L, 2>,
+                           multiply_unfolded<W, L, 3>, multiply_unfolded<W, L, 4>>,
+            expand_codes<W, L>};
 }
-template <Width W, bool Lookup>
+template <Width W, Look L>
 constexpr PartKernels folded(std::string_view name) {
     return {name,
-            multiply_codes<multiply_folded<W, Lookup, 1>, multiply_folded<W, Lookup, 2>,
-                           multiply_folded<W, Lookup, 3>, multiply_folded<W, Lookup, 4>>,
-            expand_codes<W, Lookup>};
+            multiply_codes<multiply_folded<W, L, 1>, multiply_folded<W, L, 2>,
+                           multiply_folded<W, L, 3>, multiply_folded<W, L, 4>>,
+            expand_codes<W, L>};
 }
 
 // With a table of levels, or where the code is the level.
 constinit const PartKernels code_kernels[] = {
-    unfolded<Width::ternary, false>("unfolded-1.5"),
-    unfolded<Width::two, false>("unfolded-2"),
-    unfolded<Width::two, true>("unfolded-2-levels"),
-    unfolded<Width::senary, true>("unfolded-2.6-levels"),
-    unfolded<Width::three, false>("unfolded-3"),
-    unfolded<Width::three, true>("unfolded-3-levels"),
-    unfolded<Width::four, false>("unfolded-4"),
-    unfolded<Width::four, true>("unfolded-4-levels"),
-    unfolded<Width::eight, false>("unfolded-8"),
-    folded<Width::ternary, false>("folded-1.5"),
-    folded<Width::two, false>("folded-2"),
-    folded<Width::two, true>("folded-2-levels"),
-    folded<Width::senary, true>("folded-2.6-levels"),
-    folded<Width::three, false>("folded-3"),
-    folded<Width::three, true>("folded-3-levels"),
-    folded<Width::four, false>("folded-4"),
-    folded<Width::four, true>("folded-4-levels"),
-    folded<Width::eight, false>("folded-8"),
+    unfolded<Width::ternary, Look::code>("unfolded-1.5"),
+    unfolded<Width::two, Look::code>("unfolded-2"),
+    unfolded<Width::two, Look::table>("unfolded-2-levels"),
+    unfolded<Width::two, Look::trellis>("unfolded-2-trellis"),
+    unfolded<Width::senary, Look::table>("unfolded-2.6-levels"),
+    unfolded<Width::three, Look::code>("unfolded-3"),
+    unfolded<Width::three, Look::table>("unfolded-3-levels"),
+    unfolded<Width::four, Look::code>("unfolded-4"),
+    unfolded<Width::four, Look::table>("unfolded-4-levels"),
+    unfolded<Width::eight, Look::code>("unfolded-8"),
+    folded<Width::ternary, Look::code>("folded-1.5"),
+    folded<Width::two, Look::code>("folded-2"),
+    folded<Width::two, Look::table>("folded-2-levels"),
+    folded<Width::two, Look::trellis>("folded-2-trellis"),
+    folded<Width::senary, Look::table>("folded-2.6-levels"),
+    folded<Width::three, Look::code>("folded-3"),
+    folded<Width::three, Look::table>("folded-3-levels"),
+    folded<Width::four, Look::code>("folded-4"),
+    folded<Width::four, Look::table>("folded-4-levels"),
+    folded<Width::eight, Look::code>("folded-8"),
 };

@@ -116,10 +116,40 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
     }
 }
 
-// A tile's two pairs of steps. With Lookup, codes are indices of a table of 8-bit levels, the first
-// of which is 0.
-template <Width W, bool Lookup>
-LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pair)[2]) {
+// What a code stands for: itself, an entry of a table of 8-bit levels, the first of which is 0, or
+// a trellis' level (lowkv/format.h): the sum of two tables' entries, of the code and the next one,
+// and of these next two.
+enum class Look : std::uint8_t { code, table, trellis };
+
+struct LevelTables {
+    I first, second;  // second: a trellis'
+    I next;           // a trellis': of each byte of a word, the byte after it
+};
+template <Look L>
+LOWKV_INLINE LevelTables load_levels(const codec::CodesPart& layout) {
+    LevelTables tables;
+    tables.first = load_table(layout.levels.data());
+    if constexpr (L == Look::trellis) {
+        constexpr std::uint8_t next[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0};
+        tables.second = load_table(layout.levels.data() + 16);
+        tables.next = load_table(next);
+    }
+    return tables;
+}
+
+// The codes of tile `tile` and of the next one, tile 4 being tile 0 of the next byte: four bits
+// each.
+LOWKV_INLINE I two_codes(I bytes, I next_bytes, unsigned tile) {
+    if (tile == 4) return bit_and(next_bytes, set_int(0x0f0f0f0f));
+    if (tile < 3) return bit_and(shift_right(bytes, 2 * tile), set_int(0x0f0f0f0f));
+    const I high = bit_and(shift_left(next_bytes, 2), set_int(0x0c0c0c0c));
+    return bit_or(bit_and(shift_right(bytes, 6), set_int(0x03030303)), high);
+}
+
+// A tile's two pairs of steps.
+template <Width W, Look L>
+LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, const LevelTables& tables,
+                            I (&pair)[2]) {
     if constexpr (W == Width::ternary) {
         constexpr unsigned ternary_digits = digits_of(W);
         const unsigned number = view.tile + tile;
@@ -131,9 +161,15 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pa
         const I x = load_bytes(tile < 3 ? view.low : view.low - std::size_t{64} * (1 + view.tile));
         const I even = bit_and(x, set_int(0x00ff00ff));
         const I odd = bit_and(shift_right(x, 8), set_int(0x00ff00ff));
-        pair[0] = lookup_halves(table, senary_digit(view, tile, even));
-        pair[1] = lookup_halves(table, senary_digit(view, tile, odd));
-    } else if constexpr (!Lookup) {
+        pair[0] = lookup_halves(tables.first, senary_digit(view, tile, even));
+        pair[1] = lookup_halves(tables.first, senary_digit(view, tile, odd));
+    } else if constexpr (L == Look::trellis) {
+        const I x = load_bytes(view.low), next = lookup(x, tables.next);
+        const I levels = add_int(lookup(tables.first, two_codes(x, next, tile)),
+                                 lookup(tables.second, two_codes(x, next, tile + 1)));
+        pair[0] = bit_and(levels, set_int(0x00ff00ff));
+        pair[1] = bit_and(shift_right(levels, 8), set_int(0x00ff00ff));
+    } else if constexpr (L == Look::code) {
         pair[0] = load_pair<W>(view, tile, 0);
         pair[1] = load_pair<W>(view, tile, 1);
     } else {
@@ -148,7 +184,7 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, I table, I (&pa
                 codes = bit_or(codes, high);
             }
         }
-        const I levels = lookup(table, codes);
+        const I levels = lookup(tables.first, codes);
         pair[0] = bit_and(levels, set_int(0x00ff00ff));
         pair[1] = bit_and(shift_right(levels, 8), set_int(0x00ff00ff));
     }
@@ -165,10 +201,11 @@ struct SharedWeights {
 // sums[row][vector] = sum over `units` units of weight * code, for `lanes` lanes from `lane` and
 // from `second` on: two vectors share each broadcast of a weight. weights(row, pair, vector): of
 // two steps of the units.
-template <Width W, bool Lookup, unsigned Rows, class Weights>
-LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_units, unsigned lane,
-                            unsigned second, unsigned first_unit, unsigned units,
-                            const Weights& weights, Prefetch& prefetch, I (&sums)[Rows][2]) {
+template <Width W, Look L, unsigned Rows, class Weights>
+LOWKV_INLINE void dot_units(const std::uint8_t* codes, const LevelTables& tables,
+                            unsigned step_units, unsigned lane, unsigned second,
+                            unsigned first_unit, unsigned units, const Weights& weights,
+                            Prefetch& prefetch, I (&sums)[Rows][2]) {
     for (unsigned r = 0; r < Rows; ++r) {
         for (unsigned v = 0; v < 2; ++v) sums[r][v] = set_int(0);
     }
@@ -183,7 +220,7 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_un
 #pragma GCC unroll 4
         for (unsigned tile = 0; tile < 4; ++tile) {
             I x[2][2];
-            for (unsigned v = 0; v < 2; ++v) load_tile<W, Lookup>(view[v], tile, table, x[v]);
+            for (unsigned v = 0; v < 2; ++v) load_tile<W, L>(view[v], tile, tables, x[v]);
 #pragma GCC unroll 2
             for (unsigned odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 4
@@ -200,15 +237,16 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, I table, unsigned step_un
 
 // Calls body(lane, sums, vectors) for all lanes of [first, last), two vectors at a time. A vector
 // that is left over is multiplied twice: to compile that case apart would take as long again.
-template <Width W, bool Lookup, unsigned Rows, class Body>
-LOWKV_INLINE void for_lanes(const std::uint8_t* codes, I table, unsigned step_units, unsigned first,
-                            unsigned last, unsigned first_unit, unsigned units,
-                            const std::int16_t* weights, Prefetch& prefetch, Body body) {
+template <Width W, Look L, unsigned Rows, class Body>
+LOWKV_INLINE void for_lanes(const std::uint8_t* codes, const LevelTables& tables,
+                            unsigned step_units, unsigned first, unsigned last, unsigned first_unit,
+                            unsigned units, const std::int16_t* weights, Prefetch& prefetch,
+                            Body body) {
     I sums[Rows][2];
     for (unsigned lane = first; lane < last; lane += 2 * lanes) {
         const bool pair = lane + lanes < last;
-        dot_units<W, Lookup, Rows>(codes, table, step_units, lane, pair ? lane + lanes : lane,
-                                   first_unit, units, SharedWeights{weights}, prefetch, sums);
+        dot_units<W, L, Rows>(codes, tables, step_units, lane, pair ? lane + lanes : lane,
+                              first_unit, units, SharedWeights{weights}, prefetch, sums);
         body(lane, sums, pair ? 2u : 1u);
     }
 }

@@ -2,5 +2,5 @@
 // packed heads are read (PartKernels), by name: of codes, for parts whose heads have their own
 // metadata, and of row codecs.
 
-extern const PartKernels code_kernels[18];
+extern const PartKernels code_kernels[20];
 extern const PartKernels row_kernels[5];

@@ -219,11 +219,12 @@ struct WeightsByGroup {
 template <Width W, unsigned Rows, unsigned Size>
 void multiply_row_values(const Product& product, std::size_t w_stride,
                          std::size_t y_stride) noexcept {
-    constexpr bool is_lookup = W == Width::two || W == Width::three || W == Width::four;
+    constexpr bool has_levels = W == Width::two || W == Width::three || W == Width::four;
+    constexpr Look look = has_levels ? Look::table : Look::code;
     const PackedHead& x = product.x;
     const codec::RowPart& layout = rows_of(x);
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section);
-    const I table = load_table(layout.levels.data());
+    const LevelTables tables = load_levels<look>(layout);
     Prefetch prefetch =
         start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * x.step_count);
     TokenMetadata metadata;
@@ -235,9 +236,9 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
             const unsigned at[2] = {c, c + lanes < x.lane_count ? c + lanes : c};
             I group[2], sums[Rows][2];
             for (unsigned v = 0; v < 2; ++v) group[v] = groups_of(x, at[v]);
-            dot_units<W, is_lookup, Rows>(
-                codes, table, x.step_count / 16, at[0], at[1], token / 16, tile_tokens / 16,
-                WeightsByGroup<Rows, Size>{weights, group}, prefetch, sums);
+            dot_units<W, look, Rows>(codes, tables, x.step_count / 16, at[0], at[1], token / 16,
+                                     tile_tokens / 16, WeightsByGroup<Rows, Size>{weights, group},
+                                     prefetch, sums);
             for (unsigned r = 0; r < Rows; ++r) {
                 F total[2];
                 for (unsigned v = 0; v < 2; ++v) {

@@ -140,7 +140,7 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
         for (unsigned tile = 0; tile < 4; ++tile) {
             I pair[Vectors][2];
             for (unsigned v = 0; v < Vectors; ++v) {
-                load_tile<W, false>(view[v], tile, set_int(0), pair[v]);
+                load_tile<W, Look::code>(view[v], tile, LevelTables{}, pair[v]);
             }
             LOWKV_UNROLL(4)
             for (unsigned step = 0; step < 4; ++step) {

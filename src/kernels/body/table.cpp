@@ -15,6 +15,8 @@
 #include "kernels/body/mass.h"
 //
 #include "kernels/body/to_f16.h"
+//
+#include "kernels/body/trellis.h"
 
 extern const Table table;  // known to select.cpp
 
@@ -31,7 +33,7 @@ const Table LOWKV_IMPLEMENTATION::table = {
     LOWKV_IMPLEMENTATION::supported,    LOWKV_IMPLEMENTATION::decode,
     LOWKV_IMPLEMENTATION::prefill,      LOWKV_IMPLEMENTATION::weigh,
     LOWKV_IMPLEMENTATION::code_kernels, LOWKV_IMPLEMENTATION::row_kernels,
-    LOWKV_IMPLEMENTATION::to_f16,
+    LOWKV_IMPLEMENTATION::to_f16,       LOWKV_IMPLEMENTATION::encode_trellis,
 };
 
 }  // namespace lowkv::kernels

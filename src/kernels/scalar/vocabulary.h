@@ -41,6 +41,7 @@ LOWKV_INLINE F mul(F a, F b) { return a * b; }
 LOWKV_INLINE F div(F a, F b) { return a / b; }
 LOWKV_INLINE F fma(F a, F b, F c) { return a * b + c; }
 LOWKV_INLINE F fnma(F a, F b, F c) { return c - a * b; }
+LOWKV_INLINE F min(F a, F b) { return a < b ? a : b; }
 LOWKV_INLINE F max(F a, F b) { return a > b ? a : b; }
 LOWKV_INLINE F abs(F a) { return max(a, -a); }
 LOWKV_INLINE float reduce_max(F a) {

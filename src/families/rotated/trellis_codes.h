@@ -1,0 +1,35 @@
+#pragma once
+// Codes whose levels a trellis chooses (codec/trellis.h), as windows: a byte holds a code and the
+// two that follow it in its word (lowkv/format.h), of which packing takes the code.
+
+#include <array>
+#include <cstdint>
+
+#include "families/codes_part.h"
+#include "families/packing.h"
+#include "kernels/table.h"
+
+namespace lowkv::codec {
+
+inline constexpr std::uint32_t trellis_tokens = LOWKV_UNIT_LANES;  // that words lie in
+
+class TrellisCodes {
+  public:
+    TrellisCodes() = default;
+    // `layout` has its levels.
+    TrellisCodes(const kernels::Table& table, const CodesPart& layout) noexcept;
+
+    // The windows of trellis_tokens tokens, rows of `channels` numbers that are close to N(0, 1).
+    void encode(Part part, const float (*y)[max_lanes], std::uint32_t channels,
+                std::uint8_t (*windows)[max_lanes]) const noexcept;
+
+  private:
+    void (*encode_)(const float* samples, const float* levels,
+                    std::uint8_t* codes) noexcept = nullptr;
+    std::array<float, LOWKV_WINDOWS> levels_{};
+};
+
+// Codes to windows.
+void open_windows(CodeTile& tile, std::uint32_t lanes) noexcept;
+
+}  // namespace lowkv::codec
