@@ -112,10 +112,14 @@ def test_an_override_beyond_the_model_starts_nothing(words, env):
     assert len(run.both.strip().splitlines()) == 1, run.both
 
 
+def verdicts(run):
+    """What `lowkv run` and the plug-in say of a program, but for its threads on a busy machine."""
+    return [line for line in run.both.splitlines() if "lowkv:" in line and "other programs keep" not in line]
+
+
 def test_a_model_that_is_not_there_is_the_programs_affair():
     run = lowkv("run", "--scheme", "lowkv2.8,layer.40=kivi4", "--", COMPLETION, "-m", "/no/such.gguf", *ASK)
-    assert run.code == 1 and "override" not in run.err and "was stopped" not in run.err, run.both
-    assert "lowkv:" not in run.err and "/no/such.gguf" in run.both, run.both
+    assert run.code == 1 and not verdicts(run), run.both  # stock llama-completion may end before its logger has said a word
 
 
 @pytest.mark.parametrize("words, code", [
@@ -124,7 +128,7 @@ def test_a_model_that_is_not_there_is_the_programs_affair():
     ((COMPLETION.with_name("llama-bench"), "-m", "/no/such.gguf"), 1), (("sh", "-c", "exit 7"), 7)])
 def test_a_program_that_fails_by_itself_has_its_own_words(words, code):
     run = lowkv("run", "--", *words)
-    assert run.code == code and "lowkv:" not in run.both, run.both
+    assert run.code == code and not verdicts(run), run.both
 
 
 def test_a_program_that_works_without_a_cache_fails():

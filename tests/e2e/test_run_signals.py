@@ -102,7 +102,9 @@ def test_a_second_one_is_passed_on(tmp_path):
     """Who presses Ctrl-C twice means it."""
     script = 'trap "echo one; trap \'echo two; exit 9\' INT" INT; echo ready; while :; do sleep 0.05; done'
     with subprocess.Popen([BUILD / "bin/lowkv", "run", "--", "sh", "-c", script], env=environment(None),
-                          stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+                          stdout=subprocess.PIPE, text=True, start_new_session=True,
+                          # Where we run in the background SIGINT is ignored, and no trap can change that.
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
         assert process.stdout.readline() == "ready\n"
         for word in ("one\n", "two\n"):
             os.killpg(process.pid, signal.SIGINT)
