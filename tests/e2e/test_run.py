@@ -119,7 +119,8 @@ def verdicts(run):
 
 def test_a_model_that_is_not_there_is_the_programs_affair():
     run = lowkv("run", "--scheme", "lowkv2.8,layer.40=kivi4", "--", COMPLETION, "-m", "/no/such.gguf", *ASK)
-    assert run.code == 1 and not verdicts(run), run.both  # stock llama-completion may end before its logger has said a word
+    # Its own words are not asked for: stock llama-completion may end before its logger has said any.
+    assert run.code == 1 and not verdicts(run), run.both
 
 
 @pytest.mark.parametrize("words, code", [
