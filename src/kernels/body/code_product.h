@@ -10,17 +10,6 @@
 
 constexpr unsigned max_groups = max_head_dim / 32;
 
-// Returns the rounded weights' sum, by lane.
-LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std::int16_t* rounded) {
-    I sum = set_int(0);
-    for (unsigned s = 0; s < steps; s += lanes) {
-        const I integers = to_int(mul(load(w + s), set(inverse)));
-        store_weights(rounded + s, integers);
-        sum = add_int(sum, integers);
-    }
-    return to_float(sum);
-}
-
 template <Width W, bool Lookup, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
@@ -194,7 +183,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                 const unsigned first = g * layout.group, end = first + layout.group;
                 const unsigned units = ((end < steps ? end : steps) - first) / 16;
                 dot_units<W, Lookup, Rows>(codes, table, steps / 16, at[0], at[1], first / 16,
-                                           units, SharedWeights{weights[0] + first}, prefetch,
+                                           units, SharedWeights<>{weights[0] + first}, prefetch,
                                            sums);
                 for (unsigned v = 0; v < 2; ++v) {
                     const F scale = metadata.scale(g, at[v]), zero = metadata.zero(g, at[v]);
@@ -212,11 +201,4 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             }
         }
     }
-}
-
-template <Multiply One, Multiply Two, Multiply Three, Multiply Four>
-void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
-                    std::size_t y_stride) noexcept {
-    constexpr Multiply by_rows[] = {One, Two, Three, Four};
-    by_rows[rows - 1](products, count, w_stride, y_stride);
 }
