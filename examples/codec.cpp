@@ -49,8 +49,8 @@ class E5M2Part final : public lowkv::PackedPart {
         set_bytes(std::size_t{of.lanes()} * of.steps());
         set_kernels({.name = "e5m2", .expand = expand});
     }
-    void encode_head(const std::uint16_t* exact, std::uint32_t head,
-                     std::byte* packed) const noexcept override {
+    void encode_head(const std::uint16_t* exact, std::uint32_t head, std::byte* packed,
+                     const lowkv::EncodeHints&) const noexcept override {
         each(head, [&](std::size_t from, std::size_t to) {
             packed[to] = static_cast<std::byte>(rounded(exact[from]));
         });

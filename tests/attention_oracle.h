@@ -17,6 +17,7 @@
 #include "codec_block.h"
 #include "lowkv/attention.h"
 #include "sealed_device.h"
+#include "sorted_reader.h"
 
 namespace lowkv::test {
 
@@ -129,6 +130,8 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
         }
         return x;
     }
+    if (const auto* sorted = dynamic_cast<const codec::SortedPart*>(&plan.part(which)))
+        return SortedReader(*sorted, part.data, head).key(token);
     for (std::uint32_t c = 0; c < d; ++c) x[c] = part.stored({head, c, token});
     if (part.row() != nullptr && part.row()->row->rope != nullptr) {
         turn(part.row()->row->rope->rope(), part.position(token), x);

@@ -39,12 +39,13 @@ std::string refusal(const LayerScheme& layer, Shape shape, ErrorCode code) {
 }  // namespace
 
 TEST_CASE("units give every bit of every code a bit of its own") {
-    for (const Width width : {Width::two, Width::three, Width::four, Width::eight}) {
-        const auto bits = static_cast<std::uint32_t>(std::countr_zero(row_of(width).levels));
+    for (const Width width : {Width::one, Width::two, Width::three, Width::four, Width::eight}) {
+        const std::uint32_t levels = lowkv_levels(kernels::number_of(width));
+        const auto bits = static_cast<std::uint32_t>(std::countr_zero(levels));
         for (const std::uint32_t lanes : {32u, 80u, 128u}) {
             for (const std::uint32_t steps : {32u, 80u, 256u}) {
                 if (lanes * steps % 512 != 0) continue;  // no block has such a head
-                CAPTURE(row_of(width).word);
+                CAPTURE(bits);
                 CAPTURE(lanes);
                 CAPTURE(steps);
                 const std::size_t bytes = kernels::codes_bytes(width, lanes, steps);
@@ -115,8 +116,8 @@ TEST_CASE("codes that share bytes lie as densely as they can, and are told apart
 
 TEST_CASE("tiles are packed and unpacked as format.h says, code by code") {
     std::mt19937 random(2);
-    for (const Width width :
-         {Width::ternary, Width::two, Width::senary, Width::three, Width::four, Width::eight}) {
+    for (const Width width : {Width::ternary, Width::one, Width::two, Width::senary, Width::three,
+                              Width::four, Width::eight}) {
         for (const codec::HeadShape head :
              {codec::HeadShape{80, 32, 32, true}, codec::HeadShape{32, 80, 80, true},
               codec::HeadShape{256, 128, 128, true}, codec::HeadShape{16, 32, 32, true}}) {
@@ -125,7 +126,8 @@ TEST_CASE("tiles are packed and unpacked as format.h says, code by code") {
             std::vector<codec::CodeTile> tiles(head.steps / 16);
             for (std::uint32_t step = 0; step < head.steps; ++step) {
                 for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-                    const auto code = static_cast<std::uint8_t>(random() % row_of(width).levels);
+                    const auto code = static_cast<std::uint8_t>(
+                        random() % lowkv_levels(kernels::number_of(width)));
                     tiles[step / 16].row[step % 16][lane] = code;
                     store_code(stored.data(), width, head.steps, lane, step, code);
                 }

@@ -77,6 +77,31 @@ TEST_CASE("every codec and head_dim, decode and f32 path") {
 
 namespace {
 
+const char* const sorted_codecs[] = {
+    "k=sorted-4211-head-2rows,v=token-2-head-normal-hadamard-unbiased",
+    "k=sorted-4220-head,v=token-2-g32",
+    "k=sorted-4321-head-1row,v=exact",
+    "k=sorted-3311-head-4rows,v=channel-2-g32",
+    "k=sorted-2000-head-3rows,v=token-4-g64",
+    "k=sorted-4443-head,v=token-8-g128",
+};
+
+}  // namespace
+
+TEST_CASE("every kind of sorted keys") {
+    if (forced_is_missing()) return;
+    unsigned seed = 0;
+    for (const char* codec : sorted_codecs) {
+        for (const std::uint32_t head_dim : {16u, 48u, 64u, 80u, 96u, 128u, 256u}) {
+            if (!in_sample(++seed)) continue;
+            check_case(std::string(codec) + ",window=40,sinks=3", {2, head_dim}, 1 + seed % 5,
+                       1 + seed % 3, 500 + seed * 7 % 100, {}, seed, serial_executor());
+        }
+    }
+}
+
+namespace {
+
 const char* const row_codecs[] = {
     "skvq-k2v1.5",
     "k=token-4-g64-reorder-clip-pre-fp8,v=token-3-g64-reorder-clip",

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <initializer_list>
 #include <random>
 #include <string>
@@ -25,7 +26,19 @@ class Random {
     LayerScheme layer() {
         if (below(3) == 0)
             return presets()[below(static_cast<std::uint32_t>(presets().size()))].scheme.base;
-        return {.key = codec(), .value = codec()};
+        return {.key = below(4) == 0 ? sorted() : codec(), .value = codec()};
+    }
+    Codec sorted() {
+        Codec codec{.axis = Axis::sorted, .group = Group::head};
+        codec.quarter_bits[0] = static_cast<std::uint8_t>(2 + below(3));
+        for (std::size_t q = 1; q < 4; ++q)
+            codec.quarter_bits[q] =
+                static_cast<std::uint8_t>(below(codec.quarter_bits[q - 1] + 1u));
+        codec.width = codec.quarter_bits[0] == 2   ? Width::two
+                      : codec.quarter_bits[0] == 3 ? Width::three
+                                                   : Width::four;
+        codec.exact_rows = static_cast<std::uint8_t>(below(5));
+        return codec;
     }
     Codec codec() {
         if (below(4) == 0) return {};
@@ -220,11 +233,34 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("k=token-2-head-normal-search,v=exact", {"range of a uniform group"});
     check_error("kivi2,v=channel-2-static", {"value codec", "static is for keys"});
     check_error("kivi2,v=token-2-head-normal-mean", {"value codec", "mean is for keys"});
-    check_error("kivi2,k=channel-2-g32-mean", {"normal and mean need a scale per token"});
+    check_error("kivi2,k=channel-2-g32-mean", {"normal, trellis and mean need a scale per token"});
     check_error("kivi2,layer.3=exact/token-2-g32-mean", {"layer.3-3", "mean is for keys"});
     // The words have one order, so that a scheme has one text.
     check_error("k=token-3-head-hadamard-normal,v=exact",
                 {"\"normal\"", "stands in the wrong place"});
+}
+
+TEST_CASE("sorted keys: text and errors") {
+    const Codec key = parse_scheme("k=sorted-4211-head-2rows,v=exact").base.key;
+    CHECK(key.axis == Axis::sorted);
+    CHECK(key.quarter_bits == std::array<std::uint8_t, 4>{4, 2, 1, 1});
+    CHECK(key.exact_rows == 2);
+    CHECK(to_string(key) == "sorted-4211-head-2rows");
+    check_error("k=exact,v=sorted-4211-head", {"value codec", "sorted is for keys"});
+    check_error("k=sorted-4-head,v=exact", {"sorted-4-head", "bits of each quarter"});
+    check_error("k=token-4211-head,v=exact", {"token-4211-head", "are for sorted keys"});
+    check_error("k=token-4-head-2rows,v=exact", {"exact rows are for sorted keys"});
+    check_error("k=sorted-4211-g32,v=exact", {"sorted-4211-head-2rows"});
+    check_error("k=sorted-4211-head-normal,v=exact", {"levels", "of their own"});
+    check_error("k=sorted-1111-head,v=exact",
+                {"\"1111\"", "position 10 ", "1.5, 2, 2.6, 3, 4, 8, 4211"});
+    check_error("k=sorted-4212-head,v=exact", {"\"4212\"", "bits"});
+    check_error("k=sorted-4211-head-5rows,v=exact", {"\"5rows\"", "did you mean"});
+    Scheme scheme = parse_scheme("k=sorted-4211-head,v=exact");
+    scheme.base.key.width = Width::two;
+    check_invalid(scheme, "their first quarter");
+    scheme.base.key.quarter_bits = {4, 2, 3, 1};
+    check_invalid(scheme, "is not a legal number of bits");
 }
 
 TEST_CASE("errors in layer overrides") {

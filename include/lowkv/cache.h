@@ -150,17 +150,22 @@ class Sequence {
     // scheme. A block shared by forks is packed once, and all of them see it packed, unless a step
     // is open, which leaves theirs as it is. Throws Error(invalid_argument) for rows of f32 or bf16
     // that an f16 can't hold: infinite, NaN, or above 65504.
-    void pack(std::span<const std::uint32_t> blocks, Executor& executor = serial_executor());
+    // `like` is for hosts that keep several sequences in one, and for plans with statistics that a
+    // sequence's blocks share: for each of `blocks` a packed block of its sequence, or one of
+    // `blocks` that has none (no_cell). Empty: the first packed one.
+    void pack(std::span<const std::uint32_t> blocks, Executor& executor = serial_executor(),
+              std::span<const std::uint32_t> like = {});
 
     // Packs rows of `source`, a sequence of the same plan, into blocks of this one that are absent:
     // cells[i * block_tokens + t] is the source's cell of token t of blocks[i], no_cell for a token
     // that is missing. A missing token repeats the one before it (the first one there is), so that
     // ranges and means don't notice it; its row must be masked. For hosts whose cells are not in
     // the order of a sequence. The source's blocks are exact and stay as they are. An exact
-    // scheme's rows are copied.
+    // scheme's rows are copied. `like`: as with pack().
     static constexpr std::uint32_t no_cell = 0xFFFFFFFF;
     void adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
-               std::span<const std::uint32_t> cells, Executor& executor = serial_executor());
+               std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
+               std::span<const std::uint32_t> like = {});
 
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
     void drop(std::span<const std::uint32_t> blocks) noexcept;
@@ -219,6 +224,12 @@ class Sequence {
         Sequence* sequence;
         std::uint32_t block;
     };
+    // A place to be packed, and the block of its sequence whose statistics it takes over.
+    struct Packing : Place {
+        std::uint32_t like = first_packed;
+    };
+    static constexpr std::uint32_t first_packed = 0xFFFFFFFE;
+    const std::byte* statistics() const noexcept;
 
     // What one sequence's part of a call reads.
     struct Reading {
@@ -247,7 +258,7 @@ class Sequence {
     void drop_stale_cells(cache::Block& block) noexcept;
 
     // `apart`: a block that other sequences share too is replaced here, not changed for them.
-    static void pack(std::span<const Place> places, bool apart, Executor& executor);
+    static void pack(std::span<const Packing> places, bool apart, Executor& executor);
 
     // A rollback needs blocks_[block] as it is.
     bool guarded(std::uint32_t block) const noexcept;

@@ -53,6 +53,11 @@ class Plan {
     // The heads of a packed part share a section, which encode_shared() writes.
     bool has_shared() const noexcept { return keys_->shared_bytes() + values_->shared_bytes() > 0; }
 
+    // Blocks should take over statistics from earlier ones of their sequence (EncodeHints::like).
+    bool has_statistics() const noexcept {
+        return keys_->has_statistics() || values_->has_statistics();
+    }
+
     // A block's two states. Exact: keys [channels][block_tokens], then values
     // [block_tokens][channels], in elements of rows(): keys by channel and values by token, as
     // attention reads them. Then the tokens' positions as i32, if the keys are packed as they were
@@ -102,7 +107,8 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 // (plan.packed_bytes()): what the heads share first, then heads [first, last), in any order.
 void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept;
 void encode_block(const Plan& plan, const std::byte* f16, std::byte* packed,
-                  std::uint32_t first_head, std::uint32_t last_head) noexcept;
+                  std::uint32_t first_head, std::uint32_t last_head,
+                  const EncodeHints& hints = {}) noexcept;
 
 // The inverse, rounded to f16. Used to reopen a block and to save state; attention never calls it.
 void decode_block(const Plan& plan, const std::byte* packed, std::byte* f16) noexcept;

@@ -27,6 +27,9 @@ namespace lowkv {
 struct BlockCopy {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
+    // Encoding, where Plan::has_statistics(): a packed block whose statistics it takes over, or the
+    // `to` of an earlier one of the call that makes its own. Null: it makes its own.
+    const std::byte* like = nullptr;
 };
 
 class Device {

@@ -65,6 +65,12 @@ struct PackedHead {
     std::uint32_t lane_count = 0, step_count = 0;
 };
 
+// What a kernel knows of the weights from one call to the next, as long as they are the same: of a
+// task's queries. Zeros before the first.
+struct alignas(64) ProductMemory {
+    std::byte bytes[2176];
+};
+
 // `ahead` is what will be needed next, to be fetched meanwhile.
 struct Product {
     PackedHead x;
@@ -72,6 +78,16 @@ struct Product {
     float* y = nullptr;
     const std::byte* ahead = nullptr;
     std::size_t ahead_bytes = 0;
+    ProductMemory* memory = nullptr;  // null: there is none
+};
+
+// What a packed block may be made of besides its rows.
+struct EncodeHints {
+    // An earlier packed block of the sequence, whose statistics it takes over (of encode_head():
+    // the same part of it). Null: it makes its own.
+    const std::byte* like = nullptr;
+    // What queries look at: the mean of q^2 per kv head and channel. Null: nothing is known.
+    const float* query_energy = nullptr;
 };
 
 // How attention reads a family's heads. Scratch memory is the kernel's own stack.
@@ -100,8 +116,8 @@ class PackedPart {
     // `positions`, of the block's tokens, is null unless has_positions().
     virtual void encode_shared(const std::uint16_t* exact, const std::int32_t* positions,
                                std::byte* packed) const noexcept;
-    virtual void encode_head(const std::uint16_t* exact, std::uint32_t head,
-                             std::byte* packed) const noexcept = 0;
+    virtual void encode_head(const std::uint16_t* exact, std::uint32_t head, std::byte* packed,
+                             const EncodeHints& hints) const noexcept = 0;
     // The inverse, rounded to f16.
     virtual void decode_head(const std::byte* packed, std::uint32_t head,
                              std::uint16_t* exact) const noexcept = 0;
@@ -121,6 +137,8 @@ class PackedPart {
     bool exact() const noexcept { return exact_; }
     // Keys before RoPE: the shared section holds their tokens' positions, i32 each.
     bool has_positions() const noexcept { return has_positions_; }
+    // Blocks hold statistics that later ones of the sequence should take over (EncodeHints::like).
+    bool has_statistics() const noexcept { return has_statistics_; }
     std::size_t positions_offset() const noexcept { return positions_offset_; }
 
   protected:
@@ -132,6 +150,7 @@ class PackedPart {
         has_positions_ = true;
         positions_offset_ = offset;
     }
+    void set_statistics() noexcept { has_statistics_ = true; }
     void set_exact() noexcept {
         exact_ = true;
         bytes_ = shape_.exact_bytes();
@@ -141,7 +160,7 @@ class PackedPart {
     PartShape shape_;
     PartKernels kernels_;
     std::size_t shared_bytes_ = 0, head_bytes_ = 0, bytes_ = 0;
-    bool exact_ = false, has_positions_ = false;
+    bool exact_ = false, has_positions_ = false, has_statistics_ = false;
     std::size_t positions_offset_ = 0;
 };
 

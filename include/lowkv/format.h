@@ -60,6 +60,7 @@ typedef union {
 #define LOWKV_THREE 3u
 #define LOWKV_FOUR 4u
 #define LOWKV_EIGHT 5u
+#define LOWKV_ONE 7u  // two levels: in groups of sorted keys only. 6 stands for exact rows
 
 // Codes are 0 to lowkv_levels() - 1.
 LOWKV_FN uint32_t lowkv_levels(uint32_t width) {
@@ -68,6 +69,7 @@ LOWKV_FN uint32_t lowkv_levels(uint32_t width) {
            : width == LOWKV_TWO    ? 4
            : width == LOWKV_THREE  ? 8
            : width == LOWKV_FOUR   ? 16
+           : width == LOWKV_ONE    ? 2
                                    : 256;
 }
 
@@ -81,6 +83,7 @@ LOWKV_FN uint32_t lowkv_digits(uint32_t width) {
            : width == LOWKV_SENARY ? 3
            : width == LOWKV_FOUR   ? 2
            : width == LOWKV_EIGHT  ? 1
+           : width == LOWKV_ONE    ? 8
                                    : 4;
 }
 
@@ -106,6 +109,7 @@ LOWKV_FN uint32_t lowkv_digits(uint32_t width) {
 //   3 bits  a pair of units (2p, 2p+1) in 192 bytes: the low 2 bits of unit 2p, of unit 2p+1 (as
 //           2 bits above), then 64 bytes of third bits: bit j of byte b is unit 2p's tile j, bit
 //           4+j is unit 2p+1's tile j
+//   1 bit   a pair of units in 64 bytes, laid out as third bits
 //
 // It is a permutation of the logical order (docs/methods.md, "Codes in bytes");
 // tests/codec_layout.cpp checks that every bit of every code has a place of its own.
@@ -123,7 +127,8 @@ LOWKV_FN uint32_t lowkv_unit(uint32_t steps, uint32_t lane, uint32_t step) {
 // two.
 LOWKV_FN uint32_t lowkv_tile_offset(uint32_t width, uint32_t unit, uint32_t tile) {
     const uint32_t digits = lowkv_digits(width);
-    if (width == LOWKV_TERNARY) return (unit * LOWKV_UNIT_TILES + tile) / digits * LOWKV_TILE_BYTES;
+    if (width == LOWKV_TERNARY || width == LOWKV_ONE)  // units share bytes
+        return (unit * LOWKV_UNIT_TILES + tile) / digits * LOWKV_TILE_BYTES;
     if (width == LOWKV_SENARY)  // runs of three units, before them their last tiles
         return unit / digits * (1 + digits) * LOWKV_TILE_BYTES +
                (tile == digits ? 0 : (1 + unit % digits) * LOWKV_TILE_BYTES);
@@ -134,7 +139,8 @@ LOWKV_FN uint32_t lowkv_tile_offset(uint32_t width, uint32_t unit, uint32_t tile
 // Which digit of each of those bytes is the tile's.
 LOWKV_FN uint32_t lowkv_tile_digit(uint32_t width, uint32_t unit, uint32_t tile) {
     const uint32_t digits = lowkv_digits(width);
-    if (width == LOWKV_TERNARY) return (unit * LOWKV_UNIT_TILES + tile) % digits;
+    if (width == LOWKV_TERNARY || width == LOWKV_ONE)
+        return (unit * LOWKV_UNIT_TILES + tile) % digits;
     if (width == LOWKV_SENARY) return tile == digits ? unit % digits : tile;
     return tile % digits;
 }
@@ -260,6 +266,89 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
     const uint32_t end = codes + lowkv_codes_bytes(head.width, lanes, steps);
     const lowkv_section section = {group, group_rows, row_entries, metadata,
                                    mean,  factors,    codes,       lowkv_whole_lines(end)};
+    return section;
+}
+
+// ---- a head's section of sorted keys ----
+//
+//   [units][order][weights][largest][row scales][mean][scales][row tokens][residuals][codes]
+// The head's channels stand in an order of their own and go in groups of 16. Place p's group is
+// p / 16, its channel is order[p]. What a key stands for (docs/methods.md, "Sorted channels"):
+//   y = level[code] * step of the width * units[group] * scales[token] * largest / 255
+//   x[order[p]] = (y H / 4)[p] * 2^(weights[p] / 2) + mean[order[p]]
+// H being Sylvester's matrix of 16 x 16 for each group; y is 0 where a group has no bits. What x
+// lacks of some tokens, the rows, stands beside.
+//   units      f16, one per group: how large its numbers are among the head's
+//   order      u8, a channel per place
+//   weights    four bits per place, low ones first
+//   largest    f16: the scale that 255 stands for
+//   row scales, row tokens, residuals    per row f16, u8 and head_dim bytes: token row_token's x
+//              lacks (residual - 128) * row_scale. Tokens ascend
+//   mean       f16, one per channel
+//   scales     u8, one per token
+//   codes      group after group, each as the codes of a head of 16 channels
+// What comes before `largest` are the statistics: blocks of one sequence have the same.
+
+#define LOWKV_SORTED_GROUP 16u
+
+// NOLINTBEGIN(modernize-use-using): it is C.
+typedef struct {
+    uint32_t tokens, head_dim, rows;
+    uint32_t bits[4];  // of each quarter of the groups: 4 to 0
+} lowkv_sorted_head;
+
+typedef struct {
+    uint32_t groups;
+    // Offsets, and the size. The units begin the section.
+    uint32_t order, weights, largest, row_scales, mean, scales, row_tokens, residuals, codes, bytes;
+} lowkv_sorted_section;
+// NOLINTEND(modernize-use-using)
+
+// Of a group's codes. Where the groups are no multiple of four, the first quarters get more.
+LOWKV_FN uint32_t lowkv_sorted_bits(lowkv_sorted_head head, uint32_t group) {
+    return head.bits[4 * group / (head.head_dim / LOWKV_SORTED_GROUP)];
+}
+
+LOWKV_FN uint32_t lowkv_width_of_bits(uint32_t bits) {
+    return bits == 1 ? LOWKV_ONE : bits == 2 ? LOWKV_TWO : bits == 3 ? LOWKV_THREE : LOWKV_FOUR;
+}
+
+// Where a group's codes lie from the start of the head's.
+LOWKV_FN uint32_t lowkv_sorted_codes(lowkv_sorted_head head, uint32_t group) {
+    uint32_t bits = 0, g = 0;
+    for (; g < group; ++g) bits += lowkv_sorted_bits(head, g);
+    return bits * LOWKV_SORTED_GROUP * head.tokens / 8;
+}
+
+// What a weight says: 2^(weight / 2).
+LOWKV_FN float lowkv_sorted_weight(uint32_t weight) {
+    const float even = LOWKV_TO(float, 1u << weight / 2);
+    return weight % 2 == 0 ? even : even * 0x1.6a09e6p0f;
+}
+
+LOWKV_FN lowkv_sorted_section lowkv_lay_out_sorted(lowkv_sorted_head head) {
+    const uint32_t groups = head.head_dim / LOWKV_SORTED_GROUP;
+    const uint32_t order = 2 * groups;
+    const uint32_t weights = order + head.head_dim;
+    const uint32_t largest = weights + head.head_dim / 2;
+    const uint32_t row_scales = largest + 2;
+    const uint32_t mean = row_scales + 2 * head.rows;
+    const uint32_t scales = mean + 2 * head.head_dim;
+    const uint32_t row_tokens = scales + head.tokens;
+    const uint32_t residuals = row_tokens + head.rows;
+    const uint32_t codes = lowkv_whole_lines(residuals + head.rows * head.head_dim);
+    const uint32_t end = codes + lowkv_sorted_codes(head, groups);
+    const lowkv_sorted_section section = {groups,
+                                          order,
+                                          weights,
+                                          largest,
+                                          row_scales,
+                                          mean,
+                                          scales,
+                                          row_tokens,
+                                          residuals,
+                                          codes,
+                                          lowkv_whole_lines(end)};
     return section;
 }
 

@@ -15,6 +15,7 @@
 // "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64", "kivi2,filter=heavy,keep=5%,evict=50%".
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -31,6 +32,7 @@ enum class Part : std::uint8_t { keys, values };
 enum class Axis : std::uint8_t {
     channel,  // one channel, `group` consecutive tokens
     token,    // one token, `group` consecutive channels of one head
+    sorted,   // one token's head, its channels sorted and 16 of them coded alike: keys only
 };
 
 // How scale and zero are stored (docs/methods.md, "Metadata").
@@ -66,7 +68,8 @@ enum class Clip : std::uint8_t {
 enum class Stage : std::uint8_t { post, pre };
 
 // How wide a code is. 1.5 and 2.6 bits are three and six levels, 8/5 and 8/3 bits a code.
-enum class Width : std::uint8_t { ternary, two, senary, three, four, eight, exact };
+// `one` is for groups of sorted keys only and has no word.
+enum class Width : std::uint8_t { ternary, two, senary, three, four, eight, exact, one };
 
 struct WidthRow {
     std::string_view word;  // in a scheme
@@ -118,6 +121,11 @@ struct Codec {
     Width width = Width::exact;  // exact: f16
     Axis axis = Axis::token;
     Group group = Group::g32;
+    // Axis::sorted: the bits of each quarter of the sorted channels, 4 to 0, descending; `width` is
+    // the first one's. All zeros: not sorted.
+    std::array<std::uint8_t, 4> quarter_bits{};
+    // Axis::sorted: so many tokens of each block and head have their error beside, in 8 bits.
+    std::uint8_t exact_rows = 0;
     // The groups are sets of channels of all heads, from a calibration, `group` long on average.
     bool reordered = false;
     // The rest needs Axis::token, whose groups stay whole when channels are mixed.

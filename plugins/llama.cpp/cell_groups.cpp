@@ -29,6 +29,7 @@ void CellGroups::clear() noexcept {
     generations_.clear();
     unit_group_.clear();
     free_units_.clear();
+    histories_ = 0;
     version_ = 0;
     packed_count_ = exact_count_ = 0;
 }
@@ -68,11 +69,11 @@ bool CellGroups::has_room(std::uint32_t group, std::uint32_t rank) const noexcep
 void CellGroups::join(std::uint32_t cell, std::uint32_t rank, std::uint32_t parent,
                       std::uint64_t now) {
     const std::uint32_t group = parent != no_cell ? group_[parent] : no_cell;
-    put(cell, rank, group != no_cell && has_room(group, rank) ? group : no_cell, now);
+    put(cell, rank, group != no_cell && has_room(group, rank) ? group : no_cell, group, now);
 }
 
 std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint32_t group,
-                              std::uint64_t now) {
+                              std::uint32_t before, std::uint64_t now) {
     const std::uint32_t slot = (rank - 1) % block_;
     if (group == no_cell) {
         std::vector<std::uint32_t> none(block_, no_cell);
@@ -83,7 +84,8 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
         }
         group = free_groups_.back();
         free_groups_.pop_back();
-        list_[group] = {.cells = std::move(none), .first_rank = rank - slot};
+        const std::uint32_t history = before != no_cell ? list_[before].history : ++histories_;
+        list_[group] = {.cells = std::move(none), .first_rank = rank - slot, .history = history};
     }
     CellGroup& g = list_[group];
     g.cells[slot] = cell;

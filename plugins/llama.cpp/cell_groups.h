@@ -32,6 +32,7 @@ struct CellGroup {
     std::uint32_t first_rank = 0;      // of slot 0
     std::uint32_t live = 0;            // 0: this group is free
     std::uint32_t unit = no_cell;      // no_cell: exact
+    std::uint32_t history = 0;         // groups that continue each other have the same
     std::uint64_t last_write = 0;      // in rows written to the stream
     std::uint64_t last_seen = 0;       // by a sequence's newest token; at least last_write
     bool passed = false;               // a sequence's window begins after this group
@@ -51,9 +52,10 @@ class CellGroups {
     // Puts a written cell into the group of `parent`, the token before it, if its slot there is
     // free, else into a new one. no_cell: it has no parent. `now`: rows written so far.
     void join(std::uint32_t cell, std::uint32_t rank, std::uint32_t parent, std::uint64_t now);
-    // Into that group, whose slot must be free, or a new one (no_cell). Returns the group.
+    // Into that group, whose slot must be free, or a new one (no_cell), which continues group
+    // `before` (no_cell: none). Returns the group.
     std::uint32_t put(std::uint32_t cell, std::uint32_t rank, std::uint32_t group,
-                      std::uint64_t now);
+                      std::uint32_t before, std::uint64_t now);
     bool has_room(std::uint32_t group, std::uint32_t rank) const noexcept;
 
     // The group gets a unit: layers pack its rows when they follow. What throws has changed
@@ -74,6 +76,9 @@ class CellGroups {
     std::span<const std::uint32_t> generations() const noexcept { return generations_; }
     std::span<const std::uint32_t> unit_cells(std::uint32_t unit) const noexcept {
         return list_[unit_group_[unit]].cells;
+    }
+    std::uint32_t unit_history(std::uint32_t unit) const noexcept {
+        return list_[unit_group_[unit]].history;
     }
     // Exact rows among the cells [block * block(), ...), live or dead.
     std::span<const std::uint32_t> exact_rows() const noexcept { return exact_rows_; }
@@ -96,6 +101,7 @@ class CellGroups {
     std::vector<CellGroup> list_;
     std::vector<std::uint32_t> free_groups_;
     std::vector<std::uint32_t> generations_, unit_group_, free_units_;  // per unit
+    std::uint32_t histories_ = 0;
     std::uint64_t version_ = 0;
     std::size_t packed_count_ = 0, exact_count_ = 0;
 

@@ -135,13 +135,15 @@ void CellTracker::settle_restored() {
     std::uint32_t rank = 0, group = no_cell;
     bool marked = false;
     for (const auto& [cell, mark] : restored) {
+        // A sequence's rows come in their order.
+        const std::uint32_t before = !mark || mark->rank > rank ? group : no_cell;
         rank = mark ? mark->rank : rank + 1;
         if (mark) {
             const auto known = groups.find(mark->group);
             group = known != groups.end() ? known->second : no_cell;
         }
         if (group != no_cell && !groups_.has_room(group, rank)) group = no_cell;
-        group = groups_.put(cell, rank, group, writes_);
+        group = groups_.put(cell, rank, group, before, writes_);
         set_rank(cell, rank);
         if (!mark) continue;
         marked = true;

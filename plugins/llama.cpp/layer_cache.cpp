@@ -131,6 +131,25 @@ std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
     return groups.block() / plan_->block_tokens();
 }
 
+// The block whose statistics a unit takes over: of a packed unit of its sequence, or of the first
+// one among `others`, which are packed with it. no_cell: its own. Layers with statistics have
+// blocks as long as a unit.
+std::uint32_t LayerCache::like(std::uint32_t stream_index, std::uint32_t unit,
+                               std::span<const std::uint32_t> others) const {
+    if (!plan_->has_statistics()) return no_cell;
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const StreamState& s = stream(stream_index);
+    const auto its = [&](std::uint32_t u) {
+        return u != unit && groups.unit_history(u) == groups.unit_history(unit);
+    };
+    for (std::uint32_t u = 0; u < std::min<std::size_t>(s.done.size(), s.packed.blocks()); ++u) {
+        const bool in_use = s.done[u] == groups.generations()[u] && s.done[u] % 2 == 1;
+        if (in_use && s.packed.packed(u) && its(u)) return u;
+    }
+    const auto found = std::find_if(others.begin(), others.end(), its);
+    return found == others.end() ? no_cell : *found;
+}
+
 void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
     decoded_from_ = nullptr;
     const CellGroups& groups = trackers_[stream_index].groups();
@@ -141,13 +160,14 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
         s.done.resize(generations.size(), 0);
         // Exact and packed at once: few units at a time.
         constexpr std::size_t units_at_once = 8;
-        std::vector<std::uint32_t> blocks, cells, units;
+        std::vector<std::uint32_t> blocks, cells, units, likes;
         const auto flush = [&] {
-            s.packed.adopt(s.exact, blocks, cells, executor);
+            s.packed.adopt(s.exact, blocks, cells, executor, likes);
             for (const std::uint32_t unit : units) s.done[unit] = generations[unit];
             blocks.clear();
             cells.clear();
             units.clear();
+            likes.clear();
         };
         for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
             if (s.done[unit] == generations[unit]) continue;
@@ -158,6 +178,7 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
                 s.done[unit] = generations[unit];
                 continue;
             }
+            likes.insert(likes.end(), blocks_each, like(stream_index, unit, units));
             units.push_back(unit);
             blocks.insert(blocks.end(), its.begin(), its.end());
             for (const std::uint32_t cell : groups.unit_cells(unit))
@@ -188,9 +209,18 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
     StreamState& s = state(stream_index);
     if (!s.rewritten) return;
     decoded_from_ = nullptr;
-    std::vector<std::uint32_t> blocks(s.packed.blocks());
-    std::iota(blocks.begin(), blocks.end(), 0);
-    s.packed.pack(blocks, executor);
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const auto generations = groups.generations();
+    std::vector<std::uint32_t> blocks, units, likes;
+    for (std::uint32_t b = 0; b < s.packed.blocks(); ++b) {
+        if (s.packed.packed(b)) continue;
+        const std::uint32_t unit = b / ratio(groups);
+        const bool in_use = unit < generations.size() && generations[unit] % 2 == 1;
+        likes.push_back(in_use ? like(stream_index, unit, units) : no_cell);
+        blocks.push_back(b);
+        if (in_use) units.push_back(unit);
+    }
+    s.packed.pack(blocks, executor, likes);
     s.rewritten = false;
 }
 

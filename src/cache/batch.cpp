@@ -89,9 +89,9 @@ void Batch::settle(std::uint32_t spared, Executor& executor) {
     const std::uint32_t tokens = plan().block_tokens(), blocks = count / tokens;
     if (blocks == 0) return;
     const std::uint32_t first = (state_.packed_end + offset_) / tokens;
-    std::vector<Sequence::Place> places;
+    std::vector<Sequence::Packing> places;
     for (Sequence& sequence : sequences_) {
-        for (std::uint32_t b = first; b < first + blocks; ++b) places.push_back({&sequence, b});
+        for (std::uint32_t b = first; b < first + blocks; ++b) places.push_back({{&sequence, b}});
     }
     Sequence::pack(places, true, executor);
     state_.packed_end += blocks * tokens;

@@ -18,7 +18,8 @@ namespace {
 }  // namespace
 
 void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
-                     std::span<const std::uint32_t> cells, Executor& executor) {
+                     std::span<const std::uint32_t> cells, Executor& executor,
+                     std::span<const std::uint32_t> like) {
     const std::uint32_t tokens = plan_->block_tokens();
     if (source.plan_ != plan_) refuse("the rows' sequence has another plan");
     if (cells.size() != blocks.size() * tokens)
@@ -69,7 +70,7 @@ void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> bloc
     const std::uint32_t before = size_;
     size_ = std::max(size_, (ascending.empty() ? 0 : (ascending.back() + 1) * tokens));
     try {
-        pack(blocks, executor);
+        pack(blocks, executor, like);
     } catch (...) {
         drop(blocks);
         size_ = before;

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,11 @@ namespace {
 struct Due {
     cache::Block* block = nullptr;
     std::uint32_t holders = 0;  // among the sequences that pack it
-    bool replaced = false;      // `fresh` takes its place
+    // Whose statistics it takes over: a packed block's, or those of the due block of that number.
+    // Null and its own number: nobody's.
+    const std::byte* like = nullptr;
+    std::size_t leader = 0;
+    bool replaced = false;  // `fresh` takes its place
     std::unique_ptr<cache::Block> fresh;
     cache::Block* made = nullptr;  // `fresh`, once its holders have it
 };
@@ -39,25 +44,43 @@ void Sequence::settle(Executor& executor) {
     settled_ = std::max(settled_, end);
 }
 
-void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
-    std::vector<Place> places;
-    for (const std::uint32_t b : blocks) places.push_back({this, b});
+void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
+                    std::span<const std::uint32_t> like) {
+    if (!like.empty() && like.size() != blocks.size()) {
+        throw Error(ErrorCode::invalid_argument,
+                    std::to_string(like.size()) + " blocks to be like for " +
+                        std::to_string(blocks.size()) + " blocks to pack");
+    }
+    std::vector<Packing> places;
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        places.push_back({{this, blocks[i]}, like.empty() ? first_packed : like[i]});
     std::sort(places.begin(), places.end(),
               [](const Place& a, const Place& b) { return a.block < b.block; });
     pack(places, false, executor);
 }
 
-void Sequence::pack(std::span<const Place> places, bool apart, Executor& executor) {
+// Of the sequence's first packed block; null: it has none.
+const std::byte* Sequence::statistics() const noexcept {
+    const auto found = std::ranges::find_if(
+        blocks_, [](const cache::Block* block) { return block != nullptr && block->packed; });
+    return found == blocks_.end() ? nullptr : (*found)->data;
+}
+
+void Sequence::pack(std::span<const Packing> places, bool apart, Executor& executor) {
     if (places.empty() || places.front().sequence->plan_->scheme().exact()) return;
     const Plan& plan = *places.front().sequence->plan_;
     Store::Impl& store = places.front().sequence->store_->impl();
     std::vector<Due> due;
-    std::vector<std::pair<Place, std::size_t>> holders;  // and which of the due they hold
+    std::vector<std::pair<Packing, std::size_t>> holders;  // and which of the due they hold
     std::unique_lock lock(store.mutex);
     {
         std::map<const cache::Block*, std::size_t> numbers;
-        for (const Place& place : places) {
+        const Sequence* previous = nullptr;
+        constexpr std::size_t none = ~std::size_t{0};
+        std::size_t leader = none;  // of the sequence, where it has nothing packed yet
+        for (const Packing& place : places) {
             Sequence& sequence = *place.sequence;
+            if (std::exchange(previous, place.sequence) != place.sequence) leader = none;
             if (!sequence.full(place.block) || sequence.packed(place.block)) continue;
             if (!holders.empty() && holders.back().first.sequence == place.sequence &&
                 holders.back().first.block == place.block)
@@ -66,9 +89,29 @@ void Sequence::pack(std::span<const Place> places, bool apart, Executor& executo
             const auto [found, is_new] = numbers.try_emplace(block, due.size());
             if (is_new) due.emplace_back().block = block;
             Due& its = due[found->second];
+            if (is_new) {
+                its.leader = found->second;
+                if (plan.has_statistics() && place.like == first_packed) {
+                    its.like = sequence.statistics();
+                    if (its.like == nullptr && leader != none) its.leader = leader;
+                }
+            }
+            if (leader == none) leader = its.leader;
             ++its.holders;
             its.replaced = its.replaced || sequence.guarded(place.block);
             holders.emplace_back(place, found->second);
+        }
+        for (const auto& [place, number] : holders) {
+            const auto& blocks = place.sequence->blocks_;
+            if (!plan.has_statistics() || place.like >= blocks.size() ||
+                blocks[place.like] == nullptr)
+                continue;
+            const cache::Block* like = blocks[place.like];
+            const auto found = numbers.find(like);
+            if (like->packed)
+                due[number].like = like->data;
+            else if (found != numbers.end())
+                due[number].leader = found->second;
         }
     }
     if (due.empty()) return;
@@ -91,7 +134,17 @@ void Sequence::pack(std::span<const Place> places, bool apart, Executor& executo
     const std::size_t packed_bytes = plan.packed_bytes(), exact_bytes = plan.exact_bytes();
     cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
     std::vector<BlockCopy> encoded;
-    for (const Due& its : due) encoded.push_back({its.block->data, slots[encoded.size()]});
+    for (const bool follow : {false, true}) {
+        for (std::size_t i = 0; i < due.size(); ++i) {
+            const std::size_t leader = due[i].leader;
+            const bool follows =
+                due[i].like == nullptr && leader != i && due[leader].leader == leader;
+            if (follows != follow) continue;
+            const std::byte* like = due[follows ? leader : i].like;
+            if (follows && like == nullptr) like = slots[leader];
+            encoded.push_back({due[i].block->data, slots[i], like});
+        }
+    }
     lock.unlock();
     try {
         store.device.encode(plan, encoded, executor);

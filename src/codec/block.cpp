@@ -34,11 +34,14 @@ void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) no
 }
 
 void encode_block(const Plan& plan, const std::byte* f16, std::byte* packed,
-                  std::uint32_t first_head, std::uint32_t last_head) noexcept {
+                  std::uint32_t first_head, std::uint32_t last_head,
+                  const EncodeHints& hints) noexcept {
     for (const Part part : parts) {
+        EncodeHints its = hints;
+        if (its.like != nullptr) its.like += packed_offset(plan, part);
         for (std::uint32_t head = first_head; head < last_head; ++head) {
             plan.part(part).encode_head(f16_rows(plan, part, f16), head,
-                                        packed + packed_offset(plan, part));
+                                        packed + packed_offset(plan, part), its);
         }
     }
 }

@@ -4,11 +4,11 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <numbers>
 #include <span>
 #include <string>
 
+#include "codec/hadamard16.h"
 #include "lowkv/error.h"
 
 namespace lowkv::codec {
@@ -44,79 +44,38 @@ void for_each_block(std::uint32_t head_dim, F f) {
     }
 }
 
-// GCC's and Clang's vector type, on every CPU: as plain loops gcc 12 leaves these parts scalar.
-using Four [[gnu::vector_size(16)]] = float;
-
-inline Four load(const float* x) noexcept {
-    Four value;
-    std::memcpy(&value, x, sizeof value);
-    return value;
-}
-
-inline void store(float* x, Four value) noexcept { std::memcpy(x, &value, sizeof value); }
-
 inline void store_tile(float* x, Four a, Four b, Four c, Four d) noexcept {
-    store(x, a);
-    store(x + 4, b);
-    store(x + 8, c);
-    store(x + 12, d);
-}
-
-// Sylvester's matrix of 4 x 4, for four vectors of numbers at once.
-inline void transform_4(Four& a, Four& b, Four& c, Four& d) noexcept {
-    const Four ab = a + b, ab_difference = a - b;
-    const Four cd = c + d, cd_difference = c - d;
-    a = ab + cd;
-    b = ab_difference + cd_difference;
-    c = ab - cd;
-    d = ab_difference - cd_difference;
-}
-
-inline void transpose_4x4(Four& a, Four& b, Four& c, Four& d) noexcept {
-    const Four ac_low = __builtin_shufflevector(a, c, 0, 4, 1, 5);
-    const Four ac_high = __builtin_shufflevector(a, c, 2, 6, 3, 7);
-    const Four bd_low = __builtin_shufflevector(b, d, 0, 4, 1, 5);
-    const Four bd_high = __builtin_shufflevector(b, d, 2, 6, 3, 7);
-    a = __builtin_shufflevector(ac_low, bd_low, 0, 4, 1, 5);
-    b = __builtin_shufflevector(ac_low, bd_low, 2, 6, 3, 7);
-    c = __builtin_shufflevector(ac_high, bd_high, 0, 4, 1, 5);
-    d = __builtin_shufflevector(ac_high, bd_high, 2, 6, 3, 7);
-}
-
-// Strides 1 to 8: a tile is a 4 x 4 matrix, transformed along its columns, then along its rows.
-inline void transform_tile(float* x) noexcept {
-    Four a = load(x), b = load(x + 4), c = load(x + 8), d = load(x + 12);
-    transform_4(a, b, c, d);
-    transpose_4x4(a, b, c, d);
-    transform_4(a, b, c, d);
-    transpose_4x4(a, b, c, d);
-    store_tile(x, a, b, c, d);
+    store_four(x, a);
+    store_four(x + 4, b);
+    store_four(x + 8, c);
+    store_four(x + 12, d);
 }
 
 // `stride` and twice `stride` in one pass over the 4 * stride numbers at x.
 inline void transform_two_strides(float* x, std::uint32_t stride) noexcept {
     for (float* end = x + stride; x < end; x += 4) {
-        Four a = load(x), b = load(x + stride), c = load(x + 2 * stride), d = load(x + 3 * stride);
+        Four a = load_four(x), b = load_four(x + stride), c = load_four(x + 2 * stride),
+             d = load_four(x + 3 * stride);
         transform_4(a, b, c, d);
-        store(x, a);
-        store(x + stride, b);
-        store(x + 2 * stride, c);
-        store(x + 3 * stride, d);
+        store_four(x, a);
+        store_four(x + stride, b);
+        store_four(x + 2 * stride, c);
+        store_four(x + 3 * stride, d);
     }
 }
 
 inline void transform_stride(float* x, std::uint32_t stride) noexcept {
     for (float* end = x + stride; x < end; x += 4) {
-        const Four low = load(x), high = load(x + stride);
-        store(x, low + high);
-        store(x + stride, low - high);
+        const Four low = load_four(x), high = load_four(x + stride);
+        store_four(x, low + high);
+        store_four(x + stride, low - high);
     }
 }
 
 // x <- x H, H being Sylvester's matrix of size x size; size is a power of two, 16 to 512. It is the
 // product of one butterfly per stride, in any order.
 void walsh_hadamard(float* x, std::uint32_t size) noexcept {
-    for (std::uint32_t i = 0; i < size; i += tile) transform_tile(x + i);
+    for (std::uint32_t i = 0; i < size; i += tile) hadamard_16(x + i);
     std::uint32_t stride = tile;
     for (; 4 * stride <= size; stride *= 4) {
         for (std::uint32_t i = 0; i < size; i += 4 * stride) transform_two_strides(x + i, stride);
@@ -125,7 +84,8 @@ void walsh_hadamard(float* x, std::uint32_t size) noexcept {
 }
 
 void multiply_elements(float* x, const float* factors, std::uint32_t count) noexcept {
-    for (std::uint32_t i = 0; i < count; i += 4) store(x + i, load(x + i) * load(factors + i));
+    for (std::uint32_t i = 0; i < count; i += 4)
+        store_four(x + i, load_four(x + i) * load_four(factors + i));
 }
 
 // x <- x M, M in row order.
@@ -135,10 +95,10 @@ void multiply_matrix(float* x, const float* matrix, std::uint32_t head_dim) noex
         Four a{}, b{}, c{}, d{};
         for (std::uint32_t row = 0; row < head_dim; ++row) {
             const float* part = matrix + std::size_t{row} * head_dim + column;
-            a += x[row] * load(part);
-            b += x[row] * load(part + 4);
-            c += x[row] * load(part + 8);
-            d += x[row] * load(part + 12);
+            a += x[row] * load_four(part);
+            b += x[row] * load_four(part + 4);
+            c += x[row] * load_four(part + 8);
+            d += x[row] * load_four(part + 12);
         }
         store_tile(product + column, a, b, c, d);
     }

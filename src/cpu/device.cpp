@@ -24,11 +24,16 @@ void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& e
         });
     }
     const std::uint32_t heads = plan.shape().kv_heads;
-    executor.parallel_for(blocks.size() * heads, [&](std::size_t item, unsigned) noexcept {
-        const BlockCopy& block = blocks[item / heads];
-        const auto head = static_cast<std::uint32_t>(item % heads);
-        encode_block(plan, block.from, block.to, head, head + 1);
-    });
+    // Those first that others may take statistics from.
+    for (const bool leads : {true, false}) {
+        if (!leads && !plan.has_statistics()) break;
+        executor.parallel_for(blocks.size() * heads, [&](std::size_t item, unsigned) noexcept {
+            const BlockCopy& block = blocks[item / heads];
+            if (plan.has_statistics() && (block.like == nullptr) != leads) return;
+            const auto head = static_cast<std::uint32_t>(item % heads);
+            encode_block(plan, block.from, block.to, head, head + 1, {.like = block.like});
+        });
+    }
 }
 
 // T: an element's bits.
@@ -117,7 +122,7 @@ class CpuDevice final : public Device {
             executor.parallel_for(count, [&](std::size_t i, unsigned) noexcept {
                 std::byte* own = f16.data() + i * plan.f16_bytes();
                 cpu::round_to_f16(plan, blocks[first + i].from, own);
-                rounded[i] = {own, blocks[first + i].to};
+                rounded[i] = {own, blocks[first + i].to, blocks[first + i].like};
             });
             encode_f16(plan, std::span(rounded).first(count), executor);
         }

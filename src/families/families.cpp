@@ -15,6 +15,7 @@ const Family& uniform_family() noexcept;   // KIVI, int: groups of even steps
 const Family& rotated_family() noexcept;   // lowkv, TurboQuant: rotated, a norm times levels
 const Family& balanced_family() noexcept;  // KVarN: tokens and channels scaled to one variance
 const Family& row_family() noexcept;       // SKVQ, KVQuant: metadata of a row of all heads
+const Family& sorted_family() noexcept;    // keys: sorted channels, unequal bits, exact rows
 
 namespace {
 
@@ -26,6 +27,7 @@ struct Owner {
 // The first that owns a codec stores it.
 constexpr Owner owners[] = {
     {exact_family, [](const Codec& c) noexcept { return c.exact(); }},
+    {sorted_family, [](const Codec& c) noexcept { return c.axis == Axis::sorted; }},
     {row_family, [](const Codec& c) noexcept { return c.by_row(); }},
     {balanced_family, [](const Codec& c) noexcept { return c.balanced; }},
     {rotated_family,

@@ -13,10 +13,12 @@ std::string_view uniform_restriction(const Codec& codec) noexcept;
 std::string_view rotated_restriction(const Codec& codec, Part part) noexcept;
 std::string_view balanced_restriction(const Codec& codec, Part part) noexcept;
 std::string_view row_restriction(const Codec& codec, Part part) noexcept;
+std::string_view sorted_restriction(const Codec& codec, Part part) noexcept;
 CodecWords uniform_words(const Codec& codec, Part part);
 CodecWords rotated_words(const Codec& codec, Part part);
 CodecWords balanced_words(const Codec& codec, Part part);
 CodecWords row_words(const Codec& codec, Part part);
+CodecWords sorted_words(const Codec& codec);
 
 // A rule that a codec breaks or not. The first broken one is what a family says.
 struct Rule {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "codec/float16.h"
+#include "codec/hadamard16.h"
 #include "families/row/outliers.h"
 #include "kernels/product.h"
 #include "kernels/table.h"

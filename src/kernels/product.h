@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "families/row/row_part.h"
+#include "families/sorted/sorted_part.h"
 #include "kernels/table.h"
 
 namespace lowkv::kernels {
@@ -16,6 +17,9 @@ inline const codec::CodesPart& codes_of(const PackedHead& x) {
 }
 inline const codec::RowPart& rows_of(const PackedHead& x) {
     return static_cast<const codec::RowPart&>(*x.part);
+}
+inline const codec::SortedPart& sorted_of(const PackedHead& x) {
+    return static_cast<const codec::SortedPart&>(*x.part);
 }
 inline bool is_keys(const PackedHead& x) { return x.part->shape().part == Part::keys; }
 

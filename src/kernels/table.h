@@ -67,8 +67,8 @@ struct Table {
     // Adds every row's softmax weights exp(score - log_sum[row]) to mass[cell - first_cell],
     // which has a whole number of spans. At most prefill_max_rows; needs scratch, not the results.
     void (*weigh)(const Task& task, const float* log_sum, float* mass) noexcept;
-    // How packed heads are read, by name: of codes, and of row codecs.
-    std::span<const PartKernels> codes, rows;
+    // How packed heads are read, by name: of codes, of row codecs, and of sorted keys.
+    std::span<const PartKernels> codes, rows, sorted;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
     // The codes of trellis_words words (lowkv/format.h) whose levels have the least squared error:

@@ -13,7 +13,10 @@ constexpr std::uint32_t value_of(Enum value) {
 
 constexpr std::array axis_choices{
     Choice{"channel", value_of(Axis::channel), "GROUP tokens of one channel share a scale"},
-    Choice{"token", value_of(Axis::token), "GROUP channels of one token share a scale"}};
+    Choice{"token", value_of(Axis::token), "GROUP channels of one token share a scale"},
+    Choice{"sorted", value_of(Axis::sorted),
+           "keys, 4211 and the like, head: channels in the order of what they add to scores, 16 of "
+           "them coded together; each token's head has a scale"}};
 // A row of the table each: its number is the value.
 template <class Row, std::size_t N>
 constexpr std::array<Choice, N> choices_of(const Row (&table)[N]) {
@@ -23,7 +26,72 @@ constexpr std::array<Choice, N> choices_of(const Row (&table)[N]) {
     }
     return choices;
 }
-constexpr std::array bits_choices = choices_of(width_table);
+
+// The bits of four quarters, as hexadecimal digits of a number.
+constexpr std::uint32_t number_of(const std::array<std::uint8_t, 4>& bits) {
+    return std::uint32_t{bits[0]} << 12 | bits[1] << 8 | bits[2] << 4 | bits[3];
+}
+constexpr std::uint32_t digit(std::uint32_t number, unsigned quarter) {
+    return number >> (12 - 4 * quarter) & 15;
+}
+// The first digit is 4, 3 or 2, the others are not above the one before.
+constexpr bool is_quarters(std::uint32_t number) {
+    bool legal = digit(number, 0) >= 2 && digit(number, 0) <= 4;
+    for (unsigned q = 1; q < 4; ++q) legal = legal && digit(number, q) <= digit(number, q - 1);
+    return legal;
+}
+constexpr std::uint32_t first_quarters = 0x2000, last_quarters = 0x4444;
+constexpr std::size_t quarters_count = [] {
+    std::size_t count = 0;
+    for (std::uint32_t n = first_quarters; n <= last_quarters; ++n) count += is_quarters(n) ? 1 : 0;
+    return count;
+}();
+struct QuartersWord {
+    char letters[4];
+    std::uint32_t number;
+};
+constexpr std::array<QuartersWord, quarters_count> quarters_words = [] {
+    std::array<QuartersWord, quarters_count> words{};
+    std::size_t next = 0;
+    for (std::uint32_t n = first_quarters; n <= last_quarters; ++n) {
+        if (!is_quarters(n)) continue;
+        for (unsigned q = 0; q < 4; ++q)
+            words[next].letters[q] = static_cast<char>('0' + digit(n, q));
+        words[next++].number = n;
+    }
+    return words;
+}();
+constexpr std::uint32_t shown_quarters = 0x4211;
+constexpr auto bits_choices = [] {
+    constexpr std::array widths = choices_of(width_table);
+    std::array<Choice, widths.size() + quarters_count> choices;
+    for (std::size_t i = 0; i < widths.size(); ++i) choices[i] = widths[i];
+    for (std::size_t i = 0; i < quarters_count; ++i) {
+        const QuartersWord& word = quarters_words[i];
+        choices[widths.size() + i] = {
+            {word.letters, 4},
+            word.number,
+            "sorted: 4 bits for the first quarter of the channels, 2 for the second, and so on: "
+            "four digits from 4 to 0, the first above 1, none above the one before",
+            word.number == shown_quarters};
+    }
+    return choices;
+}();
+constexpr std::uint32_t bits_of(const Codec& codec) {
+    const std::uint32_t quarters = number_of(codec.quarter_bits);
+    return quarters != 0 ? quarters : value_of(codec.width);
+}
+constexpr void set_bits(Codec& codec, std::uint32_t value) {
+    constexpr Width widths[] = {Width::two, Width::three, Width::four};
+    codec.quarter_bits = {};
+    if (value < first_quarters) {
+        codec.width = static_cast<Width>(value);
+        return;
+    }
+    for (unsigned q = 0; q < 4; ++q)
+        codec.quarter_bits[q] = static_cast<std::uint8_t>(digit(value, q));
+    codec.width = widths[codec.quarter_bits[0] - 2];
+}
 constexpr std::array group_choices = choices_of(group_table);
 constexpr std::array order_choices{
     Choice{"inorder", 0},
@@ -70,6 +138,12 @@ constexpr std::string_view beside =
     "row and static: so many of a token's numbers are kept beside, in 16 bits (KVQuant)";
 constexpr std::array outlier_choices{Choice{"0%", 0}, Choice{"0.5%", 5, beside},
                                      Choice{"1%", 10, beside}, Choice{"2%", 20, beside}};
+constexpr std::string_view repaired =
+    "sorted: so many tokens of each block and head, those of the shortest keys, have their error "
+    "beside, in 8 bits";
+constexpr std::array rows_choices{Choice{"0rows", 0}, Choice{"1row", 1, repaired},
+                                  Choice{"2rows", 2, repaired}, Choice{"3rows", 3, repaired},
+                                  Choice{"4rows", 4, repaired}};
 constexpr std::array stage_choices{
     Choice{"post", value_of(Stage::post)},
     Choice{"pre", value_of(Stage::pre),
@@ -81,9 +155,7 @@ constexpr std::array metadata_choices{
 constexpr std::array fields{
     CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
                [](Codec& c, std::uint32_t v) { c.axis = static_cast<Axis>(v); }},
-    CodecField{"number of bits", bits_choices, false,
-               [](const Codec& c) { return value_of(c.width); },
-               [](Codec& c, std::uint32_t v) { c.width = static_cast<Width>(v); }},
+    CodecField{"number of bits", bits_choices, false, bits_of, set_bits},
     CodecField{"group", group_choices, false, [](const Codec& c) { return value_of(c.group); },
                [](Codec& c, std::uint32_t v) { c.group = static_cast<Group>(v); }},
     CodecField{"order of channels", order_choices, true,
@@ -109,6 +181,9 @@ constexpr std::array fields{
     CodecField{"share of outliers", outlier_choices, true,
                [](const Codec& c) { return std::uint32_t{c.outliers}; },
                [](Codec& c, std::uint32_t v) { c.outliers = static_cast<std::uint8_t>(v); }},
+    CodecField{"exact rows", rows_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.exact_rows}; },
+               [](Codec& c, std::uint32_t v) { c.exact_rows = static_cast<std::uint8_t>(v); }},
     CodecField{"stage", stage_choices, true, [](const Codec& c) { return value_of(c.stage); },
                [](Codec& c, std::uint32_t v) { c.stage = static_cast<Stage>(v); }},
     CodecField{"metadata type", metadata_choices, true,
@@ -153,7 +228,9 @@ std::span<const Choice> filter_choices() noexcept { return filters; }
 
 std::string legal_words(std::span<const Choice> choices) {
     std::string list;
-    for (const Choice& choice : choices) append_to_list(list, choice.word);
+    for (const Choice& choice : choices) {
+        if (choice.listed) append_to_list(list, choice.word);
+    }
     return list;
 }
 

@@ -18,6 +18,7 @@ struct Choice {
     std::string_view word;
     std::uint32_t value;
     std::string_view meaning = "";  // what help and documents say; none: the word is never written
+    bool listed = true;             // one like it speaks for it there
 };
 
 // One "-" separated word of a codec's text, in the order of the rows.

@@ -39,7 +39,8 @@ std::vector<CodecPlace> codec_places() {
         CodecPlace place{.name = field.name, .optional = field.optional, .words = {}};
         // The first choice of an optional field is what leaving it out means.
         for (const scheme::Choice& choice : field.choices.subspan(field.optional ? 1 : 0)) {
-            place.words.push_back({std::string(choice.word), std::string(choice.meaning)});
+            if (choice.listed)
+                place.words.push_back({std::string(choice.word), std::string(choice.meaning)});
         }
         places.push_back(std::move(place));
     }

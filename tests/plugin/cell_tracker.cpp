@@ -171,6 +171,32 @@ TEST_CASE("a second continuation of a prefix gets units of its own") {
           Units{range(0, 32), range(32, 64), range(64, 96), range(200, 216), range(216, 248)});
 }
 
+TEST_CASE("units that continue each other have one history, other sequences' units another") {
+    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    std::vector<std::uint32_t> a, b;
+    for (std::uint32_t t = 0; t < 112; ++t) {
+        step(tracker, {2 * t}, a);
+        a.push_back(2 * t);
+        step(tracker, {2 * t + 1}, b);
+        b.push_back(2 * t + 1);
+    }
+    // A second continuation of A's first tokens.
+    step(tracker, range(300, 380), std::vector(a.begin(), a.begin() + 40));
+    const CellGroups& groups = tracker.groups();
+    REQUIRE(packed(tracker).size() == 5);
+    const auto history = [&](std::uint32_t cell) {
+        return groups.unit_history(groups.packed_row(cell) / block);
+    };
+    CHECK(history(a[0]) == history(a[40]));
+    CHECK(history(b[0]) == history(b[40]));
+    CHECK(history(a[0]) != history(b[0]));
+    CHECK(history(300) == history(a[0]));
+    restore(tracker, range(500, 600));
+    CHECK(history(500) == history(540));
+    CHECK(history(500) != history(a[0]));
+    CHECK(history(500) != history(b[0]));
+}
+
 TEST_CASE("a unit whose rows were all written again is free, and taken again") {
     CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 96), {});

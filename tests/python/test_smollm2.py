@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 MODEL = Path(os.environ["LOWKV_MODEL"]) if "LOWKV_MODEL" in os.environ else None
 pytestmark = pytest.mark.skipif(MODEL is None, reason="LOWKV_MODEL is not set; make test-python does")
 PROMPT, NEW = 512, 200
+SORTED = "k=sorted-4211-head-2rows,v=token-2-head-normal-hadamard-unbiased"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_exact_gives_the_same_200_tokens(loaded, prompt, reference):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("scheme,least", [("kivi4", 0.95), ("kivi2", 0.7), ("lowkv2.8", 0.85)])
+@pytest.mark.parametrize("scheme,least", [("kivi4", 0.95), ("kivi2", 0.7), ("lowkv2.8", 0.85), (SORTED, 0.85)])
 def test_packed_schemes_agree_token_by_token(loaded, prompt, reference, scheme, least):
     """Fed with the reference's own tokens, so that one other choice does not change all that follow; a few at a
     time, which is quicker."""

@@ -36,8 +36,8 @@ class BalancedPart final : public CodesPart {
     }
 
     const Rotation* rotation() const noexcept override { return rotation_.get(); }
-    void encode_head(const std::uint16_t* exact, std::uint32_t h,
-                     std::byte* packed) const noexcept override;
+    void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                     const EncodeHints&) const noexcept override;
     void decode_head(const std::byte* packed, std::uint32_t h,
                      std::uint16_t* exact) const noexcept override;
 
@@ -150,8 +150,8 @@ void read_factors(const BalancedPart& layout, const std::byte* section, float* f
     for (std::uint32_t lane = 0; lane < lanes; ++lane) factors[lane] = f16_to_f32(halves[lane]);
 }
 
-void BalancedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
-                               std::byte* packed) const noexcept {
+void BalancedPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                               const EncodeHints&) const noexcept {
     const float most = top();
     std::byte* section = packed + section_offset(h);
     std::memset(section, 0, head_bytes());

@@ -11,8 +11,8 @@ class ExactPart final : public PackedPart {
   public:
     explicit ExactPart(const PartShape& its_shape) : PackedPart(its_shape) { set_exact(); }
 
-    void encode_head(const std::uint16_t* exact, std::uint32_t head,
-                     std::byte* packed) const noexcept override {
+    void encode_head(const std::uint16_t* exact, std::uint32_t head, std::byte* packed,
+                     const EncodeHints&) const noexcept override {
         copy(exact, head, reinterpret_cast<std::uint16_t*>(packed));
     }
     void decode_head(const std::byte* packed, std::uint32_t head,

@@ -41,8 +41,8 @@ class RotatedPart final : public CodesPart {
 
     const TrellisCodes& trellis() const noexcept { return trellis_; }
     const Rotation* rotation() const noexcept override { return rotation_.get(); }
-    void encode_head(const std::uint16_t* exact, std::uint32_t h,
-                     std::byte* packed) const noexcept override;
+    void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                     const EncodeHints&) const noexcept override;
     void decode_head(const std::byte* packed, std::uint32_t h,
                      std::uint16_t* exact) const noexcept override;
 
@@ -208,8 +208,8 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const Ro
     }
 }
 
-void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
-                              std::byte* packed) const noexcept {
+void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                              const EncodeHints&) const noexcept {
     const RotatedPart& layout = *this;
     const std::uint16_t* from = rows(exact, h);
     std::byte* section = packed + section_offset(h);

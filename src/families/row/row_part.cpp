@@ -319,8 +319,8 @@ void RowPart::encode_shared(const std::uint16_t* exact, const std::int32_t* posi
     }
 }
 
-void RowPart::encode_head(const std::uint16_t* exact, std::uint32_t h,
-                          std::byte* packed) const noexcept {
+void RowPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                          const EncodeHints&) const noexcept {
     const RowTables& tables = *row;
     const Rows view(*this);
     std::byte* section = packed + section_offset(h);

@@ -30,8 +30,8 @@ struct RowPart final : CodesPart {
 
     void encode_shared(const std::uint16_t* exact, const std::int32_t* positions,
                        std::byte* packed) const noexcept override;
-    void encode_head(const std::uint16_t* exact, std::uint32_t h,
-                     std::byte* packed) const noexcept override;
+    void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                     const EncodeHints&) const noexcept override;
     void decode_head(const std::byte* packed, std::uint32_t h,
                      std::uint16_t* exact) const noexcept override;
 };

@@ -186,8 +186,8 @@ class UniformPart final : public CodesPart {
         lay_out(*inputs.table);
     }
 
-    void encode_head(const std::uint16_t* exact, std::uint32_t h,
-                     std::byte* packed) const noexcept override {
+    void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                     const EncodeHints&) const noexcept override {
         const std::uint16_t* from = rows(exact, h);
         std::byte* section = packed + section_offset(h);
         std::memset(section, 0, head_bytes());

@@ -33,6 +33,10 @@ LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     const __m128i rest = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7);
     return _mm256_cvtph_ps(_mm_or_si128(sign, rest));
 }
+LOWKV_INLINE F load_u8(const std::uint8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+}
 LOWKV_INLINE F set(float x) { return _mm256_set1_ps(x); }
 LOWKV_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
 LOWKV_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }

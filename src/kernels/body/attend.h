@@ -142,6 +142,7 @@ void decode(const Task& task) noexcept {
     Bias bias[decode_max_rows];
     const Bias* row_bias[decode_max_rows] = {};
     const float* packed_q = load_queries(task, q);
+    ProductMemory memory = {};
     Running<decode_max_rows> running(task);
     const Head head(task);
 
@@ -182,6 +183,7 @@ void decode(const Task& task) noexcept {
             [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
                 product.w = is_exact ? q : packed_q;
                 product.y = scores[0] + b * tokens;
+                product.memory = &memory;
                 fetch_ahead(head.values, blocks[b], product);
             },
             head_dim, span_tokens);

@@ -10,22 +10,11 @@
 
 constexpr unsigned max_groups = max_head_dim / 32;
 
-// Returns the rounded weights' sum, by lane.
-LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std::int16_t* rounded) {
-    I sum = set_int(0);
-    for (unsigned s = 0; s < steps; s += lanes) {
-        const I integers = to_int(mul(load(w + s), set(inverse)));
-        store_weights(rounded + s, integers);
-        sum = add_int(sum, integers);
-    }
-    return to_float(sum);
-}
-
 template <Width W, Look L, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_levels<L>(layout);
+    const LevelTables tables = load_level_tables<L>(layout.levels.data());
     constexpr bool looks_up = L != Look::code;
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     // Learned levels have a zero of their own and, as normal ones do, another times the scale.
@@ -132,7 +121,7 @@ template <Width W, Look L, unsigned Rows>
 void multiply_unfolded(const Product* products, unsigned count, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
     const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_levels<L>(layout);
+    const LevelTables tables = load_level_tables<L>(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
@@ -195,7 +184,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
                 const unsigned first = g * layout.group, end = first + layout.group;
                 const unsigned units = ((end < steps ? end : steps) - first) / 16;
                 dot_units<W, L, Rows>(codes, tables, steps / 16, at[0], at[1], first / 16, units,
-                                      SharedWeights{weights[0] + first}, prefetch, sums);
+                                      SharedWeights<>{weights[0] + first}, prefetch, sums);
                 for (unsigned v = 0; v < 2; ++v) {
                     const F scale = metadata.scale(g, at[v]), zero = metadata.zero(g, at[v]);
 #pragma GCC unroll 4
@@ -212,11 +201,4 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             }
         }
     }
-}
-
-template <Multiply One, Multiply Two, Multiply Three, Multiply Four>
-void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
-                    std::size_t y_stride) noexcept {
-    constexpr Multiply by_rows[] = {One, Two, Three, Four};
-    by_rows[rows - 1](products, count, w_stride, y_stride);
 }

@@ -7,7 +7,7 @@ void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsi
                   unsigned tile_steps, float* tile) noexcept {
     const codec::CodesPart& layout = codes_of(x);
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section + layout.codes_offset);
-    const LevelTables tables = load_levels<L>(layout);
+    const LevelTables tables = load_level_tables<L>(layout.levels.data());
     const HeadMetadata metadata(layout, layout.metadata_section(x));
     const bool folded = layout.head.groups_along_lanes;
     const std::uint16_t* const mean = mean_of(layout, x);

@@ -31,6 +31,17 @@ LOWKV_INLINE RowScales make_scales(const F* largest, unsigned steps) {
     return rows;
 }
 
+// Returns the rounded weights' sum, by lane.
+LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std::int16_t* rounded) {
+    I sum = set_int(0);
+    for (unsigned s = 0; s < steps; s += lanes) {
+        const I integers = to_int(mul(load(w + s), set(inverse)));
+        store_weights(rounded + s, integers);
+        sum = add_int(sum, integers);
+    }
+    return to_float(sum);
+}
+
 // Fetches a few lines at each unit of a product: asked for all at once, they would stall it.
 struct Prefetch {
     const std::byte* next;
@@ -51,7 +62,9 @@ LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
 struct UnitView {
     const std::uint8_t* low;  // ternary: of the head's first unit
     unsigned tile;  // ternary: the unit's first, of all the head's tiles; 2.6 bits: tile 3's digit
-    I third;        // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2
+    // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2. 1 bit: all bits,
+    // where it is bit 0.
+    I third;
 };
 
 template <Width W>
@@ -68,6 +81,10 @@ LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, uns
         return view;
     }
     view.low = codes + unit_offset(W, unit) + at;
+    if constexpr (W == Width::one) {
+        const I bits = load_bytes(view.low);
+        view.third = unit % 2 == 0 ? bits : shift_right(bits, 4);
+    }
     if constexpr (W == Width::three) {
         const I bits = load_bytes(codes + third_offset(unit) + at);
         view.third = unit % 2 == 0 ? shift_left(bits, 2) : shift_right(bits, 2);
@@ -126,12 +143,12 @@ struct LevelTables {
     I next;           // a trellis': of each byte of a word, the byte after it
 };
 template <Look L>
-LOWKV_INLINE LevelTables load_levels(const codec::CodesPart& layout) {
+LOWKV_INLINE LevelTables load_level_tables(const std::uint8_t* levels) {
     LevelTables tables;
-    tables.first = load_table(layout.levels.data());
+    tables.first = load_table(levels);
     if constexpr (L == Look::trellis) {
         constexpr std::uint8_t next[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0};
-        tables.second = load_table(layout.levels.data() + 16);
+        tables.second = load_table(levels + 16);
         tables.next = load_table(next);
     }
     return tables;
@@ -174,7 +191,9 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, const LevelTabl
         pair[1] = load_pair<W>(view, tile, 1);
     } else {
         I codes;
-        if constexpr (W == Width::four) {
+        if constexpr (W == Width::one) {
+            codes = bit_and(shift_right(view.third, tile), set_int(0x01010101));
+        } else if constexpr (W == Width::four) {
             const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
             codes = bit_and(shift_right(x, 4 * (tile % 2)), set_int(0x0f0f0f0f));
         } else {
@@ -190,13 +209,36 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, const LevelTabl
     }
 }
 
-// Weights that all lanes share, for dot_units. Rows' are max_weights apart.
+// Weights that all lanes share, for dot_units. Rows' are Stride apart.
+template <unsigned Stride = max_weights>
 struct SharedWeights {
     const std::int16_t* weights;
     I operator()(unsigned row, unsigned pair, unsigned) const {
-        return broadcast_pair(weights + row * max_weights + 2 * pair);
+        return broadcast_pair(weights + row * Stride + 2 * pair);
     }
 };
+
+// sums[row][vector] += weight * code over a unit, of two vectors of lanes. weights(row, pair,
+// vector): of two steps, the unit's from first_pair on.
+template <Width W, Look L, unsigned Rows, class Weights>
+LOWKV_INLINE void dot_unit(const UnitView (&view)[2], const LevelTables& tables,
+                           unsigned first_pair, const Weights& weights, I (&sums)[Rows][2]) {
+#pragma GCC unroll 4
+    for (unsigned tile = 0; tile < 4; ++tile) {
+        I x[2][2];
+        for (unsigned v = 0; v < 2; ++v) load_tile<W, L>(view[v], tile, tables, x[v]);
+#pragma GCC unroll 2
+        for (unsigned odd = 0; odd < 2; ++odd) {
+#pragma GCC unroll 4
+            for (unsigned r = 0; r < Rows; ++r) {
+                const unsigned pair = first_pair + 2 * tile + odd;
+                for (unsigned v = 0; v < 2; ++v) {
+                    sums[r][v] = dot_pair(sums[r][v], x[v][odd], weights(r, pair, v));
+                }
+            }
+        }
+    }
+}
 
 // sums[row][vector] = sum over `units` units of weight * code, for `lanes` lanes from `lane` and
 // from `second` on: two vectors share each broadcast of a weight. weights(row, pair, vector): of
@@ -217,21 +259,7 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, const LevelTables& tables
             view[v] = open_unit<W>(codes, std::size_t{at / 16} * step_units + first_unit + u,
                                    at % 16 * 4);
         }
-#pragma GCC unroll 4
-        for (unsigned tile = 0; tile < 4; ++tile) {
-            I x[2][2];
-            for (unsigned v = 0; v < 2; ++v) load_tile<W, L>(view[v], tile, tables, x[v]);
-#pragma GCC unroll 2
-            for (unsigned odd = 0; odd < 2; ++odd) {
-#pragma GCC unroll 4
-                for (unsigned r = 0; r < Rows; ++r) {
-                    const unsigned pair = 8 * u + 2 * tile + odd;
-                    for (unsigned v = 0; v < 2; ++v) {
-                        sums[r][v] = dot_pair(sums[r][v], x[v][odd], weights(r, pair, v));
-                    }
-                }
-            }
-        }
+        dot_unit<W, L, Rows>(view, tables, 8 * u, weights, sums);
     }
 }
 
@@ -246,7 +274,14 @@ LOWKV_INLINE void for_lanes(const std::uint8_t* codes, const LevelTables& tables
     for (unsigned lane = first; lane < last; lane += 2 * lanes) {
         const bool pair = lane + lanes < last;
         dot_units<W, L, Rows>(codes, tables, step_units, lane, pair ? lane + lanes : lane,
-                              first_unit, units, SharedWeights{weights}, prefetch, sums);
+                              first_unit, units, SharedWeights<>{weights}, prefetch, sums);
         body(lane, sums, pair ? 2u : 1u);
     }
+}
+
+template <Multiply One, Multiply Two, Multiply Three, Multiply Four>
+void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
+                    std::size_t y_stride) noexcept {
+    constexpr Multiply by_rows[] = {One, Two, Three, Four};
+    by_rows[rows - 1](products, count, w_stride, y_stride);
 }

@@ -4,7 +4,7 @@
 // them before the mask.
 LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const float* q,
                               const float* packed_q, unsigned cell, unsigned count, float* scores,
-                              float* tile) {
+                              float* tile, ProductMemory& memory) {
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
     const unsigned rows = task.row_count;
@@ -18,6 +18,7 @@ LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const floa
             [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
                 product.w = is_exact ? q : packed_q;
                 product.y = scores + b * tokens;
+                product.memory = &memory;
             },
             head_dim, span_tokens);
         return;
@@ -38,12 +39,13 @@ void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
     float* tile = scores + std::size_t{prefill_max_rows} * span_tokens;
     Bias bias;
     const float* packed_q = load_queries(task, q);
+    ProductMemory memory = {};
     const Head head(task);
     const unsigned end = visible_end(task);
     for (unsigned cell = first_span(task, visible_begin(task)); cell < end; cell += span_tokens) {
         const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
         const unsigned count = (left + tokens - 1) / tokens * tokens;
-        span_scores(task, head.keys, q, packed_q, cell, count, scores, tile);
+        span_scores(task, head.keys, q, packed_q, cell, count, scores, tile, memory);
         const void* loaded = nullptr;
         for (unsigned r = 0; r < task.row_count; ++r) {
             const Row& row = task.rows[r];

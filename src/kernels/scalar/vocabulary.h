@@ -34,6 +34,10 @@ LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     }
     return load_f16(halves);
 }
+LOWKV_INLINE F load_u8(const std::uint8_t* p) {
+    return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+             static_cast<float>(p[3])};
+}
 LOWKV_INLINE F set(float x) { return F{x, x, x, x}; }
 LOWKV_INLINE F add(F a, F b) { return a + b; }
 LOWKV_INLINE F sub(F a, F b) { return a - b; }

@@ -1,0 +1,222 @@
+#include "families/sorted/encoder.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "codec/float16.h"
+#include "codec/hadamard16.h"
+#include "codec/lloyd_max.h"
+#include "codec/sum.h"
+
+namespace lowkv::codec {
+namespace {
+
+constexpr std::uint32_t tokens = sorted_tokens;
+
+// One number for each place to one for each channel: y H / (4 root).
+void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,
+                 float* x) noexcept {
+    for (std::uint32_t p = 0; p < part.head.head_dim; p += sorted_group) hadamard_16(y + p);
+    for (std::uint32_t p = 0; p < part.head.head_dim; ++p)
+        x[statistics.order[p]] = 0.25f * y[p] / statistics.root[p];
+}
+
+}  // namespace
+
+// What the codes of a place stand for, before the tokens' scales.
+void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
+                 const std::uint8_t* codes, float* y) noexcept {
+    const SortedLevels& levels = part.levels[part.bits(place / sorted_group)];
+    const float unit = levels.step * statistics.unit[place / sorted_group];
+    float values[16];
+    for (std::uint32_t i = 0; i < 16; ++i)
+        values[i] = (static_cast<float>(levels.level[i]) - middle_level) * unit;
+    for (std::uint32_t t = 0; t < tokens; ++t) y[t] = values[codes[t]];
+}
+
+// y <- y H across the 16 rows of a group.
+void hadamard_rows(float (*y)[tokens]) noexcept {
+    for (std::uint32_t stride = 1; stride < sorted_group; stride *= 2) {
+        for (std::uint32_t i = 0; i < sorted_group; ++i) {
+            if ((i & stride) != 0) continue;
+            for (std::uint32_t t = 0; t < tokens; ++t) {
+                const float low = y[i][t], high = y[i + stride][t];
+                y[i][t] = low + high;
+                y[i + stride][t] = low - high;
+            }
+        }
+    }
+}
+
+// Infinities end at +-65504; a NaN is stored as 0.
+void SortedEncoder::load(std::uint32_t channel, float* x) const noexcept {
+    const std::uint16_t* from = keys_ + std::size_t{channel} * tokens;
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+        const int magnitude = from[t] & 0x7fff;
+        const int finite = magnitude > 0x7c00 ? 0 : std::min(magnitude, 0x7bff);
+        x[t] = f16_to_f32(static_cast<std::uint16_t>(finite | (from[t] & 0x8000)));
+    }
+}
+
+void SortedEncoder::set_rows(const ExactRows& rows) noexcept {
+    rows_ = rows;
+    for (std::uint32_t t = 0; t < tokens; ++t) kept_[t] = rows.has(t) ? 0.0f : 1.0f;
+    float x[tokens];
+    for (std::uint32_t c = 0; c < channels(); ++c) {
+        load(c, x);
+        for (std::uint32_t t = 0; t < tokens; ++t) x[t] *= kept_[t];
+        mean_[c] = f16_to_f32(f32_to_f16(fold(x, tokens) * share()));
+    }
+}
+
+void SortedEncoder::find_energy(float* energy) const noexcept {
+    float x[tokens];
+    for (std::uint32_t c = 0; c < channels(); ++c) {
+        load(c, x);
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            x[t] = (x[t] - mean_[c]) * kept_[t];
+            x[t] *= x[t];
+        }
+        energy[c] = fold(x, tokens);
+    }
+}
+
+void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
+    float y[max_sorted_dim][tokens];
+    for (std::uint32_t p = 0; p < channels(); ++p) {
+        load(statistics.order[p], y[p]);
+        const float mean = mean_[statistics.order[p]], root = 0.25f * statistics.root[p];
+        for (std::uint32_t t = 0; t < tokens; ++t) y[p][t] = (y[p][t] - mean) * root;
+    }
+    for (std::uint32_t p = 0; p < channels(); p += sorted_group) hadamard_rows(y + p);
+
+    float to_normal[tokens] = {};
+    for (std::uint32_t p = 0; p < coded(); ++p) {
+        const float inverse = 1.0f / statistics.unit[p / sorted_group];
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            const float relative = y[p][t] * inverse;
+            to_normal[t] += relative * relative;
+        }
+    }
+    for (float& x : to_normal) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
+
+    float squares[tokens] = {}, level_squares[tokens] = {}, x[tokens];  // of y and of the levels
+    for (std::uint32_t p = 0; p < coded(); ++p) {
+        const NormalCodebook& book = normal_codebook(1u << part_.bits(p / sorted_group));
+        const float inverse = 1.0f / statistics.unit[p / sorted_group];
+        for (std::uint32_t t = 0; t < tokens; ++t) x[t] = y[p][t] * inverse * to_normal[t];
+        std::fill_n(codes_[p], tokens, std::uint8_t{0});
+        for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
+            const float boundary = book.boundary[b];
+            for (std::uint32_t t = 0; t < tokens; ++t)
+                codes_[p][t] = static_cast<std::uint8_t>(codes_[p][t] + (x[t] >= boundary ? 1 : 0));
+        }
+        read_levels(part_, statistics, p, codes_[p], x);
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            squares[t] += y[p][t] * y[p][t];
+            level_squares[t] += x[t] * x[t];
+        }
+    }
+    for (std::uint32_t t = 0; t < tokens; ++t)
+        scale_[t] = to_normal[t] > 0 ? std::sqrt(squares[t] / level_squares[t]) : 0.0f;
+}
+
+// Of equal ones the first.
+ExactRows SortedEncoder::shortest() const noexcept {
+    float x[tokens], length[tokens] = {};
+    for (std::uint32_t c = 0; c < channels(); ++c) {
+        load(c, x);
+        for (std::uint32_t t = 0; t < tokens; ++t) length[t] += x[t] * x[t];
+    }
+    bool chosen[tokens] = {};
+    for (std::uint32_t n = 0; n < part_.head.rows; ++n) {
+        std::uint32_t found = tokens;
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            if (chosen[t]) continue;
+            if (found == tokens || length[t] < length[found]) found = t;
+        }
+        chosen[found] = true;
+    }
+    ExactRows rows;
+    for (std::uint32_t t = 0; t < tokens; ++t)
+        if (chosen[t]) rows.token[rows.count++] = static_cast<std::uint8_t>(t);
+    return rows;
+}
+
+// A row's scale is cut off at the others' largest: it has its residual.
+void SortedEncoder::write_scales(std::byte* section) noexcept {
+    float most = 0;
+    for (std::uint32_t t = 0; t < tokens; ++t) most = std::max(most, scale_[t] * kept_[t]);
+    const std::uint16_t half = f32_to_f16(most);
+    std::memcpy(section + part_.section.largest, &half, sizeof half);
+    const float unit = f16_to_f32(half) / 255.0f;
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+        // One above 0 stays above 0.
+        const bool stored = scale_[t] > 0 && unit > 0;
+        const float level =
+            stored ? std::max(std::nearbyint(std::min(scale_[t] / unit, 255.0f)), 1.0f) : 0.0f;
+        section[part_.section.scales + t] = static_cast<std::byte>(static_cast<int>(level));
+        scale_[t] = level * unit;
+    }
+}
+
+// The mean less what the codes lose on average, so that the decoded block has the tokens' mean.
+void SortedEncoder::write_mean(const SortedStatistics& statistics,
+                               std::byte* section) const noexcept {
+    float sum[max_sorted_dim] = {}, y[tokens], lost[max_sorted_dim];
+    for (std::uint32_t p = 0; p < coded(); ++p) {
+        read_levels(part_, statistics, p, codes_[p], y);
+        for (std::uint32_t t = 0; t < tokens; ++t) y[t] *= scale_[t] * kept_[t];
+        sum[p] = fold(y, tokens) * share();
+    }
+    to_channels(part_, statistics, sum, lost);
+    std::uint16_t halves[max_sorted_dim];
+    for (std::uint32_t c = 0; c < channels(); ++c) halves[c] = f32_to_f16(mean_[c] - lost[c]);
+    std::memcpy(section + part_.section.mean, halves, channels() * sizeof *halves);
+}
+
+void SortedEncoder::write_rows(const SortedStatistics& statistics,
+                               std::byte* section) const noexcept {
+    std::uint16_t mean[max_sorted_dim];
+    std::memcpy(mean, section + part_.section.mean, channels() * sizeof *mean);
+    float x[tokens], lacks[max_exact_rows][max_sorted_dim];
+    float y[max_exact_rows][max_sorted_dim] = {};
+    for (std::uint32_t p = 0; p < coded(); ++p) {
+        read_levels(part_, statistics, p, codes_[p], x);
+        for (std::uint32_t r = 0; r < rows_.count; ++r)
+            y[r][p] = x[rows_.token[r]] * scale_[rows_.token[r]];
+    }
+    for (std::uint32_t r = 0; r < rows_.count; ++r) to_channels(part_, statistics, y[r], lacks[r]);
+    for (std::uint32_t c = 0; c < channels(); ++c) {
+        load(c, x);
+        for (std::uint32_t r = 0; r < rows_.count; ++r)
+            lacks[r][c] = x[rows_.token[r]] - (lacks[r][c] + f16_to_f32(mean[c]));
+    }
+    for (std::uint32_t r = 0; r < rows_.count; ++r) {
+        float most = 0;
+        for (std::uint32_t c = 0; c < channels(); ++c)
+            most = std::max(most, std::fabs(lacks[r][c]));
+        const std::uint16_t half = f32_to_f16(most / 127.0f);
+        const float step = f16_to_f32(half);
+        section[part_.section.row_tokens + r] = static_cast<std::byte>(rows_.token[r]);
+        std::memcpy(section + part_.section.row_scales + 2 * r, &half, sizeof half);
+        std::byte* out = section + part_.section.residuals + r * channels();
+        for (std::uint32_t c = 0; c < channels(); ++c) {
+            const float level = step > 0 ? std::clamp(lacks[r][c] / step, -127.0f, 127.0f) : 0.0f;
+            out[c] = static_cast<std::byte>(static_cast<int>(std::nearbyint(level)) + 128);
+        }
+    }
+}
+
+void SortedEncoder::write_codes(std::byte* section) const noexcept {
+    auto* out = reinterpret_cast<std::uint8_t*>(section + part_.section.codes);
+    CodeTile tile;
+    for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
+        for (std::uint32_t i = 0; i < sorted_group; ++i)
+            std::copy_n(codes_[g * sorted_group + i], tokens, tile.row[i]);
+        pack_tile(tile, sorted_width(part_.bits(g)), sorted_group_shape, 0,
+                  out + lowkv_sorted_codes(part_.head, g));
+    }
+}
+
+}  // namespace lowkv::codec

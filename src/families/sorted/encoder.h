@@ -1,0 +1,72 @@
+#pragma once
+// A head of a block of sorted keys on its way into codes, and what decoding shares with it. A block
+// is worked on as it lies: a row of tokens for each channel or place, so that compilers vectorize
+// over tokens.
+
+#include <algorithm>
+
+#include "families/packing.h"
+#include "families/sorted/statistics.h"
+
+namespace lowkv::codec {
+
+inline constexpr std::uint32_t sorted_tokens = max_block_tokens;
+
+// A group as the codes of a head of 16 channels.
+inline constexpr HeadShape sorted_group_shape{sorted_group, sorted_tokens, sorted_tokens};
+inline Width sorted_width(std::uint32_t bits) noexcept {
+    return static_cast<Width>(lowkv_width_of_bits(bits));
+}
+
+// What the codes of a place stand for, before the tokens' scales.
+void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
+                 const std::uint8_t* codes, float* y) noexcept;
+
+// y <- y H across the 16 rows of a group.
+void hadamard_rows(float (*y)[sorted_tokens]) noexcept;
+
+// The tokens with residuals, ascending.
+struct ExactRows {
+    std::uint8_t token[max_exact_rows] = {};
+    std::uint32_t count = 0;
+
+    bool has(std::uint32_t t) const noexcept {
+        return std::find(token, token + count, t) != token + count;
+    }
+};
+
+// One head of a block on its way into codes.
+class SortedEncoder {
+  public:
+    SortedEncoder(const SortedPart& part, const std::uint16_t* keys) noexcept
+        : part_(part), keys_(keys) {}
+
+    // Rows count for nothing else: not for the mean, nor for what follows from it.
+    void set_rows(const ExactRows& rows) noexcept;
+    void find_energy(float* energy) const noexcept;
+    void find_codes(const SortedStatistics& statistics) noexcept;
+    // The tokens of the shortest keys: attention goes to them whatever the query.
+    ExactRows shortest() const noexcept;
+
+    // Into the section, in this order: each needs what the one before has rounded.
+    void write_scales(std::byte* section) noexcept;
+    void write_mean(const SortedStatistics& statistics, std::byte* section) const noexcept;
+    void write_rows(const SortedStatistics& statistics, std::byte* section) const noexcept;
+    void write_codes(std::byte* section) const noexcept;
+
+  private:
+    const SortedPart& part_;
+    const std::uint16_t* keys_;
+    ExactRows rows_;
+    float kept_[sorted_tokens];   // 0 of a row, 1 of all others
+    float mean_[max_sorted_dim];  // of the others, rounded to f16
+    float scale_[sorted_tokens];
+    std::uint8_t codes_[max_sorted_dim][sorted_tokens];  // by place
+
+    std::uint32_t channels() const noexcept { return part_.head.head_dim; }
+    std::uint32_t coded() const noexcept { return part_.coded_groups * sorted_group; }
+    float share() const noexcept { return 1.0f / static_cast<float>(sorted_tokens - rows_.count); }
+    void load(std::uint32_t channel, float* x) const noexcept;
+};
+
+}  // namespace lowkv::codec

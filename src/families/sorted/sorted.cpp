@@ -1,0 +1,117 @@
+// Keys that spend bits where queries look (lowkv's own): channels sorted by what they add to
+// scores, in groups of 16 with bits of their own, and the shortest keys repaired.
+
+#include <cstring>
+
+#include "codec/float16.h"
+#include "families/sorted/encoder.h"
+#include "families/words.h"
+#include "kernels/table.h"
+
+namespace lowkv::codec {
+namespace {
+
+constexpr std::uint32_t tokens = sorted_tokens;
+
+class SortedKeys final : public SortedPart {
+  public:
+    SortedKeys(const Codec& codec, const PartShape& its_shape, const PartInputs& inputs)
+        : SortedPart(codec, its_shape) {
+        set_kernels(kernels::find(*inputs.table, "sorted"));
+    }
+
+    void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                     const EncodeHints& hints) const noexcept override;
+    void decode_head(const std::byte* packed, std::uint32_t h,
+                     std::uint16_t* exact) const noexcept override;
+};
+
+void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                             const EncodeHints& hints) const noexcept {
+    std::byte* its_section = packed + section_offset(h);
+    std::memset(its_section, 0, head_bytes());
+    SortedEncoder encoder(*this, exact + shape().exact_offset(h));
+    encoder.set_rows(encoder.shortest());
+    if (hints.like != nullptr) {
+        std::memcpy(its_section, hints.like + section_offset(h), section.largest);
+    } else {
+        float energy[max_sorted_dim];
+        encoder.find_energy(energy);
+        const std::size_t first = std::size_t{h} * head.head_dim;
+        write_statistics(*this, energy,
+                         hints.query_energy == nullptr ? nullptr : hints.query_energy + first,
+                         its_section);
+    }
+    SortedStatistics statistics;
+    read_statistics(*this, its_section, statistics);
+    encoder.find_codes(statistics);
+    encoder.write_scales(its_section);
+    encoder.write_mean(statistics, its_section);
+    encoder.write_rows(statistics, its_section);
+    encoder.write_codes(its_section);
+}
+
+void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
+                             std::uint16_t* exact) const noexcept {
+    const std::byte* its_section = packed + section_offset(h);
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(its_section + section.codes);
+    std::uint16_t* out = exact + shape().exact_offset(h);
+    SortedStatistics statistics;
+    read_statistics(*this, its_section, statistics);
+    std::uint16_t means[max_sorted_dim], half = 0;
+    std::memcpy(means, its_section + section.mean, head.head_dim * sizeof *means);
+    std::memcpy(&half, its_section + section.largest, sizeof half);
+    float scale[tokens];
+    for (std::uint32_t t = 0; t < tokens; ++t)
+        scale[t] = static_cast<float>(static_cast<std::uint8_t>(its_section[section.scales + t])) *
+                   (f16_to_f32(half) / 255.0f);
+    for (std::uint32_t g = 0; g < section.groups; ++g) {
+        float y[sorted_group][tokens] = {};
+        CodeTile tile;
+        if (g < coded_groups) {
+            unpack_tile(codes + lowkv_sorted_codes(head, g), sorted_width(bits(g)),
+                        sorted_group_shape, 0, tile);
+            for (std::uint32_t i = 0; i < sorted_group; ++i) {
+                read_levels(*this, statistics, g * sorted_group + i, tile.row[i], y[i]);
+                for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] *= scale[t];
+            }
+            hadamard_rows(y);
+        }
+        for (std::uint32_t i = 0; i < sorted_group; ++i) {
+            const std::uint32_t p = g * sorted_group + i, c = statistics.order[p];
+            const float factor = 0.25f / statistics.root[p], mean = f16_to_f32(means[c]);
+            for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] = y[i][t] * factor + mean;
+            for (std::uint32_t r = 0; r < head.rows; ++r) {
+                const auto t = static_cast<std::uint8_t>(its_section[section.row_tokens + r]);
+                const auto residual = static_cast<std::uint8_t>(
+                    its_section[section.residuals + r * head.head_dim + c]);
+                std::memcpy(&half, its_section + section.row_scales + 2 * r, sizeof half);
+                y[i][t % tokens] += (static_cast<float>(residual) - 128.0f) * f16_to_f32(half);
+            }
+            for (std::uint32_t t = 0; t < tokens; ++t)
+                out[std::size_t{c} * tokens + t] = f32_to_f16(y[i][t]);
+        }
+    }
+}
+
+class SortedFamily final : public Family {
+    std::string_view name() const noexcept override { return "sorted"; }
+    std::uint32_t block_tokens(const Codec&) const noexcept override { return tokens; }
+    std::shared_ptr<const PackedPart> compile(const Codec& codec, const PartShape& shape,
+                                              const PartInputs& inputs) const override {
+        return std::make_shared<SortedKeys>(codec, shape, inputs);
+    }
+    std::string_view restriction(const Codec& codec, Part part) const noexcept override {
+        return sorted_restriction(codec, part);
+    }
+    CodecWords words(const Codec& codec, Part) const override { return sorted_words(codec); }
+};
+
+}  // namespace
+
+const Family& sorted_family() noexcept {
+    static const SortedFamily family;
+    return family;
+}
+
+}  // namespace lowkv::codec

@@ -1,0 +1,64 @@
+#include "families/words.h"
+
+namespace lowkv::codec {
+namespace {
+
+// What follows from the axis alone stays as it is in a codec of the same axis, bits and rows.
+bool has_other_words(const Codec& codec) noexcept {
+    Codec plain{.width = codec.width, .axis = codec.axis, .group = Group::head};
+    plain.quarter_bits = codec.quarter_bits;
+    plain.exact_rows = codec.exact_rows;
+    return codec != plain;
+}
+
+Width width_of(std::uint8_t bits) noexcept {
+    return bits == 2 ? Width::two : bits == 3 ? Width::three : Width::four;
+}
+
+std::string quarters(const Codec& codec) {
+    std::string text;
+    for (const std::uint8_t bits : codec.quarter_bits)
+        text += (text.empty() ? "" : ", ") + std::to_string(bits);
+    return text;
+}
+
+}  // namespace
+
+std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
+    const bool sorted = codec.axis == Axis::sorted, quartered = codec.quarter_bits[0] != 0;
+    return first_broken(
+        {{sorted && part == Part::values, "sorted is for keys"},
+         {sorted && !quartered,
+          "sorted needs bits of each quarter of the channels: sorted-4211-head"},
+         {!sorted && quartered, "bits of quarters, such as 4211, are for sorted keys"},
+         {!sorted && codec.exact_rows != 0,
+          "exact rows are for sorted keys: sorted-4211-head-2rows"},
+         {sorted && codec.width != width_of(codec.quarter_bits[0]),
+          "the width of sorted keys is that of their first quarter"},
+         {sorted && has_other_words(codec),
+          "sorted keys have a group, levels, a rotation, a mean and a scale of their own: "
+          "sorted-4211-head or sorted-4211-head-2rows"}});
+}
+
+CodecWords sorted_words(const Codec& codec) {
+    std::string sentence =
+        quarters(codec) +
+        " bits a number, a quarter of the channels each: after subtracting the block's mean per "
+        "channel, channels sorted by what they add to scores and a Hadamard rotation of 16 at a "
+        "time, a scale of one token's head (8 bits) times one of the normal (Lloyd-Max) levels";
+    std::string read =
+        "k = y H / (4 w) + mean, y = level * unit * scale; attention changes the "
+        "query instead";
+    if (codec.exact_rows > 0) {
+        sentence += "; the error of each block's shortest keys beside, in 8 bits: of " +
+                    std::to_string(codec.exact_rows);
+        read += "; + what is beside";
+    }
+    return {sentence,
+            "y = (k - mean) w H / 4, w = sqrt(what queries look at), level = the one nearest to "
+            "y / unit / rms(y / unit), unit = rms of 16 channels in the sequence's first packed "
+            "block, scale = |y| / |level * unit|",
+            read};
+}
+
+}  // namespace lowkv::codec

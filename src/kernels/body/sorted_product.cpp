@@ -1,0 +1,12 @@
+// Products of sorted keys by one implementation.
+
+#include "begin.h"
+//
+#include "kernels/body/codes.h"
+//
+#include "kernels/body/sorted_product.h"
+//
+#include "kernels/body/sorted_tile.h"
+
+}  // namespace lowkv::kernels::LOWKV_IMPLEMENTATION
+LOWKV_REGION_END

@@ -1,0 +1,196 @@
+// y[row][lane] += sum over channels of w[row][channel] * x[lane][channel], for sorted keys: lane =
+// token, w = query, y = scores (lowkv/format.h, "a head's section of sorted keys").
+//
+// The query is brought into the channels' order, where one Hadamard matrix of 16 and a factor per
+// group remain. Levels of all widths lie in 8 bits about one middle, so that with the factors in
+// the weights the codes of all groups add up in one integer. Weights are rounded to 16-bit
+// integers: an error of 1.5e-5 of the largest.
+
+// A query for blocks with these statistics. Blocks of a sequence mostly have the same.
+struct SortedQuery {
+    const std::byte* statistics;  // null: none yet
+    RowScales rows;
+    float offset[4];  // what the middle of the levels adds up to
+    alignas(64) std::int16_t weights[4][codec::max_sorted_dim];
+};
+static_assert(sizeof(SortedQuery) <= sizeof(ProductMemory));
+
+// From a file, a block may hold anything.
+LOWKV_INLINE unsigned sorted_channel(const codec::SortedPart& part, const std::byte* section,
+                                     unsigned place) {
+    const auto channel = static_cast<unsigned>(section[part.section.order + place]);
+    return channel < part.head.head_dim ? channel : 0;
+}
+LOWKV_INLINE float sorted_weight(const codec::SortedPart& part, const std::byte* section,
+                                 unsigned place) {
+    const auto pair = static_cast<unsigned>(section[part.section.weights + place / 2]);
+    return lowkv_sorted_weight(place % 2 == 0 ? pair & 15 : pair >> 4);
+}
+// A quarter, for H, of what a level's step is worth in a group.
+LOWKV_INLINE float sorted_unit(const codec::SortedPart& part, const std::byte* section,
+                               unsigned bits, unsigned group) {
+    std::uint16_t unit = 0;
+    __builtin_memcpy(&unit, section + 2 * group, sizeof unit);
+    return 0.25f * part.levels[bits].step * codec::f16_to_f32(unit);
+}
+// What one step of a token's scale is worth.
+LOWKV_INLINE float sorted_scale(const codec::SortedPart& part, const std::byte* section) {
+    std::uint16_t largest = 0;
+    __builtin_memcpy(&largest, section + part.section.largest, sizeof largest);
+    return codec::f16_to_f32(largest) / 255.0f;
+}
+LOWKV_INLINE const std::uint8_t* sorted_bytes(const std::byte* section, std::size_t offset) {
+    return reinterpret_cast<const std::uint8_t*>(section) + offset;
+}
+LOWKV_INLINE const std::uint16_t* sorted_halves(const std::byte* section, std::size_t offset) {
+    return reinterpret_cast<const std::uint16_t*>(section + offset);
+}
+
+template <unsigned Rows>
+void prepare_sorted(const codec::SortedPart& part, const std::byte* section, const float* w,
+                    std::size_t w_stride, SortedQuery& query) noexcept {
+    const unsigned steps = part.coded_groups * codec::sorted_group;
+    alignas(64) float x[Rows][codec::max_sorted_dim];
+    for (unsigned p = 0; p < steps; ++p) {
+        const unsigned channel = sorted_channel(part, section, p);
+        const float factor = sorted_weight(part, section, p);
+        for (unsigned r = 0; r < Rows; ++r) x[r][p] = w[r * w_stride + channel] * factor;
+    }
+    F largest[4], sum[4];
+    for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);
+    for (unsigned i = 0; i < part.run_count; ++i) {
+        const codec::SortedRun& run = part.runs[i];
+        for (unsigned g = run.first_group; g < run.first_group + run.groups; ++g) {
+            const F unit = set(sorted_unit(part, section, run.bits, g));
+            for (unsigned r = 0; r < Rows; ++r) {
+                float* group = x[r] + g * codec::sorted_group;
+                codec::hadamard_16(group);
+                for (unsigned s = 0; s < codec::sorted_group; s += lanes) {
+                    const F scaled = mul(load(group + s), unit);
+                    store(group + s, scaled);
+                    largest[r] = max(largest[r], abs(scaled));
+                }
+            }
+        }
+    }
+    query.rows = make_scales(largest, steps);
+    for (unsigned r = 0; r < Rows; ++r)
+        sum[r] = round_weights(x[r], steps, query.rows.inverse[r], query.weights[r]);
+    reduce_add4(sum, query.offset);
+    for (unsigned r = 0; r < Rows; ++r)
+        query.offset[r] *= -codec::middle_level * query.rows.scale[r];
+    query.statistics = section;
+}
+
+// sums += the codes of a run's groups times their weights, for two vectors of lanes.
+template <Width W, unsigned Rows>
+LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun& run,
+                          const std::byte* section, const SortedQuery& query, unsigned lane,
+                          Prefetch& prefetch, I (&sums)[Rows][2]) {
+    const std::uint8_t* codes = sorted_bytes(section, run.codes);
+    const LevelTables tables = load_level_tables<Look::table>(part.levels[run.bits].level.data());
+    const unsigned lane_units = part.head.tokens / 16;
+    const SharedWeights<codec::max_sorted_dim> weights{query.weights[0] +
+                                                       run.first_group * codec::sorted_group};
+    for (unsigned g = 0; g < run.groups; ++g) {
+        fetch_share(prefetch);
+        UnitView view[2];
+        for (unsigned v = 0; v < 2; ++v) {
+            const unsigned at = lane + v * lanes;
+            view[v] = open_unit<W>(codes, g * lane_units + at / 16, at % 16 * 4);
+        }
+        dot_unit<W, Look::table, Rows>(view, tables, 8 * g, weights, sums);
+    }
+}
+
+// y[row][token] += w[row] * what the tokens of a block lack that have it stored beside.
+template <unsigned Rows>
+LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& product,
+                                std::size_t w_stride, std::size_t y_stride) {
+    const std::byte* section = product.x.section;
+    const unsigned channels = part.head.head_dim;
+    for (unsigned i = 0; i < part.head.rows; ++i) {
+        const std::uint8_t* residuals =
+            sorted_bytes(section, part.section.residuals + std::size_t{i} * channels);
+        F sum[4];
+        for (F& f : sum) f = set(0.0f);
+        for (unsigned c = 0; c < channels; c += lanes) {
+            const F residual = sub(load_u8(residuals + c), set(128.0f));
+            for (unsigned r = 0; r < Rows; ++r)
+                sum[r] = fma(load(product.w + r * w_stride + c), residual, sum[r]);
+        }
+        float products[4];
+        reduce_add4(sum, products);
+        std::uint16_t half = 0;
+        __builtin_memcpy(&half, section + part.section.row_scales + 2 * i, sizeof half);
+        const float scale = codec::f16_to_f32(half);
+        const unsigned token =
+            static_cast<unsigned>(section[part.section.row_tokens + i]) % part.head.tokens;
+        for (unsigned r = 0; r < Rows; ++r) product.y[r * y_stride + token] += scale * products[r];
+    }
+}
+
+template <unsigned Rows>
+void multiply_sorted(const Product* products, unsigned count, std::size_t w_stride,
+                     std::size_t y_stride) noexcept {
+    const codec::SortedPart& part = sorted_of(products->x);
+    SortedQuery own;
+    own.statistics = nullptr;
+    for (unsigned i = 0; i < count; ++i) {
+        const Product& product = products[i];
+        const std::byte* section = product.x.section;
+        SortedQuery& query =
+            product.memory != nullptr ? *reinterpret_cast<SortedQuery*>(product.memory) : own;
+        // Without a memory the weights may be others.
+        const bool known = query.statistics != nullptr &&
+                           (product.memory != nullptr || i == 0 || product.w == products[i - 1].w);
+        if (!known || (query.statistics != section &&
+                       __builtin_memcmp(query.statistics, section, part.section.largest) != 0))
+            prepare_sorted<Rows>(part, section, product.w, w_stride, query);
+        Prefetch prefetch =
+            start_prefetch(product.ahead, product.ahead_bytes,
+                           part.head.tokens * part.coded_groups * codec::sorted_group);
+
+        F sum[4];
+        for (F& f : sum) f = set(0.0f);
+        const std::uint16_t* mean = sorted_halves(section, part.section.mean);
+        for (unsigned c = 0; c < part.head.head_dim; c += lanes) {
+            const F m = load_f16(mean + c);
+            for (unsigned r = 0; r < Rows; ++r)
+                sum[r] = fma(load(product.w + r * w_stride + c), m, sum[r]);
+        }
+        float mean_products[4];
+        reduce_add4(sum, mean_products);
+
+        const F unit = set(sorted_scale(part, section));
+        const std::uint8_t* scales = sorted_bytes(section, part.section.scales);
+        for (unsigned lane = 0; lane < product.x.lane_count; lane += 2 * lanes) {
+            I sums[Rows][2];
+            for (unsigned r = 0; r < Rows; ++r)
+                for (unsigned v = 0; v < 2; ++v) sums[r][v] = set_int(0);
+            for (unsigned n = 0; n < part.run_count; ++n) {
+                const codec::SortedRun& run = part.runs[n];
+                const auto dot = [&]<Width W>() LOWKV_INLINE_LAMBDA {
+                    dot_run<W, Rows>(part, run, section, query, lane, prefetch, sums);
+                };
+                switch (run.bits) {
+                    case 1: dot.template operator()<Width::one>(); break;
+                    case 2: dot.template operator()<Width::two>(); break;
+                    case 3: dot.template operator()<Width::three>(); break;
+                    default: dot.template operator()<Width::four>(); break;
+                }
+            }
+            for (unsigned v = 0; v < 2; ++v) {
+                const unsigned at = lane + v * lanes;
+                const F scale = mul(load_u8(scales + at), unit);
+                for (unsigned r = 0; r < Rows; ++r) {
+                    float* y = product.y + r * y_stride + at;
+                    const F total =
+                        fma(to_float(sums[r][v]), set(query.rows.scale[r]), set(query.offset[r]));
+                    store(y, fma(total, scale, add(load(y), set(mean_products[r]))));
+                }
+            }
+        }
+        add_residuals<Rows>(part, product, w_stride, y_stride);
+    }
+}

@@ -1,0 +1,100 @@
+// A tile of sorted keys to f32, and their kernel.
+
+// Level numbers of a group, less the middle one: out[step], for `lanes` lanes from `lane` on.
+template <Width W>
+LOWKV_INLINE void load_levels(const codec::SortedPart& part, const codec::SortedRun& run,
+                              const std::byte* section, unsigned group, unsigned lane,
+                              F (&out)[16]) {
+    const LevelTables tables = load_level_tables<Look::table>(part.levels[run.bits].level.data());
+    const unsigned lane_units = part.head.tokens / 16;
+    const UnitView view =
+        open_unit<W>(sorted_bytes(section, run.codes),
+                     (group - run.first_group) * lane_units + lane / 16, lane % 16 * 4);
+    const F middle = set(codec::middle_level);
+#pragma GCC unroll 4
+    for (unsigned tile = 0; tile < 4; ++tile) {
+        I pair[2];
+        load_tile<W, Look::table>(view, tile, tables, pair);
+        for (unsigned odd = 0; odd < 2; ++odd) {
+            const unsigned step = 4 * tile + 2 * odd;
+            out[step] = sub(to_float(bit_and(pair[odd], set_int(0xffff))), middle);
+            out[step + 1] = sub(to_float(shift_right(pair[odd], 16)), middle);
+        }
+    }
+}
+
+// Sylvester's matrix of 16 x 16 across vectors.
+LOWKV_INLINE void hadamard_vectors(F (&x)[16]) {
+#pragma GCC unroll 4
+    for (unsigned stride = 1; stride < 16; stride *= 2) {
+#pragma GCC unroll 16
+        for (unsigned i = 0; i < 16; ++i) {
+            if ((i & stride) != 0) continue;
+            const F low = x[i], high = x[i + stride];
+            x[i] = add(low, high);
+            x[i + stride] = sub(low, high);
+        }
+    }
+}
+
+// tile[channel][token] of 32 tokens, as attention sees them.
+void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexcept {
+    const codec::SortedPart& part = sorted_of(x);
+    const std::byte* section = x.section;
+    const std::uint16_t* mean = sorted_halves(section, part.section.mean);
+    const std::uint8_t* scales = sorted_bytes(section, part.section.scales) + first_token;
+    const F step = set(sorted_scale(part, section));
+    for (unsigned n = 0; n < part.run_count; ++n) {
+        const codec::SortedRun& run = part.runs[n];
+        for (unsigned g = run.first_group; g < run.first_group + run.groups; ++g) {
+            const F unit = mul(step, set(sorted_unit(part, section, run.bits, g)));
+            for (unsigned lane = 0; lane < tile_tokens; lane += lanes) {
+                F y[16];
+                switch (run.bits) {
+                    case 1:
+                        load_levels<Width::one>(part, run, section, g, first_token + lane, y);
+                        break;
+                    case 2:
+                        load_levels<Width::two>(part, run, section, g, first_token + lane, y);
+                        break;
+                    case 3:
+                        load_levels<Width::three>(part, run, section, g, first_token + lane, y);
+                        break;
+                    default: load_levels<Width::four>(part, run, section, g, first_token + lane, y);
+                }
+                hadamard_vectors(y);
+                const F scale = mul(load_u8(scales + lane), unit);
+                for (unsigned i = 0; i < 16; ++i) {
+                    const unsigned place = g * codec::sorted_group + i;
+                    const unsigned channel = sorted_channel(part, section, place);
+                    const F factor = mul(scale, set(sorted_weight(part, section, place)));
+                    store(tile + channel * tile_tokens + lane,
+                          fma(y[i], factor, set(codec::f16_to_f32(mean[channel]))));
+                }
+            }
+        }
+    }
+    // Without bits: their mean.
+    for (unsigned place = part.coded_groups * codec::sorted_group; place < part.head.head_dim;
+         ++place) {
+        const unsigned channel = sorted_channel(part, section, place);
+        for (unsigned lane = 0; lane < tile_tokens; lane += lanes)
+            store(tile + channel * tile_tokens + lane, set(codec::f16_to_f32(mean[channel])));
+    }
+    for (unsigned i = 0; i < part.head.rows; ++i) {
+        const auto token = static_cast<unsigned>(section[part.section.row_tokens + i]);
+        if (token < first_token || token >= first_token + tile_tokens) continue;
+        const float scale = codec::f16_to_f32(sorted_halves(section, part.section.row_scales)[i]);
+        const std::uint8_t* residuals =
+            sorted_bytes(section, part.section.residuals + std::size_t{i} * part.head.head_dim);
+        for (unsigned c = 0; c < part.head.head_dim; ++c)
+            tile[c * tile_tokens + token - first_token] +=
+                scale * (static_cast<float>(residuals[c]) - 128.0f);
+    }
+}
+
+constinit const PartKernels sorted_kernels[] = {
+    {"sorted",
+     multiply_codes<multiply_sorted<1>, multiply_sorted<2>, multiply_sorted<3>, multiply_sorted<4>>,
+     expand_sorted},
+};

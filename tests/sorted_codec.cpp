@@ -1,0 +1,502 @@
+// The laws of sorted keys (docs/methods.md, "Sorted channels") as seeded property tests. What
+// should be stored is recomputed in double from the f16 input and the statistics of the block.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/lloyd_max.h"
+#include "codec_block.h"
+#include "lowkv/error.h"
+#include "sample.h"
+#include "sorted_reader.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+using Random = std::mt19937;
+
+constexpr std::uint32_t tokens_each = 128;
+
+const char* const codecs[] = {"sorted-4211-head-2rows", "sorted-4211-head",
+                              "sorted-4220-head-1row",  "sorted-4321-head-4rows",
+                              "sorted-3311-head",       "sorted-2000-head-3rows",
+                              "sorted-4444-head"};
+
+Block block_of(const std::string& codec, Shape shape) {
+    return Block("k=" + codec + ",v=exact", shape);
+}
+
+const codec::SortedPart& part_of(const Block& block) {
+    return dynamic_cast<const codec::SortedPart&>(block.plan.keys());
+}
+SortedReader reader(const Block& block, std::uint32_t head) {
+    return {part_of(block), block.packed.data(), head};
+}
+
+// Channels of very different sizes and offsets, and two tokens unlike all others.
+void fill_keys(Block& block, Random& random, bool with_strange = true) {
+    std::normal_distribution<float> normal;
+    std::vector<float> size(block.plan.shape().channels());
+    for (float& x : size) x = std::exp2(1.5f * normal(random));
+    block.each([&](Place p) {
+        const std::uint32_t channel = p.head * block.plan.shape().head_dim + p.channel;
+        const float offset = 3.0f * static_cast<float>(p.channel % 5) - 6.0f;
+        const bool strange = with_strange && (p.token == 17 || p.token == 90 + p.head);
+        const float noise = normal(random);
+        block.set(Which::keys, p,
+                  offset + (strange ? 4.0f * static_cast<float>(p.channel % 3) : 0.0f) +
+                      size[channel] * noise);
+    });
+}
+
+template <class F>
+void for_all_blocks(F f) {
+    for (unsigned number = 0; const char* codec : codecs) {
+        for (const std::uint32_t head_dim : {16u, 32u, 48u, 64u, 80u, 96u, 128u, 256u}) {
+            if (!in_sample(number++)) continue;
+            CAPTURE(codec);
+            CAPTURE(head_dim);
+            f(block_of(codec, {2, head_dim}));
+        }
+    }
+}
+
+void encode_like(Block& block, const std::vector<std::byte>& like) {
+    encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
+                 block.packed.data(), 0, block.plan.shape().kv_heads, {.like = like.data()});
+}
+void encode_for(Block& block, const std::vector<float>& query_energy) {
+    encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
+                 block.packed.data(), 0, block.plan.shape().kv_heads,
+                 {.query_energy = query_energy.data()});
+}
+
+// The tokens whose mean is taken: those that are no rows.
+std::vector<std::uint32_t> coded_tokens(const SortedReader& keys) {
+    std::vector<std::uint32_t> tokens;
+    for (std::uint32_t t = 0; t < tokens_each; ++t)
+        if (keys.row(t) < 0) tokens.push_back(t);
+    return tokens;
+}
+
+// The mean that the codes are made with, per channel. `slack`, if asked for: how far it may be off
+// where the codec's floats may fall on the other side of a tie between two halves.
+std::vector<double> means(const Block& block, std::uint32_t head,
+                          const std::vector<std::uint32_t>& tokens,
+                          std::vector<double>* slack = nullptr) {
+    std::vector<double> mean(block.plan.shape().head_dim);
+    if (slack != nullptr) slack->assign(mean.size(), 0.0);
+    for (std::uint32_t c = 0; c < mean.size(); ++c) {
+        double size = 0;
+        for (const std::uint32_t t : tokens) {
+            mean[c] += block.get(Which::keys, {head, c, t});
+            size += std::fabs(block.get(Which::keys, {head, c, t}));
+        }
+        mean[c] /= static_cast<double>(tokens.size());
+        const double half = codec::f16_to_f32(codec::f32_to_f16(static_cast<float>(mean[c])));
+        const double place = std::ldexp(1.0, std::max(std::ilogb(half), -14) - 10);
+        const double noise = 1e-6 * size / static_cast<double>(tokens.size());
+        if (slack != nullptr && std::fabs(mean[c] - half) >= place / 2 - noise) (*slack)[c] = place;
+        mean[c] = half;
+    }
+    return mean;
+}
+
+// y: sorted, weighted, rotated.
+std::vector<double> sorted_key(const Block& block, const SortedReader& keys, std::uint32_t head,
+                               std::uint32_t token, const std::vector<double>& mean) {
+    std::vector<double> y(mean.size());
+    for (std::uint32_t p = 0; p < y.size(); ++p) {
+        const std::uint32_t c = keys.channel(p);
+        y[p] = (block.get(Which::keys, {head, c, token}) - mean[c]) * keys.root(p);
+    }
+    return keys.rotated(y);
+}
+
+double norm(const std::vector<double>& x) {
+    double sum = 0;
+    for (const double v : x) sum += v * v;
+    return std::sqrt(sum);
+}
+
+// Squared error of keys, less rows, by channel.
+std::vector<double> errors(const Block& block) {
+    const Block decoded = block.decoded();
+    std::vector<double> sum(block.plan.shape().channels());
+    block.each([&](Place p) {
+        if (reader(block, p.head).row(p.token) >= 0) return;
+        const double e = decoded.get(Which::keys, p) - block.get(Which::keys, p);
+        sum[p.head * block.plan.shape().head_dim + p.channel] += e * e;
+    });
+    return sum;
+}
+
+}  // namespace
+
+TEST_CASE("a packed block has its size, and what decode_block() reads is what format.h says") {
+    Random random(1);
+    for_all_blocks([&](Block block) {
+        const codec::SortedPart& part = part_of(block);
+        const std::uint32_t d = block.plan.shape().head_dim, groups = d / 16;
+        std::uint32_t bits = 0;
+        for (std::uint32_t g = 0; g < groups; ++g)
+            bits += block.plan.scheme().key.quarter_bits[4 * g / groups];
+        const std::uint32_t rows = block.plan.scheme().key.exact_rows;
+        const std::size_t head =
+            2 * groups + d + d / 2 + 2 + 2 * rows + 2 * d + 128 + rows + std::size_t{rows} * d;
+        CHECK(part.head_bytes() == (head + 63) / 64 * 64 + std::size_t{bits} * 16 * 128 / 8);
+        CHECK(block.plan.key_bits() == 8.0 * static_cast<double>(part.head_bytes()) / (128.0 * d));
+        fill_keys(block, random);
+        block.encode();
+        const Block decoded = block.decoded();
+        std::size_t wrong = 0;
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader keys = reader(block, h);
+            for (std::uint32_t t = 0; t < tokens_each; ++t) {
+                const std::vector<double> want = keys.key(t);
+                for (std::uint32_t c = 0; c < d; ++c) {
+                    const double got = decoded.get(Which::keys, {h, c, t});
+                    if (!(std::fabs(got - want[c]) <=
+                          std::fabs(want[c]) * 0x1p-11 + 1e-5 * norm(want) + 0x1p-24))
+                        ++wrong;
+                }
+            }
+        }
+        CHECK(wrong == 0);
+    });
+}
+
+TEST_CASE("statistics: channels in the order of what they add to scores, groups' sizes") {
+    Random random(2);
+    for_all_blocks([&](Block block) {
+        const std::uint32_t d = block.plan.shape().head_dim;
+        fill_keys(block, random);
+        std::vector<float> query_energy(2 * d);
+        std::normal_distribution<float> normal;
+        for (float& x : query_energy) x = std::exp2(2.0f * normal(random));
+        for (const bool known : {false, true}) {
+            if (known)
+                encode_for(block, query_energy);
+            else
+                block.encode();
+            for (std::uint32_t h = 0; h < 2; ++h) {
+                const SortedReader keys = reader(block, h);
+                const auto tokens = coded_tokens(keys);
+                const std::vector<double> mean = means(block, h, tokens);
+                double all = 0, most = 0;
+                for (std::uint32_t c = 0; c < d; ++c) all += query_energy[h * d + c];
+                std::vector<double> weight(d, 1.0);
+                for (std::uint32_t c = 0; known && c < d; ++c)
+                    weight[c] = query_energy[h * d + c] + 0.02 * all / d;
+                for (const double w : weight) most = std::max(most, w);
+                std::vector<bool> seen(d);
+                std::vector<double> energy(d), size(d / 16);
+                std::size_t wrong = 0;
+                for (std::uint32_t p = 0; p < d; ++p) {
+                    const std::uint32_t c = keys.channel(p);
+                    REQUIRE(c < d);
+                    seen[c] = true;
+                    for (const std::uint32_t t : tokens)
+                        energy[p] += std::pow(block.get(Which::keys, {h, c, t}) - mean[c], 2.0);
+                    energy[p] *= keys.root(p) * keys.root(p);
+                    size[p / 16] += energy[p] / 16;
+                    if (p > 0 && energy[p] > energy[p - 1] * (1 + 1e-4)) ++wrong;
+                    // To the nearest half power of two, of its square root; none below 2^-7.5.
+                    const double exact = std::max(std::log2(weight[c] / most), -15.0);
+                    if (!(std::fabs(2 * std::log2(keys.root(p)) - exact) < 0.5001)) ++wrong;
+                }
+                CHECK(std::count(seen.begin(), seen.end(), true) == d);
+                const double largest = *std::max_element(size.begin(), size.end());
+                for (std::uint32_t g = 0; g < d / 16; ++g) {
+                    const double unit = std::max(std::sqrt(size[g] / largest), 0x1p-8);
+                    if (!(std::fabs(keys.unit(g) - unit) < 1e-3 * unit)) ++wrong;
+                }
+                CHECK(wrong == 0);
+            }
+        }
+    });
+}
+
+TEST_CASE("codes are the nearest levels, and the scale keeps a token's length") {
+    Random random(3);
+    for_all_blocks([&](Block block) {
+        fill_keys(block, random);
+        block.encode();
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader keys = reader(block, h);
+            const auto tokens = coded_tokens(keys);
+            std::vector<double> slack;
+            const std::vector<double> mean = means(block, h, tokens, &slack);
+            std::size_t wrong = 0, wrong_scales = 0;
+            double largest = 0;
+            for (const std::uint32_t t : tokens) {
+                const std::vector<double> y = sorted_key(block, keys, h, t, mean);
+                std::vector<double> coded, levels, relative;
+                for (std::uint32_t p = 0; p < y.size(); ++p) {
+                    if (keys.bits(p / 16) == 0) continue;
+                    coded.push_back(y[p]);
+                    levels.push_back(keys.level(p, t));
+                    relative.push_back(y[p] / keys.unit(p / 16));
+                }
+                const double rms = norm(relative) / std::sqrt(static_cast<double>(coded.size()));
+                for (std::uint32_t p = 0; p < coded.size(); ++p) {
+                    const auto& book = codec::normal_codebook(1u << keys.bits(p / 16));
+                    const double z = relative[p] / rms;
+                    double noise = 1e-4;
+                    for (std::uint32_t i = p / 16 * 16; i < p / 16 * 16 + 16; ++i)
+                        noise +=
+                            slack[keys.channel(i)] * keys.root(i) / 4 / keys.unit(p / 16) / rms;
+                    double nearest = std::numeric_limits<double>::infinity();
+                    for (std::uint32_t l = 0; l < book.count; ++l)
+                        nearest = std::min(nearest, std::fabs(z - book.level[l]));
+                    if (!(std::fabs(z - book.level[keys.code(p, t)]) <= nearest + 2 * noise))
+                        ++wrong;
+                }
+                const double scale = norm(coded) / norm(levels);
+                largest = std::max(largest, scale);
+                // 255 stands for the largest one. One above 0 stays above 0.
+                const double step = keys.largest() / 255;
+                const double stored = keys.scale(t);
+                const bool raised = stored <= step * 1.001 && scale < step;
+                if (!(std::fabs(stored - scale) <= 0.5 * step + 1e-3 * scale) && !raised)
+                    ++wrong_scales;
+            }
+            CHECK(wrong == 0);
+            CHECK(wrong_scales == 0);
+            CHECK(keys.largest() == doctest::Approx(largest).epsilon(1e-3));
+        }
+    });
+}
+
+TEST_CASE("the decoded block has the tokens' mean") {
+    Random random(4);
+    for_all_blocks([&](Block block) {
+        fill_keys(block, random);
+        block.encode();
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader keys = reader(block, h);
+            const auto tokens = coded_tokens(keys);
+            const std::vector<double> mean = means(block, h, tokens);
+            std::vector<double> decoded(mean.size());
+            double size = 0;
+            for (const std::uint32_t t : tokens) {
+                const std::vector<double> x = keys.coded_key(t);
+                size += norm(x) / static_cast<double>(tokens.size());
+                for (std::size_t c = 0; c < x.size(); ++c)
+                    decoded[c] += x[c] / static_cast<double>(tokens.size());
+            }
+            for (std::uint32_t c = 0; c < mean.size(); ++c) {
+                const double rounding = (std::fabs(mean[c]) + std::fabs(keys.mean(c))) * 0x1p-11;
+                CHECK(std::fabs(decoded[c] - mean[c]) <= rounding + 1e-5 * size);
+            }
+        }
+    });
+}
+
+TEST_CASE("rows are the shortest keys, and come back to half a step") {
+    Random random(5);
+    for_all_blocks([&](Block block) {
+        const std::uint32_t rows = block.plan.scheme().key.exact_rows;
+        const std::uint32_t d = block.plan.shape().head_dim;
+        if (rows == 0) return;
+        fill_keys(block, random);
+        block.encode();
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader keys = reader(block, h);
+            std::vector<double> length(tokens_each);
+            for (std::uint32_t t = 0; t < tokens_each; ++t)
+                for (std::uint32_t c = 0; c < d; ++c)
+                    length[t] += std::pow(block.get(Which::keys, {h, c, t}), 2.0);
+            double longest = 0, rest = std::numeric_limits<double>::infinity();
+            for (std::uint32_t t = 0; t < tokens_each; ++t) {
+                if (keys.row(t) >= 0)
+                    longest = std::max(longest, length[t]);
+                else
+                    rest = std::min(rest, length[t]);
+            }
+            CHECK(longest <= rest * (1 + 1e-5));
+            std::vector<std::uint32_t> found;
+            for (std::uint32_t t = 0; t < tokens_each; ++t) {
+                const int row = keys.row(t);
+                if (row < 0) continue;
+                found.push_back(static_cast<std::uint32_t>(row));
+                const double step = keys.row_step(static_cast<std::uint32_t>(row));
+                const std::vector<double> x = keys.key(t);
+                std::size_t wrong = 0;
+                for (std::uint32_t c = 0; c < d; ++c) {
+                    const double error = std::fabs(x[c] - block.get(Which::keys, {h, c, t}));
+                    // 127 steps are the largest residual, rounded to f16.
+                    if (!(error <= 0.5 * step + 127 * step * 0x1p-11 + 1e-5 * norm(x))) ++wrong;
+                }
+                CHECK(wrong == 0);
+            }
+            CHECK(found.size() == rows);
+            CHECK(std::is_sorted(found.begin(), found.end()));
+        }
+    });
+}
+
+TEST_CASE("what was decoded is encoded alike with the statistics that it had") {
+    Random random(6);
+    std::size_t elements = 0, moved = 0;
+    double error = 0, more = 0;
+    for_all_blocks([&](Block block) {
+        // A token that is unlike all others lies beyond the levels, which moves them all. Rows are
+        // chosen alike where they are told apart by more than the codes' errors.
+        fill_keys(block, random, false);
+        block.each([&](Place p) {
+            if (p.token % 20 != 7 || p.token / 20 >= block.plan.scheme().key.exact_rows) return;
+            const float shorter = std::ldexp(1.0f, -static_cast<int>(p.token / 20) - 2);
+            block.set(Which::keys, p, shorter * block.get(Which::keys, p));
+        });
+        block.encode();
+        const Block once = block.decoded();
+        Block again = once;
+        encode_like(again, block.packed);
+        const Block twice = again.decoded();
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader a = reader(block, h), b = reader(again, h);
+            CHECK(std::memcmp(a.section, b.section, a.places().largest) == 0);
+            for (std::uint32_t t = 0; t < tokens_each; ++t) {
+                for (std::uint32_t p = 0; p < part_of(block).coded_groups * 16; ++p) {
+                    ++elements;
+                    moved += a.code(p, t) != b.code(p, t);
+                }
+            }
+        }
+        block.each([&](Place p) {
+            const double loss = block.get(Which::keys, p) - once.get(Which::keys, p);
+            const double drift = once.get(Which::keys, p) - twice.get(Which::keys, p);
+            error += loss * loss;
+            more += drift * drift;
+        });
+    });
+    MESSAGE("codes moved: " << moved << " of " << elements << ", squared drift " << more / error);
+    CHECK(moved < elements / 1000);
+    // A scale may move by one of its 255 steps, which 4-bit codes notice.
+    CHECK(more < error / 500);
+}
+
+TEST_CASE("statistics are taken over from another block, bit for bit") {
+    Random random(7);
+    for (const std::uint32_t head_dim : {64u, 80u, 256u}) {
+        Block first = block_of("sorted-4211-head-2rows", {2, head_dim});
+        Block second = first;
+        fill_keys(first, random);
+        fill_keys(second, random);
+        first.encode();
+        second.encode();
+        const std::vector<std::byte> own = second.packed;
+        encode_like(second, first.packed);
+        CHECK(second.packed != own);
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader a = reader(first, h), b = reader(second, h);
+            CHECK(std::memcmp(a.section, b.section, a.places().largest) == 0);
+        }
+        // Its own are better for it, but not by much: channels of either differ by chance only.
+        double taken = 0, made = 0;
+        for (const double e : errors(second)) taken += e;
+        second.packed = own;
+        for (const double e : errors(second)) made += e;
+        CHECK(made < taken);
+    }
+}
+
+TEST_CASE("what queries look at costs others, and more than it costs") {
+    Random random(8);
+    Block block = block_of("sorted-4211-head", {2, 64});
+    std::normal_distribution<float> normal;
+    block.each([&](Place p) { block.set(Which::keys, p, normal(random)); });
+    std::vector<float> query_energy(128, 0.01f);
+    for (std::size_t c = 0; c < 128; c += 4) query_energy[c] = 1.0f;
+    const auto weighted = [&] {
+        double sum = 0;
+        const std::vector<double> all = errors(block);
+        for (std::size_t c = 0; c < all.size(); ++c) sum += all[c] * query_energy[c];
+        return sum;
+    };
+    block.encode();
+    const double without = weighted();
+    encode_for(block, query_energy);
+    const double with = weighted();
+    CAPTURE(without);
+    CAPTURE(with);
+    CHECK(with * 5 < without);
+}
+
+TEST_CASE("unequal bits err less than equal ones on unequal channels") {
+    Random random(9);
+    Block sorted = block_of("sorted-4211-head-2rows", {2, 128});
+    Block equal("k=token-2-head-normal-hadamard-mean,v=exact", {2, 128});
+    fill_keys(sorted, random);
+    equal.exact = sorted.exact;
+    const auto error = [](Block& block) {
+        block.encode();
+        const Block decoded = block.decoded();
+        double sum = 0;
+        block.each([&](Place p) {
+            sum += std::pow(decoded.get(Which::keys, p) - block.get(Which::keys, p), 2.0);
+        });
+        return sum;
+    };
+    CHECK(error(sorted) * 3 < error(equal));
+}
+
+TEST_CASE("constant, tiny, huge and broken numbers come back finite") {
+    Random random(10);
+    for_all_blocks([&](Block block) {
+        const float infinity = std::numeric_limits<float>::infinity();
+        for (const int kind : {0, 1, 2, 3}) {
+            block.each([&](Place p) {
+                float x = 2.5f;
+                if (kind == 1) x = std::ldexp(static_cast<float>(random() % 5), -24);
+                if (kind == 2) x = random() % 2 == 0 ? 65504.0f : -65504.0f;
+                if (kind == 3 && random() % 10 == 0)
+                    x = random() % 2 == 0 ? infinity : std::numeric_limits<float>::quiet_NaN();
+                block.set(Which::keys, p, x);
+            });
+            block.encode();
+            const Block decoded = block.decoded();
+            std::size_t wrong = 0;
+            block.each([&](Place p) {
+                const float x = decoded.get(Which::keys, p);
+                wrong += !std::isfinite(x) || (kind == 0 && x != 2.5f);
+            });
+            CHECK(wrong == 0);
+        }
+    });
+}
+
+TEST_CASE("heads are independent: in any order and one at a time") {
+    Random random(11);
+    Block block = block_of("sorted-4321-head-2rows", {4, 80});
+    fill_keys(block, random);
+    block.encode();
+    const std::vector<std::byte> whole = block.packed;
+    std::fill(block.packed.begin(), block.packed.end(), std::byte{0x5a});
+    block.encode_heads(2, 4);
+    block.encode_heads(0, 1);
+    block.encode_heads(1, 2);
+    const std::size_t keys = block.plan.keys().bytes();
+    CHECK(std::equal(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(keys),
+                     block.packed.begin()));
+}
+
+TEST_CASE("heads of more channels than a byte can number are refused") {
+    CHECK_NOTHROW(block_of("sorted-4211-head", {1, 256}));
+    try {
+        block_of("sorted-4211-head", {1, 272});
+        FAIL("accepted");
+    } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::unsupported);
+        CHECK(std::string(error.what()).find("legal: up to 256") != std::string::npos);
+    }
+}

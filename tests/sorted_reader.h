@@ -1,0 +1,99 @@
+#pragma once
+// Reads sorted keys by lowkv/format.h, element by element and in double.
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "codec/float16.h"
+#include "families/sorted/sorted_part.h"
+
+namespace lowkv::test {
+
+struct SortedReader {
+    const codec::SortedPart& part;
+    const std::byte* section;
+
+    SortedReader(const codec::SortedPart& its_part, const std::byte* packed, std::uint32_t head)
+        : part(its_part), section(packed + its_part.section_offset(head)) {}
+
+    std::uint32_t byte(std::size_t at) const { return static_cast<std::uint8_t>(section[at]); }
+    double half(std::size_t at) const {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, section + at, sizeof bits);
+        return codec::f16_to_f32(bits);
+    }
+    const lowkv_sorted_section& places() const { return part.section; }
+
+    std::uint32_t channel(std::uint32_t place) const { return byte(places().order + place); }
+    // The square root of what queries look at.
+    double root(std::uint32_t place) const {
+        const std::uint32_t pair = byte(places().weights + place / 2);
+        return std::exp2(-0.5 * (place % 2 == 0 ? pair & 15 : pair >> 4));
+    }
+    double unit(std::uint32_t group) const { return half(std::size_t{2} * group); }
+    double mean(std::uint32_t channel) const {
+        return half(places().mean + std::size_t{2} * channel);
+    }
+    double largest() const { return half(places().largest); }
+    double scale(std::uint32_t token) const {
+        return byte(places().scales + token) * largest() / 255;
+    }
+    // -1: the token is no row.
+    int row(std::uint32_t token) const {
+        for (std::uint32_t r = 0; r < part.head.rows; ++r)
+            if (byte(places().row_tokens + r) == token) return static_cast<int>(r);
+        return -1;
+    }
+    double row_step(std::uint32_t row) const {
+        return half(places().row_scales + std::size_t{2} * row);
+    }
+    double residual(std::uint32_t row, std::uint32_t channel) const {
+        const std::size_t at = places().residuals + std::size_t{row} * part.head.head_dim + channel;
+        return (byte(at) - 128.0) * row_step(row);
+    }
+    std::uint8_t code(std::uint32_t place, std::uint32_t token) const {
+        const std::uint32_t group = place / 16, width = lowkv_width_of_bits(bits(group));
+        const auto* codes = reinterpret_cast<const std::uint8_t*>(section) + places().codes +
+                            lowkv_sorted_codes(part.head, group);
+        return static_cast<std::uint8_t>(lowkv_load_code(codes, width, 16, token, place % 16));
+    }
+    std::uint32_t bits(std::uint32_t group) const { return lowkv_sorted_bits(part.head, group); }
+    // What a code is without its token's scale.
+    double level(std::uint32_t place, std::uint32_t token) const {
+        const auto& levels = part.levels[bits(place / 16)];
+        return (levels.level[code(place, token)] - 127.5) * levels.step * unit(place / 16);
+    }
+
+    static double hadamard(std::uint32_t i, std::uint32_t j) {
+        return std::popcount(i & j) % 2 == 0 ? 0.25 : -0.25;
+    }
+    // A token's y H / 4, or back.
+    std::vector<double> rotated(const std::vector<double>& y) const {
+        std::vector<double> out(y.size());
+        for (std::uint32_t p = 0; p < y.size(); ++p)
+            for (std::uint32_t i = 0; i < 16; ++i)
+                out[p] += y[p / 16 * 16 + i] * hadamard(i, p % 16);
+        return out;
+    }
+    // Without what is beside.
+    std::vector<double> coded_key(std::uint32_t token) const {
+        const std::uint32_t d = part.head.head_dim;
+        std::vector<double> y(d), x(d);
+        for (std::uint32_t p = 0; p < d; ++p)
+            if (bits(p / 16) > 0) y[p] = level(p, token) * scale(token);
+        y = rotated(y);
+        for (std::uint32_t p = 0; p < d; ++p) x[channel(p)] = y[p] / root(p) + mean(channel(p));
+        return x;
+    }
+    std::vector<double> key(std::uint32_t token) const {
+        std::vector<double> x = coded_key(token);
+        const int r = row(token);
+        for (std::uint32_t c = 0; r >= 0 && c < x.size(); ++c)
+            x[c] += residual(static_cast<std::uint32_t>(r), c);
+        return x;
+    }
+};
+
+}  // namespace lowkv::test

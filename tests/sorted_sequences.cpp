@@ -1,0 +1,230 @@
+// Blocks of a sequence have the same statistics, however it came to be: at once or in steps,
+// forked, rolled back, loaded, in a batch, or beside others in one Sequence.
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "families/sorted/sorted_part.h"
+#include "lowkv/batch.h"
+#include "lowkv/cache.h"
+#include "lowkv/error.h"
+#include "lowkv/serial.h"
+#include "sealed_device.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+constexpr Shape shape{2, 64};
+constexpr std::uint32_t n = 128;  // tokens of a block
+constexpr Retention no_window{.window = 0, .sinks = 0};
+
+using Bytes = std::vector<std::byte>;
+
+std::shared_ptr<const Plan> make_plan(RowType rows = RowType::f16) {
+    const Scheme scheme =
+        parse_scheme("k=sorted-4211-head-2rows,v=token-2-head-normal-hadamard-unbiased");
+    return std::make_shared<const Plan>(scheme.base, shape, std::string_view{}, 0,
+                                        LayerInputs{.rows = rows});
+}
+
+struct Tokens {
+    std::vector<float> keys, values;
+
+    Tokens(std::uint32_t tokens, unsigned seed)
+        : keys(std::size_t{tokens} * shape.channels()), values(keys.size()) {
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal;
+        std::vector<float> size(shape.channels());
+        for (float& x : size) x = std::exp2(normal(random));
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+            keys[i] = size[i % size.size()] * normal(random);
+            values[i] = normal(random);
+        }
+    }
+    void append(Sequence& sequence, std::uint32_t first, std::uint32_t count) const {
+        const std::size_t at = std::size_t{first} * shape.channels();
+        sequence.append(keys.data() + at, values.data() + at, count);
+    }
+};
+
+Bytes packed_bytes(const Sequence& sequence, std::uint32_t block) {
+    REQUIRE(sequence.packed(block));
+    std::vector<std::byte> copy;
+    const BlockView view = readable(sequence, block, copy);
+    return {view.keys, view.keys + sequence.plan().packed_bytes()};
+}
+
+// Of all heads.
+Bytes statistics(const Plan& plan, const Bytes& packed) {
+    const auto& part = dynamic_cast<const codec::SortedPart&>(plan.keys());
+    Bytes all;
+    for (std::uint32_t h = 0; h < shape.kv_heads; ++h) {
+        const std::byte* section = packed.data() + part.section_offset(h);
+        all.insert(all.end(), section, section + part.section.largest);
+    }
+    return all;
+}
+Bytes statistics(const Sequence& sequence, std::uint32_t block) {
+    return statistics(sequence.plan(), packed_bytes(sequence, block));
+}
+
+}  // namespace
+
+TEST_CASE("at once, in steps and after a rollback: the same bytes, one block's statistics") {
+    const Tokens rows(6 * n, 1);
+    for (const RowType type : {RowType::f16, RowType::f32, RowType::bf16}) {
+        const auto plan = make_plan(type);
+        const auto store = make_store();
+        Sequence whole(store, plan, no_window), steps(store, plan, no_window);
+        rows.append(whole, 0, 6 * n);
+        whole.settle();
+        for (std::uint32_t t = 0; t < 6 * n; t += 48) {
+            steps.begin();
+            rows.append(steps, t, 48);
+            steps.settle();
+            steps.rollback();
+            rows.append(steps, t, 48);
+            steps.settle();
+        }
+        for (std::uint32_t b = 0; b < 6; ++b) {
+            CHECK(packed_bytes(whole, b) == packed_bytes(steps, b));
+            CHECK(statistics(whole, b) == statistics(whole, 0));
+        }
+        // Block 0 makes them of its own rows.
+        Sequence alone(store, plan, no_window);
+        rows.append(alone, 0, n);
+        alone.settle();
+        CHECK(packed_bytes(alone, 0) == packed_bytes(whole, 0));
+        rows.append(alone, 3 * n, n);
+        alone.settle();
+        CHECK(statistics(alone, 1) == statistics(whole, 0));
+    }
+}
+
+TEST_CASE("many blocks at once, more than are rounded to f16 together") {
+    const Tokens rows(70 * n, 2);
+    const auto plan = make_plan(RowType::f32);
+    Sequence sequence(make_store(), plan, no_window);
+    rows.append(sequence, 0, 70 * n);
+    sequence.settle();
+    for (std::uint32_t b = 1; b < 70; ++b)
+        CHECK(statistics(sequence, b) == statistics(sequence, 0));
+}
+
+TEST_CASE("forks, reopened and dropped blocks") {
+    const Tokens rows(8 * n, 3), others(4 * n, 4);
+    const auto plan = make_plan();
+    Sequence sequence(make_store(), plan, no_window);
+    rows.append(sequence, 0, 3 * n);
+    sequence.settle();
+    const Bytes its = statistics(sequence, 0);
+    Sequence fork = sequence.fork();
+    others.append(fork, 0, 2 * n);
+    fork.settle();
+    CHECK(statistics(fork, 4) == its);
+    // A block that is written again.
+    const std::uint32_t cell = n + 5;
+    fork.write_keys({&cell, 1}, others.keys.data(), shape.channels());
+    REQUIRE(!fork.packed(1));
+    const std::uint32_t again = 1;
+    fork.pack({&again, 1});
+    CHECK(statistics(fork, 1) == its);
+    // The first one is gone, as behind a sliding window.
+    const std::array<std::uint32_t, 2> gone{0, 1};
+    fork.drop(gone);
+    others.append(fork, 2 * n, n);
+    fork.settle();
+    CHECK(statistics(fork, 5) == its);
+    // Nothing is left of a sequence that begins anew.
+    fork.truncate(0);
+    others.append(fork, 0, n);
+    fork.settle();
+    CHECK(statistics(fork, 0) != its);
+}
+
+TEST_CASE("sequences of a batch have their own, forks of one share them") {
+    const auto plan = make_plan(RowType::f32);
+    const Tokens rows(2 * 8 * n, 5);
+    Batch batch(make_store(), plan, no_window, 2);
+    const auto append = [&](std::uint32_t first, std::uint32_t tokens) {
+        const std::size_t channels = shape.channels();
+        const BatchStrides strides{8 * n * channels, shape.head_dim, channels};
+        const std::size_t at = std::size_t{first} * channels;
+        batch.append({rows.keys.data() + at, RowType::f32, strides},
+                     {rows.values.data() + at, RowType::f32, strides}, tokens);
+        batch.settle();
+    };
+    const auto its = [&](std::uint32_t sequence, std::uint32_t block) {
+        Batch copy = batch.fork();
+        copy.select({&sequence, 1});
+        const Bytes image = copy.save(block * n, (block + 1) * n);
+        const ImageHeader header = read_image(image);
+        std::vector<std::byte> packed(plan->packed_bytes());
+        const ImageLayout layout = lay_out(header);
+        std::memcpy(packed.data(), image.data() + layout.parts.front().begin, packed.size());
+        return statistics(*plan, packed);
+    };
+    append(0, 3 * n);
+    CHECK(its(0, 0) == its(0, 2));
+    CHECK(its(1, 0) == its(1, 2));
+    CHECK(its(0, 0) != its(1, 0));
+    const Bytes second = its(1, 0);
+    const std::array<std::uint32_t, 2> both{1, 1};
+    batch.select(both);
+    append(3 * n, 2 * n);
+    CHECK(its(0, 4) == second);
+    CHECK(its(1, 4) == second);
+}
+
+TEST_CASE("a loaded sequence goes on with its statistics") {
+    const auto plan = make_plan();
+    const Tokens rows(6 * n, 6);
+    Sequence sequence(make_store(), plan, no_window);
+    rows.append(sequence, 0, 3 * n);
+    sequence.settle();
+    Sequence loaded = load_sequence(save_sequence(sequence), make_store(), plan, no_window);
+    CHECK(packed_bytes(loaded, 2) == packed_bytes(sequence, 2));
+    rows.append(sequence, 3 * n, n);
+    rows.append(loaded, 3 * n, n);
+    sequence.settle();
+    loaded.settle();
+    CHECK(packed_bytes(loaded, 3) == packed_bytes(sequence, 3));
+    CHECK(statistics(loaded, 3) == statistics(sequence, 0));
+}
+
+TEST_CASE("hosts say which blocks belong together") {
+    const auto plan = make_plan();
+    const auto store = make_store();
+    const Tokens a(3 * n, 7), b(3 * n, 8);
+    Sequence from(store, plan, no_window), to(store, plan, no_window);
+    a.append(from, 0, 3 * n);
+    b.append(from, 0, 3 * n);
+    std::vector<std::uint32_t> cells(4 * n);
+    for (std::uint32_t i = 0; i < 2 * n; ++i) cells[i] = i;
+    for (std::uint32_t i = 0; i < 2 * n; ++i) cells[2 * n + i] = 3 * n + i;
+    // In an order of their own: the block to be like may come later.
+    const std::array<std::uint32_t, 4> blocks{2, 5, 4, 1};
+    const std::array<std::uint32_t, 4> like{5, Sequence::no_cell, Sequence::no_cell, 4};
+    to.adopt(from, blocks, cells, serial_executor(), like);
+    CHECK(statistics(to, 2) == statistics(to, 5));
+    CHECK(statistics(to, 4) == statistics(to, 1));
+    CHECK(statistics(to, 2) != statistics(to, 4));
+    Sequence alone(store, plan, no_window);
+    b.append(alone, 0, 2 * n);
+    alone.settle();
+    CHECK(packed_bytes(alone, 0) == packed_bytes(to, 4));
+    CHECK(packed_bytes(alone, 1) == packed_bytes(to, 1));
+    // Of one that is packed already.
+    for (std::uint32_t i = 0; i < n; ++i) cells[i] = 5 * n + i;
+    const std::uint32_t next = 0, known = 4;
+    to.adopt(from, {&next, 1}, std::span(cells).first(n), serial_executor(), {&known, 1});
+    CHECK(statistics(to, 0) == statistics(to, 4));
+    CHECK_THROWS_AS(to.pack({&next, 1}, serial_executor(), like), Error);
+}
