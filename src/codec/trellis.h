@@ -11,7 +11,7 @@ namespace lowkv::codec {
 
 // Multiples of trellis_step. Both are odd functions: the entry of 15 - i is the opposite.
 struct TrellisBook {
-    std::array<std::int8_t, 16> first, second;
+    std::array<std::int16_t, 16> first, second;
 };
 inline constexpr TrellisBook trellis_book{
     {-8, -58, 40, -5, 12, -8, -55, 54, -54, 55, 8, -12, 5, -40, 58, 8},
