@@ -144,7 +144,7 @@ class Writer:
         goes along: its predictions of a whole answer would not fit into memory."""
         import lowkv
 
-        torch, fed = self.torch, torch.tensor(answers)
+        torch, fed = self.torch, self.torch.tensor(answers)
         exact, klds, same = lowkv.Cache.from_model(self.model, "exact"), [], []
         last = [self.prompts]
 

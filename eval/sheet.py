@@ -9,6 +9,9 @@ from pathlib import Path
 import paths
 
 
+csv.field_size_limit(1 << 24)  # answers of thousands of tokens
+
+
 class Sheet:
     """Rows of a CSV, each under its values of `key`: read once, written whole after each measurement."""
 
