@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 import paths
-from sheet import Sheet, again_with_torch, library
+from sheet import Sheet, again_with_torch, library, schemes_of
 
 SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "lowkv1.5", "kivi4", "kivi2"]
 MODES = ["greedy", "sampled", "forced"]
@@ -40,7 +40,7 @@ def parser():
     made.add_argument("--package", type=Path, default=paths.ROOT / "build/python/site", help="where lowkv is installed")
     made.add_argument("--out", type=Path, default=paths.ROOT / "docs/quality")
     made.add_argument("-m", "--model", help="a GGUF file; default: the set-up's SmolLM2")
-    made.add_argument("--schemes", default=",".join(SCHEMES), help="`exact` comes first in any case")
+    made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +; `exact` comes first")
     made.add_argument("--answer", type=int, default=2000, help="tokens (default: %(default)s)")
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has")
     made.add_argument("--measuring", action="store_true", help=argparse.SUPPRESS)  # in an environment with torch
@@ -163,7 +163,7 @@ class Writer:
 def measure(args, sheet):
     now, writer = library(args.package), Writer(args)
     model = Path(args.model).stem
-    schemes = ["exact", *(scheme for scheme in args.schemes.split(",") if scheme != "exact")]
+    schemes = ["exact", *(scheme for scheme in schemes_of(args.schemes) if scheme != "exact")]
     for mode in MODES:
         for scheme in schemes:
             if sheet.get(model, args.answer, scheme, mode).get("library") == now or (scheme, mode) == ("exact", "forced"):

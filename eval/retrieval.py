@@ -24,7 +24,7 @@ from pathlib import Path
 
 import paths
 from retrieval_tasks import TASKS, Words
-from sheet import Sheet, again_with_torch, library
+from sheet import Sheet, again_with_torch, library, schemes_of
 
 SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "lowkv1.5", "kivi4", "kivi2"]
 KEY = ["model", "task", "length", "context", "scheme"]
@@ -39,7 +39,7 @@ def parser():
     made.add_argument("-m", "--model", help="a GGUF file; default: the set-up's SmolLM2")
     made.add_argument("--tasks", help="default: all of eval/retrieval_tasks.py")
     made.add_argument("--lengths", default="2048", help="tokens of a context (default: %(default)s)")
-    made.add_argument("--schemes", default=",".join(SCHEMES))
+    made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +")
     made.add_argument("--contexts", type=int, default=8, help="of each task and length (default: %(default)s)")
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has")
     made.add_argument("--measuring", action="store_true", help=argparse.SUPPRESS)  # in an environment with torch
@@ -183,7 +183,7 @@ def main():
         for number in range(args.contexts):
             for length in map(int, args.lengths.split(",")):
                 for task in tasks:
-                    lacking = [scheme for scheme in args.schemes.split(",") if sheet.get(
+                    lacking = [scheme for scheme in schemes_of(args.schemes) if sheet.get(
                         Path(args.model).stem, task, length, number, scheme).get("library") != now]
                     if lacking:
                         todo[task, length, number] = lacking

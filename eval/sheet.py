@@ -41,6 +41,11 @@ class Sheet:
         return [row for row in self.rows.values() if all(row[k] == str(v) for k, v in values.items())]
 
 
+def schemes_of(text: str) -> list[str]:
+    """Schemes separated by commas, whose own commas are written +, as the command has it."""
+    return [scheme.replace("+", ",") for scheme in text.split(",")]
+
+
 def again_with_torch(package: Path) -> int:
     """Runs this script once more, with --measuring, where torch, transformers and the package are. Its status."""
     if not list(package.glob("lowkv/_core*.so")):
