@@ -131,16 +131,16 @@ float squares_of(const float* y, std::uint32_t count) noexcept {
     return squares;
 }
 
-// What makes the channels of y close to N(0, 1); 0 if y is 0.
-float to_normal(const float* y, std::uint32_t count) noexcept {
-    const float norm = std::sqrt(squares_of(y, count));
+// What makes channels with this sum of squares close to N(0, 1); 0 if they are 0.
+float to_normal(float squares, std::uint32_t count) noexcept {
+    const float norm = std::sqrt(squares);
     return norm > 0.0f ? std::sqrt(static_cast<float>(count)) / norm : 0.0f;
 }
 
 // The unit of y's levels, once its codes are chosen: they don't depend on it.
-float fitted_scale(const float* y, std::uint32_t count, const RotatedPart& layout,
+float fitted_scale(const float* y, float squares, std::uint32_t count, const RotatedPart& layout,
                    const std::uint8_t* codes) noexcept {
-    const float squares = squares_of(y, count), norm = std::sqrt(squares);
+    const float norm = std::sqrt(squares);
     if (!(norm > 0.0f)) return 0.0f;
     float level_squares = 0, product = 0;
     for (std::uint32_t c = 0; c < count; ++c) {
@@ -158,10 +158,10 @@ float fitted_scale(const float* y, std::uint32_t count, const RotatedPart& layou
 }
 
 // Codes of the direction y / |y|, whose channels are close to N(0, 1/count).
-void quantize_normal(const float* y, std::uint32_t count, const RotatedPart& layout,
+void quantize_normal(const float* y, float squares, std::uint32_t count, const RotatedPart& layout,
                      std::uint8_t* codes) noexcept {
     const NormalCodebook& book = normal_codebook(layout.codec.level_count());
-    const float factor = to_normal(y, count);
+    const float factor = to_normal(squares, count);
     std::fill_n(codes, count, std::uint8_t{0});
     if (factor == 0.0f) return;
     for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
@@ -180,12 +180,13 @@ void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const Ro
     for (std::uint32_t first = 0; first < view.tokens(); first += trellis_tokens) {
         for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
             transform(rows, view, layout, mean, first + t, y[t]);
-            factor[t] = to_normal(y[t], channels);
+            factor[t] = to_normal(squares_of(y[t], channels), channels);
             for (std::uint32_t c = 0; c < channels; ++c) y[t][c] *= factor[t];
         }
         layout.trellis().encode(layout.shape().part, y, channels, codes.token + first);
         for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
-            const float scale = fitted_scale(y[t], channels, layout, codes.token[first + t]);
+            const float scale = fitted_scale(y[t], squares_of(y[t], channels), channels, layout,
+                                             codes.token[first + t]);
             groups.scale[first + t] = scale > 0.0f ? scale / factor[t] : 0.0f;
         }
     }
@@ -232,8 +233,9 @@ void RotatedPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
                        if (normal) {
                            std::uint8_t* to = codes.token[t] + first;
-                           quantize_normal(y + first, count, layout, to);
-                           groups.scale[g] = fitted_scale(y + first, count, layout, to);
+                           const float squares = squares_of(y + first, count);
+                           quantize_normal(y + first, squares, count, layout, to);
+                           groups.scale[g] = fitted_scale(y + first, squares, count, layout, to);
                        } else {
                            const Grid full = full_grid(y + first, count, most);
                            const Grid grid =
