@@ -18,7 +18,6 @@ For the first two: after how many tokens an answer first differs from the exact 
 of text comes (median; none: past the answer), and which share of its 8-grams stood in it before (mean): a model that
 loses its thread repeats itself. Writes OUT/drift.csv, a line for each scheme and mode."""
 
-import argparse
 import json
 import statistics
 import sys
@@ -26,7 +25,7 @@ import time
 from pathlib import Path
 
 import paths
-from sheet import Sheet, again_with_torch, library, schemes_of
+from sheet import Sheet, again_with_torch, library, measuring_parser, schemes_of
 
 SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "lowkv1.5", "kivi4", "kivi2"]
 MODES = ["greedy", "sampled", "forced"]
@@ -36,14 +35,11 @@ PROMPTS, PROMPT_TOKENS, TEMPERATURE, GRAM = 8, 256, 0.8, 8
 
 
 def parser():
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--package", type=Path, default=paths.ROOT / "build/python/site", help="where lowkv is installed")
-    made.add_argument("--out", type=Path, default=paths.ROOT / "docs/quality")
+    made = measuring_parser(__doc__)
     made.add_argument("-m", "--model", help="a GGUF file; default: the set-up's SmolLM2")
     made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +; `exact` comes first")
     made.add_argument("--answer", type=int, default=2000, help="tokens (default: %(default)s)")
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has")
-    made.add_argument("--measuring", action="store_true", help=argparse.SUPPRESS)  # in an environment with torch
     return made
 
 

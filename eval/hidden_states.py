@@ -8,13 +8,12 @@ other one. Compared are the hidden states after each layer (the last one after t
 mean and its minimum over the positions from FIRST on, where most of what a token attends to is packed.
 Writes OUT/hidden_states.csv, .png and .svg."""
 
-import argparse
 import csv
 import sys
 from pathlib import Path
 
 import paths
-from sheet import again_with_torch
+from sheet import again_with_torch, measuring_parser
 
 SCHEMES = ["turboquant4", "lowkv4", "kivi4", "lowkv2.8", "kivi2"]
 TOKENS, CHUNK, FIRST = 2048, 32, 256
@@ -22,11 +21,8 @@ LINE = 0.9999  # what is asked of 4 bits
 
 
 def parser():
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--package", type=Path, default=paths.ROOT / "build/python/site", help="where lowkv is installed")
-    made.add_argument("--out", type=Path, default=paths.ROOT / "docs/quality")
+    made = measuring_parser(__doc__)
     made.add_argument("--plot-only", action="store_true", help="draw what the CSV has")
-    made.add_argument("--measuring", action="store_true", help=argparse.SUPPRESS)  # in an environment with torch
     return made
 
 

@@ -14,7 +14,6 @@ the share of what exact answers right that the scheme does too. Where exact fail
 
 Writes OUT/retrieval.csv, a line for each context and scheme, with the fingerprint of the library that was measured."""
 
-import argparse
 import math
 import random
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import paths
 from retrieval_tasks import TASKS, Words
-from sheet import Sheet, again_with_torch, library, schemes_of
+from sheet import Sheet, again_with_torch, library, measuring_parser, schemes_of
 
 SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "lowkv1.5", "kivi4", "kivi2"]
 KEY = ["model", "task", "length", "context", "scheme"]
@@ -33,16 +32,13 @@ CHUNK, BATCH = 128, 16
 
 
 def parser():
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--package", type=Path, default=paths.ROOT / "build/python/site", help="where lowkv is installed")
-    made.add_argument("--out", type=Path, default=paths.ROOT / "docs/quality")
+    made = measuring_parser(__doc__)
     made.add_argument("-m", "--model", help="a GGUF file; default: the set-up's SmolLM2")
     made.add_argument("--tasks", help="default: all of eval/retrieval_tasks.py")
     made.add_argument("--lengths", default="2048", help="tokens of a context (default: %(default)s)")
     made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +")
     made.add_argument("--contexts", type=int, default=8, help="of each task and length (default: %(default)s)")
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has")
-    made.add_argument("--measuring", action="store_true", help=argparse.SUPPRESS)  # in an environment with torch
     return made
 
 

@@ -1,5 +1,6 @@
 """What several scripts of eval/ need: a CSV that remembers what was measured, and another environment to measure in."""
 
+import argparse
 import csv
 import os
 import subprocess
@@ -44,6 +45,15 @@ class Sheet:
 def schemes_of(text: str) -> list[str]:
     """Schemes separated by commas, whose own commas are written +, as the command has it."""
     return [scheme.replace("+", ",") for scheme in text.split(",")]
+
+
+def measuring_parser(description: str) -> argparse.ArgumentParser:
+    """With the options of a script that measures through the Python package."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--package", type=Path, default=paths.ROOT / "build/python/site", help="where lowkv is installed")
+    made.add_argument("--out", type=Path, default=paths.ROOT / "docs/quality")
+    made.add_argument("--measuring", action="store_true", help=argparse.SUPPRESS)  # in an environment with torch
+    return made
 
 
 def again_with_torch(package: Path) -> int:
