@@ -104,7 +104,7 @@ struct PartReader {
 
     // fp8: what a section's stored scales (0) or zeros (1) are multiplied by.
     float multiplier(std::uint32_t head, std::uint32_t kind) const {
-        if (layout().codec.metadata == Metadata::fp16) return 1.0f;
+        if (layout().codec.metadata != Metadata::fp8_e4m3) return 1.0f;
         float value = 0;
         std::memcpy(&value, (row() != nullptr ? data : section(head)) + 4 * kind, sizeof value);
         return value;
@@ -136,11 +136,13 @@ struct PartReader {
         const std::size_t item =
             (g / part.row_entries * kinds + kind) * part.row_entries + g % part.row_entries;
         const std::byte* base = (row() != nullptr ? data : section(p.head)) + part.metadata_offset;
-        if (part.f16_metadata) {
+        if (part.codec.metadata == Metadata::fp16) {
             std::uint16_t half = 0;
             std::memcpy(&half, base + 2 * item, sizeof half);
             return codec::f16_to_f32(half);
         }
+        if (part.codec.metadata == Metadata::fp8_e5m3)
+            return lowkv_e5m3_to_f32(static_cast<std::uint8_t>(base[item]));
         return lowkv_e4m3_to_f32(static_cast<std::uint8_t>(base[item])) * multiplier(p.head, kind);
     }
 };

@@ -1,5 +1,5 @@
-// f16 and E4M3 conversions: every stored value, every midpoint between two neighbours, and the
-// limits, against arithmetic on the formats' definitions.
+// f16, E4M3 and E5M3 conversions: every stored value, every midpoint between two neighbours, and
+// the limits, against arithmetic on the formats' definitions.
 
 #include <doctest/doctest.h>
 
@@ -108,4 +108,31 @@ TEST_CASE("E4M3: everything beyond 448 saturates, NaN stays") {
     CHECK(lowkv_f32_to_e4m3(not_a_number) == 0x7f);
     CHECK(lowkv_f32_to_e4m3(0x1p-10f) == 0);
     CHECK(lowkv_f32_to_e4m3(std::nextafter(0x1p-10f, 1.0f)) == 1);
+}
+
+TEST_CASE("E5M3: every value has its defined meaning and comes back") {
+    for (unsigned bits = 0; bits < 0xf8; ++bits) {
+        const auto byte = static_cast<std::uint8_t>(bits);
+        REQUIRE(double{lowkv_e5m3_to_f32(byte)} == defined_value(bits, 3, 15));
+        REQUIRE(lowkv_f32_to_e5m3(lowkv_e5m3_to_f32(byte)) == byte);
+    }
+    CHECK(lowkv_e5m3_to_f32(1) == LOWKV_E5M3_SMALLEST);
+    CHECK(std::isnan(lowkv_e5m3_to_f32(lowkv_f32_to_e5m3(not_a_number))));
+}
+
+TEST_CASE("E5M3: rounds to nearest even") {
+    for (unsigned bits = 0; bits < 0xf7; ++bits) {
+        check_midpoint(lowkv_e5m3_to_f32(static_cast<std::uint8_t>(bits)),
+                       lowkv_e5m3_to_f32(static_cast<std::uint8_t>(bits + 1)), bits, bits + 1,
+                       lowkv_f32_to_e5m3);
+    }
+}
+
+TEST_CASE("E5M3: what is beyond 61440 saturates, what is below 0 vanishes") {
+    for (const float large : {61440.0f, 65504.0f, 1e30f, infinity}) {
+        CHECK(lowkv_f32_to_e5m3(large) == 0xf7);
+        CHECK(lowkv_f32_to_e5m3(-large) == 0);
+    }
+    CHECK(lowkv_f32_to_e5m3(0x1p-18f) == 0);
+    CHECK(lowkv_f32_to_e5m3(-1.0f) == 0);
 }

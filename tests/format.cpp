@@ -26,10 +26,10 @@ lowkv_head head_of(const Plan& plan, Part part) {
             .group = row_of(codec.group).size,
             .by_channel = codec.axis == Axis::channel,
             .keys = part == Part::keys,
-            .fp8 = codec.metadata == Metadata::fp8_e4m3,
             .has_zeros = 1,
             .has_mean = 0,
-            .has_factors = 0};
+            .has_factors = 0,
+            .metadata = static_cast<std::uint32_t>(codec.metadata)};
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ float format_element(const uint8_t* section, const lowkv_head* head, uint32_t to
     const lowkv_section at = lowkv_lay_out(*head);
     const uint32_t grouped = head->by_channel ? token : channel;
     const uint32_t item = head->by_channel ? channel : token;
-    const uint32_t row_bytes = 2 * at.row_entries * (head->fp8 ? 1 : 2);
+    const int fp8 = head->metadata == LOWKV_E4M3;
+    const uint32_t row_bytes = 2 * at.row_entries * (fp8 ? 1 : 2);
     const uint8_t* scales = section + at.metadata + grouped / at.group * row_bytes;
     const uint8_t* zeros = scales + row_bytes / 2;
     const uint32_t steps = head->keys ? head->head_dim : head->tokens;
@@ -24,9 +25,9 @@ float format_element(const uint8_t* section, const lowkv_head* head, uint32_t to
         lowkv_load_code(section + at.codes, head->width, steps, head->keys ? token : channel,
                         head->keys ? channel : token);
     float multipliers[2] = {1, 1};
-    if (head->fp8) memcpy(multipliers, section, sizeof multipliers);
-    return (float)code * entry(scales, item, (int)head->fp8, multipliers[0]) +
-           entry(zeros, item, (int)head->fp8, multipliers[1]);
+    if (fp8) memcpy(multipliers, section, sizeof multipliers);
+    return (float)code * entry(scales, item, fp8, multipliers[0]) +
+           entry(zeros, item, fp8, multipliers[1]);
 }
 
 uint16_t format_to_f16(float value) { return lowkv_f32_to_f16(value); }

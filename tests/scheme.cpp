@@ -233,6 +233,7 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("k=token-2-head-normal-search,v=exact", {"range of a uniform group"});
     check_error("kivi2,v=channel-2-static", {"value codec", "static is for keys"});
     check_error("kivi2,v=token-2-head-normal-mean", {"value codec", "mean is for keys"});
+    check_error("kivi2,v=token-2-g32-e5m3", {"e5m3 has no sign"});
     check_error("kivi2,k=channel-2-g32-mean", {"normal, trellis and mean need a scale per token"});
     check_error("kivi2,layer.3=exact/token-2-g32-mean", {"layer.3-3", "mean is for keys"});
     // The words have one order, so that a scheme has one text.

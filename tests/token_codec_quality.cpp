@@ -48,7 +48,8 @@ std::vector<Codec> all_codecs(Codec LayerScheme::* part) {
                     for (const Rotate rotation : {Rotate::none, Rotate::hadamard, Rotate::random}) {
                         for (const bool centred : {false, true}) {
                             for (const Fit fit : {Fit::norm, Fit::unbiased, Fit::least}) {
-                                for (const Metadata type : {Metadata::fp16, Metadata::fp8_e4m3}) {
+                                for (const Metadata type :
+                                     {Metadata::fp16, Metadata::fp8_e4m3, Metadata::fp8_e5m3}) {
                                     all.push_back({.width = width,
                                                    .axis = axis,
                                                    .group = group,
@@ -92,13 +93,13 @@ TEST_CASE("every legal codec comes back from its text, as base and as override")
     const std::vector<Codec> all = all_codecs(&LayerScheme::key);
     const std::vector<Codec> values = all_codecs(&LayerScheme::value);
     // exact; channels: bits x groups x metadata x search; tokens, uniform: bits x groups x
-    // rotations x means x metadata x search; normal: the same without 8 bits and search, x fits;
-    // trellis: rotations x means x metadata x fits; balanced: bits without 2.6 x rotations x
-    // metadata.
-    CHECK(all.size() == 1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 * 2 + 4 * 4 * 3 * 2 * 2 * 3 +
-                            3 * 2 * 2 * 3 + 4 * 2 * 2);
+    // rotations x means x metadata x search; normal: the same without 8 bits and search, with E5M3,
+    // x fits; trellis: rotations x means x metadata x fits; balanced: bits without 2.6 x rotations
+    // x metadata.
+    CHECK(all.size() == 1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 * 2 + 4 * 4 * 3 * 2 * 3 * 3 +
+                            3 * 2 * 3 * 3 + 4 * 2 * 2);
     CHECK(values.size() ==
-          1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 + 4 * 4 * 3 * 2 * 3 + 3 * 2 * 3 + 4 * 2 * 2);
+          1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 + 4 * 4 * 3 * 3 * 3 + 3 * 3 * 3 + 4 * 2 * 2);
     Random random(1);
     for (const Codec& key : all) {
         const Codec value = values[random() % values.size()];

@@ -216,9 +216,9 @@ LOWKV_FN uint32_t lowkv_load_window(LOWKV_BYTES codes, uint32_t steps, uint32_t 
 // ---- a head's section ----
 //
 //   [header][metadata][mean][factors][codes]
-//   header    fp8 only: two f32 multipliers, for scales and for zeros (powers of two), and 8 bytes
-//   of padding metadata  per group row: all scales, then all zeros (where there are any), f16 or
-//   E4M3.
+//   header    E4M3 only: two f32 multipliers, for scales and for zeros (powers of two), and 8 bytes
+//             of padding
+//   metadata  per group row: all scales, then all zeros (where there are any), of the head's type.
 //             By channel: a row is one group of tokens, an entry one channel. By token: a row is
 //             one group of channels, an entry one token.
 //   mean      f16, one per channel, after the rotation
@@ -227,7 +227,12 @@ LOWKV_FN uint32_t lowkv_load_window(LOWKV_BYTES codes, uint32_t steps, uint32_t 
 // Every section is a multiple of 64 bytes.
 
 #define LOWKV_CACHE_LINE 64u
-#define LOWKV_FP8_HEADER 16u
+#define LOWKV_E4M3_HEADER 16u
+
+// How scales and zeros are stored, numbered as lowkv::Metadata.
+#define LOWKV_F16 0u
+#define LOWKV_E4M3 1u
+#define LOWKV_E5M3 2u  // no zeros
 
 // NOLINTBEGIN(modernize-use-using): it is C.
 typedef struct {
@@ -235,7 +240,8 @@ typedef struct {
     uint32_t tokens, head_dim;
     uint32_t group;             // elements, 0: as many as there are
     uint32_t by_channel, keys;  // booleans, as those below
-    uint32_t fp8, has_zeros, has_mean, has_factors;
+    uint32_t has_zeros, has_mean, has_factors;
+    uint32_t metadata;  // its type
 } lowkv_head;
 
 typedef struct {
@@ -252,11 +258,11 @@ LOWKV_FN uint32_t lowkv_whole_lines(uint32_t bytes) {
 
 LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
     const uint32_t grouped = head.by_channel ? head.tokens : head.head_dim;
-    const uint32_t scale_bytes = head.fp8 ? 1 : 2;
+    const uint32_t scale_bytes = head.metadata == LOWKV_F16 ? 2 : 1;
     const uint32_t group = head.group == 0 || head.group > grouped ? grouped : head.group;
     const uint32_t group_rows = (grouped + group - 1) / group;
     const uint32_t row_entries = head.by_channel ? head.head_dim : head.tokens;
-    const uint32_t metadata = head.fp8 ? LOWKV_FP8_HEADER : 0;
+    const uint32_t metadata = head.metadata == LOWKV_E4M3 ? LOWKV_E4M3_HEADER : 0;
     const uint32_t mean =
         metadata + (head.has_zeros ? 2u : 1u) * group_rows * row_entries * scale_bytes;
     const uint32_t factors = mean + (head.has_mean ? 2 * head.head_dim : 0);
@@ -443,6 +449,31 @@ LOWKV_FN float lowkv_e4m3_multiplier(float largest) {
     const int32_t exponent = (bits >> 23) - 8 + more;
     if (largest == 0.0f) return 1.0f;
     return LOWKV_FLOAT((exponent < 1 ? 1 : exponent) << 23);
+}
+
+// Magnitudes in a byte, the upper half of f16's bits without the sign: 5 exponent bits with bias
+// 15, 3 mantissa bits, 2^-17 .. 61440.
+#define LOWKV_E5M3_SMALLEST 0x1p-17f
+
+LOWKV_FN float lowkv_e5m3_to_f32(uint8_t byte) {
+    return lowkv_f16_to_f32(LOWKV_TO(uint16_t, byte << 7));
+}
+
+// Round to nearest even; everything beyond 61440, infinity included, saturates, and what is below 0
+// becomes 0. NaN stays NaN.
+LOWKV_FN uint8_t lowkv_f32_to_e5m3(float value) {
+    const int32_t bits = LOWKV_BITS(value);
+    const int32_t largest = LOWKV_BITS(61440.0f);
+    const int32_t magnitude = bits & 0x7fffffff;
+    const int32_t in_range = lowkv_choose(magnitude, largest, magnitude, largest);
+    const int32_t odd = (in_range >> 20) & 1;
+    const int32_t normal = (in_range - ((127 - 15) << 23) + 0x7ffff + odd) >> 20;
+    // Adding 2^6, whose unit in the last place is 2^-17, rounds to a multiple of the smallest.
+    const float shifted = LOWKV_FLOAT(in_range) + 0x1p6f;
+    const int32_t subnormal = LOWKV_BITS(shifted) - LOWKV_BITS(0x1p6f);
+    const int32_t finite = lowkv_choose(in_range, (127 - 14) << 23, subnormal, normal);
+    const int32_t result = lowkv_choose(magnitude, 0x7f800001, finite, 0xff);
+    return LOWKV_TO(uint8_t, result & ~(bits >> 31) & 0xff);
 }
 
 // What to divide by for lowkv_uniform_code(): a scale of 0 divides as infinity does, every code is

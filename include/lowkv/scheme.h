@@ -35,8 +35,8 @@ enum class Axis : std::uint8_t {
     sorted,   // one token's head, its channels sorted and 16 of them coded alike: keys only
 };
 
-// How scale and zero are stored (docs/methods.md, "Metadata").
-enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
+// How scale and zero are stored (docs/methods.md, "Metadata"); E5M3 has norms only.
+enum class Metadata : std::uint8_t { fp16, fp8_e4m3, fp8_e5m3 };
 
 // What a code means (docs/methods.md).
 enum class Levels : std::uint8_t {

@@ -15,21 +15,21 @@ CodesPart::CodesPart(const Codec& its_codec, const PartShape& its_shape) noexcep
     const bool by_channel = codec.axis == Axis::channel;
     const bool keys = its_shape.part == Part::keys;
     head = {its_shape.steps(), its_shape.lanes(), its_shape.exact_stride(), keys == by_channel};
-    f16_metadata = codec.metadata == Metadata::fp16;
-    metadata_offset = f16_metadata ? 0 : LOWKV_FP8_HEADER;
+    metadata_offset = codec.metadata == Metadata::fp8_e4m3 ? LOWKV_E4M3_HEADER : 0;
 }
 
 void CodesPart::lay_out(const kernels::Table& table) {
-    const lowkv_section section = lowkv_lay_out({.width = kernels::number_of(codec.width),
-                                                 .tokens = tokens(),
-                                                 .head_dim = head_dim(),
-                                                 .group = row_of(codec.group).size,
-                                                 .by_channel = codec.axis == Axis::channel,
-                                                 .keys = shape().part == Part::keys,
-                                                 .fp8 = !f16_metadata,
-                                                 .has_zeros = has_zeros,
-                                                 .has_mean = has_mean,
-                                                 .has_factors = has_factors});
+    const lowkv_section section =
+        lowkv_lay_out({.width = kernels::number_of(codec.width),
+                       .tokens = tokens(),
+                       .head_dim = head_dim(),
+                       .group = row_of(codec.group).size,
+                       .by_channel = codec.axis == Axis::channel,
+                       .keys = shape().part == Part::keys,
+                       .has_zeros = has_zeros,
+                       .has_mean = has_mean,
+                       .has_factors = has_factors,
+                       .metadata = static_cast<std::uint32_t>(codec.metadata)});
     group = section.group;
     group_rows = section.group_rows;
     row_entries = section.row_entries;

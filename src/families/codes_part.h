@@ -43,7 +43,6 @@ struct CodesPart : PackedPart {
     bool has_zeros = true;
     bool has_mean = false;
     bool has_factors = false;
-    bool f16_metadata = true;
     HeadShape head;
     std::uint32_t group = 0;          // elements: codec.group, at most head_dim along channels
     std::uint32_t group_rows = 0;     // metadata rows per head

@@ -23,6 +23,12 @@ struct Half {
     static Bits store(float value, float) noexcept { return f32_to_f16(value); }
     static float load(Bits bits, float) noexcept { return f16_to_f32(bits); }
 };
+struct Unsigned8 {
+    using Bits = std::uint8_t;
+    static constexpr float smallest = LOWKV_E5M3_SMALLEST;
+    static Bits store(float value, float) noexcept { return lowkv_f32_to_e5m3(value); }
+    static float load(Bits bits, float) noexcept { return lowkv_e5m3_to_f32(bits); }
+};
 struct Float8 {
     using Bits = std::uint8_t;
     static constexpr float smallest = LOWKV_E4M3_SMALLEST;
@@ -122,8 +128,10 @@ void read_rows(const CodesPart& layout, const std::byte* section, const Header& 
 }  // namespace
 
 void write_metadata(const CodesPart& layout, std::byte* section, Groups& groups) noexcept {
-    if (layout.f16_metadata) {
-        return write_rows<Half>(layout, section, Header{}, groups);
+    switch (layout.codec.metadata) {
+        case Metadata::fp16: return write_rows<Half>(layout, section, Header{}, groups);
+        case Metadata::fp8_e5m3: return write_rows<Unsigned8>(layout, section, Header{}, groups);
+        case Metadata::fp8_e4m3: break;
     }
     const std::size_t count = std::size_t{layout.group_rows} * layout.row_entries;
     const Header header{
@@ -134,8 +142,10 @@ void write_metadata(const CodesPart& layout, std::byte* section, Groups& groups)
 }
 
 void read_metadata(const CodesPart& layout, const std::byte* section, Groups& groups) noexcept {
-    if (layout.f16_metadata) {
-        return read_rows<Half>(layout, section, Header{}, groups);
+    switch (layout.codec.metadata) {
+        case Metadata::fp16: return read_rows<Half>(layout, section, Header{}, groups);
+        case Metadata::fp8_e5m3: return read_rows<Unsigned8>(layout, section, Header{}, groups);
+        case Metadata::fp8_e4m3: break;
     }
     Header header;
     std::memcpy(&header, section, sizeof header);

@@ -1,8 +1,9 @@
 #pragma once
 // Scales and zeros of one head's section: rounded to their storage type, written and read.
 //
-// fp8: E4M3 spans 2^-9 .. 448 only, so each section carries two powers of two, one for its scales
-// and one for its zeros; a stored byte means e4m3 * multiplier.
+// E4M3 spans 2^-9 .. 448 only, so each section carries two powers of two, one for its scales and
+// one for its zeros; a stored byte means e4m3 * multiplier. E5M3 needs none, and has no sign: norms
+// only.
 
 #include <cstddef>
 

@@ -150,7 +150,9 @@ constexpr std::array stage_choices{
            "keys; row, static and reorder: as they were before their rotary embedding"}};
 constexpr std::array metadata_choices{
     Choice{"fp16", value_of(Metadata::fp16)},
-    Choice{"fp8", value_of(Metadata::fp8_e4m3), "8-bit scales, zeros and norms; not with static"}};
+    Choice{"fp8", value_of(Metadata::fp8_e4m3), "8-bit scales, zeros and norms; not with static"},
+    Choice{"e5m3", value_of(Metadata::fp8_e5m3),
+           "normal and trellis: 8-bit norms over f16's range, and nothing beside them"}};
 
 constexpr std::array fields{
     CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },

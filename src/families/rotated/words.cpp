@@ -42,6 +42,8 @@ std::string_view rotated_restriction(const Codec& codec, Part part) noexcept {
           "unbiased and lsq choose the scale of normal levels: add normal or trellis"},
          {trellis && (codec.width != Width::two || codec.group != Group::head),
           "a trellis has 2 bits and one scale for a token's head: token-2-head-trellis"},
+         {!normal && codec.metadata == Metadata::fp8_e5m3,
+          "e5m3 has no sign: it is for the norms of normal and trellis levels"},
          {codec.centred && part == Part::values,
           "mean is for keys; values have no common offset that a softmax ignores"}});
 }

@@ -33,6 +33,10 @@ LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     const __m128i rest = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7);
     return _mm256_cvtph_ps(_mm_or_si128(sign, rest));
 }
+LOWKV_INLINE F load_e5m3(const std::uint8_t* p) {
+    const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(_mm_slli_epi16(x, 7));
+}
 LOWKV_INLINE F load_u8(const std::uint8_t* p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));

@@ -33,6 +33,10 @@ LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7);
     return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
 }
+LOWKV_INLINE F load_e5m3(const std::uint8_t* p) {
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(x, 7));
+}
 LOWKV_INLINE F load_u8(const std::uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));

@@ -3,15 +3,15 @@
 
 struct StoredMetadata {
     const std::byte* data;
-    bool f16;
+    Metadata type;
     F scale_unit, zero_unit;
 
     StoredMetadata(const codec::CodesPart& layout, const std::byte* section)
         : data(section + layout.metadata_offset),
-          f16(layout.f16_metadata),
+          type(layout.codec.metadata),
           scale_unit(set(1.0f)),
           zero_unit(set(1.0f)) {
-        if (f16) return;
+        if (type != Metadata::fp8_e4m3) return;
         float multiplier[2];
         __builtin_memcpy(multiplier, section, sizeof multiplier);
         scale_unit = set(256.0f * multiplier[0]);
@@ -19,8 +19,13 @@ struct StoredMetadata {
     }
     // `lanes` stored values, from the i-th on.
     F stored(std::size_t i) const {
-        return f16 ? load_f16(reinterpret_cast<const std::uint16_t*>(data) + i)
-                   : load_e4m3(reinterpret_cast<const std::uint8_t*>(data) + i);
+        const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
+        switch (type) {
+            case Metadata::fp16: return load_f16(reinterpret_cast<const std::uint16_t*>(data) + i);
+            case Metadata::fp8_e4m3: return load_e4m3(bytes + i);
+            case Metadata::fp8_e5m3: break;
+        }
+        return load_e5m3(bytes + i);
     }
     F scale(std::size_t i) const { return mul(stored(i), scale_unit); }
     F zero(std::size_t i) const { return mul(stored(i), zero_unit); }

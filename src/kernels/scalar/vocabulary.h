@@ -34,6 +34,11 @@ LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
     }
     return load_f16(halves);
 }
+LOWKV_INLINE F load_e5m3(const std::uint8_t* p) {
+    std::uint16_t halves[lanes];
+    for (unsigned i = 0; i < lanes; ++i) halves[i] = static_cast<std::uint16_t>(p[i] << 7);
+    return load_f16(halves);
+}
 LOWKV_INLINE F load_u8(const std::uint8_t* p) {
     return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
              static_cast<float>(p[3])};
