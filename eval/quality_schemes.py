@@ -14,7 +14,7 @@ from weights import WEIGHTS
 
 STOCK_BITS = {"stock f16": 16.0, "stock q8_0": 8.5, "stock q4_0": 4.5}
 
-PRESETS = ["lowkv1.5", "lowkv2", "lowkv2.6", "lowkv2.8", "lowkv3", "lowkv4", "kivi2", "kivi4", "turboquant2",
+PRESETS = ["lowkv1.5", "lowkv2", "lowkv2.8", "lowkv3", "lowkv4", "kivi2", "kivi4", "turboquant2",
            "turboquant3", "turboquant4", "turboquant2-qr", "turboquant3-qr", "turboquant4-qr", "kvarn2", "kvarn3",
            "kvarn4", "int4", "int4h", "int8"]
 # These need a calibration of the model, which quality.py makes on a text of its own.

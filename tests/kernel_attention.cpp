@@ -12,6 +12,7 @@
 #include "lowkv/implementation.h"
 #include "sample.h"
 #include "sealed_device.h"
+#include "rotated_schemes.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -30,9 +31,9 @@ const char* const codecs[] = {
     "k=token-3-g32-fp8,v=channel-4-g32-fp8",
     "k=channel-2-g64-fp8,v=token-2-g32-fp8",
     "k=exact,v=token-2-g32",
-    "lowkv2",
-    "lowkv2.8",
-    "lowkv4",
+    rotated_2,
+    rotated_2_8,
+    rotated_4,
     "int4h",
     "turboquant3-qr",
     "k=token-2-g32-normal-hadamard-mean-fp8,v=token-4-g64-normal-unbiased-fp8",

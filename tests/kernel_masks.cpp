@@ -6,6 +6,7 @@
 
 #include "attention_check.h"
 #include "sample.h"
+#include "rotated_schemes.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -14,7 +15,7 @@ TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
     if (forced_is_missing()) return;
     const auto executor = make_thread_executor(3);
     unsigned seed = 100;
-    for (const char* codec : {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", "lowkv2.8",
+    for (const char* codec : {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", rotated_2_8,
                               "kvarn3", "k=token-2-head-normal-hadamard-mean,v=token-2-g32"}) {
         for (int kind = 0; kind < 4; ++kind) {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {

@@ -13,6 +13,7 @@
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "sample.h"
+#include "rotated_schemes.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -86,7 +87,7 @@ TEST_CASE("mass of every kind of codec, both paths") {
     unsigned seed = 0;
     for (const char* codec :
          {"exact", "kivi2", "int4", "k=channel-3-g32,v=token-3-g32",
-          "k=token-2-g64-fp8,v=channel-2-g64", "lowkv2.8", "turboquant3-qr",
+          "k=token-2-g64-fp8,v=channel-2-g64", rotated_2_8, "turboquant3-qr",
           "k=channel-1.5-g32,v=token-1.5-g32", "k=channel-2.6-g32,v=token-2.6-g32",
           "k=token-8-g64-random-mean,v=exact"}) {
         for (const std::uint32_t head_dim : {64u, 80u, 128u}) {
@@ -102,7 +103,7 @@ TEST_CASE("mass under masks, soft-cap, ALiBi, sink logits, threads") {
     if (forced_is_missing()) return;
     const auto executor = make_thread_executor(3);
     unsigned seed = 100;
-    for (const char* codec : {"exact", "kivi2", "lowkv2.8"}) {
+    for (const char* codec : {"exact", "kivi2", rotated_2_8}) {
         for (int kind = 0; kind < 4; ++kind) {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {
                 if (!in_sample(++seed)) continue;
@@ -121,7 +122,7 @@ TEST_CASE("mass under masks, soft-cap, ALiBi, sink logits, threads") {
 
 TEST_CASE("all weights of a query sum up to one") {
     if (forced_is_missing()) return;
-    const Problem p(parse_scheme("lowkv2.8"), {2, 64}, 8, 3, 1000, 5);
+    const Problem p(parse_scheme(rotated_2_8), {2, 64}, 8, 3, 1000, 5);
     std::vector<float> out, sum(24), mass(1000);
     AttentionWorkspace workspace;
     AttentionIO io = p.io(out);

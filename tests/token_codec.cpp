@@ -17,6 +17,7 @@
 #include "codec_block.h"
 #include "lowkv/error.h"
 #include "sample.h"
+#include "rotated_schemes.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -325,7 +326,7 @@ TEST_CASE("codes, scales, zeros and means keep the laws, for every codec and hea
 
 TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's length") {
     Random random(2);
-    for (const char* scheme : {"lowkv2", "lowkv4", "turboquant3", "turboquant2-qr", "int4h",
+    for (const char* scheme : {rotated_2, rotated_4, "turboquant3", "turboquant2-qr", "int4h",
                                "k=token-2-g32-normal-mean-unbiased,v=token-3-g64-normal-lsq-fp8",
                                "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis"}) {
         for (const std::uint32_t head_dim : head_dims) {

@@ -14,6 +14,7 @@
 #include "codec/rotation.h"
 #include "codec_block.h"
 #include "lowkv/error.h"
+#include "rotated_schemes.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -127,19 +128,19 @@ TEST_CASE("bits per element, from real block sizes") {
     };
     for (const Row& row : {
              // Ternary: 128 (256) tiles of 64 codes, five to 64 bytes.
-             Row{"lowkv1.5", 128, 64, 256 + 128 + 26 * 64, 256 + 26 * 64, 1.9375},
-             Row{"lowkv1.5", 128, 128, 256 + 256 + 52 * 64, 256 + 52 * 64, 1.8125},
-             Row{"lowkv2", 128, 64, 256 + 128 + 2048, 256 + 2048, 2.3125},
-             Row{"lowkv2", 128, 128, 256 + 256 + 4096, 256 + 4096, 2.1875},
+             Row{rotated_1_5, 128, 64, 256 + 128 + 26 * 64, 256 + 26 * 64, 1.9375},
+             Row{rotated_1_5, 128, 128, 256 + 256 + 52 * 64, 256 + 52 * 64, 1.8125},
+             Row{rotated_2, 128, 64, 256 + 128 + 2048, 256 + 2048, 2.3125},
+             Row{rotated_2, 128, 128, 256 + 256 + 4096, 256 + 4096, 2.1875},
              // Six levels: 32 (64) units of 64 bytes, and 64 more for each three of them.
-             Row{"lowkv2.6", 128, 64, 256 + 128 + 43 * 64, 256 + 2048, 2.65625},
-             Row{"lowkv2.6", 128, 128, 256 + 256 + 86 * 64, 256 + 4096, 2.53125},
-             Row{"lowkv2.8", 128, 64, 256 + 128 + 3072, 256 + 2048, 2.8125},
-             Row{"lowkv2.8", 128, 128, 256 + 256 + 6144, 256 + 4096, 2.6875},
-             Row{"lowkv3", 128, 64, 256 + 128 + 3072, 256 + 3072, 3.3125},
-             Row{"lowkv3", 128, 128, 256 + 256 + 6144, 256 + 6144, 3.1875},
-             Row{"lowkv4", 128, 64, 256 + 128 + 4096, 256 + 4096, 4.3125},
-             Row{"lowkv4", 128, 128, 256 + 256 + 8192, 256 + 8192, 4.1875},
+             Row{rotated_2_6, 128, 64, 256 + 128 + 43 * 64, 256 + 2048, 2.65625},
+             Row{rotated_2_6, 128, 128, 256 + 256 + 86 * 64, 256 + 4096, 2.53125},
+             Row{rotated_2_8, 128, 64, 256 + 128 + 3072, 256 + 2048, 2.8125},
+             Row{rotated_2_8, 128, 128, 256 + 256 + 6144, 256 + 4096, 2.6875},
+             Row{rotated_3, 128, 64, 256 + 128 + 3072, 256 + 3072, 3.3125},
+             Row{rotated_3, 128, 128, 256 + 256 + 6144, 256 + 6144, 3.1875},
+             Row{rotated_4, 128, 64, 256 + 128 + 4096, 256 + 4096, 4.3125},
+             Row{rotated_4, 128, 128, 256 + 256 + 8192, 256 + 8192, 4.1875},
              Row{"turboquant4", 32, 64, 64 + 1024, 64 + 1024, 4.25},
              Row{"turboquant4", 32, 128, 64 + 2048, 64 + 2048, 4.125},
              Row{"turboquant2-qr", 32, 64, 64 + 512, 64 + 512, 2.25},
@@ -274,9 +275,9 @@ TEST_CASE("attention over random data keeps its direction") {
     // Measured: .879 to .896 at 2 bits (KVarN, whose levels are uniform: .790), .927, .964 to .966,
     // .990 to .993 at 4 bits.
     for (const Row& row :
-         {Row{"lowkv2", .86}, Row{"turboquant2", .86}, Row{"turboquant2-qr", .86},
-          Row{"lowkv2.6", .88}, Row{"lowkv2.8", .90}, Row{"lowkv3", .95}, Row{"turboquant3", .95},
-          Row{"kvarn2", .75}, Row{"kvarn3", .93}, Row{"kvarn4", .98}, Row{"lowkv4", .985},
+         {Row{rotated_2, .86}, Row{"turboquant2", .86}, Row{"turboquant2-qr", .86},
+          Row{rotated_2_6, .88}, Row{rotated_2_8, .90}, Row{rotated_3, .95}, Row{"turboquant3", .95},
+          Row{"kvarn2", .75}, Row{"kvarn3", .93}, Row{"kvarn4", .98}, Row{rotated_4, .985},
           Row{"turboquant4", .985}, Row{"int4h", .985}}) {
         Random random(9);
         std::vector<Block> blocks, decoded;

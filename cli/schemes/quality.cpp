@@ -11,7 +11,6 @@ constexpr std::array measured{
     // clang-format off: written by eval/quality.py
     Quality{"lowkv1.5", "0.026", "+1.7 %"},
     Quality{"lowkv2", "0.014", "+0.8 %"},
-    Quality{"lowkv2.6", "0.0067", "+0.5 %"},
     Quality{"lowkv2.8", "0.0047", "+0.5 %"},
     Quality{"lowkv3", "0.0028", "+0.7 %"},
     Quality{"lowkv4", "0.00064", "+0.2 %"},

@@ -20,15 +20,25 @@ constexpr Codec normal(Width width) {
             .rotation = Rotate::hadamard};
 }
 
-constexpr Codec centred(Codec codec) {
-    codec.centred = true;
-    return codec;
+// lowkv's own keys: the largest channels get the most bits, the two shortest keys are repaired.
+constexpr Codec sorted(Width first, const std::array<std::uint8_t, 4>& bits) {
+    return {.width = first,
+            .axis = Axis::sorted,
+            .group = Group::head,
+            .quarter_bits = bits,
+            .exact_rows = 2,
+            .levels = Levels::trellis};
 }
 
-// Better for values, not for keys (docs/quality.md).
-constexpr Codec unbiased(Codec codec) {
-    codec.fit = Fit::unbiased;
-    return codec;
+// lowkv's own values. `unbiased` is better for values, not for keys (docs/quality.md).
+constexpr Codec own_values(Width width, Levels levels) {
+    return {.width = width,
+            .axis = Axis::token,
+            .group = Group::head,
+            .levels = levels,
+            .rotation = Rotate::hadamard,
+            .fit = Fit::unbiased,
+            .metadata = Metadata::fp8_e5m3};
 }
 
 constexpr Codec rotated(Codec codec, Rotate rotation) {
@@ -70,8 +80,8 @@ constexpr Codec kvarn(Width width, Axis axis) {
 }
 
 constexpr std::string_view own =
-    "lowkv's own hybrid: TurboQuant's rotation and levels (Zandieh et al., 2025), the keys less "
-    "their block's mean per channel";
+    "lowkv's own hybrid: keys in sorted channels with unequal bits, values after TurboQuant's "
+    "rotation (Zandieh et al., 2025), both by a trellis (Marcellin and Fischer, 1990)";
 constexpr std::string_view kivi =
     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache (Liu et al., ICML 2024); the "
     "paper has no sinks: add sinks=0";
@@ -127,23 +137,19 @@ std::span<const Preset> presets() {
         preset({"exact", "the reference: f16, nothing is quantized", "no paper: f16 as it comes",
                 recommended},
                Codec{}),
-        preset({"lowkv1.5", "when memory is shortest: three levels, five codes to a byte", own,
+        preset({"lowkv1.5", "when memory is shortest: 1.3 bits of codes", own, recommended},
+               sorted(Width::two, {2, 2, 1, 1}), own_values(Width::one, Levels::trellis)),
+        preset({"lowkv2", "a step smaller than the default: 2-bit keys and values", own,
                 recommended},
-               centred(normal(Width::ternary)), unbiased(normal(Width::ternary))),
-        preset(
-            {"lowkv2", "a step smaller than the default: 2-bit keys and values", own, recommended},
-            centred(normal(Width::two)), unbiased(normal(Width::two))),
-        preset({"lowkv2.6", "between the two: keys of six levels, three codes to a byte", own,
-                recommended},
-               centred(normal(Width::senary)), unbiased(normal(Width::two))),
+               sorted(Width::four, {4, 2, 1, 1}), own_values(Width::two, Levels::trellis)),
         preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own,
                 recommended},
-               centred(normal(Width::three)), unbiased(normal(Width::two))),
+               sorted(Width::four, {4, 4, 2, 2}), own_values(Width::two, Levels::trellis)),
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own, recommended},
-               centred(normal(Width::three)), unbiased(normal(Width::three))),
+               sorted(Width::four, {4, 4, 2, 2}), own_values(Width::three, Levels::trellis)),
         preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size", own,
                 recommended},
-               centred(normal(Width::four)), unbiased(normal(Width::four))),
+               sorted(Width::four, {4, 4, 4, 4}), own_values(Width::four, Levels::normal)),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(Width::two, Axis::channel, Group::g32),
                uniform(Width::two, Axis::token, Group::g32)),

@@ -217,8 +217,11 @@ def rotations(model, text, scheme, folder, *more):
     return losses, chosen, text_of_scheme
 
 
+ROTATED = "k=token-3-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased,layer.3=int4h"
+
+
 def test_rotations_of_the_real_model(folder):
-    losses, chosen, scheme = rotations(MODEL, PATHS["LOWKV_HANDBOOK_TEXT"], "lowkv2.8,layer.3=int4h", folder,
+    losses, chosen, scheme = rotations(MODEL, PATHS["LOWKV_HANDBOOK_TEXT"], ROTATED, folder,
                                        "--tokens", 512, "--context", 512)
     assert len(losses) == 30
     changed = {}
@@ -234,9 +237,9 @@ def test_rotations_of_the_real_model(folder):
         if names != {"keys hadamard", "values hadamard"}:
             changed[layer] = names
     # What is printed is what was asked for, and an override of the layers that are changed.
-    assert scheme.startswith("lowkv2.8,layer.3=int4h")
+    assert scheme.startswith(ROTATED)
     named = set()
-    for first, last in re.findall(r"layer\.(\d+)(?:-(\d+))?=", scheme.removeprefix("lowkv2.8,layer.3=int4h")):
+    for first, last in re.findall(r"layer\.(\d+)(?:-(\d+))?=", scheme.removeprefix(ROTATED)):
         named |= set(range(int(first), int(last or first) + 1))
     assert named == set(changed)
     run = lowkv("schemes", scheme)

@@ -97,7 +97,6 @@ PRESETS = {
     "exact": ("f16", "16.00", "measured against"),
     "lowkv1.5": ("own hybrid", "1.94", "KLD"),
     "lowkv2": ("own hybrid", "2.31", "KLD"),
-    "lowkv2.6": ("own hybrid", "2.66", "KLD"),
     "lowkv2.8": ("own hybrid", "2.81", "KLD"),
     "lowkv3": ("own hybrid", "3.31", "KLD"),
     "lowkv4": ("own hybrid", "4.31", "KLD"),
@@ -146,8 +145,8 @@ def listing(*args):
 
 def test_schemes_lists_what_one_would_use_and_all_presets_if_asked():
     out, table, uses = listing()
-    assert table == list(uses) == list(PRESETS)[:7] and "axis" not in out
-    assert f"{len(PRESETS) - 7} more presets" in out
+    assert table == list(uses) == list(PRESETS)[:6] and "axis" not in out
+    assert f"{len(PRESETS) - 6} more presets" in out
     out, table, uses = listing("--all")
     assert table == list(uses) == list(PRESETS) and "more presets" not in out
     assert [name for name in PRESETS if "(the default)" in uses[name]] == ["lowkv2.8"]
@@ -177,7 +176,7 @@ def test_schemes_says_how_to_measure_what_was_not_measured():
 
 
 @pytest.mark.parametrize("scheme, keys, values", [
-    ("lowkv2.8",
+    ("k=token-3-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased",
      "3 bits a number: after subtracting the block's mean per channel and a Hadamard rotation, the "
      "norm of one token's head (16 bits) times one of 8 normal (Lloyd-Max) levels",
      "2 bits a number: after a Hadamard rotation, a scale of one token's head (16 bits) times one "
@@ -320,7 +319,7 @@ def test_doctor_proves_it_on_the_model(tmp_path):
     packed, cells, likeness = int(line.group(1)), int(line.group(2)), float(line.group(3))
     assert 0 < packed < cells and 0.98 < likeness < 1
     assert "room, cells" not in run.out and "room, cells" in lowkv("doctor", "-v", "-m", MODEL).out
-    assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)[:7]
+    assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)[:6]
     run = lowkv("doctor", "-m", MODEL, "--all", "--scheme", "lowkv2.8,layer.3=exact")
     assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)
     assert run.code == 0 and re.search(r"^\| 3 +\| +3 x 64 \| +8,192 \| +0 \|", run.out, re.M), run.both

@@ -165,7 +165,7 @@ def test_a_gguf_file_is_read(figures):
     assert 0.9e8 < out["weights_bytes"] < 1e8
     assert out["rows"]["f16"]["kv_bytes"] == 23040 * out["context"]
     assert out["bandwidth_bytes_per_s"] is None and out["rows"]["f16"]["seconds_per_step"] is None
-    used = ["f16", "exact", "lowkv1.5", "lowkv2", "lowkv2.6", "lowkv2.8", "lowkv3", "lowkv4"]
+    used = ["f16", "exact", "lowkv1.5", "lowkv2", "lowkv2.8", "lowkv3", "lowkv4"]
     assert list(out["rows"]) == used
     every = list(figures("-m", MODEL, "--all")["rows"])
     assert every[:len(used)] == used and {"kivi2", "turboquant4-qr"} < set(every)

@@ -7,7 +7,7 @@ import plugin_models as models
 import pytest
 from plugin_tools import MODEL, PLUGIN, TOOLS, assert_same_text, complete, environment, tool
 
-LEGAL = r"legal: exact, lowkv1.5, lowkv2, lowkv2.6, lowkv2.8, lowkv3, lowkv4, kivi2, kivi4"
+LEGAL = r"legal: exact, lowkv1.5, lowkv2, lowkv2.8, lowkv3, lowkv4, kivi2, kivi4"
 
 
 def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
@@ -20,7 +20,7 @@ def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
 
 
 @pytest.mark.parametrize("scheme, packed", [
-    ("exact", 23040), ("kivi4", 7200), ("kivi2", 4320), ("lowkv2.8", 4050), ("lowkv2.6", 3825), ("lowkv2", 3330),
+    ("exact", 23040), ("kivi4", 7200), ("kivi2", 4320), ("lowkv2.8", 4050), ("lowkv2", 3330),
     ("lowkv1.5", 2790), ("turboquant3-qr", 4680), ("kvarn3", 5130),
     ("k=channel-2-g32-search,v=token-2-g32", 4320)])
 def test_active_line(scheme, packed):
