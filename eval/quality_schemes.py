@@ -58,13 +58,15 @@ SINKS = {name: {s: name if 0 < s <= block else f"{name}+sinks={s}" for s in (0, 
 H = "head-normal-hadamard"
 NORM2 = f"k=token-2-{H}-mean+v=token-2-{H}"
 NORM28 = f"k=token-3-{H}-mean+v=token-2-{H}"
+# What lowkv's presets were before sorted keys and trellises: bits of keys and values.
+ROTATED = {name: f"k=token-{key}-{H}-mean+v=token-{value}-{H}-unbiased" for name, key, value in
+           (("1.5", "1.5", "1.5"), ("2", 2, 2), ("2.6", "2.6", 2), ("2.8", 3, 2), ("3", 3, 3), ("4", 4, 4))}
 WORDS = {"norm": "", "unbiased": "-unbiased", "lsq": "-lsq"}
 # How the scale of the normal levels is chosen. Rows: which part is changed, the other one being `norm`.
 FITS = {name: {
     **{("keys", fit): f"k=token-{bits}-{H}-mean{word}+v=token-2-{H}" for fit, word in WORDS.items()},
     **{("values", fit): f"k=token-{bits}-{H}-mean+v=token-2-{H}{word}" for fit, word in WORDS.items()},
-    ("values", "unbiased"): name,
-} for name, bits in (("lowkv2", 2), ("lowkv2.8", 3))}
+} for name, bits in (("2-bit keys, 2-bit values", 2), ("3-bit keys, 2-bit values", 3))}
 
 # The flagship taken apart, and its neighbours: label, scheme.
 PARTS = [
@@ -74,7 +76,7 @@ PARTS = [
     ("... + Hadamard rotation (turboquant2)", "turboquant2"),
     ("... + Hadamard, keys less their mean", NORM2),
     ("... + 3-bit keys", NORM28),
-    ("... + values unbiased (lowkv2.8)", "lowkv2.8"),
+    ("... + values unbiased", ROTATED["2.8"]),
     ("3-bit keys, fp8 norm on keys", f"k=token-3-{H}-mean-fp8+v=token-2-{H}"),
     ("3-bit keys, fp8 norm on values", f"k=token-3-{H}-mean+v=token-2-{H}-fp8"),
 ]
@@ -108,7 +110,8 @@ CALIBRATIONS = ["handbook 1024", CALIBRATION, "handbook 16384", "bible 4096"]
 CALIBRATIONS_SCHEMES = ["skvq-k2v2", "kvquant3", "kvquant3-1%"]
 
 # More bits for the first and last layers.
-EDGES = [(name, f"{name}+layer.0-1=lowkv4+layer.28-29=lowkv4") for name in ("lowkv2", "lowkv2.8")]
+MORE = ROTATED["4"].replace("k=", "").replace("+v=", "/")
+EDGES = [(ROTATED[name], f"{ROTATED[name]}+layer.0-1={MORE}+layer.28-29={MORE}") for name in ("2", "2.8")]
 
 QUICK = ["lowkv2", "lowkv2.8", "kivi2", "stock q4_0"]
 
