@@ -220,8 +220,10 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("k=channel-2-g32-normal,v=exact", {"scale per token"});
     check_error("k=token-8-head-normal,v=exact", {"2, 2.6, 3 or 4 bits"});
     check_error("k=token-4-head-lsq,v=exact", {"add normal"});
-    for (const char* codec : {"token-4-head-trellis", "token-1.5-head-trellis", "token-1-g32-trellis"})
-        check_error("k=" + std::string(codec) + ",v=exact", {codec, "1, 2 or 3 bits and one scale"});
+    for (const char* codec :
+         {"token-4-head-trellis", "token-1.5-head-trellis", "token-1-g32-trellis"})
+        check_error("k=" + std::string(codec) + ",v=exact",
+                    {codec, "1, 2 or 3 bits and one scale"});
     for (const char* codec : {"token-1-head", "token-1-head-normal", "channel-1-g32", "token-1-row",
                               "channel-1-g128-varnorm", "token-1-g64-reorder"})
         check_error("k=" + std::string(codec) + ",v=exact", {codec, "1 bit needs a trellis"});

@@ -41,8 +41,8 @@ double mean_squared_error(const Block& block, Which w) {
 // Every codec with metadata of its own head that is legal for this part.
 std::vector<Codec> all_codecs(Codec LayerScheme::* part) {
     std::vector<Codec> all{Codec{}};
-    for (const Width width : {Width::one, Width::two, Width::senary, Width::three,
-                              Width::four, Width::eight}) {
+    for (const Width width :
+         {Width::one, Width::two, Width::senary, Width::three, Width::four, Width::eight}) {
         for (const Axis axis : {Axis::channel, Axis::token}) {
             for (const Group group : {Group::g32, Group::g64, Group::g128, Group::head}) {
                 for (const Levels levels : {Levels::uniform, Levels::normal, Levels::trellis}) {

@@ -138,8 +138,9 @@ TEST_CASE("of N(0, 1) it loses a fifth to a third less than Lloyd-Max levels do"
         double bound, most;  // of any code of so many bits; of this one
     };
     // Lloyd-Max: .3634, .1175, .0345.
-    for (const Limits& limits : {Limits{Width::one, 0.25, 0.3005}, Limits{Width::two, 0.0625, 0.0855},
-                                 Limits{Width::three, 0.015625, 0.0230}}) {
+    for (const Limits& limits :
+         {Limits{Width::one, 0.25, 0.3005}, Limits{Width::two, 0.0625, 0.0855},
+          Limits{Width::three, 0.015625, 0.0230}}) {
         CAPTURE(row_of(limits.width).word);
         const Levels64 levels = book_levels(limits.width);
         double sum = 0;
@@ -149,7 +150,7 @@ TEST_CASE("of N(0, 1) it loses a fifth to a third less than Lloyd-Max levels do"
             for (std::uint32_t word = 0; word < words; ++word) sum += found.error(word, levels);
         }
         const double mse = sum / (turns * words * count);
-        MESSAGE(row_of(limits.width).word << " bits: " << mse);
+        INFO("squared error " << mse);
         CHECK(mse < limits.most);
         CHECK(mse > limits.bound);
     }
@@ -162,7 +163,8 @@ TEST_CASE("windows are those of the codes as they lie in a block") {
         const std::uint32_t number = kernels::number_of(width);
         CodeTile tile;
         for (auto& row : tile.row)
-            for (auto& code : row) code = static_cast<std::uint8_t>(random() % lowkv_levels(number));
+            for (auto& code : row)
+                code = static_cast<std::uint8_t>(random() % lowkv_levels(number));
         const CodeTile codes = tile;
         std::vector<std::uint8_t> bytes(lowkv_codes_bytes(number, lanes, LOWKV_UNIT_STEPS));
         HeadShape head;

@@ -1,5 +1,5 @@
-#include "codec/trellis.h"
 #include "families/words.h"
+#include "codec/trellis.h"
 
 namespace lowkv::codec {
 namespace {

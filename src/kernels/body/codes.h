@@ -179,8 +179,7 @@ LOWKV_INLINE void load_windows(const UnitView& view, unsigned tile, I next, I& l
         low = four_bits(bits, next_bits, 2 * tile);
         high = four_bits(bits, next_bits, 2 * tile + 2);
     } else {
-        const I third =
-            with_next(bit_and(shift_right(view.third, 2), set_int(0x0f0f0f0f)), next);
+        const I third = with_next(bit_and(shift_right(view.third, 2), set_int(0x0f0f0f0f)), next);
         const I own = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
         high = four_bits(third, third, tile);
         low = bit_or(own, shift_left(bit_and(high, set_int(0x03030303)), 2));

@@ -31,8 +31,7 @@ struct Trellis {
 };
 
 LOWKV_INLINE F mark(F cost, int mask, unsigned code) {
-    return as_float(
-        bit_or(bit_and(as_int(cost), set_int(~mask)), set_int(static_cast<int>(code))));
+    return as_float(bit_or(bit_and(as_int(cost), set_int(~mask)), set_int(static_cast<int>(code))));
 }
 
 // costs of the states before a sample become those after it; decisions: a code for each state.
@@ -57,16 +56,15 @@ LOWKV_INLINE I trellis_step(F sample, const float* levels, F (&cost)[Trellis<W>:
                 error = own == 0 ? marked : min(error, marked);
             }
             const F sum = add(error, cost[T::before(to, link << T::own)]);
-            const F marked =
-                T::own > 0
-                    ? as_float(bit_or(bit_and(as_int(sum), set_int(~T::code_mask)),
-                                      bit_and(as_int(error), set_int(T::code_mask))))
-                    : mark(sum, T::code_mask, link);
+            const F marked = T::own > 0
+                                 ? as_float(bit_or(bit_and(as_int(sum), set_int(~T::code_mask)),
+                                                   bit_and(as_int(error), set_int(T::code_mask))))
+                                 : mark(sum, T::code_mask, link);
             best = link == 0 ? marked : min(best, marked);
         }
         after[to] = best;
-        decisions = bit_or(
-            decisions, shift_left(bit_and(as_int(best), set_int(T::code_mask)), T::bits * to));
+        decisions = bit_or(decisions,
+                           shift_left(bit_and(as_int(best), set_int(T::code_mask)), T::bits * to));
     }
     for (unsigned state = 0; state < T::states; ++state) cost[state] = after[state];
     return decisions;
