@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "codec/lloyd_max.h"
@@ -33,21 +34,25 @@ constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 // of random rotations only a few: making their matrix takes a plan longer than a test its block.
 std::vector<std::string> codecs(const std::string& rotation, const std::string& mean) {
     std::vector<std::string> all;
-    for (const char* bits : {"2", "2.6", "3", "4", "8"}) {
+    const auto is_trellis = [](std::string_view bits, std::string_view group) {
+        return (bits == "1" || bits == "2" || bits == "3") && group == "head";
+    };
+    for (const char* bits : {"1", "2", "2.6", "3", "4", "8"}) {
         for (const char* group : {"g32", "g64", "g128", "head"}) {
             if (rotation == "-random" && (*bits != '3' || std::string(group) != "head")) continue;
             const std::string start = std::string("token-") + bits + "-" + group;
             for (const char* metadata : {"", "-fp8"}) {
                 // Neither of the three is a plain codec: codec_laws.cpp.
-                if (!rotation.empty() || !mean.empty())
+                if ((!rotation.empty() || !mean.empty()) && *bits != '1')
                     all.push_back(start + rotation + mean + metadata);
                 if (*bits == '8') continue;
                 // E5M3 in fp8's stead with some: a third more codecs would take a third more time.
                 const bool narrow = *metadata != '\0';
                 for (const char* fit : {"", "-unbiased", "-lsq"}) {
                     const char* norm = narrow && *fit != '\0' ? "-e5m3" : metadata;
-                    all.push_back(start + "-normal" + rotation + mean + fit + norm);
-                    if (start == "token-2-head")
+                    if (*bits != '1')
+                        all.push_back(start + "-normal" + rotation + mean + fit + norm);
+                    if (is_trellis(bits, group))
                         all.push_back(start + "-trellis" + rotation + mean + fit + norm);
                 }
             }
@@ -328,7 +333,9 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
     Random random(2);
     for (const char* scheme : {rotated_2, rotated_4, "turboquant3", "turboquant2-qr", "int4h",
                                "k=token-2-g32-normal-mean-unbiased,v=token-3-g64-normal-lsq-fp8",
-                               "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis"}) {
+                               "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis",
+                               "k=token-1-head-trellis,v=token-3-head-trellis-random",
+                               "k=token-3-head-trellis-hadamard-mean,v=token-1-head-trellis"}) {
         for (const std::uint32_t head_dim : head_dims) {
             CAPTURE(scheme);
             CAPTURE(head_dim);
