@@ -13,12 +13,11 @@ namespace {
 
 constexpr std::uint32_t tokens = sorted_tokens;
 
-// One number for each place to one for each channel: y H / (4 root).
+// One number for each place to one for each channel: y H / 4.
 void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,
                  float* x) noexcept {
     for (std::uint32_t p = 0; p < part.head.head_dim; p += sorted_group) hadamard_16(y + p);
-    for (std::uint32_t p = 0; p < part.head.head_dim; ++p)
-        x[statistics.order[p]] = 0.25f * y[p] / statistics.root[p];
+    for (std::uint32_t p = 0; p < part.head.head_dim; ++p) x[statistics.order[p]] = 0.25f * y[p];
 }
 
 }  // namespace
@@ -85,8 +84,8 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     float y[max_sorted_dim][tokens];
     for (std::uint32_t p = 0; p < channels(); ++p) {
         load(statistics.order[p], y[p]);
-        const float mean = mean_[statistics.order[p]], root = 0.25f * statistics.root[p];
-        for (std::uint32_t t = 0; t < tokens; ++t) y[p][t] = (y[p][t] - mean) * root;
+        const float mean = mean_[statistics.order[p]];
+        for (std::uint32_t t = 0; t < tokens; ++t) y[p][t] = 0.25f * (y[p][t] - mean);
     }
     for (std::uint32_t p = 0; p < channels(); p += sorted_group) hadamard_rows(y + p);
 

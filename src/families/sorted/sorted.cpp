@@ -1,5 +1,5 @@
-// Keys that spend bits where queries look (lowkv's own): channels sorted by what they add to
-// scores, in groups of 16 with bits of their own, and the shortest keys repaired.
+// Keys that spend bits where they are large (lowkv's own): channels sorted by their energy, in
+// groups of 16 with bits of their own, and the shortest keys repaired.
 
 #include <cstring>
 
@@ -37,10 +37,7 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
     } else {
         float energy[max_sorted_dim];
         encoder.find_energy(energy);
-        const std::size_t first = std::size_t{h} * head.head_dim;
-        write_statistics(*this, energy,
-                         hints.query_energy == nullptr ? nullptr : hints.query_energy + first,
-                         its_section);
+        write_statistics(*this, energy, its_section);
     }
     SortedStatistics statistics;
     read_statistics(*this, its_section, statistics);
@@ -79,8 +76,8 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
         }
         for (std::uint32_t i = 0; i < sorted_group; ++i) {
             const std::uint32_t p = g * sorted_group + i, c = statistics.order[p];
-            const float factor = 0.25f / statistics.root[p], mean = f16_to_f32(means[c]);
-            for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] = y[i][t] * factor + mean;
+            const float mean = f16_to_f32(means[c]);
+            for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] = 0.25f * y[i][t] + mean;
             for (std::uint32_t r = 0; r < head.rows; ++r) {
                 const auto t = static_cast<std::uint8_t>(its_section[section.row_tokens + r]);
                 const auto residual = static_cast<std::uint8_t>(

@@ -21,11 +21,6 @@ LOWKV_INLINE unsigned sorted_channel(const codec::SortedPart& part, const std::b
     const auto channel = static_cast<unsigned>(section[part.section.order + place]);
     return channel < part.head.head_dim ? channel : 0;
 }
-LOWKV_INLINE float sorted_weight(const codec::SortedPart& part, const std::byte* section,
-                                 unsigned place) {
-    const auto pair = static_cast<unsigned>(section[part.section.weights + place / 2]);
-    return lowkv_sorted_weight(place % 2 == 0 ? pair & 15 : pair >> 4);
-}
 // A quarter, for H, of what a level's step is worth in a group.
 LOWKV_INLINE float sorted_unit(const codec::SortedPart& part, const std::byte* section,
                                unsigned bits, unsigned group) {
@@ -53,8 +48,7 @@ void prepare_sorted(const codec::SortedPart& part, const std::byte* section, con
     alignas(64) float x[Rows][codec::max_sorted_dim];
     for (unsigned p = 0; p < steps; ++p) {
         const unsigned channel = sorted_channel(part, section, p);
-        const float factor = sorted_weight(part, section, p);
-        for (unsigned r = 0; r < Rows; ++r) x[r][p] = w[r * w_stride + channel] * factor;
+        for (unsigned r = 0; r < Rows; ++r) x[r][p] = w[r * w_stride + channel];
     }
     F largest[4], sum[4];
     for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);

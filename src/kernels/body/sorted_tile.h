@@ -65,11 +65,10 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
                 hadamard_vectors(y);
                 const F scale = mul(load_u8(scales + lane), unit);
                 for (unsigned i = 0; i < 16; ++i) {
-                    const unsigned place = g * codec::sorted_group + i;
-                    const unsigned channel = sorted_channel(part, section, place);
-                    const F factor = mul(scale, set(sorted_weight(part, section, place)));
+                    const unsigned channel =
+                        sorted_channel(part, section, g * codec::sorted_group + i);
                     store(tile + channel * tile_tokens + lane,
-                          fma(y[i], factor, set(codec::f16_to_f32(mean[channel]))));
+                          fma(y[i], scale, set(codec::f16_to_f32(mean[channel]))));
                 }
             }
         }
