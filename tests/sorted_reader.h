@@ -29,7 +29,10 @@ struct SortedReader {
     std::uint32_t channel(std::uint32_t place) const { return byte(places().order + place); }
     double unit(std::uint32_t group) const { return half(std::size_t{2} * group); }
     double mean(std::uint32_t channel) const {
-        return half(places().mean + std::size_t{2} * channel);
+        return (byte(places().means + channel) - 128.0) * mean_step(channel);
+    }
+    double mean_step(std::uint32_t channel) const {
+        return half(places().largest_means + std::size_t{2} * (channel / 16)) / 127;
     }
     double largest() const { return half(places().largest); }
     double scale(std::uint32_t token) const {
