@@ -73,11 +73,6 @@ void encode_like(Block& block, const std::vector<std::byte>& like) {
     encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
                  block.packed.data(), 0, block.plan.shape().kv_heads, {.like = like.data()});
 }
-void encode_for(Block& block, const std::vector<float>& query_energy) {
-    encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
-                 block.packed.data(), 0, block.plan.shape().kv_heads,
-                 {.query_energy = query_energy.data()});
-}
 
 // The tokens whose mean is taken: those that are no rows.
 std::vector<std::uint32_t> coded_tokens(const SortedReader& keys) {
@@ -110,13 +105,13 @@ std::vector<double> means(const Block& block, std::uint32_t head,
     return mean;
 }
 
-// y: sorted, weighted, rotated.
+// y: sorted, rotated.
 std::vector<double> sorted_key(const Block& block, const SortedReader& keys, std::uint32_t head,
                                std::uint32_t token, const std::vector<double>& mean) {
     std::vector<double> y(mean.size());
     for (std::uint32_t p = 0; p < y.size(); ++p) {
         const std::uint32_t c = keys.channel(p);
-        y[p] = (block.get(Which::keys, {head, c, token}) - mean[c]) * keys.root(p);
+        y[p] = block.get(Which::keys, {head, c, token}) - mean[c];
     }
     return keys.rotated(y);
 }
@@ -125,6 +120,20 @@ double norm(const std::vector<double>& x) {
     double sum = 0;
     for (const double v : x) sum += v * v;
     return std::sqrt(sum);
+}
+
+// f(block, head, its reader, the tokens that are no rows) of every block, filled and encoded.
+template <class F>
+void for_all_heads(unsigned seed, F f) {
+    Random random(seed);
+    for_all_blocks([&](Block block) {
+        fill_keys(block, random);
+        block.encode();
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader keys = reader(block, h);
+            f(block, h, keys, coded_tokens(keys));
+        }
+    });
 }
 
 // Squared error of keys, less rows, by channel.
@@ -151,7 +160,7 @@ TEST_CASE("a packed block has its size, and what decode_block() reads is what fo
             bits += block.plan.scheme().key.quarter_bits[4 * g / groups];
         const std::uint32_t rows = block.plan.scheme().key.exact_rows;
         const std::size_t head =
-            2 * groups + d + d / 2 + 2 + 2 * rows + 2 * d + 128 + rows + std::size_t{rows} * d;
+            2 * groups + d + 2 + 2 * groups + 2 * rows + d + 128 + rows + std::size_t{rows} * d;
         CHECK(part.head_bytes() == (head + 63) / 64 * 64 + std::size_t{bits} * 16 * 128 / 8);
         CHECK(block.plan.key_bits() == 8.0 * static_cast<double>(part.head_bytes()) / (128.0 * d));
         fill_keys(block, random);
@@ -174,129 +183,91 @@ TEST_CASE("a packed block has its size, and what decode_block() reads is what fo
     });
 }
 
-TEST_CASE("statistics: channels in the order of what they add to scores, groups' sizes") {
-    Random random(2);
-    for_all_blocks([&](Block block) {
+TEST_CASE("statistics: channels in the order of their energy, groups' sizes") {
+    for_all_heads(2, [](const Block& block, std::uint32_t h, const SortedReader& keys,
+                        const std::vector<std::uint32_t>& tokens) {
         const std::uint32_t d = block.plan.shape().head_dim;
-        fill_keys(block, random);
-        std::vector<float> query_energy(2 * d);
-        std::normal_distribution<float> normal;
-        for (float& x : query_energy) x = std::exp2(2.0f * normal(random));
-        for (const bool known : {false, true}) {
-            if (known)
-                encode_for(block, query_energy);
-            else
-                block.encode();
-            for (std::uint32_t h = 0; h < 2; ++h) {
-                const SortedReader keys = reader(block, h);
-                const auto tokens = coded_tokens(keys);
-                const std::vector<double> mean = means(block, h, tokens);
-                double all = 0, most = 0;
-                for (std::uint32_t c = 0; c < d; ++c) all += query_energy[h * d + c];
-                std::vector<double> weight(d, 1.0);
-                for (std::uint32_t c = 0; known && c < d; ++c)
-                    weight[c] = query_energy[h * d + c] + 0.02 * all / d;
-                for (const double w : weight) most = std::max(most, w);
-                std::vector<bool> seen(d);
-                std::vector<double> energy(d), size(d / 16);
-                std::size_t wrong = 0;
-                for (std::uint32_t p = 0; p < d; ++p) {
-                    const std::uint32_t c = keys.channel(p);
-                    REQUIRE(c < d);
-                    seen[c] = true;
-                    for (const std::uint32_t t : tokens)
-                        energy[p] += std::pow(block.get(Which::keys, {h, c, t}) - mean[c], 2.0);
-                    energy[p] *= keys.root(p) * keys.root(p);
-                    size[p / 16] += energy[p] / 16;
-                    if (p > 0 && energy[p] > energy[p - 1] * (1 + 1e-4)) ++wrong;
-                    // To the nearest half power of two, of its square root; none below 2^-7.5.
-                    const double exact = std::max(std::log2(weight[c] / most), -15.0);
-                    if (!(std::fabs(2 * std::log2(keys.root(p)) - exact) < 0.5001)) ++wrong;
-                }
-                CHECK(std::count(seen.begin(), seen.end(), true) == d);
-                const double largest = *std::max_element(size.begin(), size.end());
-                for (std::uint32_t g = 0; g < d / 16; ++g) {
-                    const double unit = std::max(std::sqrt(size[g] / largest), 0x1p-8);
-                    if (!(std::fabs(keys.unit(g) - unit) < 1e-3 * unit)) ++wrong;
-                }
-                CHECK(wrong == 0);
-            }
+        const std::vector<double> mean = means(block, h, tokens);
+        std::vector<bool> seen(d);
+        std::vector<double> energy(d), size(d / 16);
+        std::size_t wrong = 0;
+        for (std::uint32_t p = 0; p < d; ++p) {
+            const std::uint32_t c = keys.channel(p);
+            REQUIRE(c < d);
+            seen[c] = true;
+            for (const std::uint32_t t : tokens)
+                energy[p] += std::pow(block.get(Which::keys, {h, c, t}) - mean[c], 2.0);
+            size[p / 16] += energy[p] / 16;
+            if (p > 0 && energy[p] > energy[p - 1] * (1 + 1e-4)) ++wrong;
         }
+        CHECK(std::count(seen.begin(), seen.end(), true) == d);
+        const double largest = *std::max_element(size.begin(), size.end());
+        for (std::uint32_t g = 0; g < d / 16; ++g) {
+            const double unit = std::max(std::sqrt(size[g] / largest), 0x1p-8);
+            if (!(std::fabs(keys.unit(g) - unit) < 1e-3 * unit)) ++wrong;
+        }
+        CHECK(wrong == 0);
     });
 }
 
 TEST_CASE("codes are the nearest levels, and the scale keeps a token's length") {
-    Random random(3);
-    for_all_blocks([&](Block block) {
-        fill_keys(block, random);
-        block.encode();
-        for (std::uint32_t h = 0; h < 2; ++h) {
-            const SortedReader keys = reader(block, h);
-            const auto tokens = coded_tokens(keys);
-            std::vector<double> slack;
-            const std::vector<double> mean = means(block, h, tokens, &slack);
-            std::size_t wrong = 0, wrong_scales = 0;
-            double largest = 0;
-            for (const std::uint32_t t : tokens) {
-                const std::vector<double> y = sorted_key(block, keys, h, t, mean);
-                std::vector<double> coded, levels, relative;
-                for (std::uint32_t p = 0; p < y.size(); ++p) {
-                    if (keys.bits(p / 16) == 0) continue;
-                    coded.push_back(y[p]);
-                    levels.push_back(keys.level(p, t));
-                    relative.push_back(y[p] / keys.unit(p / 16));
-                }
-                const double rms = norm(relative) / std::sqrt(static_cast<double>(coded.size()));
-                for (std::uint32_t p = 0; p < coded.size(); ++p) {
-                    const auto& book = codec::normal_codebook(1u << keys.bits(p / 16));
-                    const double z = relative[p] / rms;
-                    double noise = 1e-4;
-                    for (std::uint32_t i = p / 16 * 16; i < p / 16 * 16 + 16; ++i)
-                        noise +=
-                            slack[keys.channel(i)] * keys.root(i) / 4 / keys.unit(p / 16) / rms;
-                    double nearest = std::numeric_limits<double>::infinity();
-                    for (std::uint32_t l = 0; l < book.count; ++l)
-                        nearest = std::min(nearest, std::fabs(z - book.level[l]));
-                    if (!(std::fabs(z - book.level[keys.code(p, t)]) <= nearest + 2 * noise))
-                        ++wrong;
-                }
-                const double scale = norm(coded) / norm(levels);
-                largest = std::max(largest, scale);
-                // 255 stands for the largest one. One above 0 stays above 0.
-                const double step = keys.largest() / 255;
-                const double stored = keys.scale(t);
-                const bool raised = stored <= step * 1.001 && scale < step;
-                if (!(std::fabs(stored - scale) <= 0.5 * step + 1e-3 * scale) && !raised)
-                    ++wrong_scales;
+    for_all_heads(3, [](const Block& block, std::uint32_t h, const SortedReader& keys,
+                        const std::vector<std::uint32_t>& tokens) {
+        std::vector<double> slack;
+        const std::vector<double> mean = means(block, h, tokens, &slack);
+        std::size_t wrong = 0, wrong_scales = 0;
+        double largest = 0;
+        for (const std::uint32_t t : tokens) {
+            const std::vector<double> y = sorted_key(block, keys, h, t, mean);
+            std::vector<double> coded, levels, relative;
+            for (std::uint32_t p = 0; p < y.size(); ++p) {
+                if (keys.bits(p / 16) == 0) continue;
+                coded.push_back(y[p]);
+                levels.push_back(keys.level(p, t));
+                relative.push_back(y[p] / keys.unit(p / 16));
             }
-            CHECK(wrong == 0);
-            CHECK(wrong_scales == 0);
-            CHECK(keys.largest() == doctest::Approx(largest).epsilon(1e-3));
+            const double rms = norm(relative) / std::sqrt(static_cast<double>(coded.size()));
+            for (std::uint32_t p = 0; p < coded.size(); ++p) {
+                const auto& book = codec::normal_codebook(1u << keys.bits(p / 16));
+                const double z = relative[p] / rms;
+                double noise = 1e-4;
+                for (std::uint32_t i = p / 16 * 16; i < p / 16 * 16 + 16; ++i)
+                    noise += slack[keys.channel(i)] / 4 / keys.unit(p / 16) / rms;
+                double nearest = std::numeric_limits<double>::infinity();
+                for (std::uint32_t l = 0; l < book.count; ++l)
+                    nearest = std::min(nearest, std::fabs(z - book.level[l]));
+                if (!(std::fabs(z - book.level[keys.code(p, t)]) <= nearest + 2 * noise)) ++wrong;
+            }
+            const double scale = norm(coded) / norm(levels);
+            largest = std::max(largest, scale);
+            // 255 stands for the largest one. One above 0 stays above 0.
+            const double step = keys.largest() / 255;
+            const double stored = keys.scale(t);
+            const bool raised = stored <= step * 1.001 && scale < step;
+            if (!(std::fabs(stored - scale) <= 0.5 * step + 1e-3 * scale) && !raised)
+                ++wrong_scales;
         }
+        CHECK(wrong == 0);
+        CHECK(wrong_scales == 0);
+        CHECK(keys.largest() == doctest::Approx(largest).epsilon(1e-3));
     });
 }
 
 TEST_CASE("the decoded block has the tokens' mean") {
-    Random random(4);
-    for_all_blocks([&](Block block) {
-        fill_keys(block, random);
-        block.encode();
-        for (std::uint32_t h = 0; h < 2; ++h) {
-            const SortedReader keys = reader(block, h);
-            const auto tokens = coded_tokens(keys);
-            const std::vector<double> mean = means(block, h, tokens);
-            std::vector<double> decoded(mean.size());
-            double size = 0;
-            for (const std::uint32_t t : tokens) {
-                const std::vector<double> x = keys.coded_key(t);
-                size += norm(x) / static_cast<double>(tokens.size());
-                for (std::size_t c = 0; c < x.size(); ++c)
-                    decoded[c] += x[c] / static_cast<double>(tokens.size());
-            }
-            for (std::uint32_t c = 0; c < mean.size(); ++c) {
-                const double rounding = (std::fabs(mean[c]) + std::fabs(keys.mean(c))) * 0x1p-11;
-                CHECK(std::fabs(decoded[c] - mean[c]) <= rounding + 1e-5 * size);
-            }
+    for_all_heads(4, [](const Block& block, std::uint32_t h, const SortedReader& keys,
+                        const std::vector<std::uint32_t>& tokens) {
+        const std::vector<double> mean = means(block, h, tokens);
+        std::vector<double> decoded(mean.size());
+        double size = 0;
+        for (const std::uint32_t t : tokens) {
+            const std::vector<double> x = keys.coded_key(t);
+            size += norm(x) / static_cast<double>(tokens.size());
+            for (std::size_t c = 0; c < x.size(); ++c)
+                decoded[c] += x[c] / static_cast<double>(tokens.size());
+        }
+        for (std::uint32_t c = 0; c < mean.size(); ++c) {
+            const double rounding = 0.5 * keys.mean_step(c) + std::fabs(keys.mean(c)) * 0x1p-11;
+            CHECK(std::fabs(decoded[c] - mean[c]) <= rounding + 1e-5 * size);
         }
     });
 }
@@ -408,28 +379,6 @@ TEST_CASE("statistics are taken over from another block, bit for bit") {
         for (const double e : errors(second)) made += e;
         CHECK(made < taken);
     }
-}
-
-TEST_CASE("what queries look at costs others, and more than it costs") {
-    Random random(8);
-    Block block = block_of("sorted-4211-head", {2, 64});
-    std::normal_distribution<float> normal;
-    block.each([&](Place p) { block.set(Which::keys, p, normal(random)); });
-    std::vector<float> query_energy(128, 0.01f);
-    for (std::size_t c = 0; c < 128; c += 4) query_energy[c] = 1.0f;
-    const auto weighted = [&] {
-        double sum = 0;
-        const std::vector<double> all = errors(block);
-        for (std::size_t c = 0; c < all.size(); ++c) sum += all[c] * query_energy[c];
-        return sum;
-    };
-    block.encode();
-    const double without = weighted();
-    encode_for(block, query_energy);
-    const double with = weighted();
-    CAPTURE(without);
-    CAPTURE(with);
-    CHECK(with * 5 < without);
 }
 
 TEST_CASE("unequal bits err less than equal ones on unequal channels") {

@@ -27,14 +27,12 @@ struct SortedReader {
     const lowkv_sorted_section& places() const { return part.section; }
 
     std::uint32_t channel(std::uint32_t place) const { return byte(places().order + place); }
-    // The square root of what queries look at.
-    double root(std::uint32_t place) const {
-        const std::uint32_t pair = byte(places().weights + place / 2);
-        return std::exp2(-0.5 * (place % 2 == 0 ? pair & 15 : pair >> 4));
-    }
     double unit(std::uint32_t group) const { return half(std::size_t{2} * group); }
     double mean(std::uint32_t channel) const {
-        return half(places().mean + std::size_t{2} * channel);
+        return (byte(places().means + channel) - 128.0) * mean_step(channel);
+    }
+    double mean_step(std::uint32_t channel) const {
+        return half(places().largest_means + std::size_t{2} * (channel / 16)) / 127;
     }
     double largest() const { return half(places().largest); }
     double scale(std::uint32_t token) const {
@@ -84,7 +82,7 @@ struct SortedReader {
         for (std::uint32_t p = 0; p < d; ++p)
             if (bits(p / 16) > 0) y[p] = level(p, token) * scale(token);
         y = rotated(y);
-        for (std::uint32_t p = 0; p < d; ++p) x[channel(p)] = y[p] / root(p) + mean(channel(p));
+        for (std::uint32_t p = 0; p < d; ++p) x[channel(p)] = y[p] + mean(channel(p));
         return x;
     }
     std::vector<double> key(std::uint32_t token) const {

@@ -86,8 +86,6 @@ struct EncodeHints {
     // An earlier packed block of the sequence, whose statistics it takes over (of encode_head():
     // the same part of it). Null: it makes its own.
     const std::byte* like = nullptr;
-    // What queries look at: the mean of q^2 per kv head and channel. Null: nothing is known.
-    const float* query_energy = nullptr;
 };
 
 // How attention reads a family's heads. Scratch memory is the kernel's own stack.

@@ -293,20 +293,20 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
 
 // ---- a head's section of sorted keys ----
 //
-//   [units][order][weights][largest][row scales][mean][scales][row tokens][residuals][codes]
+//   [units][order][largest][largest means][row scales][means][scales][row tokens][residuals][codes]
 // The head's channels stand in an order of their own and go in groups of 16. Place p's group is
 // p / 16, its channel is order[p]. What a key stands for (docs/methods.md, "Sorted channels"):
 //   y = level[code] * step of the width * units[group] * scales[token] * largest / 255
-//   x[order[p]] = (y H / 4)[p] * 2^(weights[p] / 2) + mean[order[p]]
+//   x[c] = (y H / 4)[p] + (means[c] - 128) * largest_means[c / 16] / 127, c = order[p]
 // H being Sylvester's matrix of 16 x 16 for each group; y is 0 where a group has no bits. What x
 // lacks of some tokens, the rows, stands beside.
 //   units      f16, one per group: how large its numbers are among the head's
 //   order      u8, a channel per place
-//   weights    four bits per place, low ones first
 //   largest    f16: the scale that 255 stands for
+//   largest means    f16, one per 16 neighbouring channels: the mean that 255 stands for
 //   row scales, row tokens, residuals    per row f16, u8 and head_dim bytes: token row_token's x
 //              lacks (residual - 128) * row_scale. Tokens ascend
-//   mean       f16, one per channel
+//   means      u8, one per channel
 //   scales     u8, one per token
 //   codes      group after group, each as the codes of a head of 16 channels
 // What comes before `largest` are the statistics: blocks of one sequence have the same.
@@ -322,7 +322,8 @@ typedef struct {
 typedef struct {
     uint32_t groups;
     // Offsets, and the size. The units begin the section.
-    uint32_t order, weights, largest, row_scales, mean, scales, row_tokens, residuals, codes, bytes;
+    uint32_t order, largest, largest_means, row_scales, means, scales, row_tokens, residuals, codes,
+        bytes;
 } lowkv_sorted_section;
 // NOLINTEND(modernize-use-using)
 
@@ -342,35 +343,21 @@ LOWKV_FN uint32_t lowkv_sorted_codes(lowkv_sorted_head head, uint32_t group) {
     return bits * LOWKV_SORTED_GROUP * head.tokens / 8;
 }
 
-// What a weight says: 2^(weight / 2).
-LOWKV_FN float lowkv_sorted_weight(uint32_t weight) {
-    const float even = LOWKV_TO(float, 1u << weight / 2);
-    return weight % 2 == 0 ? even : even * 0x1.6a09e6p0f;
-}
-
 LOWKV_FN lowkv_sorted_section lowkv_lay_out_sorted(lowkv_sorted_head head) {
     const uint32_t groups = head.head_dim / LOWKV_SORTED_GROUP;
     const uint32_t order = 2 * groups;
-    const uint32_t weights = order + head.head_dim;
-    const uint32_t largest = weights + head.head_dim / 2;
-    const uint32_t row_scales = largest + 2;
-    const uint32_t mean = row_scales + 2 * head.rows;
-    const uint32_t scales = mean + 2 * head.head_dim;
+    const uint32_t largest = order + head.head_dim;
+    const uint32_t largest_means = largest + 2;
+    const uint32_t row_scales = largest_means + 2 * groups;
+    const uint32_t means = row_scales + 2 * head.rows;
+    const uint32_t scales = means + head.head_dim;
     const uint32_t row_tokens = scales + head.tokens;
     const uint32_t residuals = row_tokens + head.rows;
     const uint32_t codes = lowkv_whole_lines(residuals + head.rows * head.head_dim);
     const uint32_t end = codes + lowkv_sorted_codes(head, groups);
-    const lowkv_sorted_section section = {groups,
-                                          order,
-                                          weights,
-                                          largest,
-                                          row_scales,
-                                          mean,
-                                          scales,
-                                          row_tokens,
-                                          residuals,
-                                          codes,
-                                          lowkv_whole_lines(end)};
+    const lowkv_sorted_section section = {
+        groups,     order,     largest, largest_means,         row_scales, means, scales,
+        row_tokens, residuals, codes,   lowkv_whole_lines(end)};
     return section;
 }
 

@@ -23,7 +23,7 @@
 namespace lowkv {
 
 // Raised when the bytes of an image, or those that a codec packs, change their meaning.
-inline constexpr std::uint32_t image_version = 1;
+inline constexpr std::uint32_t image_version = 2;
 
 // What an image's bytes mean: those of equal identities are interchangeable.
 struct ImageIdentity {

@@ -15,8 +15,8 @@ constexpr std::array axis_choices{
     Choice{"channel", value_of(Axis::channel), "GROUP tokens of one channel share a scale"},
     Choice{"token", value_of(Axis::token), "GROUP channels of one token share a scale"},
     Choice{"sorted", value_of(Axis::sorted),
-           "keys, 4211 and the like, head: channels in the order of what they add to scores, 16 of "
-           "them coded together; each token's head has a scale"}};
+           "keys, 4211 and the like, head: channels in the order of their energy, 16 of them coded "
+           "together; each token's head has a scale"}};
 // A row of the table each: its number is the value.
 template <class Row, std::size_t N>
 constexpr std::array<Choice, N> choices_of(const Row (&table)[N]) {

@@ -13,15 +13,36 @@ namespace {
 
 constexpr std::uint32_t tokens = sorted_tokens;
 
-// One number for each place to one for each channel: y H / (4 root).
+// One number for each place to one for each channel: y H / 4.
 void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,
                  float* x) noexcept {
     for (std::uint32_t p = 0; p < part.head.head_dim; p += sorted_group) hadamard_16(y + p);
-    for (std::uint32_t p = 0; p < part.head.head_dim; ++p)
-        x[statistics.order[p]] = 0.25f * y[p] / statistics.root[p];
+    for (std::uint32_t p = 0; p < part.head.head_dim; ++p) x[statistics.order[p]] = 0.25f * y[p];
+}
+
+// The nearest of 255 levels about 128.
+std::byte level_byte(float x, float step) noexcept {
+    const float level = step > 0 ? std::clamp(x / step, -127.0f, 127.0f) : 0.0f;
+    return static_cast<std::byte>(static_cast<int>(std::nearbyint(level)) + 128);
+}
+
+// What one step of a channel's mean is worth.
+float mean_step(const SortedPart& part, const std::byte* section, std::uint32_t channel) noexcept {
+    std::uint16_t half = 0;
+    const std::uint32_t group = channel / sorted_group;
+    std::memcpy(&half, section + part.section.largest_means + 2 * group, sizeof half);
+    return f16_to_f32(half) / 127.0f;
 }
 
 }  // namespace
+
+void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept {
+    for (std::uint32_t c = 0; c < part.head.head_dim; ++c) {
+        const float step = mean_step(part, section, c);
+        const auto level = static_cast<std::uint8_t>(section[part.section.means + c]);
+        mean[c] = (static_cast<float>(level) - 128.0f) * step;
+    }
+}
 
 // What the codes of a place stand for, before the tokens' scales.
 void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
@@ -85,8 +106,8 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     float y[max_sorted_dim][tokens];
     for (std::uint32_t p = 0; p < channels(); ++p) {
         load(statistics.order[p], y[p]);
-        const float mean = mean_[statistics.order[p]], root = 0.25f * statistics.root[p];
-        for (std::uint32_t t = 0; t < tokens; ++t) y[p][t] = (y[p][t] - mean) * root;
+        const float mean = mean_[statistics.order[p]];
+        for (std::uint32_t t = 0; t < tokens; ++t) y[p][t] = 0.25f * (y[p][t] - mean);
     }
     for (std::uint32_t p = 0; p < channels(); p += sorted_group) hadamard_rows(y + p);
 
@@ -160,25 +181,34 @@ void SortedEncoder::write_scales(std::byte* section) noexcept {
     }
 }
 
-// The mean less what the codes lose on average, so that the decoded block has the tokens' mean.
-void SortedEncoder::write_mean(const SortedStatistics& statistics,
-                               std::byte* section) const noexcept {
-    float sum[max_sorted_dim] = {}, y[tokens], lost[max_sorted_dim];
+// The mean less that of what the codes stand for, so that the decoded block has the tokens' mean.
+void SortedEncoder::write_means(const SortedStatistics& statistics,
+                                std::byte* section) const noexcept {
+    float sum[max_sorted_dim] = {}, y[tokens], coded_mean[max_sorted_dim];
     for (std::uint32_t p = 0; p < coded(); ++p) {
         read_levels(part_, statistics, p, codes_[p], y);
         for (std::uint32_t t = 0; t < tokens; ++t) y[t] *= scale_[t] * kept_[t];
         sum[p] = fold(y, tokens) * share();
     }
-    to_channels(part_, statistics, sum, lost);
-    std::uint16_t halves[max_sorted_dim];
-    for (std::uint32_t c = 0; c < channels(); ++c) halves[c] = f32_to_f16(mean_[c] - lost[c]);
-    std::memcpy(section + part_.section.mean, halves, channels() * sizeof *halves);
+    to_channels(part_, statistics, sum, coded_mean);
+    std::uint16_t largest[max_sorted_groups];
+    for (std::uint32_t g = 0; g < part_.section.groups; ++g) {
+        float most = 0;
+        for (std::uint32_t c = g * sorted_group; c < (g + 1) * sorted_group; ++c)
+            most = std::max(most, std::fabs(mean_[c] - coded_mean[c]));
+        largest[g] = f32_to_f16(most);
+    }
+    std::memcpy(section + part_.section.largest_means, largest,
+                part_.section.groups * sizeof *largest);
+    for (std::uint32_t c = 0; c < channels(); ++c)
+        section[part_.section.means + c] =
+            level_byte(mean_[c] - coded_mean[c], mean_step(part_, section, c));
 }
 
 void SortedEncoder::write_rows(const SortedStatistics& statistics,
                                std::byte* section) const noexcept {
-    std::uint16_t mean[max_sorted_dim];
-    std::memcpy(mean, section + part_.section.mean, channels() * sizeof *mean);
+    float mean[max_sorted_dim];
+    read_means(part_, section, mean);
     float x[tokens], lacks[max_exact_rows][max_sorted_dim];
     float y[max_exact_rows][max_sorted_dim] = {};
     for (std::uint32_t p = 0; p < coded(); ++p) {
@@ -190,7 +220,7 @@ void SortedEncoder::write_rows(const SortedStatistics& statistics,
     for (std::uint32_t c = 0; c < channels(); ++c) {
         load(c, x);
         for (std::uint32_t r = 0; r < rows_.count; ++r)
-            lacks[r][c] = x[rows_.token[r]] - (lacks[r][c] + f16_to_f32(mean[c]));
+            lacks[r][c] = x[rows_.token[r]] - (lacks[r][c] + mean[c]);
     }
     for (std::uint32_t r = 0; r < rows_.count; ++r) {
         float most = 0;
@@ -201,10 +231,7 @@ void SortedEncoder::write_rows(const SortedStatistics& statistics,
         section[part_.section.row_tokens + r] = static_cast<std::byte>(rows_.token[r]);
         std::memcpy(section + part_.section.row_scales + 2 * r, &half, sizeof half);
         std::byte* out = section + part_.section.residuals + r * channels();
-        for (std::uint32_t c = 0; c < channels(); ++c) {
-            const float level = step > 0 ? std::clamp(lacks[r][c] / step, -127.0f, 127.0f) : 0.0f;
-            out[c] = static_cast<std::byte>(static_cast<int>(std::nearbyint(level)) + 128);
-        }
+        for (std::uint32_t c = 0; c < channels(); ++c) out[c] = level_byte(lacks[r][c], step);
     }
 }
 

@@ -18,6 +18,9 @@ inline Width sorted_width(std::uint32_t bits) noexcept {
     return static_cast<Width>(lowkv_width_of_bits(bits));
 }
 
+// What keys are less, by channel.
+void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept;
+
 // What the codes of a place stand for, before the tokens' scales.
 void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
                  const std::uint8_t* codes, float* y) noexcept;
@@ -50,7 +53,7 @@ class SortedEncoder {
 
     // Into the section, in this order: each needs what the one before has rounded.
     void write_scales(std::byte* section) noexcept;
-    void write_mean(const SortedStatistics& statistics, std::byte* section) const noexcept;
+    void write_means(const SortedStatistics& statistics, std::byte* section) const noexcept;
     void write_rows(const SortedStatistics& statistics, std::byte* section) const noexcept;
     void write_codes(std::byte* section) const noexcept;
 

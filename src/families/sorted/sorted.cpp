@@ -1,5 +1,5 @@
-// Keys that spend bits where queries look (lowkv's own): channels sorted by what they add to
-// scores, in groups of 16 with bits of their own, and the shortest keys repaired.
+// Keys that spend bits where they are large (lowkv's own): channels sorted by their energy, in
+// groups of 16 with bits of their own, and the shortest keys repaired.
 
 #include <cstring>
 
@@ -37,16 +37,13 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
     } else {
         float energy[max_sorted_dim];
         encoder.find_energy(energy);
-        const std::size_t first = std::size_t{h} * head.head_dim;
-        write_statistics(*this, energy,
-                         hints.query_energy == nullptr ? nullptr : hints.query_energy + first,
-                         its_section);
+        write_statistics(*this, energy, its_section);
     }
     SortedStatistics statistics;
     read_statistics(*this, its_section, statistics);
     encoder.find_codes(statistics);
     encoder.write_scales(its_section);
-    encoder.write_mean(statistics, its_section);
+    encoder.write_means(statistics, its_section);
     encoder.write_rows(statistics, its_section);
     encoder.write_codes(its_section);
 }
@@ -58,8 +55,9 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
     std::uint16_t* out = exact + shape().exact_offset(h);
     SortedStatistics statistics;
     read_statistics(*this, its_section, statistics);
-    std::uint16_t means[max_sorted_dim], half = 0;
-    std::memcpy(means, its_section + section.mean, head.head_dim * sizeof *means);
+    float mean[max_sorted_dim];
+    read_means(*this, its_section, mean);
+    std::uint16_t half = 0;
     std::memcpy(&half, its_section + section.largest, sizeof half);
     float scale[tokens];
     for (std::uint32_t t = 0; t < tokens; ++t)
@@ -79,8 +77,7 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
         }
         for (std::uint32_t i = 0; i < sorted_group; ++i) {
             const std::uint32_t p = g * sorted_group + i, c = statistics.order[p];
-            const float factor = 0.25f / statistics.root[p], mean = f16_to_f32(means[c]);
-            for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] = y[i][t] * factor + mean;
+            for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] = 0.25f * y[i][t] + mean[c];
             for (std::uint32_t r = 0; r < head.rows; ++r) {
                 const auto t = static_cast<std::uint8_t>(its_section[section.row_tokens + r]);
                 const auto residual = static_cast<std::uint8_t>(

@@ -44,10 +44,10 @@ CodecWords sorted_words(const Codec& codec) {
     std::string sentence =
         quarters(codec) +
         " bits a number, a quarter of the channels each: after subtracting the block's mean per "
-        "channel, channels sorted by what they add to scores and a Hadamard rotation of 16 at a "
+        "channel, channels sorted by their energy and a Hadamard rotation of 16 at a "
         "time, a scale of one token's head (8 bits) times one of the normal (Lloyd-Max) levels";
     std::string read =
-        "k = y H / (4 w) + mean, y = level * unit * scale; attention changes the "
+        "k = y H / 4 + mean, y = level * unit * scale; attention changes the "
         "query instead";
     if (codec.exact_rows > 0) {
         sentence += "; the error of each block's shortest keys beside, in 8 bits: of " +
@@ -55,7 +55,7 @@ CodecWords sorted_words(const Codec& codec) {
         read += "; + what is beside";
     }
     return {sentence,
-            "y = (k - mean) w H / 4, w = sqrt(what queries look at), level = the one nearest to "
+            "y = (k - mean) H / 4, level = the one nearest to "
             "y / unit / rms(y / unit), unit = rms of 16 channels in the sequence's first packed "
             "block, scale = |y| / |level * unit|",
             read};

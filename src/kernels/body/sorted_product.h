@@ -21,29 +21,40 @@ LOWKV_INLINE unsigned sorted_channel(const codec::SortedPart& part, const std::b
     const auto channel = static_cast<unsigned>(section[part.section.order + place]);
     return channel < part.head.head_dim ? channel : 0;
 }
-LOWKV_INLINE float sorted_weight(const codec::SortedPart& part, const std::byte* section,
-                                 unsigned place) {
-    const auto pair = static_cast<unsigned>(section[part.section.weights + place / 2]);
-    return lowkv_sorted_weight(place % 2 == 0 ? pair & 15 : pair >> 4);
+LOWKV_INLINE float sorted_half(const std::byte* section, std::size_t offset) {
+    std::uint16_t half = 0;
+    __builtin_memcpy(&half, section + offset, sizeof half);
+    return codec::f16_to_f32(half);
 }
 // A quarter, for H, of what a level's step is worth in a group.
 LOWKV_INLINE float sorted_unit(const codec::SortedPart& part, const std::byte* section,
                                unsigned bits, unsigned group) {
-    std::uint16_t unit = 0;
-    __builtin_memcpy(&unit, section + 2 * group, sizeof unit);
-    return 0.25f * part.levels[bits].step * codec::f16_to_f32(unit);
-}
-// What one step of a token's scale is worth.
-LOWKV_INLINE float sorted_scale(const codec::SortedPart& part, const std::byte* section) {
-    std::uint16_t largest = 0;
-    __builtin_memcpy(&largest, section + part.section.largest, sizeof largest);
-    return codec::f16_to_f32(largest) / 255.0f;
+    return 0.25f * part.levels[bits].step * sorted_half(section, std::size_t{2} * group);
 }
 LOWKV_INLINE const std::uint8_t* sorted_bytes(const std::byte* section, std::size_t offset) {
     return reinterpret_cast<const std::uint8_t*>(section) + offset;
 }
-LOWKV_INLINE const std::uint16_t* sorted_halves(const std::byte* section, std::size_t offset) {
-    return reinterpret_cast<const std::uint16_t*>(section + offset);
+// What one step of a token's scale is worth, and of a channel's mean.
+LOWKV_INLINE float sorted_scale(const codec::SortedPart& part, const std::byte* section) {
+    return sorted_half(section, part.section.largest) / 255.0f;
+}
+LOWKV_INLINE float sorted_mean_step(const codec::SortedPart& part, const std::byte* section,
+                                    unsigned channel) {
+    const std::size_t group = channel / codec::sorted_group;
+    return sorted_half(section, part.section.largest_means + 2 * group) / 127.0f;
+}
+// products[row] = sum over channels of a row's weight times (byte - 128) times step(channel), which
+// 16 neighbours share.
+template <unsigned Rows, class Step>
+LOWKV_INLINE void multiply_bytes(const std::uint8_t* bytes, unsigned channels, const float* w,
+                                 std::size_t w_stride, Step step, float (&products)[4]) {
+    F sum[4];
+    for (F& f : sum) f = set(0.0f);
+    for (unsigned c = 0; c < channels; c += lanes) {
+        const F x = mul(sub(load_u8(bytes + c), set(128.0f)), set(step(c)));
+        for (unsigned r = 0; r < Rows; ++r) sum[r] = fma(load(w + r * w_stride + c), x, sum[r]);
+    }
+    reduce_add4(sum, products);
 }
 
 template <unsigned Rows>
@@ -53,8 +64,7 @@ void prepare_sorted(const codec::SortedPart& part, const std::byte* section, con
     alignas(64) float x[Rows][codec::max_sorted_dim];
     for (unsigned p = 0; p < steps; ++p) {
         const unsigned channel = sorted_channel(part, section, p);
-        const float factor = sorted_weight(part, section, p);
-        for (unsigned r = 0; r < Rows; ++r) x[r][p] = w[r * w_stride + channel] * factor;
+        for (unsigned r = 0; r < Rows; ++r) x[r][p] = w[r * w_stride + channel];
     }
     F largest[4], sum[4];
     for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);
@@ -112,21 +122,14 @@ LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& pr
     for (unsigned i = 0; i < part.head.rows; ++i) {
         const std::uint8_t* residuals =
             sorted_bytes(section, part.section.residuals + std::size_t{i} * channels);
-        F sum[4];
-        for (F& f : sum) f = set(0.0f);
-        for (unsigned c = 0; c < channels; c += lanes) {
-            const F residual = sub(load_u8(residuals + c), set(128.0f));
-            for (unsigned r = 0; r < Rows; ++r)
-                sum[r] = fma(load(product.w + r * w_stride + c), residual, sum[r]);
-        }
+        const float scale = sorted_half(section, part.section.row_scales + std::size_t{2} * i);
         float products[4];
-        reduce_add4(sum, products);
-        std::uint16_t half = 0;
-        __builtin_memcpy(&half, section + part.section.row_scales + 2 * i, sizeof half);
-        const float scale = codec::f16_to_f32(half);
+        multiply_bytes<Rows>(
+            residuals, channels, product.w, w_stride,
+            [&](unsigned) LOWKV_INLINE_LAMBDA { return scale; }, products);
         const unsigned token =
             static_cast<unsigned>(section[part.section.row_tokens + i]) % part.head.tokens;
-        for (unsigned r = 0; r < Rows; ++r) product.y[r * y_stride + token] += scale * products[r];
+        for (unsigned r = 0; r < Rows; ++r) product.y[r * y_stride + token] += products[r];
     }
 }
 
@@ -151,16 +154,11 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
             start_prefetch(product.ahead, product.ahead_bytes,
                            part.head.tokens * part.coded_groups * codec::sorted_group);
 
-        F sum[4];
-        for (F& f : sum) f = set(0.0f);
-        const std::uint16_t* mean = sorted_halves(section, part.section.mean);
-        for (unsigned c = 0; c < part.head.head_dim; c += lanes) {
-            const F m = load_f16(mean + c);
-            for (unsigned r = 0; r < Rows; ++r)
-                sum[r] = fma(load(product.w + r * w_stride + c), m, sum[r]);
-        }
         float mean_products[4];
-        reduce_add4(sum, mean_products);
+        multiply_bytes<Rows>(
+            sorted_bytes(section, part.section.means), part.head.head_dim, product.w, w_stride,
+            [&](unsigned c) LOWKV_INLINE_LAMBDA { return sorted_mean_step(part, section, c); },
+            mean_products);
 
         const F unit = set(sorted_scale(part, section));
         const std::uint8_t* scales = sorted_bytes(section, part.section.scales);

@@ -41,7 +41,11 @@ LOWKV_INLINE void hadamard_vectors(F (&x)[16]) {
 void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexcept {
     const codec::SortedPart& part = sorted_of(x);
     const std::byte* section = x.section;
-    const std::uint16_t* mean = sorted_halves(section, part.section.mean);
+    const std::uint8_t* means = sorted_bytes(section, part.section.means);
+    const auto mean = [&](unsigned channel) LOWKV_INLINE_LAMBDA {
+        const float step = sorted_mean_step(part, section, channel);
+        return set((static_cast<float>(means[channel]) - 128.0f) * step);
+    };
     const std::uint8_t* scales = sorted_bytes(section, part.section.scales) + first_token;
     const F step = set(sorted_scale(part, section));
     for (unsigned n = 0; n < part.run_count; ++n) {
@@ -65,11 +69,9 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
                 hadamard_vectors(y);
                 const F scale = mul(load_u8(scales + lane), unit);
                 for (unsigned i = 0; i < 16; ++i) {
-                    const unsigned place = g * codec::sorted_group + i;
-                    const unsigned channel = sorted_channel(part, section, place);
-                    const F factor = mul(scale, set(sorted_weight(part, section, place)));
-                    store(tile + channel * tile_tokens + lane,
-                          fma(y[i], factor, set(codec::f16_to_f32(mean[channel]))));
+                    const unsigned channel =
+                        sorted_channel(part, section, g * codec::sorted_group + i);
+                    store(tile + channel * tile_tokens + lane, fma(y[i], scale, mean(channel)));
                 }
             }
         }
@@ -79,12 +81,12 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
          ++place) {
         const unsigned channel = sorted_channel(part, section, place);
         for (unsigned lane = 0; lane < tile_tokens; lane += lanes)
-            store(tile + channel * tile_tokens + lane, set(codec::f16_to_f32(mean[channel])));
+            store(tile + channel * tile_tokens + lane, mean(channel));
     }
     for (unsigned i = 0; i < part.head.rows; ++i) {
         const auto token = static_cast<unsigned>(section[part.section.row_tokens + i]);
         if (token < first_token || token >= first_token + tile_tokens) continue;
-        const float scale = codec::f16_to_f32(sorted_halves(section, part.section.row_scales)[i]);
+        const float scale = sorted_half(section, part.section.row_scales + std::size_t{2} * i);
         const std::uint8_t* residuals =
             sorted_bytes(section, part.section.residuals + std::size_t{i} * part.head.head_dim);
         for (unsigned c = 0; c < part.head.head_dim; ++c)
