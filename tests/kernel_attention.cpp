@@ -96,7 +96,7 @@ TEST_CASE("every kind of sorted keys") {
     if (forced_is_missing()) return;
     unsigned seed = 0;
     for (const char* codec : sorted_codecs) {
-        for (const std::uint32_t head_dim : {16u, 48u, 64u, 80u, 96u, 128u, 256u}) {
+        for (const std::uint32_t head_dim : {16u, 48u, 64u, 80u, 96u, 128u, 256u, 272u, 576u}) {
             if (!in_sample(++seed)) continue;
             check_case(std::string(codec) + ",window=40,sinks=3", {2, head_dim}, 1 + seed % 5,
                        1 + seed % 3, 500 + seed * 7 % 100, {}, seed, serial_executor());

@@ -26,7 +26,11 @@ struct SortedReader {
     }
     const lowkv_sorted_section& places() const { return part.section; }
 
-    std::uint32_t channel(std::uint32_t place) const { return byte(places().order + place); }
+    std::uint32_t channel(std::uint32_t place) const { 
+        const std::uint32_t dim = part.head.head_dim;
+        return byte(places().order + place) +
+               (dim > 256 ? 256 * byte(places().order + dim + place) : 0);
+    }
     double unit(std::uint32_t group) const { return half(std::size_t{2} * group); }
     double mean(std::uint32_t channel) const {
         return (byte(places().means + channel) - 128.0) * mean_step(channel);

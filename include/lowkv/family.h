@@ -68,7 +68,7 @@ struct PackedHead {
 // What a kernel knows of the weights from one call to the next, as long as they are the same: of a
 // task's queries. Zeros before the first.
 struct alignas(64) ProductMemory {
-    std::byte bytes[2176];
+    std::byte bytes[4736];
 };
 
 // `ahead` is what will be needed next, to be fetched meanwhile.

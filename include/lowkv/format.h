@@ -301,7 +301,7 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
 // H being Sylvester's matrix of 16 x 16 for each group; y is 0 where a group has no bits. What x
 // lacks of some tokens, the rows, stands beside.
 //   units      f16, one per group: how large its numbers are among the head's
-//   order      u8, a channel per place
+//   order      u8, a channel per place; of more than 256 channels then their high bytes, likewise
 //   largest    f16: the scale that 255 stands for
 //   largest means    f16, one per 16 neighbouring channels: the mean that 255 stands for
 //   row scales, row tokens, residuals    per row f16, u8 and head_dim bytes: token row_token's x
@@ -336,6 +336,16 @@ LOWKV_FN uint32_t lowkv_width_of_bits(uint32_t bits) {
     return bits == 1 ? LOWKV_ONE : bits == 2 ? LOWKV_TWO : bits == 3 ? LOWKV_THREE : LOWKV_FOUR;
 }
 
+LOWKV_FN uint32_t lowkv_sorted_order_bytes(uint32_t head_dim) {
+    return head_dim > 256 ? 2 * head_dim : head_dim;
+}
+// The channel at a place, of a section that may hold anything; `order` as there.
+LOWKV_FN uint32_t lowkv_sorted_channel(LOWKV_BYTES order, uint32_t head_dim, uint32_t place) {
+    const uint32_t high = head_dim > 256 ? order[head_dim + place] : 0;
+    const uint32_t channel = high << 8 | order[place];
+    return channel < head_dim ? channel : 0;
+}
+
 // Where a group's codes lie from the start of the head's.
 LOWKV_FN uint32_t lowkv_sorted_codes(lowkv_sorted_head head, uint32_t group) {
     uint32_t bits = 0, g = 0;
@@ -346,7 +356,7 @@ LOWKV_FN uint32_t lowkv_sorted_codes(lowkv_sorted_head head, uint32_t group) {
 LOWKV_FN lowkv_sorted_section lowkv_lay_out_sorted(lowkv_sorted_head head) {
     const uint32_t groups = head.head_dim / LOWKV_SORTED_GROUP;
     const uint32_t order = 2 * groups;
-    const uint32_t largest = order + head.head_dim;
+    const uint32_t largest = order + lowkv_sorted_order_bytes(head.head_dim);
     const uint32_t largest_means = largest + 2;
     const uint32_t row_scales = largest_means + 2 * groups;
     const uint32_t means = row_scales + 2 * head.rows;

@@ -11,6 +11,8 @@
 namespace lowkv::codec {
 namespace {
 
+static_assert(max_sorted_dim == kernels::max_head_dim);
+
 constexpr std::uint32_t tokens = sorted_tokens;
 
 class SortedKeys final : public SortedPart {

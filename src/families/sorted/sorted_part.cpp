@@ -1,10 +1,8 @@
 #include "families/sorted/sorted_part.h"
 
 #include <cmath>
-#include <string>
 
 #include "codec/lloyd_max.h"
-#include "lowkv/error.h"
 
 namespace lowkv::codec {
 namespace {
@@ -28,12 +26,6 @@ SortedLevels levels_of(std::uint32_t bits) {
 
 SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape) : PackedPart(its_shape) {
     const std::uint32_t head_dim = its_shape.layer.head_dim;
-    if (head_dim > max_sorted_dim) {
-        throw Error(ErrorCode::unsupported,
-                    "sorted keys have a byte for a channel's number: head_dim " +
-                        std::to_string(head_dim) + " is not supported; legal: up to " +
-                        std::to_string(max_sorted_dim));
-    }
     head = {.tokens = its_shape.tokens, .head_dim = head_dim, .rows = codec.exact_rows, .bits = {}};
     for (unsigned q = 0; q < 4; ++q) head.bits[q] = codec.quarter_bits[q];
     section = lowkv_lay_out_sorted(head);

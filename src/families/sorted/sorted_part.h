@@ -14,7 +14,7 @@
 
 namespace lowkv::codec {
 
-inline constexpr std::uint32_t max_sorted_dim = 256;  // a channel's number is a byte
+inline constexpr std::uint32_t max_sorted_dim = 576;  // any head_dim
 inline constexpr std::uint32_t sorted_group = LOWKV_SORTED_GROUP;
 inline constexpr std::uint32_t max_sorted_groups = max_sorted_dim / sorted_group;
 inline constexpr std::uint32_t max_exact_rows = 4;

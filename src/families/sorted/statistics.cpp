@@ -17,9 +17,9 @@ constexpr float smallest_unit = 0x1p-8f;
 
 void write_statistics(const SortedPart& part, const float* energy, std::byte* section) noexcept {
     const std::uint32_t channels = part.head.head_dim, groups = part.section.groups;
-    std::uint8_t order[max_sorted_dim];
-    std::iota(order, order + channels, std::uint8_t{0});
-    std::sort(order, order + channels, [&](std::uint8_t a, std::uint8_t b) {
+    std::uint16_t order[max_sorted_dim];
+    std::iota(order, order + channels, std::uint16_t{0});
+    std::sort(order, order + channels, [&](std::uint16_t a, std::uint16_t b) {
         return energy[a] > energy[b] || (energy[a] == energy[b] && a < b);
     });
 
@@ -34,7 +34,11 @@ void write_statistics(const SortedPart& part, const float* energy, std::byte* se
     for (std::uint32_t g = 0; g < groups; ++g)
         units[g] = f32_to_f16(largest > 0 ? std::max(size[g] / largest, smallest_unit) : 1.0f);
     std::memcpy(section, units, groups * sizeof *units);
-    std::memcpy(section + part.section.order, order, channels);
+    std::byte* out = section + part.section.order;
+    for (std::uint32_t p = 0; p < channels; ++p) {
+        out[p] = static_cast<std::byte>(order[p] & 0xff);
+        if (channels > 256) out[channels + p] = static_cast<std::byte>(order[p] >> 8);
+    }
 }
 
 void read_statistics(const SortedPart& part, const std::byte* section,
@@ -44,11 +48,10 @@ void read_statistics(const SortedPart& part, const std::byte* section,
     std::memcpy(units, section, part.section.groups * sizeof *units);
     for (std::uint32_t g = 0; g < part.section.groups; ++g)
         statistics.unit[g] = f16_to_f32(units[g]);
-    std::memcpy(statistics.order, section + part.section.order, channels);
-    for (std::uint32_t p = 0; p < channels; ++p) {
-        // From a file, a block may hold anything.
-        if (statistics.order[p] >= channels) statistics.order[p] = 0;
-    }
+    const auto* order = reinterpret_cast<const std::uint8_t*>(section + part.section.order);
+    for (std::uint32_t p = 0; p < channels; ++p)
+        statistics.order[p] =
+            static_cast<std::uint16_t>(lowkv_sorted_channel(order, channels, p));
 }
 
 }  // namespace lowkv::codec

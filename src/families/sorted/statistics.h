@@ -8,7 +8,7 @@ namespace lowkv::codec {
 
 // As they are stored, by place.
 struct SortedStatistics {
-    std::uint8_t order[max_sorted_dim];
+    std::uint16_t order[max_sorted_dim];
     float unit[max_sorted_groups];
 };
 

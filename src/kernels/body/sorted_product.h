@@ -15,11 +15,10 @@ struct SortedQuery {
 };
 static_assert(sizeof(SortedQuery) <= sizeof(ProductMemory));
 
-// From a file, a block may hold anything.
 LOWKV_INLINE unsigned sorted_channel(const codec::SortedPart& part, const std::byte* section,
                                      unsigned place) {
-    const auto channel = static_cast<unsigned>(section[part.section.order + place]);
-    return channel < part.head.head_dim ? channel : 0;
+    const auto* order = reinterpret_cast<const std::uint8_t*>(section + part.section.order);
+    return lowkv_sorted_channel(order, part.head.head_dim, place);
 }
 LOWKV_INLINE float sorted_half(const std::byte* section, std::size_t offset) {
     std::uint16_t half = 0;
