@@ -52,7 +52,8 @@ struct PartReader {
         const std::uint32_t steps = keys ? plan.shape().head_dim : plan.block_tokens();
         const std::uint32_t lane = keys ? p.token : p.channel, step = keys ? p.channel : p.token;
         if (layout().codec.levels == Levels::trellis)  // its window
-            return static_cast<std::uint8_t>(lowkv_load_window(codes, steps, lane, step));
+            return static_cast<std::uint8_t>(
+                lowkv_load_window(codes, kernels::number_of(width), steps, lane, step));
         return kernels::load_code(codes, width, steps, lane, step);
     }
     float scale(Place p) const { return metadata(p, 0); }

@@ -45,6 +45,8 @@ const char* const codecs[] = {
     "k=token-1.5-g64-fp8,v=channel-1.5-g32",
     "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis-hadamard-unbiased",
     "k=token-3-head-normal-hadamard-mean,v=token-2-head-trellis-fp8",
+    "k=token-1-head-trellis-hadamard-mean,v=token-3-head-trellis-hadamard-unbiased",
+    "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
     "k=token-2.6-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased",
     "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
     "k=channel-2.6-g32,v=token-2.6-g32",

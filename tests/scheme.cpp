@@ -42,7 +42,7 @@ class Random {
     }
     Codec codec() {
         if (below(4) == 0) return {};
-        return {.width = static_cast<Width>(below(std::size(width_table))),
+        return {.width = static_cast<Width>(1 + below(std::size(width_table) - 1)),
                 .axis = one_of({Axis::channel, Axis::token}),
                 .group = one_of({Group::g32, Group::g64, Group::g128}),
                 .metadata = one_of({Metadata::fp16, Metadata::fp8_e4m3})};
@@ -220,6 +220,15 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("k=channel-2-g32-normal,v=exact", {"scale per token"});
     check_error("k=token-8-head-normal,v=exact", {"2, 2.6, 3 or 4 bits"});
     check_error("k=token-4-head-lsq,v=exact", {"add normal"});
+    for (const char* codec :
+         {"token-4-head-trellis", "token-1.5-head-trellis", "token-1-g32-trellis"})
+        check_error("k=" + std::string(codec) + ",v=exact",
+                    {codec, "1, 2 or 3 bits and one scale"});
+    for (const char* codec : {"token-1-head", "token-1-head-normal", "channel-1-g32", "token-1-row",
+                              "channel-1-g128-varnorm", "token-1-g64-reorder"})
+        check_error("k=" + std::string(codec) + ",v=exact", {codec, "1 bit needs a trellis"});
+    CHECK(to_string(parse_scheme("k=token-1-head-trellis,v=token-3-head-trellis-lsq")) ==
+          "k=token-1-head-trellis,v=token-3-head-trellis-lsq");
     for (const char* codec : {"token-2.6-row", "channel-2.6-static", "token-2.6-g64-reorder",
                               "channel-2.6-g128-varnorm"}) {
         check_error("k=" + std::string(codec) + ",v=exact",
@@ -277,7 +286,7 @@ TEST_CASE("schemes built in code are validated field by field") {
     Scheme scheme = parse_scheme("kivi2");
     scheme.base.key.width = static_cast<Width>(9);
     check_invalid(scheme,
-                  "key codec: 9 is not a legal number of bits; legal: 1.5, 2, 2.6, 3, 4, 8");
+                  "key codec: 9 is not a legal number of bits; legal: 1, 1.5, 2, 2.6, 3, 4, 8");
     scheme = parse_scheme("kivi2");
     scheme.base.value.group = static_cast<Group>(48);
     check_invalid(scheme, "value codec: 48 is not a legal group; legal: g32, g64, g128");

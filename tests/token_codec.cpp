@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "codec/lloyd_max.h"
@@ -32,18 +33,22 @@ constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 // of random rotations only a few: making their matrix takes a plan longer than a test its block.
 std::vector<std::string> codecs(const std::string& rotation, const std::string& mean) {
     std::vector<std::string> all;
-    for (const char* bits : {"2", "2.6", "3", "4", "8"}) {
+    const auto is_trellis = [](std::string_view bits, std::string_view group) {
+        return (bits == "1" || bits == "2" || bits == "3") && group == "head";
+    };
+    for (const char* bits : {"1", "2", "2.6", "3", "4", "8"}) {
         for (const char* group : {"g32", "g64", "g128", "head"}) {
             if (rotation == "-random" && (*bits != '3' || std::string(group) != "head")) continue;
             const std::string start = std::string("token-") + bits + "-" + group;
             for (const char* metadata : {"", "-fp8"}) {
                 // Neither of the three is a plain codec: codec_laws.cpp.
-                if (!rotation.empty() || !mean.empty())
+                if ((!rotation.empty() || !mean.empty()) && *bits != '1')
                     all.push_back(start + rotation + mean + metadata);
                 if (*bits == '8') continue;
                 for (const char* fit : {"", "-unbiased", "-lsq"}) {
-                    all.push_back(start + "-normal" + rotation + mean + fit + metadata);
-                    if (start == "token-2-head")
+                    if (*bits != '1')
+                        all.push_back(start + "-normal" + rotation + mean + fit + metadata);
+                    if (is_trellis(bits, group))
                         all.push_back(start + "-trellis" + rotation + mean + fit + metadata);
                 }
             }
@@ -322,7 +327,9 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
     Random random(2);
     for (const char* scheme : {"lowkv2", "lowkv4", "turboquant3", "turboquant2-qr", "int4h",
                                "k=token-2-g32-normal-mean-unbiased,v=token-3-g64-normal-lsq-fp8",
-                               "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis"}) {
+                               "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis",
+                               "k=token-1-head-trellis,v=token-3-head-trellis-random",
+                               "k=token-3-head-trellis-hadamard-mean,v=token-1-head-trellis"}) {
         for (const std::uint32_t head_dim : head_dims) {
             CAPTURE(scheme);
             CAPTURE(head_dim);

@@ -41,7 +41,8 @@ double mean_squared_error(const Block& block, Which w) {
 // Every codec with metadata of its own head that is legal for this part.
 std::vector<Codec> all_codecs(Codec LayerScheme::* part) {
     std::vector<Codec> all{Codec{}};
-    for (const Width width : {Width::two, Width::senary, Width::three, Width::four, Width::eight}) {
+    for (const Width width :
+         {Width::one, Width::two, Width::senary, Width::three, Width::four, Width::eight}) {
         for (const Axis axis : {Axis::channel, Axis::token}) {
             for (const Group group : {Group::g32, Group::g64, Group::g128, Group::head}) {
                 for (const Levels levels : {Levels::uniform, Levels::normal, Levels::trellis}) {
@@ -93,12 +94,12 @@ TEST_CASE("every legal codec comes back from its text, as base and as override")
     const std::vector<Codec> values = all_codecs(&LayerScheme::value);
     // exact; channels: bits x groups x metadata x search; tokens, uniform: bits x groups x
     // rotations x means x metadata x search; normal: the same without 8 bits and search, x fits;
-    // trellis: rotations x means x metadata x fits; balanced: bits without 2.6 x rotations x
+    // trellis: bits x rotations x means x metadata x fits; balanced: bits without 2.6 x rotations x
     // metadata.
     CHECK(all.size() == 1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 * 2 + 4 * 4 * 3 * 2 * 2 * 3 +
-                            3 * 2 * 2 * 3 + 4 * 2 * 2);
+                            3 * 3 * 2 * 2 * 3 + 4 * 2 * 2);
     CHECK(values.size() ==
-          1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 + 4 * 4 * 3 * 2 * 3 + 3 * 2 * 3 + 4 * 2 * 2);
+          1 + 5 * 3 * 2 * 2 + 5 * 4 * 3 * 2 * 2 + 4 * 4 * 3 * 2 * 3 + 3 * 3 * 2 * 3 + 4 * 2 * 2);
     Random random(1);
     for (const Codec& key : all) {
         const Codec value = values[random() % values.size()];

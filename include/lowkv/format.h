@@ -54,13 +54,13 @@ typedef union {
 // ---- widths ----
 
 // How wide a code is, numbered as lowkv::Width.
-#define LOWKV_TERNARY 0u  // three levels, 8/5 bits
-#define LOWKV_TWO 1u
-#define LOWKV_SENARY 2u  // six levels, 8/3 bits
-#define LOWKV_THREE 3u
-#define LOWKV_FOUR 4u
-#define LOWKV_EIGHT 5u
-#define LOWKV_ONE 7u  // two levels: in groups of sorted keys only. 6 stands for exact rows
+#define LOWKV_ONE 0u
+#define LOWKV_TERNARY 1u  // three levels, 8/5 bits
+#define LOWKV_TWO 2u
+#define LOWKV_SENARY 3u  // six levels, 8/3 bits
+#define LOWKV_THREE 4u
+#define LOWKV_FOUR 5u
+#define LOWKV_EIGHT 6u
 
 // Codes are 0 to lowkv_levels() - 1.
 LOWKV_FN uint32_t lowkv_levels(uint32_t width) {
@@ -183,14 +183,28 @@ LOWKV_FN uint32_t lowkv_load_code(LOWKV_BYTES codes, uint32_t width, uint32_t st
 
 // ---- trellis levels ----
 //
-// Codes of two bits, whose levels depend on what follows them: a code and the next two are a window
-// of six bits, the code lowest. What follows what is said by words of 64 codes, four lanes x 16
-// steps of a unit: the four codes of a byte from the lowest on, then those of the next byte; after
-// the last code comes the first. So a window is bits that lie side by side, turned round in 128.
+// Codes of one, two or three bits, whose levels depend on what follows them: a level is that of a
+// window of six bits, the code lowest.
+//   1 bit   the code and the next five
+//   2 bits  the code and the next two
+//   3 bits  the code and the third bits of the next three
+// What follows what is said by words of 64 codes, four lanes x 16 steps of a unit: tiles 0 to 3 of
+// a lane's byte, then those of the next byte; after the last code comes the first. At two bits a
+// window is bits that lie side by side, turned round in 128.
+//   level(window) = first[window % 16] + second[window / 4]
 
 #define LOWKV_WORD_CODES 64u
 #define LOWKV_WORD_LANES 4u
+#define LOWKV_WINDOW_BITS 6u
 #define LOWKV_WINDOWS 64u
+
+// A code's low bits that are in no other one's window, and its bits above them, that are.
+LOWKV_FN uint32_t lowkv_own_bits(uint32_t width) { return width == LOWKV_THREE ? 2 : 0; }
+LOWKV_FN uint32_t lowkv_linked_bits(uint32_t width) { return width == LOWKV_TWO ? 2 : 1; }
+// The codes of a window.
+LOWKV_FN uint32_t lowkv_window_codes(uint32_t width) {
+    return (LOWKV_WINDOW_BITS - lowkv_own_bits(width)) / lowkv_linked_bits(width);
+}
 
 // Of the code number `i` of a word: its lane, of four, and its step, of 16; and the way back.
 LOWKV_FN uint32_t lowkv_word_lane(uint32_t i) { return i / 16; }
@@ -201,14 +215,16 @@ LOWKV_FN uint32_t lowkv_word_code(uint32_t lane, uint32_t step) {
 }
 
 // One window, where speed doesn't matter.
-LOWKV_FN uint32_t lowkv_load_window(LOWKV_BYTES codes, uint32_t steps, uint32_t lane,
-                                    uint32_t step) {
+LOWKV_FN uint32_t lowkv_load_window(LOWKV_BYTES codes, uint32_t width, uint32_t steps,
+                                    uint32_t lane, uint32_t step) {
+    const uint32_t own = lowkv_own_bits(width);
     uint32_t window = 0;
-    for (uint32_t k = 0; k < 3; ++k) {
+    for (uint32_t k = 0; k < lowkv_window_codes(width); ++k) {
         const uint32_t i = (lowkv_word_code(lane, step) + k) % LOWKV_WORD_CODES;
         const uint32_t at_lane = lane / LOWKV_WORD_LANES * LOWKV_WORD_LANES + lowkv_word_lane(i);
         const uint32_t at_step = step / LOWKV_UNIT_STEPS * LOWKV_UNIT_STEPS + lowkv_word_step(i);
-        window |= lowkv_load_code(codes, LOWKV_TWO, steps, at_lane, at_step) << (2 * k);
+        const uint32_t code = lowkv_load_code(codes, width, steps, at_lane, at_step);
+        window |= k == 0 ? code : code >> own << (own + lowkv_linked_bits(width) * k);
     }
     return window;
 }

@@ -42,7 +42,7 @@ enum class Metadata : std::uint8_t { fp16, fp8_e4m3 };
 enum class Levels : std::uint8_t {
     uniform,  // code * scale + zero
     normal,   // scale * level[code], the levels being the best ones for N(0,1) (Lloyd-Max)
-    trellis,  // scale * level[code and its two followers]: a trellis code for N(0,1)
+    trellis,  // scale * level[code and what follows it]: a trellis code for N(0,1)
     learned,  // level[code] * scale + zero, the levels from a calibration (KVQuant's nuq)
 };
 
@@ -68,8 +68,7 @@ enum class Clip : std::uint8_t {
 enum class Stage : std::uint8_t { post, pre };
 
 // How wide a code is. 1.5 and 2.6 bits are three and six levels, 8/5 and 8/3 bits a code.
-// `one` is for groups of sorted keys only and has no word.
-enum class Width : std::uint8_t { ternary, two, senary, three, four, eight, exact, one };
+enum class Width : std::uint8_t { one, ternary, two, senary, three, four, eight, exact };
 
 struct WidthRow {
     std::string_view word;  // in a scheme
@@ -77,6 +76,7 @@ struct WidthRow {
     std::string_view meaning;
 };
 inline constexpr WidthRow width_table[] = {
+    {"1", 2, "two levels, with trellis only"},
     {"1.5", 3, "three levels, five codes to a byte: 1.6 bits"},
     {"2", 4, "four levels"},
     {"2.6", 6,
@@ -129,7 +129,7 @@ struct Codec {
     // The groups are sets of channels of all heads, from a calibration, `group` long on average.
     bool reordered = false;
     // The rest needs Axis::token, whose groups stay whole when channels are mixed.
-    Levels levels = Levels::uniform;  // normal: up to 16, trellis: four
+    Levels levels = Levels::uniform;  // normal: up to 16, trellis: 2, 4 or 8
     Rotate rotation = Rotate::none;
     // Keys only: less their block's mean, channel by channel, which is stored in it.
     bool centred = false;

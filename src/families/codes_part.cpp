@@ -52,14 +52,14 @@ void CodesPart::set_levels(std::span<const float> values) noexcept {
 
 // The least entries become 0: then no sum leaves its byte.
 void CodesPart::set_trellis() noexcept {
-    const auto least = [](const auto& entries) { return *std::ranges::min_element(entries); };
-    const int first = least(trellis_book.first), second = least(trellis_book.second);
+    const TrellisBook& book = trellis_book(trellis_bits(codec.width));
+    const int first = std::ranges::min(book.first), second = std::ranges::min(book.second);
     for (std::size_t i = 0; i < 16; ++i) {
-        levels[i] = static_cast<std::uint8_t>(trellis_book.first[i] - first);
-        levels[16 + i] = static_cast<std::uint8_t>(trellis_book.second[i] - second);
+        levels[i] = static_cast<std::uint8_t>(book.first[i] - first);
+        levels[16 + i] = static_cast<std::uint8_t>(book.second[i] - second);
     }
-    level_step = trellis_step;
-    level_zero = static_cast<float>(first + second) * trellis_step;
+    level_step = book.step;
+    level_zero = -static_cast<float>(trellis_middle) * book.step;
 }
 
 const PartKernels& CodesPart::code_kernels(const kernels::Table& table) const {

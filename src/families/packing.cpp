@@ -1,5 +1,6 @@
 #include "families/packing.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace lowkv::codec {
@@ -61,19 +62,25 @@ void pack_low(const CodeTile& tile, Width width, const HeadShape& head, std::uin
     }
 }
 
-// The third bits of a pair of units share 64 bytes: the odd unit has the upper halves.
-void pack_third(const CodeTile& tile, const HeadShape& head, std::uint32_t step_block,
-                std::uint8_t* codes) {
+// Where single bits of a pair of units lie: third bits, or codes of one bit.
+std::size_t pair_offset(Width width, std::size_t unit) {
+    return width == Width::one ? kernels::unit_offset(width, unit) : kernels::third_offset(unit);
+}
+
+// Bit number `bit` of codes, of which a pair of units share 64 bytes: the odd unit has the upper
+// halves.
+void pack_bit(const CodeTile& tile, Width width, unsigned bit, const HeadShape& head,
+              std::uint32_t step_block, std::uint8_t* codes) {
     Quad quad;
-    combine(tile, head.lanes, 0, unit_steps / tile_steps, 1, 2, 1, quad);
+    combine(tile, head.lanes, 0, unit_steps / tile_steps, 1, bit, 1, quad);
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         const std::size_t unit = unit_of(head, lane, step_block);
-        std::uint8_t third[vector_bytes];
-        interleave(quad, lane, third);
-        std::uint8_t* out = codes + kernels::third_offset(unit);
+        std::uint8_t bits[vector_bytes];
+        interleave(quad, lane, bits);
+        std::uint8_t* out = codes + pair_offset(width, unit);
         const unsigned shift = unit % 2 == 0 ? 0 : 4;
         for (std::size_t b = 0; b < vector_bytes; ++b) {
-            out[b] = static_cast<std::uint8_t>(out[b] | third[b] << shift);
+            out[b] = static_cast<std::uint8_t>(out[b] | bits[b] << shift);
         }
     }
 }
@@ -96,17 +103,18 @@ void unpack_low(const std::uint8_t* codes, Width width, const HeadShape& head,
     }
 }
 
-void unpack_third(const std::uint8_t* codes, const HeadShape& head, std::uint32_t step_block,
-                  CodeTile& tile) {
+// To codes whose bits from this one on are 0.
+void unpack_bit(const std::uint8_t* codes, Width width, unsigned bit, const HeadShape& head,
+                std::uint32_t step_block, CodeTile& tile) {
     for (std::uint32_t lane = 0; lane < head.lanes; lane += unit_lanes) {
         const std::size_t unit = unit_of(head, lane, step_block);
-        const std::uint8_t* in = codes + kernels::third_offset(unit);
+        const std::uint8_t* in = codes + pair_offset(width, unit);
         for (unsigned j = 0; j < unit_steps / tile_steps; ++j) {
             const unsigned shift = (unit % 2 == 0 ? 0u : 4u) + j;
             for (std::uint32_t b = 0; b < vector_bytes; ++b) {
                 std::uint8_t& code =
                     tile.row[tile_steps * j + lowkv_byte_of_step(b % 4)][lane + b / 4];
-                code = static_cast<std::uint8_t>(code | ((in[b] >> shift) & 1) << 2);
+                code = static_cast<std::uint8_t>(code | ((in[b] >> shift) & 1) << bit);
             }
         }
     }
@@ -156,7 +164,8 @@ void pack_tile(const CodeTile& tile, Width width, const HeadShape& head, std::ui
     switch (width) {
         case Width::eight: return pack_low<8>(tile, width, head, step_block, codes);
         case Width::four: return pack_low<4>(tile, width, head, step_block, codes);
-        case Width::three: pack_third(tile, head, step_block, codes); [[fallthrough]];
+        case Width::one: return pack_bit(tile, width, 0, head, step_block, codes);
+        case Width::three: pack_bit(tile, width, 2, head, step_block, codes); [[fallthrough]];
         case Width::two: return pack_low<2>(tile, width, head, step_block, codes);
         default: return pack_digits(tile, width, head, step_block, codes);
     }
@@ -170,7 +179,10 @@ void unpack_tile(const std::uint8_t* codes, Width width, const HeadShape& head,
         case Width::two: return unpack_low<2>(codes, width, head, step_block, tile);
         case Width::three:
             unpack_low<2>(codes, width, head, step_block, tile);
-            return unpack_third(codes, head, step_block, tile);
+            return unpack_bit(codes, width, 2, head, step_block, tile);
+        case Width::one:
+            for (auto& row : tile.row) std::fill_n(row, head.lanes, std::uint8_t{0});
+            return unpack_bit(codes, width, 0, head, step_block, tile);
         default: return unpack_digits(codes, width, head, step_block, tile);
     }
 }

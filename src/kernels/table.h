@@ -55,6 +55,11 @@ struct Task {
     std::byte* scratch = nullptr;  // 64-byte aligned, scratch_bytes()
 };
 
+// The windows of trellis_words words (lowkv/format.h) whose levels have the least squared error:
+// samples and windows by number in the word, then by word; levels by window.
+using EncodeTrellis = void (*)(const float* samples, const float* levels,
+                               std::uint8_t* windows) noexcept;
+
 struct Table {
     std::string_view name;
     std::string_view description;
@@ -71,9 +76,7 @@ struct Table {
     std::span<const PartKernels> codes, rows, sorted;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
-    // The codes of trellis_words words (lowkv/format.h) whose levels have the least squared error:
-    // samples and codes by number in the word, then by word; levels by window.
-    void (*encode_trellis)(const float* samples, const float* levels, std::uint8_t* codes) noexcept;
+    EncodeTrellis encode_trellis[3];  // of one, two and three bits
 };
 
 // The kernels of that name, which an implementation has.

@@ -102,10 +102,9 @@ constexpr std::array levels_choices{
     Choice{"normal", value_of(Levels::normal),
            "token, g32 to head, up to 4 bits: normal (Lloyd-Max) levels times a norm, not a scale "
            "and a zero"},
-    Choice{
-        "trellis", value_of(Levels::trellis),
-        "token-2-head: levels that three neighbouring codes choose, times a norm: a quarter less "
-        "error than normal"},
+    Choice{"trellis", value_of(Levels::trellis),
+           "token-1-head to token-3-head: levels that neighbouring codes choose together, times a "
+           "norm: a fifth (1 bit) to a third (3 bits) less error than normal"},
     Choice{"learned", value_of(Levels::learned),
            "row and static, 2 to 4 bits: levels learned from a text, calibrated (KVQuant)"}};
 constexpr std::array rotation_choices{

@@ -199,7 +199,8 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const Ro
     for (std::uint32_t step = 0; step < head.steps; ++step) {
         if (step % unit_steps == 0) {
             unpack_tile(in, layout.codec.width, head, step / unit_steps, tile);
-            if (layout.codec.levels == Levels::trellis) open_windows(tile, head.lanes);
+            if (layout.codec.levels == Levels::trellis)
+                open_windows(tile, layout.codec.width, head.lanes);
         }
         for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
             std::uint8_t& code =

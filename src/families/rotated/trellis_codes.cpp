@@ -2,25 +2,17 @@
 
 #include <algorithm>
 
+#include "codec/trellis.h"
+
 namespace lowkv::codec {
 namespace {
 
 constexpr std::uint32_t codes_of_word = LOWKV_WORD_CODES;
 
-// `codes` are a word's, `stride` apart; calls f(number, window).
-template <class F>
-void for_windows(const std::uint8_t* codes, std::uint32_t stride, F f) {
-    for (std::uint32_t i = 0; i < codes_of_word; ++i) {
-        const std::uint32_t next = (i + 1) % codes_of_word, last = (i + 2) % codes_of_word;
-        f(i, static_cast<std::uint8_t>(codes[i * stride] | codes[next * stride] << 2 |
-                                       codes[last * stride] << 4));
-    }
-}
-
 }  // namespace
 
 TrellisCodes::TrellisCodes(const kernels::Table& table, const CodesPart& layout) noexcept
-    : encode_(table.encode_trellis) {
+    : encode_(table.encode_trellis[trellis_bits(layout.codec.width) - 1]) {
     for (std::uint32_t window = 0; window < levels_.size(); ++window)
         levels_[window] =
             static_cast<float>(layout.level_of(window)) * layout.level_step + layout.level_zero;
@@ -46,29 +38,35 @@ void TrellisCodes::encode(Part part, const float (*y)[max_lanes], std::uint32_t 
     };
     for (std::uint32_t first = 0; first < words; first += words_at_a_time) {
         alignas(64) float samples[codes_of_word][words_at_a_time] = {};
-        std::uint8_t codes[codes_of_word][words_at_a_time];
+        std::uint8_t found[codes_of_word][words_at_a_time];
         for_codes(first, [&](auto i, auto word, auto token, auto channel) {
             samples[i][word] = y[token][channel];
         });
-        encode_(samples[0], levels_.data(), codes[0]);
-        std::uint8_t found[codes_of_word][words_at_a_time];
-        for (std::uint32_t word = 0; word < words_at_a_time; ++word)
-            for_windows(&codes[0][word], words_at_a_time,
-                        [&](std::uint32_t i, std::uint8_t window) { found[i][word] = window; });
+        encode_(samples[0], levels_.data(), found[0]);
         for_codes(first, [&](auto i, auto word, auto token, auto channel) {
             windows[token][channel] = found[i][word];
         });
     }
 }
 
-void open_windows(CodeTile& tile, std::uint32_t lanes) noexcept {
+// From the last code of a word to the first, beginning with those that follow the last one.
+void open_windows(CodeTile& tile, Width width, std::uint32_t lanes) noexcept {
+    const std::uint32_t number = kernels::number_of(width), own = lowkv_own_bits(number);
+    const std::uint32_t following = lowkv_window_codes(number) - 1;
     for (std::uint32_t lane = 0; lane < lanes; lane += LOWKV_WORD_LANES) {
-        std::uint8_t codes[codes_of_word];
         const auto at = [&](std::uint32_t i) -> std::uint8_t& {
             return tile.row[lowkv_word_step(i)][lane + lowkv_word_lane(i)];
         };
-        for (std::uint32_t i = 0; i < codes_of_word; ++i) codes[i] = at(i);
-        for_windows(codes, 1, [&](std::uint32_t i, std::uint8_t window) { at(i) = window; });
+        std::uint32_t window = 0;
+        const auto put_before = [&](std::uint32_t code) {
+            const std::uint32_t links = window >> own << lowkv_linked_bits(number);
+            window = (code | links << own) % LOWKV_WINDOWS;
+        };
+        for (std::uint32_t i = following; i-- > 0;) put_before(at(i));
+        for (std::uint32_t i = codes_of_word; i-- > 0;) {
+            put_before(at(i));
+            at(i) = static_cast<std::uint8_t>(window);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// Codes whose levels a trellis chooses (codec/trellis.h), as windows: a byte holds a code and the
-// two that follow it in its word (lowkv/format.h), of which packing takes the code.
+// Codes whose levels a trellis chooses (codec/trellis.h), as windows (lowkv/format.h): a byte holds
+// a code and, above it, what of those that follow it in its word chooses its level. Packing takes
+// the code.
 
 #include <array>
 #include <cstdint>
@@ -24,12 +25,11 @@ class TrellisCodes {
                 std::uint8_t (*windows)[max_lanes]) const noexcept;
 
   private:
-    void (*encode_)(const float* samples, const float* levels,
-                    std::uint8_t* codes) noexcept = nullptr;
+    kernels::EncodeTrellis encode_ = nullptr;
     std::array<float, LOWKV_WINDOWS> levels_{};
 };
 
 // Codes to windows.
-void open_windows(CodeTile& tile, std::uint32_t lanes) noexcept;
+void open_windows(CodeTile& tile, Width width, std::uint32_t lanes) noexcept;
 
 }  // namespace lowkv::codec

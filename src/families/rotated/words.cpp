@@ -1,13 +1,23 @@
 #include "families/words.h"
+#include "codec/trellis.h"
 
 namespace lowkv::codec {
 namespace {
+
+// Of which codes a trellis' window is.
+std::string neighbours(const Codec& codec) {
+    switch (codec.width) {
+        case Width::one: return "six neighbouring codes";
+        case Width::two: return "three neighbouring codes";
+        default: return "a code and the third bits of the next three";
+    }
+}
 
 std::string normal_levels(const Codec& codec) {
     std::string text = (codec.fit == Fit::norm ? "the norm of " : "a scale of ") +
                        group_words(codec) + " (" + std::string(metadata_bits(codec)) + ") times ";
     text += codec.levels == Levels::trellis
-                ? "a level that three neighbouring codes choose (a trellis)"
+                ? "a level that " + neighbours(codec) + " choose (a trellis)"
                 : "one of " + std::to_string(codec.level_count()) + " normal (Lloyd-Max) levels";
     switch (codec.fit) {
         case Fit::norm: break;
@@ -40,8 +50,9 @@ std::string_view rotated_restriction(const Codec& codec, Part part) noexcept {
          {normal && codec.width == Width::eight, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
          {!normal && codec.fit != Fit::norm,
           "unbiased and lsq choose the scale of normal levels: add normal or trellis"},
-         {trellis && (codec.width != Width::two || codec.group != Group::head),
-          "a trellis has 2 bits and one scale for a token's head: token-2-head-trellis"},
+         {trellis && (trellis_bits(codec.width) == 0 || codec.group != Group::head),
+          "a trellis has 1, 2 or 3 bits and one scale for a token's head: token-2-head-trellis"},
+         {!trellis && codec.width == Width::one, "1 bit needs a trellis: token-1-head-trellis"},
          {codec.centred && part == Part::values,
           "mean is for keys; values have no common offset that a softmax ignores"}});
 }

@@ -82,6 +82,7 @@ constexpr PartKernels folded(std::string_view name) {
 
 // With a table of levels, or where the code is the level.
 constinit const PartKernels code_kernels[] = {
+    unfolded<Width::one, Look::trellis>("unfolded-1-trellis"),
     unfolded<Width::ternary, Look::code>("unfolded-1.5"),
     unfolded<Width::two, Look::code>("unfolded-2"),
     unfolded<Width::two, Look::table>("unfolded-2-levels"),
@@ -89,9 +90,11 @@ constinit const PartKernels code_kernels[] = {
     unfolded<Width::senary, Look::table>("unfolded-2.6-levels"),
     unfolded<Width::three, Look::code>("unfolded-3"),
     unfolded<Width::three, Look::table>("unfolded-3-levels"),
+    unfolded<Width::three, Look::trellis>("unfolded-3-trellis"),
     unfolded<Width::four, Look::code>("unfolded-4"),
     unfolded<Width::four, Look::table>("unfolded-4-levels"),
     unfolded<Width::eight, Look::code>("unfolded-8"),
+    folded<Width::one, Look::trellis>("folded-1-trellis"),
     folded<Width::ternary, Look::code>("folded-1.5"),
     folded<Width::two, Look::code>("folded-2"),
     folded<Width::two, Look::table>("folded-2-levels"),
@@ -99,6 +102,7 @@ constinit const PartKernels code_kernels[] = {
     folded<Width::senary, Look::table>("folded-2.6-levels"),
     folded<Width::three, Look::code>("folded-3"),
     folded<Width::three, Look::table>("folded-3-levels"),
+    folded<Width::three, Look::trellis>("folded-3-trellis"),
     folded<Width::four, Look::code>("folded-4"),
     folded<Width::four, Look::table>("folded-4-levels"),
     folded<Width::eight, Look::code>("folded-8"),

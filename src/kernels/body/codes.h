@@ -134,8 +134,8 @@ LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
 }
 
 // What a code stands for: itself, an entry of a table of 8-bit levels, the first of which is 0, or
-// a trellis' level (lowkv/format.h): the sum of two tables' entries, of the code and the next one,
-// and of these next two.
+// a trellis' level (lowkv/format.h): the sum of two tables' entries, of its window's low four bits
+// and of the high four.
 enum class Look : std::uint8_t { code, table, trellis };
 
 struct LevelTables {
@@ -154,13 +154,36 @@ LOWKV_INLINE LevelTables load_level_tables(const std::uint8_t* levels) {
     return tables;
 }
 
-// The codes of tile `tile` and of the next one, tile 4 being tile 0 of the next byte: four bits
-// each.
-LOWKV_INLINE I two_codes(I bytes, I next_bytes, unsigned tile) {
-    if (tile == 4) return bit_and(next_bytes, set_int(0x0f0f0f0f));
-    if (tile < 3) return bit_and(shift_right(bytes, 2 * tile), set_int(0x0f0f0f0f));
-    const I high = bit_and(shift_left(next_bytes, 2), set_int(0x0c0c0c0c));
-    return bit_or(bit_and(shift_right(bytes, 6), set_int(0x03030303)), high);
+// Of bytes and those that follow them: four bits of the 16 from bit `at` on.
+LOWKV_INLINE I four_bits(I bytes, I next_bytes, unsigned at) {
+    if (at >= 8) return bit_and(shift_right(next_bytes, at - 8), set_int(0x0f0f0f0f));
+    if (at <= 4) return bit_and(shift_right(bytes, at), set_int(0x0f0f0f0f));
+    const int low = (0xf << at & 0xff) >> at;  // the bits that lie in the first byte
+    const I high = bit_and(shift_left(next_bytes, 8 - at), set_int((0xf ^ low) * 0x01010101));
+    return bit_or(bit_and(shift_right(bytes, at), set_int(low * 0x01010101)), high);
+}
+// Of half bytes: those that follow them behind them.
+LOWKV_INLINE I with_next(I halves, I next) {
+    return bit_or(halves, shift_left(lookup(halves, next), 4));
+}
+
+// A tile's windows: their low and their high four bits.
+template <Width W>
+LOWKV_INLINE void load_windows(const UnitView& view, unsigned tile, I next, I& low, I& high) {
+    if constexpr (W == Width::one) {
+        const I bits = with_next(bit_and(view.third, set_int(0x0f0f0f0f)), next);
+        low = four_bits(bits, bits, tile);
+        high = tile < 3 ? four_bits(bits, bits, tile + 2) : four_bits(lookup(bits, next), bits, 1);
+    } else if constexpr (W == Width::two) {
+        const I bits = load_bytes(view.low), next_bits = lookup(bits, next);
+        low = four_bits(bits, next_bits, 2 * tile);
+        high = four_bits(bits, next_bits, 2 * tile + 2);
+    } else {
+        const I third = with_next(bit_and(shift_right(view.third, 2), set_int(0x0f0f0f0f)), next);
+        const I own = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
+        high = four_bits(third, third, tile);
+        low = bit_or(own, shift_left(bit_and(high, set_int(0x03030303)), 2));
+    }
 }
 
 // A tile's two pairs of steps.
@@ -181,9 +204,9 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, const LevelTabl
         pair[0] = lookup_halves(tables.first, senary_digit(view, tile, even));
         pair[1] = lookup_halves(tables.first, senary_digit(view, tile, odd));
     } else if constexpr (L == Look::trellis) {
-        const I x = load_bytes(view.low), next = lookup(x, tables.next);
-        const I levels = add_int(lookup(tables.first, two_codes(x, next, tile)),
-                                 lookup(tables.second, two_codes(x, next, tile + 1)));
+        I low, high;
+        load_windows<W>(view, tile, tables.next, low, high);
+        const I levels = add_int(lookup(tables.first, low), lookup(tables.second, high));
         pair[0] = bit_and(levels, set_int(0x00ff00ff));
         pair[1] = bit_and(shift_right(levels, 8), set_int(0x00ff00ff));
     } else if constexpr (L == Look::code) {

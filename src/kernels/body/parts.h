@@ -2,6 +2,6 @@
 // packed heads are read (PartKernels), by name: of codes, for parts whose heads have their own
 // metadata, of row codecs, and of sorted keys.
 
-extern const PartKernels code_kernels[20];
+extern const PartKernels code_kernels[24];
 extern const PartKernels row_kernels[5];
 extern const PartKernels sorted_kernels[1];

@@ -29,12 +29,19 @@ LOWKV_REGION_END
 namespace lowkv::kernels {
 
 const Table LOWKV_IMPLEMENTATION::table = {
-    LOWKV_NAME(LOWKV_IMPLEMENTATION),     LOWKV_IMPLEMENTATION::needs,
-    LOWKV_IMPLEMENTATION::supported,      LOWKV_IMPLEMENTATION::decode,
-    LOWKV_IMPLEMENTATION::prefill,        LOWKV_IMPLEMENTATION::weigh,
-    LOWKV_IMPLEMENTATION::code_kernels,   LOWKV_IMPLEMENTATION::row_kernels,
-    LOWKV_IMPLEMENTATION::sorted_kernels, LOWKV_IMPLEMENTATION::to_f16,
-    LOWKV_IMPLEMENTATION::encode_trellis,
+    LOWKV_NAME(LOWKV_IMPLEMENTATION),
+    LOWKV_IMPLEMENTATION::needs,
+    LOWKV_IMPLEMENTATION::supported,
+    LOWKV_IMPLEMENTATION::decode,
+    LOWKV_IMPLEMENTATION::prefill,
+    LOWKV_IMPLEMENTATION::weigh,
+    LOWKV_IMPLEMENTATION::code_kernels,
+    LOWKV_IMPLEMENTATION::row_kernels,
+    LOWKV_IMPLEMENTATION::sorted_kernels,
+    LOWKV_IMPLEMENTATION::to_f16,
+    {LOWKV_IMPLEMENTATION::encode_trellis<Width::one>,
+     LOWKV_IMPLEMENTATION::encode_trellis<Width::two>,
+     LOWKV_IMPLEMENTATION::encode_trellis<Width::three>},
 };
 
 }  // namespace lowkv::kernels
