@@ -38,6 +38,8 @@ class Random {
                       : codec.quarter_bits[0] == 3 ? Width::three
                                                    : Width::four;
         codec.exact_rows = static_cast<std::uint8_t>(below(5));
+        if (std::ranges::any_of(codec.quarter_bits, [](auto bits) { return bits > 0 && bits < 4; }))
+            codec.levels = one_of({Levels::uniform, Levels::trellis});
         return codec;
     }
     Codec codec() {
@@ -262,6 +264,9 @@ TEST_CASE("sorted keys: text and errors") {
     check_error("k=token-4-head-2rows,v=exact", {"exact rows are for sorted keys"});
     check_error("k=sorted-4211-g32,v=exact", {"sorted-4211-head-2rows"});
     check_error("k=sorted-4211-head-normal,v=exact", {"levels", "of their own"});
+    CHECK(to_string(parse_scheme("k=sorted-4211-head-trellis-2rows,v=exact").base.key) ==
+          "sorted-4211-head-trellis-2rows");
+    check_error("k=sorted-4444-head-trellis,v=exact", {"groups of 1, 2 or 3 bits"});
     check_error("k=sorted-1111-head,v=exact",
                 {"\"1111\"", "position 10 ", "1.5, 2, 2.6, 3, 4, 8, 4211"});
     check_error("k=sorted-4212-head,v=exact", {"\"4212\"", "bits"});

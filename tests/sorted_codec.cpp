@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "codec/lloyd_max.h"
+#include "codec/trellis.h"
 #include "codec_block.h"
 #include "lowkv/error.h"
 #include "sample.h"
@@ -25,10 +26,11 @@ using Random = std::mt19937;
 
 constexpr std::uint32_t tokens_each = 128;
 
-const char* const codecs[] = {"sorted-4211-head-2rows", "sorted-4211-head",
-                              "sorted-4220-head-1row",  "sorted-4321-head-4rows",
-                              "sorted-3311-head",       "sorted-2000-head-3rows",
-                              "sorted-4444-head"};
+const char* const codecs[] = {"sorted-4211-head-2rows",   "sorted-4211-head",
+                              "sorted-4220-head-1row",    "sorted-4321-head-4rows",
+                              "sorted-3311-head",         "sorted-2000-head-3rows",
+                              "sorted-4444-head",         "sorted-4321-head-trellis-2rows",
+                              "sorted-2222-head-trellis", "sorted-3111-head-trellis-1row"};
 
 Block block_of(const std::string& codec, Shape shape) {
     return Block("k=" + codec + ",v=exact", shape);
@@ -210,9 +212,11 @@ TEST_CASE("statistics: channels in the order of their energy, groups' sizes") {
     });
 }
 
-TEST_CASE("codes are the nearest levels, and the scale keeps a token's length") {
-    for_all_heads(3, [](const Block& block, std::uint32_t h, const SortedReader& keys,
-                        const std::vector<std::uint32_t>& tokens) {
+TEST_CASE(
+    "codes are the nearest levels, a trellis' err less, and the scale keeps a token's length") {
+    double path_error = 0, expected_error = 0;
+    for_all_heads(3, [&](const Block& block, std::uint32_t h, const SortedReader& keys,
+                         const std::vector<std::uint32_t>& tokens) {
         std::vector<double> slack;
         const std::vector<double> mean = means(block, h, tokens, &slack);
         std::size_t wrong = 0, wrong_scales = 0;
@@ -236,7 +240,15 @@ TEST_CASE("codes are the nearest levels, and the scale keeps a token's length") 
                 double nearest = std::numeric_limits<double>::infinity();
                 for (std::uint32_t l = 0; l < book.count; ++l)
                     nearest = std::min(nearest, std::fabs(z - book.level[l]));
-                if (!(std::fabs(z - book.level[keys.code(p, t)]) <= nearest + 2 * noise)) ++wrong;
+                if (keys.trellis(p)) {
+                    const auto& paths = codec::trellis_book(keys.bits(p / 16));
+                    const double gain = 1 / std::sqrt(1 - paths.mse);
+                    path_error += std::pow(z - keys.own_level(p, t) / gain, 2.0);
+                    // Of N(0, 1) it loses so much of what Lloyd-Max's levels lose.
+                    expected_error += nearest * nearest * paths.mse / book.mse;
+                } else if (!(std::fabs(z - book.level[keys.code(p, t)]) <= nearest + 2 * noise)) {
+                    ++wrong;
+                }
             }
             const double scale = norm(coded) / norm(levels);
             largest = std::max(largest, scale);
@@ -251,6 +263,8 @@ TEST_CASE("codes are the nearest levels, and the scale keeps a token's length") 
         CHECK(wrong_scales == 0);
         CHECK(keys.largest() == doctest::Approx(largest).epsilon(1e-3));
     });
+    MESSAGE("a trellis' error, of what is expected: " << path_error / expected_error);
+    CHECK(path_error < 1.1 * expected_error);
 }
 
 TEST_CASE("the decoded block has the tokens' mean") {

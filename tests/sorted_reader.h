@@ -56,16 +56,26 @@ struct SortedReader {
         return (byte(at) - 128.0) * row_step(row);
     }
     std::uint8_t code(std::uint32_t place, std::uint32_t token) const {
-        const std::uint32_t group = place / 16, width = lowkv_width_of_bits(bits(group));
-        const auto* codes = reinterpret_cast<const std::uint8_t*>(section) + places().codes +
-                            lowkv_sorted_codes(part.head, group);
-        return static_cast<std::uint8_t>(lowkv_load_code(codes, width, 16, token, place % 16));
+        const std::uint32_t width = lowkv_width_of_bits(bits(place / 16));
+        return static_cast<std::uint8_t>(
+            lowkv_load_code(codes(place), width, 16, token, place % 16));
+    }
+    bool trellis(std::uint32_t place) const { return part.levels[bits(place / 16)].trellis(); }
+    const std::uint8_t* codes(std::uint32_t place) const {
+        return reinterpret_cast<const std::uint8_t*>(section) + places().codes +
+               lowkv_sorted_codes(part.head, place / 16);
     }
     std::uint32_t bits(std::uint32_t group) const { return lowkv_sorted_bits(part.head, group); }
-    // What a code is without its token's scale.
-    double level(std::uint32_t place, std::uint32_t token) const {
+    // What a code is without its token's scale and its group's unit.
+    double own_level(std::uint32_t place, std::uint32_t token) const {
         const auto& levels = part.levels[bits(place / 16)];
-        return (levels.level[code(place, token)] - 127.5) * levels.step * unit(place / 16);
+        if (!trellis(place)) return (levels.level[code(place, token)] - 127.0) * levels.step;
+        const std::uint32_t width = lowkv_width_of_bits(bits(place / 16));
+        const std::uint32_t window = lowkv_load_window(codes(place), width, 16, token, place % 16);
+        return (levels.level[window & 15] + levels.level[16 + (window >> 2)] - 127.0) * levels.step;
+    }
+    double level(std::uint32_t place, std::uint32_t token) const {
+        return own_level(place, token) * unit(place / 16);
     }
 
     static double hadamard(std::uint32_t i, std::uint32_t j) {

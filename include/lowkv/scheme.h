@@ -128,7 +128,8 @@ struct Codec {
     std::uint8_t exact_rows = 0;
     // The groups are sets of channels of all heads, from a calibration, `group` long on average.
     bool reordered = false;
-    // The rest needs Axis::token, whose groups stay whole when channels are mixed.
+    // The rest needs Axis::token, whose groups stay whole when channels are mixed; sorted keys may
+    // have a trellis for their groups of 1 to 3 bits.
     Levels levels = Levels::uniform;  // normal: up to 16, trellis: 2, 4 or 8
     Rotate rotation = Rotate::none;
     // Keys only: less their block's mean, channel by channel, which is stored in it.

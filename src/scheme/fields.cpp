@@ -103,8 +103,9 @@ constexpr std::array levels_choices{
            "token, g32 to head, up to 4 bits: normal (Lloyd-Max) levels times a norm, not a scale "
            "and a zero"},
     Choice{"trellis", value_of(Levels::trellis),
-           "token-1-head to token-3-head: levels that neighbouring codes choose together, times a "
-           "norm: a fifth (1 bit) to a third (3 bits) less error than normal"},
+           "token-1-head to token-3-head, and sorted with groups of 1 to 3 bits: levels that "
+           "neighbouring codes choose together, times a norm: a fifth (1 bit) to a third (3 bits) "
+           "less error than normal"},
     Choice{"learned", value_of(Levels::learned),
            "row and static, 2 to 4 bits: levels learned from a text, calibrated (KVQuant)"}};
 constexpr std::array rotation_choices{

@@ -50,7 +50,8 @@ std::string_view rotated_restriction(const Codec& codec, Part part) noexcept {
          {normal && codec.width == Width::eight, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
          {!normal && codec.fit != Fit::norm,
           "unbiased and lsq choose the scale of normal levels: add normal or trellis"},
-         {trellis && (trellis_bits(codec.width) == 0 || codec.group != Group::head),
+         {trellis && codec.axis == Axis::token &&
+              (trellis_bits(codec.width) == 0 || codec.group != Group::head),
           "a trellis has 1, 2 or 3 bits and one scale for a token's head: token-2-head-trellis"},
          {!trellis && codec.width == Width::one, "1 bit needs a trellis: token-1-head-trellis"},
          {!normal && codec.metadata == Metadata::fp8_e5m3,

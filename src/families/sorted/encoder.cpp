@@ -7,6 +7,7 @@
 #include "codec/hadamard16.h"
 #include "codec/lloyd_max.h"
 #include "codec/sum.h"
+#include "kernels/table.h"
 
 namespace lowkv::codec {
 namespace {
@@ -44,14 +45,13 @@ void read_means(const SortedPart& part, const std::byte* section, float* mean) n
     }
 }
 
-// What the codes of a place stand for, before the tokens' scales.
 void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
                  const std::uint8_t* codes, float* y) noexcept {
-    const SortedLevels& levels = part.levels[part.bits(place / sorted_group)];
-    const float unit = levels.step * statistics.unit[place / sorted_group];
-    float values[16];
-    for (std::uint32_t i = 0; i < 16; ++i)
-        values[i] = (static_cast<float>(levels.level[i]) - middle_level) * unit;
+    const std::uint32_t bits = part.bits(place / sorted_group);
+    const SortedLevels& levels = part.levels[bits];
+    float values[LOWKV_WINDOWS];
+    for (std::uint32_t i = 0; i < levels.count(bits); ++i)
+        values[i] = levels.of(i) * statistics.unit[place / sorted_group];
     for (std::uint32_t t = 0; t < tokens; ++t) y[t] = values[codes[t]];
 }
 
@@ -102,6 +102,39 @@ void SortedEncoder::find_energy(float* energy) const noexcept {
     }
 }
 
+void SortedEncoder::choose_nearest(std::uint32_t group, const float (*x)[tokens]) noexcept {
+    const NormalCodebook& book = normal_codebook(1u << part_.bits(group));
+    for (std::uint32_t i = 0; i < sorted_group; ++i) {
+        std::uint8_t* codes = codes_[group * sorted_group + i];
+        std::fill_n(codes, tokens, std::uint8_t{0});
+        for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
+            const float boundary = book.boundary[b];
+            for (std::uint32_t t = 0; t < tokens; ++t)
+                codes[t] = static_cast<std::uint8_t>(codes[t] + (x[i][t] >= boundary ? 1 : 0));
+        }
+    }
+}
+
+// A word is 4 tokens x the group.
+void SortedEncoder::choose_path(std::uint32_t group, const float (*x)[tokens]) noexcept {
+    constexpr std::uint32_t words = kernels::trellis_words, word_codes = LOWKV_WORD_CODES;
+    const SortedLevels& levels = part_.levels[part_.bits(group)];
+    for (std::uint32_t first = 0; first < tokens; first += words * LOWKV_WORD_LANES) {
+        alignas(64) float samples[word_codes][words];
+        std::uint8_t windows[word_codes][words];
+        const auto token = [&](std::uint32_t i, std::uint32_t word) {
+            return first + word * LOWKV_WORD_LANES + lowkv_word_lane(i);
+        };
+        for (std::uint32_t i = 0; i < word_codes; ++i)
+            for (std::uint32_t w = 0; w < words; ++w)
+                samples[i][w] = x[lowkv_word_step(i)][token(i, w)];
+        levels.encode(samples[0], levels.path_level.data(), windows[0]);
+        for (std::uint32_t i = 0; i < word_codes; ++i)
+            for (std::uint32_t w = 0; w < words; ++w)
+                codes_[group * sorted_group + lowkv_word_step(i)][token(i, w)] = windows[i][w];
+    }
+}
+
 void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     float y[max_sorted_dim][tokens];
     for (std::uint32_t p = 0; p < channels(); ++p) {
@@ -121,21 +154,24 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     }
     for (float& x : to_normal) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
 
-    float squares[tokens] = {}, level_squares[tokens] = {}, x[tokens];  // of y and of the levels
-    for (std::uint32_t p = 0; p < coded(); ++p) {
-        const NormalCodebook& book = normal_codebook(1u << part_.bits(p / sorted_group));
-        const float inverse = 1.0f / statistics.unit[p / sorted_group];
-        for (std::uint32_t t = 0; t < tokens; ++t) x[t] = y[p][t] * inverse * to_normal[t];
-        std::fill_n(codes_[p], tokens, std::uint8_t{0});
-        for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
-            const float boundary = book.boundary[b];
+    float x[sorted_group][tokens];
+    for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
+        const float inverse = 1.0f / statistics.unit[g];
+        for (std::uint32_t i = 0; i < sorted_group; ++i)
             for (std::uint32_t t = 0; t < tokens; ++t)
-                codes_[p][t] = static_cast<std::uint8_t>(codes_[p][t] + (x[t] >= boundary ? 1 : 0));
-        }
-        read_levels(part_, statistics, p, codes_[p], x);
+                x[i][t] = y[g * sorted_group + i][t] * inverse * to_normal[t];
+        if (part_.levels[part_.bits(g)].trellis())
+            choose_path(g, x);
+        else
+            choose_nearest(g, x);
+    }
+
+    float squares[tokens] = {}, level_squares[tokens] = {}, level[tokens];
+    for (std::uint32_t p = 0; p < coded(); ++p) {
+        read_levels(part_, statistics, p, codes_[p], level);
         for (std::uint32_t t = 0; t < tokens; ++t) {
             squares[t] += y[p][t] * y[p][t];
-            level_squares[t] += x[t] * x[t];
+            level_squares[t] += level[t] * level[t];
         }
     }
     for (std::uint32_t t = 0; t < tokens; ++t)

@@ -21,7 +21,7 @@ inline Width sorted_width(std::uint32_t bits) noexcept {
 // What keys are less, by channel.
 void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept;
 
-// What the codes of a place stand for, before the tokens' scales.
+// What the codes of a place, of a trellis windows, stand for, before the tokens' scales.
 void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
                  const std::uint8_t* codes, float* y) noexcept;
 
@@ -64,12 +64,15 @@ class SortedEncoder {
     float kept_[sorted_tokens];   // 0 of a row, 1 of all others
     float mean_[max_sorted_dim];  // of the others, rounded to f16
     float scale_[sorted_tokens];
-    std::uint8_t codes_[max_sorted_dim][sorted_tokens];  // by place
+    std::uint8_t codes_[max_sorted_dim][sorted_tokens];  // by place; of a trellis windows
 
     std::uint32_t channels() const noexcept { return part_.head.head_dim; }
     std::uint32_t coded() const noexcept { return part_.coded_groups * sorted_group; }
     float share() const noexcept { return 1.0f / static_cast<float>(sorted_tokens - rows_.count); }
     void load(std::uint32_t channel, float* x) const noexcept;
+    // Of a group's numbers, as far as they are N(0, 1).
+    void choose_nearest(std::uint32_t group, const float (*x)[sorted_tokens]) noexcept;
+    void choose_path(std::uint32_t group, const float (*x)[sorted_tokens]) noexcept;
 };
 
 }  // namespace lowkv::codec

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/float16.h"
+#include "families/rotated/trellis_codes.h"
 #include "families/sorted/encoder.h"
 #include "families/words.h"
 #include "kernels/table.h"
@@ -18,7 +19,7 @@ constexpr std::uint32_t tokens = sorted_tokens;
 class SortedKeys final : public SortedPart {
   public:
     SortedKeys(const Codec& codec, const PartShape& its_shape, const PartInputs& inputs)
-        : SortedPart(codec, its_shape) {
+        : SortedPart(codec, its_shape, *inputs.table) {
         set_kernels(kernels::find(*inputs.table, "sorted"));
     }
 
@@ -71,6 +72,7 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
         if (g < coded_groups) {
             unpack_tile(codes + lowkv_sorted_codes(head, g), sorted_width(bits(g)),
                         sorted_group_shape, 0, tile);
+            if (levels[bits(g)].trellis()) open_windows(tile, sorted_width(bits(g)), tokens);
             for (std::uint32_t i = 0; i < sorted_group; ++i) {
                 read_levels(*this, statistics, g * sorted_group + i, tile.row[i], y[i]);
                 for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] *= scale[t];

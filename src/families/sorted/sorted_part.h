@@ -2,13 +2,15 @@
 // Keys whose channels are sorted and have unequal bits: what encode and the kernels know of a part.
 // A head's section is that of lowkv/format.h, "a head's section of sorted keys".
 //
-// Levels of every width are kept in 8 bits and lie evenly about 127.5, so that products of codes of
-// all widths add up as integers: y = (level - middle_level) * step * unit * scale.
+// Levels of every width, a trellis' too, are kept in 8 bits and lie evenly about 127, so that
+// products of codes of all widths add up as integers: y = (level - middle_level) * step * unit *
+// scale.
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/table.h"
 #include "lowkv/family.h"
 #include "lowkv/format.h"
 
@@ -18,12 +20,26 @@ inline constexpr std::uint32_t max_sorted_dim = 576;  // any head_dim
 inline constexpr std::uint32_t sorted_group = LOWKV_SORTED_GROUP;
 inline constexpr std::uint32_t max_sorted_groups = max_sorted_dim / sorted_group;
 inline constexpr std::uint32_t max_exact_rows = 4;
-inline constexpr float middle_level = 127.5f;
+inline constexpr float middle_level = 127.0f;
 
-// What codes of so many bits stand for: from the lowest to the highest, the first 0, the last 255.
+// What codes of so many bits stand for: from the lowest to the highest, the first 0, the last 254.
+// A trellis: two tables of 16, whose entries a window adds (lowkv/format.h).
 struct SortedLevels {
-    std::array<std::uint8_t, 16> level{};
+    std::array<std::uint8_t, 32> level{};
     float step = 0;
+    kernels::EncodeTrellis encode = nullptr;  // null: no trellis
+    // What the paths are chosen by, by window: levels of N(0, 1).
+    std::array<float, LOWKV_WINDOWS> path_level{};
+
+    bool trellis() const noexcept { return encode != nullptr; }
+    std::uint32_t count(std::uint32_t bits) const noexcept {
+        return trellis() ? LOWKV_WINDOWS : 1u << bits;
+    }
+    // Of a code, of a trellis a window.
+    float of(std::uint32_t code) const noexcept {
+        const int sum = trellis() ? level[code & 15] + level[16 + (code >> 2)] : level[code];
+        return (static_cast<float>(sum) - middle_level) * step;
+    }
 };
 
 // Consecutive groups of one width.
@@ -45,7 +61,7 @@ struct SortedPart : PackedPart {
     }
 
   protected:
-    SortedPart(const Codec& codec, const PartShape& its_shape);
+    SortedPart(const Codec& codec, const PartShape& its_shape, const kernels::Table& table);
 };
 
 }  // namespace lowkv::codec

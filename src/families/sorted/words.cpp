@@ -1,14 +1,24 @@
+#include <algorithm>
+
 #include "families/words.h"
 
 namespace lowkv::codec {
 namespace {
 
-// What follows from the axis alone stays as it is in a codec of the same axis, bits and rows.
+// What follows from the axis alone stays as it is in a codec of the same axis, bits, levels and
+// rows.
 bool has_other_words(const Codec& codec) noexcept {
     Codec plain{.width = codec.width, .axis = codec.axis, .group = Group::head};
     plain.quarter_bits = codec.quarter_bits;
     plain.exact_rows = codec.exact_rows;
+    if (codec.levels == Levels::trellis) plain.levels = codec.levels;
     return codec != plain;
+}
+
+// Whether groups have codes whose levels a trellis may choose.
+bool has_few_bits(const Codec& codec) noexcept {
+    return std::ranges::any_of(codec.quarter_bits,
+                               [](std::uint8_t bits) { return bits > 0 && bits < 4; });
 }
 
 Width width_of(std::uint8_t bits) noexcept {
@@ -36,8 +46,10 @@ std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
          {sorted && codec.width != width_of(codec.quarter_bits[0]),
           "the width of sorted keys is that of their first quarter"},
          {sorted && has_other_words(codec),
-          "sorted keys have a group, levels, a rotation, a mean and a scale of their own: "
-          "sorted-4211-head or sorted-4211-head-2rows"}});
+          "sorted keys have a group, a rotation, a mean and a scale of their own, and their levels "
+          "are normal or trellis: sorted-4211-head-2rows or sorted-4211-head-trellis-2rows"},
+         {sorted && codec.levels == Levels::trellis && !has_few_bits(codec),
+          "a trellis is for groups of 1, 2 or 3 bits: sorted-4211-head-trellis"}});
 }
 
 CodecWords sorted_words(const Codec& codec) {
@@ -46,6 +58,8 @@ CodecWords sorted_words(const Codec& codec) {
         " bits a number, a quarter of the channels each: after subtracting the block's mean per "
         "channel, channels sorted by their energy and a Hadamard rotation of 16 at a "
         "time, a scale of one token's head (8 bits) times one of the normal (Lloyd-Max) levels";
+    if (codec.levels == Levels::trellis)
+        sentence += ", below 4 bits a level that neighbouring codes choose together (a trellis)";
     std::string read =
         "k = y H / 4 + mean, y = level * unit * scale; attention changes the "
         "query instead";
@@ -55,7 +69,7 @@ CodecWords sorted_words(const Codec& codec) {
         read += "; + what is beside";
     }
     return {sentence,
-            "y = (k - mean) H / 4, level = the one nearest to "
+            "y = (k - mean) H / 4, level = the one nearest (of a trellis: on the nearest path) to "
             "y / unit / rms(y / unit), unit = rms of 16 channels in the sequence's first packed "
             "block, scale = |y| / |level * unit|",
             read};

@@ -91,13 +91,30 @@ void prepare_sorted(const codec::SortedPart& part, const std::byte* section, con
     query.statistics = section;
 }
 
+// body.operator()<Width, Look>() for codes of so many bits.
+template <class Body>
+LOWKV_INLINE void with_bits(const codec::SortedPart& part, unsigned bits, Body body) {
+    const auto with_look = [&]<Width W>() LOWKV_INLINE_LAMBDA {
+        if (part.levels[bits].trellis())
+            body.template operator()<W, Look::trellis>();
+        else
+            body.template operator()<W, Look::table>();
+    };
+    switch (bits) {
+        case 1: return with_look.template operator()<Width::one>();
+        case 2: return with_look.template operator()<Width::two>();
+        case 3: return with_look.template operator()<Width::three>();
+        default: return body.template operator()<Width::four, Look::table>();
+    }
+}
+
 // sums += the codes of a run's groups times their weights, for two vectors of lanes.
-template <Width W, unsigned Rows>
+template <Width W, Look L, unsigned Rows>
 LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun& run,
                           const std::byte* section, const SortedQuery& query, unsigned lane,
                           Prefetch& prefetch, I (&sums)[Rows][2]) {
     const std::uint8_t* codes = sorted_bytes(section, run.codes);
-    const LevelTables tables = load_level_tables<Look::table>(part.levels[run.bits].level.data());
+    const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
     const unsigned lane_units = part.head.tokens / 16;
     const SharedWeights<codec::max_sorted_dim> weights{query.weights[0] +
                                                        run.first_group * codec::sorted_group};
@@ -108,7 +125,7 @@ LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun&
             const unsigned at = lane + v * lanes;
             view[v] = open_unit<W>(codes, g * lane_units + at / 16, at % 16 * 4);
         }
-        dot_unit<W, Look::table, Rows>(view, tables, 8 * g, weights, sums);
+        dot_unit<W, L, Rows>(view, tables, 8 * g, weights, sums);
     }
 }
 
@@ -167,15 +184,9 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
                 for (unsigned v = 0; v < 2; ++v) sums[r][v] = set_int(0);
             for (unsigned n = 0; n < part.run_count; ++n) {
                 const codec::SortedRun& run = part.runs[n];
-                const auto dot = [&]<Width W>() LOWKV_INLINE_LAMBDA {
-                    dot_run<W, Rows>(part, run, section, query, lane, prefetch, sums);
-                };
-                switch (run.bits) {
-                    case 1: dot.template operator()<Width::one>(); break;
-                    case 2: dot.template operator()<Width::two>(); break;
-                    case 3: dot.template operator()<Width::three>(); break;
-                    default: dot.template operator()<Width::four>(); break;
-                }
+                with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
+                    dot_run<W, L, Rows>(part, run, section, query, lane, prefetch, sums);
+                });
             }
             for (unsigned v = 0; v < 2; ++v) {
                 const unsigned at = lane + v * lanes;

@@ -1,11 +1,11 @@
 // A tile of sorted keys to f32, and their kernel.
 
 // Level numbers of a group, less the middle one: out[step], for `lanes` lanes from `lane` on.
-template <Width W>
+template <Width W, Look L>
 LOWKV_INLINE void load_levels(const codec::SortedPart& part, const codec::SortedRun& run,
                               const std::byte* section, unsigned group, unsigned lane,
                               F (&out)[16]) {
-    const LevelTables tables = load_level_tables<Look::table>(part.levels[run.bits].level.data());
+    const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
     const unsigned lane_units = part.head.tokens / 16;
     const UnitView view =
         open_unit<W>(sorted_bytes(section, run.codes),
@@ -14,7 +14,7 @@ LOWKV_INLINE void load_levels(const codec::SortedPart& part, const codec::Sorted
 #pragma GCC unroll 4
     for (unsigned tile = 0; tile < 4; ++tile) {
         I pair[2];
-        load_tile<W, Look::table>(view, tile, tables, pair);
+        load_tile<W, L>(view, tile, tables, pair);
         for (unsigned odd = 0; odd < 2; ++odd) {
             const unsigned step = 4 * tile + 2 * odd;
             out[step] = sub(to_float(bit_and(pair[odd], set_int(0xffff))), middle);
@@ -54,18 +54,9 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
             const F unit = mul(step, set(sorted_unit(part, section, run.bits, g)));
             for (unsigned lane = 0; lane < tile_tokens; lane += lanes) {
                 F y[16];
-                switch (run.bits) {
-                    case 1:
-                        load_levels<Width::one>(part, run, section, g, first_token + lane, y);
-                        break;
-                    case 2:
-                        load_levels<Width::two>(part, run, section, g, first_token + lane, y);
-                        break;
-                    case 3:
-                        load_levels<Width::three>(part, run, section, g, first_token + lane, y);
-                        break;
-                    default: load_levels<Width::four>(part, run, section, g, first_token + lane, y);
-                }
+                with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
+                    load_levels<W, L>(part, run, section, g, first_token + lane, y);
+                });
                 hadamard_vectors(y);
                 const F scale = mul(load_u8(scales + lane), unit);
                 for (unsigned i = 0; i < 16; ++i) {
