@@ -39,10 +39,11 @@ def drafted(s):
 
 
 def looked_up(s):
-    """The prompt repeats itself, so that the drafts come from the prompt."""
+    """The prompt repeats itself and the answer begins alike: drafts come from the prompt, the last of them wrong."""
     line = text(3, 90)
-    answer = ask(s, line * 6 + line[:40], tokens=96)
-    assert answer["timings"].get("draft_n", 0) > 0, answer["timings"]
+    answer = ask_for(s, line * 6 + line[:40], line[40:] + text(34, 46))
+    timings = answer["timings"]
+    assert 0 < timings.get("draft_n_accepted", 0) < timings["draft_n"], timings
     return [answer]
 
 
