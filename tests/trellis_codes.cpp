@@ -121,8 +121,8 @@ TEST_CASE("no other code makes a path better, and every implementation finds the
                 const double chosen = found.error(word, levels);
                 for (std::uint32_t i = lowkv_window_codes(number) - 1; i < count; ++i) {
                     const std::uint8_t own = found.code(i, word);
-                    for (std::uint8_t other = 0; other < lowkv_levels(number); ++other) {
-                        found.code(i, word) = other;
+                    for (std::uint32_t other = 0; other < lowkv_levels(number); ++other) {
+                        found.code(i, word) = static_cast<std::uint8_t>(other);
                         REQUIRE(found.error(word, levels) >= chosen * (1 - 1e-5));
                     }
                     found.code(i, word) = own;
