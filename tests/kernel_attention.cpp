@@ -10,9 +10,9 @@
 #include "calibration_case.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
+#include "rotated_schemes.h"
 #include "sample.h"
 #include "sealed_device.h"
-#include "rotated_schemes.h"
 
 using namespace lowkv;
 using namespace lowkv::test;

@@ -12,8 +12,8 @@
 #include "lowkv/attention_mass.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
-#include "sample.h"
 #include "rotated_schemes.h"
+#include "sample.h"
 
 using namespace lowkv;
 using namespace lowkv::test;

@@ -155,9 +155,8 @@ TEST_CASE("the last override that names a layer wins") {
 }
 
 TEST_CASE("errors name the word, its position, the legal values and what was meant") {
-    check_error("kivi3",
-                {"\"kivi3\"", "position 1 ", "did you mean kivi2?",
-                 "exact, lowkv1.5, lowkv2, lowkv2.8, lowkv3, lowkv4", "k=channel-2-g32"});
+    check_error("kivi3", {"\"kivi3\"", "position 1 ", "did you mean kivi2?",
+                          "exact, lowkv1.5, lowkv2, lowkv2.8, lowkv3, lowkv4", "k=channel-2-g32"});
     check_error("KIVI4", {"did you mean kivi4?"});
     check_error("  nonsense", {"\"nonsense\"", "position 3 ", "is not a preset"});
     check_error("", {"empty", "exact, lowkv1.5, lowkv2"});

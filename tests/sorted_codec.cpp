@@ -62,7 +62,8 @@ void fill_keys(Block& block, Random& random, bool with_strange = true) {
 template <class F>
 void for_all_blocks(F f) {
     for (unsigned number = 0; const char* codec : codecs) {
-        for (const std::uint32_t head_dim : {16u, 32u, 48u, 64u, 80u, 96u, 128u, 256u, 272u, 576u}) {
+        for (const std::uint32_t head_dim :
+             {16u, 32u, 48u, 64u, 80u, 96u, 128u, 256u, 272u, 576u}) {
             if (!in_sample(number++)) continue;
             CAPTURE(codec);
             CAPTURE(head_dim);

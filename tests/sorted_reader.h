@@ -26,7 +26,7 @@ struct SortedReader {
     }
     const lowkv_sorted_section& places() const { return part.section; }
 
-    std::uint32_t channel(std::uint32_t place) const { 
+    std::uint32_t channel(std::uint32_t place) const {
         const std::uint32_t dim = part.head.head_dim;
         return byte(places().order + place) +
                (dim > 256 ? 256 * byte(places().order + dim + place) : 0);

@@ -17,8 +17,8 @@
 #include "codec/rotation.h"
 #include "codec_block.h"
 #include "lowkv/error.h"
-#include "sample.h"
 #include "rotated_schemes.h"
+#include "sample.h"
 
 using namespace lowkv;
 using namespace lowkv::test;

@@ -20,6 +20,17 @@ constexpr Codec normal(Width width) {
             .rotation = Rotate::hadamard};
 }
 
+constexpr Codec centred(Codec codec) {
+    codec.centred = true;
+    return codec;
+}
+
+// Better for values, not for keys (docs/quality.md).
+constexpr Codec unbiased(Codec codec) {
+    codec.fit = Fit::unbiased;
+    return codec;
+}
+
 // lowkv's own keys: the largest channels get the most bits, the two shortest keys are repaired.
 constexpr Codec sorted(Width first, const std::array<std::uint8_t, 4>& bits) {
     return {.width = first,
@@ -30,15 +41,11 @@ constexpr Codec sorted(Width first, const std::array<std::uint8_t, 4>& bits) {
             .levels = Levels::trellis};
 }
 
-// lowkv's own values. `unbiased` is better for values, not for keys (docs/quality.md).
-constexpr Codec own_values(Width width, Levels levels) {
-    return {.width = width,
-            .axis = Axis::token,
-            .group = Group::head,
-            .levels = levels,
-            .rotation = Rotate::hadamard,
-            .fit = Fit::unbiased,
-            .metadata = Metadata::fp8_e5m3};
+constexpr Codec own_values(Width width) {
+    Codec codec = unbiased(normal(width));
+    codec.levels = Levels::trellis;
+    codec.metadata = Metadata::fp8_e5m3;
+    return codec;
 }
 
 constexpr Codec rotated(Codec codec, Rotate rotation) {
@@ -82,6 +89,9 @@ constexpr Codec kvarn(Width width, Axis axis) {
 constexpr std::string_view own =
     "lowkv's own hybrid: keys in sorted channels with unequal bits, values after TurboQuant's "
     "rotation (Zandieh et al., 2025), both by a trellis (Marcellin and Fischer, 1990)";
+constexpr std::string_view own_rotated =
+    "lowkv's own hybrid: TurboQuant's rotation and levels (Zandieh et al., 2025), the keys less "
+    "their block's mean per channel";
 constexpr std::string_view kivi =
     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache (Liu et al., ICML 2024); the "
     "paper has no sinks: add sinks=0";
@@ -137,19 +147,19 @@ std::span<const Preset> presets() {
         preset({"exact", "the reference: f16, nothing is quantized", "no paper: f16 as it comes",
                 recommended},
                Codec{}),
-        preset({"lowkv1.5", "when memory is shortest: 1.3 bits of codes", own, recommended},
-               sorted(Width::two, {2, 2, 1, 1}), own_values(Width::one, Levels::trellis)),
-        preset({"lowkv2", "a step smaller than the default: 2-bit keys and values", own,
+        preset({"lowkv1.5", "when memory is shortest: 1.5-bit keys and 1-bit values", own,
                 recommended},
-               sorted(Width::four, {4, 2, 1, 1}), own_values(Width::two, Levels::trellis)),
+               sorted(Width::two, {2, 2, 1, 1}), own_values(Width::one)),
+        preset({"lowkv2", "a step smaller than the default: 2 bits for both", own, recommended},
+               sorted(Width::four, {4, 2, 1, 1}), own_values(Width::two)),
         preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own,
                 recommended},
-               sorted(Width::four, {4, 4, 2, 2}), own_values(Width::two, Levels::trellis)),
+               sorted(Width::four, {4, 3, 3, 2}), own_values(Width::two)),
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own, recommended},
-               sorted(Width::four, {4, 4, 2, 2}), own_values(Width::three, Levels::trellis)),
-        preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size", own,
-                recommended},
-               sorted(Width::four, {4, 4, 4, 4}), own_values(Width::four, Levels::normal)),
+               sorted(Width::four, {4, 3, 3, 2}), own_values(Width::three)),
+        preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size",
+                own_rotated, recommended},
+               centred(normal(Width::four)), unbiased(normal(Width::four))),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(Width::two, Axis::channel, Group::g32),
                uniform(Width::two, Axis::token, Group::g32)),

@@ -50,8 +50,7 @@ void read_statistics(const SortedPart& part, const std::byte* section,
         statistics.unit[g] = f16_to_f32(units[g]);
     const auto* order = reinterpret_cast<const std::uint8_t*>(section + part.section.order);
     for (std::uint32_t p = 0; p < channels; ++p)
-        statistics.order[p] =
-            static_cast<std::uint16_t>(lowkv_sorted_channel(order, channels, p));
+        statistics.order[p] = static_cast<std::uint16_t>(lowkv_sorted_channel(order, channels, p));
 }
 
 }  // namespace lowkv::codec
