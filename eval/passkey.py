@@ -92,6 +92,8 @@ def ask(args, tools, model, scheme, length, trial, prose):
         asked = Asked(server)
         text, questions = context(prose, fitter(asked, length - ROOM), random.Random(f"{length} {trial}"))
         said = [asked.say(text + question) for question, _ in questions]
+        if "lowkv: active: scheme" not in server.log_text():
+            sys.exit(f"passkey.py: {scheme} was not active:\n{server.log_text()[-2000:]}")
     return [(key in words, " ".join(words.split())) for words, (_, key) in zip(said, questions, strict=True)]
 
 

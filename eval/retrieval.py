@@ -170,11 +170,11 @@ def run(made, name, tasks, legal, maker, beside=""):
     if not args.redraw and not args.measuring:
         return again_with_torch(args.package, beside)
     args.model = args.model or paths.set_up_paths()["LOWKV_MODEL"]
-    tasks = args.tasks.split(",") if args.tasks else list(tasks)
-    if unknown := [task for task in tasks if task not in legal()]:
-        made.error(f"--tasks {','.join(unknown)}: they are {', '.join(legal())}")
     sheet = Sheet(args.out / f"{name}.csv", KEY, COLUMNS)
     if args.measuring:
+        tasks = args.tasks.split(",") if args.tasks else list(tasks)
+        if unknown := [task for task in tasks if task not in legal()]:
+            made.error(f"--tasks {','.join(unknown)}: they are {', '.join(legal())}")
         todo, now = {}, library(args.package)
         for number in range(args.contexts):
             for length in map(int, args.lengths.split(",")):
