@@ -38,7 +38,7 @@ DEPTHS = [10 * (i + 1) for i in range(len(COLOURS))]
 KEY = ["model", "scheme", "length", "trial", "depth"]
 COLUMNS = ["plugin", "right", "answer"]
 CHUNK, ANSWER = 128, 8
-ROOM = 40  # tokens of a question and its answer
+ROOM = 64  # tokens of a question and its answer, and some
 PATIENCE = 3600  # seconds for one text
 
 

@@ -42,10 +42,9 @@ def codes(rng, words, prose, fits) -> Context:
 
 def spread(rng, prose, fits, needles: list[str]) -> str:
     """Prose with these sentences between its lines, spread evenly."""
-    sentences = "\n".join(needles)
-    size = fits(lambda n: sentences + prose[:n])
-    start = rng.randrange(len(prose) - size)
-    lines = prose[start : start + size].split("\n")
+    start, sentences = rng.randrange(len(prose)), "\n".join(needles)
+    prose = prose[start:] + prose[:start]  # how many tokens its letters are differs from place to place
+    lines = prose[: fits(lambda n: sentences + prose[:n])].split("\n")
     for i, needle in enumerate(needles):
         lines.insert((i + 1) * len(lines) // (len(needles) + 1), needle)
     return "\n".join(lines) + "\n\n"
