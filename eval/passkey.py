@@ -6,9 +6,10 @@
     eval/passkey.py --models my.gguf --out build/passkey      a model of your own
     eval/passkey.py --redraw                                  table and picture again, nothing measured
 
-Nine five-digit numbers, each the pass key of a door of its own colour, stand in handbook text of a given length, at
-10 % to 90 % of it. A stock llama-server with the plug-in reads the text once, 128 tokens at a time, and is asked for
-each of them at temperature 0; it keeps the text in its cache from question to question, as it does for a chat. Right
+Five five-digit numbers, a pass key, a telephone number and the like, stand in handbook text of a given length, at 17 %
+to 83 % of it, in another order in each text. (Five pass keys, one per door, small models mix up even in the exact
+cache.) A stock llama-server with the plug-in reads the text once, 128 tokens at a time, and is asked for each of them
+at temperature 0; it keeps the text in its cache from question to question, as it does for a chat. Right
 means that the number is in the first 8 tokens. `kept` is the share of what the exact cache finds that a scheme finds
 too: where exact fails, the model is the limit. The length counts question and answer: 8192 fits a model of that length.
 
@@ -33,8 +34,17 @@ from sheet import RECOMMENDED, Sheet, schemes_of
 from weights import model_with
 
 SCHEMES = ["exact", *RECOMMENDED]
-COLOURS = ["red", "green", "blue", "yellow", "black", "white", "brown", "orange", "purple"]
-DEPTHS = [10 * (i + 1) for i in range(len(COLOURS))]
+FACTS = [  # what stands in the text, with a number for {}, and what is asked
+    ("The pass key is {}. Remember it. {} is the pass key.", "What is the pass key? The pass key is"),
+    ("The telephone number of Anna is {}. Call Anna: {}.", "What is the telephone number of Anna? It is"),
+    ("The lighthouse has {} steps. I counted all {} steps of the lighthouse.",
+     "How many steps has the lighthouse? The lighthouse has"),
+    ("The ship to Lisbon carried {} oranges. There were {} oranges on the ship.",
+     "How many oranges were on the ship to Lisbon? The ship carried"),
+    ("The postal code of the island is {}. Letters to the island need the code {}.",
+     "What is the postal code of the island? The postal code is"),
+]
+DEPTHS = [round(100 * (i + 1) / (len(FACTS) + 1)) for i in range(len(FACTS))]
 KEY = ["model", "scheme", "length", "trial", "depth"]
 COLUMNS = ["plugin", "right", "answer"]
 CHUNK, ANSWER = 128, 8
@@ -49,20 +59,17 @@ def parser():
     made.add_argument("--models", default=",".join(measuring.MODELS), help="of the set-up, or GGUF files (default: %(default)s)")
     made.add_argument("--lengths", default="2048,8192", help="tokens (default: %(default)s)")
     made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +")
-    made.add_argument("--trials", default=4, type=int, help="texts of each length, nine questions each (default: %(default)s)")
+    made.add_argument("--trials", default=8, type=int, help="texts of each length, five questions each (default: %(default)s)")
     made.add_argument("--threads", default=min(2, os.cpu_count() or 1), type=int)
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has, draw the picture")
     return made
 
 
 def context(prose, fits, draw):
-    """The text, and for each door its question and number, from the first to the last in the text."""
-    doors = {colour: number(draw, 5) for colour in draw.sample(COLOURS, len(COLOURS))}
-    needles = [f"The pass key of the {colour} door is {key}. Remember it: {key} opens the {colour} door."
-               for colour, key in doors.items()]
-    return spread(draw, prose, fits, needles), [
-        (f"What is the pass key of the {colour} door? The pass key of the {colour} door is", key)
-        for colour, key in doors.items()]
+    """The text, and each fact's question and number, from the first to the last in the text."""
+    facts = [(fact, number(draw, 5), question) for fact, question in draw.sample(FACTS, len(FACTS))]
+    text = spread(draw, prose, fits, [fact.format(key, key) for fact, key, _ in facts])
+    return text, [(question, key) for _, key, question in facts]
 
 
 class Asked:

@@ -270,6 +270,7 @@ def by_text(out, find, models, names, texts, contexts):
                               linestyle="-" if first else "--",
                               label=f"{name_of(name)}, {context:,} tokens")
         axes.set_xticks(range(len(texts)), texts)
+        axes.set_xlim(-0.4, len(texts) - 0.6)
         axes.set_yscale("log")
         log_axis(axes.yaxis)
         axes.grid(True, axis="y", color=GRID)
@@ -277,8 +278,9 @@ def by_text(out, find, models, names, texts, contexts):
     if not drawn:
         return pyplot.close(figure)
     all_axes[0, 0].set_ylabel(KLD)
-    figure.legend(*all_axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside lower center",
-                  ncols=len(contexts) if len(contexts) > 1 else 3, fontsize=9)
+    shown = all_axes[0, 0].get_legend_handles_labels()
+    figure.legend(*shown, frameon=False, loc="outside lower center", fontsize=8.5,
+                  ncols=max(1, len(shown[0]) // len(contexts)))  # a column for each scheme
     return save(figure, out, "texts")
 
 
