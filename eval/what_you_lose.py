@@ -7,7 +7,7 @@
 A cell's word follows from its figure alone, by the limits below, which the page shows too; a cell whose figure nobody
 has measured says so. What measures what:
 
-    prose, code      eval/texts.py (mean KLD, 8,192 tokens where they were measured, else 2,048)
+    prose, code      eval/texts.py (mean KLD, 8,192 tokens where both were measured, else 2,048)
     copying          eval/retrieval.py --tasks codes (of the digits that exact copies, the share kept)
     retrieval        eval/passkey.py (of the pass keys that exact finds, the share kept; the longest length)
     long answers     eval/drift.py (mean KLD in the last quarter of an answer)"""
@@ -98,11 +98,10 @@ def main():
         mine = {name: [row for row in some if row["model"] == path.stem] for name, some in rows.items()}
 
         def figures(scheme, model=model, mine=mine):
-            def on(text):
-                cells = (kld.find(scheme, corpus.setting(32, 256, "f16", model, text, n)) for n in (8192, 2048))
-                return next(filter(None, cells), None)
+            def on(context):
+                return [kld.find(scheme, corpus.setting(32, 256, "f16", model, text, context)) for text in ("prose", "code")]
 
-            prose, code, spelled = on("prose"), on("code"), schemes_of(scheme)[0]
+            spelled, (prose, code) = schemes_of(scheme)[0], on(8192) if all(on(8192)) else on(2048)
             return {"bits": prose and prose["bits"], "prose": prose and prose["mean_kld"], "code": code and code["mean_kld"],
                     "copying": digits_lost(mine["retrieval"], spelled), "retrieval": keys_lost(found, model, spelled),
                     "long answers": last_quarter(mine["drift"], spelled)}
