@@ -86,7 +86,7 @@ class Results(Sheet):
     def find(self, scheme, setting):
         """The figures as numbers, of whichever build; None where this was not measured."""
         row = self.get(*key(scheme, setting))
-        return row and {"scheme": scheme, "plugin": row["plugin"]} | {k: float(row[k]) for k in FIGURES}
+        return {"scheme": scheme, "plugin": row["plugin"]} | {k: float(row[k]) for k in FIGURES} if row else None
 
 
 def run(command, words=None, **environment):

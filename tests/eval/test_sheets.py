@@ -35,7 +35,7 @@ def test_figures_of_another_build_are_shown_and_measured_again(tmp_path):
     new = measuring.Results(tmp_path / "q.csv", "new")
     assert not new.has("lowkv2", SETTING)
     assert new.find("lowkv2", SETTING) == {"scheme": "lowkv2", "plugin": "old", **FIGURES}
-    assert not new.find("lowkv2", SETTING | {"tokens": 8192})
+    assert new.find("lowkv2", SETTING | {"tokens": 8192}) is None
     new.put("lowkv2", SETTING, FIGURES)
     assert new.has("lowkv2", SETTING) and len(new.rows) == 1
 
