@@ -153,13 +153,13 @@ quality: build ## what each scheme loses on a real model: tables and pictures of
 
 # Each goes on where it was stopped; EVAL_ARGS="--schemes exact,lowkv2" goes to all that take it.
 .PHONY: evaluation
-evaluation: build package ## texts, pass keys, retrieval, drift, lm-eval: two models, hours (EVAL_ARGS=...)
-	@$(SETUP) text bible dialogue gemma lm-eval
+evaluation: build package ## texts, pass keys, retrieval, drift, reasoning, lm-eval: two models, hours (EVAL_ARGS=...)
+	@$(SETUP) text bible dialogue gemma reasoning-gym lm-eval
 	python="$(call dep,LOWKV_PYTHON)"
 	"$$python" eval/texts.py --build "build/$(PRESET)"
 	"$$python" eval/passkey.py --build "build/$(PRESET)" $(EVAL_ARGS)
 	for model in "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_GEMMA)"; do
-	    for script in retrieval drift lm_eval_lowkv; do
+	    for script in retrieval drift reasoning lm_eval_lowkv; do
 	        "$$python" "eval/$$script.py" -m "$$model" $(EVAL_ARGS)
 	    done
 	done

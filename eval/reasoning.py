@@ -20,8 +20,10 @@ import sys
 import retrieval
 from retrieval_tasks import Context
 
-# Those of all that SmolLM2 or Gemma 3 270M solve well above chance with the exact cache.
-TASKS = ["leg_counting"]
+# What SmolLM2 solves of 32 after 600 tokens of examples with the exact cache: 13, 14 and 21 (of which half by chance). Of
+# aiw, chain_sum, family_relationships, leg_counting, number_filtering, number_format, sentence_reordering,
+# spell_backward and word_sequence_reversal it solves 0 to 3.
+TASKS = ["gcd", "letter_counting", "syllogism"]
 QUESTIONS = 32
 SHORT = 60  # characters of an answer: longer ones are texts, which no small model gets right
 
