@@ -25,6 +25,7 @@ from quality_tables import fill, shown
 from sheet import RECOMMENDED, Sheet, schemes_of
 
 COLUMNS = ["prose", "code", "copying", "retrieval", "long answers"]
+ENOUGH = 40  # pass keys asked for
 # Up to this figure, this word: a divergence (the less the better) and a share that is lost.
 DIVERGENCE = [(.001, "nothing"), (.005, "hardly anything"), (.02, "a little"), (.06, "something"), (float("inf"), "much")]
 LOST = [(.01, "nothing"), (.05, "hardly anything"), (.15, "a little"), (.4, "a part"), (1, "much")]
@@ -51,7 +52,9 @@ def digits_lost(rows, scheme):
 
 
 def keys_lost(found, model, scheme):
-    kept = {length: kept for (m, length, s), (_, _, kept) in found.items() if (m, s) == (model, scheme)}
+    """Where ENOUGH were asked: a word for five questions would mislead."""
+    kept = {length: kept for (m, length, s), (_, count, kept) in found.items()
+            if (m, s) == (model, scheme) and count >= ENOUGH}
     return 1 - kept[max(kept)] if kept and kept[max(kept)] is not None else None
 
 

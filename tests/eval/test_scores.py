@@ -29,7 +29,8 @@ def test_kept_pass_keys_are_those_that_exact_finds():
     assert found["m", 8192, "lowkv2"] == (1.0, 1, None)  # exact was not asked
     line = passkey.table(found).splitlines()[-1]
     assert line == "| m, lowkv2 | 67 % ± 54 of 3; kept 50 % | 100 % ± 0 of 1 |"
-    assert what_you_lose.keys_lost(found, "m", "lowkv2") is None  # at the longest length
+    assert what_you_lose.keys_lost(found, "m", "lowkv2") is None  # too few
+    assert what_you_lose.keys_lost({("m", 2048, "lowkv2"): (.9, 40, .75)}, "m", "lowkv2") == .25
 
 
 def fits_characters(budget):
