@@ -37,12 +37,16 @@ demo: ## stream an answer from the packed cache, then compare schemes: builds on
 	deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
 
 .PHONY: test
-test: test-cpp test-e2e test-python test-sanitizers ## run all tests, sanitizers included
+test: test-cpp test-eval test-e2e test-python test-sanitizers ## run all tests, sanitizers included
 	@$(MAKE) test-versions VERSIONS="0.10.2 0.15.3"
 
 .PHONY: test-cpp
 test-cpp: build ## C++ tests, every kernel on every implementation
 	@ctest --preset $(PRESET) -j $(JOBS)
+
+.PHONY: test-eval
+test-eval: setup ## what the scripts of eval/ count and remember (seconds, no model)
+	@"$(call dep,LOWKV_PYTHON)" -m pytest -q tests/eval $(PYTEST_ARGS)
 
 .PHONY: test-e2e
 test-e2e: build ## the plug-in and the command on a real model
@@ -146,6 +150,25 @@ soak: build ## 10 minutes of mixed work on a llama-server, and what must be as b
 quality: build ## what each scheme loses on a real model: tables and pictures of docs/quality.md (40 minutes)
 	@$(SETUP) text bible
 	"$(call dep,LOWKV_PYTHON)" eval/quality.py --build "build/$(PRESET)" $(QUALITY_ARGS)
+
+# Each goes on where it was stopped; EVAL_ARGS="--schemes exact,lowkv2" goes to all that take it.
+.PHONY: evaluation
+evaluation: build package ## texts, pass keys, retrieval, drift, reasoning, lm-eval: two models, hours (EVAL_ARGS=...)
+	@$(SETUP) text bible dialogue gemma reasoning-gym lm-eval
+	python="$(call dep,LOWKV_PYTHON)"
+	"$$python" eval/texts.py --build "build/$(PRESET)"
+	"$$python" eval/passkey.py --build "build/$(PRESET)" $(EVAL_ARGS)
+	for model in "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_GEMMA)"; do
+	    for script in retrieval drift reasoning lm_eval_lowkv; do
+	        "$$python" "eval/$$script.py" -m "$$model" $(EVAL_ARGS)
+	    done
+	done
+	"$$python" eval/what_you_lose.py
+
+.PHONY: what-you-lose
+what-you-lose: ## docs/what-you-lose.md from the CSVs in docs/quality; measures nothing
+	@$(SETUP) text bible dialogue gemma
+	"$(call dep,LOWKV_PYTHON)" eval/what_you_lose.py
 
 .PHONY: format
 format: ## rewrite our C++ with clang-format

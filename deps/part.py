@@ -118,8 +118,8 @@ class Beside(Part):
 
     needs = ("venv-transformers",)
 
-    def __init__(self, name, about, variable, requirements, options=()):
-        self.name, self.about, self.variable, self.options = name, about, variable, options
+    def __init__(self, name, about, variable, requirements, options=(), inside="packages"):
+        self.name, self.about, self.variable, self.options, self.inside = name, about, variable, options, inside
         self.requirements = HERE / requirements
 
     def inputs(self, setup):
@@ -127,13 +127,13 @@ class Beside(Part):
 
     def make(self, setup, folder):
         python = setup.need("venv-transformers") / "bin" / "python"
-        packages = folder / "packages"
+        packages = folder / self.inside
         packages.mkdir(exist_ok=True)
         run([python, "-m", "pip", "install", "--upgrade", *self.options, "--target", packages, "-r",
              self.requirements], setup.cache / f"{self.name}.log", f"{self.name}: installing")
 
     def paths(self, setup, folder):
-        return {self.variable: folder / "packages"}
+        return {self.variable: folder / self.inside}
 
 
 def pip_download(setup, requirement, options=()):

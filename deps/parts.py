@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import bible
+import dialogue
 import prose
 from llama_parts import (RELEASES, GgmlHeaders, Llama, LlamaCppPython, LlamaLibraries, LlamaVariant,
                          OlderLlama)
@@ -188,6 +189,25 @@ class Bible(Part):
         return {"LOWKV_BIBLE_TEXT": folder / "bible.txt"}
 
 
+class Dialogue(Part):
+    name = "dialogue"
+    about = "chatterbot-corpus as plain text: short exchanges of two speakers (quality measurements)"
+    needs = ("venv-pip",)
+    VERSION = "1.3.3"
+    SHA256 = "86de5300afb9a80826386339d3bec79c0a72eb0358abb8327e2ecef5ae0ce154"
+
+    def inputs(self, setup):
+        return {"sha256": self.SHA256, "dialogue": sha256(HERE / "dialogue.py")}
+
+    def make(self, setup, folder):
+        wheel = download(setup.downloads, f"chatterbot_corpus-{self.VERSION}-py2.py3-none-any.whl", self.SHA256,
+                         pip_download(setup, f"chatterbot-corpus=={self.VERSION}"))
+        (folder / "dialogue.txt").write_text(dialogue.from_wheel(wheel), encoding="utf-8")
+
+    def paths(self, setup, folder):
+        return {"LOWKV_DIALOGUE_TEXT": folder / "dialogue.txt"}
+
+
 class DemoText(Part):
     name = "demo-text"
     about = "about 4,000 tokens of prose from llama.cpp's documentation"
@@ -223,6 +243,7 @@ PARTS = {part.name: part for part in (
     DemoText(),
     Handbook(),
     Bible(),
+    Dialogue(),
     Venv("venv-lint", "clang-format and clang-tidy", "LOWKV_LINT_PYTHON"),
     Venv("venv-llama-server-tests", "what llama.cpp's own server tests import",
          "LOWKV_LLAMA_SERVER_TESTS_PYTHON"),
@@ -232,6 +253,11 @@ PARTS = {part.name: part for part in (
            "LOWKV_OLDEST_TRANSFORMERS", "requirements-oldest.txt"),
     Beside("lmcache", "LMCache without its CUDA packages, for the round trips in its tests", "LOWKV_LMCACHE",
            "requirements-lmcache.txt", ["--no-deps", "--only-binary", ":all:"]),
+    Beside("reasoning-gym", "reasoning-gym, the tasks of eval/reasoning.py", "LOWKV_REASONING_GYM",
+           "requirements-reasoning-gym.txt", ["--no-deps"]),
+    # dill, with which datasets hashes its data, tells an installed package by this folder's name.
+    Beside("lm-eval", "EleutherAI's lm-eval-harness, for eval/lm_eval_lowkv.py", "LOWKV_LM_EVAL",
+           "requirements-lm-eval.txt", ["--no-deps"], "site-packages"),
     Beside("api-docs", "pdoc, for the API reference of the Python package", "LOWKV_API_DOCS",
            "requirements-api-docs.txt"),
     *map(OlderLlama, TESTED_VERSIONS),

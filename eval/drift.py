@@ -25,9 +25,9 @@ import time
 from pathlib import Path
 
 import paths
-from sheet import Sheet, again_with_torch, library, measuring_parser, schemes_of
+from sheet import RECOMMENDED, Sheet, again_with_torch, library, measuring_parser, schemes_of
 
-SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "lowkv1.5", "kivi4", "kivi2"]
+SCHEMES = ["exact", *RECOMMENDED, "kivi4", "kivi2"]
 MODES = ["greedy", "sampled", "forced"]
 KEY = ["model", "answer", "scheme", "mode"]
 COLUMNS = ["library", "figures"]  # JSON: of each prompt

@@ -5,7 +5,6 @@ the plug-in that was measured: another build's line is replaced when the scheme 
 read by the tables until then.
 """
 
-import csv
 import json
 import os
 import subprocess
@@ -17,15 +16,45 @@ from pathlib import Path
 from threading import Lock
 
 import quality_schemes as schemes
-from paths import fingerprint
-from weights import FOLDER, model_with
+from paths import ROOT, fingerprint, set_up_paths
+from sheet import Sheet
+from weights import FOLDER, WEIGHTS, model_with
 
 KEY = ["scheme", "windows", "tokens", "chunk", "skip", "weights", "calibration", "model", "text"]
 FIGURES = ["bits", "perplexity", "perplexity_change_percent", "mean_kld", "mean_kld_error",
            "kld_p999", "same_top1", "kv_bytes"]
 CALIBRATION_BYTES = 400_000
 BUDGET_BITS = 2.5
+MODELS = {"smollm2": ("SmolLM2-135M", "LOWKV_MODEL"), "gemma": ("Gemma 3 270M", "LOWKV_GEMMA")}
 CALIBRATING = {}  # a lock for each file: two batches may want one
+
+
+def of_set_up(variable):
+    """A path that the set-up knows."""
+    paths = set_up_paths()
+    if variable not in paths:
+        sys.exit(f"{variable} is missing: python3 deps/setup.py text bible dialogue gemma")
+    return Path(paths[variable])
+
+
+def models(names):
+    """{name to show: file} of names of MODELS and of GGUF files."""
+    return {MODELS[n][0]: of_set_up(MODELS[n][1]) for n in names if n in MODELS} | {
+        Path(n).stem: Path(n) for n in names if n not in MODELS}
+
+
+def add_options(parser, jobs):
+    """Those of a script that measures with `lowkv compare`. Processors that are left over by the jobs are threads."""
+    processors = os.cpu_count() or 1
+    parser.add_argument("--build", default=ROOT / "build/release", type=lambda path: Path(path).resolve())
+    parser.add_argument("--weights", default="f16", choices=WEIGHTS, help="their type (default: %(default)s)")
+    parser.add_argument("--chunk", default=32, type=int, help="tokens read at a time (default: %(default)s)")
+    parser.add_argument("--skip", default=256, type=int, help="first positions that are not counted (default: %(default)s)")
+    parser.add_argument("--batch", default=8, type=int,
+                        help="schemes of one run; each run repeats `exact` (default: %(default)s)")
+    parser.add_argument("--jobs", default=min(processors, jobs), type=int, help="runs side by side (default: %(default)s)")
+    parser.add_argument("--threads", default=max(1, 2 // jobs), type=int, help="of each run (default: %(default)s)")
+    parser.add_argument("--redraw", action="store_true", help="tables and pictures from the CSV, nothing measured")
 
 
 def usual(args):
@@ -40,36 +69,24 @@ def key(scheme, setting):
     return (scheme, *(str((setting | needed)[k]) for k in KEY[1:]))
 
 
-class Results:
-    """The CSV: read once, written whole after each run."""
+class Results(Sheet):
+    """A line for each scheme and setting."""
 
     def __init__(self, path, plugin):
-        self.path, self.plugin = path, plugin
-        self.rows = {}
-        if path.exists():
-            with open(path, newline="") as file:
-                self.rows = {tuple(row[k] for k in KEY): row for row in csv.DictReader(file)}
+        super().__init__(path, KEY, ["plugin", *FIGURES])
+        self.plugin = plugin
 
-    def add(self, scheme, setting, figures):
-        named = dict(zip(KEY, key(scheme, setting)))
-        self.rows[key(scheme, setting)] = {**named, "plugin": self.plugin} | {k: str(figures[k]) for k in FIGURES}
-
-    def save(self):
-        unfinished = self.path.with_suffix(".part")
-        with open(unfinished, "w", newline="") as file:
-            writer = csv.DictWriter(file, [*KEY, "plugin", *FIGURES], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows.values())
-        unfinished.replace(self.path)
+    def put(self, scheme, setting, figures):
+        self.add(**dict(zip(KEY, key(scheme, setting))), plugin=self.plugin, **{k: figures[k] for k in FIGURES})
 
     def has(self, scheme, setting):
         """Whether this build was measured."""
-        return self.rows.get(key(scheme, setting), {}).get("plugin") == self.plugin
+        return self.get(*key(scheme, setting)).get("plugin") == self.plugin
 
     def find(self, scheme, setting):
         """The figures as numbers, of whichever build; None where this was not measured."""
-        row = self.rows.get(key(scheme, setting))
-        return row and {"scheme": scheme, "plugin": row["plugin"]} | {k: float(row[k]) for k in FIGURES}
+        row = self.get(*key(scheme, setting))
+        return {"scheme": scheme, "plugin": row["plugin"]} | {k: float(row[k]) for k in FIGURES} if row else None
 
 
 def run(command, words=None, **environment):
@@ -159,8 +176,7 @@ def measure(args, results, plan):
         for batch in as_completed(running):
             setting, rows = running[batch], batch.result()
             for scheme, row in rows.items():
-                results.add(scheme, setting, {**row, "bits": bits(args, scheme)})
-            results.save()
+                results.put(scheme, setting, {**row, "bits": bits(args, scheme)})
             done += len(rows) - 1
             left = (time.monotonic() - start) / done * (total - done)
             print(f"{total - done} schemes to go, about {left / 60:.0f} minutes", file=sys.stderr)

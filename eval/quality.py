@@ -27,42 +27,30 @@ a scheme from whichever build measured it last.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import measuring
-import passkey
 import quality_plots
 import quality_schemes as schemes
 import quality_tables
 from paths import ROOT, fingerprint, set_up_paths
-from weights import WEIGHTS
 
-OTHERS = ["layers", "passkey"]  # sections that no `lowkv compare` measures
+OTHERS = ["layers"]  # sections that no `lowkv compare` measures
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=ROOT / "build/release", type=Path)
+    measuring.add_options(parser, jobs=2)
     parser.add_argument("--out", type=Path, help="default: docs/quality")
     parser.add_argument("-m", "--model", help="default: the model of the set-up")
-    parser.add_argument("--weights", default="f16", choices=WEIGHTS, help="their type (default: %(default)s)")
     parser.add_argument("-f", "--file", help="the text; default: the set-up's handbook")
     parser.add_argument("--only", default=",".join([*schemes.SECTIONS, *OTHERS]),
                         help="sections, default %(default)s")
     parser.add_argument("--schemes", help="measure these alone, for the table")
     parser.add_argument("--windows", default=2, type=int)
     parser.add_argument("--tokens", default=2048, type=int)
-    parser.add_argument("--chunk", default=32, type=int)
-    parser.add_argument("--skip", default=256, type=int)
-    parser.add_argument("--batch", default=8, type=int,
-                        help="schemes of one run; each run repeats `exact` (default %(default)s)")
-    parser.add_argument("--jobs", default=min(os.cpu_count() or 1, 2), type=int,
-                        help="runs side by side (default %(default)s)")
-    parser.add_argument("--threads", default=1, type=int, help="of each run (default %(default)s)")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--redraw", action="store_true")
     args = parser.parse_args()
     args.only = args.only.split(",")
     unknown = set(args.only) - set(schemes.SECTIONS) - set(OTHERS)
@@ -74,7 +62,6 @@ def arguments():
         args.schemes = args.schemes or ",".join(schemes.QUICK)
     if args.schemes:
         args.only = ["table"]
-    args.build = args.build.resolve()
     args.out = args.out or ROOT / ("build/quality-quick" if args.quick else "docs/quality")
     paths = set_up_paths()
     args.model = args.model or paths["LOWKV_MODEL"]
@@ -97,8 +84,6 @@ def main():
         measuring.measure(args, results, [(scheme, usual | changed) for scheme, changed in plan])
         if "layers" in args.only:
             measuring.measure_layers(args, args.out / "layers.json")
-        if "passkey" in args.only:
-            passkey.measure(args, plugin)
 
     def find(scheme, **changed):
         return results.find(scheme, usual | changed)
@@ -112,8 +97,6 @@ def main():
     quality_plots.draw(args.out, sections, find)
     if "layers" in args.only:
         quality_plots.layers(args.out)
-    if "passkey" in args.only:
-        passkey.draw(args.out)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ setting is drawn when all of it was measured.
 """
 
 import json
+from itertools import product
 
 import matplotlib
 import matplotlib.ticker
@@ -227,37 +228,60 @@ def calibration(out, find):
     save(figure, out, "calibration")
 
 
-def passkey(out, rows, names):
-    """Right answers of those asked, by length and depth, one map per scheme."""
-    names = [n for n in names if any(r["scheme"] == n for r in rows)]
-    lengths = sorted({int(r["length"]) for r in rows})
-    depths = sorted({int(r["depth"]) for r in rows})
-    if not names:
+def passkey(out, found):
+    """Share of right answers by length: a panel for each model, a curve for each scheme. For eval/passkey.py."""
+    models = list(dict.fromkeys(model for model, _, _ in found))
+    lengths = sorted({length for _, length, _ in found})
+    if not models:
         return
-    columns = min(4, len(names))
-    figure, all_axes = pyplot.subplots(-(-len(names) // columns), columns, figsize=(2.4 * columns + 1, 5.4),
-                                       sharex=True, sharey=True, squeeze=False)
-    for axes in all_axes.flat[len(names):]:
-        axes.set_visible(False)
-    for axes, name in zip(all_axes.flat, names):
-        cells = [[[int(r["right"]) for r in rows if r["scheme"] == name
-                   and int(r["length"]) == n and int(r["depth"]) == d] for n in lengths]
-                 for d in depths]
-        shares = [[100 * sum(c) / len(c) if c else float("nan") for c in line] for line in cells]
-        axes.imshow(shares, cmap="RdYlGn", vmin=-50, vmax=150, aspect="auto")
-        for y, line in enumerate(cells):
-            for x, cell in enumerate(line):
-                if cell:
-                    axes.text(x, y, f"{sum(cell)} of {len(cell)}", ha="center", va="center",
-                              fontsize=9)
-        axes.set_xticks(range(len(lengths)), lengths)
-        axes.set_yticks(range(len(depths)), [f"{d} %" for d in depths])
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.set_title(name, fontsize=11)
-    figure.supxlabel("tokens", fontsize=11)
-    figure.supylabel("depth of the number", fontsize=11)
+    figure, all_axes = pyplot.subplots(1, len(models), figsize=(4.6 * len(models), 4.2), sharey=True, squeeze=False)
+    names = list(dict.fromkeys(scheme for _, _, scheme in found))
+    for axes, model in zip(all_axes.flat, models):
+        for place, name in enumerate(names):
+            points = [(lengths.index(n), *found[model, n, name][:2]) for n in lengths if (model, n, name) in found]
+            axes.errorbar([x + 0.04 * (place - len(names) / 2) for x, _, _ in points], [100 * s for _, s, _ in points],
+                          yerr=[200 * (s * (1 - s) / count) ** 0.5 for _, s, count in points], capsize=2, marker="o",
+                          color="black" if name == "exact" else pyplot.cm.viridis(0.9 * place / len(names)), label=name)
+        axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths])
+        axes.set_ylim(-3, 103)
+        axes.set_xlabel("tokens")
+        axes.grid(True, axis="y", color=GRID)
+        axes.set_title(model, fontsize=11)
+    all_axes[0, 0].set_ylabel("pass keys found, % (two standard errors)")
+    figure.legend(*all_axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside lower center",
+                  ncols=4, fontsize=9)
     save(figure, out, "passkey")
+
+
+def by_text(out, find, models, names, texts, contexts):
+    """KLD by text: a panel for each model, a curve for each scheme and context. For eval/texts.py."""
+    figure, all_axes = pyplot.subplots(1, len(models), figsize=(5.2 * len(models), 4.6), sharey=True, squeeze=False)
+    colours = pyplot.cm.viridis([i / max(1, len(names) - 1) * 0.9 for i in range(len(names))])
+    drawn = False
+    for axes, model in zip(all_axes.flat, models):
+        for (name, colour), context in product(zip(names, colours), contexts):
+            points = [(x, row) for x, text in enumerate(texts) if (row := find(model, name, text, context))]
+            if points:
+                drawn = True
+                first = context == contexts[0]
+                axes.errorbar([x for x, _ in points], [row["mean_kld"] for _, row in points], color=colour,
+                              yerr=[row["mean_kld_error"] for _, row in points], capsize=2,
+                              marker="o" if first else "s", mfc=colour if first else "white",
+                              linestyle="-" if first else "--",
+                              label=f"{name_of(name)}, {context:,} tokens")
+        axes.set_xticks(range(len(texts)), texts)
+        axes.set_xlim(-0.4, len(texts) - 0.6)
+        axes.set_yscale("log")
+        log_axis(axes.yaxis)
+        axes.grid(True, axis="y", color=GRID)
+        axes.set_title(model, fontsize=11)
+    if not drawn:
+        return pyplot.close(figure)
+    all_axes[0, 0].set_ylabel(KLD)
+    shown = all_axes[0, 0].get_legend_handles_labels()
+    figure.legend(*shown, frameon=False, loc="outside lower center", fontsize=8.5,
+                  ncols=max(1, len(shown[0]) // len(contexts)))  # a column for each scheme
+    return save(figure, out, "texts")
 
 
 PICTURES = {

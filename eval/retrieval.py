@@ -23,19 +23,19 @@ from pathlib import Path
 
 import paths
 from retrieval_tasks import TASKS, Words
-from sheet import Sheet, again_with_torch, library, measuring_parser, schemes_of
+from sheet import RECOMMENDED, Sheet, again_with_torch, library, measuring_parser, schemes_of
 
-SCHEMES = ["exact", "lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "lowkv1.5", "kivi4", "kivi2"]
+SCHEMES = ["exact", *RECOMMENDED, "kivi4", "kivi2"]
 KEY = ["model", "task", "length", "context", "scheme"]
 COLUMNS = ["library", "tokens", "token_hits", "right"]  # right: a 1 or 0 for each question
 CHUNK, BATCH = 128, 16
 
 
-def parser():
-    made = measuring_parser(__doc__)
+def parser(description, tasks, lengths):
+    made = measuring_parser(description)
     made.add_argument("-m", "--model", help="a GGUF file; default: the set-up's SmolLM2")
-    made.add_argument("--tasks", help="default: all of eval/retrieval_tasks.py")
-    made.add_argument("--lengths", default="2048", help="tokens of a context (default: %(default)s)")
+    made.add_argument("--tasks", help=f"default: {','.join(tasks)}")
+    made.add_argument("--lengths", default=lengths, help="tokens of a context (default: %(default)s)")
     made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +")
     made.add_argument("--contexts", type=int, default=8, help="of each task and length (default: %(default)s)")
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has")
@@ -145,13 +145,12 @@ def fitter(reader, budget):
     return fits
 
 
-def measure(args, sheet, todo):
+def measure(args, sheet, todo, maker):
     reader = Reader(args.model)
-    prose = Path(paths.set_up_paths()["LOWKV_HANDBOOK_TEXT"]).read_text(encoding="utf-8")
-    words = Words(prose, reader.tokenizer)
+    context_of = maker(reader)
     begun, done, total = time.monotonic(), 0, sum(length * len(schemes) for (_, length, _), schemes in todo.items())
     for (task, length, number), schemes in todo.items():
-        context = TASKS[task](random.Random(f"{task} {length} {number}"), words, prose, fitter(reader, length - 64))
+        context = context_of(task, length, number)
         for scheme in schemes:
             answers = reader.answers(reader.read(context.text, scheme), context.asked)
             right = [tokens == hits for tokens, hits in answers]
@@ -164,17 +163,18 @@ def measure(args, sheet, todo):
                   f"{left / 60:.0f} minutes left", file=sys.stderr, flush=True)
 
 
-def main():
-    made = parser()
+def run(made, name, tasks, legal, maker, beside=""):
+    """A script of this kind: its parser, its CSV, the tasks that it measures unasked, all that it can, and what gives
+    contexts: maker(reader)(task, length, number). `beside`: packages of the set-up that it needs, a variable's name."""
     args = made.parse_args()
     if not args.redraw and not args.measuring:
-        return again_with_torch(args.package)
+        return again_with_torch(args.package, beside)
     args.model = args.model or paths.set_up_paths()["LOWKV_MODEL"]
-    tasks = args.tasks.split(",") if args.tasks else list(TASKS)
-    if unknown := [task for task in tasks if task not in TASKS]:
-        made.error(f"--tasks {','.join(unknown)}: they are {', '.join(TASKS)}")
-    sheet = Sheet(args.out / "retrieval.csv", KEY, COLUMNS)
+    sheet = Sheet(args.out / f"{name}.csv", KEY, COLUMNS)
     if args.measuring:
+        tasks = args.tasks.split(",") if args.tasks else list(tasks)
+        if unknown := [task for task in tasks if task not in legal()]:
+            made.error(f"--tasks {','.join(unknown)}: they are {', '.join(legal())}")
         todo, now = {}, library(args.package)
         for number in range(args.contexts):
             for length in map(int, args.lengths.split(",")):
@@ -183,10 +183,20 @@ def main():
                         Path(args.model).stem, task, length, number, scheme).get("library") != now]
                     if lacking:
                         todo[task, length, number] = lacking
-        measure(args, sheet, todo)
+        measure(args, sheet, todo, maker)
     print(table(list(sheet.rows.values())))
     return 0
 
 
+def haystacks(reader):
+    prose = Path(paths.set_up_paths()["LOWKV_HANDBOOK_TEXT"]).read_text(encoding="utf-8")
+    words = Words(prose, reader.tokenizer)
+
+    def context_of(task, length, number):
+        return TASKS[task](random.Random(f"{task} {length} {number}"), words, prose, fitter(reader, length - 64))
+
+    return context_of
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(parser(__doc__, TASKS, "2048"), "retrieval", TASKS, lambda: TASKS, haystacks))

@@ -40,12 +40,11 @@ def codes(rng, words, prose, fits) -> Context:
     return Context(text, [(f"The code of the {word} is", f" {table[word]}") for word in rng.sample(list(table), count)])
 
 
-def _needles(rng, prose, fits, needles: list[str]) -> str:
+def spread(rng, prose, fits, needles: list[str]) -> str:
     """Prose with these sentences between its lines, spread evenly."""
-    sentences = "\n".join(needles)
-    size = fits(lambda n: sentences + prose[:n])
-    start = rng.randrange(len(prose) - size)
-    lines = prose[start : start + size].split("\n")
+    start, sentences = rng.randrange(len(prose)), "\n".join(needles)
+    prose = prose[start:] + prose[:start]  # how many tokens its letters are differs from place to place
+    lines = prose[: fits(lambda n: sentences + prose[:n])].split("\n")
     for i, needle in enumerate(needles):
         lines.insert((i + 1) * len(lines) // (len(needles) + 1), needle)
     return "\n".join(lines) + "\n\n"
@@ -58,7 +57,7 @@ def _magic(key: str, value: str) -> str:
 def multi_key(rng, words, prose, fits) -> Context:
     """Sixteen keys with a number each between prose; each is asked for."""
     table = {key: number(rng) for key in words.draw(rng, 16)}
-    text = _needles(rng, prose, fits, [_magic(*item) for item in table.items()])
+    text = spread(rng, prose, fits, [_magic(*item) for item in table.items()])
     return Context(text, [(f"The special magic number for {key} mentioned in the text is:", f" {value}")
                           for key, value in table.items()])
 
@@ -66,7 +65,7 @@ def multi_key(rng, words, prose, fits) -> Context:
 def multi_value(rng, words, prose, fits) -> Context:
     """Eight keys with two numbers each, in the order in which they stand."""
     table = [(key, number(rng)) for key in words.draw(rng, 8) * 2]
-    text = _needles(rng, prose, fits, [_magic(*item) for item in table])
+    text = spread(rng, prose, fits, [_magic(*item) for item in table])
     values = {key: [v for k, v in table if k == key] for key, _ in table}
     return Context(text, [(f"The special magic numbers for {key} mentioned in the text are:", f" {a}, {b}")
                           for key, (a, b) in values.items()])
@@ -75,7 +74,7 @@ def multi_value(rng, words, prose, fits) -> Context:
 def multi_query(rng, words, prose, fits) -> Context:
     """Sixteen keys with a number each; two are asked for at once."""
     table = {key: number(rng) for key in words.draw(rng, 16)}
-    text = _needles(rng, prose, fits, [_magic(*item) for item in table.items()])
+    text = spread(rng, prose, fits, [_magic(*item) for item in table.items()])
     pairs = [rng.sample(list(table), 2) for _ in range(16)]
     return Context(text, [(f"The special magic numbers for {a} and {b} mentioned in the text are:",
                            f" {table[a]} and {table[b]}") for a, b in pairs])
@@ -88,7 +87,7 @@ def variables(rng, words, prose, fits) -> Context:
     needles = [f"VAR {chain[0]} = {value}" for chain, value in chains]
     for step in (1, 2):
         needles += [f"VAR {chain[step]} = VAR {chain[step - 1]}" for chain, _ in chains]
-    text = _needles(rng, prose, fits, needles)
+    text = spread(rng, prose, fits, needles)
     return Context(text, [(f"The value of VAR {chain[0]} is 12345.\nThe value of VAR {chain[2]} is", f" {value}")
                           for chain, value in chains])
 

@@ -42,6 +42,9 @@ class Sheet:
         return [row for row in self.rows.values() if all(row[k] == str(v) for k, v in values.items())]
 
 
+RECOMMENDED = ["lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "lowkv1.5"]  # what `lowkv schemes` lists first, less lowkv2.6
+
+
 def schemes_of(text: str) -> list[str]:
     """Schemes separated by commas, whose own commas are written +, as the command has it."""
     return [scheme.replace("+", ",") for scheme in text.split(",")]
@@ -56,13 +59,18 @@ def measuring_parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def again_with_torch(package: Path) -> int:
-    """Runs this script once more, with --measuring, where torch, transformers and the package are. Its status."""
+def again_with_torch(package: Path, beside: str = "") -> int:
+    """Runs this script once more, with --measuring, where torch, transformers and the package are, and the set-up's
+    packages that the variable `beside` names. Its status."""
     if not list(package.glob("lowkv/_core*.so")):
         sys.exit(f"there is no Python package in {package}: `make package` builds it")
-    python = paths.set_up_paths()["LOWKV_TRANSFORMERS_PYTHON"]
-    environment = os.environ | {"PYTHONPATH": str(package)}
-    return subprocess.run([python, sys.argv[0], "--measuring", *sys.argv[1:]], env=environment, check=False).returncode
+    found = paths.set_up_paths()
+    if beside and beside not in found:
+        sys.exit(f"python3 deps/setup.py {beside.removeprefix('LOWKV_').lower().replace('_', '-')} fetches what is missing")
+    path = os.pathsep.join([str(package.resolve()), *([found[beside]] if beside else [])])
+    python = found["LOWKV_TRANSFORMERS_PYTHON"]
+    return subprocess.run([python, sys.argv[0], "--measuring", *sys.argv[1:]],
+                          env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 
 
 def library(package: Path) -> str:
