@@ -313,7 +313,10 @@ TEST_CASE("random operations") {
         {"kivi2,window=20,sinks=4,flush=0", {2, 16}, RowType::f16},
         {"kivi2,window=20,sinks=4,flush=0", {2, 16}, RowType::f32},
         {"int4,window=0,sinks=0,flush=0", {1, 16}, RowType::bf16},
-        {"lowkv2.8,window=33,sinks=40,flush=64", {2, 16}, RowType::f32},
+        {"k=token-3-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased,window=33,"
+         "sinks=40,flush=64",
+         {2, 16},
+         RowType::f32},
         {"k=exact,v=token-2-g32,window=5,sinks=32,flush=0", {1, 32}, RowType::bf16},
         {"exact", {2, 16}, RowType::f32},
         {"exact,sinks=3", {1, 16}, RowType::bf16},

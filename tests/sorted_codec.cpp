@@ -163,7 +163,7 @@ TEST_CASE("a packed block has its size, and what decode_block() reads is what fo
             bits += block.plan.scheme().key.quarter_bits[4 * g / groups];
         const std::uint32_t rows = block.plan.scheme().key.exact_rows;
         const std::size_t head =
-            2 * groups + d + 2 + 2 * groups + 2 * rows + d + 128 + rows + std::size_t{rows} * d;
+            2 * groups + (d > 256 ? 2 * d : d) + 2 + 2 * groups + 2 * rows + d + 128 + rows + std::size_t{rows} * d;
         CHECK(part.head_bytes() == (head + 63) / 64 * 64 + std::size_t{bits} * 16 * 128 / 8);
         CHECK(block.plan.key_bits() == 8.0 * static_cast<double>(part.head_bytes()) / (128.0 * d));
         fill_keys(block, random);

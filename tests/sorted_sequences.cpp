@@ -29,7 +29,7 @@ using Bytes = std::vector<std::byte>;
 
 std::shared_ptr<const Plan> make_plan(RowType rows = RowType::f16) {
     const Scheme scheme =
-        parse_scheme("k=sorted-4211-head-2rows,v=token-2-head-normal-hadamard-unbiased");
+        parse_scheme("k=sorted-4211-head-trellis-2rows,v=token-2-head-normal-hadamard-unbiased");
     return std::make_shared<const Plan>(scheme.base, shape, std::string_view{}, 0,
                                         LayerInputs{.rows = rows});
 }

@@ -11,7 +11,7 @@ import pytest
 from plugin_tools import BUILD, Run, environment
 
 COMMAND = BUILD / "bin/lowkv"
-LADDER = {"lowkv2": 2.3125, "lowkv2.8": 2.8125, "lowkv3": 3.3125, "lowkv4": 4.3125}  # head_dim 64
+LADDER = {"lowkv2": 2.28125, "lowkv2.8": 2.78125, "lowkv3": 3.28125, "lowkv4": 4.3125}  # head_dim 64
 LAYERS = 6
 RETENTION = ("--window", 32, "--sinks", 5)
 # Blocks of 128: the first one that holds no sink is packed at 32 + 256 tokens; 320 in whole chunks.
@@ -139,8 +139,8 @@ def test_a_short_text_is_measured_and_verified_alike(budget, folder):
 
 
 @pytest.mark.parametrize("args, words", [
-    (("--target-bits", 2.3), "from 2.3125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
-    (("--target-bits", 4.4), "from 2.3125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
+    (("--target-bits", 2.3), "from 2.28125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
+    (("--target-bits", 4.4), "from 2.28125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
     ((), "--target-bits is required"),
     (("--target-bits", 3, "--ladder", "lowkv2"), "two schemes or more"),
     (("--target-bits", 3, "--ladder", "lowkv4,lowkv2"), "must ascend in bits: in layer 0, lowkv4"),

@@ -74,7 +74,7 @@ def test_text_is_that_of_stock(build, scheme, prompt):
 def test_packed_cache_is_read_well(build):
     """The story is told often enough that its first tellings are packed; telling it again takes them."""
     told = build.write(STORY * 14, 32, scheme="lowkv2.8", env={"LOWKV_VERBOSE": "1"})
-    told.said("lowkv: active: scheme lowkv2.8, 30 layers, 23040 -> 4050 bytes per token")
+    told.said("lowkv: active: scheme lowkv2.8, 30 layers, 23040 -> 4005 bytes per token")
     packed = int(told.said(r"cache freed: .*cells packed (\d+)").group(1))
     assert packed >= 256
     assert STORY.startswith(told.text.lstrip().rstrip("\n\ufffd")[:90]), told.text
