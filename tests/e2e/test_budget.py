@@ -139,7 +139,7 @@ def test_a_short_text_is_measured_and_verified_alike(budget, folder):
 
 
 @pytest.mark.parametrize("args, words", [
-    (("--target-bits", 2.3), "from 2.28125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
+    (("--target-bits", 2.2), "from 2.28125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
     (("--target-bits", 4.4), "from 2.28125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
     ((), "--target-bits is required"),
     (("--target-bits", 3, "--ladder", "lowkv2"), "two schemes or more"),
