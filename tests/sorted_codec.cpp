@@ -25,6 +25,8 @@ namespace {
 using Random = std::mt19937;
 
 constexpr std::uint32_t tokens_each = 128;
+// What families/sorted/carried.h may change of a decoded number.
+constexpr double carried = 0x1p-9;
 
 const char* const codecs[] = {"sorted-4211-head-2rows",   "sorted-4211-head",
                               "sorted-4220-head-1row",    "sorted-4321-head-4rows",
@@ -162,8 +164,8 @@ TEST_CASE("a packed block has its size, and what decode_block() reads is what fo
         for (std::uint32_t g = 0; g < groups; ++g)
             bits += block.plan.scheme().key.quarter_bits[4 * g / groups];
         const std::uint32_t rows = block.plan.scheme().key.exact_rows;
-        const std::size_t head =
-            2 * groups + (d > 256 ? 2 * d : d) + 2 + 2 * groups + 2 * rows + d + 128 + rows + std::size_t{rows} * d;
+        const std::size_t head = 2 * groups + (d > 256 ? 2 * d : d) + 2 + 2 * groups + 2 * rows +
+                                 d + 128 + rows + std::size_t{rows} * d;
         CHECK(part.head_bytes() == (head + 63) / 64 * 64 + std::size_t{bits} * 16 * 128 / 8);
         CHECK(block.plan.key_bits() == 8.0 * static_cast<double>(part.head_bytes()) / (128.0 * d));
         fill_keys(block, random);
@@ -177,7 +179,7 @@ TEST_CASE("a packed block has its size, and what decode_block() reads is what fo
                 for (std::uint32_t c = 0; c < d; ++c) {
                     const double got = decoded.get(Which::keys, {h, c, t});
                     if (!(std::fabs(got - want[c]) <=
-                          std::fabs(want[c]) * 0x1p-11 + 1e-5 * norm(want) + 0x1p-24))
+                          std::fabs(want[c]) * (0x1p-11 + carried) + 1e-5 * norm(want) + 0x1p-24))
                         ++wrong;
                 }
             }
@@ -330,45 +332,34 @@ TEST_CASE("rows are the shortest keys, and come back to half a step") {
     });
 }
 
-TEST_CASE("what was decoded is encoded alike with the statistics that it had") {
+TEST_CASE("what was decoded is encoded to the bytes that it had, whatever it is to be like") {
     Random random(6);
-    std::size_t elements = 0, moved = 0;
-    double error = 0, more = 0;
     for_all_blocks([&](Block block) {
-        // A token that is unlike all others lies beyond the levels, which moves them all. Rows are
-        // chosen alike where they are told apart by more than the codes' errors.
-        fill_keys(block, random, false);
-        block.each([&](Place p) {
-            if (p.token % 20 != 7 || p.token / 20 >= block.plan.scheme().key.exact_rows) return;
-            const float shorter = std::ldexp(1.0f, -static_cast<int>(p.token / 20) - 2);
-            block.set(Which::keys, p, shorter * block.get(Which::keys, p));
-        });
+        fill_keys(block, random);
         block.encode();
-        const Block once = block.decoded();
-        Block again = once;
-        encode_like(again, block.packed);
-        const Block twice = again.decoded();
-        for (std::uint32_t h = 0; h < 2; ++h) {
-            const SortedReader a = reader(block, h), b = reader(again, h);
-            CHECK(std::memcmp(a.section, b.section, a.places().largest) == 0);
-            for (std::uint32_t t = 0; t < tokens_each; ++t) {
-                for (std::uint32_t p = 0; p < part_of(block).coded_groups * 16; ++p) {
-                    ++elements;
-                    moved += a.code(p, t) != b.code(p, t);
-                }
-            }
-        }
-        block.each([&](Place p) {
-            const double loss = block.get(Which::keys, p) - once.get(Which::keys, p);
-            const double drift = once.get(Which::keys, p) - twice.get(Which::keys, p);
-            error += loss * loss;
-            more += drift * drift;
+        Block again = block.decoded();
+        again.encode();
+        const auto keys = static_cast<std::ptrdiff_t>(block.plan.keys().bytes());
+        const auto same = [&] {
+            return std::equal(block.packed.begin(), block.packed.begin() + keys,
+                              again.packed.begin());
+        };
+        CHECK(same());
+        Block other = block;
+        fill_keys(other, random);
+        other.encode();
+        encode_like(again, other.packed);
+        CHECK(same());
+
+        // One row is another: it carries nothing any more, and is encoded as any block.
+        again = block.decoded();
+        const auto new_row = [&](Place p) { return p.token == 9; };
+        again.each([&](Place p) {
+            if (new_row(p)) again.set(Which::keys, p, -1.5f * again.get(Which::keys, p) + 0.25f);
         });
+        again.encode();
+        CHECK(!same());
     });
-    MESSAGE("codes moved: " << moved << " of " << elements << ", squared drift " << more / error);
-    CHECK(moved < elements / 1000);
-    // A scale may move by one of its 255 steps, which 4-bit codes notice.
-    CHECK(more < error / 500);
 }
 
 TEST_CASE("statistics are taken over from another block, bit for bit") {
@@ -432,7 +423,7 @@ TEST_CASE("constant, tiny, huge and broken numbers come back finite") {
             std::size_t wrong = 0;
             block.each([&](Place p) {
                 const float x = decoded.get(Which::keys, p);
-                wrong += !std::isfinite(x) || (kind == 0 && x != 2.5f);
+                wrong += !std::isfinite(x) || (kind == 0 && std::fabs(x - 2.5f) > 2.5f * carried);
             });
             CHECK(wrong == 0);
         }

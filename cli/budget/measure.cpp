@@ -32,9 +32,16 @@ LayerScheme whisper(const LayerScheme& rung) {
     LayerScheme out = rung;
     for (Codec* codec : {&out.key, &out.value}) {
         if (codec->exact()) continue;
+        if (codec->axis == Axis::sorted) {  // at most 4 bits: keys of as long blocks
+            *codec = {.axis = Axis::token,
+                      .group = Group::head,
+                      .rotation = Rotate::hadamard,
+                      .centred = true};
+        }
         codec->width = Width::eight;
         codec->levels = Levels::uniform;
         codec->fit = Fit::norm;
+        if (codec->metadata == Metadata::fp8_e5m3) codec->metadata = Metadata::fp16;
     }
     return out;
 }

@@ -139,8 +139,8 @@ def test_a_short_text_is_measured_and_verified_alike(budget, folder):
 
 
 @pytest.mark.parametrize("args, words", [
-    (("--target-bits", 2.2), "from 2.28125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
-    (("--target-bits", 4.4), "from 2.28125 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
+    (("--target-bits", 2.2), "from 2.2813 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
+    (("--target-bits", 4.4), "from 2.2813 bits (lowkv2 for all layers) to 4.3125 (lowkv4)"),
     ((), "--target-bits is required"),
     (("--target-bits", 3, "--ladder", "lowkv2"), "two schemes or more"),
     (("--target-bits", 3, "--ladder", "lowkv4,lowkv2"), "must ascend in bits: in layer 0, lowkv4"),

@@ -72,16 +72,22 @@ def converse(folder, model, scheme, conversations):
     return found
 
 
+ROTATED = "k=token-2-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased"
+
+
+@pytest.mark.parametrize("scheme", [SCHEME, ROTATED])
 @pytest.mark.parametrize("model", ["tiny", "sliding"])
-def test_conversations_that_take_turns(folder, model, request):
+def test_conversations_that_take_turns(folder, model, scheme, request):
     """llama-server saves the one that waits to the host's memory and restores it elsewhere. Sliding layers'
     caches are rings, whose newest tokens are anywhere; their rows come from a checkpoint."""
     path = request.getfixturevalue(model)
     exact, exact_turns = (converse(folder, path, "exact", c)[1] for c in ([1], [1, 2]))
-    alone, turns = (converse(folder, path, SCHEME, c)[1] for c in ([1], [1, 2]))
+    alone, turns = (converse(folder, path, scheme, c)[1] for c in ([1], [1, 2]))
     own = mean_kl(exact, alone)
     assert own > 100 * mean_kl(exact, exact_turns), "rounding hides what this test looks at"
-    assert mean_kl(alone, turns) < TOLERANCE * own
+    assert mean_kl(exact_turns, turns) < (1 + TOLERANCE) * own
+    if scheme == ROTATED:  # sorted keys after a restore make statistics of their own: as good, but others
+        assert mean_kl(alone, turns) < TOLERANCE * own
 
 
 def through_a_file(folder, model, scheme, restarts):

@@ -37,6 +37,29 @@ float mean_step(const SortedPart& part, const std::byte* section, std::uint32_t 
 
 }  // namespace
 
+void read_scales(const SortedPart& part, const std::byte* section, float* scale) noexcept {
+    std::uint16_t largest = 0;
+    std::memcpy(&largest, section + part.section.largest, sizeof largest);
+    const float step = f16_to_f32(largest) / 255.0f;
+    for (std::uint32_t t = 0; t < tokens; ++t)
+        scale[t] =
+            static_cast<float>(static_cast<std::uint8_t>(section[part.section.scales + t])) * step;
+}
+
+std::uint32_t row_token(const SortedPart& part, const std::byte* section,
+                        std::uint32_t row) noexcept {
+    return static_cast<std::uint32_t>(section[part.section.row_tokens + row]) % tokens;
+}
+
+float residual(const SortedPart& part, const std::byte* section, std::uint32_t row,
+               std::uint32_t channel) noexcept {
+    std::uint16_t step = 0;
+    std::memcpy(&step, section + part.section.row_scales + std::size_t{2} * row, sizeof step);
+    const auto level = static_cast<std::uint8_t>(
+        section[part.section.residuals + std::size_t{row} * part.head.head_dim + channel]);
+    return (static_cast<float>(level) - 128.0f) * f16_to_f32(step);
+}
+
 void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept {
     for (std::uint32_t c = 0; c < part.head.head_dim; ++c) {
         const float step = mean_step(part, section, c);
@@ -135,6 +158,38 @@ void SortedEncoder::choose_path(std::uint32_t group, const float (*x)[tokens]) n
     }
 }
 
+void SortedEncoder::choose_codes(const SortedStatistics& statistics, const float (*y)[tokens],
+                                 const float* to_normal) noexcept {
+    float x[sorted_group][tokens];
+    for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
+        const float inverse = 1.0f / statistics.unit[g];
+        for (std::uint32_t i = 0; i < sorted_group; ++i)
+            for (std::uint32_t t = 0; t < tokens; ++t)
+                x[i][t] = y[g * sorted_group + i][t] * inverse * to_normal[t];
+        if (part_.levels[part_.bits(g)].trellis())
+            choose_path(g, x);
+        else
+            choose_nearest(g, x);
+    }
+}
+
+void SortedEncoder::find_codes_again(const SortedStatistics& statistics,
+                                     const std::byte* section) noexcept {
+    float y[max_sorted_dim][tokens], mean[max_sorted_dim], to_normal[tokens];
+    read_means(part_, section, mean);
+    for (std::uint32_t p = 0; p < channels(); ++p) {
+        const std::uint32_t c = statistics.order[p];
+        load(c, y[p]);
+        for (std::uint32_t t = 0; t < tokens; ++t) y[p][t] = 0.25f * (y[p][t] - mean[c]);
+        for (std::uint32_t r = 0; r < part_.head.rows; ++r)
+            y[p][row_token(part_, section, r)] -= 0.25f * residual(part_, section, r, c);
+    }
+    for (std::uint32_t p = 0; p < channels(); p += sorted_group) hadamard_rows(y + p);
+    read_scales(part_, section, to_normal);
+    for (float& x : to_normal) x = x > 0 ? 1.0f / x : 0.0f;
+    choose_codes(statistics, y, to_normal);
+}
+
 void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     float y[max_sorted_dim][tokens];
     for (std::uint32_t p = 0; p < channels(); ++p) {
@@ -153,18 +208,7 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
         }
     }
     for (float& x : to_normal) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
-
-    float x[sorted_group][tokens];
-    for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
-        const float inverse = 1.0f / statistics.unit[g];
-        for (std::uint32_t i = 0; i < sorted_group; ++i)
-            for (std::uint32_t t = 0; t < tokens; ++t)
-                x[i][t] = y[g * sorted_group + i][t] * inverse * to_normal[t];
-        if (part_.levels[part_.bits(g)].trellis())
-            choose_path(g, x);
-        else
-            choose_nearest(g, x);
-    }
+    choose_codes(statistics, y, to_normal);
 
     float squares[tokens] = {}, level_squares[tokens] = {}, level[tokens];
     for (std::uint32_t p = 0; p < coded(); ++p) {

@@ -20,6 +20,12 @@ inline Width sorted_width(std::uint32_t bits) noexcept {
 
 // What keys are less, by channel.
 void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept;
+void read_scales(const SortedPart& part, const std::byte* section, float* scale) noexcept;
+// A row's token, and what it lacks of a channel.
+std::uint32_t row_token(const SortedPart& part, const std::byte* section,
+                        std::uint32_t row) noexcept;
+float residual(const SortedPart& part, const std::byte* section, std::uint32_t row,
+               std::uint32_t channel) noexcept;
 
 // What the codes of a place, of a trellis windows, stand for, before the tokens' scales.
 void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
@@ -48,6 +54,8 @@ class SortedEncoder {
     void set_rows(const ExactRows& rows) noexcept;
     void find_energy(float* energy) const noexcept;
     void find_codes(const SortedStatistics& statistics) noexcept;
+    // Of keys that were decoded from a section: the codes that they had.
+    void find_codes_again(const SortedStatistics& statistics, const std::byte* section) noexcept;
     // The tokens of the shortest keys: attention goes to them whatever the query.
     ExactRows shortest() const noexcept;
 
@@ -70,7 +78,10 @@ class SortedEncoder {
     std::uint32_t coded() const noexcept { return part_.coded_groups * sorted_group; }
     float share() const noexcept { return 1.0f / static_cast<float>(sorted_tokens - rows_.count); }
     void load(std::uint32_t channel, float* x) const noexcept;
-    // Of a group's numbers, as far as they are N(0, 1).
+    // Of the places' numbers, each token's times a factor that makes them N(0, 1).
+    void choose_codes(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
+                      const float* to_normal) noexcept;
+    // Of a group's.
     void choose_nearest(std::uint32_t group, const float (*x)[sorted_tokens]) noexcept;
     void choose_path(std::uint32_t group, const float (*x)[sorted_tokens]) noexcept;
 };

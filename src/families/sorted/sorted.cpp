@@ -5,6 +5,7 @@
 
 #include "codec/float16.h"
 #include "families/rotated/trellis_codes.h"
+#include "families/sorted/carried.h"
 #include "families/sorted/encoder.h"
 #include "families/words.h"
 #include "kernels/table.h"
@@ -33,7 +34,15 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
                              const EncodeHints& hints) const noexcept {
     std::byte* its_section = packed + section_offset(h);
     std::memset(its_section, 0, head_bytes());
-    SortedEncoder encoder(*this, exact + shape().exact_offset(h));
+    const std::uint16_t* rows = exact + shape().exact_offset(h);
+    SortedEncoder encoder(*this, rows);
+    SortedStatistics statistics;
+    if (take_carried(*this, rows, its_section)) {
+        read_statistics(*this, its_section, statistics);
+        encoder.find_codes_again(statistics, its_section);
+        encoder.write_codes(its_section);
+        return;
+    }
     encoder.set_rows(encoder.shortest());
     if (hints.like != nullptr) {
         std::memcpy(its_section, hints.like + section_offset(h), section.largest);
@@ -42,7 +51,6 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
         encoder.find_energy(energy);
         write_statistics(*this, energy, its_section);
     }
-    SortedStatistics statistics;
     read_statistics(*this, its_section, statistics);
     encoder.find_codes(statistics);
     encoder.write_scales(its_section);
@@ -60,12 +68,8 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
     read_statistics(*this, its_section, statistics);
     float mean[max_sorted_dim];
     read_means(*this, its_section, mean);
-    std::uint16_t half = 0;
-    std::memcpy(&half, its_section + section.largest, sizeof half);
     float scale[tokens];
-    for (std::uint32_t t = 0; t < tokens; ++t)
-        scale[t] = static_cast<float>(static_cast<std::uint8_t>(its_section[section.scales + t])) *
-                   (f16_to_f32(half) / 255.0f);
+    read_scales(*this, its_section, scale);
     for (std::uint32_t g = 0; g < section.groups; ++g) {
         float y[sorted_group][tokens] = {};
         CodeTile tile;
@@ -82,17 +86,13 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
         for (std::uint32_t i = 0; i < sorted_group; ++i) {
             const std::uint32_t p = g * sorted_group + i, c = statistics.order[p];
             for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] = 0.25f * y[i][t] + mean[c];
-            for (std::uint32_t r = 0; r < head.rows; ++r) {
-                const auto t = static_cast<std::uint8_t>(its_section[section.row_tokens + r]);
-                const auto residual = static_cast<std::uint8_t>(
-                    its_section[section.residuals + r * head.head_dim + c]);
-                std::memcpy(&half, its_section + section.row_scales + 2 * r, sizeof half);
-                y[i][t % tokens] += (static_cast<float>(residual) - 128.0f) * f16_to_f32(half);
-            }
+            for (std::uint32_t r = 0; r < head.rows; ++r)
+                y[i][row_token(*this, its_section, r)] += residual(*this, its_section, r, c);
             for (std::uint32_t t = 0; t < tokens; ++t)
                 out[std::size_t{c} * tokens + t] = f32_to_f16(y[i][t]);
         }
     }
+    carry(*this, its_section, out);
 }
 
 class SortedFamily final : public Family {
