@@ -144,7 +144,7 @@ SCHEMES = {
     "turboquant2": (turboquant(2), 32, SINKS),
     "turboquant4": (turboquant(4), 32, SINKS),
     f"k=token-2-{H}-mean+v=token-2-{H}": (lowkv(2, 2), 128, SINKS),
-    "lowkv2": (lowkv(2, 2, "unbiased"), 128, SINKS),
+    f"k=token-2-{H}-mean+v=token-2-{H}-unbiased": (lowkv(2, 2, "unbiased"), 128, SINKS),
     f"k=token-3-{H}-mean+v=token-2-{H}": (lowkv(3, 2), 128, SINKS),
     "lowkv4": (lowkv(4, 4, "unbiased"), 128, SINKS),
 }

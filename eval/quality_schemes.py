@@ -34,8 +34,14 @@ def codecs(scheme):
     return "+".join(part for part in scheme.split("+") if not re.match("(window|sinks|flush)=", part))
 
 
+H = "head-normal-hadamard"
+# What lowkv's presets were before sorted keys and trellises: bits of keys and values.
+ROTATED = {name: f"k=token-{key}-{H}-mean+v=token-{value}-{H}-unbiased" for name, key, value in
+           (("1.5", "1.5", "1.5"), ("2", 2, 2), ("2.6", "2.6", 2), ("2.8", 3, 2), ("3", 3, 3))}
+WORDS = {"norm": "", "unbiased": "-unbiased", "lsq": "-lsq"}
+
 # Measured with each type of weights; f16 is what all other sections use.
-WEIGHTS_SCHEMES = ["lowkv2.8", "lowkv4", "kivi2", "kivi4", "stock q4_0", "stock f16"]
+WEIGHTS_SCHEMES = [ROTATED["2.8"], "lowkv4", "kivi2", "kivi4", "stock q4_0", "stock f16"]
 
 # KIVI's 2 bits with each group's range searched, on which part.
 SEARCH = [("no search (kivi2)", "kivi2"), ("keys", "k=channel-2-g32-search+v=token-2-g32"),
@@ -47,21 +53,17 @@ GRID = {(k, v): f"k={k}-2-g32+v={v}-2-g32+window=128+sinks=0" if (k, v) != ("cha
         else "kivi2+sinks=0"
         for k in ("token", "channel") for v in ("token", "channel")}
 
-SWEPT = ["kivi2", "turboquant2", "lowkv2.8"]
-WINDOWS = {name: {w: name if w == 128 else f"{name}+window={w}" for w in (0, 32, 64, 128, 256)}
-           for name in SWEPT}
+ROTATED_3 = "rotated keys of 3 bits"
+SWEPT = {"kivi2": "kivi2", "turboquant2": "turboquant2", ROTATED_3: ROTATED["2.8"]}
+WINDOWS = {name: {w: scheme if w == 128 else f"{scheme}+window={w}" for w in (0, 32, 64, 128, 256)}
+           for name, scheme in SWEPT.items()}
 # A block with a sink stays exact whole, so all counts within the first block are one scheme: the
 # block has 128 tokens where the keys are centred and 32 elsewhere.
-SINKS = {name: {s: name if 0 < s <= block else f"{name}+sinks={s}" for s in (0, 1, 5, 128)}
-         for name, block in (("kivi2", 32), ("turboquant2", 32), ("lowkv2.8", 128))}
+SINKS = {name: {s: SWEPT[name] if 0 < s <= block else f"{SWEPT[name]}+sinks={s}" for s in (0, 1, 5, 128)}
+         for name, block in (("kivi2", 32), ("turboquant2", 32), (ROTATED_3, 128))}
 
-H = "head-normal-hadamard"
 NORM2 = f"k=token-2-{H}-mean+v=token-2-{H}"
 NORM28 = f"k=token-3-{H}-mean+v=token-2-{H}"
-# What lowkv's presets were before sorted keys and trellises: bits of keys and values.
-ROTATED = {name: f"k=token-{key}-{H}-mean+v=token-{value}-{H}-unbiased" for name, key, value in
-           (("1.5", "1.5", "1.5"), ("2", 2, 2), ("2.6", "2.6", 2), ("2.8", 3, 2), ("3", 3, 3), ("4", 4, 4))}
-WORDS = {"norm": "", "unbiased": "-unbiased", "lsq": "-lsq"}
 # How the scale of the normal levels is chosen. Rows: which part is changed, the other one being `norm`.
 FITS = {name: {
     **{("keys", fit): f"k=token-{bits}-{H}-mean{word}+v=token-2-{H}" for fit, word in WORDS.items()},
@@ -110,8 +112,7 @@ CALIBRATIONS = ["handbook 1024", CALIBRATION, "handbook 16384", "bible 4096"]
 CALIBRATIONS_SCHEMES = ["skvq-k2v2", "kvquant3", "kvquant3-1%"]
 
 # More bits for the first and last layers.
-MORE = ROTATED["4"].replace("k=", "").replace("+v=", "/")
-EDGES = [(ROTATED[name], f"{ROTATED[name]}+layer.0-1={MORE}+layer.28-29={MORE}") for name in ("2", "2.8")]
+EDGES = [(ROTATED[name], f"{ROTATED[name]}+layer.0-1=lowkv4+layer.28-29=lowkv4") for name in ("2", "2.8")]
 
 QUICK = ["lowkv2", "lowkv2.8", "kivi2", "stock q4_0"]
 
