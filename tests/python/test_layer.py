@@ -70,7 +70,9 @@ def test_attention(scheme, view, queries):
     layer = filled(scheme, 300)
     first, end = layer.rows.packed
     assert first < end
-    check(layer, queries, view, softcap=None, sinks=None)
+    # What the oracle reads of decoded sorted keys carries their block's metadata: 2^-9 of a number.
+    carries = scheme.startswith(("lowkv", "k=sorted"))
+    check(layer, queries, view, softcap=None, sinks=None, budget=BUDGET + 2**-9 if carries else BUDGET)
 
 
 @pytest.mark.parametrize("queries", [1, 40])
@@ -90,14 +92,14 @@ def test_sliding_window(scheme, window, queries):
     check(layer, queries, "causal", softcap=None, sinks=None)
 
 
-def check(layer, queries, view, softcap, sinks):
+def check(layer, queries, view, softcap, sinks, budget=BUDGET):
     query = torch.randn(BATCH, HEADS, queries, HEAD_DIM)
     layer.append(rows(queries), rows(queries))
     visibility = Visibility(layer.length, queries, window=layer.sliding_window, **VIEWS[view](layer.length, queries))
     want = oracle(query, layer, visibility, 0.125, softcap, sinks)
     got = layer.attend(query, visibility, 0.125, softcap, sinks)
     error = (got - want).abs().amax(dim=3) / want.abs().amax(dim=3).clamp_min(1e-3)
-    assert error.max() < BUDGET
+    assert error.max() < budget
 
 
 @pytest.mark.parametrize("queries", [1, 40])
