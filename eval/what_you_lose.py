@@ -8,7 +8,7 @@ A cell's word follows from its figure alone, by the limits below, which the page
 has measured says so. What measures what:
 
     prose, code      eval/texts.py (mean KLD, 8,192 tokens where both were measured, else 2,048)
-    copying          eval/retrieval.py --tasks codes (of the digits that exact copies, the share kept)
+    copying          eval/retrieval.py --tasks codes (of the codes that exact copies, the share kept)
     retrieval        eval/passkey.py (of the pass keys that exact finds, the share kept; the longest length)
     long answers     eval/drift.py (mean KLD in the last quarter of an answer)"""
 
@@ -44,11 +44,13 @@ def lost(share):
     return f"{word(share, LOST)} ({100 * share:.0f} %)" if share is not None else "not measured"
 
 
-def digits_lost(rows, scheme):
-    """Of shuffled codes, against exact: 1 - digits right / exact's digits right, over the contexts both have."""
-    of = {(row["scheme"], row["length"], row["context"]): int(row["token_hits"]) for row in rows if row["task"] == "codes"}
-    both = [(hits, of["exact", *key[1:]]) for key, hits in of.items() if key[0] == scheme and ("exact", *key[1:]) in of]
-    return max(0., 1 - sum(a for a, _ in both) / sum(b for _, b in both)) if both else None
+def codes_lost(rows, scheme):
+    """Of the shuffled codes that exact copies, the share that the scheme gets wrong, over the contexts both have."""
+    of = {(row["scheme"], row["length"], row["context"]): row["right"] for row in rows if row["task"] == "codes"}
+    pairs = [pair for key, right in of.items() if key[0] == scheme and ("exact", *key[1:]) in of
+             for pair in zip(right, of["exact", *key[1:]], strict=True)]
+    asked = [ours for ours, exact in pairs if exact == "1"]
+    return asked.count("0") / len(asked) if asked else None
 
 
 def keys_lost(found, model, scheme):
@@ -106,7 +108,7 @@ def main():
 
             spelled, (prose, code) = schemes_of(scheme)[0], on(8192) if all(on(8192)) else on(2048)
             return {"bits": prose and prose["bits"], "prose": prose and prose["mean_kld"], "code": code and code["mean_kld"],
-                    "copying": digits_lost(mine["retrieval"], spelled), "retrieval": keys_lost(found, model, spelled),
+                    "copying": codes_lost(mine["retrieval"], spelled), "retrieval": keys_lost(found, model, spelled),
                     "long answers": last_quarter(mine["drift"], spelled)}
 
         parts.append(f"**{model}**\n\n" + table(args.schemes.split(","), figures))

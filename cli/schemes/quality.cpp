@@ -9,11 +9,11 @@ namespace {
 
 constexpr std::array measured{
     // clang-format off: written by eval/quality.py
-    Quality{"lowkv1.5", "0.026", "+1.7 %"},
-    Quality{"lowkv2", "0.014", "+0.8 %"},
-    Quality{"lowkv2.8", "0.0047", "+0.5 %"},
-    Quality{"lowkv3", "0.0028", "+0.7 %"},
-    Quality{"lowkv4", "0.00064", "+0.2 %"},
+    Quality{"lowkv1.5", "0.021", "+1.5 %"},
+    Quality{"lowkv2", "0.0054", "0.0 %"},
+    Quality{"lowkv2.8", "0.0026", "0.0 %"},
+    Quality{"lowkv3", "0.0017", "-0.1 %"},
+    Quality{"lowkv4", "0.00062", "+0.2 %"},
     Quality{"kivi2", "0.069", "+6.1 %"},
     Quality{"kivi4", "0.00086", "-0.1 %"},
     Quality{"turboquant2", "0.060", "+5.1 %"},

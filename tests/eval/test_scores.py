@@ -69,8 +69,8 @@ def test_the_share_kept_is_counted_question_by_question():
     rows = [common | {"scheme": "exact", "token_hits": "8", "right": "1110"},
             common | {"scheme": "lowkv2", "token_hits": "6", "right": "1001"}]
     assert "| lowkv2 | 50 ± 50 (33; 75.0) |" in retrieval.table(rows)
-    assert what_you_lose.digits_lost(rows, "lowkv2") == 0.25
-    assert what_you_lose.digits_lost(rows, "kivi2") is None
+    assert what_you_lose.codes_lost(rows, "lowkv2") == 2 / 3
+    assert what_you_lose.codes_lost(rows, "kivi2") is None
 
 
 def test_every_retrieval_task_asks_for_what_its_text_says():
