@@ -17,7 +17,7 @@ METHODS, README = ROOT / "docs/methods.md", ROOT / "README.md"
 COMMAND = ROOT / "build/release/bin/lowkv"
 SHOWN = 128  # head_dim of the table of bits; the others are checked only
 LINE = 64    # bytes that a section is a multiple of
-PARTS = ("codes", "scales", "zeros", "mean", "factors", "outliers", "positions", "padding")
+PARTS = ("codes", "scales", "zeros", "mean", "factors", "outliers", "positions", "statistics", "rows", "padding")
 
 
 def ask(command, *args):
@@ -44,8 +44,17 @@ def codes_bytes(bits, elements):
 def bytes_of(codec, tokens, heads, head_dim):
     """Where a part of a packed block puts its bytes, by the words of its codec."""
     axis, bits, group, *words = codec.split("-")
-    header, entry = (16, 1) if "fp8" in words else (0, 2)
+    header, entry = (16, 1) if "fp8" in words else (0, 1) if "e5m3" in words else (0, 2)
     out = dict.fromkeys(PARTS, 0)
+    if axis == "sorted":
+        groups = head_dim // 16
+        codes = sum(int(bits[4 * g // groups]) for g in range(groups)) * 16 * tokens // 8
+        rows = next((int(w[0]) for w in words if re.fullmatch(r"\drows?", w)), 0)
+        metadata = {"scales": tokens + 2, "mean": head_dim + 2 * groups, "rows": rows * (head_dim + 3),
+                    "statistics": 2 * groups + head_dim * (2 if head_dim > 256 else 1)}
+        out.update({part: heads * size for part, size in metadata.items()} | {"codes": heads * codes})
+        out["padding"] = heads * (round_up(sum(metadata.values())) + codes) - sum(out.values())
+        return out
     codes = codes_bytes(bits, head_dim * tokens)
     out["codes"] = heads * codes
     row = group in ("row", "static") or "reorder" in words
@@ -65,7 +74,7 @@ def bytes_of(codec, tokens, heads, head_dim):
     else:
         length = head_dim if group == "head" else min(int(group[1:]), along)
         scales = -(-along // length) * across * entry
-        metadata = {"scales": scales, "zeros": 0 if "normal" in words else scales,
+        metadata = {"scales": scales, "zeros": 0 if {"normal", "trellis"} & set(words) else scales,
                     "mean": 2 * head_dim if "mean" in words else 0,
                     "factors": 2 * along if "varnorm" in words else 0}
         out.update({part: heads * size for part, size in metadata.items()})
