@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "lowkv/scheme.h"
@@ -20,6 +21,16 @@ struct TrellisBook {
 
     constexpr int level(std::uint32_t window) const {
         return first[window & 15] + second[window >> 2];
+    }
+    // Both tables for kernels, first and second: their least entries become 0, so that no sum
+    // leaves its byte.
+    constexpr std::array<std::uint8_t, 32> bytes() const {
+        std::array<std::uint8_t, 32> out{};
+        for (std::size_t i = 0; i < 16; ++i) {
+            out[i] = static_cast<std::uint8_t>(first[i] - std::ranges::min(first));
+            out[16 + i] = static_cast<std::uint8_t>(second[i] - std::ranges::min(second));
+        }
+        return out;
     }
 };
 

@@ -1,6 +1,5 @@
 #include "families/codes_part.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -50,14 +49,9 @@ void CodesPart::set_levels(std::span<const float> values) noexcept {
     }
 }
 
-// The least entries become 0: then no sum leaves its byte.
 void CodesPart::set_trellis() noexcept {
     const TrellisBook& book = trellis_book(trellis_bits(codec.width));
-    const int first = std::ranges::min(book.first), second = std::ranges::min(book.second);
-    for (std::size_t i = 0; i < 16; ++i) {
-        levels[i] = static_cast<std::uint8_t>(book.first[i] - first);
-        levels[16 + i] = static_cast<std::uint8_t>(book.second[i] - second);
-    }
+    levels = book.bytes();
     level_step = book.step;
     level_zero = -static_cast<float>(trellis_middle) * book.step;
 }

@@ -1,6 +1,5 @@
 #include "families/sorted/sorted_part.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "codec/lloyd_max.h"
@@ -27,13 +26,9 @@ SortedLevels normal_levels(std::uint32_t bits) {
 
 SortedLevels trellis_levels(std::uint32_t bits, const kernels::Table& table) {
     const TrellisBook& book = trellis_book(bits);
-    SortedLevels levels{.step = gain(book.mse) * book.step,
+    SortedLevels levels{.level = book.bytes(),
+                        .step = gain(book.mse) * book.step,
                         .encode = table.encode_trellis[bits - 1]};
-    for (std::size_t i = 0; i < 16; ++i) {
-        levels.level[i] = static_cast<std::uint8_t>(book.first[i] - std::ranges::min(book.first));
-        levels.level[16 + i] =
-            static_cast<std::uint8_t>(book.second[i] - std::ranges::min(book.second));
-    }
     for (std::uint32_t window = 0; window < LOWKV_WINDOWS; ++window)
         levels.path_level[window] = static_cast<float>(book.level(window)) * book.step;
     return levels;
