@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/processors.h"
 #include "common/terminal.h"
 #include "ggml-alloc.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "budget/choice.h"
-#include "common/app.h"
+#include "common/errors.h"
 
 namespace lowkv::cli {
 

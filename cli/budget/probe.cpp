@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "lowkv_ggml.h"
 
 namespace lowkv::cli {

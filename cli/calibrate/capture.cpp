@@ -10,7 +10,7 @@
 
 #include "attention_op.h"
 #include "cache_name.h"
-#include "common/app.h"
+#include "common/errors.h"
 #include "ggml.h"
 #include "rope_params.h"
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/model_shape.h"
 #include "ggml.h"
 #include "gguf.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/terminal.h"
 #include "lowkv/calibration_file.h"
 #include "lowkv/error.h"

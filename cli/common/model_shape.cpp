@@ -3,7 +3,7 @@
 #include <array>
 #include <string_view>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/packing.h"
 
 namespace lowkv::cli {

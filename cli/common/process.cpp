@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "common/app.h"
+#include "common/errors.h"
 
 namespace lowkv::cli {
 

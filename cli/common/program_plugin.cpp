@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/plugin_path.h"
 #include "common/process.h"
 #include "common/terminal.h"

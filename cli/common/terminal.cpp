@@ -15,7 +15,7 @@
 #include <iterator>
 #include <utility>
 
-#include "common/app.h"
+#include "common/errors.h"
 
 namespace lowkv::cli {
 

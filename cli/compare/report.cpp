@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/process.h"
 #include "nlohmann/json.hpp"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/model.h"
 #include "common/model_shape.h"
 #include "common/packing.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "common/app.h"
+#include "common/errors.h"
 
 namespace lowkv::cli {
 

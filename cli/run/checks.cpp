@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/model.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"

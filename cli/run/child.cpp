@@ -12,7 +12,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/process.h"
 
 namespace lowkv::cli {

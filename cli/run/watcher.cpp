@@ -1,6 +1,6 @@
 #include "run/watcher.h"
 
-#include "common/app.h"
+#include "common/errors.h"
 
 namespace lowkv::cli {
 

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "common/app.h"
+#include "common/errors.h"
 #include "common/model_shape.h"
 #include "common/packing.h"
 #include "lowkv/cache.h"
