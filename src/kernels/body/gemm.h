@@ -8,23 +8,23 @@ LOWKV_INLINE void gemm_block(const float* w, std::size_t w_stride, unsigned step
     F sum[Rows][Vectors];
 #pragma GCC unroll 12
     for (unsigned r = 0; r < Rows; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (unsigned v = 0; v < Vectors; ++v) sum[r][v] = load(y + r * y_stride + v * lanes);
     }
     for (unsigned s = 0; s < steps; ++s) {
         F x[Vectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (unsigned v = 0; v < Vectors; ++v) x[v] = load(tile + s * tile_stride + v * lanes);
 #pragma GCC unroll 12
         for (unsigned r = 0; r < Rows; ++r) {
             const F weight = set(w[r * w_stride + s]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (unsigned v = 0; v < Vectors; ++v) sum[r][v] = fma(weight, x[v], sum[r][v]);
         }
     }
 #pragma GCC unroll 12
     for (unsigned r = 0; r < Rows; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (unsigned v = 0; v < Vectors; ++v) store(y + r * y_stride + v * lanes, sum[r][v]);
     }
 }

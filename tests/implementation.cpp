@@ -1,0 +1,71 @@
+// Which kernels run: the best that this CPU has, or the one that is named.
+
+#include "lowkv/implementation.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "kernels/table.h"
+#include "lowkv/error.h"
+
+using namespace lowkv;
+
+namespace {
+
+// What LOWKV_IMPLEMENTATION=name leads to: the implementation's name, or the error's message.
+std::string forced(const char* name) {
+    setenv("LOWKV_IMPLEMENTATION", name, 1);
+    std::string result;
+    try {
+        result = active_implementation().name;
+    } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::unsupported);
+        result = error.what();
+    }
+    unsetenv("LOWKV_IMPLEMENTATION");
+    return result;
+}
+
+std::string names_that_run() {
+    std::string names;
+    for (const Implementation& i : implementations()) {
+        if (i.supported) names += (names.empty() ? "" : ", ") + std::string(i.name);
+    }
+    return names;
+}
+
+}  // namespace
+
+TEST_CASE("the best that this CPU has runs, and any of them when it is named") {
+    const std::string best = forced("");
+    const auto first = std::ranges::find_if(implementations(), &Implementation::supported);
+    REQUIRE(first != implementations().end());
+    CHECK(first->name == best);
+    CHECK(implementations().back().name == "scalar");
+    CHECK(implementations().back().supported);
+    for (const Implementation& i : implementations()) {
+        CAPTURE(i.name);
+        CHECK_FALSE(i.description.empty());
+        if (i.supported) {
+            CHECK(forced(std::string(i.name).c_str()) == i.name);
+            CHECK(kernels::select(i.name).name == i.name);
+        } else {
+            CHECK(forced(std::string(i.name).c_str()) ==
+                  "LOWKV_IMPLEMENTATION=" + std::string(i.name) + " needs " +
+                      std::string(i.description) +
+                      ", which this CPU lacks; it runs: " + names_that_run());
+        }
+    }
+}
+
+TEST_CASE("one that this build lacks is refused, with those that run") {
+    for (const char* other : {"avx512", "avx2", "neon", "vax"}) {
+        const auto is_other = [&](const Implementation& i) { return i.name == other; };
+        if (std::ranges::any_of(implementations(), is_other)) continue;
+        CHECK(forced(other) == "LOWKV_IMPLEMENTATION=" + std::string(other) +
+                                   " is not in this build; this CPU runs: " + names_that_run());
+    }
+}
