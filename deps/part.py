@@ -39,9 +39,9 @@ def make_environment(folder, log, label):
 class Venv(Part):
     """A virtual environment with pinned packages: those of deps/requirements-*.txt."""
 
-    def __init__(self, name, about, variable, fallback_index=None):
+    def __init__(self, name, about, variable, fallback_index=None, options=()):
         self.name, self.about, self.variable = name, about, variable
-        self.fallback_index = fallback_index
+        self.fallback_index, self.options = fallback_index, options
         self.requirements = HERE / f"requirements-{name.removeprefix('venv-')}.txt"
 
     def inputs(self, setup):
@@ -50,7 +50,7 @@ class Venv(Part):
     def make(self, setup, folder):
         log = setup.cache / f"{self.name}.log"
         make_environment(folder, log, self.name)
-        pip = [folder / "bin" / "python", "-m", "pip", "install"]
+        pip = [folder / "bin" / "python", "-m", "pip", "install", *self.options]
         attempts = [(["-r", self.requirements], "installing")]
         if self.fallback_index:
             attempts.append((["-r", self.requirements, "--extra-index-url", self.fallback_index],

@@ -249,6 +249,8 @@ PARTS = {part.name: part for part in (
          "LOWKV_LLAMA_SERVER_TESTS_PYTHON"),
     Venv("venv-transformers", "PyTorch and transformers, CPU only, and what builds the Python package",
          "LOWKV_TRANSFORMERS_PYTHON", fallback_index="https://download.pytorch.org/whl/cpu"),
+    Venv("venv-vllm", "vLLM on the CPU, for `make test-vllm`", "LOWKV_VLLM_PYTHON",
+         fallback_index="https://download.pytorch.org/whl/cpu", options=["--no-deps"]),
     Beside("oldest-transformers", "the oldest transformers that the Python package works with",
            "LOWKV_OLDEST_TRANSFORMERS", "requirements-oldest.txt"),
     Beside("lmcache", "LMCache without its CUDA packages, for the round trips in its tests", "LOWKV_LMCACHE",

@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
         "right.";
     lowkv::python::bind_scheme(m);
     lowkv::python::bind_batch(m);
+    lowkv::python::bind_paged(m);
     lowkv::python::bind_quantize(m);
 }

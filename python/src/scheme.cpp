@@ -24,14 +24,14 @@ Scheme served_scheme(const std::string& text) {
     Scheme scheme = parse_scheme(text);
     if (scheme.retention.filter != Filter::none) {
         throw Error(ErrorCode::unsupported,
-                    "filter=, keep= and evict= are not served in transformers; leave them out");
+                    "filter=, keep= and evict= are not served in Python; leave them out");
     }
     if (scheme.any_layer(
             [](const LayerScheme& layer) { return layer.key.by_row() || layer.value.by_row(); })) {
         throw Error(ErrorCode::unsupported,
                     to_string(scheme) +
                         ": codecs of a token's row of all heads (row, static, reorder: skvq-*, "
-                        "kvquant*) are not served in transformers; take lowkv2.8 or another");
+                        "kvquant*) are not served in Python; take lowkv2.8 or another");
     }
     return scheme;
 }
@@ -54,10 +54,14 @@ void bind_scheme(nb::module_& m) {
             },
             "window"_a, "sinks"_a, "flush"_a,
             "The newest and the first tokens that stay exact; how many leave the window at a time, "
-            "0 for block by block.");
+            "0 for block by block.")
+        .def_ro("window", &Retention::window);
     nb::class_<Scheme>(m, "Scheme", "What is stored; see parse_scheme().")
         .def("retention", &retention_of, "layer"_a, "sliding"_a,
              "Of one layer; sliding: it has a sliding window.")
+        .def(
+            "exact", [](const Scheme& s, std::uint32_t layer) { return s.layer(layer).exact(); },
+            "layer"_a, "Whether nothing of a layer is quantized.")
         .def(
             "require_layers",
             [](const Scheme& s, std::uint32_t layers) { require_layers(s, layers); }, "layers"_a,

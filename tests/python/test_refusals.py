@@ -75,8 +75,8 @@ def test_rows_that_do_not_fit():
 
 
 @pytest.mark.parametrize("scheme,words", [
-    ("skvq-k2v2", "not served in transformers"),
-    ("lowkv2.8,layer.0=kvquant3", "not served in transformers"),
+    ("skvq-k2v2", "not served in Python"),
+    ("lowkv2.8,layer.0=kvquant3", "not served in Python"),
     ("kivi2,filter=heavy,evict=50%", "filter="),
 ])
 def test_schemes_that_only_the_core_serves_are_refused(scheme, words):

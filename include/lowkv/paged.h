@@ -1,0 +1,171 @@
+#pragma once
+// One layer's cache in pages that a host owns, numbers and hands out itself: vLLM's blocks.
+//
+// A page is a whole number of lowkv's blocks, packed. What the host's memory can't hold lies beside
+// it, by the page's number: exact rows of pages that are not full or still in a sequence's window,
+// and the sinks of pages that begin a sequence. The host says nothing of pages that it frees, and
+// need not: a row at offset 0 says that the page is new.
+//
+//   write(rows, slots)   rows go to the exact rows beside their pages
+//   attend(sequences)    pages are read in place, exact or packed; then every page that has become
+//                        full is packed, once, into the host's memory. From then on that is all
+//                        that others who share, copy or save the page need; the exact rows beside
+//                        it are better, and dropped when no sequence of a step has them in its
+//                        window.
+//
+// Sequences that share a page share its statistics: a page is encoded like the one before it in its
+// sequence, so that they are those of the sequence's first page.
+//
+// A layer is used by one thread at a time. Every operation that throws because of what it was given
+// leaves the layer as it was.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lowkv/attention.h"
+#include "lowkv/cache.h"
+#include "lowkv/device.h"
+
+namespace lowkv {
+
+// Of the store's device.
+struct PageMemory {
+    std::byte* data = nullptr;  // a multiple of 64
+    std::size_t stride = 0;     // bytes from one page to the next: a multiple of 64
+    std::uint32_t pages = 0;
+};
+
+// A sequence's part of a step: its newest `queries` tokens attend.
+struct PagedSequence {
+    std::span<const std::int32_t> pages;  // of its cells, in order; those out of sight may be stale
+    std::uint32_t cells = 0;              // tokens, those of the step included
+    std::uint32_t queries = 0;
+    std::uint32_t first_query = 0;  // its first row of q and out
+};
+
+// [token][head][channel], f32; strides in floats.
+struct PagedQueries {
+    const float* q = nullptr;
+    std::size_t q_token_stride = 0, q_head_stride = 0;
+    float* out = nullptr;
+    std::size_t out_token_stride = 0, out_head_stride = 0;
+    std::uint32_t heads = 0;
+    float scale = 1.0f;
+    float softcap = 0.0f;
+};
+
+struct PagedStats {
+    std::size_t exact_pages = 0, most_exact_pages = 0;  // with exact rows beside them
+    std::size_t exact_bytes = 0, sink_bytes = 0;        // beside the host's memory, now
+    std::uint64_t packed = 0;                           // pages, since the layer was made
+    std::uint64_t reopened = 0;  // decoded again, because they were written again
+    std::uint64_t evicted = 0;   // packed before they were full, because `spare` was reached
+    std::uint64_t replaced = 0;  // overwritten by someone else, after they were packed
+};
+
+class PagedLayer {
+  public:
+    // retention: the window and sinks of each sequence; a filter or flush is refused. `sliding`, if
+    // not 0, is how many of the newest tokens a query sees; there are no sinks then. `spare`: pages
+    // that may keep exact rows though no sequence of the last step needs them, the newest first.
+    // Throws Error(invalid_argument) for pages that are no whole number of the plan's blocks or do
+    // not fit in the stride, and Error(unsupported) for codecs that need tokens' positions.
+    PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
+               const Retention& retention, std::uint32_t sliding, std::uint32_t page_tokens,
+               const PageMemory& memory, std::uint32_t spare);
+    ~PagedLayer();
+    PagedLayer(const PagedLayer&) = delete;
+    PagedLayer& operator=(const PagedLayer&) = delete;
+
+    // What a page takes of the host's memory. An exact scheme's pages are exact rows themselves.
+    static std::size_t page_bytes(const Plan& plan, std::uint32_t page_tokens);
+
+    const Plan& plan() const noexcept { return *plan_; }
+    PagedStats stats() const noexcept;
+
+    // Row i of each, [token][head][channel], goes to cell slots[i] % page_tokens of page slots[i] /
+    // page_tokens; a negative slot to none. A page is written from its first cell on; rows written
+    // again (a guess that was rejected) end what the page has.
+    void write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots);
+
+    // Throws Error(invalid_argument), besides for what attention.h says, for cells that were never
+    // written, and, after everything was attended to, for rows that an f16 can't hold.
+    void attend(std::span<const PagedSequence> sequences, const PagedQueries& queries,
+                AttentionWorkspace& workspace, Executor& executor = serial_executor());
+
+  private:
+    // Some bytes of a packed page, from all over it: where they have changed, someone else has
+    // written the page.
+    using Mark = std::array<std::byte, 64>;
+    // What lies beside a page of the host's.
+    struct Beside {
+        std::byte* exact = nullptr;    // its blocks, exact; null: they are only packed
+        std::uint32_t rows = 0;        // written
+        bool packed = false;           // what the host's memory has is valid
+        std::uint32_t due = 0;         // to be packed: its number among them, and 1
+        std::uint64_t used = 0;        // the last step that read or wrote it
+        std::uint64_t seen = 0;        // the last step with it in a sequence's window
+        Mark mark{};                   // of the packed page
+        std::vector<std::byte> sinks;  // rows, keys then values, of a sequence's first page
+    };
+    // Rows of a page that follow each other.
+    struct Run {
+        std::uint32_t page, first, count;
+        std::size_t row;
+    };
+    // A page to be packed.
+    struct Due {
+        std::uint32_t page;
+        const std::byte* like;
+        bool first;  // of its sequence
+    };
+    struct Step;
+
+    std::shared_ptr<Store> store_;
+    std::shared_ptr<const Plan> plan_, sink_plan_;
+    std::uint32_t window_, sinks_, sliding_, page_tokens_, spare_;
+    std::uint32_t page_blocks_ = 0;
+    std::size_t page_bytes_ = 0;
+    PageMemory memory_;
+    std::vector<std::unique_ptr<Beside>> beside_;  // by page; null: nothing
+    std::vector<std::uint32_t> exact_;             // the pages with exact rows, in no order
+    DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
+    std::size_t sink_pages_ = 0;
+    std::uint64_t step_ = 0;
+    PagedStats stats_;
+
+    bool in_place() const noexcept { return plan_->scheme().exact(); }
+    std::size_t exact_page_bytes() const noexcept { return page_blocks_ * plan_->exact_bytes(); }
+    std::byte* page(std::uint32_t number) const noexcept {
+        return memory_.data + number * memory_.stride;
+    }
+    std::vector<Run> runs_of(std::span<const std::int64_t> slots) const;
+    void check_runs(std::span<const Run> runs) const;
+    void write_rows(Part part, std::byte* exact, const Run& run, Rows rows) noexcept;
+    void open(std::span<const Run> runs);
+    Mark mark_of(std::uint32_t number) const noexcept;
+    Beside* valid(std::uint32_t number);
+    void drop_exact(Beside& beside) noexcept;
+    void forget(std::uint32_t number) noexcept;
+
+    void find_pages(std::span<const PagedSequence> sequences, Step& step);
+    void set_views(const PagedSequence& sequence, std::size_t first_page, Step& step);
+    void sink_blocks(std::map<const Beside*, std::vector<BlockView>>& views);
+    void attend_sinks(const AttentionParams& params, const Step& step,
+                      AttentionWorkspace& workspace, Executor& executor);
+    void settle(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
+    std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step);
+    const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const noexcept;
+    void pack(std::span<const Due> due, Executor& executor);
+    void keep_sinks(Beside& beside);
+    void restore_sinks(Beside& beside) noexcept;
+    void drop_unseen() noexcept;
+    void evict(Executor& executor);
+};
+
+}  // namespace lowkv

@@ -1,0 +1,77 @@
+#include "openmp.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+
+#include "lowkv/error.h"
+
+namespace lowkv::python {
+namespace {
+
+// What compilers call for `#pragma omp parallel`: GCC's interface, which LLVM's and Intel's
+// libraries have, too.
+using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+using ThreadNumber = int (*)();
+
+template <class Function>
+Function find(const char* name) {
+    // Python's torch loads its library for all to see (torch/__init__.py: _load_global_deps).
+    void* found = dlsym(RTLD_DEFAULT, name);
+    if (found == nullptr) {
+        throw Error(ErrorCode::unsupported, std::string("no OpenMP in this process (") + name +
+                                                " is missing): import torch first, of a build "
+                                                "that uses libgomp or libiomp5");
+    }
+    return reinterpret_cast<Function>(found);
+}
+
+class OpenMP final : public Executor {
+  public:
+    explicit OpenMP(unsigned threads)
+        : parallel_(find<Parallel>("GOMP_parallel")),
+          thread_number_(find<ThreadNumber>("omp_get_thread_num")),
+          threads_(std::max(threads, 1u)) {}
+
+    unsigned threads() const noexcept override { return threads_; }
+
+    void run(std::size_t items, Task task, void* context) noexcept override {
+        Loop loop{items, task, context, thread_number_, {}};
+        const auto threads = static_cast<unsigned>(std::min<std::size_t>(threads_, items));
+        if (threads <= 1) {
+            for (std::size_t i = 0; i < items; ++i) task(context, i, 0);
+            return;
+        }
+        parallel_(
+            [](void* data) noexcept {
+                Loop& its = *static_cast<Loop*>(data);
+                const auto thread = static_cast<unsigned>(its.thread_number());
+                for (std::size_t i = its.next++; i < its.items; i = its.next++)
+                    its.task(its.context, i, thread);
+            },
+            &loop, threads, 0);
+    }
+
+  private:
+    struct Loop {
+        std::size_t items;
+        Task task;
+        void* context;
+        ThreadNumber thread_number;
+        std::atomic<std::size_t> next;
+    };
+
+    Parallel parallel_;
+    ThreadNumber thread_number_;
+    unsigned threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> openmp_executor(unsigned threads) {
+    return std::make_unique<OpenMP>(threads);
+}
+
+}  // namespace lowkv::python

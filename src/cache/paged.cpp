@@ -1,0 +1,232 @@
+// Pages that a host owns: rows on their way into them, and what lies beside them.
+
+#include "lowkv/paged.h"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+
+#include "cache/store.h"
+#include "codec/round.h"
+#include "lowkv/device.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+void check(bool legal, const std::string& message) {
+    if (!legal) throw Error(ErrorCode::invalid_argument, message);
+}
+
+std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
+    check(page_tokens > 0 && page_tokens % plan.block_tokens() == 0,
+          "pages of " + std::to_string(page_tokens) + " tokens; this scheme needs a multiple of " +
+              std::to_string(plan.block_tokens()));
+    return page_tokens / plan.block_tokens();
+}
+
+}  // namespace
+
+std::size_t PagedLayer::page_bytes(const Plan& plan, std::uint32_t page_tokens) {
+    return blocks_of(plan, page_tokens) *
+           (plan.scheme().exact() ? plan.exact_bytes() : plan.packed_bytes());
+}
+
+PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
+                       const Retention& retention, std::uint32_t sliding, std::uint32_t page_tokens,
+                       const PageMemory& memory, std::uint32_t spare)
+    : store_(std::move(store)),
+      plan_(std::move(plan)),
+      window_(retention.window),
+      sinks_(sliding > 0 || plan_->scheme().exact() ? 0 : retention.sinks),
+      sliding_(sliding),
+      page_tokens_(page_tokens),
+      spare_(spare),
+      page_blocks_(blocks_of(*plan_, page_tokens)),
+      page_bytes_(page_bytes(*plan_, page_tokens)),
+      memory_(memory) {
+    if (retention.filter != Filter::none || retention.flush != 0 || plan_->has_positions()) {
+        throw Error(ErrorCode::unsupported,
+                    "filters, flush= and keys before RoPE are not served in a host's pages");
+    }
+    check(sinks_ <= page_tokens,
+          std::to_string(sinks_) + " sinks; a page has " + std::to_string(page_tokens) + " tokens");
+    check(memory.pages == 0 || memory.stride >= page_bytes_,
+          "pages are " + std::to_string(memory.stride) + " bytes apart; one takes " +
+              std::to_string(page_bytes_));
+    constexpr std::size_t alignment = 64;
+    check(memory.stride % alignment == 0 &&
+              reinterpret_cast<std::uintptr_t>(memory.data) % alignment == 0,
+          "pages must begin at multiples of 64 bytes");
+    if (sinks_ > 0) {
+        sink_plan_ =
+            std::make_shared<const Plan>(LayerScheme{}, plan_->shape(), plan_->implementation(),
+                                         plan_->layer(), LayerInputs{.rows = plan_->rows()});
+    }
+    beside_.resize(memory.pages);
+}
+
+PagedLayer::~PagedLayer() {
+    for (std::uint32_t number = 0; number < beside_.size(); ++number) forget(number);
+}
+
+PagedStats PagedLayer::stats() const noexcept {
+    PagedStats stats = stats_;
+    stats.exact_pages = exact_.size();
+    stats.exact_bytes = exact_.size() * exact_page_bytes();
+    return stats;
+}
+
+std::vector<PagedLayer::Run> PagedLayer::runs_of(std::span<const std::int64_t> slots) const {
+    std::vector<Run> runs;
+    const std::int64_t end = std::int64_t{memory_.pages} * page_tokens_;
+    for (std::size_t i = 0; i < slots.size();) {
+        if (slots[i] < 0) {
+            ++i;
+            continue;
+        }
+        check(slots[i] < end, "slot " + std::to_string(slots[i]) + " of " + std::to_string(end));
+        Run run{static_cast<std::uint32_t>(slots[i] / page_tokens_),
+                static_cast<std::uint32_t>(slots[i] % page_tokens_), 1, i};
+        while (++i < slots.size() && slots[i] == slots[i - 1] + 1 && slots[i] % page_tokens_ != 0)
+            ++run.count;
+        runs.push_back(run);
+    }
+    return runs;
+}
+
+// Rows that would leave a gap before them: nobody wrote those.
+void PagedLayer::check_runs(std::span<const Run> runs) const {
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+        const Run& run = runs[i];
+        const Beside* its = beside_[run.page].get();
+        if (run.first == 0 || its == nullptr || its->exact == nullptr || run.first <= its->rows)
+            continue;
+        const bool follows = std::ranges::any_of(runs.first(i), [&](const Run& earlier) {
+            return earlier.page == run.page && earlier.first + earlier.count == run.first;
+        });
+        check(follows, "row " + std::to_string(run.first) + " of page " + std::to_string(run.page) +
+                           ", of which " + std::to_string(its->rows) + " have been written");
+    }
+}
+
+// Takes the memory for exact rows that the runs need, before anything is changed.
+void PagedLayer::open(std::span<const Run> runs) {
+    for (const Run& run : runs) valid(run.page);
+    Store::Impl& store = store_->impl();
+    const std::scoped_lock lock(store.mutex);
+    std::vector<std::uint32_t> opened;
+    for (const Run& run : runs) {
+        if (beside_[run.page] == nullptr || beside_[run.page]->exact == nullptr)
+            opened.push_back(run.page);
+    }
+    std::sort(opened.begin(), opened.end());
+    opened.erase(std::unique(opened.begin(), opened.end()), opened.end());
+    exact_.reserve(exact_.size() + opened.size());
+    cache::ReservedSlots slots(store.pool(exact_page_bytes()), opened.size());
+    std::vector<BlockCopy> decoded;
+    for (std::size_t i = 0; i < opened.size(); ++i) {
+        const std::uint32_t number = opened[i];
+        if (beside_[number] == nullptr) beside_[number] = std::make_unique<Beside>();
+        const bool fresh = std::ranges::any_of(
+            runs, [&](const Run& run) { return run.page == number && run.first == 0; });
+        for (std::uint32_t b = 0; b < page_blocks_ && !fresh; ++b)
+            decoded.push_back(
+                {page(number) + b * plan_->packed_bytes(), slots[i] + b * plan_->exact_bytes()});
+    }
+    if (!decoded.empty()) {
+        store.device.decode(*plan_, decoded, serial_executor());
+        const std::size_t pages = decoded.size() / page_blocks_;
+        stats_.reopened += pages;
+        store.stats.reopened_blocks += decoded.size();
+    }
+    for (const std::uint32_t number : opened) {
+        Beside& its = *beside_[number];
+        its.exact = slots.take();
+        if (!its.sinks.empty()) restore_sinks(its);
+        its.rows = page_tokens_;  // of a page that was decoded; a new one is cleared by write()
+        exact_.push_back(number);
+        store.hold(false, exact_page_bytes());
+    }
+    stats_.most_exact_pages = std::max(stats_.most_exact_pages, exact_.size());
+}
+
+void PagedLayer::write_rows(Part part, std::byte* exact, const Run& run, Rows rows) noexcept {
+    const std::uint32_t block_tokens = plan_->block_tokens();
+    const std::size_t bytes = element_bytes(rows.type);
+    for (std::uint32_t done = 0; done < run.count;) {
+        const std::uint32_t cell = run.first + done, first = cell % block_tokens;
+        const std::uint32_t count = std::min(run.count - done, block_tokens - first);
+        Rows its = rows;
+        its.data =
+            static_cast<const std::byte*>(rows.data) + (run.row + done) * rows.token_stride * bytes;
+        store_->device().write_rows(
+            *plan_, part, exact + cell / block_tokens * plan_->exact_bytes(), first, count, its);
+        done += count;
+    }
+}
+
+void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots) {
+    const std::vector<Run> runs = runs_of(slots);
+    check_runs(runs);
+    if (!in_place()) open(runs);
+    for (const Run& run : runs) {
+        std::byte* exact = in_place() ? page(run.page) : beside_[run.page]->exact;
+        if (run.first == 0) {
+            for (std::uint32_t b = 0; b < page_blocks_; ++b)
+                store_->device().clear_rows(*plan_, exact + b * plan_->exact_bytes(), 0);
+        }
+        write_rows(Part::keys, exact, run, keys);
+        write_rows(Part::values, exact, run, values);
+        if (in_place()) continue;
+        Beside& its = *beside_[run.page];
+        its.rows = run.first + run.count;
+        its.packed = false;
+        its.used = step_ + 1;
+        // A new page begins another sequence, or none.
+        if (run.first < sinks_) {
+            stats_.sink_bytes -= its.sinks.size();
+            its.sinks = {};
+        }
+    }
+    store_->device().finish();
+}
+
+PagedLayer::Mark PagedLayer::mark_of(std::uint32_t number) const noexcept {
+    Mark mark;
+    constexpr std::size_t pieces = 8, bytes = std::tuple_size_v<Mark> / pieces;
+    const std::size_t apart = page_bytes_ / pieces;
+    for (std::size_t i = 0; i < pieces; ++i)
+        store_->device().copy_out(mark.data() + i * bytes, page(number) + i * apart, bytes);
+    return mark;
+}
+
+// What is beside a page, or null; it is forgotten where someone else has written the page.
+PagedLayer::Beside* PagedLayer::valid(std::uint32_t number) {
+    Beside* its = beside_[number].get();
+    if (its == nullptr || !its->packed) return its;
+    if (mark_of(number) == its->mark) return its;
+    ++stats_.replaced;
+    forget(number);
+    return nullptr;
+}
+
+void PagedLayer::drop_exact(Beside& beside) noexcept {
+    if (beside.exact == nullptr) return;
+    Store::Impl& store = store_->impl();
+    const std::scoped_lock lock(store.mutex);
+    store.pool(exact_page_bytes()).deallocate(beside.exact);
+    store.drop(false, exact_page_bytes());
+    beside.exact = nullptr;
+}
+
+void PagedLayer::forget(std::uint32_t number) noexcept {
+    Beside* its = beside_[number].get();
+    if (its == nullptr) return;
+    if (its->exact != nullptr) std::erase(exact_, number);
+    drop_exact(*its);
+    stats_.sink_bytes -= its->sinks.size();
+    beside_[number].reset();
+}
+
+}  // namespace lowkv

@@ -1,0 +1,173 @@
+// Attention to pages in place: a step's sequences at once, their sinks apart.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "cache/paged_step.h"
+#include "cache/store.h"
+#include "codec/round.h"
+#include "lowkv/device.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+namespace {
+
+void check(bool legal, const std::string& message) {
+    if (!legal) throw Error(ErrorCode::invalid_argument, message);
+}
+
+// out <- the attention to the cells of both, whose softmaxes' denominators are known.
+void join(float* out, float log_sum, const float* other, float other_log_sum,
+          std::uint32_t channels) noexcept {
+    const float weight = 1.0f / (1.0f + std::exp(log_sum - other_log_sum));
+    for (std::uint32_t c = 0; c < channels; ++c) out[c] += weight * (other[c] - out[c]);
+}
+
+}  // namespace
+
+// The views of a sequence's pages from first_page on, those in its window marked as seen.
+void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page, Step& step) {
+    const std::uint32_t window_first =
+        sequence.cells > window_ ? sequence.cells - window_ : std::uint32_t{0};
+    const std::size_t pages = ceil_div(sequence.cells, page_tokens_);
+    for (std::size_t p = first_page; p < pages; ++p) {
+        const std::int32_t number = sequence.pages[p];
+        check(number >= 0 && static_cast<std::uint32_t>(number) < memory_.pages,
+              "page " + std::to_string(number) + " of " + std::to_string(memory_.pages));
+        const std::size_t end = std::min<std::size_t>((p + 1) * page_tokens_, sequence.cells);
+        Beside* its = in_place() ? nullptr : valid(static_cast<std::uint32_t>(number));
+        const std::byte* exact = its != nullptr ? its->exact : nullptr;
+        if (exact != nullptr) {
+            check(end - p * page_tokens_ <= its->rows,
+                  "cell " + std::to_string(end - 1) + " of a sequence is row " +
+                      std::to_string((end - 1) % page_tokens_) + " of page " +
+                      std::to_string(number) + ", of which " + std::to_string(its->rows) +
+                      " have been written");
+            its->used = step_;
+            if ((p + 1) * page_tokens_ > window_first) its->seen = step_;
+        }
+        const bool packed = exact == nullptr && !in_place();
+        const std::byte* block =
+            exact != nullptr ? exact : page(static_cast<std::uint32_t>(number));
+        const std::size_t values = packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
+        for (std::uint32_t b = 0; b < page_blocks_; ++b) {
+            step.views.push_back({block, block + values, packed});
+            block += packed ? plan_->packed_bytes() : plan_->exact_bytes();
+        }
+    }
+}
+
+void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step) {
+    for (const PagedSequence& sequence : sequences) {
+        check(sequence.queries <= sequence.cells &&
+                  sequence.pages.size() >= ceil_div(sequence.cells, page_tokens_),
+              std::to_string(sequence.pages.size()) + " pages and " +
+                  std::to_string(sequence.queries) + " queries for " +
+                  std::to_string(sequence.cells) + " cells");
+        Step::Part part;
+        const std::uint32_t seen = sliding_ + sequence.queries - 1;  // by the first query, before
+        if (sliding_ > 0 && sequence.queries > 0 && sequence.cells > seen)
+            part.first_cell = sequence.cells - seen;
+        part.first_page = part.first_cell / page_tokens_;
+        part.first_view = step.views.size();
+        set_views(sequence, part.first_page, step);
+        if (sinks_ > 0 && sequence.cells > 0) {
+            const Beside* its = beside_[static_cast<std::uint32_t>(sequence.pages[0])].get();
+            if (its != nullptr && its->exact == nullptr && !its->sinks.empty()) {
+                part.sinks = its;
+                part.first_cell = sinks_;
+            }
+        }
+        step.parts.push_back(part);
+    }
+}
+
+void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQueries& queries,
+                        AttentionWorkspace& workspace, Executor& executor) {
+    ++step_;
+    Step step;
+    find_pages(sequences, step);
+    AttentionParams params;
+    params.scale = queries.scale;
+    params.softcap = queries.softcap;
+    std::size_t tokens = 0;
+    for (const PagedSequence& sequence : sequences) tokens += sequence.queries;
+    std::vector<float> log_sums(tokens * queries.heads);
+    std::vector<SequenceAttention> parts;
+    float* log_sum = log_sums.data();
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+        const PagedSequence& sequence = sequences[s];
+        const Step::Part& part = step.parts[s];
+        const auto before = static_cast<std::uint32_t>(part.first_page) * page_tokens_;
+        const std::size_t views =
+            (s + 1 < step.parts.size() ? step.parts[s + 1].first_view : step.views.size()) -
+            part.first_view;
+        SequenceAttention& its = parts.emplace_back();
+        its.blocks = std::span(step.views).subspan(part.first_view, views);
+        its.mask = {.kind = Mask::Kind::causal, .window = sliding_};
+        its.io.q = queries.q + sequence.first_query * queries.q_token_stride;
+        its.io.q_token_stride = queries.q_token_stride;
+        its.io.q_head_stride = queries.q_head_stride;
+        its.io.out = queries.out + sequence.first_query * queries.out_token_stride;
+        its.io.out_token_stride = queries.out_token_stride;
+        its.io.out_head_stride = queries.out_head_stride;
+        its.io.tokens = sequence.queries;
+        its.io.heads = queries.heads;
+        its.io.n_cells = sequence.cells - before;
+        its.io.first_cell = part.first_cell - before;
+        if (part.sinks != nullptr) its.io.log_sum = log_sum;
+        log_sum += std::size_t{sequence.queries} * queries.heads;
+    }
+    step.attended = std::move(parts);
+    lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
+    attend_sinks(params, step, workspace, executor);
+    if (!in_place()) settle(sequences, step, executor);
+}
+
+// The sinks of sequences whose first page is only packed: their rows, as blocks, for the step.
+void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
+                              AttentionWorkspace& workspace, Executor& executor) {
+    std::map<const Beside*, std::vector<BlockView>> views;
+    std::vector<SequenceAttention> parts;
+    std::vector<std::size_t> whose;
+    std::size_t queries = 0;
+    for (std::size_t s = 0; s < step.parts.size(); ++s) {
+        if (step.parts[s].sinks == nullptr) continue;
+        whose.push_back(s);
+        views.try_emplace(step.parts[s].sinks);
+        queries += step.attended[s].io.tokens;
+    }
+    if (whose.empty()) return;
+    sink_blocks(views);
+    const std::uint32_t heads = step.attended[whose.front()].io.heads;
+    const std::uint32_t head_dim = plan_->shape().head_dim;
+    std::vector<float> out(queries * heads * head_dim), log_sums(queries * heads);
+    std::size_t row = 0;
+    for (const std::size_t s : whose) {
+        SequenceAttention& part = parts.emplace_back();
+        part.blocks = views[step.parts[s].sinks];
+        part.io = step.attended[s].io;
+        part.io.out = out.data() + row * head_dim;
+        part.io.out_token_stride = std::size_t{heads} * head_dim;
+        part.io.out_head_stride = head_dim;
+        part.io.log_sum = log_sums.data() + row;
+        part.io.n_cells = sinks_;
+        part.io.first_cell = 0;
+        row += std::size_t{part.io.tokens} * heads;
+    }
+    lowkv::attend(store_->device(), *sink_plan_, parts, params, workspace, executor);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const AttentionIO& io = step.attended[whose[i]].io;
+        for (std::uint32_t t = 0; t < io.tokens; ++t) {
+            for (std::uint32_t h = 0; h < heads; ++h) {
+                const std::size_t at = std::size_t{t} * heads + h;
+                join(io.out + t * io.out_token_stride + h * io.out_head_stride, io.log_sum[at],
+                     parts[i].io.out + at * head_dim, parts[i].io.log_sum[at], head_dim);
+            }
+        }
+    }
+}
+
+}  // namespace lowkv

@@ -1,0 +1,202 @@
+// What happens to pages after a step's attention: those that are full are packed, and exact rows
+// that nobody needs any more are dropped.
+
+#include <algorithm>
+#include <mutex>
+#include <tuple>
+
+#include "cache/paged_step.h"
+#include "cache/store.h"
+#include "codec/round.h"
+#include "lowkv/device.h"
+#include "lowkv/error.h"
+
+namespace lowkv {
+
+void PagedLayer::settle(std::span<const PagedSequence> sequences, const Step& step,
+                        Executor& executor) {
+    const std::vector<Due> due = find_due(sequences, step);
+    for (const Due& its : due) beside_[its.page]->due = 0;
+    pack(due, executor);
+    drop_unseen();
+    evict(executor);
+}
+
+// The page whose statistics the next one of its sequence takes over: its own, or those that it is
+// about to take over itself.
+const std::byte* PagedLayer::statistics_of(std::int32_t number,
+                                           std::span<const Due> due) const noexcept {
+    const auto its_page = static_cast<std::uint32_t>(number);
+    const Beside* its = beside_[its_page].get();
+    if (its == nullptr || its->exact == nullptr || its->packed) return page(its_page);
+    if (its->due == 0) return nullptr;
+    const Due& before = due[its->due - 1];
+    return before.like != nullptr ? before.like : page(its_page);
+}
+
+// The pages that the step has filled.
+std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence> sequences,
+                                                  const Step& step) {
+    std::vector<Due> due;
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+        const PagedSequence& sequence = sequences[s];
+        const std::size_t end = sequence.cells / page_tokens_;  // whole pages
+        const std::size_t first = (sequence.cells - sequence.queries) / page_tokens_;
+        for (std::size_t p = std::max(first, step.parts[s].first_page); p < end; ++p) {
+            const auto number = static_cast<std::uint32_t>(sequence.pages[p]);
+            Beside* its = beside_[number].get();
+            if (its == nullptr || its->exact == nullptr || its->packed || its->due != 0 ||
+                its->rows < page_tokens_)
+                continue;
+            // A page out of sight may be another sequence's by now.
+            const bool follows = plan_->has_statistics() && p > step.parts[s].first_page;
+            const std::byte* like = follows ? statistics_of(sequence.pages[p - 1], due) : nullptr;
+            due.push_back({number, like, p == 0});
+            its->due = static_cast<std::uint32_t>(due.size());
+        }
+    }
+    return due;
+}
+
+void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
+    if (due.empty()) return;
+    Device& device = store_->device();
+    std::vector<const std::byte*> exact;
+    std::vector<BlockCopy> copies;
+    for (const Due& its : due) {
+        for (std::uint32_t b = 0; b < page_blocks_; ++b) {
+            exact.push_back(beside_[its.page]->exact + b * plan_->exact_bytes());
+            copies.push_back({exact.back(), page(its.page) + b * plan_->packed_bytes(), its.like});
+        }
+    }
+    if (!device.packable(*plan_, exact, executor)) {
+        throw Error(ErrorCode::invalid_argument,
+                    "keys or values are infinite, NaN, or above 65504, which a packed page can't "
+                    "hold; use the scheme exact");
+    }
+    device.encode(*plan_, copies, executor);
+    device.finish();
+    for (const Due& its : due) {
+        Beside& beside = *beside_[its.page];
+        beside.packed = true;
+        beside.mark = mark_of(its.page);
+        if (its.first && sinks_ > 0) keep_sinks(beside);
+    }
+    stats_.packed += due.size();
+    const std::scoped_lock lock(store_->impl().mutex);
+    store_->impl().stats.encoded_blocks += copies.size();
+}
+
+void PagedLayer::keep_sinks(Beside& beside) {
+    const std::size_t channels = plan_->shape().channels();
+    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
+    std::vector<std::byte> rows(2 * sinks_ * row_bytes);
+    std::byte* out = rows.data();
+    for (const Part part : {Part::keys, Part::values}) {
+        for (std::uint32_t first = 0; first < sinks_; first += plan_->block_tokens()) {
+            const std::uint32_t count = std::min(sinks_ - first, plan_->block_tokens());
+            const std::byte* block =
+                beside.exact + first / plan_->block_tokens() * plan_->exact_bytes();
+            store_->device().read_rows(*plan_, part, block, 0, count,
+                                       {out, plan_->shape().head_dim, channels});
+            out += count * row_bytes;
+        }
+    }
+    store_->device().finish();
+    stats_.sink_bytes += rows.size() - beside.sinks.size();
+    beside.sinks = std::move(rows);
+}
+
+// Into a page that was decoded: its first rows were never lost.
+void PagedLayer::restore_sinks(Beside& beside) noexcept {
+    const std::size_t channels = plan_->shape().channels();
+    for (const Part part : {Part::keys, Part::values}) {
+        const std::size_t row = part == Part::keys ? 0 : sinks_;
+        write_rows(part, beside.exact, {0, 0, sinks_, row},
+                   {beside.sinks.data(), plan_->rows(), plan_->shape().head_dim, channels});
+    }
+}
+
+// Pages' sinks as attention reads them, in memory that the layer keeps for it.
+void PagedLayer::sink_blocks(std::map<const Beside*, std::vector<BlockView>>& views) {
+    Device& device = store_->device();
+    const std::uint32_t block_tokens = sink_plan_->block_tokens();
+    const std::uint32_t blocks = ceil_div(sinks_, block_tokens);
+    const std::size_t block_bytes = sink_plan_->exact_bytes();
+    const std::size_t channels = plan_->shape().channels();
+    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
+    if (views.size() > sink_pages_) {
+        sink_memory_ = DeviceMemory(device, views.size() * blocks * block_bytes);
+        sink_pages_ = views.size();
+    }
+    std::byte* block = sink_memory_.data();
+    for (auto& [beside, its] : views) {
+        for (std::uint32_t first = 0; first < sinks_; first += block_tokens, block += block_bytes) {
+            device.clear_rows(*sink_plan_, block, 0);
+            for (const Part part : {Part::keys, Part::values}) {
+                const std::size_t row = part == Part::keys ? first : sinks_ + first;
+                device.write_rows(*sink_plan_, part, block, 0,
+                                  std::min(sinks_ - first, block_tokens),
+                                  {beside->sinks.data() + row * row_bytes, plan_->rows(),
+                                   plan_->shape().head_dim, channels});
+            }
+            its.push_back({block, block + sink_plan_->exact_part_bytes(), false});
+        }
+    }
+}
+
+// Exact rows of packed pages that this step has read, in no sequence's window.
+void PagedLayer::drop_unseen() noexcept {
+    for (std::size_t i = 0; i < exact_.size();) {
+        const std::uint32_t number = exact_[i];
+        Beside& its = *beside_[number];
+        if (!its.packed || its.used != step_ || its.seen == step_) {
+            ++i;
+            continue;
+        }
+        exact_[i] = exact_.back();
+        exact_.pop_back();
+        drop_exact(its);
+        if (its.sinks.empty()) beside_[number].reset();
+    }
+}
+
+// Exact rows of pages that this step has not touched, beyond `spare`: of packed ones first, then
+// the oldest. Their sequences have ended, or wait; a page that isn't full is packed as it is, so
+// that it is right should its sequence go on.
+void PagedLayer::evict(Executor& executor) {
+    std::vector<std::uint32_t> idle;
+    for (const std::uint32_t number : exact_) {
+        if (beside_[number]->used != step_) idle.push_back(number);
+    }
+    if (idle.size() <= spare_) return;
+    std::ranges::sort(idle, [&](std::uint32_t a, std::uint32_t b) {
+        const Beside &x = *beside_[a], &y = *beside_[b];
+        return std::tuple(!x.packed, x.used, a) < std::tuple(!y.packed, y.used, b);
+    });
+    idle.resize(idle.size() - spare_);
+    std::vector<Due> due;
+    for (const std::uint32_t number : idle) {
+        Beside& its = *beside_[number];
+        if (its.packed) continue;
+        // As adopt() does: what is missing repeats the row before it.
+        const std::uint32_t tokens = plan_->block_tokens();
+        for (std::uint32_t cell = its.rows; cell < page_tokens_; ++cell) {
+            const auto block = [&](std::uint32_t of) {
+                return its.exact + of / tokens * plan_->exact_bytes();
+            };
+            store_->device().copy_rows(*plan_, block(cell), cell % tokens, block(its.rows - 1),
+                                       (its.rows - 1) % tokens, 1, true);
+        }
+        due.push_back({number, nullptr, false});
+    }
+    pack(due, executor);
+    stats_.evicted += due.size();
+    for (const std::uint32_t number : idle) {
+        std::erase(exact_, number);
+        drop_exact(*beside_[number]);
+        if (beside_[number]->sinks.empty()) beside_[number].reset();
+    }
+}
+
+}  // namespace lowkv

@@ -1,0 +1,553 @@
+// Pages of a host's, against a model that is too simple to be wrong: for each page the rows that it
+// must have, the bytes that must be in the host's memory, and whether exact rows lie beside it.
+// Sequences grow in chunks, share prefixes, take back tokens, and end without a word.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+
+#include "batch_common.h"
+#include "lowkv/device.h"
+#include "lowkv/paged.h"
+#include "sample.h"
+#include "sealed_device.h"
+
+using namespace lowkv;
+using batch_test::random_row;
+using batch_test::Rng;
+using batch_test::Row;
+
+namespace {
+
+constexpr std::uint32_t page_tokens = 128, heads_per_kv = 2;
+constexpr float scale = 0.03f;
+
+struct Case {
+    std::string scheme;
+    Shape shape;
+    RowType rows;
+    std::uint32_t sliding = 0, spare = 4;
+};
+
+struct Token {
+    Row key, value;
+};
+
+struct ModelPage {
+    std::vector<Token> tokens;  // written, as they are read
+    bool exact = false, packed = false;
+    std::uint64_t used = 0;
+    std::vector<Token> sinks;
+    std::vector<std::byte> bytes;  // once packed
+};
+
+struct ModelSequence {
+    std::vector<std::int32_t> pages;
+    std::uint32_t cells = 0;
+};
+
+// What happened in all runs: a test in which nothing did says nothing.
+struct Happened {
+    std::uint64_t packed = 0, reopened = 0, evicted = 0, sinks = 0;
+};
+
+class Fuzz {
+  public:
+    Fuzz(const Case& c, unsigned seed)
+        : rng_(seed),
+          case_(c),
+          plan_(batch_test::make_plan(c.scheme, c.shape, c.rows)),
+          retention_(parse_scheme(c.scheme).retention),
+          store_(lowkv::test::make_store()),
+          threads_(make_thread_executor(2)),
+          stride_(PagedLayer::page_bytes(*plan_, page_tokens) + 64),
+          memory_(store_->device(), pages * stride_),
+          layer_(std::in_place, store_, plan_, retention_, c.sliding, page_tokens,
+                 PageMemory{memory_.data(), stride_, pages}, c.spare),
+          model_(pages) {
+        const std::vector<std::byte> garbage(pages * stride_, std::byte{0x3c});
+        store_->device().copy_in(memory_.data(), garbage.data(), garbage.size());
+    }
+
+    void run(int steps, Happened& happened) {
+        for (int i = 0; i < steps; ++i) {
+            if (sequences_.empty() || (sequences_.size() < 4 && below(4) == 0)) start();
+            if (below(12) == 0) end(below(sequences_.size()));
+            if (below(8) == 0) take_back();
+            step();
+            check_books();
+        }
+        layer_.reset();
+        CHECK(store_->stats().exact_blocks == 0);
+        happened.packed += packed_;
+        happened.reopened += reopened_;
+        happened.evicted += evicted_;
+        happened.sinks += sinks_read_;
+    }
+
+  private:
+    static constexpr std::uint32_t pages = 24;
+
+    Rng rng_;
+    Case case_;
+    std::shared_ptr<const Plan> plan_;
+    Retention retention_;
+    std::shared_ptr<Store> store_;
+    std::unique_ptr<Executor> threads_;
+    std::size_t stride_;
+    DeviceMemory memory_;
+    std::optional<PagedLayer> layer_;
+    AttentionWorkspace workspace_;
+    std::vector<ModelPage> model_;
+    std::vector<ModelSequence> sequences_;
+    std::uint64_t now_ = 0, packed_ = 0, reopened_ = 0, evicted_ = 0, sinks_read_ = 0;
+
+    bool in_place() const { return plan_->scheme().exact(); }
+    std::uint32_t sinks() const { return case_.sliding > 0 || in_place() ? 0 : retention_.sinks; }
+    std::size_t below(std::size_t n) { return rng_() % n; }
+    std::size_t channels() const { return case_.shape.channels(); }
+
+    bool used(std::int32_t page) const {
+        return std::ranges::any_of(sequences_, [&](const ModelSequence& s) {
+            return std::ranges::find(s.pages, page) != s.pages.end();
+        });
+    }
+
+    // Of nothing, or sharing the whole pages of another: a prefix that the host has cached.
+    void start() {
+        ModelSequence fresh;
+        if (!sequences_.empty() && case_.sliding == 0) {
+            const ModelSequence& other = sequences_[below(sequences_.size())];
+            const std::size_t shared = below(other.cells / page_tokens + 1);
+            fresh.pages.assign(other.pages.begin(),
+                               other.pages.begin() + static_cast<std::ptrdiff_t>(shared));
+            fresh.cells = static_cast<std::uint32_t>(shared * page_tokens);
+        }
+        sequences_.push_back(fresh);
+    }
+    void end(std::size_t i) {
+        sequences_.erase(sequences_.begin() + static_cast<std::ptrdiff_t>(i));
+        if (sequences_.empty()) start();
+    }
+    // Tokens that were guessed: of pages that nobody else has.
+    void take_back() {
+        ModelSequence& s = sequences_[below(sequences_.size())];
+        const auto least = s.cells > 6 ? s.cells - 6 : 0;
+        const auto cells = static_cast<std::uint32_t>(least + below(s.cells - least + 1));
+        const std::size_t kept = (cells + page_tokens - 1) / page_tokens;
+        if (cells % page_tokens != 0 && shared(s.pages[kept - 1])) return;
+        s.cells = cells;
+        s.pages.resize(kept);
+    }
+    bool shared(std::int32_t page) const {
+        return std::ranges::count_if(sequences_, [&](const ModelSequence& s) {
+                   return std::ranges::find(s.pages, page) != s.pages.end();
+               }) > 1;
+    }
+
+    // A few sequences grow, each by some tokens; those for which there is no page end.
+    void step() {
+        ++now_;
+        std::vector<PagedSequence> parts;
+        std::vector<std::size_t> whose;  // of sequences_; those that end are behind them
+        std::vector<std::int64_t> slots;
+        std::vector<Token> rows;
+        std::uint32_t queries = 0;
+        for (std::size_t i = 0; i < sequences_.size(); ++i) {
+            if (below(4) == 0) continue;
+            ModelSequence& s = sequences_[i];
+            const std::size_t most = below(3) == 0 ? 300 : 3;
+            const auto count = static_cast<std::uint32_t>(1 + below(most));
+            if (!take_pages(s, s.cells + count)) {
+                end(i--);
+                continue;
+            }
+            for (std::uint32_t t = 0; t < count; ++t, ++s.cells) {
+                const std::int32_t page = s.pages[s.cells / page_tokens];
+                slots.push_back(std::int64_t{page} * page_tokens + s.cells % page_tokens);
+                rows.push_back({random_row(rng_, channels()), random_row(rng_, channels())});
+            }
+            whose.push_back(i);
+            parts.push_back({{}, s.cells, count, queries});
+            queries += count;
+            if (below(5) == 0) {  // padding, as hosts have it
+                slots.push_back(-1);
+                rows.push_back({Row(channels(), NAN), Row(channels(), NAN)});
+                ++queries;
+            }
+        }
+        std::vector<std::vector<std::int32_t>> tables;
+        for (const std::size_t i : whose) {
+            tables.push_back(sequences_[i].pages);
+            // What has left a sliding window is somebody else's, or nobody's.
+            if (case_.sliding > 0 && sequences_[i].cells > case_.sliding + 300) {
+                const auto gone = (sequences_[i].cells - case_.sliding - 300) / page_tokens;
+                std::fill_n(tables.back().begin(), gone, 0);
+            }
+        }
+        for (std::size_t i = 0; i < whose.size(); ++i) parts[i].pages = tables[i];
+        write(slots, rows);
+        attend(parts, queries);
+    }
+
+    bool take_pages(ModelSequence& s, std::uint32_t cells) {
+        const std::size_t needed = (cells + page_tokens - 1) / page_tokens;
+        for (std::int32_t p = 0; p < static_cast<std::int32_t>(pages) && s.pages.size() < needed;
+             ++p) {
+            if (!used(p)) s.pages.push_back(p);
+        }
+        return s.pages.size() >= needed;
+    }
+
+    void write(const std::vector<std::int64_t>& slots, const std::vector<Token>& rows) {
+        std::vector<float> keys, values;
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+            keys.insert(keys.end(), rows[i].key.begin(), rows[i].key.end());
+            values.insert(values.end(), rows[i].value.begin(), rows[i].value.end());
+            if (slots[i] < 0) continue;
+            const auto number = static_cast<std::size_t>(slots[i]) / page_tokens;
+            const std::size_t row = static_cast<std::size_t>(slots[i]) % page_tokens;
+            ModelPage& page = model_[number];
+            if (row == 0) page = {};
+            if (!page.exact && row > 0 && !in_place()) {
+                page.tokens = decoded(page.bytes);
+                std::ranges::copy(page.sinks, page.tokens.begin());
+                ++reopened_;
+            }
+            page.tokens.resize(row);
+            page.tokens.push_back(rows[i]);
+            page.exact = true;
+            page.packed = false;
+        }
+        const Rows k{keys.data(), RowType::f32, case_.shape.head_dim, channels()};
+        const Rows v{values.data(), RowType::f32, case_.shape.head_dim, channels()};
+        layer_->write(k, v, slots);
+    }
+
+    void attend(const std::vector<PagedSequence>& parts, std::uint32_t queries) {
+        const std::size_t heads = std::size_t{case_.shape.kv_heads} * heads_per_kv;
+        const std::size_t width = heads * case_.shape.head_dim;
+        std::vector<float> q(queries * width), out(queries * width, -77.0f);
+        for (float& x : q) x = random_row(rng_, 1)[0];
+        std::vector<std::vector<Token>> seen;
+        for (const PagedSequence& part : parts) seen.push_back(as_read(part));
+        PagedQueries asked;
+        asked.q = q.data();
+        asked.out = out.data();
+        asked.q_token_stride = asked.out_token_stride = width;
+        asked.q_head_stride = asked.out_head_stride = case_.shape.head_dim;
+        asked.heads = static_cast<std::uint32_t>(heads);
+        asked.scale = scale;
+        layer_->attend(parts, asked, workspace_, *threads_);
+        for (std::size_t i = 0; i < parts.size(); ++i) check_output(parts[i], seen[i], q, out);
+        settle(parts);
+    }
+
+    std::vector<Token> as_read(const PagedSequence& part) {
+        std::vector<Token> tokens;
+        for (std::uint32_t p = 0; p * page_tokens < part.cells; ++p) {
+            const ModelPage& page = model_[static_cast<std::size_t>(part.pages[p])];
+            std::vector<Token> its = page.exact    ? page.tokens
+                                     : page.packed ? decoded(page.bytes)
+                                                   : std::vector<Token>();
+            if (!page.exact && p == 0 && !page.sinks.empty()) {
+                std::ranges::copy(page.sinks, its.begin());
+                ++sinks_read_;
+            }
+            its.resize(page_tokens);  // of a page out of sight; of one that isn't full
+            tokens.insert(tokens.end(), its.begin(), its.end());
+        }
+        return tokens;
+    }
+
+    // Some of the queries, in double precision.
+    void check_output(const PagedSequence& part, const std::vector<Token>& tokens,
+                      const std::vector<float>& q, const std::vector<float>& out) {
+        const std::size_t dim = case_.shape.head_dim, heads = case_.shape.kv_heads * heads_per_kv;
+        for (std::uint32_t t = 0; t < part.queries;
+             t += 1 + static_cast<std::uint32_t>(below(60))) {
+            const std::size_t head = below(heads), channel = head / heads_per_kv * dim;
+            const std::size_t at = ((part.first_query + t) * heads + head) * dim;
+            const std::size_t end = part.cells - part.queries + t + 1;
+            const std::size_t first =
+                case_.sliding > 0 && end > case_.sliding ? end - case_.sliding : 0;
+            std::vector<double> sum(dim);
+            double total = 0, largest = 0;
+            for (std::size_t cell = first; cell < end; ++cell) {
+                REQUIRE(tokens[cell].key.size() == channels());
+                double score = 0;
+                for (std::size_t c = 0; c < dim; ++c)
+                    score += double{q[at + c]} * double{tokens[cell].key[channel + c]};
+                const double weight = std::exp(score * double{scale});
+                total += weight;
+                for (std::size_t c = 0; c < dim; ++c)
+                    sum[c] += weight * double{tokens[cell].value[channel + c]};
+            }
+            for (std::size_t c = 0; c < dim; ++c)
+                largest = std::max(largest, std::abs(sum[c] / total));
+            for (std::size_t c = 0; c < dim; ++c)
+                CHECK(std::abs(double{out[at + c]} - sum[c] / total) <= 6e-3 * (largest + 0.5));
+        }
+    }
+
+    // What the layer must have done after a step.
+    void settle(const std::vector<PagedSequence>& parts) {
+        if (in_place()) return;
+        std::vector<std::int32_t> read, seen;
+        for (const PagedSequence& part : parts) {
+            const std::uint32_t before = part.cells - part.queries;
+            const std::uint32_t hidden =
+                case_.sliding == 0 || before + 1 <= case_.sliding ? 0 : before + 1 - case_.sliding;
+            for (std::uint32_t p = hidden / page_tokens; p * page_tokens < part.cells; ++p) {
+                const std::int32_t number = part.pages[p];
+                ModelPage& page = model_[static_cast<std::size_t>(number)];
+                read.push_back(number);
+                if ((p + 1) * page_tokens + retention_.window > part.cells) seen.push_back(number);
+                if (page.exact && !page.packed && page.tokens.size() == page_tokens) {
+                    const bool follows = p > hidden / page_tokens;
+                    pack(page,
+                         follows ? &model_[static_cast<std::size_t>(part.pages[p - 1])] : nullptr);
+                    if (p == 0)
+                        page.sinks.assign(page.tokens.begin(), page.tokens.begin() + sinks());
+                }
+            }
+        }
+        for (const std::int32_t number : read) {
+            ModelPage& page = model_[static_cast<std::size_t>(number)];
+            page.used = now_;
+            if (page.packed && std::ranges::find(seen, number) == seen.end()) page.exact = false;
+        }
+        evict();
+    }
+
+    void evict() {
+        std::vector<std::tuple<bool, std::uint64_t, std::size_t>> idle;
+        for (std::size_t i = 0; i < pages; ++i) {
+            if (model_[i].exact && model_[i].used != now_)
+                idle.emplace_back(!model_[i].packed, model_[i].used, i);
+        }
+        std::ranges::sort(idle);
+        for (std::size_t i = 0; i + case_.spare < idle.size(); ++i) {
+            ModelPage& page = model_[std::get<2>(idle[i])];
+            if (!page.packed) {
+                while (page.tokens.size() < page_tokens) page.tokens.push_back(page.tokens.back());
+                pack(page, nullptr);
+                ++evicted_;
+            }
+            page.exact = false;
+        }
+    }
+
+    // The codec itself, block by block; a page's statistics are those of the page before it.
+    void pack(ModelPage& page, const ModelPage* before) {
+        Device& device = *cpu_device();
+        const std::uint32_t tokens = plan_->block_tokens();
+        page.bytes.assign(PagedLayer::page_bytes(*plan_, page_tokens), std::byte{});
+        DeviceMemory exact(device, plan_->exact_bytes()), packed(device, plan_->packed_bytes());
+        DeviceMemory like(device, plan_->packed_bytes());
+        if (before != nullptr)
+            std::copy_n(before->bytes.data(), plan_->packed_bytes(), like.data());
+        for (std::uint32_t b = 0; b < page_tokens / tokens; ++b) {
+            for (std::uint32_t t = 0; t < tokens; ++t) {
+                const Token& token = page.tokens[b * tokens + t];
+                const auto rows = [&](const Row& row) {
+                    return Rows{row.data(), RowType::f32, case_.shape.head_dim, channels()};
+                };
+                device.write_rows(*plan_, Part::keys, exact.data(), t, 1, rows(token.key));
+                device.write_rows(*plan_, Part::values, exact.data(), t, 1, rows(token.value));
+            }
+            const BlockCopy copy{exact.data(), packed.data(),
+                                 before != nullptr ? like.data() : nullptr};
+            device.encode(*plan_, std::span(&copy, 1), serial_executor());
+            std::copy_n(packed.data(), plan_->packed_bytes(),
+                        page.bytes.data() + b * plan_->packed_bytes());
+        }
+        page.packed = true;
+        ++packed_;
+    }
+
+    std::vector<Token> decoded(const std::vector<std::byte>& bytes) {
+        Device& device = *cpu_device();
+        const std::uint32_t tokens = plan_->block_tokens();
+        std::vector<Token> out(page_tokens);
+        DeviceMemory packed(device, plan_->packed_bytes()), exact(device, plan_->exact_bytes());
+        const auto f32 = batch_test::make_plan(case_.scheme, case_.shape, RowType::f32);
+        DeviceMemory floats(device, f32->exact_bytes());
+        for (std::uint32_t b = 0; b < page_tokens / tokens; ++b) {
+            std::copy_n(bytes.data() + b * plan_->packed_bytes(), plan_->packed_bytes(),
+                        packed.data());
+            const BlockCopy copy{packed.data(), floats.data(), nullptr};
+            device.decode(*f32, std::span(&copy, 1), serial_executor());
+            for (std::uint32_t t = 0; t < tokens; ++t) {
+                Token& token = out[b * tokens + t];
+                token.key.resize(channels());
+                token.value.resize(channels());
+                const RowsOut k{token.key.data(), case_.shape.head_dim, channels()};
+                const RowsOut v{token.value.data(), case_.shape.head_dim, channels()};
+                device.read_rows(*f32, Part::keys, floats.data(), t, 1, k);
+                device.read_rows(*f32, Part::values, floats.data(), t, 1, v);
+            }
+        }
+        return out;
+    }
+
+    void check_books() {
+        const PagedStats stats = layer_->stats();
+        std::size_t exact = 0, sink_bytes = 0;
+        std::vector<std::byte> bytes(PagedLayer::page_bytes(*plan_, page_tokens));
+        for (std::size_t i = 0; i < pages; ++i) {
+            const ModelPage& page = model_[i];
+            if (page.exact && !in_place()) ++exact;
+            sink_bytes += 2 * page.sinks.size() * channels() * element_bytes(case_.rows);
+            if (!page.packed) continue;
+            store_->device().copy_out(bytes.data(), memory_.data() + i * stride_, bytes.size());
+            CHECK(bytes == page.bytes);
+        }
+        CHECK(stats.exact_pages == exact);
+        CHECK(stats.sink_bytes == sink_bytes);
+        CHECK(stats.packed == packed_);
+        CHECK(stats.reopened == reopened_);
+        CHECK(stats.evicted == evicted_);
+        CHECK(stats.replaced == 0);
+        CHECK(store_->stats().exact_blocks == exact);
+    }
+};
+
+const Case cases[] = {
+    {"lowkv2.8", {2, 32}, RowType::f32},
+    {"lowkv2.8,window=0", {1, 64}, RowType::f32, 0, 0},
+    {"kivi2,sinks=40", {2, 32}, RowType::f32, 0, 2},
+    {"lowkv4,window=200", {2, 16}, RowType::f32, 200, 3},
+    {"int8", {1, 48}, RowType::f32, 0, 1},
+    {"k=exact,v=token-8-g32", {1, 32}, RowType::f16, 0, 2},
+    {"exact", {2, 32}, RowType::f32},
+    {"exact", {1, 32}, RowType::bf16, 150},
+};
+
+}  // namespace
+
+TEST_CASE("random steps leave what a simple model says") {
+    Happened happened;
+    for (const Case& c : cases) {
+        CAPTURE(c.scheme);
+        for (unsigned seed = 0; seed < 4; ++seed) {
+            if (!lowkv::test::in_sample(seed)) continue;
+            CAPTURE(seed);
+            Fuzz(c, seed).run(60, happened);
+        }
+    }
+    CHECK(happened.packed > 0);
+    CHECK(happened.reopened > 0);
+    CHECK(happened.evicted > 0);
+    CHECK(happened.sinks > 0);
+}
+
+namespace {
+
+// One layer, one sequence.
+struct Fixture {
+    std::shared_ptr<Store> store = lowkv::test::make_store();
+    std::shared_ptr<const Plan> plan;
+    std::size_t stride;
+    DeviceMemory memory;
+    std::optional<PagedLayer> layer;
+    AttentionWorkspace workspace;
+    std::vector<std::int32_t> pages = {2, 0, 1};
+    std::uint32_t cells = 0;
+
+    explicit Fixture(const std::string& scheme)
+        : plan(batch_test::make_plan(scheme, {1, 32}, RowType::f32)),
+          stride(PagedLayer::page_bytes(*plan, page_tokens)),
+          memory(store->device(), 3 * stride) {
+        layer.emplace(store, plan, parse_scheme(scheme).retention, 0, page_tokens,
+                      PageMemory{memory.data(), stride, 3}, 8);
+    }
+
+    void write(std::uint32_t first, std::uint32_t count, float x = 1.0f) {
+        std::vector<float> rows(std::size_t{count} * 32);
+        for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = x * static_cast<float>(1 + i % 32);
+        std::vector<std::int64_t> slots;
+        for (std::uint32_t t = first; t < first + count; ++t)
+            slots.push_back(std::int64_t{pages[t / page_tokens]} * page_tokens + t % page_tokens);
+        const Rows its{rows.data(), RowType::f32, 32, 32};
+        layer->write(its, its, slots);
+        cells = first + count;
+    }
+    // Of the newest token.
+    std::vector<float> attend() {
+        const std::vector<float> q(32);
+        std::vector<float> out(32, -1.0f);
+        const PagedSequence sequence{pages, cells, 1, 0};
+        PagedQueries queries;
+        queries.q = q.data();
+        queries.out = out.data();
+        queries.heads = 1;
+        layer->attend(std::span(&sequence, 1), queries, workspace);
+        return out;
+    }
+};
+
+template <class F>
+std::string message_of(F f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("a packed page that someone else has written is read as it is now") {
+    Fixture f("int8,window=256,sinks=3");
+    f.write(0, 128, 2.0f);
+    f.attend();
+    // The bytes of a page of ones, as a connector would bring them.
+    Fixture other("int8,window=256,sinks=3");
+    other.write(0, 128, 1.0f);
+    other.attend();
+    std::vector<std::byte> bytes(f.stride);
+    other.store->device().copy_out(bytes.data(), other.memory.data() + 2 * other.stride, f.stride);
+    f.store->device().copy_in(f.memory.data() + 2 * f.stride, bytes.data(), f.stride);
+    f.write(128, 1, 1.0f);
+    CHECK(f.attend()[0] == doctest::Approx(1.0).epsilon(0.01));
+    CHECK(f.layer->stats().replaced == 1);
+    CHECK(f.layer->stats().exact_pages == 1);
+    CHECK(f.layer->stats().sink_bytes == 0);
+}
+
+TEST_CASE("what can't be right is refused, and changes nothing") {
+    Fixture f("lowkv2.8");
+    f.write(0, 3);
+    CHECK(message_of([&] { f.write(5, 1); }) == "row 5 of page 2, of which 3 have been written");
+    f.cells = 4;
+    CHECK(message_of([&] { f.attend(); }).find("of which 3 have been written") !=
+          std::string::npos);
+    f.cells = 3;
+    CHECK(f.attend()[0] == doctest::Approx(1.0));
+    f.pages[0] = 3;
+    CHECK(message_of([&] { f.attend(); }) == "page 3 of 3");
+    CHECK(message_of([&] { f.write(0, 1); }) == "slot 384 of 384");
+    f.pages[0] = 2;
+    f.write(0, 128, INFINITY);
+    CHECK(message_of([&] { f.attend(); }).find("a packed page can't hold") != std::string::npos);
+
+    const auto made = [&](const std::string& scheme, std::size_t stride, std::uint32_t tokens) {
+        return message_of([&] {
+            const auto plan = batch_test::make_plan(scheme, {1, 32}, RowType::f32);
+            PagedLayer(f.store, plan, parse_scheme(scheme).retention, 0, tokens,
+                       {f.memory.data(), stride, 1}, 0);
+        });
+    };
+    CHECK(made("lowkv2.8", f.stride, page_tokens) == "");
+    CHECK(made("lowkv2.8", f.stride - 64, page_tokens).find("bytes apart") != std::string::npos);
+    CHECK(made("lowkv2.8", f.stride + 32, page_tokens).find("multiples of 64") !=
+          std::string::npos);
+    CHECK(made("lowkv2.8", f.stride, 64).find("a multiple of 128") != std::string::npos);
+    CHECK(made("kivi2,sinks=129", 1 << 20, 128).find("129 sinks") != std::string::npos);
+    CHECK(made("kivi2,flush=128", 1 << 20, 128).find("not served") != std::string::npos);
+}

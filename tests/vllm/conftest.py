@@ -1,0 +1,96 @@
+"""Small models, and engines that serve them, each in a process of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="INFO", OMP_NUM_THREADS="2")
+HERE = Path(__file__).parent
+MIB = 1 << 20
+
+
+@dataclass
+class Engine:
+    """What one engine said and did."""
+
+    results: list
+    log: str
+
+    @property
+    def tokens(self):
+        """That fit, in vLLM's own words."""
+        return int(re.search(r"cache size: ([\d,]+) tokens", self.log).group(1).replace(",", ""))
+
+
+def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, **engine):
+    """An engine's answers to `jobs` (engine.py)."""
+    out = tmp_path / "out.json"
+    arguments = {"model": str(model), "dtype": dtype, "enforce_eager": True, "skip_tokenizer_init": True,
+                 "kv_cache_memory_bytes": int(mib * MIB), "max_num_seqs": 16, "max_num_batched_tokens": 256,
+                 "max_model_len": 2048, "seed": 0, **engine}
+    environment = {key: value for key, value in os.environ.items() if key != "LOWKV_SCHEME"}
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = "0-1"
+    if scheme is not None:
+        environment["LOWKV_SCHEME"] = scheme
+    done = subprocess.run([sys.executable, HERE / "engine.py"], env=environment, text=True, timeout=280,
+                          input=json.dumps({"engine": arguments, "jobs": jobs, "out": str(out)}),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout[-6000:]
+    return Engine(json.loads(out.read_text()), done.stdout)
+
+
+def sharpen(model):
+    """Makes attention matter: with random weights all tokens get about the same, whatever the keys are."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(6.0)
+            layer.self_attn.k_proj.weight.mul_(6.0)
+            layer.self_attn.v_proj.weight.mul_(4.0)
+    return model
+
+
+SIZES = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096}
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(1)
+    sharpen(LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.08))).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mistral(tmp_path_factory):
+    """Its tokens see the newest 200."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    folder = tmp_path_factory.mktemp("mistral")
+    torch.manual_seed(2)
+    config = MistralConfig(**SIZES, initializer_range=0.08, sliding_window=200)
+    sharpen(MistralForCausalLM(config)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory):
+    """Real weights, out of the set-up's GGUF file."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    model = os.environ.get("LOWKV_MODEL")
+    if not model:
+        pytest.skip("LOWKV_MODEL is not set")
+    folder = tmp_path_factory.mktemp("smollm2")
+    AutoModelForCausalLM.from_pretrained(Path(model).parent, gguf_file=Path(model).name, dtype=torch.bfloat16,
+                                         quantization_config=GgufConfig(dequantize=True)).save_pretrained(folder)
+    return folder

@@ -1,0 +1,68 @@
+"""One vLLM engine in a process of its own, because a process has one platform for good: reads what to do as JSON,
+writes what came of it.
+
+{"engine": {arguments of LLM}, "jobs": [...], "out": file}; a job is one of
+  {"generate": [{"ids": [...], "sampling": {...}}, ...]}   all at once; tokens, and log probabilities of the prompt's
+  {"abort": [...], "after": steps}                           the same, every other request aborted after so many steps
+  {"statistics": true}                                       of lowkv's worker
+"""
+
+import json
+import os
+import sys
+
+
+def asked(request):
+    from vllm import SamplingParams, TokensPrompt
+
+    sampling = SamplingParams(temperature=0.0, detokenize=False, ignore_eos=True, **request["sampling"])
+    return TokensPrompt(prompt_token_ids=request["ids"]), sampling
+
+
+def told(output):
+    found = {"ids": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
+    if output.prompt_logprobs:
+        pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        found["prompt"] = [by_id[token].logprob for token, by_id in pairs if by_id]
+    return found
+
+
+def aborted(llm, requests, after):
+    """Tokens of the requests that were left to end."""
+    engine, found = llm.llm_engine, {}
+    for number, request in enumerate(requests):
+        engine.add_request(str(number), *asked(request))
+    steps = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id.split("-")[0]] = told(output)
+        steps += 1
+        if steps == after:
+            engine.abort_request([str(number) for number in range(1, len(requests), 2)])
+    return [found[str(number)] for number in range(0, len(requests), 2)]
+
+
+def main():
+    plan = json.loads(sys.stdin.read())
+    from vllm import LLM
+
+    llm = LLM(**plan["engine"])
+    results = []
+    for job in plan["jobs"]:
+        if "generate" in job:
+            prompts, sampling = zip(*map(asked, job["generate"]), strict=True)
+            results.append([told(output) for output in llm.generate(list(prompts), list(sampling), use_tqdm=False)])
+        elif "abort" in job:
+            results.append(aborted(llm, job["abort"], job["after"]))
+        else:
+            results.append(llm.collective_rpc("lowkv_statistics")[0])
+    with open(plan["out"], "w") as out:
+        json.dump(results, out)
+    llm.llm_engine.engine_core.shutdown()
+    sys.stdout.flush()
+    os._exit(0)  # the engine's threads may hold up an orderly end
+
+
+if __name__ == "__main__":
+    main()
