@@ -211,8 +211,16 @@ template <unsigned Rows, unsigned Size>
 struct WeightsByGroup {
     const GroupWeights<Rows, Size>& weights;
     const I (&group)[2];
-    I operator()(unsigned row, unsigned pair, unsigned vector) const {
-        return as_int(pick<Size>(weights.pair[row][pair], group[vector]));
+    static constexpr unsigned planes = 1;
+    void add(unsigned row, unsigned step, I a, I b, I (&sums)[2][planes]) const {
+        const auto& pairs = weights.pair[row];
+        const I codes[2] = {a, b};
+        for (unsigned v = 0; v < 2; ++v) {
+            const I low = as_int(pick<Size>(pairs[step / 2], group[v]));
+            const I high = as_int(pick<Size>(pairs[step / 2 + 1], group[v]));
+            sums[v][0] = dot_pair(sums[v][0], low_bytes(codes[v]), low);
+            sums[v][0] = dot_pair(sums[v][0], high_bytes(codes[v]), high);
+        }
     }
 };
 
