@@ -100,22 +100,27 @@ LOWKV_INLINE I load_table(const std::uint8_t* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm256_shuffle_epi8(table, bytes); }
-LOWKV_INLINE I lookup_halves(I table, I halves) { return lookup(table, halves); }
 LOWKV_INLINE I mul_low16(I a, I b) { return _mm256_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm256_mulhi_epu16(a, b); }
 LOWKV_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm256_cvtps_epi32(a); }
-LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
+    const I halves = _mm256_packs_epi32(a, b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(halves, 0xd8));
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-LOWKV_INLINE void dot_shared(I (&sums)[2], I a, I b, const std::int16_t* w) {
-    int pair;
-    __builtin_memcpy(&pair, w, sizeof pair);
-    const I weights = set_int(pair);
-    sums[0] = dot_pair(sums[0], a, weights);
-    sums[1] = dot_pair(sums[1], b, weights);
+// Bytes are widened: two planes of maddubs, which saturates levels above 128, would be more
+// instructions than two pairs of madd.
+constexpr unsigned weight_planes = 1;
+LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
+    int pair[2];
+    __builtin_memcpy(pair, w, sizeof pair);
+    const I codes[2] = {a, b}, bytes = set_int(0x00ff00ff);
+    for (unsigned v = 0; v < 2; ++v) {
+        I& sum = sums[v][0];
+        sum = dot_pair(sum, bit_and(codes[v], bytes), set_int(pair[0]));
+        sum = dot_pair(sum, bit_and(shift_right(codes[v], 8), bytes), set_int(pair[1]));
+    }
 }
 LOWKV_INLINE I as_int(F a) { return _mm256_castps_si256(a); }
 LOWKV_INLINE F as_float(I a) { return _mm256_castsi256_ps(a); }

@@ -93,22 +93,32 @@ LOWKV_INLINE I load_table(const std::uint8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm512_shuffle_epi8(table, bytes); }
-LOWKV_INLINE I lookup_halves(I table, I halves) { return lookup(table, halves); }
 LOWKV_INLINE I mul_low16(I a, I b) { return _mm512_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm512_mulhi_epu16(a, b); }
 LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
-LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
-    const __m256i words = _mm512_cvtepi32_epi16(a);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+// Of each four steps the high plane, then the low one, in the order of a lane's bytes.
+LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
+    // Their low halves in order. Then 256 h + l + 128: the second byte is h, the first one l + 128.
+    const I even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32,
+                                    30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const I halves = _mm512_permutex2var_epi16(a, even, b);
+    const I middle = _mm512_set1_epi16(128);
+    const I planes = _mm512_xor_si512(_mm512_add_epi16(halves, middle), middle);
+    const I order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 3, 7, 0, 4, 2, 6, 9, 13, 11, 15, 8, 12, 10, 14));
+    _mm512_storeu_si512(p, _mm512_shuffle_epi8(planes, order));
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
-LOWKV_INLINE void dot_shared(I (&sums)[2], I a, I b, const std::int16_t* w) {
-    int pair;
-    __builtin_memcpy(&pair, w, sizeof pair);
-    const I weights = set_int(pair);
-    sums[0] = dot_pair(sums[0], a, weights);
-    sums[1] = dot_pair(sums[1], b, weights);
+constexpr unsigned weight_planes = 2;
+LOWKV_INLINE void dot_shared(I (&sums)[2][2], I a, I b, const std::int16_t* w) {
+    for (unsigned plane = 0; plane < 2; ++plane) {
+        int bytes;  // one plane's alone: both would come by way of a general register
+        __builtin_memcpy(&bytes, w + 2 * plane, sizeof bytes);
+        const I weights = set_int(bytes);
+        sums[0][plane] = _mm512_dpbusd_epi32(sums[0][plane], a, weights);
+        sums[1][plane] = _mm512_dpbusd_epi32(sums[1][plane], b, weights);
+    }
 }
 LOWKV_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
 LOWKV_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }

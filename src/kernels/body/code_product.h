@@ -28,51 +28,59 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     // What each code lacks, times its scale, which the weights hold already. What multiplies this
     // constant is the rounded weights' sum: then a weight's error counts times x, not times x less
     // the constant.
-    const bool shifts = looks_up || balanced;
+    const bool shifts = looks_up || balanced || !has_zeros;
     const float shift = balanced ? -middle : layout.level_zero / layout.level_step;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
     RowScales rows[max_products];
+    // All products' scales come first: one's reductions and divisions take longer than the loops
+    // that feed them, and nothing waits for them meanwhile.
     for (unsigned p = 0; p < count; ++p) {
         const float* w = products[p].w;
         const HeadMetadata metadata(layout, layout.metadata_section(products[p].x));
-        // Of a step's products with its weight, that of the largest scale is the largest.
-        alignas(64) float top[max_head_dim];
-        for (unsigned g = 0; g < groups; ++g) {
-            for (unsigned s = 0; s < steps; s += lanes) {
-                const F scale = abs(metadata.scale(g, s));
-                store(top + s, g == 0 ? scale : max(load(top + s), scale));
-            }
-        }
-        F largest[4], sum[4];
-        I total[4];
+        F largest[4];
         for (F& f : largest) f = set(0.0f);
         for (unsigned s = 0; s < steps; s += lanes) {
-            const F scale = looks_up ? mul(load(top + s), step) : load(top + s);
+            // Of a step's products with its weight, that of the largest scale is the largest.
+            F scale = abs(metadata.scale(0, s));
+            for (unsigned g = 1; g < groups; ++g) scale = max(scale, abs(metadata.scale(g, s)));
+            if (looks_up) scale = mul(scale, step);
 #pragma GCC unroll 4
             for (unsigned r = 0; r < Rows; ++r) {
                 largest[r] = max(largest[r], mul(abs(load(w + r * w_stride + s)), scale));
             }
         }
         rows[p] = make_scales(largest, steps);
-        F inverse[4];
+    }
+    for (unsigned p = 0; p < count; ++p) {
+        const float* w = products[p].w;
+        const HeadMetadata metadata(layout, layout.metadata_section(products[p].x));
+        F inverse[4], sum[4];
+        I total[4];
         for (unsigned r = 0; r < 4; ++r) inverse[r] = set(rows[p].inverse[r]);
         for (unsigned g = 0; g < groups; ++g) {
             const unsigned at = p * groups + g;
             for (F& f : sum) f = set(0.0f);
             for (I& i : total) i = set_int(0);
-            for (unsigned s = 0; s < steps; s += lanes) {
+            const auto fold = [&](unsigned s, I(&rounded)[Rows]) LOWKV_INLINE_LAMBDA {
                 const F scale = looks_up ? mul(metadata.scale(g, s), step) : metadata.scale(g, s);
-                F zero = !looks_up || has_zeros ? metadata.zero(g, s) : set(0.0f);
+                F zero = has_zeros || balanced ? metadata.zero(g, s) : set(0.0f);
                 if (balanced) zero = fma(scale, set(middle), zero);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
-                    const I rounded = to_int(mul(mul(weight, scale), inverse[r]));
-                    store_weights(weights[r] + at * steps + s, rounded);
+                    rounded[r] = to_int(mul(mul(weight, scale), inverse[r]));
                     sum[r] = fma(weight, zero, sum[r]);
-                    if (shifts) total[r] = add_int(total[r], rounded);
+                    if (shifts) total[r] = add_int(total[r], rounded[r]);
                 }
+            };
+            for (unsigned s = 0; s < steps; s += 2 * lanes) {
+                I first[Rows], second[Rows];
+                for (I& i : second) i = set_int(0);
+                fold(s, first);
+                if (s + lanes < steps) fold(s + lanes, second);
+                for (unsigned r = 0; r < Rows; ++r)
+                    store_weights(weights[r] + at * steps + s, first[r], second[r]);
             }
             reduce_add4(sum, offset[at]);
             if (!shifts) continue;

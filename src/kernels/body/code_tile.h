@@ -27,16 +27,15 @@ void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsi
             const std::size_t unit =
                 std::size_t{(lane0 + lane) / 16} * step_units + (step0 + step) / 16;
             const UnitView view = open_unit<W>(codes, unit, (lane0 + lane) % 16 * 4);
-            I pair[2];
+            I levels = set_int(0);
             for (unsigned i = 0; i < 16; ++i) {
-                if (i % 4 == 0) load_tile<W, L>(view, i / 4, tables, pair);
-                const I two = pair[i % 4 / 2];
-                const I code = i % 2 == 0 ? bit_and(two, set_int(0xffff)) : shift_right(two, 16);
+                if (i % 4 == 0) levels = load_tile<W, L>(view, i / 4, tables);
                 const unsigned at = folded ? step0 + step + i : lane0 + lane;
                 const F a = folded ? set(scale[at]) : load(scale + at);
                 F b = folded ? set(zero[at]) : load(zero + at);
                 if (mean != nullptr) b = add(b, set(codec::f16_to_f32(mean[step0 + step + i])));
-                store(tile + std::size_t{step + i} * tile_lanes + lane, fma(to_float(code), a, b));
+                store(tile + std::size_t{step + i} * tile_lanes + lane,
+                      fma(to_float(step_of(levels, i % 4)), a, b));
             }
         }
     }

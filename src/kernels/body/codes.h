@@ -1,10 +1,15 @@
 // Codes out of their units, and their dot products with 16-bit weights.
 //
-// Codes are widened to 16 bits, two steps to a lane, and multiplied by a pairwise dot product.
-// 255 * 32767 * 256 steps still fits in 32 bits; the weights of more steps are smaller.
+// Codes stay bytes, four steps to a lane. How they meet the weights is the implementation's: in a
+// dot product of bytes, a weight is two of them (its planes, high and low, w = 256 h + l with h and
+// l from -128 to 127, hence the largest weight); in one of 16-bit halves, the codes are widened.
+// 255 * 32639 * 256 steps still fits in 32 bits, and so does what the planes add up to: h and l add
+// up to less by themselves. The weights of more steps are smaller.
 
 // A row's weights for all products of a span: every group of lanes has its own. Keys: at most 4
-// groups of 32 tokens x 576 channels. Values: at most 18 groups of 32 channels x 128 tokens.
+// groups of 32 tokens x 576 channels. Values: at most 18 groups of 32 channels x 128 tokens. They
+// are written two vectors at a time, in order: what is written beyond a group's last, where its
+// vectors are odd in number, the next group overwrites, and behind the last there is room.
 constexpr unsigned max_weights = max_head_dim * span_tokens / 32;
 
 // Weights become integers by one scale per row and product, so that finding the largest costs one
@@ -15,7 +20,8 @@ struct RowScales {
 };
 
 constexpr float weight_limit(unsigned steps) {
-    return steps <= 256 ? 32767.0f : 32767.0f * 256.0f / static_cast<float>(steps);
+    constexpr float largest = 127.0f * 256.0f + 127.0f;
+    return steps <= 256 ? largest : largest * 256.0f / static_cast<float>(steps);
 }
 constexpr float least_weight = 1e-30f;  // the largest is below: the product is 0
 
@@ -34,10 +40,12 @@ LOWKV_INLINE RowScales make_scales(const F* largest, unsigned steps) {
 // Returns the rounded weights' sum, by lane.
 LOWKV_INLINE F round_weights(const float* w, unsigned steps, float inverse, std::int16_t* rounded) {
     I sum = set_int(0);
-    for (unsigned s = 0; s < steps; s += lanes) {
-        const I integers = to_int(mul(load(w + s), set(inverse)));
-        store_weights(rounded + s, integers);
-        sum = add_int(sum, integers);
+    for (unsigned s = 0; s < steps; s += 2 * lanes) {
+        const I a = to_int(mul(load(w + s), set(inverse)));
+        const bool pair = s + lanes < steps;
+        const I b = pair ? to_int(mul(load(w + s + lanes), set(inverse))) : set_int(0);
+        store_weights(rounded + s, a, b);
+        sum = add_int(sum, add_int(a, b));
     }
     return to_float(sum);
 }
@@ -115,27 +123,9 @@ LOWKV_INLINE I senary_digit(const UnitView& view, unsigned tile, I bytes) {
     return mul_high16(bytes, set_int(digit_factors<6>[1] * 0x10001));
 }
 
-// Steps 4 * tile + 2 * odd and the one after it, as two 16-bit codes a lane.
-template <Width W>
-LOWKV_INLINE I load_pair(const UnitView& view, unsigned tile, unsigned odd) {
-    if constexpr (W == Width::eight) {
-        const I x = load_bytes(view.low + std::size_t{64} * tile);
-        return bit_and(shift_right(x, 8 * odd), set_int(0x00ff00ff));
-    } else if constexpr (W == Width::four) {
-        const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
-        return bit_and(shift_right(x, 4 * (tile % 2) + 8 * odd), set_int(0x000f000f));
-    } else {
-        const I x = load_bytes(view.low);
-        const I low = bit_and(shift_right(x, 2 * tile + 8 * odd), set_int(0x00030003));
-        if constexpr (W == Width::two) return low;
-        const I high = bit_and(shift_right(view.third, tile + 8 * odd), set_int(0x00040004));
-        return bit_or(low, high);
-    }
-}
-
-// What a code stands for: itself, an entry of a table of 8-bit levels, the first of which is 0, or
-// a trellis' level (lowkv/format.h): the sum of two tables' entries, of its window's low four bits
-// and of the high four.
+// What a code stands for: itself, an entry of a table of 8-bit levels, or a trellis' level
+// (lowkv/format.h): the sum of two tables' entries, of its window's low four bits and of the high
+// four.
 enum class Look : std::uint8_t { code, table, trellis };
 
 struct LevelTables {
@@ -186,90 +176,103 @@ LOWKV_INLINE void load_windows(const UnitView& view, unsigned tile, I next, I& l
     }
 }
 
-// A tile's two pairs of steps.
+// A tile's codes: of widths whose bits lie side by side.
+template <Width W>
+LOWKV_INLINE I load_bits(const UnitView& view, unsigned tile) {
+    if constexpr (W == Width::eight) {
+        return load_bytes(view.low + std::size_t{64} * tile);
+    } else if constexpr (W == Width::one) {
+        return bit_and(shift_right(view.third, tile), set_int(0x01010101));
+    } else if constexpr (W == Width::four) {
+        const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
+        return bit_and(shift_right(x, 4 * (tile % 2)), set_int(0x0f0f0f0f));
+    } else {
+        const I low = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
+        if constexpr (W == Width::two) return low;
+        return bit_or(low, bit_and(shift_right(view.third, tile), set_int(0x04040404)));
+    }
+}
+
+// The bytes of a vector's 16-bit halves: the low ones, which are a tile's steps 0 and 1, and the
+// high ones, its steps 2 and 3.
+LOWKV_INLINE I low_bytes(I tile) { return bit_and(tile, set_int(0x00ff00ff)); }
+LOWKV_INLINE I high_bytes(I tile) { return bit_and(shift_right(tile, 8), set_int(0x00ff00ff)); }
+
+// A tile's levels, or its codes where they are levels: a lane's bytes are steps 0, 2, 1 and 3.
 template <Width W, Look L>
-LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, const LevelTables& tables,
-                            I (&pair)[2]) {
+LOWKV_INLINE I load_tile(const UnitView& view, unsigned tile, const LevelTables& tables) {
     if constexpr (W == Width::ternary) {
         constexpr unsigned ternary_digits = digits_of(W);
         const unsigned number = view.tile + tile;
         const I x = load_bytes(view.low + std::size_t{64} * (number / ternary_digits));
         const unsigned power = number % ternary_digits;
-        pair[0] = digit<3>(bit_and(x, set_int(0x00ff00ff)), power);
-        pair[1] = digit<3>(bit_and(shift_right(x, 8), set_int(0x00ff00ff)), power);
+        return bit_or(digit<3>(low_bytes(x), power), shift_left(digit<3>(high_bytes(x), power), 8));
     } else if constexpr (W == Width::senary) {
         const I x = load_bytes(tile < 3 ? view.low : view.low - std::size_t{64} * (1 + view.tile));
-        const I even = bit_and(x, set_int(0x00ff00ff));
-        const I odd = bit_and(shift_right(x, 8), set_int(0x00ff00ff));
-        pair[0] = lookup_halves(tables.first, senary_digit(view, tile, even));
-        pair[1] = lookup_halves(tables.first, senary_digit(view, tile, odd));
+        const I low = senary_digit(view, tile, low_bytes(x));
+        const I high = senary_digit(view, tile, high_bytes(x));
+        return lookup(tables.first, bit_or(low, shift_left(high, 8)));
     } else if constexpr (L == Look::trellis) {
         I low, high;
         load_windows<W>(view, tile, tables.next, low, high);
-        const I levels = add_int(lookup(tables.first, low), lookup(tables.second, high));
-        pair[0] = bit_and(levels, set_int(0x00ff00ff));
-        pair[1] = bit_and(shift_right(levels, 8), set_int(0x00ff00ff));
+        return add_int(lookup(tables.first, low), lookup(tables.second, high));
     } else if constexpr (L == Look::code) {
-        pair[0] = load_pair<W>(view, tile, 0);
-        pair[1] = load_pair<W>(view, tile, 1);
+        return load_bits<W>(view, tile);
     } else {
-        I codes;
-        if constexpr (W == Width::one) {
-            codes = bit_and(shift_right(view.third, tile), set_int(0x01010101));
-        } else if constexpr (W == Width::four) {
-            const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
-            codes = bit_and(shift_right(x, 4 * (tile % 2)), set_int(0x0f0f0f0f));
-        } else {
-            codes = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
-            if constexpr (W == Width::three) {
-                const I high = bit_and(shift_right(view.third, tile), set_int(0x04040404));
-                codes = bit_or(codes, high);
-            }
-        }
-        const I levels = lookup(tables.first, codes);
-        pair[0] = bit_and(levels, set_int(0x00ff00ff));
-        pair[1] = bit_and(shift_right(levels, 8), set_int(0x00ff00ff));
+        return lookup(tables.first, load_bits<W>(view, tile));
     }
+}
+
+// A step's levels, of a tile's four.
+LOWKV_INLINE I step_of(I tile, unsigned step) {
+    const unsigned bit = step % 2 * 16 + step / 2 * 8;
+    return step == 3 ? shift_right(tile, bit) : bit_and(shift_right(tile, bit), set_int(0xff));
 }
 
 // Weights that all lanes share, for dot_units. Rows' are Stride apart.
 template <unsigned Stride = max_weights>
 struct SharedWeights {
+    static constexpr unsigned planes = weight_planes;
     const std::int16_t* weights;
-    void add(unsigned row, unsigned pair, I a, I b, I (&sums)[2]) const {
-        dot_shared(sums, a, b, weights + row * Stride + 2 * pair);
+    void add(unsigned row, unsigned step, I a, I b, I (&sums)[2][planes]) const {
+        dot_shared(sums, a, b, weights + row * Stride + step);
     }
 };
 
-// sums[row][vector] += weight * code over a unit, of two vectors of lanes. weights.add(row, pair,
-// a, b, sums): what two steps of both vectors add to a row's; the unit's from first_pair on.
+template <unsigned Planes>
+LOWKV_INLINE I total(const I (&sum)[Planes]) {
+    if constexpr (Planes == 1)
+        return sum[0];
+    else
+        return add_int(shift_left(sum[0], 8), sum[1]);
+}
+
+// sums[row][vector] += weight * code over a unit, of two vectors of lanes. weights.add(row, step,
+// a, b, sums): what four steps of both vectors add to a row's; the unit's from first_step on.
 template <Width W, Look L, unsigned Rows, class Weights>
 LOWKV_INLINE void dot_unit(const UnitView (&view)[2], const LevelTables& tables,
-                           unsigned first_pair, const Weights& weights, I (&sums)[Rows][2]) {
+                           unsigned first_step, const Weights& weights,
+                           I (&sums)[Rows][2][Weights::planes]) {
 #pragma GCC unroll 4
     for (unsigned tile = 0; tile < 4; ++tile) {
-        I x[2][2];
-        for (unsigned v = 0; v < 2; ++v) load_tile<W, L>(view[v], tile, tables, x[v]);
-#pragma GCC unroll 2
-        for (unsigned odd = 0; odd < 2; ++odd) {
+        const I a = load_tile<W, L>(view[0], tile, tables);
+        const I b = load_tile<W, L>(view[1], tile, tables);
 #pragma GCC unroll 4
-            for (unsigned r = 0; r < Rows; ++r) {
-                weights.add(r, first_pair + 2 * tile + odd, x[0][odd], x[1][odd], sums[r]);
-            }
-        }
+        for (unsigned r = 0; r < Rows; ++r) weights.add(r, first_step + 4 * tile, a, b, sums[r]);
     }
 }
 
 // sums[row][vector] = sum over `units` units of weight * code, for `lanes` lanes from `lane` and
-// from `second` on: two vectors share each weight. weights: as of dot_unit.
+// from `second` on: two vectors share each weight. weights.add(): as of dot_unit.
 template <Width W, Look L, unsigned Rows, class Weights>
 LOWKV_INLINE void dot_units(const std::uint8_t* codes, const LevelTables& tables,
                             unsigned step_units, unsigned lane, unsigned second,
                             unsigned first_unit, unsigned units, const Weights& weights,
                             Prefetch& prefetch, I (&sums)[Rows][2]) {
-    for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned v = 0; v < 2; ++v) sums[r][v] = set_int(0);
-    }
+    I planes[Rows][2][Weights::planes];
+    for (auto& row : planes)
+        for (auto& vector : row)
+            for (I& plane : vector) plane = set_int(0);
     for (unsigned u = 0; u < units; ++u) {
         fetch_share(prefetch);
         UnitView view[2];
@@ -278,8 +281,10 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, const LevelTables& tables
             view[v] = open_unit<W>(codes, std::size_t{at / 16} * step_units + first_unit + u,
                                    at % 16 * 4);
         }
-        dot_unit<W, L, Rows>(view, tables, 8 * u, weights, sums);
+        dot_unit<W, L, Rows>(view, tables, 16 * u, weights, planes);
     }
+    for (unsigned r = 0; r < Rows; ++r)
+        for (unsigned v = 0; v < 2; ++v) sums[r][v] = total(planes[r][v]);
 }
 
 // Calls body(lane, sums, vectors) for all lanes of [first, last), two vectors at a time. A vector

@@ -211,10 +211,16 @@ template <unsigned Rows, unsigned Size>
 struct WeightsByGroup {
     const GroupWeights<Rows, Size>& weights;
     const I (&group)[2];
-    void add(unsigned row, unsigned pair, I a, I b, I (&sums)[2]) const {
-        const float* table = weights.pair[row][pair];
-        sums[0] = dot_pair(sums[0], a, as_int(pick<Size>(table, group[0])));
-        sums[1] = dot_pair(sums[1], b, as_int(pick<Size>(table, group[1])));
+    static constexpr unsigned planes = 1;
+    void add(unsigned row, unsigned step, I a, I b, I (&sums)[2][planes]) const {
+        const auto& pairs = weights.pair[row];
+        const I codes[2] = {a, b};
+        for (unsigned v = 0; v < 2; ++v) {
+            const I low = as_int(pick<Size>(pairs[step / 2], group[v]));
+            const I high = as_int(pick<Size>(pairs[step / 2 + 1], group[v]));
+            sums[v][0] = dot_pair(sums[v][0], low_bytes(codes[v]), low);
+            sums[v][0] = dot_pair(sums[v][0], high_bytes(codes[v]), high);
+        }
     }
 };
 

@@ -138,18 +138,15 @@ LOWKV_INLINE void for_levels(const UnitView (&view)[Vectors], const float* level
     } else {
         LOWKV_UNROLL(4)
         for (unsigned tile = 0; tile < 4; ++tile) {
-            I pair[Vectors][2];
+            I codes[Vectors];
             for (unsigned v = 0; v < Vectors; ++v) {
-                load_tile<W, Look::code>(view[v], tile, LevelTables{}, pair[v]);
+                codes[v] = load_tile<W, Look::code>(view[v], tile, LevelTables{});
             }
             LOWKV_UNROLL(4)
             for (unsigned step = 0; step < 4; ++step) {
                 LOWKV_UNROLL(4)
                 for (unsigned v = 0; v < Vectors; ++v) {
-                    const I two = pair[v][step / 2];
-                    const I code =
-                        step % 2 == 0 ? bit_and(two, set_int(0xffff)) : shift_right(two, 16);
-                    take(4 * tile + step, v, to_float(code));
+                    take(4 * tile + step, v, to_float(step_of(codes[v], step)));
                 }
             }
         }

@@ -112,20 +112,20 @@ LOWKV_INLINE void with_bits(const codec::SortedPart& part, unsigned bits, Body b
 template <Width W, Look L, unsigned Rows>
 LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun& run,
                           const std::byte* section, const SortedQuery& query, unsigned lane,
-                          Prefetch& prefetch, I (&sums)[Rows][2]) {
+                          Prefetch& prefetch, I (&sums)[Rows][2][weight_planes]) {
     const std::uint8_t* codes = sorted_bytes(section, run.codes);
     const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
     const unsigned lane_units = part.head.tokens / 16;
-    const std::int16_t* of_group = query.weights[0] + run.first_group * codec::sorted_group;
-    for (unsigned g = 0; g < run.groups; ++g, of_group += codec::sorted_group) {
+    const SharedWeights<codec::max_sorted_dim> weights{query.weights[0] +
+                                                       run.first_group * codec::sorted_group};
+    for (unsigned g = 0; g < run.groups; ++g) {
         fetch_share(prefetch);
         UnitView view[2];
         for (unsigned v = 0; v < 2; ++v) {
             const unsigned at = lane + v * lanes;
             view[v] = open_unit<W>(codes, g * lane_units + at / 16, at % 16 * 4);
         }
-        const SharedWeights<codec::max_sorted_dim> weights{of_group};
-        dot_unit<W, L, Rows>(view, tables, 0, weights, sums);
+        dot_unit<W, L, Rows>(view, tables, 16 * g, weights, sums);
     }
 }
 
@@ -179,9 +179,10 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
         const F unit = set(sorted_scale(part, section));
         const std::uint8_t* scales = sorted_bytes(section, part.section.scales);
         for (unsigned lane = 0; lane < product.x.lane_count; lane += 2 * lanes) {
-            I sums[Rows][2];
-            for (unsigned r = 0; r < Rows; ++r)
-                for (unsigned v = 0; v < 2; ++v) sums[r][v] = set_int(0);
+            I sums[Rows][2][weight_planes];
+            for (auto& row : sums)
+                for (auto& vector : row)
+                    for (I& plane : vector) plane = set_int(0);
             for (unsigned n = 0; n < part.run_count; ++n) {
                 const codec::SortedRun& run = part.runs[n];
                 with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
@@ -193,9 +194,9 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
                 const F scale = mul(load_u8(scales + at), unit);
                 for (unsigned r = 0; r < Rows; ++r) {
                     float* y = product.y + r * y_stride + at;
-                    const F total =
-                        fma(to_float(sums[r][v]), set(query.rows.scale[r]), set(query.offset[r]));
-                    store(y, fma(total, scale, add(load(y), set(mean_products[r]))));
+                    const F dot = fma(to_float(total(sums[r][v])), set(query.rows.scale[r]),
+                                      set(query.offset[r]));
+                    store(y, fma(dot, scale, add(load(y), set(mean_products[r]))));
                 }
             }
         }

@@ -13,13 +13,9 @@ LOWKV_INLINE void load_levels(const codec::SortedPart& part, const codec::Sorted
     const F middle = set(codec::middle_level);
 #pragma GCC unroll 4
     for (unsigned tile = 0; tile < 4; ++tile) {
-        I pair[2];
-        load_tile<W, L>(view, tile, tables, pair);
-        for (unsigned odd = 0; odd < 2; ++odd) {
-            const unsigned step = 4 * tile + 2 * odd;
-            out[step] = sub(to_float(bit_and(pair[odd], set_int(0xffff))), middle);
-            out[step + 1] = sub(to_float(shift_right(pair[odd], 16)), middle);
-        }
+        const I levels = load_tile<W, L>(view, tile, tables);
+        for (unsigned i = 0; i < 4; ++i)
+            out[4 * tile + i] = sub(to_float(step_of(levels, i)), middle);
     }
 }
 

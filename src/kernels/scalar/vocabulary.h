@@ -107,16 +107,6 @@ LOWKV_INLINE I lookup(I table, I bytes) {
     for (std::uint8_t& byte : at) byte = from[byte];
     return load_bytes(at);
 }
-LOWKV_INLINE I lookup_halves(I table, I halves) {
-    std::uint8_t from[16];
-    std::uint16_t at[8];
-    std::memcpy(from, &table, sizeof from);
-    std::memcpy(at, &halves, sizeof at);
-    for (std::uint16_t& half : at) half = from[half];
-    I r;
-    std::memcpy(&r, at, sizeof r);
-    return r;
-}
 LOWKV_INLINE I mul_low16(I a, I b) {
     const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
     return I((low & 0xffff) | high << 16);
@@ -125,19 +115,26 @@ LOWKV_INLINE I mul_high16(I a, I b) {
     const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
     return I(low >> 16 | (high & 0xffff0000));
 }
-LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
-    for (unsigned i = 0; i < lanes; ++i) p[i] = static_cast<std::int16_t>(a[i]);
+LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
+    for (unsigned i = 0; i < lanes; ++i) {
+        p[i] = static_cast<std::int16_t>(a[i]);
+        p[lanes + i] = static_cast<std::int16_t>(b[i]);
+    }
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     const I low = (shift_left(a, 16) >> 16) * (shift_left(b, 16) >> 16);
     return sum + low + (a >> 16) * (b >> 16);
 }
-LOWKV_INLINE void dot_shared(I (&sums)[2], I a, I b, const std::int16_t* w) {
-    int pair;
-    std::memcpy(&pair, w, sizeof pair);
-    const I weights = set_int(pair);
-    sums[0] = dot_pair(sums[0], a, weights);
-    sums[1] = dot_pair(sums[1], b, weights);
+constexpr unsigned weight_planes = 1;
+LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
+    int pair[2];
+    std::memcpy(pair, w, sizeof pair);
+    const I codes[2] = {a, b}, bytes = set_int(0x00ff00ff);
+    for (unsigned v = 0; v < 2; ++v) {
+        I& sum = sums[v][0];
+        sum = dot_pair(sum, bit_and(codes[v], bytes), set_int(pair[0]));
+        sum = dot_pair(sum, bit_and(shift_right(codes[v], 8), bytes), set_int(pair[1]));
+    }
 }
 LOWKV_INLINE I as_int(F a) { return I(a); }  // a cast of vectors keeps the bits
 LOWKV_INLINE F as_float(I a) { return F(a); }
