@@ -109,14 +109,12 @@ LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
-LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-LOWKV_INLINE void dot_shared(I (&sums)[2], I a, I b, const std::int16_t* w) {
+LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     int pair;
-    __builtin_memcpy(&pair, w, sizeof pair);
-    const I weights = set_int(pair);
-    sums[0] = dot_pair(sums[0], a, weights);
-    sums[1] = dot_pair(sums[1], b, weights);
+    __builtin_memcpy(&pair, p, 4);
+    return _mm256_set1_epi32(pair);
 }
+LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 LOWKV_INLINE I as_int(F a) { return _mm256_castps_si256(a); }
 LOWKV_INLINE F as_float(I a) { return _mm256_castsi256_ps(a); }
 template <unsigned Size>

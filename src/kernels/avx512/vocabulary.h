@@ -102,14 +102,12 @@ LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
     const __m256i words = _mm512_cvtepi32_epi16(a);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
-LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
-LOWKV_INLINE void dot_shared(I (&sums)[2], I a, I b, const std::int16_t* w) {
+LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
     int pair;
-    __builtin_memcpy(&pair, w, sizeof pair);
-    const I weights = set_int(pair);
-    sums[0] = dot_pair(sums[0], a, weights);
-    sums[1] = dot_pair(sums[1], b, weights);
+    __builtin_memcpy(&pair, p, 4);
+    return _mm512_set1_epi32(pair);
 }
+LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
 LOWKV_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
 LOWKV_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 template <unsigned Size>

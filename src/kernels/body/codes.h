@@ -236,13 +236,13 @@ LOWKV_INLINE void load_tile(const UnitView& view, unsigned tile, const LevelTabl
 template <unsigned Stride = max_weights>
 struct SharedWeights {
     const std::int16_t* weights;
-    void add(unsigned row, unsigned pair, I a, I b, I (&sums)[2]) const {
-        dot_shared(sums, a, b, weights + row * Stride + 2 * pair);
+    I operator()(unsigned row, unsigned pair, unsigned) const {
+        return broadcast_pair(weights + row * Stride + 2 * pair);
     }
 };
 
-// sums[row][vector] += weight * code over a unit, of two vectors of lanes. weights.add(row, pair,
-// a, b, sums): what two steps of both vectors add to a row's; the unit's from first_pair on.
+// sums[row][vector] += weight * code over a unit, of two vectors of lanes. weights(row, pair,
+// vector): of two steps, the unit's from first_pair on.
 template <Width W, Look L, unsigned Rows, class Weights>
 LOWKV_INLINE void dot_unit(const UnitView (&view)[2], const LevelTables& tables,
                            unsigned first_pair, const Weights& weights, I (&sums)[Rows][2]) {
@@ -254,14 +254,18 @@ LOWKV_INLINE void dot_unit(const UnitView (&view)[2], const LevelTables& tables,
         for (unsigned odd = 0; odd < 2; ++odd) {
 #pragma GCC unroll 4
             for (unsigned r = 0; r < Rows; ++r) {
-                weights.add(r, first_pair + 2 * tile + odd, x[0][odd], x[1][odd], sums[r]);
+                const unsigned pair = first_pair + 2 * tile + odd;
+                for (unsigned v = 0; v < 2; ++v) {
+                    sums[r][v] = dot_pair(sums[r][v], x[v][odd], weights(r, pair, v));
+                }
             }
         }
     }
 }
 
 // sums[row][vector] = sum over `units` units of weight * code, for `lanes` lanes from `lane` and
-// from `second` on: two vectors share each weight. weights: as of dot_unit.
+// from `second` on: two vectors share each broadcast of a weight. weights(row, pair, vector): of
+// two steps of the units.
 template <Width W, Look L, unsigned Rows, class Weights>
 LOWKV_INLINE void dot_units(const std::uint8_t* codes, const LevelTables& tables,
                             unsigned step_units, unsigned lane, unsigned second,

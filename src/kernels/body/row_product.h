@@ -211,10 +211,8 @@ template <unsigned Rows, unsigned Size>
 struct WeightsByGroup {
     const GroupWeights<Rows, Size>& weights;
     const I (&group)[2];
-    void add(unsigned row, unsigned pair, I a, I b, I (&sums)[2]) const {
-        const float* table = weights.pair[row][pair];
-        sums[0] = dot_pair(sums[0], a, as_int(pick<Size>(table, group[0])));
-        sums[1] = dot_pair(sums[1], b, as_int(pick<Size>(table, group[1])));
+    I operator()(unsigned row, unsigned pair, unsigned vector) const {
+        return as_int(pick<Size>(weights.pair[row][pair], group[vector]));
     }
 };
 

@@ -116,16 +116,16 @@ LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun&
     const std::uint8_t* codes = sorted_bytes(section, run.codes);
     const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
     const unsigned lane_units = part.head.tokens / 16;
-    const std::int16_t* of_group = query.weights[0] + run.first_group * codec::sorted_group;
-    for (unsigned g = 0; g < run.groups; ++g, of_group += codec::sorted_group) {
+    const SharedWeights<codec::max_sorted_dim> weights{query.weights[0] +
+                                                       run.first_group * codec::sorted_group};
+    for (unsigned g = 0; g < run.groups; ++g) {
         fetch_share(prefetch);
         UnitView view[2];
         for (unsigned v = 0; v < 2; ++v) {
             const unsigned at = lane + v * lanes;
             view[v] = open_unit<W>(codes, g * lane_units + at / 16, at % 16 * 4);
         }
-        const SharedWeights<codec::max_sorted_dim> weights{of_group};
-        dot_unit<W, L, Rows>(view, tables, 0, weights, sums);
+        dot_unit<W, L, Rows>(view, tables, 8 * g, weights, sums);
     }
 }
 

@@ -99,23 +99,15 @@ LOWKV_INLINE I mul_high16(I a, I b) {
         vuzp2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
 }
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) { vst1_s16(p, vmovn_s32(a)); }
+LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
+    int pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return vdupq_n_s32(pair);
+}
 LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
     const I low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
     return vaddq_s32(sum, vpaddq_s32(low, high));
-}
-// With a step's codes of all eight lanes side by side, weights need no broadcast and products no
-// sum over pairs.
-LOWKV_INLINE void dot_shared(I (&sums)[2], I a, I b, const std::int16_t* w) {
-    std::uint32_t pair;
-    __builtin_memcpy(&pair, w, sizeof pair);
-    const int16x4_t weights = vcreate_s16(pair);
-    const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
-    const int16x8_t first = vuzp1q_s16(x, y), second = vuzp2q_s16(x, y);
-    sums[0] = vmlal_lane_s16(sums[0], vget_low_s16(first), weights, 0);
-    sums[1] = vmlal_high_lane_s16(sums[1], first, weights, 0);
-    sums[0] = vmlal_lane_s16(sums[0], vget_low_s16(second), weights, 1);
-    sums[1] = vmlal_high_lane_s16(sums[1], second, weights, 1);
 }
 
 // 64 bytes of a table, for lookups by the byte.

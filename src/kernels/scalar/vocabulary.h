@@ -128,16 +128,14 @@ LOWKV_INLINE I mul_high16(I a, I b) {
 LOWKV_INLINE void store_weights(std::int16_t* p, I a) {
     for (unsigned i = 0; i < lanes; ++i) p[i] = static_cast<std::int16_t>(a[i]);
 }
+LOWKV_INLINE I broadcast_pair(const std::int16_t* p) {
+    int pair;
+    std::memcpy(&pair, p, 4);
+    return set_int(pair);
+}
 LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     const I low = (shift_left(a, 16) >> 16) * (shift_left(b, 16) >> 16);
     return sum + low + (a >> 16) * (b >> 16);
-}
-LOWKV_INLINE void dot_shared(I (&sums)[2], I a, I b, const std::int16_t* w) {
-    int pair;
-    std::memcpy(&pair, w, sizeof pair);
-    const I weights = set_int(pair);
-    sums[0] = dot_pair(sums[0], a, weights);
-    sums[1] = dot_pair(sums[1], b, weights);
 }
 LOWKV_INLINE I as_int(F a) { return I(a); }  // a cast of vectors keeps the bits
 LOWKV_INLINE F as_float(I a) { return F(a); }
