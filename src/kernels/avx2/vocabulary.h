@@ -113,13 +113,12 @@ LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_m
 // instructions than two pairs of madd.
 constexpr unsigned weight_planes = 1;
 LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
-    int pair[2];
-    __builtin_memcpy(pair, w, sizeof pair);
-    const I codes[2] = {a, b}, bytes = set_int(0x00ff00ff);
-    for (unsigned v = 0; v < 2; ++v) {
-        I& sum = sums[v][0];
-        sum = dot_pair(sum, bit_and(codes[v], bytes), set_int(pair[0]));
-        sum = dot_pair(sum, bit_and(shift_right(codes[v], 8), bytes), set_int(pair[1]));
+    for (unsigned odd = 0; odd < 2; ++odd) {
+        int pair;  // one alone: two at once would come by way of a general register
+        __builtin_memcpy(&pair, w + 2 * odd, sizeof pair);
+        const I weights = set_int(pair), bytes = set_int(0x00ff00ff);
+        sums[0][0] = dot_pair(sums[0][0], bit_and(shift_right(a, 8 * odd), bytes), weights);
+        sums[1][0] = dot_pair(sums[1][0], bit_and(shift_right(b, 8 * odd), bytes), weights);
     }
 }
 LOWKV_INLINE I as_int(F a) { return _mm256_castps_si256(a); }
