@@ -14,4 +14,6 @@ inline bool supported() noexcept { return true; }
 
 #include "kernels/neon/vocabulary.h"
 //
+#include "kernels/neon/products.h"
+//
 #include "kernels/body/parts.h"

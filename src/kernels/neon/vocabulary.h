@@ -97,37 +97,11 @@ LOWKV_INLINE I mul_high16(I a, I b) {
     return vreinterpretq_s32_u16(
         vuzp2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
 }
-LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
-    vst1q_s16(p, vcombine_s16(vmovn_s32(a), vmovn_s32(b)));
-}
 LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
     const I low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
     return vaddq_s32(sum, vpaddq_s32(low, high));
 }
-// With a step's codes of all eight lanes side by side, weights need no broadcast and products no
-// sum over pairs.
-constexpr unsigned weight_planes = 1;
-LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
-    const int16x4_t weights = vld1_s16(w);
-    const uint8x16_t first = vuzp1q_u8(as_bytes(a), as_bytes(b));    // steps 0 and 1 of each lane
-    const uint8x16_t second = vuzp2q_u8(as_bytes(a), as_bytes(b));   // 2 and 3
-    const uint8x16_t even = vuzp1q_u8(first, second), odd = vuzp2q_u8(first, second);
-    const int16x8_t steps[4] = {vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(even))),
-                                vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(odd))),
-                                vreinterpretq_s16_u16(vmovl_high_u8(even)),
-                                vreinterpretq_s16_u16(vmovl_high_u8(odd))};
-    I &low = sums[0][0], &high = sums[1][0];
-    low = vmlal_lane_s16(low, vget_low_s16(steps[0]), weights, 0);
-    high = vmlal_high_lane_s16(high, steps[0], weights, 0);
-    low = vmlal_lane_s16(low, vget_low_s16(steps[1]), weights, 1);
-    high = vmlal_high_lane_s16(high, steps[1], weights, 1);
-    low = vmlal_lane_s16(low, vget_low_s16(steps[2]), weights, 2);
-    high = vmlal_high_lane_s16(high, steps[2], weights, 2);
-    low = vmlal_lane_s16(low, vget_low_s16(steps[3]), weights, 3);
-    high = vmlal_high_lane_s16(high, steps[3], weights, 3);
-}
-
 // 64 bytes of a table, for lookups by the byte.
 LOWKV_INLINE uint8x16x4_t load_64_bytes(const float* p) {
     return vld1q_u8_x4(reinterpret_cast<const std::uint8_t*>(p));
