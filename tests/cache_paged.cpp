@@ -433,7 +433,7 @@ TEST_CASE("random steps leave what a simple model says") {
     Happened happened;
     for (const Case& c : cases) {
         CAPTURE(c.scheme);
-        for (unsigned seed = 0; seed < 4; ++seed) {
+        for (unsigned seed = 0; seed < 2; ++seed) {
             if (!lowkv::test::in_sample(seed)) continue;
             CAPTURE(seed);
             Fuzz(c, seed).run(60, happened);
@@ -443,111 +443,4 @@ TEST_CASE("random steps leave what a simple model says") {
     CHECK(happened.reopened > 0);
     CHECK(happened.evicted > 0);
     CHECK(happened.sinks > 0);
-}
-
-namespace {
-
-// One layer, one sequence.
-struct Fixture {
-    std::shared_ptr<Store> store = lowkv::test::make_store();
-    std::shared_ptr<const Plan> plan;
-    std::size_t stride;
-    DeviceMemory memory;
-    std::optional<PagedLayer> layer;
-    AttentionWorkspace workspace;
-    std::vector<std::int32_t> pages = {2, 0, 1};
-    std::uint32_t cells = 0;
-
-    explicit Fixture(const std::string& scheme)
-        : plan(batch_test::make_plan(scheme, {1, 32}, RowType::f32)),
-          stride(PagedLayer::page_bytes(*plan, page_tokens)),
-          memory(store->device(), 3 * stride) {
-        layer.emplace(store, plan, parse_scheme(scheme).retention, 0, page_tokens,
-                      PageMemory{memory.data(), stride, 3}, 8);
-    }
-
-    void write(std::uint32_t first, std::uint32_t count, float x = 1.0f) {
-        std::vector<float> rows(std::size_t{count} * 32);
-        for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = x * static_cast<float>(1 + i % 32);
-        std::vector<std::int64_t> slots;
-        for (std::uint32_t t = first; t < first + count; ++t)
-            slots.push_back(std::int64_t{pages[t / page_tokens]} * page_tokens + t % page_tokens);
-        const Rows its{rows.data(), RowType::f32, 32, 32};
-        layer->write(its, its, slots);
-        cells = first + count;
-    }
-    // Of the newest token.
-    std::vector<float> attend() {
-        const std::vector<float> q(32);
-        std::vector<float> out(32, -1.0f);
-        const PagedSequence sequence{pages, cells, 1, 0};
-        PagedQueries queries;
-        queries.q = q.data();
-        queries.out = out.data();
-        queries.heads = 1;
-        layer->attend(std::span(&sequence, 1), queries, workspace);
-        return out;
-    }
-};
-
-template <class F>
-std::string message_of(F f) {
-    try {
-        f();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
-}
-
-}  // namespace
-
-TEST_CASE("a packed page that someone else has written is read as it is now") {
-    Fixture f("int8,window=256,sinks=3");
-    f.write(0, 128, 2.0f);
-    f.attend();
-    // The bytes of a page of ones, as a connector would bring them.
-    Fixture other("int8,window=256,sinks=3");
-    other.write(0, 128, 1.0f);
-    other.attend();
-    std::vector<std::byte> bytes(f.stride);
-    other.store->device().copy_out(bytes.data(), other.memory.data() + 2 * other.stride, f.stride);
-    f.store->device().copy_in(f.memory.data() + 2 * f.stride, bytes.data(), f.stride);
-    f.write(128, 1, 1.0f);
-    CHECK(f.attend()[0] == doctest::Approx(1.0).epsilon(0.01));
-    CHECK(f.layer->stats().replaced == 1);
-    CHECK(f.layer->stats().exact_pages == 1);
-    CHECK(f.layer->stats().sink_bytes == 0);
-}
-
-TEST_CASE("what can't be right is refused, and changes nothing") {
-    Fixture f("lowkv2.8");
-    f.write(0, 3);
-    CHECK(message_of([&] { f.write(5, 1); }) == "row 5 of page 2, of which 3 have been written");
-    f.cells = 4;
-    CHECK(message_of([&] { f.attend(); }).find("of which 3 have been written") !=
-          std::string::npos);
-    f.cells = 3;
-    CHECK(f.attend()[0] == doctest::Approx(1.0));
-    f.pages[0] = 3;
-    CHECK(message_of([&] { f.attend(); }) == "page 3 of 3");
-    CHECK(message_of([&] { f.write(0, 1); }) == "slot 384 of 384");
-    f.pages[0] = 2;
-    f.write(0, 128, INFINITY);
-    CHECK(message_of([&] { f.attend(); }).find("a packed page can't hold") != std::string::npos);
-
-    const auto made = [&](const std::string& scheme, std::size_t stride, std::uint32_t tokens) {
-        return message_of([&] {
-            const auto plan = batch_test::make_plan(scheme, {1, 32}, RowType::f32);
-            PagedLayer(f.store, plan, parse_scheme(scheme).retention, 0, tokens,
-                       {f.memory.data(), stride, 1}, 0);
-        });
-    };
-    CHECK(made("lowkv2.8", f.stride, page_tokens) == "");
-    CHECK(made("lowkv2.8", f.stride - 64, page_tokens).find("bytes apart") != std::string::npos);
-    CHECK(made("lowkv2.8", f.stride + 32, page_tokens).find("multiples of 64") !=
-          std::string::npos);
-    CHECK(made("lowkv2.8", f.stride, 64).find("a multiple of 128") != std::string::npos);
-    CHECK(made("kivi2,sinks=129", 1 << 20, 128).find("129 sinks") != std::string::npos);
-    CHECK(made("kivi2,flush=128", 1 << 20, 128).find("not served") != std::string::npos);
 }

@@ -80,17 +80,16 @@ PagedStats PagedLayer::stats() const noexcept {
 std::vector<PagedLayer::Run> PagedLayer::runs_of(std::span<const std::int64_t> slots) const {
     std::vector<Run> runs;
     const std::int64_t end = std::int64_t{memory_.pages} * page_tokens_;
-    for (std::size_t i = 0; i < slots.size();) {
-        if (slots[i] < 0) {
-            ++i;
-            continue;
-        }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (slots[i] < 0) continue;
         check(slots[i] < end, "slot " + std::to_string(slots[i]) + " of " + std::to_string(end));
-        Run run{static_cast<std::uint32_t>(slots[i] / page_tokens_),
-                static_cast<std::uint32_t>(slots[i] % page_tokens_), 1, i};
-        while (++i < slots.size() && slots[i] == slots[i - 1] + 1 && slots[i] % page_tokens_ != 0)
-            ++run.count;
-        runs.push_back(run);
+        const auto page = static_cast<std::uint32_t>(slots[i] / page_tokens_);
+        const auto row = static_cast<std::uint32_t>(slots[i] % page_tokens_);
+        const bool follows = i > 0 && !runs.empty() && slots[i] == slots[i - 1] + 1 && row != 0;
+        if (follows)
+            ++runs.back().count;
+        else
+            runs.push_back({page, row, 1, i});
     }
     return runs;
 }

@@ -68,12 +68,13 @@ class Worker(CPUWorker):
         return [2 * impl.num_kv_heads * impl.head_size * item for impl in self._impls().values()]
 
     def _most_beside(self) -> int:
-        """Exact rows of as many requests as may run, each with its window and a page that is being filled."""
+        """Exact rows of as many requests as may run, each with its window and a page that is being filled, and of as
+        many pages of requests that have ended. Those of a long prompt's step come on top, in one layer at a time."""
         scheme = settings.scheme()
         if scheme.exact(0):
             return 0  # vLLM's pages are exact themselves
         tokens = settings.PAGE_TOKENS
-        pages = 1 + math.ceil(scheme.retention(0, False).window / tokens)
+        pages = 2 + math.ceil(scheme.retention(0, False).window / tokens)
         return self.scheduler_config.max_num_seqs * pages * tokens * sum(self._stock_bytes())
 
     def _say_what_fits(self, kv_cache_config) -> None:
