@@ -80,7 +80,8 @@ PACKAGE := build/python/site
 package: ## build the Python package into build/python/site
 	@$(SETUP) model venv-transformers oldest-transformers lmcache
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip --disable-pip-version-check \
-	    install --quiet --upgrade --no-deps --no-build-isolation --target $(PACKAGE) -C build-dir=build/python/cmake .
+	    install --quiet --upgrade --no-deps --no-build-isolation --target $(PACKAGE) \
+	    --config-settings=build-dir=build/python/cmake .
 
 .PHONY: test-python
 test-python: package ## the Python package, on the newest and the oldest transformers

@@ -1,0 +1,49 @@
+"""`vllm serve` with the OpenAI client: the way in that people take."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openai
+
+
+def test_an_answer_is_streamed(smollm2, tmp_path):
+    from transformers import AutoTokenizer
+
+    gguf = Path(os.environ["LOWKV_MODEL"])
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(smollm2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "LOWKV_SCHEME": "lowkv2.8", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
+    command = [Path(sys.executable).parent / "vllm", "serve", smollm2, "--enforce-eager", "--kv-cache-memory-bytes",
+               str(256 << 20), "--max-model-len", "4096", "--max-num-seqs", "8", "--port", str(port)]
+    log = tmp_path / "log"
+    with open(log, "w") as out:
+        server = subprocess.Popen(list(map(str, command)), env=environment, stdout=out, stderr=subprocess.STDOUT)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+    try:
+        end = time.monotonic() + 180
+        while True:
+            assert server.poll() is None and time.monotonic() < end, log.read_text()[-4000:]
+            try:
+                client.models.list()
+                break
+            except openai.APIConnectionError:
+                time.sleep(1)
+        # A long one, most of which is packed while it is answered.
+        text = (Path(__file__).parents[2] / "LICENSE").read_text()[:6000]
+        stream = client.chat.completions.create(
+            model=str(smollm2), max_tokens=40, temperature=0, stream=True,
+            messages=[{"role": "user", "content": f"{text}\n\nWhat is this text about? Answer in one sentence."}])
+        pieces = [part.choices[0].delta.content for part in stream if part.choices and part.choices[0].delta.content]
+    finally:
+        server.terminate()
+        server.wait(60)
+    answer = "".join(pieces)
+    print(answer)
+    assert len(pieces) > 5 and "license" in answer.lower()
+    assert "lowkv: scheme lowkv2.8" in log.read_text()
