@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "cache/paged_step.h"
 #include "cache/store.h"
 #include "codec/round.h"
 #include "lowkv/device.h"
@@ -13,10 +14,6 @@
 
 namespace lowkv {
 namespace {
-
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, message);
-}
 
 std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
     check(page_tokens > 0 && page_tokens % plan.block_tokens() == 0,
@@ -82,7 +79,8 @@ std::vector<PagedLayer::Run> PagedLayer::runs_of(std::span<const std::int64_t> s
     const std::int64_t end = std::int64_t{memory_.pages} * page_tokens_;
     for (std::size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
-        check(slots[i] < end, "slot " + std::to_string(slots[i]) + " of " + std::to_string(end));
+        if (slots[i] >= end)
+            refuse("slot " + std::to_string(slots[i]) + " of " + std::to_string(end));
         const auto page = static_cast<std::uint32_t>(slots[i] / page_tokens_);
         const auto row = static_cast<std::uint32_t>(slots[i] % page_tokens_);
         const bool follows = i > 0 && !runs.empty() && slots[i] == slots[i - 1] + 1 && row != 0;

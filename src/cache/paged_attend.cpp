@@ -9,14 +9,9 @@
 #include "cache/store.h"
 #include "codec/round.h"
 #include "lowkv/device.h"
-#include "lowkv/error.h"
 
 namespace lowkv {
 namespace {
-
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, message);
-}
 
 // out <- the attention to the cells of both, whose softmaxes' denominators are known.
 void join(float* out, float log_sum, const float* other, float other_log_sum,
@@ -34,17 +29,18 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
     const std::size_t pages = ceil_div(sequence.cells, page_tokens_);
     for (std::size_t p = first_page; p < pages; ++p) {
         const std::int32_t number = sequence.pages[p];
-        check(number >= 0 && static_cast<std::uint32_t>(number) < memory_.pages,
-              "page " + std::to_string(number) + " of " + std::to_string(memory_.pages));
+        if (number < 0 || static_cast<std::uint32_t>(number) >= memory_.pages)
+            refuse("page " + std::to_string(number) + " of " + std::to_string(memory_.pages));
         const std::size_t end = std::min<std::size_t>((p + 1) * page_tokens_, sequence.cells);
         Beside* its = in_place() ? nullptr : valid(static_cast<std::uint32_t>(number));
         const std::byte* exact = its != nullptr ? its->exact : nullptr;
         if (exact != nullptr) {
-            check(end - p * page_tokens_ <= its->rows,
-                  "cell " + std::to_string(end - 1) + " of a sequence is row " +
-                      std::to_string((end - 1) % page_tokens_) + " of page " +
-                      std::to_string(number) + ", of which " + std::to_string(its->rows) +
-                      " have been written");
+            if (end - p * page_tokens_ > its->rows) {
+                refuse("cell " + std::to_string(end - 1) + " of a sequence is row " +
+                       std::to_string((end - 1) % page_tokens_) + " of page " +
+                       std::to_string(number) + ", of which " + std::to_string(its->rows) +
+                       " have been written");
+            }
             its->used = step_;
             if ((p + 1) * page_tokens_ > window_first) its->seen = step_;
         }

@@ -1,13 +1,24 @@
 #pragma once
-// What a step of a PagedLayer keeps between finding its pages and packing them.
+// What the sources of a PagedLayer share: how they refuse, and what a step keeps between finding
+// its pages and packing them.
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "lowkv/error.h"
 #include "lowkv/paged.h"
 
 namespace lowkv {
+
+[[noreturn]] inline void refuse(const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, message);
+}
+// The message is made whether or not it is needed: what is asked for each token or page refuses.
+inline void check(bool legal, const std::string& message) {
+    if (!legal) refuse(message);
+}
 
 struct PagedLayer::Step {
     // Of one sequence: pages[first_page] is the first that its queries see.
