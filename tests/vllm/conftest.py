@@ -29,14 +29,14 @@ class Engine:
         return int(re.search(r"cache size: ([\d,]+) tokens", self.log).group(1).replace(",", ""))
 
 
-def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, **engine):
-    """An engine's answers to `jobs` (engine.py)."""
+def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, cores="0-1", **engine):
+    """An engine's answers to `jobs` (engine.py). cores: of each of its processes, between bars."""
     out = tmp_path / "out.json"
     arguments = {"model": str(model), "dtype": dtype, "enforce_eager": True, "skip_tokenizer_init": True,
                  "kv_cache_memory_bytes": int(mib * MIB), "max_num_seqs": 16, "max_num_batched_tokens": 256,
                  "max_model_len": 2048, "seed": 0, **engine}
     environment = {key: value for key, value in os.environ.items() if key != "LOWKV_SCHEME"}
-    environment["VLLM_CPU_OMP_THREADS_BIND"] = "0-1"
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = cores
     if scheme is not None:
         environment["LOWKV_SCHEME"] = scheme
     done = subprocess.run([sys.executable, HERE / "engine.py"], env=environment, text=True, timeout=280,
@@ -85,12 +85,13 @@ def mistral(tmp_path_factory):
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory):
     """Real weights, out of the set-up's GGUF file."""
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    model = os.environ.get("LOWKV_MODEL")
-    if not model:
+    if not os.environ.get("LOWKV_MODEL"):
         pytest.skip("LOWKV_MODEL is not set")
+    gguf = Path(os.environ["LOWKV_MODEL"])
     folder = tmp_path_factory.mktemp("smollm2")
-    AutoModelForCausalLM.from_pretrained(Path(model).parent, gguf_file=Path(model).name, dtype=torch.bfloat16,
+    AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
                                          quantization_config=GgufConfig(dequantize=True)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     return folder

@@ -4,7 +4,9 @@ writes what came of it.
 {"engine": {arguments of LLM}, "jobs": [...], "out": file}; a job is one of
   {"generate": [{"ids": [...], "sampling": {...}}, ...]}   all at once; tokens, and log probabilities of the prompt's
   {"abort": [...], "after": steps}                           the same, every other request aborted after so many steps
+  {"beams": [ids, ...], "width": beams, "tokens": count}     beam search: the beams' tokens, the best first
   {"statistics": true}                                       of lowkv's worker
+  {"guesses": true}                                          of speculative decoding: how many, and accepted
 """
 
 import json
@@ -15,12 +17,14 @@ import sys
 def asked(request):
     from vllm import SamplingParams, TokensPrompt
 
-    sampling = SamplingParams(temperature=0.0, detokenize=False, ignore_eos=True, **request["sampling"])
-    return TokensPrompt(prompt_token_ids=request["ids"]), sampling
+    sampling = {"temperature": 0.0, "detokenize": False, "ignore_eos": True} | request["sampling"]
+    return TokensPrompt(prompt_token_ids=request["ids"]), SamplingParams(**sampling)
 
 
 def told(output):
     found = {"ids": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
+    if len(output.outputs) > 1:
+        found["all"] = [list(sample.token_ids) for sample in output.outputs]
     if output.prompt_logprobs:
         pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         found["prompt"] = [by_id[token].logprob for token, by_id in pairs if by_id]
@@ -43,6 +47,20 @@ def aborted(llm, requests, after):
     return [found[str(number)] for number in range(0, len(requests), 2)]
 
 
+def beams(llm, job):
+    from vllm import TokensPrompt
+    from vllm.sampling_params import BeamSearchParams
+
+    params = BeamSearchParams(beam_width=job["width"], max_tokens=job["tokens"], ignore_eos=True)
+    outputs = llm.beam_search([TokensPrompt(prompt_token_ids=ids) for ids in job["beams"]], params)
+    return [[list(sequence.tokens) for sequence in output.sequences] for output in outputs]
+
+
+def guesses(llm):
+    counted = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return [counted[f"vllm:spec_decode_num_{what}_tokens"] for what in ("draft", "accepted")]
+
+
 def main():
     plan = json.loads(sys.stdin.read())
     from vllm import LLM
@@ -55,6 +73,10 @@ def main():
             results.append([told(output) for output in llm.generate(list(prompts), list(sampling), use_tqdm=False)])
         elif "abort" in job:
             results.append(aborted(llm, job["abort"], job["after"]))
+        elif "beams" in job:
+            results.append(beams(llm, job))
+        elif "guesses" in job:
+            results.append(guesses(llm))
         else:
             results.append(llm.collective_rpc("lowkv_statistics")[0])
     with open(plan["out"], "w") as out:

@@ -12,10 +12,6 @@ import openai
 
 
 def test_an_answer_is_streamed(smollm2, tmp_path):
-    from transformers import AutoTokenizer
-
-    gguf = Path(os.environ["LOWKV_MODEL"])
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(smollm2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,10 +37,17 @@ def test_an_answer_is_streamed(smollm2, tmp_path):
             model=str(smollm2), max_tokens=40, temperature=0, stream=True,
             messages=[{"role": "user", "content": f"{text}\n\nWhat is this text about? Answer in one sentence."}])
         pieces = [part.choices[0].delta.content for part in stream if part.choices and part.choices[0].delta.content]
+        # Structured output, and several samples of one request.
+        chosen = client.chat.completions.create(
+            model=str(smollm2), max_tokens=12, n=3, temperature=1.0,
+            messages=[{"role": "user", "content": f"{text}\n\nIs this a licence or a poem?"}],
+            extra_body={"structured_outputs": {"choice": ["a licence", "a poem"]}})
     finally:
         server.terminate()
         server.wait(60)
     answer = "".join(pieces)
     print(answer)
     assert len(pieces) > 5 and "license" in answer.lower()
+    assert len(chosen.choices) == 3
+    assert {choice.message.content for choice in chosen.choices} <= {"a licence", "a poem"}
     assert "lowkv: scheme lowkv2.8" in log.read_text()

@@ -13,6 +13,7 @@ from lowkv.vllm import VARIABLE
 
 VERSIONS = ("0.32.0",)  # of vLLM, tested
 PAGE_TOKENS = 128  # vLLM's blocks on the CPU, unless it is told otherwise, and lowkv's
+SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, tested
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
 
 
@@ -71,6 +72,7 @@ def cell_bytes(kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
 def require_config(config) -> None:
     """Raises Error for settings of an engine (VllmConfig) that the packed cache can't serve or was not tested with."""
     cache, parallel, model = config.cache_config, config.parallel_config, config.model_config
+    speculative = config.speculative_config
     wrong = None
     if cache.cache_dtype != "auto":
         wrong = f"--kv-cache-dtype {cache.cache_dtype}: {VARIABLE} says what the cache holds; leave it out"
@@ -78,8 +80,8 @@ def require_config(config) -> None:
         wrong = f"--block-size {cache.block_size}; a multiple of {PAGE_TOKENS} is needed"
     elif config.kv_transfer_config is not None:
         wrong = "KV connectors (--kv-transfer-config) are not served"
-    elif config.speculative_config is not None:
-        wrong = "speculative decoding (--speculative-config) is not served"
+    elif speculative is not None and speculative.method not in SPECULATIVE:
+        wrong = f"speculative decoding by {speculative.method} is not served; by {', '.join(SPECULATIVE)} it is"
     elif parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         wrong = "context parallelism is not served"
     elif model is not None and model.use_mla:
