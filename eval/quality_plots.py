@@ -103,10 +103,10 @@ def overview(out, find):
                      label="llama.cpp's plain f16 cache")
     axes.set_yscale("log")
     axes.set_xscale("log")
-    ticks = [2, 2.5, 3, 3.5, 4, 5, 6, 8]
+    ticks = [1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8]
     axes.set_xticks(ticks, ticks)
     axes.set_xticks([], minor=True)
-    axes.set_xlim(1.7, 9.6)
+    axes.set_xlim(1.35, 9.6)
     log_axis(axes.yaxis)
     axes.set_xlabel("bits per element, all metadata counted (head_dim 64; f16 is 16)")
     axes.set_ylabel(KLD)
