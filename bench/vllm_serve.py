@@ -8,10 +8,11 @@
 A server is started with each scheme ("stock": vLLM's own cache) and asked by vLLM's own `bench serve`, all requests at
 once and greedy, all answers to the full length:
 
-    short    prompts of 128 tokens, answers of 32, which fit into any memory
+    short    prompts of 64 tokens, answers of 32: a page each
     random   512 and 128: more than the stock cache holds, so that it takes requests back ("preempted") or lets them wait
     shared   the same, but for two beginnings of 384 tokens: how much of them is found in the cache ("hits")
-    long     one request of 7,800 tokens, with memory for all of it (--long-mib): answer tokens/s at that depth
+    long     one request of 7,800 tokens, with memory for all of it (--long-mib), which is in the cache already: ms a token
+             at that depth
 
 Schemes take turns, --rounds times; figures are medians. Only ratios mean something: absolute speeds belong to one
 machine and one hour."""
@@ -44,7 +45,7 @@ def random_load(prompt, answer):
 
 
 LOADS = {
-    "short": random_load(128, 32),
+    "short": random_load(64, 32),
     "random": random_load(512, 128),
     "shared": ["--dataset-name", "prefix_repetition", "--prefix-repetition-num-prefixes", 2,
                "--prefix-repetition-prefix-len", 384, "--prefix-repetition-suffix-len", 128,
@@ -151,7 +152,8 @@ def ask(args, address, load, requests):
     before = counters(address)
     with tempfile.TemporaryDirectory() as folder:
         command = [args.python, "-c", CLIENT, "--backend", "openai", "--base-url", address, "--model", args.model,
-                   "--num-prompts", requests, "--ignore-eos", "--temperature", 0, "--seed", 1, "--disable-tqdm",
+                   "--num-prompts", requests, "--ignore-eos", "--temperature", 0, "--disable-tqdm",
+                   "--seed", 1 + list(LOADS).index(load),  # with one seed short prompts would begin long ones
                    "--num-warmups", 1, "--save-result", "--result-dir", folder, "--result-filename", "out.json",
                    *LOADS[load]]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True,

@@ -4,13 +4,18 @@ writes what came of it.
 {"engine": {arguments of LLM}, "jobs": [...], "out": file}; a job is one of
   {"generate": [{"ids": [...], "sampling": {...}}, ...]}   all at once; tokens, and log probabilities of the prompt's
   {"abort": [...], "after": steps}                           the same, every other request aborted after so many steps
+  {"soak": [...], "together": count, "seed": number}         the same, so many at a time, some aborted at random: how
+                                                             many ended and were aborted
+  {"forget": true}                                           prefixes that are cached: whether all pages were free
   {"beams": [ids, ...], "width": beams, "tokens": count}     beam search: the beams' tokens, the best first
   {"statistics": true}                                       of lowkv's worker
   {"guesses": true}                                          of speculative decoding: how many, and accepted
+  {"preempted": true}                                        how often a request lost its pages
 """
 
 import json
 import os
+import random
 import sys
 
 
@@ -47,6 +52,26 @@ def aborted(llm, requests, after):
     return [found[str(number)] for number in range(0, len(requests), 2)]
 
 
+def soaked(llm, job):
+    engine, waiting, rng = llm.llm_engine, list(enumerate(job["soak"])), random.Random(job["seed"])
+    running, ended, aborts = set(), 0, 0
+    while waiting or running:
+        while waiting and len(running) < job["together"]:
+            number, request = waiting.pop()
+            engine.add_request(f"soak{number}", *asked(request))
+            running.add(f"soak{number}")
+        for output in engine.step():
+            if output.finished:
+                running.remove(output.request_id.split("-")[0])
+                ended += 1
+        if running and rng.random() < 0.04:
+            chosen = rng.choice(sorted(running))
+            engine.abort_request([chosen])
+            running.remove(chosen)
+            aborts += 1
+    return [ended, aborts]
+
+
 def beams(llm, job):
     from vllm import TokensPrompt
     from vllm.sampling_params import BeamSearchParams
@@ -56,9 +81,9 @@ def beams(llm, job):
     return [[list(sequence.tokens) for sequence in output.sequences] for output in outputs]
 
 
-def guesses(llm):
-    counted = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-    return [counted[f"vllm:spec_decode_num_{what}_tokens"] for what in ("draft", "accepted")]
+def counted(llm, *names):
+    found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return [found[f"vllm:{name}"] for name in names]
 
 
 def main():
@@ -73,10 +98,16 @@ def main():
             results.append([told(output) for output in llm.generate(list(prompts), list(sampling), use_tqdm=False)])
         elif "abort" in job:
             results.append(aborted(llm, job["abort"], job["after"]))
+        elif "soak" in job:
+            results.append(soaked(llm, job))
+        elif "forget" in job:
+            results.append(llm.reset_prefix_cache())
         elif "beams" in job:
             results.append(beams(llm, job))
         elif "guesses" in job:
-            results.append(guesses(llm))
+            results.append(counted(llm, "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"))
+        elif "preempted" in job:
+            results.append(counted(llm, "num_preemptions")[0])
         else:
             results.append(llm.collective_rpc("lowkv_statistics")[0])
     with open(plan["out"], "w") as out:
