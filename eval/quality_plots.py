@@ -108,7 +108,7 @@ def overview(out, find):
     axes.set_xticks([], minor=True)
     axes.set_xlim(1.35, 9.6)
     log_axis(axes.yaxis)
-    axes.set_xlabel("bits per element, all metadata counted (head_dim 64; f16 is 16)")
+    axes.set_xlabel("bits per element of this model, all metadata counted (f16 is 16)")
     axes.set_ylabel(KLD)
     axes.grid(True, which="major", color=GRID)
     axes.legend(facecolor="white", edgecolor="white", framealpha=1, loc="lower left", fontsize=9.5)
