@@ -9,8 +9,7 @@ writes what came of it.
   {"forget": true}                                           prefixes that are cached: whether all pages were free
   {"beams": [ids, ...], "width": beams, "tokens": count}     beam search: the beams' tokens, the best first
   {"statistics": true}                                       of lowkv's worker
-  {"guesses": true}                                          of speculative decoding: how many, and accepted
-  {"preempted": true}                                        how often a request lost its pages
+  {"metrics": [name, ...]}                                   vLLM's own counters
 """
 
 import json
@@ -81,7 +80,7 @@ def beams(llm, job):
     return [[list(sequence.tokens) for sequence in output.sequences] for output in outputs]
 
 
-def counted(llm, *names):
+def metrics(llm, names):
     found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     return [found[f"vllm:{name}"] for name in names]
 
@@ -104,10 +103,8 @@ def main():
             results.append(llm.reset_prefix_cache())
         elif "beams" in job:
             results.append(beams(llm, job))
-        elif "guesses" in job:
-            results.append(counted(llm, "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"))
-        elif "preempted" in job:
-            results.append(counted(llm, "num_preemptions")[0])
+        elif "metrics" in job:
+            results.append(metrics(llm, job["metrics"]))
         else:
             results.append(llm.collective_rpc("lowkv_statistics")[0])
     with open(plan["out"], "w") as out:

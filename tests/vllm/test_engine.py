@@ -26,12 +26,16 @@ def mixed(seed):
     return requests
 
 
+def scored(requests):
+    """The same, for the log probabilities of their prompts."""
+    return [{"ids": request["ids"], "sampling": {"max_tokens": 1, "prompt_logprobs": 0}} for request in requests]
+
+
 def jobs():
     """Mixed requests; the same again, whose prefixes are cached by now; aborts; and again."""
     requests = mixed(5)
-    scored = [{"ids": request["ids"], "sampling": {"max_tokens": 1, "prompt_logprobs": 0}} for request in requests[:8]]
     return [{"generate": requests}, {"generate": requests[::-1]}, {"abort": requests, "after": 9},
-            {"generate": requests[3:12]}, {"generate": scored}]
+            {"generate": requests[3:12]}, {"generate": scored(requests[:8])}]
 
 
 def ids(results):
@@ -99,8 +103,7 @@ def test_little_memory_for_packed_pages(llama, stock, tmp_path):
 
 
 def test_a_sliding_window(mistral, tmp_path):
-    asked = [{"generate": mixed(6)}, {"generate": [{**request, "sampling": {"max_tokens": 1, "prompt_logprobs": 0}}
-                                                   for request in mixed(6)[:6]]}]
+    asked = [{"generate": mixed(6)}, {"generate": scored(mixed(6)[:6])}]
     stock = run(mistral, asked, tmp_path)
     exact = run(mistral, asked, tmp_path, "exact")
     assert exact.tokens == stock.tokens
@@ -116,7 +119,7 @@ def test_a_real_model(smollm2, tmp_path):
 
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     tokens = AutoTokenizer.from_pretrained(smollm2)(text)["input_ids"][:1024]
-    asked = [{"generate": [{"ids": tokens, "sampling": {"max_tokens": 1, "prompt_logprobs": 0}}]}]
+    asked = [{"generate": scored([{"ids": tokens}])}]
     losses, fits = {}, {}
     for scheme in (None, "lowkv2.8"):
         engine = run(smollm2, asked, tmp_path, scheme, "bfloat16", mib=256, max_num_batched_tokens=512)

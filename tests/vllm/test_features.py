@@ -3,7 +3,7 @@
 import random
 
 from conftest import run
-from test_engine import difference, ids, mixed, prompt
+from test_engine import difference, ids, mixed, prompt, scored
 
 
 def test_samples_share_their_prompt(llama, tmp_path):
@@ -29,7 +29,7 @@ def test_beams_share_their_beginning(smollm2, tmp_path):
 
 
 def repetitive(seed):
-    """Requests of a few phrases again and again, so that guesses from the prompt are often right, and as often wrong."""
+    """Requests of a few phrases again and again: there are guesses at each step, nearly all of which are wrong."""
     rng = random.Random(seed)
     phrases = [prompt(rng, 9) for _ in range(6)]
     return [{"ids": [token for _ in range(count) for token in rng.choice(phrases)], "sampling": {"max_tokens": 150}}
@@ -39,12 +39,11 @@ def repetitive(seed):
 def test_guesses_are_taken_back(llama, tmp_path):
     """Speculative decoding: rejected guesses were written into pages, some of which they have filled."""
     requests = repetitive(12)
-    scored = [{"ids": request["ids"], "sampling": {"max_tokens": 1, "prompt_logprobs": 0}} for request in requests]
-    jobs = [{"generate": requests}, {"generate": scored}]
+    jobs = [{"generate": requests}, {"generate": scored(requests)}]
     guessing = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3,
                                        "prompt_lookup_min": 1}, "disable_log_stats": False}
     stock = run(llama, jobs, tmp_path, mib=48)
-    exact = run(llama, [*jobs, {"guesses": True}], tmp_path, "exact", mib=48, **guessing)
+    exact = run(llama, [*jobs, {"metrics": ["spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"]}], tmp_path, "exact", mib=48, **guessing)
     drafted, accepted = exact.results[2]
     print(f"{drafted} guesses, {accepted} accepted")
     assert drafted > accepted > 0
@@ -57,8 +56,7 @@ def test_guesses_are_taken_back(llama, tmp_path):
 
 def test_two_processes_are_as_one(llama, tmp_path):
     """Tensor parallel. (With --pipeline-parallel-size 2 vLLM 0.32.0 fails on the CPU whatever its cache is.)"""
-    asked = [{"generate": mixed(13)},
-             {"generate": [{**request, "sampling": {"max_tokens": 1, "prompt_logprobs": 0}} for request in mixed(13)[:6]]}]
+    asked = [{"generate": mixed(13)}, {"generate": scored(mixed(13)[:6])}]
     for scheme in ("exact", "lowkv2.8"):
         alone = run(llama, asked, tmp_path, scheme, mib=48)
         together = run(llama, asked, tmp_path, scheme, mib=24, tensor_parallel_size=2, cores="0|1")
