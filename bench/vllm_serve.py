@@ -85,14 +85,10 @@ def set_up_path(name):
 def smollm2(python):
     """The set-up's model as vLLM reads it."""
     folder = ROOT / "build/vllm/smollm2"
-    if not (folder / "tokenizer.json").exists():
-        gguf = Path(set_up_path("LOWKV_MODEL"))
-        made = ("import sys, torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig\n"
-                "source, file, target = sys.argv[1:]\n"
-                "AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.bfloat16, "
-                "quantization_config=GgufConfig(dequantize=True)).save_pretrained(target)\n"
-                "AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(target)")
-        subprocess.run([python, "-c", made, gguf.parent, gguf.name, folder], check=True, stderr=subprocess.DEVNULL)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([python, ROOT / "deps/vllm_checkpoint.py", set_up_path("LOWKV_MODEL"), folder], check=True,
+                       stderr=subprocess.DEVNULL)
     return folder
 
 

@@ -29,8 +29,9 @@ class Engine:
         return int(re.search(r"cache size: ([\d,]+) tokens", self.log).group(1).replace(",", ""))
 
 
-def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, cores="0-1", **engine):
-    """An engine's answers to `jobs` (engine.py). cores: of each of its processes, between bars."""
+def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, cores="0-1", starts=True, **engine):
+    """An engine's answers to `jobs` (engine.py). scheme: in the environment. cores: of each of its processes, between
+    bars. starts: else its start is refused."""
     out = tmp_path / "out.json"
     arguments = {"model": str(model), "dtype": dtype, "enforce_eager": True, "skip_tokenizer_init": True,
                  "kv_cache_memory_bytes": int(mib * MIB), "max_num_seqs": 16, "max_num_batched_tokens": 256,
@@ -42,8 +43,8 @@ def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, cores="0-1"
     done = subprocess.run([sys.executable, HERE / "engine.py"], env=environment, text=True, timeout=280,
                           input=json.dumps({"engine": arguments, "jobs": jobs, "out": str(out)}),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, done.stdout[-6000:]
-    return Engine(json.loads(out.read_text()), done.stdout)
+    assert (done.returncode == 0) == starts, done.stdout[-6000:]
+    return Engine(json.loads(out.read_text()) if starts else [], done.stdout)
 
 
 def sharpen(model):
@@ -83,15 +84,25 @@ def mistral(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def gemma(tmp_path_factory):
+    """The tokens of two of its layers see the newest 200."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    folder = tmp_path_factory.mktemp("gemma")
+    torch.manual_seed(3)
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(**SIZES, initializer_range=0.08, sliding_window=200, layer_types=layers,
+                              query_pre_attn_scalar=64)
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def smollm2(tmp_path_factory):
     """Real weights, out of the set-up's GGUF file."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
     if not os.environ.get("LOWKV_MODEL"):
         pytest.skip("LOWKV_MODEL is not set")
-    gguf = Path(os.environ["LOWKV_MODEL"])
-    folder = tmp_path_factory.mktemp("smollm2")
-    AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
-                                         quantization_config=GgufConfig(dequantize=True)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("models") / "smollm2"
+    script = HERE.parents[1] / "deps/vllm_checkpoint.py"
+    subprocess.run([sys.executable, script, os.environ["LOWKV_MODEL"], folder], check=True)
     return folder

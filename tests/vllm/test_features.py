@@ -54,12 +54,40 @@ def test_guesses_are_taken_back(llama, tmp_path):
     assert statistics["reopened"] == statistics["replaced"] == 0
 
 
+def test_layers_with_schemes_of_their_own(llama, tmp_path):
+    """Each has pages of its own size: what fits is what their sum says, and what is lost lies between its ends."""
+    asked = [{"generate": mixed(15)}, {"generate": scored(mixed(15)[:6])}]
+    exact, packed, apart = (run(llama, asked, tmp_path, scheme, mib=48)
+                            for scheme in ("exact", "lowkv2", "lowkv2,layer.0=exact,layer.2=lowkv4"))
+    assert "lowkv: scheme lowkv2,layer.0=exact,layer.2=lowkv4, " in apart.log
+    bytes_of = {name: 2 * 2 * 64 * bits / 8 for name, bits in (("exact", 32), ("lowkv2", 2.3), ("lowkv4", 4.3))}
+    fits = 48 * (1 << 20) / sum(bytes_of.values())
+    print(f"{apart.tokens} tokens fit, {fits:.0f} by the bits")
+    assert exact.tokens < .5 * fits < .95 * fits < apart.tokens < 1.05 * fits < packed.tokens
+    assert difference(apart.results[1], exact.results[1]) < .8 * difference(packed.results[1], exact.results[1])
+
+
+def test_sliding_windows_in_some_layers(gemma, tmp_path):
+    """vLLM keeps their pages apart from the others', and takes one size for all."""
+    asked = [{"generate": mixed(16)}, {"generate": scored(mixed(16)[:6])}]
+    stock = run(gemma, asked, tmp_path)
+    exact = run(gemma, asked, tmp_path, "exact")
+    assert exact.tokens == stock.tokens
+    assert ids(exact.results) == ids(stock.results)
+    packed = run(gemma, asked, tmp_path, "lowkv4")
+    assert packed.tokens > 6 * stock.tokens
+    assert difference(packed.results[1], stock.results[1]) < 0.1
+    refused = run(gemma, asked, tmp_path, "lowkv4,layer.1=lowkv2", starts=False)
+    assert "layers of different sizes are served in models whose layers all have a sliding window" in refused.log
+
+
 def test_two_processes_are_as_one(llama, tmp_path):
-    """Tensor parallel. (With --pipeline-parallel-size 2 vLLM 0.32.0 fails on the CPU whatever its cache is.)"""
+    """Tensor parallel, asked for in the environment and in the configuration. (With --pipeline-parallel-size 2 vLLM 0.32.0 fails on the CPU whatever its cache is.)"""
     asked = [{"generate": mixed(13)}, {"generate": scored(mixed(13)[:6])}]
     for scheme in ("exact", "lowkv2.8"):
         alone = run(llama, asked, tmp_path, scheme, mib=48)
-        together = run(llama, asked, tmp_path, scheme, mib=24, tensor_parallel_size=2, cores="0|1")
+        together = run(llama, asked, tmp_path, mib=24, tensor_parallel_size=2, cores="0|1",
+                       additional_config={"lowkv": {"scheme": scheme}})
         assert difference(together.results[1], alone.results[1]) < 1e-3
         if scheme == "exact":
             assert ids(together.results) == ids(alone.results)

@@ -15,9 +15,10 @@ def test_an_answer_is_streamed(smollm2, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "LOWKV_SCHEME": "lowkv2.8", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
+    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", smollm2, "--enforce-eager",
-               "--kv-cache-memory-bytes", str(256 << 20), "--max-model-len", "4096", "--max-num-seqs", "8", "--port", str(port)]
+               "--kv-cache-memory-bytes", str(256 << 20), "--max-model-len", "4096", "--max-num-seqs", "8", "--port", str(port),
+               "--additional-config", '{"lowkv": {"scheme": "lowkv2.8"}}']
     log = tmp_path / "log"
     with open(log, "w") as out:
         server = subprocess.Popen(list(map(str, command)), env=environment, stdout=out, stderr=subprocess.STDOUT)

@@ -9,33 +9,81 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-os.environ["LOWKV_SCHEME"] = "lowkv2.8"
+from lowkv import Error
+from lowkv._core import parse_scheme
+from lowkv.vllm import settings
 
-from lowkv import Error  # noqa: E402
-from lowkv.vllm import settings  # noqa: E402
+OPTION = {"lowkv": {"scheme": "lowkv2.8"}}
+
+
+def asking(additional_config):
+    return SimpleNamespace(additional_config=additional_config)
 
 
 @pytest.fixture
-def environment(monkeypatch):
-    """Sets LOWKV_SCHEME."""
+def variable(monkeypatch):
+    """Sets LOWKV_SCHEME, or unsets it."""
     def set_scheme(text):
-        monkeypatch.setenv("LOWKV_SCHEME", text)
-        settings.scheme.cache_clear()
-    yield set_scheme
-    settings.scheme.cache_clear()
+        monkeypatch.setenv("LOWKV_SCHEME", text) if text else monkeypatch.delenv("LOWKV_SCHEME", raising=False)
+    set_scheme(None)
+    return set_scheme
 
 
-@pytest.mark.parametrize("text,words", [
+WRONG = [
     ("lowkv5", r"Schemes: exact, lowkv1\.5, .*kvarn2$"),
     ("skvq-k2v2", "codecs of a token's row of all heads"),
-    ("kivi2,layer.0=kivi4", "schemes of single layers are not served in vLLM"),
-    ("kivi2,flush=128", "flush= are not served"),
-])
-def test_schemes(environment, text, words):
-    environment(text)
+    ("kivi2,flush=128", "flush= is not served"),
+]
+
+
+@pytest.mark.parametrize("text,words", WRONG)
+def test_schemes_of_the_environment(variable, text, words):
+    variable(text)
     with pytest.raises(Error, match=words) as caught:
-        settings.scheme()
+        settings.asked(asking({}))
     assert str(caught.value).startswith(f"LOWKV_SCHEME={text}: ")
+
+
+@pytest.mark.parametrize("text,words", [*WRONG, ("", "Schemes: exact, ")])
+def test_schemes_of_a_configuration(variable, text, words):
+    with pytest.raises(Error, match=words) as caught:
+        settings.asked(asking({"lowkv": {"scheme": text}}))
+    assert str(caught.value).startswith("--additional-config: scheme ")
+
+
+@pytest.mark.parametrize("options", ["lowkv2.8", {}, {"scheme": 2}, {"scheme": "lowkv2.8", "strict": True}, None])
+def test_words_of_a_configuration(variable, options):
+    with pytest.raises(Error, match=r'{"lowkv": .*}: {"lowkv": {"scheme": "lowkv2.8"}} and the like is right'):
+        settings.asked(asking({"lowkv": options}))
+
+
+@pytest.mark.parametrize("named,additional_config,found", [
+    (None, {}, None), (None, {"other": 1}, None), (None, SimpleNamespace(compute_hash=str), None),
+    ("", {}, None), ("lowkv2.8", {}, "lowkv2.8"), (None, OPTION, "lowkv2.8"), ("", OPTION, "lowkv2.8"),
+    ("lowkv2.8", OPTION, "lowkv2.8"), ("lowkv2.8,window=128", OPTION, "lowkv2.8"),
+])
+def test_who_asks(variable, named, additional_config, found):
+    variable(named)
+    scheme = settings.asked(asking(additional_config))
+    assert (scheme and str(scheme)) == (found and str(parse_scheme(found)))
+
+
+def test_who_asks_for_something_else(variable):
+    variable("lowkv2")
+    with pytest.raises(Error, match=r"^LOWKV_SCHEME=lowkv2, but --additional-config names the scheme lowkv2\.8: leave"):
+        settings.asked(asking(OPTION))
+
+
+def test_a_process_serves_one_scheme(variable, monkeypatch):
+    monkeypatch.setattr(settings, "_used", None)
+    with pytest.raises(Error, match="leave out --worker-cls"):
+        settings.used()
+    settings.use(asking(OPTION))
+    settings.use(asking(OPTION))
+    assert str(settings.used()) == str(parse_scheme("lowkv2.8"))
+    for other in ({}, {"lowkv": {"scheme": "lowkv2"}}):
+        with pytest.raises(Error, match="in one process"):
+            settings.use(asking(other))
 
 
 def config(**changed):
@@ -45,6 +93,7 @@ def config(**changed):
              "dtype": torch.bfloat16, **changed}
     space = SimpleNamespace(**facts)
     space.get_num_kv_heads, space.get_head_size = (lambda parallel: 2), (lambda: facts["head_size"])
+    space.get_total_num_hidden_layers = lambda: 3
     return SimpleNamespace(cache_config=space, parallel_config=space, model_config=space,
                            kv_transfer_config=space.kv_transfer_config, speculative_config=space.speculative_config)
 
@@ -61,13 +110,16 @@ def config(**changed):
     ({"use_mla": True}, "LlamaForCausalLM has multi-head latent attention"),
     ({"is_encoder_decoder": True}, "an encoder and cross-attention"),
     ({"head_size": 72}, "head_dim 72"),
+    ({"scheme": "lowkv2.8,layer.2=lowkv4"}, None),
+    ({"scheme": "lowkv2.8,layer.3=lowkv4"}, "layer.3"),
     ({"dtype": torch.float64}, "a model of torch.float64"),
 ])
 def test_engines(changed, words):
+    scheme = parse_scheme(changed.pop("scheme", "lowkv2.8"))
     if words is None:
-        return settings.require_config(config(**changed))
+        return settings.require_config(scheme, config(**changed))
     with pytest.raises(Error, match=words):
-        settings.require_config(config(**changed))
+        settings.require_config(scheme, config(**changed))
 
 
 @pytest.mark.parametrize("changed,words", [
@@ -95,17 +147,54 @@ def test_versions():
         settings.require_version("0.33.1")
 
 
-def platform_of(**environment):
-    """vLLM's platform in a fresh process, or what it says."""
+def platform_of(program="", **environment):
+    """vLLM's platform in a fresh process after `program`, or what it says."""
     names = ("LOWKV_SCHEME", "VLLM_TARGET_DEVICE", "VLLM_PLUGINS")
-    program = ("from vllm.plugins import load_general_plugins; load_general_plugins()\n"
-               "from vllm.platforms import current_platform; print(type(current_platform).__module__)")
+    program += ("\nfrom vllm.plugins import load_general_plugins; load_general_plugins()"
+                "\nfrom vllm.platforms import current_platform; print(type(current_platform).__module__)")
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120,
                           env={**{k: v for k, v in os.environ.items() if k not in names}, **environment})
     return (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1]
 
 
-def test_only_where_it_is_asked_for():
-    assert platform_of() == "vllm.platforms.cpu"
-    assert platform_of(LOWKV_SCHEME="lowkv2.8") == "lowkv.vllm.platform"
+def test_only_where_it_can_stand_in():
+    assert platform_of() == platform_of(LOWKV_SCHEME="lowkv2.8") == "lowkv.vllm.platform"
+    assert platform_of(VLLM_TARGET_DEVICE="cpu") == platform_of(VLLM_PLUGINS="") == "vllm.platforms.cpu"
     assert "VLLM_TARGET_DEVICE=cpu" in platform_of(LOWKV_SCHEME="lowkv2.8", VLLM_TARGET_DEVICE="cpu")
+    newer = "import vllm; vllm.__version__ = '0.33.0'"
+    assert platform_of(newer) == "vllm.platforms.cpu"
+    assert "vLLM 0.33.0: this lowkv serves vLLM 0.32.0 only" in platform_of(newer, LOWKV_SCHEME="lowkv2.8")
+    # Another plug-in's platform, and vLLM's own for another device.
+    other = "import vllm.plugins, lowkv.vllm; vllm.plugins.load_plugins_by_group = lambda group: {" \
+            "'lowkv': getattr(lowkv.vllm, 'platform' if 'platform' in group else 'require'), 'other': lambda: %s}"
+    assert platform_of(other % None) == "lowkv.vllm.platform"
+    assert platform_of(other % "'vllm.platforms.interface.UnspecifiedPlatform'") == "vllm.platforms.interface"
+    device = "from vllm import platforms; platforms.builtin_platform_plugins = {'cuda': lambda: '%s'}"
+    assert platform_of(device % "vllm.platforms.interface.UnspecifiedPlatform") == "vllm.platforms.interface"
+
+
+def test_without_a_scheme_it_is_vllms_own(variable):
+    """The only two methods that it overrides answer as vLLM's, and an engine's configuration comes out the same."""
+    from unittest.mock import patch
+
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    from lowkv.vllm.platform import Platform
+
+    assert {name for name in vars(Platform) if not name.startswith("__")} == {"check_and_update_config",
+                                                                              "get_attn_backend_cls"}
+    configs = []
+    for platform in (CpuPlatform, Platform):
+        with patch("vllm.platforms._current_platform", platform()):
+            configs.append(VllmConfig())
+    ours = configs[1]
+    assert ours.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
+    same = [{**vars(config), "instance_id": None} for config in configs]
+    assert str(same[0]) == str(same[1])
+    for changed in ({}, {"has_sink": True}, {"use_mla": True, "block_size": 16}):
+        facts = AttentionSelectorConfig(**{"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto",
+                                           "block_size": 128, **changed})
+        with set_current_vllm_config(ours):
+            assert Platform.get_attn_backend_cls(None, facts) == CpuPlatform.get_attn_backend_cls(None, facts)

