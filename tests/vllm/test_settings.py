@@ -165,8 +165,11 @@ def test_only_where_it_can_stand_in():
     assert platform_of(newer) == "vllm.platforms.cpu"
     assert "vLLM 0.33.0: this lowkv serves vLLM 0.32.0 only" in platform_of(newer, LOWKV_SCHEME="lowkv2.8")
     # Another plug-in's platform, and vLLM's own for another device.
-    other = "import vllm.plugins, lowkv.vllm; vllm.plugins.load_plugins_by_group = lambda group: {" \
-            "'lowkv': getattr(lowkv.vllm, 'platform' if 'platform' in group else 'require'), 'other': lambda: %s}"
+    other = ("import importlib.metadata as installed, sys, types\n"
+             "found, sys.modules['other'] = installed.entry_points, types.SimpleNamespace(ask=lambda: %s)\n"
+             "group = {'group': 'vllm.platform_plugins'}\n"
+             "both = [*found(**group), installed.EntryPoint('other', 'other:ask', group['group'])]\n"
+             "installed.entry_points = lambda **asked: both if asked == group else found(**asked)")
     assert platform_of(other % None) == "lowkv.vllm.platform"
     assert platform_of(other % "'vllm.platforms.interface.UnspecifiedPlatform'") == "vllm.platforms.interface"
     device = "from vllm import platforms; platforms.builtin_platform_plugins = {'cuda': lambda: '%s'}"
