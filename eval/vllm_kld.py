@@ -17,7 +17,6 @@ some more of the newest tokens are exact than in llama.cpp."""
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -38,7 +37,8 @@ def arguments():
     parser.add_argument("--windows", default=2, type=int, help="default: %(default)s")
     parser.add_argument("--tokens", default=2048, type=int, help="of a window (default: %(default)s)")
     parser.add_argument("--chunk", default=32, type=int, help="tokens read at a time (default: %(default)s)")
-    parser.add_argument("--skip", default=256, type=int, help="first positions that are not counted (default: %(default)s)")
+    parser.add_argument("--skip", default=256, type=int,
+                        help="first positions that are not counted (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     args.schemes = args.schemes.split(",")
@@ -93,7 +93,8 @@ def in_llama(args):
 
 
 def table(vllm, llama):
-    lines = ["| scheme | mean KLD in vLLM | in llama.cpp | ratio | same top-1 in vLLM | in llama.cpp |", "|" + "---|" * 6]
+    lines = ["| scheme | mean KLD in vLLM | in llama.cpp | ratio | same top-1 in vLLM | in llama.cpp |",
+             "|" + "---|" * 6]
     for scheme, ours in vllm.items():
         theirs = llama.get(scheme)
         if scheme == "exact":

@@ -82,7 +82,8 @@ def test_sliding_windows_in_some_layers(gemma, tmp_path):
 
 
 def test_two_processes_are_as_one(llama, tmp_path):
-    """Tensor parallel, asked for in the environment and in the configuration. (With --pipeline-parallel-size 2 vLLM 0.32.0 fails on the CPU whatever its cache is.)"""
+    """Tensor parallel, asked for in the environment and in the configuration. (With --pipeline-parallel-size 2 vLLM
+    0.32.0 fails on the CPU whatever its cache is.)"""
     asked = [{"generate": mixed(13)}, {"generate": scored(mixed(13)[:6])}]
     for scheme in ("exact", "lowkv2.8"):
         alone = run(llama, asked, tmp_path, scheme, mib=48)

@@ -27,19 +27,14 @@ def platform() -> str | None:
 
 def _can_stand_in() -> bool:
     """Whether vLLM is a tested one and would take its CPU platform."""
-    from importlib.metadata import entry_points
-
     import vllm
-    from vllm import envs
     from vllm.platforms import PLATFORM_PLUGINS_GROUP, builtin_platform_plugins
+    from vllm.plugins import load_plugins_by_group
 
     if not tested(vllm.__version__):
         return False
-    # vLLM's own way to find them (plugins/__init__.py) tells them in the log, again.
-    plugins = [found.load() for found in entry_points(group=PLATFORM_PLUGINS_GROUP)
-               if envs.VLLM_PLUGINS is None or found.name in envs.VLLM_PLUGINS]
-    others = [ask for ask in plugins if ask is not platform]
-    return [path for ask in (*builtin_platform_plugins.values(), *others) if (path := ask())] == [STOCK]
+    others = {name: ask for name, ask in load_plugins_by_group(PLATFORM_PLUGINS_GROUP).items() if ask is not platform}
+    return [path for ask in (*builtin_platform_plugins.values(), *others.values()) if (path := ask())] == [STOCK]
 
 
 def require() -> None:

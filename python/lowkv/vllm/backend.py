@@ -9,7 +9,13 @@ from typing import ClassVar
 
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
-from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType, MultipleOf
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from lowkv._core import Error, PagedLayer, PagedStep

@@ -17,8 +17,8 @@ PAGE_TOKENS = 128  # vLLM's blocks on the CPU, unless it is told otherwise, and 
 SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, tested
 WITHOUT = f"start without lowkv's scheme ({VARIABLE}, {OPTION})"
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
-_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one, in one process; start each in a "
-               "process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
+_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one, in one process; start each in "
+               "a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
 _used: Scheme | None = None
 
 
