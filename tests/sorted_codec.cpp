@@ -32,7 +32,9 @@ const char* const codecs[] = {"sorted-4211-head-2rows",   "sorted-4211-head",
                               "sorted-4220-head-1row",    "sorted-4321-head-4rows",
                               "sorted-3311-head",         "sorted-2000-head-3rows",
                               "sorted-4444-head",         "sorted-4321-head-trellis-2rows",
-                              "sorted-2222-head-trellis", "sorted-3111-head-trellis-1row"};
+                              "sorted-2222-head-trellis", "sorted-3111-head-trellis-1row",
+                              "sorted-4211-head-weighted", "sorted-4321-head-4rows-weighted",
+                              "sorted-4332-head-trellis-2rows-weighted"};
 
 Block block_of(const std::string& codec, Shape shape) {
     return Block("k=" + codec + ",v=exact", shape);
@@ -74,9 +76,26 @@ void for_all_blocks(F f) {
     }
 }
 
+// By queries of very different sizes, where they are wanted.
+std::vector<float> make_queries(const Plan& plan, Random& random) {
+    std::normal_distribution<float> normal;
+    std::vector<float> queries(plan.shape().channels());
+    for (float& q : queries) q = std::exp2(4.0f * normal(random));
+    return queries;
+}
+void encode_by(Block& block, const std::vector<float>& queries) {
+    encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
+                 block.packed.data(), 0, block.plan.shape().kv_heads, {.queries = queries.data()});
+}
+
 void encode_like(Block& block, const std::vector<std::byte>& like) {
     encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
                  block.packed.data(), 0, block.plan.shape().kv_heads, {.like = like.data()});
+}
+
+// A number as it is coded.
+double damped(const Block& block, const SortedReader& keys, Place p) {
+    return block.get(Which::keys, p) / keys.factor(p.channel);
 }
 
 // The tokens whose mean is taken: those that are no rows.
@@ -89,7 +108,7 @@ std::vector<std::uint32_t> coded_tokens(const SortedReader& keys) {
 
 // The mean that the codes are made with, per channel. `slack`, if asked for: how far it may be off
 // where the codec's floats may fall on the other side of a tie between two halves.
-std::vector<double> means(const Block& block, std::uint32_t head,
+std::vector<double> means(const Block& block, const SortedReader& keys, std::uint32_t head,
                           const std::vector<std::uint32_t>& tokens,
                           std::vector<double>* slack = nullptr) {
     std::vector<double> mean(block.plan.shape().head_dim);
@@ -97,8 +116,8 @@ std::vector<double> means(const Block& block, std::uint32_t head,
     for (std::uint32_t c = 0; c < mean.size(); ++c) {
         double size = 0;
         for (const std::uint32_t t : tokens) {
-            mean[c] += block.get(Which::keys, {head, c, t});
-            size += std::fabs(block.get(Which::keys, {head, c, t}));
+            mean[c] += damped(block, keys, {head, c, t});
+            size += std::fabs(damped(block, keys, {head, c, t}));
         }
         mean[c] /= static_cast<double>(tokens.size());
         const double half = codec::f16_to_f32(codec::f32_to_f16(static_cast<float>(mean[c])));
@@ -116,7 +135,7 @@ std::vector<double> sorted_key(const Block& block, const SortedReader& keys, std
     std::vector<double> y(mean.size());
     for (std::uint32_t p = 0; p < y.size(); ++p) {
         const std::uint32_t c = keys.channel(p);
-        y[p] = block.get(Which::keys, {head, c, token}) - mean[c];
+        y[p] = damped(block, keys, {head, c, token}) - mean[c];
     }
     return keys.rotated(y);
 }
@@ -133,7 +152,7 @@ void for_all_heads(unsigned seed, F f) {
     Random random(seed);
     for_all_blocks([&](Block block) {
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         for (std::uint32_t h = 0; h < 2; ++h) {
             const SortedReader keys = reader(block, h);
             f(block, h, keys, coded_tokens(keys));
@@ -164,12 +183,13 @@ TEST_CASE("a packed block has its size, and what decode_block() reads is what fo
         for (std::uint32_t g = 0; g < groups; ++g)
             bits += block.plan.scheme().key.quarter_bits[4 * g / groups];
         const std::uint32_t rows = block.plan.scheme().key.exact_rows;
-        const std::size_t head = 2 * groups + (d > 256 ? 2 * d : d) + 2 + 2 * groups + 2 * rows +
-                                 d + 128 + rows + std::size_t{rows} * d;
+        const std::size_t damping = block.plan.scheme().key.weighted ? d / 2 : 0;
+        const std::size_t head = 2 * groups + (d > 256 ? 2 * d : d) + damping + 2 + 2 * groups +
+                                 2 * rows + d + 128 + rows + std::size_t{rows} * d;
         CHECK(part.head_bytes() == (head + 63) / 64 * 64 + std::size_t{bits} * 16 * 128 / 8);
         CHECK(block.plan.key_bits() == 8.0 * static_cast<double>(part.head_bytes()) / (128.0 * d));
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         const Block decoded = block.decoded();
         std::size_t wrong = 0;
         for (std::uint32_t h = 0; h < 2; ++h) {
@@ -192,7 +212,7 @@ TEST_CASE("statistics: channels in the order of their energy, groups' sizes") {
     for_all_heads(2, [](const Block& block, std::uint32_t h, const SortedReader& keys,
                         const std::vector<std::uint32_t>& tokens) {
         const std::uint32_t d = block.plan.shape().head_dim;
-        const std::vector<double> mean = means(block, h, tokens);
+        const std::vector<double> mean = means(block, keys, h, tokens);
         std::vector<bool> seen(d);
         std::vector<double> energy(d), size(d / 16);
         std::size_t wrong = 0;
@@ -201,7 +221,7 @@ TEST_CASE("statistics: channels in the order of their energy, groups' sizes") {
             REQUIRE(c < d);
             seen[c] = true;
             for (const std::uint32_t t : tokens)
-                energy[p] += std::pow(block.get(Which::keys, {h, c, t}) - mean[c], 2.0);
+                energy[p] += std::pow(damped(block, keys, {h, c, t}) - mean[c], 2.0);
             size[p / 16] += energy[p] / 16;
             if (p > 0 && energy[p] > energy[p - 1] * (1 + 1e-4)) ++wrong;
         }
@@ -221,7 +241,7 @@ TEST_CASE(
     for_all_heads(3, [&](const Block& block, std::uint32_t h, const SortedReader& keys,
                          const std::vector<std::uint32_t>& tokens) {
         std::vector<double> slack;
-        const std::vector<double> mean = means(block, h, tokens, &slack);
+        const std::vector<double> mean = means(block, keys, h, tokens, &slack);
         std::size_t wrong = 0, wrong_scales = 0;
         double largest = 0;
         for (const std::uint32_t t : tokens) {
@@ -273,7 +293,7 @@ TEST_CASE(
 TEST_CASE("the decoded block has the tokens' mean") {
     for_all_heads(4, [](const Block& block, std::uint32_t h, const SortedReader& keys,
                         const std::vector<std::uint32_t>& tokens) {
-        const std::vector<double> mean = means(block, h, tokens);
+        const std::vector<double> mean = means(block, keys, h, tokens);
         std::vector<double> decoded(mean.size());
         double size = 0;
         for (const std::uint32_t t : tokens) {
@@ -296,7 +316,7 @@ TEST_CASE("rows are the shortest keys, and come back to half a step") {
         const std::uint32_t d = block.plan.shape().head_dim;
         if (rows == 0) return;
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         for (std::uint32_t h = 0; h < 2; ++h) {
             const SortedReader keys = reader(block, h);
             std::vector<double> length(tokens_each);
@@ -320,7 +340,8 @@ TEST_CASE("rows are the shortest keys, and come back to half a step") {
                 const std::vector<double> x = keys.key(t);
                 std::size_t wrong = 0;
                 for (std::uint32_t c = 0; c < d; ++c) {
-                    const double error = std::fabs(x[c] - block.get(Which::keys, {h, c, t}));
+                    const double error =
+                        std::fabs(x[c] - block.get(Which::keys, {h, c, t})) / keys.factor(c);
                     // 127 steps are the largest residual, rounded to f16.
                     if (!(error <= 0.5 * step + 127 * step * 0x1p-11 + 1e-5 * norm(x))) ++wrong;
                 }
@@ -336,7 +357,7 @@ TEST_CASE("what was decoded is encoded to the bytes that it had, whatever it is 
     Random random(6);
     for_all_blocks([&](Block block) {
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         Block again = block.decoded();
         again.encode();
         const auto keys = static_cast<std::ptrdiff_t>(block.plan.keys().bytes());
@@ -365,12 +386,12 @@ TEST_CASE("what was decoded is encoded to the bytes that it had, whatever it is 
 TEST_CASE("statistics are taken over from another block, bit for bit") {
     Random random(7);
     for (const std::uint32_t head_dim : {64u, 80u, 256u, 320u}) {
-        Block first = block_of("sorted-4211-head-2rows", {2, head_dim});
+        Block first = block_of("sorted-4211-head-2rows-weighted", {2, head_dim});
         Block second = first;
         fill_keys(first, random);
         fill_keys(second, random);
-        first.encode();
-        second.encode();
+        encode_by(first, make_queries(first.plan, random));
+        encode_by(second, make_queries(second.plan, random));
         const std::vector<std::byte> own = second.packed;
         encode_like(second, first.packed);
         CHECK(second.packed != own);
@@ -385,6 +406,69 @@ TEST_CASE("statistics are taken over from another block, bit for bit") {
         for (const double e : errors(second)) made += e;
         CHECK(made < taken);
     }
+}
+
+TEST_CASE("channels are damped by the fourth root of the queries' energy") {
+    Random random(8);
+    for (const std::uint32_t head_dim : {16u, 64u, 80u, 576u}) {
+        Block block = block_of("sorted-4211-head-2rows-weighted", {2, head_dim});
+        fill_keys(block, random);
+        std::vector<float> queries = make_queries(block.plan, random);
+        encode_by(block, queries);
+        for (std::uint32_t h = 0; h < 2; ++h) {
+            const SortedReader keys = reader(block, h);
+            const float* its = queries.data() + h * head_dim;
+            double sum = 0, largest = 0;
+            for (std::uint32_t c = 0; c < head_dim; ++c) {
+                sum += its[c];
+                largest = std::max(largest, double{its[c]});
+            }
+            const double least = 0.02 * sum / head_dim;
+            std::size_t wrong = 0;
+            for (std::uint32_t c = 0; c < head_dim; ++c) {
+                const double want = std::pow((largest + least) / (its[c] + least), 0.25);
+                if (!(std::fabs(std::log2(keys.factor(c) / want)) <= 0.125 + 1e-6)) ++wrong;
+            }
+            CHECK(wrong == 0);
+        }
+        // Nothing is known of them, or nothing that could be right.
+        const auto undamped = [&] {
+            for (std::uint32_t c = 0; c < head_dim; ++c)
+                if (reader(block, 1).factor(c) != 1) return false;
+            return true;
+        };
+        block.encode();
+        CHECK(undamped());
+        for (const float broken : {0.0f, std::numeric_limits<float>::infinity(),
+                                   std::numeric_limits<float>::quiet_NaN()}) {
+            std::fill(queries.begin() + head_dim, queries.end(), broken);
+            encode_by(block, queries);
+            CHECK(undamped());
+        }
+    }
+}
+
+TEST_CASE("weighted by queries, products with such queries err less") {
+    Random random(12);
+    std::normal_distribution<float> normal;
+    const auto error = [&](const std::string& codec, Block block,
+                           const std::vector<float>& queries) {
+        Block other = block_of(codec, block.plan.shape());
+        other.exact = block.exact;
+        encode_by(other, queries);
+        const Block decoded = other.decoded();
+        double sum = 0;
+        block.each([&](Place p) {
+            const double e = decoded.get(Which::keys, p) - block.get(Which::keys, p);
+            sum += e * e * queries[p.head * block.plan.shape().head_dim + p.channel];
+        });
+        return sum;
+    };
+    Block block = block_of("sorted-4211-head-2rows", {2, 128});
+    fill_keys(block, random);
+    const std::vector<float> queries = make_queries(block.plan, random);
+    CHECK(1.5 * error("sorted-4211-head-2rows-weighted", block, queries) <
+          error("sorted-4211-head-2rows", block, queries));
 }
 
 TEST_CASE("unequal bits err less than equal ones on unequal channels") {

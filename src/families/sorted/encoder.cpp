@@ -93,13 +93,23 @@ void hadamard_rows(float (*y)[tokens]) noexcept {
 }
 
 // Infinities end at +-65504; a NaN is stored as 0.
-void SortedEncoder::load(std::uint32_t channel, float* x) const noexcept {
+void SortedEncoder::load_undamped(std::uint32_t channel, float* x) const noexcept {
     const std::uint16_t* from = keys_ + std::size_t{channel} * tokens;
     for (std::uint32_t t = 0; t < tokens; ++t) {
         const int magnitude = from[t] & 0x7fff;
         const int finite = magnitude > 0x7c00 ? 0 : std::min(magnitude, 0x7bff);
         x[t] = f16_to_f32(static_cast<std::uint16_t>(finite | (from[t] & 0x8000)));
     }
+}
+
+void SortedEncoder::load(std::uint32_t channel, float* x) const noexcept {
+    load_undamped(channel, x);
+    for (std::uint32_t t = 0; t < tokens; ++t) x[t] *= damping_[channel];
+}
+
+void SortedEncoder::set_damping(const std::byte* section) noexcept {
+    read_damping(part_, section, damping_);
+    for (std::uint32_t c = 0; c < channels(); ++c) damping_[c] = 1.0f / damping_[c];
 }
 
 void SortedEncoder::set_rows(const ExactRows& rows) noexcept {
@@ -226,7 +236,7 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
 ExactRows SortedEncoder::shortest() const noexcept {
     float x[tokens], length[tokens] = {};
     for (std::uint32_t c = 0; c < channels(); ++c) {
-        load(c, x);
+        load_undamped(c, x);
         for (std::uint32_t t = 0; t < tokens; ++t) length[t] += x[t] * x[t];
     }
     bool chosen[tokens] = {};

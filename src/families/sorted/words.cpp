@@ -11,6 +11,7 @@ bool has_other_words(const Codec& codec) noexcept {
     Codec plain{.width = codec.width, .axis = codec.axis, .group = Group::head};
     plain.quarter_bits = codec.quarter_bits;
     plain.exact_rows = codec.exact_rows;
+    plain.weighted = codec.weighted;
     if (codec.levels == Levels::trellis) plain.levels = codec.levels;
     return codec != plain;
 }
@@ -43,6 +44,7 @@ std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
          {!sorted && quartered, "bits of quarters, such as 4211, are for sorted keys"},
          {!sorted && codec.exact_rows != 0,
           "exact rows are for sorted keys: sorted-4211-head-2rows"},
+         {!sorted && codec.weighted, "weighted is for sorted keys: sorted-4211-head-2rows-weighted"},
          {sorted && codec.width != width_of(codec.quarter_bits[0]),
           "the width of sorted keys is that of their first quarter"},
          {sorted && has_other_words(codec),
@@ -56,7 +58,9 @@ CodecWords sorted_words(const Codec& codec) {
     std::string sentence =
         quarters(codec) +
         " bits a number, a quarter of the channels each: after subtracting the block's mean per "
-        "channel, channels sorted by their energy and a Hadamard rotation of 16 at a "
+        "channel, channels sorted by their energy" +
+        (codec.weighted ? " (damped by the root of that of the queries there)" : "") +
+        " and a Hadamard rotation of 16 at a "
         "time, a scale of one token's head (8 bits) times one of the normal (Lloyd-Max) levels";
     if (codec.levels == Levels::trellis)
         sentence += ", below 4 bits a level that neighbouring codes choose together (a trellis)";
