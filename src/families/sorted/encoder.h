@@ -82,7 +82,13 @@ class SortedEncoder {
     float share() const noexcept { return 1.0f / static_cast<float>(sorted_tokens - rows_.count); }
     void load(std::uint32_t channel, float* x) const noexcept;
     void load_undamped(std::uint32_t channel, float* x) const noexcept;
-    // Of the places' numbers, each token's times a factor that makes them N(0, 1).
+    // Of the places' numbers: a factor for each token that makes them N(0, 1).
+    void find_ranges(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
+                     float* to_normal) const noexcept;
+    // How well a token's nearest levels after that factor fit its numbers: the cosine, times |y|.
+    void find_fits(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
+                   const float* to_normal, float* fit) const noexcept;
+    // Of the places' numbers, each token's times such a factor.
     void choose_codes(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
                       const float* to_normal) noexcept;
     // Of a group's.
