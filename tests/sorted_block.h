@@ -19,13 +19,19 @@ inline constexpr std::uint32_t tokens_each = 128;
 // What families/sorted/carried.h may change of a decoded number.
 inline constexpr double carried = 0x1p-9;
 
-inline const char* const sorted_codecs[] = {"sorted-4211-head-2rows",   "sorted-4211-head",
-                              "sorted-4220-head-1row",    "sorted-4321-head-4rows",
-                              "sorted-3311-head",         "sorted-2000-head-3rows",
-                              "sorted-4444-head",         "sorted-4321-head-trellis-2rows",
-                              "sorted-2222-head-trellis", "sorted-3111-head-trellis-1row",
-                              "sorted-4211-head-weighted", "sorted-4321-head-4rows-weighted",
-                              "sorted-4332-head-trellis-2rows-weighted"};
+inline const char* const sorted_codecs[] = {"sorted-4211-head-2rows",
+                                            "sorted-4211-head",
+                                            "sorted-4220-head-1row",
+                                            "sorted-4321-head-4rows",
+                                            "sorted-3311-head",
+                                            "sorted-2000-head-3rows",
+                                            "sorted-4444-head",
+                                            "sorted-4321-head-trellis-2rows",
+                                            "sorted-2222-head-trellis",
+                                            "sorted-3111-head-trellis-1row",
+                                            "sorted-4211-head-weighted",
+                                            "sorted-4321-head-4rows-weighted",
+                                            "sorted-4332-head-trellis-2rows-weighted"};
 
 inline Block block_of(const std::string& codec, Shape shape) {
     return Block("k=" + codec + ",v=exact", shape);

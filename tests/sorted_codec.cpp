@@ -184,7 +184,8 @@ TEST_CASE(
             }
             // In the range that fits best, of those that are tried.
             const double rms = norm(relative) / std::sqrt(static_cast<double>(coded.size()));
-            double least = std::numeric_limits<double>::infinity(), least_path = least, expected = 0;
+            double least = std::numeric_limits<double>::infinity(), least_path = least,
+                   expected = 0;
             std::vector<double> chosen, own;  // levels: those stored, the nearest in its own range
             for (const double range : {1.0, 0.8, 1.25, 1.6, 2.0, 2.5, 3.2}) {
                 double off = 0, path = 0, its_expected = 0;

@@ -301,7 +301,8 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     CHECK(packed(fork, 0, n) == unasked);
 
     CHECK_THROWS_WITH_AS(sequence.fork().observe({asked.rows.data(), 0, 0, 1, 3}),
-                         doctest::Contains("3 query heads; there must be a multiple of the 2"), Error);
+                         doctest::Contains("3 query heads; there must be a multiple of the 2"),
+                         Error);
 }
 
 TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone by none") {

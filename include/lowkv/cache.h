@@ -128,7 +128,7 @@ class Sequence {
     void write_values(std::span<const std::uint32_t> cells, const float* rows,
                       std::size_t row_stride);
 
-    // QueryRows that attend to the sequence, before what they see is packed, for plans that want them
+    // Queries that attend to the sequence, before what they see is packed, for plans that want them
     // (Plan::wants_queries(); others ignore it): the first packed block weighs its channels by
     // them, and later ones, of forks too, do as it does. Forgotten by truncate(0). A host that
     // calls it never gets keys that are coded by their own size alone.

@@ -321,7 +321,7 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
 // NOLINTBEGIN(modernize-use-using): it is C.
 typedef struct {
     uint32_t tokens, head_dim, rows;
-    uint32_t bits[4];  // of each quarter of the groups: 4 to 0
+    uint32_t bits[4];   // of each quarter of the groups: 4 to 0
     uint32_t weighted;  // 1: channels are damped
 } lowkv_sorted_head;
 
@@ -355,7 +355,10 @@ LOWKV_FN uint32_t lowkv_sorted_channel(LOWKV_BYTES order, uint32_t head_dim, uin
 // What a channel's numbers were divided by, of 4 bits of damping.
 LOWKV_FN float lowkv_sorted_factor(uint32_t damping) {
     const uint32_t part = damping & 3u;
-    const float root = part == 0 ? 1.0f : part == 1 ? 1.18920712f : part == 2 ? 1.41421354f : 1.68179286f;
+    const float root = part == 0   ? 1.0f
+                       : part == 1 ? 1.18920712f
+                       : part == 2 ? 1.41421354f
+                                   : 1.68179286f;
     return root * LOWKV_TO(float, 1u << (damping >> 2));
 }
 LOWKV_FN uint32_t lowkv_sorted_damping(LOWKV_BYTES damping, uint32_t channel) {
@@ -383,8 +386,8 @@ LOWKV_FN lowkv_sorted_section lowkv_lay_out_sorted(lowkv_sorted_head head) {
     const uint32_t codes = lowkv_whole_lines(residuals + head.rows * head.head_dim);
     const uint32_t end = codes + lowkv_sorted_codes(head, groups);
     const lowkv_sorted_section section = {
-        groups, order, damping, largest, largest_means, row_scales, means, scales,
-        row_tokens, residuals, codes, lowkv_whole_lines(end)};
+        groups, order,  damping,    largest,   largest_means, row_scales,
+        means,  scales, row_tokens, residuals, codes,         lowkv_whole_lines(end)};
     return section;
 }
 

@@ -82,7 +82,8 @@ void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t
 void Batch::observe(const float* q, const BatchStrides& strides, std::uint32_t queries,
                     std::uint32_t heads) {
     for (std::size_t s = 0; s < sequences_.size(); ++s)
-        sequences_[s].observe({q + s * strides.sequence, strides.token, strides.head, queries, heads});
+        sequences_[s].observe(
+            {q + s * strides.sequence, strides.token, strides.head, queries, heads});
 }
 
 void Batch::settle(std::uint32_t spared, Executor& executor) {

@@ -119,7 +119,8 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
     step.attended = std::move(parts);
     if (plan_->wants_queries() && queries_.wanted()) {
         for (const SequenceAttention& its : step.attended)
-            queries_.add(plan_->shape(), {its.io.q, its.io.q_token_stride, its.io.q_head_stride, its.io.tokens, its.io.heads});
+            queries_.add(plan_->shape(), {its.io.q, its.io.q_token_stride, its.io.q_head_stride,
+                                          its.io.tokens, its.io.heads});
     }
     lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
     attend_sinks(params, step, workspace, executor);

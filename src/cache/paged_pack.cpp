@@ -67,7 +67,8 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     for (const Due& its : due) {
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
             exact.push_back(beside_[its.page]->exact + b * plan_->exact_bytes());
-            copies.push_back({exact.back(), page(its.page) + b * plan_->packed_bytes(), its.like, queries ? queries->data() : nullptr});
+            copies.push_back({exact.back(), page(its.page) + b * plan_->packed_bytes(), its.like,
+                              queries ? queries->data() : nullptr});
         }
     }
     if (!device.packable(*plan_, exact, executor)) {

@@ -11,7 +11,8 @@ namespace lowkv {
 void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
     if (queries.heads == 0 || queries.heads % shape.kv_heads != 0)
         throw Error(ErrorCode::invalid_argument,
-                    std::to_string(queries.heads) + " query heads; there must be a multiple of the " +
+                    std::to_string(queries.heads) +
+                        " query heads; there must be a multiple of the " +
                         std::to_string(shape.kv_heads) + " kv heads");
     if (!wanted()) return;
     sums_.resize(shape.channels());

@@ -145,8 +145,10 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
             if (follows != follow) continue;
             const std::byte* like = due[follows ? leader : i].like;
             if (follows && like == nullptr) like = slots[leader];
-            if (like == nullptr && plan.wants_queries()) due[i].queries = due[i].first_holder->queries_.means();
-            encoded.push_back({due[i].block->data, slots[i], like, due[i].queries ? due[i].queries->data() : nullptr});
+            if (like == nullptr && plan.wants_queries())
+                due[i].queries = due[i].first_holder->queries_.means();
+            encoded.push_back({due[i].block->data, slots[i], like,
+                               due[i].queries ? due[i].queries->data() : nullptr});
         }
     }
     lock.unlock();

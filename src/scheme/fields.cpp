@@ -146,8 +146,7 @@ constexpr std::array rows_choices{Choice{"0rows", 0}, Choice{"1row", 1, repaired
                                   Choice{"4rows", 4, repaired}};
 constexpr std::array weight_choices{
     Choice{"unweighted", 0},
-    Choice{"weighted", 1,
-           "sorted: channels count for more where the layer's queries are large"}};
+    Choice{"weighted", 1, "sorted: channels count for more where the layer's queries are large"}};
 constexpr std::array stage_choices{
     Choice{"post", value_of(Stage::post)},
     Choice{"pre", value_of(Stage::pre),

@@ -31,8 +31,8 @@ constexpr Codec unbiased(Codec codec) {
     return codec;
 }
 
-// lowkv's own keys: the channels that matter most to queries get the most bits, the two shortest keys
-// are repaired.
+// lowkv's own keys: the channels that matter most to queries get the most bits, the two shortest
+// keys are repaired.
 constexpr Codec sorted(Width first, const std::array<std::uint8_t, 4>& bits) {
     return {.width = first,
             .axis = Axis::sorted,

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::uint32_t tokens = sorted_tokens;
 
-// Of a token's own rms.
-constexpr float ranges[] = {0.8f, 1.25f, 1.6f, 2.0f, 2.5f, 3.2f};
+// Of a token's own rms: how far its levels reach.
+constexpr float reaches[] = {0.8f, 1.25f, 1.6f, 2.0f, 2.5f, 3.2f};
 
 // One number for each place to one for each channel: y H / 4.
 void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,
@@ -227,9 +227,10 @@ void SortedEncoder::find_fits(const SortedStatistics& statistics, const float (*
 }
 
 // Levels are right for what the sequence's first block has. A token whose numbers are shared out
-// otherwise, one that queries look for mostly, has some that no level reaches: it gets a wider range.
-void SortedEncoder::find_ranges(const SortedStatistics& statistics, const float (*y)[tokens],
-                                float* to_normal) const noexcept {
+// otherwise, one that queries look for mostly, has some that no level reaches: it gets a wider
+// reach.
+void SortedEncoder::find_reaches(const SortedStatistics& statistics, const float (*y)[tokens],
+                                 float* to_normal) const noexcept {
     float own[tokens] = {}, best[tokens], fit[tokens], tried[tokens];
     for (std::uint32_t p = 0; p < coded(); ++p) {
         const float inverse = 1.0f / statistics.unit[p / sorted_group];
@@ -241,8 +242,8 @@ void SortedEncoder::find_ranges(const SortedStatistics& statistics, const float 
     for (float& x : own) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
     std::copy_n(own, tokens, to_normal);
     find_fits(statistics, y, own, best);
-    for (const float range : ranges) {
-        for (std::uint32_t t = 0; t < tokens; ++t) tried[t] = own[t] / range;
+    for (const float reach : reaches) {
+        for (std::uint32_t t = 0; t < tokens; ++t) tried[t] = own[t] / reach;
         find_fits(statistics, y, tried, fit);
         for (std::uint32_t t = 0; t < tokens; ++t) {
             const bool better = fit[t] > best[t];
@@ -262,7 +263,7 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     for (std::uint32_t p = 0; p < channels(); p += sorted_group) hadamard_rows(y + p);
 
     float to_normal[tokens];
-    find_ranges(statistics, y, to_normal);
+    find_reaches(statistics, y, to_normal);
     choose_codes(statistics, y, to_normal);
 
     float squares[tokens] = {}, level_squares[tokens] = {}, level[tokens];

@@ -74,7 +74,7 @@ class SortedEncoder {
     float kept_[sorted_tokens];   // 0 of a row, 1 of all others
     float mean_[max_sorted_dim];  // of the others, rounded to f16
     float scale_[sorted_tokens];
-    float damping_[max_sorted_dim];  // by channel, at most 1
+    float damping_[max_sorted_dim];                      // by channel, at most 1
     std::uint8_t codes_[max_sorted_dim][sorted_tokens];  // by place; of a trellis windows
 
     std::uint32_t channels() const noexcept { return part_.head.head_dim; }
@@ -83,8 +83,8 @@ class SortedEncoder {
     void load(std::uint32_t channel, float* x) const noexcept;
     void load_undamped(std::uint32_t channel, float* x) const noexcept;
     // Of the places' numbers: a factor for each token that makes them N(0, 1).
-    void find_ranges(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
-                     float* to_normal) const noexcept;
+    void find_reaches(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
+                      float* to_normal) const noexcept;
     // How well a token's nearest levels after that factor fit its numbers: the cosine, times |y|.
     void find_fits(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
                    const float* to_normal, float* fit) const noexcept;

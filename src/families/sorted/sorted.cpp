@@ -47,7 +47,8 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
     const bool leads = hints.like == nullptr;
     if (leads) {
         const float* queries = hints.queries;
-        write_damping(*this, queries == nullptr ? nullptr : queries + h * head.head_dim, its_section);
+        write_damping(*this, queries == nullptr ? nullptr : queries + h * head.head_dim,
+                      its_section);
     } else {
         std::memcpy(its_section, hints.like + section_offset(h), section.largest);
     }

@@ -30,7 +30,8 @@ void write_damping(const SortedPart& part, const float* queries, std::byte* sect
     if (!(largest > 0) || !std::isfinite(sum)) return;
     for (std::uint32_t c = 0; c < channels; ++c) {
         // To the nearest power of two; the least share keeps it above 2^-15 in heads of 576.
-        const int octaves = -std::ilogb((queries[c] + least) / largest * std::numbers::sqrt2_v<float>);
+        const int octaves =
+            -std::ilogb((queries[c] + least) / largest * std::numbers::sqrt2_v<float>);
         section[part.section.damping + c / 2] |=
             static_cast<std::byte>(std::clamp(octaves, 0, 15) << 4 * (c & 1u));
     }
@@ -39,7 +40,8 @@ void write_damping(const SortedPart& part, const float* queries, std::byte* sect
 void read_damping(const SortedPart& part, const std::byte* section, float* factor) noexcept {
     const auto* damping = reinterpret_cast<const std::uint8_t*>(section + part.section.damping);
     for (std::uint32_t c = 0; c < part.head.head_dim; ++c)
-        factor[c] = part.head.weighted != 0 ? lowkv_sorted_factor(lowkv_sorted_damping(damping, c)) : 1.0f;
+        factor[c] =
+            part.head.weighted != 0 ? lowkv_sorted_factor(lowkv_sorted_damping(damping, c)) : 1.0f;
 }
 
 void write_statistics(const SortedPart& part, const float* energy, std::byte* section) noexcept {

@@ -10,7 +10,7 @@
 struct SortedQuery {
     const std::byte* statistics;  // null: none yet
     RowScales rows;
-    float offset[4];  // what the middle of the levels adds up to
+    float offset[4];                                  // what the middle of the levels adds up to
     alignas(64) float factor[codec::max_sorted_dim];  // by channel: of the damping
     alignas(64) std::int16_t weights[4][codec::max_sorted_dim];
 };
@@ -48,9 +48,8 @@ LOWKV_INLINE void read_factors(const codec::SortedPart& part, const std::byte* s
                                float* factor) {
     const std::uint8_t* damping = sorted_bytes(section, part.section.damping);
     for (unsigned c = 0; c < part.head.head_dim; ++c)
-        factor[c] = part.head.weighted != 0
-                        ? lowkv_sorted_factor(lowkv_sorted_damping(damping, c))
-                        : 1.0f;
+        factor[c] =
+            part.head.weighted != 0 ? lowkv_sorted_factor(lowkv_sorted_damping(damping, c)) : 1.0f;
 }
 // products[row] = sum over channels of a row's weight times (byte - 128) times the factor times
 // step(channel), which 16 neighbours share.
@@ -76,7 +75,8 @@ void prepare_sorted(const codec::SortedPart& part, const std::byte* section, con
     read_factors(part, section, query.factor);
     for (unsigned p = 0; p < steps; ++p) {
         const unsigned channel = sorted_channel(part, section, p);
-        for (unsigned r = 0; r < Rows; ++r) x[r][p] = w[r * w_stride + channel] * query.factor[channel];
+        for (unsigned r = 0; r < Rows; ++r)
+            x[r][p] = w[r * w_stride + channel] * query.factor[channel];
     }
     F largest[4], sum[4];
     for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);
@@ -187,7 +187,8 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
         float mean_products[4];
         multiply_bytes<Rows>(
             sorted_bytes(section, part.section.means), part.head.head_dim, product.w, w_stride,
-            query.factor, [&](unsigned c) LOWKV_INLINE_LAMBDA { return sorted_mean_step(part, section, c); },
+            query.factor,
+            [&](unsigned c) LOWKV_INLINE_LAMBDA { return sorted_mean_step(part, section, c); },
             mean_products);
 
         const F unit = set(sorted_scale(part, section));
