@@ -12,6 +12,7 @@ from 256 on). No code is shared with src/families/sorted. A setting is what diff
   alpha=0       channels are sorted by energy * w^alpha, w the mean square of the first 384 queries
   floor=.02     so much of its mean is added to w
   scale=0       1: channels are also multiplied by w^(alpha/2) before they are quantized, so that groups are even
+  ranges=0      1: a token's levels reach as far as fits it best, .8 to 3.2 times its rms
   rows=2        keys repaired in each block
   repair=short  the shortest; error: those of the largest error by w
   bits=4211     of the channels' quarters
@@ -28,8 +29,9 @@ from retrieval import Reader, haystacks
 from sheet import Sheet, again_with_torch, measuring_parser
 
 BLOCK, GROUP, FIRST = 128, 16, 384
-DEFAULTS = {"alpha": 0.0, "floor": 0.02, "scale": 0, "rows": 2, "repair": "short", "bits": "4211",
+DEFAULTS = {"alpha": 0.0, "floor": 0.02, "scale": 0, "ranges": 0, "rows": 2, "repair": "short", "bits": "4211",
             "values": 2, "keys": 1, "trellis": 0}
+RANGES = 1, .8, 1.25, 1.6, 2, 2.5, 3.2
 MSE = {1: (.3634, .298), 2: (.1175, .0842), 3: (.03454, .0225), 4: (.009497, .009497)}  # Lloyd-Max's, a trellis'
 KEY, COLUMNS = ["model", "text", "number", "setting"], ["right", "tokens", "kld", "error", "worst", "top1", "nll"]
 
@@ -99,13 +101,29 @@ class Codec:
         unit = (y * kept[..., None])[:, first].square().mean((2, 4), keepdim=True).sqrt()
         unit = (unit / unit.amax(3, keepdim=True)).clamp(min=2**-8)
         rms = (y / unit).square().mean((-1, -2), keepdim=True)
-        level = self.groups(y / unit / rms.sqrt()) * unit
-        size = (y.square().sum((-1, -2)) / level.square().sum((-1, -2))).sqrt()
+        size, level = self.fitted(y, unit, rms.sqrt())
         most = (size * kept[..., 0]).amax(-1, keepdim=True)
         size = (size / most * 255).round().clamp(1, 255) * most / 255
         read = (level * size[..., None, None] @ turn.mT).flatten(-2) / factor
         read = self.torch.empty_like(read).scatter_(-1, at, read)
         return read - (read * kept).sum(2, keepdim=True) / kept.sum(2, keepdim=True) + mean
+
+    def fitted(self, y, unit, rms):
+        """Each token's scale and levels: in the range whose levels have the largest cosine with it."""
+        best = None
+        for reach in RANGES if self.s["ranges"] else RANGES[:1]:
+            level = self.groups(y / unit / (rms * reach)) * unit
+            squares = level.square().sum((-1, -2))
+            fit = (y * level).sum((-1, -2)) / squares.sqrt()
+            size = (y.square().sum((-1, -2)) / squares).sqrt()
+            found = fit, size, level
+            if best is None:
+                best = found
+                continue
+            better = fit > best[0]
+            best = tuple(self.torch.where(better.view(better.shape + (1,) * (new.dim() - fit.dim())), new, old)
+                         for new, old in zip(found, best, strict=True))
+        return best[1:]
 
     def values(self, value):
         if not self.s["values"]:

@@ -37,6 +37,7 @@ class Random {
         codec.width = codec.quarter_bits[0] == 2   ? Width::two
                       : codec.quarter_bits[0] == 3 ? Width::three
                                                    : Width::four;
+        codec.weighted = below(2) == 1;
         codec.exact_rows = static_cast<std::uint8_t>(below(5));
         if (std::ranges::any_of(codec.quarter_bits, [](auto bits) { return bits > 0 && bits < 4; }))
             codec.levels = one_of({Levels::uniform, Levels::trellis});

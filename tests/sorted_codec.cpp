@@ -12,72 +12,13 @@
 
 #include "codec/lloyd_max.h"
 #include "codec/trellis.h"
-#include "codec_block.h"
 #include "lowkv/error.h"
-#include "sample.h"
-#include "sorted_reader.h"
+#include "sorted_block.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
 
 namespace {
-
-using Random = std::mt19937;
-
-constexpr std::uint32_t tokens_each = 128;
-// What families/sorted/carried.h may change of a decoded number.
-constexpr double carried = 0x1p-9;
-
-const char* const codecs[] = {"sorted-4211-head-2rows",   "sorted-4211-head",
-                              "sorted-4220-head-1row",    "sorted-4321-head-4rows",
-                              "sorted-3311-head",         "sorted-2000-head-3rows",
-                              "sorted-4444-head",         "sorted-4321-head-trellis-2rows",
-                              "sorted-2222-head-trellis", "sorted-3111-head-trellis-1row"};
-
-Block block_of(const std::string& codec, Shape shape) {
-    return Block("k=" + codec + ",v=exact", shape);
-}
-
-const codec::SortedPart& part_of(const Block& block) {
-    return dynamic_cast<const codec::SortedPart&>(block.plan.keys());
-}
-SortedReader reader(const Block& block, std::uint32_t head) {
-    return {part_of(block), block.packed.data(), head};
-}
-
-// Channels of very different sizes and offsets, and two tokens unlike all others.
-void fill_keys(Block& block, Random& random, bool with_strange = true) {
-    std::normal_distribution<float> normal;
-    std::vector<float> size(block.plan.shape().channels());
-    for (float& x : size) x = std::exp2(1.5f * normal(random));
-    block.each([&](Place p) {
-        const std::uint32_t channel = p.head * block.plan.shape().head_dim + p.channel;
-        const float offset = 3.0f * static_cast<float>(p.channel % 5) - 6.0f;
-        const bool strange = with_strange && (p.token == 17 || p.token == 90 + p.head);
-        const float noise = normal(random);
-        block.set(Which::keys, p,
-                  offset + (strange ? 4.0f * static_cast<float>(p.channel % 3) : 0.0f) +
-                      size[channel] * noise);
-    });
-}
-
-template <class F>
-void for_all_blocks(F f) {
-    for (unsigned number = 0; const char* codec : codecs) {
-        for (const std::uint32_t head_dim :
-             {16u, 32u, 48u, 64u, 80u, 96u, 128u, 256u, 272u, 576u}) {
-            if (!in_sample(number++)) continue;
-            CAPTURE(codec);
-            CAPTURE(head_dim);
-            f(block_of(codec, {2, head_dim}));
-        }
-    }
-}
-
-void encode_like(Block& block, const std::vector<std::byte>& like) {
-    encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
-                 block.packed.data(), 0, block.plan.shape().kv_heads, {.like = like.data()});
-}
 
 // The tokens whose mean is taken: those that are no rows.
 std::vector<std::uint32_t> coded_tokens(const SortedReader& keys) {
@@ -89,7 +30,7 @@ std::vector<std::uint32_t> coded_tokens(const SortedReader& keys) {
 
 // The mean that the codes are made with, per channel. `slack`, if asked for: how far it may be off
 // where the codec's floats may fall on the other side of a tie between two halves.
-std::vector<double> means(const Block& block, std::uint32_t head,
+std::vector<double> means(const Block& block, const SortedReader& keys, std::uint32_t head,
                           const std::vector<std::uint32_t>& tokens,
                           std::vector<double>* slack = nullptr) {
     std::vector<double> mean(block.plan.shape().head_dim);
@@ -97,8 +38,8 @@ std::vector<double> means(const Block& block, std::uint32_t head,
     for (std::uint32_t c = 0; c < mean.size(); ++c) {
         double size = 0;
         for (const std::uint32_t t : tokens) {
-            mean[c] += block.get(Which::keys, {head, c, t});
-            size += std::fabs(block.get(Which::keys, {head, c, t}));
+            mean[c] += damped(block, keys, {head, c, t});
+            size += std::fabs(damped(block, keys, {head, c, t}));
         }
         mean[c] /= static_cast<double>(tokens.size());
         const double half = codec::f16_to_f32(codec::f32_to_f16(static_cast<float>(mean[c])));
@@ -116,7 +57,7 @@ std::vector<double> sorted_key(const Block& block, const SortedReader& keys, std
     std::vector<double> y(mean.size());
     for (std::uint32_t p = 0; p < y.size(); ++p) {
         const std::uint32_t c = keys.channel(p);
-        y[p] = block.get(Which::keys, {head, c, token}) - mean[c];
+        y[p] = damped(block, keys, {head, c, token}) - mean[c];
     }
     return keys.rotated(y);
 }
@@ -127,13 +68,20 @@ double norm(const std::vector<double>& x) {
     return std::sqrt(sum);
 }
 
+// 1 where there are none.
+double cosine(const std::vector<double>& x, const std::vector<double>& y) {
+    double sum = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) sum += x[i] * y[i];
+    return y.empty() ? 1.0 : sum / norm(x) / norm(y);
+}
+
 // f(block, head, its reader, the tokens that are no rows) of every block, filled and encoded.
 template <class F>
 void for_all_heads(unsigned seed, F f) {
     Random random(seed);
     for_all_blocks([&](Block block) {
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         for (std::uint32_t h = 0; h < 2; ++h) {
             const SortedReader keys = reader(block, h);
             f(block, h, keys, coded_tokens(keys));
@@ -164,12 +112,13 @@ TEST_CASE("a packed block has its size, and what decode_block() reads is what fo
         for (std::uint32_t g = 0; g < groups; ++g)
             bits += block.plan.scheme().key.quarter_bits[4 * g / groups];
         const std::uint32_t rows = block.plan.scheme().key.exact_rows;
-        const std::size_t head = 2 * groups + (d > 256 ? 2 * d : d) + 2 + 2 * groups + 2 * rows +
-                                 d + 128 + rows + std::size_t{rows} * d;
+        const std::size_t damping = block.plan.scheme().key.weighted ? d / 2 : 0;
+        const std::size_t head = 2 * groups + (d > 256 ? 2 * d : d) + damping + 2 + 2 * groups +
+                                 2 * rows + d + 128 + rows + std::size_t{rows} * d;
         CHECK(part.head_bytes() == (head + 63) / 64 * 64 + std::size_t{bits} * 16 * 128 / 8);
         CHECK(block.plan.key_bits() == 8.0 * static_cast<double>(part.head_bytes()) / (128.0 * d));
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         const Block decoded = block.decoded();
         std::size_t wrong = 0;
         for (std::uint32_t h = 0; h < 2; ++h) {
@@ -192,7 +141,7 @@ TEST_CASE("statistics: channels in the order of their energy, groups' sizes") {
     for_all_heads(2, [](const Block& block, std::uint32_t h, const SortedReader& keys,
                         const std::vector<std::uint32_t>& tokens) {
         const std::uint32_t d = block.plan.shape().head_dim;
-        const std::vector<double> mean = means(block, h, tokens);
+        const std::vector<double> mean = means(block, keys, h, tokens);
         std::vector<bool> seen(d);
         std::vector<double> energy(d), size(d / 16);
         std::size_t wrong = 0;
@@ -201,7 +150,7 @@ TEST_CASE("statistics: channels in the order of their energy, groups' sizes") {
             REQUIRE(c < d);
             seen[c] = true;
             for (const std::uint32_t t : tokens)
-                energy[p] += std::pow(block.get(Which::keys, {h, c, t}) - mean[c], 2.0);
+                energy[p] += std::pow(damped(block, keys, {h, c, t}) - mean[c], 2.0);
             size[p / 16] += energy[p] / 16;
             if (p > 0 && energy[p] > energy[p - 1] * (1 + 1e-4)) ++wrong;
         }
@@ -221,7 +170,7 @@ TEST_CASE(
     for_all_heads(3, [&](const Block& block, std::uint32_t h, const SortedReader& keys,
                          const std::vector<std::uint32_t>& tokens) {
         std::vector<double> slack;
-        const std::vector<double> mean = means(block, h, tokens, &slack);
+        const std::vector<double> mean = means(block, keys, h, tokens, &slack);
         std::size_t wrong = 0, wrong_scales = 0;
         double largest = 0;
         for (const std::uint32_t t : tokens) {
@@ -233,26 +182,49 @@ TEST_CASE(
                 levels.push_back(keys.level(p, t));
                 relative.push_back(y[p] / keys.unit(p / 16));
             }
+            // In the range that fits best, of those that are tried.
             const double rms = norm(relative) / std::sqrt(static_cast<double>(coded.size()));
-            for (std::uint32_t p = 0; p < coded.size(); ++p) {
-                const auto& book = codec::normal_codebook(1u << keys.bits(p / 16));
-                const double z = relative[p] / rms;
-                double noise = 1e-4;
-                for (std::uint32_t i = p / 16 * 16; i < p / 16 * 16 + 16; ++i)
-                    noise += slack[keys.channel(i)] / 4 / keys.unit(p / 16) / rms;
-                double nearest = std::numeric_limits<double>::infinity();
-                for (std::uint32_t l = 0; l < book.count; ++l)
-                    nearest = std::min(nearest, std::fabs(z - book.level[l]));
-                if (keys.trellis(p)) {
-                    const auto& paths = codec::trellis_book(keys.bits(p / 16));
-                    const double gain = 1 / std::sqrt(1 - paths.mse);
-                    path_error += std::pow(z - keys.own_level(p, t) / gain, 2.0);
-                    // Of N(0, 1) it loses so much of what Lloyd-Max's levels lose.
-                    expected_error += nearest * nearest * paths.mse / book.mse;
-                } else if (!(std::fabs(z - book.level[keys.code(p, t)]) <= nearest + 2 * noise)) {
-                    ++wrong;
+            double least = std::numeric_limits<double>::infinity(), least_path = least,
+                   expected = 0;
+            std::vector<double> chosen, own;  // levels: those stored, the nearest in its own range
+            for (const double range : {1.0, 0.8, 1.25, 1.6, 2.0, 2.5, 3.2}) {
+                double off = 0, path = 0, its_expected = 0;
+                for (std::uint32_t p = 0; p < coded.size(); ++p) {
+                    const auto& book = codec::normal_codebook(1u << keys.bits(p / 16));
+                    const double z = relative[p] / (rms * range);
+                    double noise = 1e-4;
+                    for (std::uint32_t i = p / 16 * 16; i < p / 16 * 16 + 16; ++i)
+                        noise += slack[keys.channel(i)] / 4 / keys.unit(p / 16) / rms;
+                    double nearest = std::numeric_limits<double>::infinity(), level = 0;
+                    for (std::uint32_t l = 0; l < book.count; ++l) {
+                        if (std::fabs(z - book.level[l]) >= nearest) continue;
+                        level = book.level[l];
+                        nearest = std::fabs(z - level);
+                    }
+                    if (range == 1.0 && block.plan.scheme().key.levels != Levels::trellis) {
+                        own.push_back(level * keys.unit(p / 16));
+                        chosen.push_back(book.level[keys.code(p, t)] * keys.unit(p / 16));
+                    }
+                    if (keys.trellis(p)) {
+                        const auto& paths = codec::trellis_book(keys.bits(p / 16));
+                        const double gain = 1 / std::sqrt(1 - paths.mse);
+                        path += std::pow(z - keys.own_level(p, t) / gain, 2.0);
+                        // Of N(0, 1) it loses so much of what Lloyd-Max's levels lose.
+                        its_expected += nearest * nearest * paths.mse / book.mse;
+                    } else if (!(std::fabs(z - book.level[keys.code(p, t)]) <=
+                                 nearest + 2 * noise)) {
+                        ++off;
+                    }
                 }
+                if (off > least || (off == least && path >= least_path)) continue;
+                least = off;
+                least_path = path;
+                expected = its_expected;
             }
+            wrong += least > 0 ? 1 : 0;
+            wrong += cosine(coded, chosen) >= cosine(coded, own) - 1e-4 ? 0 : 1;
+            path_error += least_path;
+            expected_error += expected;
             const double scale = norm(coded) / norm(levels);
             largest = std::max(largest, scale);
             // 255 stands for the largest one. One above 0 stays above 0.
@@ -273,7 +245,7 @@ TEST_CASE(
 TEST_CASE("the decoded block has the tokens' mean") {
     for_all_heads(4, [](const Block& block, std::uint32_t h, const SortedReader& keys,
                         const std::vector<std::uint32_t>& tokens) {
-        const std::vector<double> mean = means(block, h, tokens);
+        const std::vector<double> mean = means(block, keys, h, tokens);
         std::vector<double> decoded(mean.size());
         double size = 0;
         for (const std::uint32_t t : tokens) {
@@ -296,7 +268,7 @@ TEST_CASE("rows are the shortest keys, and come back to half a step") {
         const std::uint32_t d = block.plan.shape().head_dim;
         if (rows == 0) return;
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         for (std::uint32_t h = 0; h < 2; ++h) {
             const SortedReader keys = reader(block, h);
             std::vector<double> length(tokens_each);
@@ -320,7 +292,8 @@ TEST_CASE("rows are the shortest keys, and come back to half a step") {
                 const std::vector<double> x = keys.key(t);
                 std::size_t wrong = 0;
                 for (std::uint32_t c = 0; c < d; ++c) {
-                    const double error = std::fabs(x[c] - block.get(Which::keys, {h, c, t}));
+                    const double error =
+                        std::fabs(x[c] - block.get(Which::keys, {h, c, t})) / keys.factor(c);
                     // 127 steps are the largest residual, rounded to f16.
                     if (!(error <= 0.5 * step + 127 * step * 0x1p-11 + 1e-5 * norm(x))) ++wrong;
                 }
@@ -336,7 +309,7 @@ TEST_CASE("what was decoded is encoded to the bytes that it had, whatever it is 
     Random random(6);
     for_all_blocks([&](Block block) {
         fill_keys(block, random);
-        block.encode();
+        encode_by(block, make_queries(block.plan, random));
         Block again = block.decoded();
         again.encode();
         const auto keys = static_cast<std::ptrdiff_t>(block.plan.keys().bytes());
@@ -365,12 +338,12 @@ TEST_CASE("what was decoded is encoded to the bytes that it had, whatever it is 
 TEST_CASE("statistics are taken over from another block, bit for bit") {
     Random random(7);
     for (const std::uint32_t head_dim : {64u, 80u, 256u, 320u}) {
-        Block first = block_of("sorted-4211-head-2rows", {2, head_dim});
+        Block first = block_of("sorted-4211-head-2rows-weighted", {2, head_dim});
         Block second = first;
         fill_keys(first, random);
         fill_keys(second, random);
-        first.encode();
-        second.encode();
+        encode_by(first, make_queries(first.plan, random));
+        encode_by(second, make_queries(second.plan, random));
         const std::vector<std::byte> own = second.packed;
         encode_like(second, first.packed);
         CHECK(second.packed != own);

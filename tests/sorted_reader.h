@@ -3,6 +3,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -32,6 +33,12 @@ struct SortedReader {
                (dim > 256 ? 256 * byte(places().order + dim + place) : 0);
     }
     double unit(std::uint32_t group) const { return half(std::size_t{2} * group); }
+    // Of the damping: what a channel's number was divided by.
+    double factor(std::uint32_t channel) const {
+        if (part.head.weighted == 0) return 1;
+        const std::uint32_t pair = byte(places().damping + channel / 2);
+        return std::exp2((channel % 2 == 0 ? pair % 16 : pair / 16) / 4.0);
+    }
     double mean(std::uint32_t channel) const {
         return (byte(places().means + channel) - 128.0) * mean_step(channel);
     }
@@ -89,7 +96,7 @@ struct SortedReader {
                 out[p] += y[p / 16 * 16 + i] * hadamard(i, p % 16);
         return out;
     }
-    // Without what is beside.
+    // Without what is beside, damped.
     std::vector<double> coded_key(std::uint32_t token) const {
         const std::uint32_t d = part.head.head_dim;
         std::vector<double> y(d), x(d);
@@ -104,6 +111,7 @@ struct SortedReader {
         const int r = row(token);
         for (std::uint32_t c = 0; r >= 0 && c < x.size(); ++c)
             x[c] += residual(static_cast<std::uint32_t>(r), c);
+        for (std::uint32_t c = 0; c < x.size(); ++c) x[c] *= factor(c);
         return x;
     }
 };

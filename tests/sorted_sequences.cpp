@@ -28,8 +28,8 @@ constexpr Retention no_window{.window = 0, .sinks = 0};
 using Bytes = std::vector<std::byte>;
 
 std::shared_ptr<const Plan> make_plan(RowType rows = RowType::f16) {
-    const Scheme scheme =
-        parse_scheme("k=sorted-4211-head-trellis-2rows,v=token-2-head-normal-hadamard-unbiased");
+    const Scheme scheme = parse_scheme(
+        "k=sorted-4211-head-trellis-2rows-weighted,v=token-2-head-normal-hadamard-unbiased");
     return std::make_shared<const Plan>(scheme.base, shape, std::string_view{}, 0,
                                         LayerInputs{.rows = rows});
 }
@@ -51,6 +51,24 @@ struct Tokens {
     void append(Sequence& sequence, std::uint32_t first, std::uint32_t count) const {
         const std::size_t at = std::size_t{first} * shape.channels();
         sequence.append(keys.data() + at, values.data() + at, count);
+    }
+};
+
+// Of 4 heads that read 2.
+struct Asked {
+    std::vector<float> rows;
+
+    Asked(std::uint32_t tokens, unsigned seed) : rows(std::size_t{tokens} * 2 * shape.channels()) {
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal;
+        std::vector<float> size(2 * shape.channels());
+        for (float& x : size) x = std::exp2(2 * normal(random));
+        for (std::size_t i = 0; i < rows.size(); ++i)
+            rows[i] = size[i % size.size()] * normal(random);
+    }
+    QueryRows part(std::uint32_t first, std::uint32_t tokens) const {
+        const std::size_t row = 2 * shape.channels();
+        return {rows.data() + first * row, row, shape.head_dim, tokens, 4};
     }
 };
 
@@ -227,4 +245,110 @@ TEST_CASE("hosts say which blocks belong together") {
     to.adopt(from, {&next, 1}, std::span(cells).first(n), serial_executor(), {&known, 1});
     CHECK(statistics(to, 0) == statistics(to, 4));
     CHECK_THROWS_AS(to.pack({&next, 1}, serial_executor(), like), Error);
+}
+
+TEST_CASE("queries: the newest ones before the first packed block, and none after it") {
+    const auto plan = make_plan();
+    const auto store = make_store();
+    const Tokens rows(4 * n, 9);
+    const Asked asked(1024, 10), others(512, 11);
+    REQUIRE(plan->wants_queries());
+    const auto packed = [&](Sequence& sequence, std::uint32_t first, std::uint32_t tokens) {
+        rows.append(sequence, first, tokens);
+        sequence.settle();
+        return packed_bytes(sequence, first / n);
+    };
+    const auto packed_by = [&](std::initializer_list<QueryRows> queries) {
+        Sequence sequence(store, plan, no_window);
+        for (const QueryRows& some : queries) sequence.observe(some);
+        return packed(sequence, 0, n);
+    };
+    const Bytes unasked = packed_by({}), by_512 = packed_by({asked.part(512, 512)});
+    CHECK(by_512 != unasked);
+    CHECK(packed_by({asked.part(0, 1024)}) == by_512);
+    CHECK(packed_by({asked.part(512, 512), others.part(0, 512)}) == by_512);
+    CHECK(packed_by({asked.part(0, 63)}) == unasked);
+    CHECK(packed_by({asked.part(0, 32), asked.part(32, 32)}) == packed_by({asked.part(0, 64)}));
+    CHECK(packed_by({asked.part(0, 64)}) != unasked);
+
+    Sequence sequence(store, plan, no_window);
+    sequence.observe(asked.part(0, 64));
+    sequence.begin();
+    sequence.observe(others.part(0, 512));
+    CHECK(packed(sequence, 0, n) != packed_by({asked.part(0, 64)}));
+    sequence.rollback();
+    CHECK(sequence.wants_queries());
+    CHECK(packed(sequence, 0, n) == packed_by({asked.part(0, 64)}));
+    CHECK(!sequence.wants_queries());
+
+    // Later blocks, of forks too, do as the first one does; even if it is gone.
+    Sequence fork = sequence.fork();
+    fork.observe(others.part(0, 512));
+    packed(fork, n, n);
+    CHECK(statistics(fork, 1) == statistics(sequence, 0));
+    const std::array<std::uint32_t, 2> gone{0, 1};
+    fork.drop(gone);
+    rows.append(fork, 2 * n, n);
+    fork.settle();
+    Sequence same(store, plan, no_window);
+    same.observe(asked.part(0, 64));
+    rows.append(same, 2 * n, n);
+    same.settle();
+    CHECK(statistics(fork, 2) == statistics(same, 0));
+    // It begins anew.
+    fork.truncate(0);
+    CHECK(fork.wants_queries());
+    CHECK(packed(fork, 0, n) == unasked);
+
+    CHECK_THROWS_WITH_AS(sequence.fork().observe({asked.rows.data(), 0, 0, 1, 3}),
+                         doctest::Contains("3 query heads; there must be a multiple of the 2"),
+                         Error);
+}
+
+TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone by none") {
+    const auto plan = make_plan();
+    const Tokens rows(n, 12);
+    const Asked first(128, 13), second(128, 14);
+    std::vector<float> queries = first.rows;
+    queries.insert(queries.end(), second.rows.begin(), second.rows.end());
+    const std::size_t channels = shape.channels();
+    const BatchStrides strides{0, shape.head_dim, channels};  // the same rows in both
+    const auto append = [&](Batch& batch) {
+        batch.append({rows.keys.data(), RowType::f32, strides},
+                     {rows.values.data(), RowType::f32, strides}, n);
+    };
+    const auto observe = [&](Batch& batch) {
+        batch.observe(queries.data(), {first.rows.size(), shape.head_dim, 2 * channels}, 128, 4);
+    };
+    Batch batch(make_store(), plan, no_window, 2), undone(make_store(), plan, no_window, 2);
+    append(batch);
+    observe(batch);
+    batch.settle();
+    undone.begin();
+    append(undone);
+    observe(undone);
+    undone.settle();
+    undone.rollback();
+    CHECK(undone.wants_queries());
+    append(undone);
+    undone.settle();
+    for (const std::uint32_t s : {0u, 1u}) {
+        const auto image = [&](const Batch& of) {
+            Batch one = of.fork();
+            one.select({&s, 1});
+            return one.save();
+        };
+        Sequence alone(make_store(), plan, no_window), unasked(make_store(), plan, no_window);
+        alone.observe((s == 0 ? first : second).part(0, 128));
+        for (Sequence* sequence : {&alone, &unasked}) {
+            rows.append(*sequence, 0, n);
+            sequence->settle();
+        }
+        const auto holds = [&](const Bytes& bytes, const Sequence& sequence) {
+            const Bytes its = packed_bytes(sequence, 0);
+            return std::search(bytes.begin(), bytes.end(), its.begin(), its.end()) != bytes.end();
+        };
+        CHECK(holds(image(batch), alone));
+        CHECK(holds(image(undone), unasked));
+    }
 }

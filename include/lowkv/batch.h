@@ -102,6 +102,12 @@ class Batch {
     void attend(const BatchAttention& attention, AttentionWorkspace& workspace,
                 Executor& executor = serial_executor()) const;
 
+    // The queries of an attend(), or those of a host that attends to its tokens itself, before
+    // settle(): see Sequence::observe(). [sequence][head][query][channel], f32.
+    void observe(const float* q, const BatchStrides& strides, std::uint32_t queries,
+                 std::uint32_t heads);
+    bool wants_queries() const noexcept { return sequences_.front().wants_queries(); }
+
     // Tokens [first, first + count) of every sequence, none of them dropped, decoded where packed.
     void read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
               const BatchRowsOut& values, Executor& executor = serial_executor()) const;

@@ -19,6 +19,7 @@
 
 #include "lowkv/codec.h"
 #include "lowkv/executor.h"
+#include "lowkv/query_energy.h"
 
 namespace lowkv {
 
@@ -127,6 +128,13 @@ class Sequence {
     void write_values(std::span<const std::uint32_t> cells, const float* rows,
                       std::size_t row_stride);
 
+    // Queries that attend to the sequence, before what they see is packed, for plans that want them
+    // (Plan::wants_queries(); others ignore it): the first packed block weighs its channels by
+    // them, and later ones, of forks too, do as it does. Forgotten by truncate(0). A host that
+    // calls it never gets keys that are coded by their own size alone.
+    void observe(const QueryRows& queries);
+    bool wants_queries() const noexcept { return plan_->wants_queries() && queries_.wanted(); }
+
     // One cell's row, decoded if packed; zeros if never written. For tests and for saving state: a
     // packed cell costs the decoding of its block.
     void read_key(std::uint32_t cell, float* row) const;
@@ -207,6 +215,7 @@ class Sequence {
     // can't be cleared at once, because a fork may still need them.
     bool cut_ = false;
     std::vector<cache::Block*> blocks_;  // null: absent
+    QueryEnergy queries_;
 
     // Since begin().
     struct Step {
@@ -217,6 +226,7 @@ class Sequence {
         bool open = false, cut = false;
         std::uint32_t size = 0, settled = 0, blocks = 0;
         std::vector<Replaced> replaced;  // each of the first `blocks` at most once
+        QueryEnergy queries;
     } step_;
 
     // A block of a sequence: operations on several sequences succeed or fail as one.

@@ -57,6 +57,10 @@ class Plan {
     bool has_statistics() const noexcept {
         return keys_->has_statistics() || values_->has_statistics();
     }
+    // ... and those that make their own should know the layer's queries (EncodeHints::queries).
+    bool wants_queries() const noexcept {
+        return keys_->wants_queries() || values_->wants_queries();
+    }
 
     // A block's two states. Exact: keys [channels][block_tokens], then values
     // [block_tokens][channels], in elements of rows(): keys by channel and values by token, as

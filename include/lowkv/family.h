@@ -68,7 +68,7 @@ struct PackedHead {
 // What a kernel knows of the weights from one call to the next, as long as they are the same: of a
 // task's queries. Zeros before the first.
 struct alignas(64) ProductMemory {
-    std::byte bytes[4736];
+    std::byte bytes[7040];
 };
 
 // `ahead` is what will be needed next, to be fetched meanwhile.
@@ -86,6 +86,9 @@ struct EncodeHints {
     // An earlier packed block of the sequence, whose statistics it takes over (of encode_head():
     // the same part of it). Null: it makes its own.
     const std::byte* like = nullptr;
+    // Of a block that makes its own, where wants_queries(): the mean squares of the layer's
+    // queries, [kv_head][channel]. Null: they are not known.
+    const float* queries = nullptr;
 };
 
 // How attention reads a family's heads. Scratch memory is the kernel's own stack.
@@ -137,6 +140,8 @@ class PackedPart {
     bool has_positions() const noexcept { return has_positions_; }
     // Blocks hold statistics that later ones of the sequence should take over (EncodeHints::like).
     bool has_statistics() const noexcept { return has_statistics_; }
+    // Statistics are better for knowing the layer's queries (EncodeHints::queries).
+    bool wants_queries() const noexcept { return wants_queries_; }
     std::size_t positions_offset() const noexcept { return positions_offset_; }
 
   protected:
@@ -148,7 +153,10 @@ class PackedPart {
         has_positions_ = true;
         positions_offset_ = offset;
     }
-    void set_statistics() noexcept { has_statistics_ = true; }
+    void set_statistics(bool of_queries) noexcept {
+        has_statistics_ = true;
+        wants_queries_ = of_queries;
+    }
     void set_exact() noexcept {
         exact_ = true;
         bytes_ = shape_.exact_bytes();
@@ -158,7 +166,7 @@ class PackedPart {
     PartShape shape_;
     PartKernels kernels_;
     std::size_t shared_bytes_ = 0, head_bytes_ = 0, bytes_ = 0;
-    bool exact_ = false, has_positions_ = false, has_statistics_ = false;
+    bool exact_ = false, has_positions_ = false, has_statistics_ = false, wants_queries_ = false;
     std::size_t positions_offset_ = 0;
 };
 

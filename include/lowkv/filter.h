@@ -80,6 +80,9 @@ class FilteredSequence {
     // As Sequence::append().
     void append(const float* keys, const float* values, std::uint32_t tokens);
 
+    // As Sequence::observe().
+    void observe(const QueryRows& queries) { sequence_.observe(queries); }
+
     // mass[i] for undecided token i, from the newest `query_tokens` tokens as queries. Sums up
     // until the token leaves the window. add_attention_mass() below calls it.
     void add_mass(std::span<const float> mass, std::uint32_t query_tokens);

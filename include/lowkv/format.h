@@ -293,16 +293,20 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
 
 // ---- a head's section of sorted keys ----
 //
-//   [units][order][largest][largest means][row scales][means][scales][row tokens][residuals][codes]
+//   [units][order][damping][largest][largest means][row scales][means][scales][row tokens]
+//   [residuals][codes]
 // The head's channels stand in an order of their own and go in groups of 16. Place p's group is
 // p / 16, its channel is order[p]. What a key stands for (docs/methods.md, "Sorted channels"):
 //   y = level[code] * step of the width * units[group] * scales[token] * largest / 255
 // (with a trellis, below 4 bits: the level of lowkv_load_window(); a word is 4 tokens of a group)
 //   x[c] = (y H / 4)[p] + (means[c] - 128) * largest_means[c / 16] / 127, c = order[p]
+//   k[c] = x[c] * 2^(damping[c] / 4)
 // H being Sylvester's matrix of 16 x 16 for each group; y is 0 where a group has no bits. What x
 // lacks of some tokens, the rows, stands beside.
 //   units      f16, one per group: how large its numbers are among the head's
 //   order      u8, a channel per place; of more than 256 channels then their high bytes, likewise
+//   damping    weighted only: 4 bits per channel, the even one in the low half of a byte: how much
+//              smaller it was made before all else, because queries are small there
 //   largest    f16: the scale that 255 stands for
 //   largest means    f16, one per 16 neighbouring channels: the mean that 255 stands for
 //   row scales, row tokens, residuals    per row f16, u8 and head_dim bytes: token row_token's x
@@ -317,14 +321,15 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
 // NOLINTBEGIN(modernize-use-using): it is C.
 typedef struct {
     uint32_t tokens, head_dim, rows;
-    uint32_t bits[4];  // of each quarter of the groups: 4 to 0
+    uint32_t bits[4];   // of each quarter of the groups: 4 to 0
+    uint32_t weighted;  // 1: channels are damped
 } lowkv_sorted_head;
 
 typedef struct {
     uint32_t groups;
     // Offsets, and the size. The units begin the section.
-    uint32_t order, largest, largest_means, row_scales, means, scales, row_tokens, residuals, codes,
-        bytes;
+    uint32_t order, damping, largest, largest_means, row_scales, means, scales, row_tokens,
+        residuals, codes, bytes;
 } lowkv_sorted_section;
 // NOLINTEND(modernize-use-using)
 
@@ -347,6 +352,19 @@ LOWKV_FN uint32_t lowkv_sorted_channel(LOWKV_BYTES order, uint32_t head_dim, uin
     return channel < head_dim ? channel : 0;
 }
 
+// What a channel's numbers were divided by, of 4 bits of damping.
+LOWKV_FN float lowkv_sorted_factor(uint32_t damping) {
+    const uint32_t part = damping & 3u;
+    const float root = part == 0   ? 1.0f
+                       : part == 1 ? 1.18920712f
+                       : part == 2 ? 1.41421354f
+                                   : 1.68179286f;
+    return root * LOWKV_TO(float, 1u << (damping >> 2));
+}
+LOWKV_FN uint32_t lowkv_sorted_damping(LOWKV_BYTES damping, uint32_t channel) {
+    return LOWKV_TO(uint32_t, damping[channel / 2]) >> 4 * (channel & 1u) & 15u;
+}
+
 // Where a group's codes lie from the start of the head's.
 LOWKV_FN uint32_t lowkv_sorted_codes(lowkv_sorted_head head, uint32_t group) {
     uint32_t bits = 0, g = 0;
@@ -357,7 +375,8 @@ LOWKV_FN uint32_t lowkv_sorted_codes(lowkv_sorted_head head, uint32_t group) {
 LOWKV_FN lowkv_sorted_section lowkv_lay_out_sorted(lowkv_sorted_head head) {
     const uint32_t groups = head.head_dim / LOWKV_SORTED_GROUP;
     const uint32_t order = 2 * groups;
-    const uint32_t largest = order + lowkv_sorted_order_bytes(head.head_dim);
+    const uint32_t damping = order + lowkv_sorted_order_bytes(head.head_dim);
+    const uint32_t largest = damping + (head.weighted ? head.head_dim / 2 : 0);
     const uint32_t largest_means = largest + 2;
     const uint32_t row_scales = largest_means + 2 * groups;
     const uint32_t means = row_scales + 2 * head.rows;
@@ -367,8 +386,8 @@ LOWKV_FN lowkv_sorted_section lowkv_lay_out_sorted(lowkv_sorted_head head) {
     const uint32_t codes = lowkv_whole_lines(residuals + head.rows * head.head_dim);
     const uint32_t end = codes + lowkv_sorted_codes(head, groups);
     const lowkv_sorted_section section = {
-        groups,     order,     largest, largest_means,         row_scales, means, scales,
-        row_tokens, residuals, codes,   lowkv_whole_lines(end)};
+        groups, order,  damping,    largest,   largest_means, row_scales,
+        means,  scales, row_tokens, residuals, codes,         lowkv_whole_lines(end)};
     return section;
 }
 

@@ -136,6 +136,7 @@ class PagedLayer {
     std::vector<std::uint32_t> exact_;             // the pages with exact rows, in no order
     DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
     std::size_t sink_pages_ = 0;
+    QueryEnergy queries_;  // of whichever sequences came first
     std::uint64_t step_ = 0;
     PagedStats stats_;
 

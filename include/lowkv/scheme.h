@@ -126,6 +126,8 @@ struct Codec {
     std::array<std::uint8_t, 4> quarter_bits{};
     // Axis::sorted: so many tokens of each block and head have their error beside, in 8 bits.
     std::uint8_t exact_rows = 0;
+    // Axis::sorted: channels count for more where queries are large.
+    bool weighted = false;
     // The groups are sets of channels of all heads, from a calibration, `group` long on average.
     bool reordered = false;
     // The rest needs Axis::token, whose groups stay whole when channels are mixed; sorted keys may

@@ -230,6 +230,7 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
     params.mask.row_stride = view.rows();
     const SequenceAttention one{views_, io, params.mask};
     attend(layer.device(), layer.plan(), std::span(&one, 1), params, workspace_, *executor_);
+    layer.observe(stream, {io.q, io.q_token_stride, io.q_head_stride, io.tokens, io.heads});
 }
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer

@@ -103,6 +103,11 @@ class LayerCache {
     // A reader of the step that another backend runs, on a copy.
     void copied_by_graph(std::uint32_t stream);
 
+    // A step's queries, before attended(): what is packed first weighs its channels by them.
+    void observe(std::uint32_t stream, const QueryRows& queries) {
+        state(stream).packed.observe(queries);
+    }
+
     // The blocks of `layout`'s units and exact rows, in its order.
     void views(std::uint32_t stream, std::span<const std::uint32_t> units,
                std::span<const std::uint32_t> exact_blocks, std::vector<BlockView>& out) const;

@@ -171,6 +171,8 @@ class Layer(CacheLayerMixin):
                 out = _attend_to_prompt(query, *self._prompt, visibility, scale)
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
+            if self.rows.wants_queries:
+                self.rows.observe(_side_by_side(query[:, :, -Batch.queries_enough :].detach().float()))
             self.settle(_GUESSES if self.record_past else 0)
         if query.shape[2] >= _LONG:
             heap.trim()

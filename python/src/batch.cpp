@@ -150,6 +150,13 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     batch.attend(attention, workspace, executor(threads));
 }
 
+void observe(Batch& batch, const Floats& q) {
+    check(q.shape(0) == batch.size() && q.shape(3) == batch.plan().shape().head_dim,
+          "q must be " + shape_text(batch, "heads", "queries"));
+    batch.observe(q.data(), strides_of(q, "q"), static_cast<std::uint32_t>(q.shape(2)),
+                  static_cast<std::uint32_t>(q.shape(1)));
+}
+
 std::span<const std::byte> bytes_of(const Image& image) {
     return {reinterpret_cast<const std::byte*>(image.data()), image.shape(0)};
 }
@@ -256,6 +263,13 @@ void bind_batch(nb::module_& m) {
              "[sequences or 1, heads or 1, queries, tokens - first], or None; then causal and "
              "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
              "values, or None.")
+        .def("observe", &observe, "q"_a.noconvert(),
+             "Queries [sequences, heads, queries, head_dim] that attend to what settle() will "
+             "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "
+             "are enough, `queries_enough` of them.")
+        .def_prop_ro("wants_queries", &Batch::wants_queries,
+                     "Whether observe() would change anything.")
+        .def_prop_ro_static("queries_enough", [](nb::handle) { return QueryEnergy::enough; })
         .def("read", &read, "first"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a,
              "Writes the rows of tokens from `first` on, decoded where they are packed.")
         .def(

@@ -79,6 +79,13 @@ void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t
     state_.tokens += tokens;
 }
 
+void Batch::observe(const float* q, const BatchStrides& strides, std::uint32_t queries,
+                    std::uint32_t heads) {
+    for (std::size_t s = 0; s < sequences_.size(); ++s)
+        sequences_[s].observe(
+            {q + s * strides.sequence, strides.token, strides.head, queries, heads});
+}
+
 void Batch::settle(std::uint32_t spared, Executor& executor) {
     if (plan().scheme().exact()) return;
     const std::uint64_t kept =
@@ -155,7 +162,10 @@ void Batch::truncate(std::uint32_t tokens) {
             Sequence::make_writable(cut, 0);
         }
     }
-    for (Sequence& sequence : sequences_) sequence.truncate(tokens + offset_);
+    for (Sequence& sequence : sequences_) {
+        sequence.truncate(tokens + offset_);
+        if (tokens == 0) sequence.queries_ = {};
+    }
     state_ = then;
 }
 

@@ -117,6 +117,11 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
         log_sum += std::size_t{sequence.queries} * queries.heads;
     }
     step.attended = std::move(parts);
+    if (plan_->wants_queries() && queries_.wanted()) {
+        for (const SequenceAttention& its : step.attended)
+            queries_.add(plan_->shape(), {its.io.q, its.io.q_token_stride, its.io.q_head_stride,
+                                          its.io.tokens, its.io.heads});
+    }
     lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
     attend_sinks(params, step, workspace, executor);
     if (!in_place()) settle(sequences, step, executor);

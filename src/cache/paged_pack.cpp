@@ -62,11 +62,13 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     if (due.empty()) return;
     Device& device = store_->device();
     std::vector<const std::byte*> exact;
+    const QueryEnergy::Means queries = plan_->wants_queries() ? queries_.means() : nullptr;
     std::vector<BlockCopy> copies;
     for (const Due& its : due) {
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
             exact.push_back(beside_[its.page]->exact + b * plan_->exact_bytes());
-            copies.push_back({exact.back(), page(its.page) + b * plan_->packed_bytes(), its.like});
+            copies.push_back({exact.back(), page(its.page) + b * plan_->packed_bytes(), its.like,
+                              queries ? queries->data() : nullptr});
         }
     }
     if (!device.packable(*plan_, exact, executor)) {
@@ -76,6 +78,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     }
     device.encode(*plan_, copies, executor);
     device.finish();
+    queries_.keep(queries);
     for (const Due& its : due) {
         Beside& beside = *beside_[its.page];
         beside.packed = true;

@@ -43,7 +43,8 @@ Sequence::Sequence(const Sequence& other)
       size_(other.size_),
       settled_(other.settled_),
       cut_(other.cut_),
-      blocks_(other.blocks_) {
+      blocks_(other.blocks_),
+      queries_(other.queries_) {
     const std::scoped_lock lock(store_->impl().mutex);
     for (cache::Block* block : blocks_) {
         if (block != nullptr) ++block->refs;
@@ -62,6 +63,7 @@ Sequence& Sequence::operator=(Sequence&& other) noexcept {
     settled_ = other.settled_;
     cut_ = other.cut_;
     blocks_ = std::move(other.blocks_);
+    queries_ = std::move(other.queries_);
     step_ = std::move(other.step_);
     return *this;
 }
@@ -75,6 +77,10 @@ void Sequence::release() noexcept {
     const std::scoped_lock lock(store.mutex);
     for (cache::Block* block : blocks_) cache::release(store, *plan_, block);
     blocks_.clear();
+}
+
+void Sequence::observe(const QueryRows& queries) {
+    if (plan_->wants_queries()) queries_.add(plan_->shape(), queries);
 }
 
 Sequence Sequence::fork() const { return Sequence(*this); }
@@ -120,6 +126,7 @@ void Sequence::truncate(std::uint32_t size) noexcept {
     size_ = size;
     settled_ = std::min(settled_, size / tokens);
     cut_ = size % tokens != 0 && blocks_.back() != nullptr;
+    if (size == 0) queries_ = {};
 }
 
 void Sequence::drop(std::span<const std::uint32_t> blocks) noexcept {
@@ -163,6 +170,7 @@ void Sequence::begin() {
     step_.size = size_;
     step_.settled = settled_;
     step_.blocks = blocks();
+    step_.queries = queries_;
 }
 
 void Sequence::commit() noexcept {
@@ -171,6 +179,7 @@ void Sequence::commit() noexcept {
     const std::scoped_lock lock(store.mutex);
     for (const auto& r : step_.replaced) cache::release(store, *plan_, r.block);
     step_.replaced.clear();
+    step_.queries = {};
     step_.open = false;
 }
 
@@ -188,6 +197,7 @@ void Sequence::rollback() noexcept {
     size_ = step_.size;
     settled_ = step_.settled;
     cut_ = step_.cut;
+    queries_ = std::exchange(step_.queries, {});
     step_.replaced.clear();
     step_.open = false;
 

@@ -20,12 +20,14 @@ namespace {
 struct Due {
     cache::Block* block = nullptr;
     std::uint32_t holders = 0;  // among the sequences that pack it
+    Sequence* first_holder = nullptr;
     // Whose statistics it takes over: a packed block's, or those of the due block of that number.
     // Null and its own number: nobody's.
     const std::byte* like = nullptr;
     std::size_t leader = 0;
     bool replaced = false;  // `fresh` takes its place
     std::unique_ptr<cache::Block> fresh;
+    QueryEnergy::Means queries;    // for statistics of its own
     cache::Block* made = nullptr;  // `fresh`, once its holders have it
 };
 
@@ -91,6 +93,7 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
             Due& its = due[found->second];
             if (is_new) {
                 its.leader = found->second;
+                its.first_holder = place.sequence;
                 if (plan.has_statistics() && place.like == first_packed) {
                     its.like = sequence.statistics();
                     if (its.like == nullptr && leader != none) its.leader = leader;
@@ -142,7 +145,10 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
             if (follows != follow) continue;
             const std::byte* like = due[follows ? leader : i].like;
             if (follows && like == nullptr) like = slots[leader];
-            encoded.push_back({due[i].block->data, slots[i], like});
+            if (like == nullptr && plan.wants_queries())
+                due[i].queries = due[i].first_holder->queries_.means();
+            encoded.push_back({due[i].block->data, slots[i], like,
+                               due[i].queries ? due[i].queries->data() : nullptr});
         }
     }
     lock.unlock();
@@ -158,6 +164,7 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     for (Due& its : due) {
         std::byte* data = slots.take();
         ++store.stats.encoded_blocks;
+        its.first_holder->queries_.keep(its.queries);
         if (its.replaced) {
             its.fresh->data = data;
             its.fresh->packed = true;

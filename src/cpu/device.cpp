@@ -31,7 +31,8 @@ void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& e
             const BlockCopy& block = blocks[item / heads];
             if (plan.has_statistics() && (block.like == nullptr) != leads) return;
             const auto head = static_cast<std::uint32_t>(item % heads);
-            encode_block(plan, block.from, block.to, head, head + 1, {.like = block.like});
+            encode_block(plan, block.from, block.to, head, head + 1,
+                         {.like = block.like, .queries = block.queries});
         });
     }
 }
@@ -122,7 +123,8 @@ class CpuDevice final : public Device {
             executor.parallel_for(count, [&](std::size_t i, unsigned) noexcept {
                 std::byte* own = f16.data() + i * plan.f16_bytes();
                 cpu::round_to_f16(plan, blocks[first + i].from, own);
-                rounded[i] = {own, blocks[first + i].to, blocks[first + i].like};
+                rounded[i] = blocks[first + i];
+                rounded[i].from = own;
             });
             encode_f16(plan, std::span(rounded).first(count), executor);
         }

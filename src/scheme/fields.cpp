@@ -144,6 +144,9 @@ constexpr std::string_view repaired =
 constexpr std::array rows_choices{Choice{"0rows", 0}, Choice{"1row", 1, repaired},
                                   Choice{"2rows", 2, repaired}, Choice{"3rows", 3, repaired},
                                   Choice{"4rows", 4, repaired}};
+constexpr std::array weight_choices{
+    Choice{"unweighted", 0},
+    Choice{"weighted", 1, "sorted: channels count for more where the layer's queries are large"}};
 constexpr std::array stage_choices{
     Choice{"post", value_of(Stage::post)},
     Choice{"pre", value_of(Stage::pre),
@@ -186,6 +189,9 @@ constexpr std::array fields{
     CodecField{"exact rows", rows_choices, true,
                [](const Codec& c) { return std::uint32_t{c.exact_rows}; },
                [](Codec& c, std::uint32_t v) { c.exact_rows = static_cast<std::uint8_t>(v); }},
+    CodecField{"weight of channels", weight_choices, true,
+               [](const Codec& c) { return std::uint32_t{c.weighted}; },
+               [](Codec& c, std::uint32_t v) { c.weighted = v != 0; }},
     CodecField{"stage", stage_choices, true, [](const Codec& c) { return value_of(c.stage); },
                [](Codec& c, std::uint32_t v) { c.stage = static_cast<Stage>(v); }},
     CodecField{"metadata type", metadata_choices, true,

@@ -31,13 +31,15 @@ constexpr Codec unbiased(Codec codec) {
     return codec;
 }
 
-// lowkv's own keys: the largest channels get the most bits, the two shortest keys are repaired.
+// lowkv's own keys: the channels that matter most to queries get the most bits, the two shortest
+// keys are repaired.
 constexpr Codec sorted(Width first, const std::array<std::uint8_t, 4>& bits) {
     return {.width = first,
             .axis = Axis::sorted,
             .group = Group::head,
             .quarter_bits = bits,
             .exact_rows = 2,
+            .weighted = true,
             .levels = Levels::trellis};
 }
 

@@ -14,6 +14,9 @@ namespace {
 
 constexpr std::uint32_t tokens = sorted_tokens;
 
+// Of a token's own rms: how far its levels reach.
+constexpr float reaches[] = {0.8f, 1.25f, 1.6f, 2.0f, 2.5f, 3.2f};
+
 // One number for each place to one for each channel: y H / 4.
 void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,
                  float* x) noexcept {
@@ -93,13 +96,23 @@ void hadamard_rows(float (*y)[tokens]) noexcept {
 }
 
 // Infinities end at +-65504; a NaN is stored as 0.
-void SortedEncoder::load(std::uint32_t channel, float* x) const noexcept {
+void SortedEncoder::load_undamped(std::uint32_t channel, float* x) const noexcept {
     const std::uint16_t* from = keys_ + std::size_t{channel} * tokens;
     for (std::uint32_t t = 0; t < tokens; ++t) {
         const int magnitude = from[t] & 0x7fff;
         const int finite = magnitude > 0x7c00 ? 0 : std::min(magnitude, 0x7bff);
         x[t] = f16_to_f32(static_cast<std::uint16_t>(finite | (from[t] & 0x8000)));
     }
+}
+
+void SortedEncoder::load(std::uint32_t channel, float* x) const noexcept {
+    load_undamped(channel, x);
+    for (std::uint32_t t = 0; t < tokens; ++t) x[t] *= damping_[channel];
+}
+
+void SortedEncoder::set_damping(const std::byte* section) noexcept {
+    read_damping(part_, section, damping_);
+    for (std::uint32_t c = 0; c < channels(); ++c) damping_[c] = 1.0f / damping_[c];
 }
 
 void SortedEncoder::set_rows(const ExactRows& rows) noexcept {
@@ -190,6 +203,56 @@ void SortedEncoder::find_codes_again(const SortedStatistics& statistics,
     choose_codes(statistics, y, to_normal);
 }
 
+void SortedEncoder::find_fits(const SortedStatistics& statistics, const float (*y)[tokens],
+                              const float* to_normal, float* fit) const noexcept {
+    float products[tokens] = {}, squares[tokens] = {}, level[tokens];
+    for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
+        const NormalCodebook& book = normal_codebook(1u << part_.bits(g));
+        const float unit = statistics.unit[g], inverse = 1.0f / unit;
+        for (std::uint32_t p = g * sorted_group; p < (g + 1) * sorted_group; ++p) {
+            std::fill_n(level, tokens, book.level[0]);
+            for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
+                const float boundary = book.boundary[b], step = book.level[b + 1] - book.level[b];
+                for (std::uint32_t t = 0; t < tokens; ++t)
+                    level[t] += y[p][t] * inverse * to_normal[t] >= boundary ? step : 0.0f;
+            }
+            for (std::uint32_t t = 0; t < tokens; ++t) {
+                products[t] += y[p][t] * level[t] * unit;
+                squares[t] += level[t] * unit * level[t] * unit;
+            }
+        }
+    }
+    for (std::uint32_t t = 0; t < tokens; ++t)
+        fit[t] = squares[t] > 0 ? products[t] / std::sqrt(squares[t]) : 0.0f;
+}
+
+// Levels are right for what the sequence's first block has. A token whose numbers are shared out
+// otherwise, one that queries look for mostly, has some that no level reaches: it gets a wider
+// reach.
+void SortedEncoder::find_reaches(const SortedStatistics& statistics, const float (*y)[tokens],
+                                 float* to_normal) const noexcept {
+    float own[tokens] = {}, best[tokens], fit[tokens], tried[tokens];
+    for (std::uint32_t p = 0; p < coded(); ++p) {
+        const float inverse = 1.0f / statistics.unit[p / sorted_group];
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            const float relative = y[p][t] * inverse;
+            own[t] += relative * relative;
+        }
+    }
+    for (float& x : own) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
+    std::copy_n(own, tokens, to_normal);
+    find_fits(statistics, y, own, best);
+    for (const float reach : reaches) {
+        for (std::uint32_t t = 0; t < tokens; ++t) tried[t] = own[t] / reach;
+        find_fits(statistics, y, tried, fit);
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            const bool better = fit[t] > best[t];
+            best[t] = better ? fit[t] : best[t];
+            to_normal[t] = better ? tried[t] : to_normal[t];
+        }
+    }
+}
+
 void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     float y[max_sorted_dim][tokens];
     for (std::uint32_t p = 0; p < channels(); ++p) {
@@ -199,15 +262,8 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
     }
     for (std::uint32_t p = 0; p < channels(); p += sorted_group) hadamard_rows(y + p);
 
-    float to_normal[tokens] = {};
-    for (std::uint32_t p = 0; p < coded(); ++p) {
-        const float inverse = 1.0f / statistics.unit[p / sorted_group];
-        for (std::uint32_t t = 0; t < tokens; ++t) {
-            const float relative = y[p][t] * inverse;
-            to_normal[t] += relative * relative;
-        }
-    }
-    for (float& x : to_normal) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
+    float to_normal[tokens];
+    find_reaches(statistics, y, to_normal);
     choose_codes(statistics, y, to_normal);
 
     float squares[tokens] = {}, level_squares[tokens] = {}, level[tokens];
@@ -226,7 +282,7 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
 ExactRows SortedEncoder::shortest() const noexcept {
     float x[tokens], length[tokens] = {};
     for (std::uint32_t c = 0; c < channels(); ++c) {
-        load(c, x);
+        load_undamped(c, x);
         for (std::uint32_t t = 0; t < tokens; ++t) length[t] += x[t] * x[t];
     }
     bool chosen[tokens] = {};

@@ -18,10 +18,10 @@ inline Width sorted_width(std::uint32_t bits) noexcept {
     return static_cast<Width>(lowkv_width_of_bits(bits));
 }
 
-// What keys are less, by channel.
+// What damped keys are less, by channel.
 void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept;
 void read_scales(const SortedPart& part, const std::byte* section, float* scale) noexcept;
-// A row's token, and what it lacks of a channel.
+// A row's token, and what it lacks of a damped channel.
 std::uint32_t row_token(const SortedPart& part, const std::byte* section,
                         std::uint32_t row) noexcept;
 float residual(const SortedPart& part, const std::byte* section, std::uint32_t row,
@@ -44,12 +44,14 @@ struct ExactRows {
     }
 };
 
-// One head of a block on its way into codes.
+// One head of a block on its way into codes. Numbers are damped as they are loaded.
 class SortedEncoder {
   public:
     SortedEncoder(const SortedPart& part, const std::uint16_t* keys) noexcept
         : part_(part), keys_(keys) {}
 
+    // First of all: what the section says.
+    void set_damping(const std::byte* section) noexcept;
     // Rows count for nothing else: not for the mean, nor for what follows from it.
     void set_rows(const ExactRows& rows) noexcept;
     void find_energy(float* energy) const noexcept;
@@ -72,13 +74,21 @@ class SortedEncoder {
     float kept_[sorted_tokens];   // 0 of a row, 1 of all others
     float mean_[max_sorted_dim];  // of the others, rounded to f16
     float scale_[sorted_tokens];
+    float damping_[max_sorted_dim];                      // by channel, at most 1
     std::uint8_t codes_[max_sorted_dim][sorted_tokens];  // by place; of a trellis windows
 
     std::uint32_t channels() const noexcept { return part_.head.head_dim; }
     std::uint32_t coded() const noexcept { return part_.coded_groups * sorted_group; }
     float share() const noexcept { return 1.0f / static_cast<float>(sorted_tokens - rows_.count); }
     void load(std::uint32_t channel, float* x) const noexcept;
-    // Of the places' numbers, each token's times a factor that makes them N(0, 1).
+    void load_undamped(std::uint32_t channel, float* x) const noexcept;
+    // Of the places' numbers: a factor for each token that makes them N(0, 1).
+    void find_reaches(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
+                      float* to_normal) const noexcept;
+    // How well a token's nearest levels after that factor fit its numbers: the cosine, times |y|.
+    void find_fits(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
+                   const float* to_normal, float* fit) const noexcept;
+    // Of the places' numbers, each token's times such a factor.
     void choose_codes(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
                       const float* to_normal) noexcept;
     // Of a group's.

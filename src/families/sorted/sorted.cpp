@@ -38,15 +38,23 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
     SortedEncoder encoder(*this, rows);
     SortedStatistics statistics;
     if (take_carried(*this, rows, its_section)) {
+        encoder.set_damping(its_section);
         read_statistics(*this, its_section, statistics);
         encoder.find_codes_again(statistics, its_section);
         encoder.write_codes(its_section);
         return;
     }
-    encoder.set_rows(encoder.shortest());
-    if (hints.like != nullptr) {
-        std::memcpy(its_section, hints.like + section_offset(h), section.largest);
+    const bool leads = hints.like == nullptr;
+    if (leads) {
+        const float* queries = hints.queries;
+        write_damping(*this, queries == nullptr ? nullptr : queries + h * head.head_dim,
+                      its_section);
     } else {
+        std::memcpy(its_section, hints.like + section_offset(h), section.largest);
+    }
+    encoder.set_damping(its_section);
+    encoder.set_rows(encoder.shortest());
+    if (leads) {
         float energy[max_sorted_dim];
         encoder.find_energy(energy);
         write_statistics(*this, energy, its_section);
@@ -89,7 +97,7 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
             for (std::uint32_t r = 0; r < head.rows; ++r)
                 y[i][row_token(*this, its_section, r)] += residual(*this, its_section, r, c);
             for (std::uint32_t t = 0; t < tokens; ++t)
-                out[std::size_t{c} * tokens + t] = f32_to_f16(y[i][t]);
+                out[std::size_t{c} * tokens + t] = f32_to_f16(y[i][t] * statistics.factor[c]);
         }
     }
     carry(*this, its_section, out);

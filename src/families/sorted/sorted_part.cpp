@@ -40,7 +40,11 @@ static_assert(trellis_middle == middle_level);
 SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape, const kernels::Table& table)
     : PackedPart(its_shape) {
     const std::uint32_t head_dim = its_shape.layer.head_dim;
-    head = {.tokens = its_shape.tokens, .head_dim = head_dim, .rows = codec.exact_rows, .bits = {}};
+    head = {.tokens = its_shape.tokens,
+            .head_dim = head_dim,
+            .rows = codec.exact_rows,
+            .bits = {},
+            .weighted = codec.weighted};
     for (unsigned q = 0; q < 4; ++q) head.bits[q] = codec.quarter_bits[q];
     section = lowkv_lay_out_sorted(head);
     for (std::uint32_t bits = 1; bits <= 4; ++bits)
@@ -56,7 +60,7 @@ SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape, const ker
         ++coded_groups;
     }
     set_bytes(section.bytes);
-    set_statistics();
+    set_statistics(codec.weighted);
 }
 
 }  // namespace lowkv::codec

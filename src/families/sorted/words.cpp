@@ -11,6 +11,7 @@ bool has_other_words(const Codec& codec) noexcept {
     Codec plain{.width = codec.width, .axis = codec.axis, .group = Group::head};
     plain.quarter_bits = codec.quarter_bits;
     plain.exact_rows = codec.exact_rows;
+    plain.weighted = codec.weighted;
     if (codec.levels == Levels::trellis) plain.levels = codec.levels;
     return codec != plain;
 }
@@ -43,6 +44,8 @@ std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
          {!sorted && quartered, "bits of quarters, such as 4211, are for sorted keys"},
          {!sorted && codec.exact_rows != 0,
           "exact rows are for sorted keys: sorted-4211-head-2rows"},
+         {!sorted && codec.weighted,
+          "weighted is for sorted keys: sorted-4211-head-2rows-weighted"},
          {sorted && codec.width != width_of(codec.quarter_bits[0]),
           "the width of sorted keys is that of their first quarter"},
          {sorted && has_other_words(codec),
@@ -56,23 +59,31 @@ CodecWords sorted_words(const Codec& codec) {
     std::string sentence =
         quarters(codec) +
         " bits a number, a quarter of the channels each: after subtracting the block's mean per "
-        "channel, channels sorted by their energy and a Hadamard rotation of 16 at a "
-        "time, a scale of one token's head (8 bits) times one of the normal (Lloyd-Max) levels";
+        "channel, channels sorted by their energy" +
+        (codec.weighted ? ", damped where queries are small," : "") +
+        " and a Hadamard rotation of 16 at a time, a scale of one token's head (8 bits) times one "
+        "of the normal (Lloyd-Max) levels";
     if (codec.levels == Levels::trellis)
         sentence += ", below 4 bits a level that neighbouring codes choose together (a trellis)";
+    const std::string key = codec.weighted ? "k / f" : "k";
     std::string read =
-        "k = y H / 4 + mean, y = level * unit * scale; attention changes the "
-        "query instead";
+        key + " = y H / 4 + mean, y = level * unit * scale; attention changes the query instead";
     if (codec.exact_rows > 0) {
         sentence += "; the error of each block's shortest keys beside, in 8 bits: of " +
                     std::to_string(codec.exact_rows);
         read += "; + what is beside";
     }
-    return {sentence,
-            "y = (k - mean) H / 4, level = the one nearest (of a trellis: on the nearest path) to "
-            "y / unit / rms(y / unit), unit = rms of 16 channels in the sequence's first packed "
-            "block, scale = |y| / |level * unit|",
-            read};
+    return {
+        sentence,
+        "y = (" + key +
+            " - mean) H / 4, level = the one nearest (of a trellis: on the nearest path) to "
+            "y / unit / rms(y / unit) / reach, unit = rms of 16 channels in the sequence's first "
+            "packed block, reach = what fits the token best of .8 to 3.2, scale = |y| / |level * "
+            "unit|" +
+            std::string(codec.weighted
+                            ? ", f = (largest q^2 / q^2)^(1/4) of a channel's first queries"
+                            : ""),
+        read};
 }
 
 }  // namespace lowkv::codec

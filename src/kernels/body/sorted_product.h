@@ -10,7 +10,8 @@
 struct SortedQuery {
     const std::byte* statistics;  // null: none yet
     RowScales rows;
-    float offset[4];  // what the middle of the levels adds up to
+    float offset[4];                                  // what the middle of the levels adds up to
+    alignas(64) float factor[codec::max_sorted_dim];  // by channel: of the damping
     alignas(64) std::int16_t weights[4][codec::max_sorted_dim];
 };
 static_assert(sizeof(SortedQuery) <= sizeof(ProductMemory));
@@ -42,15 +43,25 @@ LOWKV_INLINE float sorted_mean_step(const codec::SortedPart& part, const std::by
     const std::size_t group = channel / codec::sorted_group;
     return sorted_half(section, part.section.largest_means + 2 * group) / 127.0f;
 }
-// products[row] = sum over channels of a row's weight times (byte - 128) times step(channel), which
-// 16 neighbours share.
+// Where channels are damped, queries are multiplied by what undoes it.
+LOWKV_INLINE void read_factors(const codec::SortedPart& part, const std::byte* section,
+                               float* factor) {
+    const std::uint8_t* damping = sorted_bytes(section, part.section.damping);
+    for (unsigned c = 0; c < part.head.head_dim; ++c)
+        factor[c] =
+            part.head.weighted != 0 ? lowkv_sorted_factor(lowkv_sorted_damping(damping, c)) : 1.0f;
+}
+// products[row] = sum over channels of a row's weight times (byte - 128) times the factor times
+// step(channel), which 16 neighbours share.
 template <unsigned Rows, class Step>
 LOWKV_INLINE void multiply_bytes(const std::uint8_t* bytes, unsigned channels, const float* w,
-                                 std::size_t w_stride, Step step, float (&products)[4]) {
+                                 std::size_t w_stride, const float* factor, Step step,
+                                 float (&products)[4]) {
     F sum[4];
     for (F& f : sum) f = set(0.0f);
     for (unsigned c = 0; c < channels; c += lanes) {
-        const F x = mul(sub(load_u8(bytes + c), set(128.0f)), set(step(c)));
+        const F level = mul(sub(load_u8(bytes + c), set(128.0f)), set(step(c)));
+        const F x = mul(level, load(factor + c));
         for (unsigned r = 0; r < Rows; ++r) sum[r] = fma(load(w + r * w_stride + c), x, sum[r]);
     }
     reduce_add4(sum, products);
@@ -61,9 +72,11 @@ void prepare_sorted(const codec::SortedPart& part, const std::byte* section, con
                     std::size_t w_stride, SortedQuery& query) noexcept {
     const unsigned steps = part.coded_groups * codec::sorted_group;
     alignas(64) float x[Rows][codec::max_sorted_dim];
+    read_factors(part, section, query.factor);
     for (unsigned p = 0; p < steps; ++p) {
         const unsigned channel = sorted_channel(part, section, p);
-        for (unsigned r = 0; r < Rows; ++r) x[r][p] = w[r * w_stride + channel];
+        for (unsigned r = 0; r < Rows; ++r)
+            x[r][p] = w[r * w_stride + channel] * query.factor[channel];
     }
     F largest[4], sum[4];
     for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);
@@ -132,7 +145,8 @@ LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun&
 // y[row][token] += w[row] * what the tokens of a block lack that have it stored beside.
 template <unsigned Rows>
 LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& product,
-                                std::size_t w_stride, std::size_t y_stride) {
+                                const SortedQuery& query, std::size_t w_stride,
+                                std::size_t y_stride) {
     const std::byte* section = product.x.section;
     const unsigned channels = part.head.head_dim;
     for (unsigned i = 0; i < part.head.rows; ++i) {
@@ -141,7 +155,7 @@ LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& pr
         const float scale = sorted_half(section, part.section.row_scales + std::size_t{2} * i);
         float products[4];
         multiply_bytes<Rows>(
-            residuals, channels, product.w, w_stride,
+            residuals, channels, product.w, w_stride, query.factor,
             [&](unsigned) LOWKV_INLINE_LAMBDA { return scale; }, products);
         const unsigned token =
             static_cast<unsigned>(section[part.section.row_tokens + i]) % part.head.tokens;
@@ -173,6 +187,7 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
         float mean_products[4];
         multiply_bytes<Rows>(
             sorted_bytes(section, part.section.means), part.head.head_dim, product.w, w_stride,
+            query.factor,
             [&](unsigned c) LOWKV_INLINE_LAMBDA { return sorted_mean_step(part, section, c); },
             mean_products);
 
@@ -200,6 +215,6 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
                 }
             }
         }
-        add_residuals<Rows>(part, product, w_stride, y_stride);
+        add_residuals<Rows>(part, product, query, w_stride, y_stride);
     }
 }

@@ -37,10 +37,12 @@ LOWKV_INLINE void hadamard_vectors(F (&x)[16]) {
 void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexcept {
     const codec::SortedPart& part = sorted_of(x);
     const std::byte* section = x.section;
+    float factor[codec::max_sorted_dim];
+    read_factors(part, section, factor);
     const std::uint8_t* means = sorted_bytes(section, part.section.means);
     const auto mean = [&](unsigned channel) LOWKV_INLINE_LAMBDA {
         const float step = sorted_mean_step(part, section, channel);
-        return set((static_cast<float>(means[channel]) - 128.0f) * step);
+        return set((static_cast<float>(means[channel]) - 128.0f) * step * factor[channel]);
     };
     const std::uint8_t* scales = sorted_bytes(section, part.section.scales) + first_token;
     const F step = set(sorted_scale(part, section));
@@ -58,7 +60,8 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
                 for (unsigned i = 0; i < 16; ++i) {
                     const unsigned channel =
                         sorted_channel(part, section, g * codec::sorted_group + i);
-                    store(tile + channel * tile_tokens + lane, fma(y[i], scale, mean(channel)));
+                    store(tile + channel * tile_tokens + lane,
+                          fma(y[i], mul(scale, set(factor[channel])), mean(channel)));
                 }
             }
         }
@@ -78,7 +81,7 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
             sorted_bytes(section, part.section.residuals + std::size_t{i} * part.head.head_dim);
         for (unsigned c = 0; c < part.head.head_dim; ++c)
             tile[c * tile_tokens + token - first_token] +=
-                scale * (static_cast<float>(residuals[c]) - 128.0f);
+                scale * factor[c] * (static_cast<float>(residuals[c]) - 128.0f);
     }
 }
 

@@ -1,0 +1,44 @@
+#pragma once
+// How large the queries of a layer are, channel by channel: what some codecs weigh keys by
+// (Plan::wants_queries()). A host hands over the queries that it sees anyway; the first ones
+// suffice, because it is the model's channels that differ, not the texts.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lowkv/family.h"
+
+namespace lowkv {
+
+// Of `tokens` tokens of one sequence, f32, strides in floats. Query head h reads kv head
+// h / (heads / kv_heads).
+struct QueryRows {
+    const float* data = nullptr;
+    std::size_t token_stride = 0, head_stride = 0;
+    std::uint32_t tokens = 0, heads = 0;
+};
+
+class QueryEnergy {
+  public:
+    using Means = std::shared_ptr<const std::vector<float>>;  // [kv_head][channel]
+    static constexpr std::uint32_t least = 64, enough = 512;  // tokens
+
+    // More of them would change something.
+    bool wanted() const noexcept { return !kept_ && tokens_ < enough; }
+    // The newest ones, as many as are wanted. Throws Error(invalid_argument) for heads that are no
+    // multiple of the kv heads.
+    void add(const Shape& shape, const QueryRows& queries);
+    // Mean squares; null: fewer than `least` tokens were added.
+    Means means() const;
+    // From now on means() are these. Null: nothing changes.
+    void keep(Means means) noexcept;
+
+  private:
+    std::vector<float> sums_;
+    std::uint32_t tokens_ = 0, heads_ = 0;  // heads: of queries to a kv head
+    Means kept_;
+};
+
+}  // namespace lowkv

@@ -1,0 +1,44 @@
+#include "lowkv/query_energy.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "lowkv/error.h"
+
+namespace lowkv {
+
+void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
+    if (queries.heads == 0 || queries.heads % shape.kv_heads != 0)
+        throw Error(ErrorCode::invalid_argument,
+                    std::to_string(queries.heads) +
+                        " query heads; there must be a multiple of the " +
+                        std::to_string(shape.kv_heads) + " kv heads");
+    if (!wanted()) return;
+    sums_.resize(shape.channels());
+    heads_ = queries.heads / shape.kv_heads;
+    const std::uint32_t count = std::min(queries.tokens, enough - tokens_);
+    for (std::uint32_t t = queries.tokens - count; t < queries.tokens; ++t) {
+        for (std::uint32_t h = 0; h < queries.heads; ++h) {
+            const float* q = queries.data + t * queries.token_stride + h * queries.head_stride;
+            float* sum = sums_.data() + std::size_t{h / heads_} * shape.head_dim;
+            for (std::uint32_t c = 0; c < shape.head_dim; ++c) sum[c] += q[c] * q[c];
+        }
+    }
+    tokens_ += count;
+}
+
+QueryEnergy::Means QueryEnergy::means() const {
+    if (kept_ || tokens_ < least) return kept_;
+    std::vector<float> means = sums_;
+    for (float& mean : means) mean /= static_cast<float>(tokens_) * static_cast<float>(heads_);
+    return std::make_shared<const std::vector<float>>(std::move(means));
+}
+
+void QueryEnergy::keep(Means means) noexcept {
+    if (!means) return;
+    kept_ = std::move(means);
+    sums_ = {};
+}
+
+}  // namespace lowkv
