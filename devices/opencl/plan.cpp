@@ -1,0 +1,106 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "families/codes_part.h"
+#include "kernels/units.h"
+#include "lowkv/error.h"
+
+namespace lowkv::opencl {
+namespace {
+
+constexpr std::array<std::string_view, 2> served{"exact", "uniform"};
+
+constexpr std::uint32_t round_up_64(std::uint32_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class Enum>
+constexpr std::uint32_t number(Enum value) {
+    return static_cast<std::uint32_t>(value);
+}
+static_assert(number(RowType::f32) == LOWKV_ROWS_F32 && number(RowType::f16) == LOWKV_ROWS_F16 &&
+              number(RowType::bf16) == LOWKV_ROWS_BF16);
+static_assert(number(Levels::uniform) == LOWKV_EVEN_LEVELS &&
+              number(Levels::normal) == LOWKV_NORMAL_LEVELS &&
+              number(Levels::trellis) == LOWKV_TRELLIS_LEVELS);
+static_assert(number(Metadata::fp16) == LOWKV_F16 && number(Metadata::fp8_e4m3) == LOWKV_E4M3 &&
+              number(Metadata::fp8_e5m3) == LOWKV_E5M3);
+
+void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
+    part.width = kernels::number_of(codes.codec.width);
+    part.metadata = number(codes.codec.metadata);
+    part.by_channel = codes.codec.axis == Axis::channel ? 1 : 0;
+    part.group = codes.group;
+    part.group_rows = codes.group_rows;
+    part.row_entries = codes.row_entries;
+    part.has_zeros = codes.has_zeros ? 1 : 0;
+    part.has_mean = codes.has_mean ? 1 : 0;
+    part.metadata_at = static_cast<std::uint32_t>(codes.metadata_offset);
+    part.mean_at = static_cast<std::uint32_t>(codes.mean_offset);
+    part.codes_at = static_cast<std::uint32_t>(codes.codes_offset);
+    part.levels = number(codes.codec.levels);
+    part.fit = number(codes.codec.fit);
+    part.rotation = number(codes.codec.rotation);
+    part.search = codes.codec.clip == Clip::search ? 1 : 0;
+    part.top = codes.top();
+    part.level_step = codes.level_step;
+    part.level_zero = codes.level_zero;
+    std::ranges::copy(codes.levels, part.level);
+    const std::uint32_t groups = codes.group_rows * codes.row_entries;
+    part.scratch_codes = round_up_64(2 * 4 * groups);
+    part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim);
+}
+
+}  // namespace
+
+bool Description::same(const Description& other) const noexcept {
+    return std::memcmp(this, &other, sizeof other) == 0;
+}
+
+void check_served(const Plan& plan) {
+    for (const Part part : {Part::keys, Part::values}) {
+        const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;
+        const std::string_view family = family_of(codec).name();
+        if (std::ranges::find(served, family) != served.end()) continue;
+        std::string families;
+        for (const std::string_view name : served)
+            families += (families.empty() ? "'" : "', '") + std::string(name);
+        throw Error(ErrorCode::unsupported,
+                    std::string("the OpenCL device has no kernels for ") +
+                        (part == Part::keys ? "keys" : "values") + " of the family '" +
+                        std::string(family) + "'; it serves " + families +
+                        "': choose a scheme of those, such as 'kivi2', or keep the store on the "
+                        "CPU");
+    }
+}
+
+Description describe(const Plan& plan) noexcept {
+    Description description{};
+    for (const Part which : {Part::keys, Part::values}) {
+        const bool keys = which == Part::keys;
+        const PackedPart& from = plan.part(which);
+        lowkv_part& part = description.parts[keys ? 0 : 1];
+        part.keys = keys ? 1 : 0;
+        part.exact = from.exact() ? 1 : 0;
+        part.tokens = plan.block_tokens();
+        part.head_dim = plan.shape().head_dim;
+        part.kv_heads = plan.shape().kv_heads;
+        part.rows = number(plan.rows());
+        part.exact_at = keys ? 0 : static_cast<std::uint32_t>(plan.exact_part_bytes());
+        part.packed_at = keys ? 0 : static_cast<std::uint32_t>(plan.keys().bytes());
+        part.head_bytes = static_cast<std::uint32_t>(from.head_bytes());
+        if (const auto* codes = dynamic_cast<const codec::CodesPart*>(&from))
+            describe_codes(*codes, part);
+    }
+    return description;
+}
+
+std::vector<std::uint32_t> words_of(const Plan&, const Description& description) {
+    std::vector<std::uint32_t> words(sizeof description / sizeof(std::uint32_t));
+    std::memcpy(words.data(), &description, sizeof description);
+    return words;
+}
+
+}  // namespace lowkv::opencl
