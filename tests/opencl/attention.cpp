@@ -35,6 +35,7 @@ const char* const codecs[] = {
 };
 
 void check(const Problem& p, AttentionParams params) {
+    REQUIRE(&p.sequence->device() == &device());  // LOWKV_TEST_DEVICE=opencl
     const std::uint32_t d = p.plan->shape().head_dim;
     params.scale = 1.0f / std::sqrt(static_cast<float>(d));
     std::vector<double> mass, log_sum;
@@ -86,7 +87,7 @@ TEST_CASE("every mask, with soft-caps, sinks, ALiBi and hidden first cells") {
                 RandomParams random(kind, p.tokens, p.n_cells, p.heads, seed, true,
                                     [](std::size_t token, std::size_t) { return token == 2; });
                 if (kind == Mask::Kind::causal && seed % 3 == 2) random.params.mask.window = 50;
-                INFO(codec, " mask ", static_cast<unsigned>(kind), " seed ", seed);
+                INFO(std::string(codec), " mask ", static_cast<unsigned>(kind), " seed ", seed);
                 check(p, random.params);
             }
         }
