@@ -132,6 +132,14 @@ test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
 	    ctest --preset $$preset -j $(JOBS)
 	done
 
+.PHONY: test-opencl
+test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or the first: codes, attention, the cache
+	@type -P clinfo >/dev/null && clinfo -l | grep -q Device || { echo "make test-opencl needs an OpenCL device and" \
+	    "clinfo; on Debian: apt-get install pocl-opencl-icd clinfo opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
+	$(SETUP) headers
+	$(call BUILD,opencl,opencl_tests)
+	ctest --preset opencl -j $(JOBS)
+
 AARCH64_TOOLS := aarch64-linux-gnu-g++ qemu-aarch64
 AARCH64_HINT := needs $(AARCH64_TOOLS); on Debian: apt-get install g++-aarch64-linux-gnu qemu-user
 .PHONY: test-aarch64
