@@ -64,8 +64,7 @@ FN float masked(attention_t a, float product, uint32_t row, uint32_t cell) {
     const uint32_t token = token_of(a, row), head = head_of(a, row);
     const int causal = s->mask_kind == 1, additive = s->mask_kind > 1;
     const uint32_t own = s->n_cells - s->all_tokens + s->first_token + token;  // its own cell
-    const float slope =
-        a.call->slopes == LOWKV_NOWHERE ? 1.0f : a.numbers[a.call->slopes + head];
+    const float slope = a.call->slopes == LOWKV_NOWHERE ? 1.0f : a.numbers[a.call->slopes + head];
     float score = product * a.call->scale;
     if (cell < s->first_cell || cell >= s->n_cells) return -INFINITY;
     if (a.call->softcap > 0.0f) score = a.call->softcap * TANH(score / a.call->softcap);
@@ -121,9 +120,9 @@ FN float product_of(LOCAL const float* products) {
 KERNEL(attend, TASK_ITEMS)
 (MEMORY, GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
  GLOBAL float* partial) {
-    SHARED(float, query, LOWKV_TASK_ROWS * LOWKV_MOST_CHANNELS);
+    SHARED(float, query, LOWKV_TASK_ROWS* LOWKV_MOST_CHANNELS);
     SHARED(float, products, QUARTERS * LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
-    SHARED(float, weights, LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
+    SHARED(float, weights, LOWKV_TASK_ROWS* LOWKV_TASK_CELLS);
     SHARED(float, row_max, LOWKV_TASK_ROWS);
     SHARED(float, row_sum, LOWKV_TASK_ROWS);
     SHARED(float, shrink, LOWKV_TASK_ROWS);
@@ -144,10 +143,9 @@ KERNEL(attend, TASK_ITEMS)
         const uint32_t keys = BLOCK_AT(a, cell, 0), values = BLOCK_AT(a, cell, 1);
         multiply_keys(a, keys == LOWKV_NOWHERE ? 0 : AT(keys), task.packed, cell, query, products);
         BARRIER();
-        const float score =
-            row < task.rows && cell + lane < task.last_cell
-                ? masked(a, product_of(products), task.first_row + row, cell + lane)
-                : -INFINITY;
+        const float score = row < task.rows && cell + lane < task.last_cell
+                                ? masked(a, product_of(products), task.first_row + row, cell + lane)
+                                : -INFINITY;
         weights[item] = score;
         BARRIER();
         float top = row_max[row];
@@ -179,8 +177,7 @@ KERNEL(attend, TASK_ITEMS)
         }
         BARRIER();
     }
-    GLOBAL float* to =
-        partial + (size_t)(GROUP(0) * a.keys->kv_heads + a.kv_head) * ROWS * (d + 2);
+    GLOBAL float* to = partial + (size_t)(GROUP(0) * a.keys->kv_heads + a.kv_head) * ROWS * (d + 2);
     for (uint32_t r = 0; r < ROWS; ++r)
         for (uint32_t k = 0; k < CHANNELS_OF_ITEM && item + k * TASK_ITEMS < d; ++k)
             to[r * (d + 2) + item + k * TASK_ITEMS] = out[r][k];
@@ -197,14 +194,14 @@ KERNEL(join, 64)
  GLOBAL const float* partial, GLOBAL float* results) {
     SHARED(float, stored, LOWKV_MOST_CHANNELS);
     GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
-    const lowkv_chunk chunk =
-        ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
+    const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
     const lowkv_task first = *task_of(words, chunk.first_task);
     const attention_t a = open_attention(plan, words, numbers, first.sequence, GROUP(1));
     const uint32_t row = GROUP(2), d = a.keys->head_dim, item = ITEM;
     if (row >= first.rows) return;
     GLOBAL const float* parts =
-        partial + ((size_t)(chunk.first_task * a.keys->kv_heads + a.kv_head) * ROWS + row) * (d + 2);
+        partial +
+        ((size_t)(chunk.first_task * a.keys->kv_heads + a.kv_head) * ROWS + row) * (d + 2);
     const size_t stride = (size_t)a.keys->kv_heads * ROWS * (d + 2);
     const float sink = call->sinks == LOWKV_NOWHERE
                            ? -INFINITY
@@ -233,5 +230,6 @@ KERNEL(join, 64)
     }
     if (item == 0) to[d] = total > 0.0f ? top + LOG(total) : -INFINITY;
     BARRIER();
+    if (a.values->by_token) rotate_channels(a.values, plan, stored, 1);
     for (uint32_t c = item; c < d; c += 64) to[c] += stored[c];
 }

@@ -9,8 +9,8 @@ FN uint32_t metadata_bytes(GLOBAL const lowkv_part* part) {
 }
 // Where a metadata row's scales begin; its zeros follow them.
 FN uint32_t metadata_row(GLOBAL const lowkv_part* part, uint32_t row) {
-    return part->metadata_at + row * (part->has_zeros ? 2 : 1) * part->row_entries *
-                                   metadata_bytes(part);
+    return part->metadata_at +
+           row * (part->has_zeros ? 2 : 1) * part->row_entries * metadata_bytes(part);
 }
 
 FN float load_metadata(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* at, float multiplier) {
@@ -33,7 +33,8 @@ FN grid_t load_grid(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* section
     grid_t grid;
     grid.scale = load_metadata(part, at, has_header ? header[0] : 1.0f);
     if (part->has_zeros) {
-        grid.zero = load_metadata(part, at + part->row_entries * size, has_header ? header[1] : 1.0f);
+        grid.zero =
+            load_metadata(part, at + part->row_entries * size, has_header ? header[1] : 1.0f);
     } else {
         grid.zero = grid.scale * part->level_zero;
         grid.scale *= part->level_step;
@@ -61,13 +62,12 @@ FN float stored_value(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* secti
                                   part->by_channel ? channel : token);
     const float value = level_of(part, code) * grid.scale + grid.zero;
     if (!part->has_mean) return value;
-    return value +
-           lowkv_f16_to_f32(((GLOBAL const uint16_t*)(section + part->mean_at))[channel]);
+    return value + lowkv_f16_to_f32(((GLOBAL const uint16_t*)(section + part->mean_at))[channel]);
 }
 
 // ---- into bytes ----
 
-// The codes of a head, by token.
+// The codes of a head, by token; of a trellis the windows, whose low bits they are.
 FN uint32_t code_at(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* codes, uint32_t lane,
                     uint32_t step) {
     return part->keys ? codes[lane * part->head_dim + step] : codes[step * part->head_dim + lane];
@@ -90,7 +90,7 @@ FN uint8_t packed_byte(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* code
     uint32_t sum = 0, power = 1;
     if (width == LOWKV_THREE && line % 3 == 2) {
         for (uint32_t i = 0; i < 8; ++i)
-            sum |= code_of_tile(part, codes, line / 3 * 2 + i / 4, i % 4, byte) >> 2 << i;
+            sum |= (code_of_tile(part, codes, line / 3 * 2 + i / 4, i % 4, byte) >> 2 & 1u) << i;
         return (uint8_t)sum;
     }
     for (uint32_t i = 0; i < digits; ++i) {

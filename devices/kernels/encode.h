@@ -7,13 +7,13 @@
 typedef struct {
     GLOBAL const uint8_t* exact;  // the part, of all heads
     GLOBAL uint8_t* section;
-    GLOBAL float *scales, *zeros;
+    GLOBAL float *scales, *zeros, *mean, *y;
     GLOBAL uint8_t* codes;
     uint32_t head;
 } head_t;
 
-#define OPEN_HEAD(part, blocks, scratch)                                                       \
-    open_head(part, AT(blocks[2 * (GROUP(1) / (part)->kv_heads)]),                             \
+#define OPEN_HEAD(part, blocks, scratch)                           \
+    open_head(part, AT(blocks[2 * (GROUP(1) / (part)->kv_heads)]), \
               AT(blocks[2 * (GROUP(1) / (part)->kv_heads) + 1]), scratch, GROUP(1))
 
 FN head_t open_head(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* from, GLOBAL uint8_t* to,
@@ -25,6 +25,8 @@ FN head_t open_head(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* from, G
     head.section = section_of(part, to, head.head);
     head.scales = (GLOBAL float*)own;
     head.zeros = head.scales + part->group_rows * part->row_entries;
+    head.mean = (GLOBAL float*)(own + part->scratch_mean);
+    head.y = head.mean + part->head_dim;
     head.codes = own + part->scratch_codes;
     return head;
 }
@@ -39,6 +41,7 @@ FN uint16_t element_of(GLOBAL const lowkv_part* part, head_t head, uint32_t chan
 FN float grouped(GLOBAL const lowkv_part* part, head_t head, uint32_t row, uint32_t entry,
                  uint32_t i) {
     const uint32_t along = row * part->group + i;
+    if (part->by_token) return head.y[entry * part->head_dim + along];
     return lowkv_f16_to_f32(part->by_channel ? element_of(part, head, entry, along)
                                              : element_of(part, head, along, entry));
 }
@@ -190,13 +193,17 @@ KERNEL(write_metadata, 64)
                                                           : LOWKV_E4M3_SMALLEST;
     const uint32_t size = metadata_bytes(part);
     for (uint32_t g = item; g < groups; g += 64) {
-        GLOBAL uint8_t* at = head.section + metadata_row(part, g / part->row_entries) +
-                             g % part->row_entries * size;
+        GLOBAL uint8_t* at =
+            head.section + metadata_row(part, g / part->row_entries) + g % part->row_entries * size;
         const float scale = raised(head.scales[g], smallest * by_scales);
         head.scales[g] = store_metadata(part, at, scale, by_scales);
-        if (part->has_zeros)
+        if (part->has_zeros) {
             head.zeros[g] =
                 store_metadata(part, at + part->row_entries * size, head.zeros[g], by_zeros);
+        } else {
+            head.zeros[g] = head.scales[g] * part->level_zero;
+            head.scales[g] *= part->level_step;
+        }
     }
 }
 
@@ -211,9 +218,9 @@ KERNEL(find_codes, 64)
     const uint32_t token = i / part->head_dim, channel = i % part->head_dim;
     const uint32_t row = (part->by_channel ? token : channel) / part->group;
     const uint32_t group = row * part->row_entries + (part->by_channel ? channel : token);
-    head.codes[i] = lowkv_uniform_code(lowkv_f16_to_f32(element_of(part, head, channel, token)),
-                                       head.zeros[group], lowkv_divisor(head.scales[group]),
-                                       part->top);
+    head.codes[i] =
+        lowkv_uniform_code(lowkv_f16_to_f32(element_of(part, head, channel, token)),
+                           head.zeros[group], lowkv_divisor(head.scales[group]), part->top);
 }
 
 // The codes into their bytes: an item a byte.

@@ -1,13 +1,13 @@
 // Attention mass: the softmax weights of a cell, summed over all rows of a sequence. A group has 32
-// cells, by number the n-th after the call's first ones, and goes through all rows: a cell's mass is
-// one group's, and needs no sum of others'.
+// cells, by number the n-th after the call's first ones, and goes through all rows: a cell's mass
+// is one group's, and needs no sum of others'.
 
 KERNEL(attention_mass, TASK_ITEMS)
 (MEMORY, GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
  uint32_t log_sums, GLOBAL float* mass) {
-    SHARED(float, query, LOWKV_TASK_ROWS * LOWKV_MOST_CHANNELS);
+    SHARED(float, query, LOWKV_TASK_ROWS* LOWKV_MOST_CHANNELS);
     SHARED(float, products, QUARTERS * LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
-    SHARED(float, weights, LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
+    SHARED(float, weights, LOWKV_TASK_ROWS* LOWKV_TASK_CELLS);
     const lowkv_task task = *task_of(words, GROUP(0));
     const uint32_t item = ITEM, row = item / CELLS, lane = item % CELLS;
     const uint32_t kv_heads = part_of(plan, 0)->kv_heads;

@@ -31,12 +31,13 @@
 #define SQRT(x) sqrt(x)
 
 // OpenCL 1.2 has no pointers that outlive a call: an address says in which buffer.
-#define MEMORY                                                                                 \
-    __global uchar *m0, __global uchar *m1, __global uchar *m2, __global uchar *m3,            \
+#define MEMORY                                                                      \
+    __global uchar *m0, __global uchar *m1, __global uchar *m2, __global uchar *m3, \
         __global uchar *m4, __global uchar *m5, __global uchar *m6, __global uchar *m7
 #define AT(address) \
     (BUFFER_OF(address) + ((size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT))
-#define BUFFER_OF(address) pick_buffer((address) >> LOWKV_ADDRESS_BITS, m0, m1, m2, m3, m4, m5, m6, m7)
+#define BUFFER_OF(address) \
+    pick_buffer((address) >> LOWKV_ADDRESS_BITS, m0, m1, m2, m3, m4, m5, m6, m7)
 
 static inline __global uchar* pick_buffer(uint number, MEMORY) {
     return number == 0   ? m0

@@ -30,33 +30,35 @@ typedef struct {
     uint32_t keys;   // boolean, as all that begin with has_, and those said to be
     uint32_t exact;  // boolean: what is packed is f16 rows
     uint32_t tokens, head_dim, kv_heads;
-    uint32_t rows;                  // the type of exact ones
-    uint32_t exact_at, packed_at;   // of the part in a block's two states
-    uint32_t head_bytes;            // of a packed head's section
-    uint32_t width, metadata;       // lowkv/format.h
-    uint32_t by_channel;            // boolean
+    uint32_t rows;                            // the type of exact ones
+    uint32_t exact_at, packed_at;             // of the part in a block's two states
+    uint32_t head_bytes;                      // of a packed head's section
+    uint32_t width, metadata;                 // lowkv/format.h
+    uint32_t by_channel;                      // boolean
     uint32_t group, group_rows, row_entries;  // elements, rows, entries
     uint32_t has_zeros, has_mean;
     uint32_t metadata_at, mean_at, codes_at;  // in a section
     uint32_t levels, fit, rotation;
-    uint32_t search;  // boolean: of a group's range
+    uint32_t by_token;  // boolean: rotated parts, whose tokens are coded one by one
+    uint32_t search;    // boolean: of a group's range
     float top, level_step, level_zero;
     uint32_t level[32];  // on the grid of 8 bits
     // Of the host's tables behind the parts, in words: where levels part (normal), what windows
     // stand for (trellis); a rotation's signs, or its matrix and that one's inverse.
     uint32_t levels_at, rotation_at;
-    // While a head is encoded: its scales and zeros as f32, then its codes by token.
-    uint32_t scratch_codes, scratch_bytes;
+    // While a head is encoded: its scales and zeros as f32, if by_token its mean and its tokens as
+    // they are coded, then its codes by token.
+    uint32_t scratch_mean, scratch_codes, scratch_bytes;
 } lowkv_part;
 
 // A sequence's queries of a call. What is in the call's tables is in words.
 typedef struct {
-    uint32_t heads, tokens;       // queries: tokens [first_token, first_token + tokens) of all
+    uint32_t heads, tokens;  // queries: tokens [first_token, first_token + tokens) of all
     uint32_t first_token, all_tokens;
     uint32_t first_cell, n_cells;
-    uint32_t blocks;      // where the addresses of its blocks are: keys, values
-    uint32_t first_query; // of the call's
-    uint32_t mask_kind;   // numbered as lowkv::Mask::Kind; of additive ones all are f32
+    uint32_t blocks;       // where the addresses of its blocks are: keys, values
+    uint32_t first_query;  // of the call's
+    uint32_t mask_kind;    // numbered as lowkv::Mask::Kind; of additive ones all are f32
     uint32_t mask, mask_row, mask_head;  // in the call's numbers, and from one to the next
     uint32_t window;
 } lowkv_queries;
@@ -77,7 +79,7 @@ typedef struct {
 // What all of a call have.
 typedef struct {
     float scale, softcap;
-    uint32_t slopes, sinks;  // in the call's numbers; LOWKV_NOWHERE: none
+    uint32_t slopes, sinks;     // in the call's numbers; LOWKV_NOWHERE: none
     uint32_t queries, rotated;  // in the call's numbers: the queries, and as packed keys meet them
     uint32_t sequences, tasks, chunks;  // where in the call's words
 } lowkv_call;

@@ -208,8 +208,7 @@ class Launch {
         to.mask_head = mask.head_stride == 0 ? 0 : cells;
         for (std::uint32_t t = 0; t < tokens; ++t) {
             for (std::uint32_t h = 0; h < heads; ++h) {
-                const std::size_t at =
-                    (slice.first + t) * mask.row_stride + h * mask.head_stride;
+                const std::size_t at = (slice.first + t) * mask.row_stride + h * mask.head_stride;
                 if (mask.kind == Mask::Kind::additive_f32) {
                     const float* row = static_cast<const float*>(mask.data) + at;
                     numbers_.insert(numbers_.end(), row, row + cells);
@@ -244,8 +243,8 @@ class Launch {
         call.slopes = add_numbers(params_.alibi_slopes, heads);
         call.sinks = add_numbers(params_.sink_logits, heads);
         call.queries = add_numbers(query_numbers_.data(), query_numbers_.size());
-        call.rotated = rotated_.empty() ? call.queries
-                                        : add_numbers(rotated_.data(), rotated_.size());
+        call.rotated =
+            rotated_.empty() ? call.queries : add_numbers(rotated_.data(), rotated_.size());
         std::vector<std::uint32_t> words(words_in(sizeof call));
         call.sequences = number(words.size());
         const std::size_t sequences = words_in(sequences_.size() * sizeof(lowkv_queries));

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "cpu/rows.h"
+#include "lowkv/format.h"
 #include "state.h"
 
 namespace lowkv::opencl {
@@ -108,10 +109,9 @@ class OpenClDevice final : public Device {
         const cl_uint there = state_->memory.address(to), here = state_->memory.address(from);
         const cl_uint step = repeat ? 0 : 1;
         for (const cl_uint part : {0u, 1u})
-            state_->queue.launch(Kernel::copy_rows,
-                                 grid_of(std::size_t{count} * plan.shape().channels()),
-                                 state_->memory.all(), its, part, there, to_first, here, from_first,
-                                 count, step);
+            state_->queue.launch(
+                Kernel::copy_rows, grid_of(std::size_t{count} * plan.shape().channels()),
+                state_->memory.all(), its, part, there, to_first, here, from_first, count, step);
     }
 
     // ---- packed blocks ----
@@ -137,34 +137,56 @@ class OpenClDevice final : public Device {
         return unfit == 0;
     }
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) override {
-        each_batch(plan, blocks, [&](cl_mem its, cl_uint part, const lowkv_part& shape,
-                                     std::size_t count, cl_mem words) {
-            Queue& queue = state_->queue;
-            const Memories memories = state_->memory.all();
-            if (shape.exact != 0) {
-                queue.launch(Kernel::encode_exact, grid_of(elements_of(plan), count), memories, its,
-                             part, words);
-                return;
-            }
-            const std::size_t heads = count * shape.kv_heads;
-            const std::size_t groups = std::size_t{shape.group_rows} * shape.row_entries;
-            const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
-            const cl_mem scratch = state_->scratch.of(queue, heads * shape.scratch_bytes);
-            const auto launch = [&](Kernel kernel, const Grid& grid) {
-                queue.launch(kernel, grid, memories, its, part, words, scratch);
-            };
-            launch(Kernel::find_ranges, grid_of(groups, heads));
-            launch(Kernel::write_metadata, grid_of(1, heads));
-            launch(Kernel::find_codes, grid_of(codes, heads));
-            launch(Kernel::pack_codes, grid_of(shape.head_bytes - shape.codes_at, heads));
-        });
+        each_batch(
+            plan, blocks,
+            [&](cl_mem its, cl_uint part, const lowkv_part& shape, std::size_t count,
+                cl_mem words) {
+                Queue& queue = state_->queue;
+                const Memories memories = state_->memory.all();
+                if (shape.exact != 0) {
+                    queue.launch(Kernel::encode_exact, grid_of(elements_of(plan), count), memories,
+                                 its, part, words);
+                    return;
+                }
+                const std::size_t heads = count * shape.kv_heads;
+                const std::size_t groups = std::size_t{shape.group_rows} * shape.row_entries;
+                const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
+                const cl_mem scratch = state_->scratch.of(queue, heads * shape.scratch_bytes);
+                const auto launch = [&](Kernel kernel, const Grid& grid) {
+                    queue.launch(kernel, grid, memories, its, part, words, scratch);
+                };
+                if (shape.by_token != 0) {
+                    if (shape.has_mean != 0) launch(Kernel::find_mean, grid_of(1, heads));
+                    launch(Kernel::transform, {64, shape.tokens, heads});
+                    launch(Kernel::find_grids, grid_of(groups, heads));
+                    if (shape.levels == LOWKV_TRELLIS_LEVELS) {
+                        launch(Kernel::find_windows, grid_of(codes / LOWKV_WORD_CODES, heads));
+                        launch(Kernel::find_scales, grid_of(shape.tokens, heads));
+                    }
+                } else {
+                    launch(Kernel::find_ranges, grid_of(groups, heads));
+                }
+                launch(Kernel::write_metadata, grid_of(1, heads));
+                if (shape.has_zeros != 0)
+                    launch(shape.by_token != 0 ? Kernel::find_token_codes : Kernel::find_codes,
+                           grid_of(codes, heads));
+                if (shape.has_mean != 0)
+                    launch(Kernel::correct_mean, grid_of(shape.head_dim, heads));
+                launch(Kernel::pack_codes, grid_of(shape.head_bytes - shape.codes_at, heads));
+            });
     }
     void decode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) const override {
-        each_batch(plan, blocks, [&](cl_mem its, cl_uint part, const lowkv_part&,
-                                     std::size_t count, cl_mem words) {
-            state_->queue.launch(Kernel::decode, grid_of(elements_of(plan), count),
-                                 state_->memory.all(), its, part, words);
-        });
+        each_batch(plan, blocks,
+                   [&](cl_mem its, cl_uint part, const lowkv_part& shape, std::size_t count,
+                       cl_mem words) {
+                       if (shape.by_token != 0)
+                           state_->queue.launch(Kernel::decode_tokens,
+                                                {64, shape.tokens, count * shape.kv_heads},
+                                                state_->memory.all(), its, part, words);
+                       else
+                           state_->queue.launch(Kernel::decode, grid_of(elements_of(plan), count),
+                                                state_->memory.all(), its, part, words);
+                   });
     }
 
     // ---- attention ----
@@ -228,8 +250,7 @@ class OpenClDevice final : public Device {
             }
             const cl_mem words =
                 state.words.holding(state.queue, std::span<const cl_uint>(addresses));
-            for (const cl_uint part : {0u, 1u})
-                f(its, part, description.parts[part], count, words);
+            for (const cl_uint part : {0u, 1u}) f(its, part, description.parts[part], count, words);
         }
         state.queue.finish();
         state.queue.check();

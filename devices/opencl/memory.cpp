@@ -63,9 +63,10 @@ std::byte* Memory::take(Segment& segment, std::size_t bytes) {
 Memory::Segment& Memory::add(std::size_t bytes) {
     const auto slot = std::ranges::find(segments_, nullptr, &Segment::reserved);
     const std::size_t held = total(), all = queue_.memory_bytes();
-    std::size_t size = std::min({std::max({bytes, least_bytes, 2 * held}), queue_.largest_buffer(),
-                                 most_bytes});
-    for (; slot != segments_.end() && size >= bytes; size = size > bytes ? std::max(size / 2, bytes) : 0) {
+    std::size_t size =
+        std::min({std::max({bytes, least_bytes, 2 * held}), queue_.largest_buffer(), most_bytes});
+    for (; slot != segments_.end() && size >= bytes;
+         size = size > bytes ? std::max(size / 2, bytes) : 0) {
         if (held + size > all) continue;
         Buffer buffer = queue_.try_buffer(size);
         if (buffer.get() == nullptr) continue;

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
+#include <span>
 #include <string>
 
+#include "codec/lloyd_max.h"
+#include "codec/rotation.h"
 #include "families/codes_part.h"
 #include "kernels/units.h"
 #include "lowkv/error.h"
@@ -12,7 +16,7 @@
 namespace lowkv::opencl {
 namespace {
 
-constexpr std::array<std::string_view, 2> served{"exact", "uniform"};
+constexpr std::array<std::string_view, 3> served{"exact", "uniform", "rotated"};
 
 constexpr std::uint32_t round_up_64(std::uint32_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -27,6 +31,9 @@ static_assert(number(Levels::uniform) == LOWKV_EVEN_LEVELS &&
               number(Levels::trellis) == LOWKV_TRELLIS_LEVELS);
 static_assert(number(Metadata::fp16) == LOWKV_F16 && number(Metadata::fp8_e4m3) == LOWKV_E4M3 &&
               number(Metadata::fp8_e5m3) == LOWKV_E5M3);
+static_assert(number(Rotate::none) == LOWKV_NOT_ROTATED &&
+              number(Rotate::hadamard) == LOWKV_HADAMARD && number(Fit::norm) == LOWKV_FIT_NORM &&
+              number(Fit::unbiased) == LOWKV_FIT_UNBIASED && number(Fit::least) == LOWKV_FIT_LEAST);
 
 void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     part.width = kernels::number_of(codes.codec.width);
@@ -49,8 +56,35 @@ void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     part.level_zero = codes.level_zero;
     std::ranges::copy(codes.levels, part.level);
     const std::uint32_t groups = codes.group_rows * codes.row_entries;
-    part.scratch_codes = round_up_64(2 * 4 * groups);
+    part.scratch_mean = round_up_64(2 * 4 * groups);
+    part.scratch_codes = part.scratch_mean;
+    if (part.by_token != 0)
+        part.scratch_codes += round_up_64(4 * (part.tokens + 1) * part.head_dim);
     part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim);
+}
+
+constexpr std::uint32_t levels_words = LOWKV_WINDOWS;
+
+// Where normal levels part, or what a trellis' windows stand for.
+std::array<float, levels_words> levels_table(const codec::CodesPart& codes) {
+    std::array<float, levels_words> table{};
+    if (codes.codec.levels == Levels::normal)
+        std::ranges::copy(codec::normal_codebook(codes.codec.level_count()).boundary,
+                          table.begin());
+    for (std::uint32_t w = 0; codes.codec.levels == Levels::trellis && w < table.size(); ++w)
+        table[w] = static_cast<float>(codes.level_of(w)) * codes.level_step + codes.level_zero;
+    return table;
+}
+
+std::uint32_t rotation_words(const PackedPart& part) noexcept {
+    const codec::Rotation* rotation = part.rotation();
+    if (rotation == nullptr) return 0;
+    return static_cast<std::uint32_t>(rotation->scaled_signs().size() + rotation->matrix().size() +
+                                      rotation->transposed().size());
+}
+
+void add(std::vector<std::uint32_t>& words, std::span<const float> numbers) {
+    for (const float x : numbers) words.push_back(std::bit_cast<std::uint32_t>(x));
 }
 
 }  // namespace
@@ -78,6 +112,7 @@ void check_served(const Plan& plan) {
 
 Description describe(const Plan& plan) noexcept {
     Description description{};
+    std::uint32_t tables = sizeof description / sizeof(std::uint32_t);
     for (const Part which : {Part::keys, Part::values}) {
         const bool keys = which == Part::keys;
         const PackedPart& from = plan.part(which);
@@ -91,15 +126,32 @@ Description describe(const Plan& plan) noexcept {
         part.exact_at = keys ? 0 : static_cast<std::uint32_t>(plan.exact_part_bytes());
         part.packed_at = keys ? 0 : static_cast<std::uint32_t>(plan.keys().bytes());
         part.head_bytes = static_cast<std::uint32_t>(from.head_bytes());
+        const Codec& codec = keys ? plan.scheme().key : plan.scheme().value;
+        part.by_token = family_of(codec).name() == "rotated" ? 1 : 0;
         if (const auto* codes = dynamic_cast<const codec::CodesPart*>(&from))
             describe_codes(*codes, part);
+        if (part.by_token == 0) continue;
+        part.levels_at = tables;
+        tables += levels_words;
+        part.rotation_at = tables;
+        tables += rotation_words(from);
     }
     return description;
 }
 
-std::vector<std::uint32_t> words_of(const Plan&, const Description& description) {
+std::vector<std::uint32_t> words_of(const Plan& plan, const Description& description) {
     std::vector<std::uint32_t> words(sizeof description / sizeof(std::uint32_t));
     std::memcpy(words.data(), &description, sizeof description);
+    for (const Part which : {Part::keys, Part::values}) {
+        const lowkv_part& part = description.parts[which == Part::keys ? 0 : 1];
+        if (part.by_token == 0) continue;
+        add(words, levels_table(dynamic_cast<const codec::CodesPart&>(plan.part(which))));
+        if (const codec::Rotation* rotation = plan.part(which).rotation()) {
+            add(words, rotation->scaled_signs());
+            add(words, rotation->matrix());
+            add(words, rotation->transposed());
+        }
+    }
     return words;
 }
 

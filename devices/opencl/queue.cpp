@@ -84,8 +84,8 @@ Buffer Queue::try_buffer(std::size_t bytes) noexcept {
     if (status != CL_SUCCESS) return Buffer();
     // A driver may put off taking the memory until it is needed: it is told so here.
     const cl_uchar zero = 0;
-    status = clEnqueueFillBuffer(queue_.get(), made.get(), &zero, 1, bytes - 1, 1, 0, nullptr,
-                                 nullptr);
+    status =
+        clEnqueueFillBuffer(queue_.get(), made.get(), &zero, 1, bytes - 1, 1, 0, nullptr, nullptr);
     return status == CL_SUCCESS ? std::move(made) : Buffer();
 }
 

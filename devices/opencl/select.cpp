@@ -54,9 +54,8 @@ std::vector<Found> find_devices() {
 
 std::string lower(std::string_view text) {
     std::string result(text);
-    std::ranges::transform(result, result.begin(), [](unsigned char c) {
-        return static_cast<char>(std::tolower(c));
-    });
+    std::ranges::transform(result, result.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return result;
 }
 
@@ -70,8 +69,9 @@ const Found& choose(const std::vector<Found>& found, std::string_view name) {
     if (!any && !name.starts_with("opencl:"))
         fail("device '" + std::string(name) + "': an OpenCL device is 'opencl' or 'opencl:NAME'");
     if (found.empty())
-        fail("there is no OpenCL device: no platform has one. Install a driver (for the CPU, on "
-             "Debian: apt-get install pocl-opencl-icd); clinfo -l lists what there is");
+        fail(
+            "there is no OpenCL device: no platform has one. Install a driver (for the CPU, on "
+            "Debian: apt-get install pocl-opencl-icd); clinfo -l lists what there is");
     if (any) {
         const auto gpu = std::ranges::find(found, true, &Found::gpu);
         return gpu != found.end() ? *gpu : found.front();

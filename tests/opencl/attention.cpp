@@ -33,6 +33,13 @@ const char* const codecs[] = {
     "k=channel-2-g32,v=exact",
     "k=channel-1.5-g32,v=token-1.5-g32",
     "k=channel-2.6-g32,v=token-2.6-g32",
+    "int4h",
+    "turboquant3-qr",
+    "lowkv4",
+    "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
+    "k=channel-2-g64,v=token-2-head-trellis-hadamard-unbiased",
+    "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
+    "k=token-2.6-g64-hadamard-fp8,v=token-2.6-head-normal-random-lsq",
 };
 
 void check(const Problem& p, AttentionParams params) {

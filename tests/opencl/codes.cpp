@@ -33,6 +33,19 @@ const char* const codecs[] = {
     "k=channel-8-g128,v=token-8-head",
     "k=token-2-g64-search,v=channel-2-g64-search",
     "k=channel-3-g32-search-fp8,v=token-4-head-search-fp8",
+    "int4h",
+    "turboquant2",
+    "turboquant3-qr",
+    "lowkv4",
+    "k=token-2-g32-normal-hadamard-mean-fp8,v=token-4-g64-normal-unbiased-fp8",
+    "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
+    "k=token-1.5-g64-normal-random-mean,v=token-1.5-head-normal-hadamard",
+    "k=token-4-g32-mean-fp8,v=token-4-g64-hadamard-search",
+    "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis-hadamard-unbiased",
+    "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
+    "k=token-1-head-trellis-hadamard-mean-e5m3,v=token-3-head-trellis-hadamard-unbiased",
+    "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
+    "k=token-2.6-g64-hadamard-fp8,v=channel-2.6-g32",
 };
 
 // Blocks of rows that are normal, with outliers, constant, tiny and large.
@@ -44,8 +57,8 @@ std::vector<float> rows_of(const Plan& plan, std::size_t blocks, unsigned seed) 
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const std::size_t token = i / channels, channel = i % channels;
         const float scale = channel % 29 == 3 ? 40.0f : token % 17 == 5 ? 1e-5f : 1.0f;
-        rows[i] = token / plan.block_tokens() == 1 && channel % 7 == 0 ? 0.25f
-                                                                       : normal(random) * scale;
+        rows[i] =
+            token / plan.block_tokens() == 1 && channel % 7 == 0 ? 0.25f : normal(random) * scale;
         if (seed % 4 == 3 && i % 101 == 0) rows[i] *= 1500.0f;
     }
     return rows;
@@ -104,7 +117,8 @@ TEST_CASE("every codec has the CPU's bits, packed and decoded") {
                 const std::vector<float> rows = rows_of(plan, blocks, seed);
                 const Made want = make(*cpu_device(), plan, rows, blocks);
                 const Made got = make(device(), plan, rows, blocks);
-                INFO(std::string(codec), " head_dim ", head_dim, " rows ", static_cast<unsigned>(type));
+                INFO(std::string(codec), " head_dim ", head_dim, " rows ",
+                     static_cast<unsigned>(type));
                 CHECK(got.exact == want.exact);
                 CHECK(got.packed == want.packed);
                 CHECK(got.decoded == want.decoded);

@@ -64,10 +64,8 @@ TEST_CASE("a family without kernels is refused by name, before there is a block"
     const auto store = std::make_shared<Store>(0, shared_device());
     for (const auto& [scheme, family] :
          {std::pair{"lowkv2.8", "'sorted'"}, {"kvarn2", "'balanced'"}}) {
-        const auto plan =
-            std::make_shared<const Plan>(parse_scheme(scheme).base, Shape{2, 64});
-        refuses(ErrorCode::unsupported, family,
-                [&] { const Sequence sequence(store, plan, {}); });
+        const auto plan = std::make_shared<const Plan>(parse_scheme(scheme).base, Shape{2, 64});
+        refuses(ErrorCode::unsupported, family, [&] { const Sequence sequence(store, plan, {}); });
     }
     CHECK(store->stats().reserved_bytes == 0);
 }
