@@ -25,7 +25,12 @@ class OpenClDevice final : public Device {
 
     std::string_view name() const noexcept override { return name_; }
 
-    void check(const Plan& plan) const override { check_served(plan); }
+    // Describes the plan to the device, too: calls that may not throw find that done.
+    void check(const Plan& plan) const override {
+        check_served(plan);
+        const std::scoped_lock lock(state_->mutex);
+        state_->plan(plan);
+    }
 
     // ---- memory ----
 

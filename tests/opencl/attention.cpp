@@ -140,3 +140,14 @@ TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
     attend(empty, p.io(out), params, workspace);
     for (const float x : out) CHECK(x == 0.0f);
 }
+
+// As in codes.cpp.
+TEST_CASE("small: exact and packed blocks, rotated and not") {
+    for (const char* codec : {"kivi2", "k=token-4-head-hadamard,v=token-2-head-trellis-random"}) {
+        AttentionParams params;
+        params.mask.kind = Mask::Kind::causal;
+        check(
+            Problem(parse_scheme(std::string(codec) + ",window=20,sinks=1"), {1, 16}, 3, 2, 110, 1),
+            params);
+    }
+}

@@ -166,3 +166,20 @@ TEST_CASE("rows of any stride go in and out, are cleared and copied as on the CP
         CHECK(results[0] == results[1]);
     }
 }
+
+// Each kernel, in as little as an interpreter goes through in a minute (make test-opencl-races).
+TEST_CASE("small: a block of each kind of codes") {
+    for (const char* codec :
+         {"k=channel-3-g32-search-fp8,v=exact", "k=token-2-head-hadamard-mean,v=token-1.5-g32",
+          "k=token-4-head-normal-random-mean-e5m3,v=token-2-head-trellis-hadamard-unbiased"}) {
+        const Plan plan(parse_scheme(codec).base, {1, 16}, {}, 0, {.rows = RowType::f32});
+        const std::vector<float> rows = rows_of(plan, 1, 1);
+        const Made want = make(*cpu_device(), plan, rows, 1);
+        const Made got = make(device(), plan, rows, 1);
+        INFO(std::string(codec));
+        CHECK(got.exact == want.exact);
+        CHECK(got.packed == want.packed);
+        CHECK(got.decoded == want.decoded);
+        CHECK(got.packable == want.packable);
+    }
+}
