@@ -90,7 +90,8 @@ void add(std::vector<std::uint32_t>& words, std::span<const float> numbers) {
 }  // namespace
 
 bool Description::same(const Description& other) const noexcept {
-    return std::memcmp(this, &other, sizeof other) == 0;
+    using Words = std::array<std::uint32_t, sizeof(Description) / sizeof(std::uint32_t)>;
+    return std::bit_cast<Words>(*this) == std::bit_cast<Words>(other);
 }
 
 void check_served(const Plan& plan) {

@@ -12,7 +12,7 @@ namespace lowkv::opencl {
 struct Description {
     lowkv_part parts[2];  // keys, values
 
-    // Bytes: it is numbers of 32 bits without padding.
+    // It is numbers of 32 bits without padding.
     bool same(const Description& other) const noexcept;
 };
 
