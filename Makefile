@@ -132,6 +132,28 @@ test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
 	    ctest --preset $$preset -j $(JOBS)
 	done
 
+.PHONY: test-opencl
+test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or the first: codes, attention, the cache
+	@type -P clinfo >/dev/null && clinfo -l | grep -q Device || { echo "make test-opencl needs an OpenCL device and" \
+	    "clinfo; on Debian: apt-get install pocl-opencl-icd clinfo opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
+	$(SETUP) headers
+	$(call BUILD,opencl,opencl_tests)
+	ctest --preset opencl -j $(JOBS)
+
+.PHONY: test-opencl-races
+test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted by oclgrind, which looks for data races
+	@type -P oclgrind >/dev/null || { echo "make test-opencl-races needs oclgrind; on Debian: apt-get install oclgrind"; exit 1; }
+	$(SETUP) headers
+	$(call BUILD,opencl,test_opencl_codes test_opencl_attention)
+	mkdir -p build/oclgrind
+	for test in codes attention; do
+	    # Its LLVM makes an intrinsic of an optimised program that it can't interpret.
+	    LOWKV_TEST_DEVICE=opencl LOWKV_TEST_OPENCL=opencl:oclgrind oclgrind --data-races --build-options \
+	        -cl-opt-disable --log build/oclgrind/$$test.log build/opencl/bin/test_opencl_$$test -tc='small*,rows*'
+	    cat build/oclgrind/$$test.log
+	    test ! -s build/oclgrind/$$test.log
+	done
+
 AARCH64_TOOLS := aarch64-linux-gnu-g++ qemu-aarch64
 AARCH64_HINT := needs $(AARCH64_TOOLS); on Debian: apt-get install g++-aarch64-linux-gnu qemu-user
 .PHONY: test-aarch64

@@ -81,3 +81,22 @@ if(lowkv_have_llama)
     set_property(TARGET llamacpp::backend-headers PROPERTY
         INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/src")
 endif()
+
+# OpenCL devices (docs/devices.md): where headers and loader are, but for the wheel, or where they are asked for.
+if(LOWKV_BUILD_PYTHON)
+    option(LOWKV_OPENCL "Build lowkv::opencl" OFF)
+else()
+    find_package(OpenCL QUIET)
+    option(LOWKV_OPENCL "Build lowkv::opencl" ${OpenCL_FOUND})
+endif()
+if(LOWKV_OPENCL)
+    find_package(OpenCL QUIET)
+    if(NOT OpenCL_FOUND)
+        message(FATAL_ERROR "LOWKV_OPENCL needs OpenCL's headers and its loader, libOpenCL.so; "
+                            "on Debian: apt-get install opencl-c-headers ocl-icd-opencl-dev")
+    endif()
+endif()
+option(LOWKV_OPENCL_TESTS "Test lowkv::opencl on the device that LOWKV_TEST_OPENCL names" OFF)
+if(LOWKV_OPENCL_TESTS AND NOT (LOWKV_OPENCL AND LOWKV_BUILD_TESTS))
+    message(FATAL_ERROR "LOWKV_OPENCL_TESTS needs LOWKV_OPENCL and LOWKV_BUILD_TESTS")
+endif()

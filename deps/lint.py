@@ -19,7 +19,7 @@ from pathlib import Path
 import scheme_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("include", "src", "plugins", "python", "cli", "tests", "examples", "bench")
+CODE = ("include", "src", "devices", "plugins", "python", "cli", "tests", "examples", "bench")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
 NAMING = (*CODE, *DOCUMENTS, "deps", "tools", "cmake", "Makefile", "CMakeLists.txt", ".ci")  # what names documents
 LONG = 400

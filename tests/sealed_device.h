@@ -14,6 +14,9 @@
 #include <vector>
 
 #include "lowkv/device.h"
+#ifdef LOWKV_OPENCL_TESTS
+#include "opencl/opencl_case.h"
+#endif
 
 namespace lowkv::test {
 
@@ -134,6 +137,10 @@ inline std::shared_ptr<Store> make_store(std::size_t budget_bytes = 0) {
     const char* name = std::getenv("LOWKV_TEST_DEVICE");
     if (name != nullptr && std::string_view(name) == "sealed")
         return std::make_shared<Store>(budget_bytes, std::make_shared<SealedDevice>());
+#ifdef LOWKV_OPENCL_TESTS
+    if (name != nullptr && std::string_view(name) == "opencl")
+        return std::make_shared<Store>(budget_bytes, shared_device());
+#endif
     return std::make_shared<Store>(budget_bytes);
 }
 

@@ -45,10 +45,14 @@ class Device {
 
     virtual std::string_view name() const noexcept = 0;
 
+    // Throws Error(unsupported) for a plan whose blocks it can't have, by name: before there are
+    // any.
+    virtual void check(const Plan&) const {}
+
     // ---- memory ----
 
     // For slabs of many blocks: a multiple of 64 in address, contents unspecified. Throws
-    // std::bad_alloc.
+    // std::bad_alloc, or Error(device_failed) as all calls may that aren't noexcept.
     virtual std::byte* allocate(std::size_t bytes) = 0;
     virtual void deallocate(std::byte* memory, std::size_t bytes) noexcept = 0;
     virtual void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept = 0;

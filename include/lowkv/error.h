@@ -13,6 +13,7 @@ enum class ErrorCode {
     invalid_calibration,  // a calibration is missing, damaged or made for something else
     invalid_image,        // bytes are no image, damaged, or mean something else (serial.h)
     over_budget,          // the store's byte budget is used up; nothing was changed
+    device_failed,        // a device is missing, lost, out of memory or can't compile its kernels
 };
 
 // The message says what was wrong and what would be right.

@@ -42,6 +42,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
       page_blocks_(blocks_of(*plan_, page_tokens)),
       page_bytes_(page_bytes(*plan_, page_tokens)),
       memory_(memory) {
+    store_->device().check(*plan_);
     if (retention.filter != Filter::none || retention.flush != 0 || plan_->has_positions()) {
         throw Error(ErrorCode::unsupported,
                     "filters, flush= and keys before RoPE are not served in a host's pages");

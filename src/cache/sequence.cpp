@@ -26,6 +26,7 @@ Sequence::Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> pla
                     "scheme's filter=; use a FilteredSequence, or leave filter=, keep= and evict= "
                     "out");
     }
+    store_->device().check(*plan_);
     check_cell(first_cell);
     const std::uint32_t tokens = plan_->block_tokens();
     blocks_.resize(ceil_div<std::size_t>(first_cell, tokens));

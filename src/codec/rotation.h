@@ -30,6 +30,12 @@ class Rotation {
     void apply(float* x) const noexcept;          // x <- x R
     void apply_inverse(float* x) const noexcept;  // x <- x R^T
 
+    // What it is made of, for devices that multiply by it themselves: of a Hadamard rotation the
+    // signs over sqrt(n), of any other R and R^T in row order; empty: it has none.
+    const std::vector<float>& scaled_signs() const noexcept { return scaled_signs_; }
+    const std::vector<float>& matrix() const noexcept { return matrix_; }
+    const std::vector<float>& transposed() const noexcept { return transposed_; }
+
   private:
     explicit Rotation(std::uint32_t head_dim);
 

@@ -1,0 +1,235 @@
+// Attention: one online softmax over exact and packed blocks, cut into tasks (part.h) whose results
+// are joined. A group is a task and a kv head: four query rows and as many cells as the host says,
+// all exact or all packed, 32 at a time.
+//
+//   scores   an item has a cell and a quarter of the channels, for all four rows
+//   weights  an item has a row and a cell
+//   output   an item has every 128th channel, for all four rows
+
+#define TASK_ITEMS 128
+#define ROWS LOWKV_TASK_ROWS
+#define CELLS LOWKV_TASK_CELLS
+#define QUARTERS 4
+#define CHANNELS_OF_ITEM 5  // of 576
+
+typedef struct {
+    GLOBAL const lowkv_part *keys, *values;
+    GLOBAL const lowkv_call* call;
+    GLOBAL const lowkv_queries* sequence;
+    GLOBAL const uint32_t* words;
+    GLOBAL const float* numbers;
+    uint32_t kv_head, repeat;
+} attention_t;
+
+FN attention_t open_attention(GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words,
+                              GLOBAL const float* numbers, uint32_t sequence, uint32_t kv_head) {
+    attention_t a;
+    a.keys = part_of(plan, 0);
+    a.values = part_of(plan, 1);
+    a.call = (GLOBAL const lowkv_call*)words;
+    a.sequence = (GLOBAL const lowkv_queries*)(words + a.call->sequences) + sequence;
+    a.words = words;
+    a.numbers = numbers;
+    a.kv_head = kv_head;
+    a.repeat = a.sequence->heads / a.keys->kv_heads;
+    return a;
+}
+
+FN GLOBAL const lowkv_task* task_of(GLOBAL const uint32_t* words, uint32_t number) {
+    return (GLOBAL const lowkv_task*)(words + ((GLOBAL const lowkv_call*)words)->tasks) + number;
+}
+
+// Of a row: the query token and head.
+FN uint32_t token_of(attention_t a, uint32_t row) { return row / a.repeat; }
+FN uint32_t head_of(attention_t a, uint32_t row) { return a.kv_head * a.repeat + row % a.repeat; }
+FN uint32_t query_of(attention_t a, uint32_t row) {
+    return a.sequence->first_query + token_of(a, row) * a.sequence->heads + head_of(a, row);
+}
+
+// An element as attention sees it: exact, or as it is stored.
+FN float exact_value(GLOBAL const lowkv_part* part, uint32_t rows, GLOBAL const uint8_t* at,
+                     uint32_t kv_head, uint32_t channel, uint32_t token) {
+    return load_row(at, rows, exact_index(part, kv_head * part->head_dim + channel, token));
+}
+FN float value_of(GLOBAL const lowkv_part* part, uint32_t packed, GLOBAL const uint8_t* at,
+                  uint32_t kv_head, uint32_t channel, uint32_t token) {
+    if (!packed) return exact_value(part, part->rows, at, kv_head, channel, token);
+    if (part->exact) return exact_value(part, LOWKV_ROWS_F16, at, kv_head, channel, token);
+    return stored_value(part, at + kv_head * part->head_bytes, channel, token);
+}
+
+// A score with the mask, or -inf where the row doesn't see the cell.
+FN float masked(attention_t a, float product, uint32_t row, uint32_t cell) {
+    GLOBAL const lowkv_queries* s = a.sequence;
+    const uint32_t token = token_of(a, row), head = head_of(a, row);
+    const int causal = s->mask_kind == 1, additive = s->mask_kind > 1;
+    const uint32_t own = s->n_cells - s->all_tokens + s->first_token + token;  // its own cell
+    const float slope = a.call->slopes == LOWKV_NOWHERE ? 1.0f : a.numbers[a.call->slopes + head];
+    float score = product * a.call->scale;
+    if (cell < s->first_cell || cell >= s->n_cells) return -INFINITY;
+    if (a.call->softcap > 0.0f) score = a.call->softcap * TANH(score / a.call->softcap);
+    if (causal) {
+        if (cell > own || (s->window != 0 && own - cell >= s->window)) return -INFINITY;
+        return a.call->slopes == LOWKV_NOWHERE ? score : score - slope * (float)(own - cell);
+    }
+    if (!additive) return score;
+    return score + slope * a.numbers[s->mask + token * s->mask_row + head * s->mask_head + cell -
+                                     s->first_cell];
+}
+
+// Loads the queries of a task's rows; rows that it lacks are zeros.
+FN void load_queries(attention_t a, uint32_t first_row, uint32_t rows, uint32_t packed,
+                     LOCAL float* query) {
+    const uint32_t d = a.keys->head_dim;
+    const uint32_t from = packed ? a.call->rotated : a.call->queries;
+    for (uint32_t i = ITEM; i < ROWS * d; i += TASK_ITEMS) {
+        const uint32_t row = i / d;
+        query[i] = row < rows ? a.numbers[from + query_of(a, first_row + row) * d + i % d] : 0.0f;
+    }
+}
+
+// The products of 32 cells from `cell` on with four queries, a quarter of the channels each:
+// [quarter][row][cell]. A block that is absent reads as zeros.
+FN void multiply_keys(attention_t a, GLOBAL const uint8_t* keys, uint32_t packed, uint32_t cell,
+                      LOCAL const float* query, LOCAL float* products) {
+    const uint32_t d = a.keys->head_dim;
+    const uint32_t lane = ITEM % CELLS, quarter = ITEM / CELLS;
+    const uint32_t token = cell % a.keys->tokens + lane;
+    float sum[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (keys) {
+        for (uint32_t c = quarter; c < d; c += QUARTERS) {
+            const float x = value_of(a.keys, packed, keys, a.kv_head, c, token);
+            for (uint32_t r = 0; r < ROWS; ++r) sum[r] += query[r * d + c] * x;
+        }
+    }
+    for (uint32_t r = 0; r < ROWS; ++r) products[(quarter * ROWS + r) * CELLS + lane] = sum[r];
+}
+
+// What the item's row and cell have come to.
+FN float product_of(LOCAL const float* products) {
+    const uint32_t one = ROWS * CELLS, at = ITEM;
+    return products[at] + products[one + at] + products[2 * one + at] + products[3 * one + at];
+}
+
+// Where a block's keys or values lie: its address, or null.
+#define BLOCK_AT(a, cell, which) \
+    (a.words[a.sequence->blocks + 2 * ((cell) / a.keys->tokens) + which])
+
+// partial: by task, kv head and row: the output, without the softmax's denominator, then its
+// running maximum and sum.
+KERNEL(attend, TASK_ITEMS)
+(MEMORY, GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
+ GLOBAL float* partial) {
+    SHARED(float, query, LOWKV_TASK_ROWS* LOWKV_MOST_CHANNELS);
+    SHARED(float, products, QUARTERS * LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
+    SHARED(float, weights, LOWKV_TASK_ROWS* LOWKV_TASK_CELLS);
+    SHARED(float, row_max, LOWKV_TASK_ROWS);
+    SHARED(float, row_sum, LOWKV_TASK_ROWS);
+    SHARED(float, shrink, LOWKV_TASK_ROWS);
+    const lowkv_task task = *task_of(words, GROUP(0));
+    const attention_t a = open_attention(plan, words, numbers, task.sequence, GROUP(1));
+    const uint32_t d = a.keys->head_dim, item = ITEM;
+    const uint32_t row = item / CELLS, lane = item % CELLS;
+    float out[ROWS][CHANNELS_OF_ITEM];
+    for (uint32_t r = 0; r < ROWS; ++r)
+        for (uint32_t k = 0; k < CHANNELS_OF_ITEM; ++k) out[r][k] = 0.0f;
+    if (item < ROWS) {
+        row_max[item] = -INFINITY;
+        row_sum[item] = 0.0f;
+    }
+    load_queries(a, task.first_row, task.rows, task.packed, query);
+    BARRIER();
+    for (uint32_t cell = task.first_cell; cell < task.last_cell; cell += CELLS) {
+        const uint32_t keys = BLOCK_AT(a, cell, 0), values = BLOCK_AT(a, cell, 1);
+        multiply_keys(a, keys == LOWKV_NOWHERE ? 0 : AT(keys), task.packed, cell, query, products);
+        BARRIER();
+        const float score = row < task.rows && cell + lane < task.last_cell
+                                ? masked(a, product_of(products), task.first_row + row, cell + lane)
+                                : -INFINITY;
+        weights[item] = score;
+        BARRIER();
+        float top = row_max[row];
+        for (uint32_t i = 0; i < CELLS; ++i) top = fmax(top, weights[row * CELLS + i]);
+        BARRIER();
+        weights[item] = score == -INFINITY ? 0.0f : EXP(score - top);
+        if (lane == 0) {
+            shrink[row] = row_max[row] == -INFINITY ? 0.0f : EXP(row_max[row] - top);
+            row_max[row] = top;
+        }
+        BARRIER();
+        if (lane == 0) {
+            float sum = row_sum[row] * shrink[row];
+            for (uint32_t i = 0; i < CELLS; ++i) sum += weights[row * CELLS + i];
+            row_sum[row] = sum;
+        }
+        for (uint32_t r = 0; r < ROWS; ++r)
+            for (uint32_t k = 0; k < CHANNELS_OF_ITEM; ++k) out[r][k] *= shrink[r];
+        const uint32_t token = cell % a.values->tokens;
+        const uint32_t cells = task.last_cell - cell < CELLS ? task.last_cell - cell : CELLS;
+        if (values != LOWKV_NOWHERE) {
+            for (uint32_t k = 0; k < CHANNELS_OF_ITEM && item + k * TASK_ITEMS < d; ++k) {
+                for (uint32_t i = 0; i < cells; ++i) {
+                    const float x = value_of(a.values, task.packed, AT(values), a.kv_head,
+                                             item + k * TASK_ITEMS, token + i);
+                    for (uint32_t r = 0; r < ROWS; ++r) out[r][k] += weights[r * CELLS + i] * x;
+                }
+            }
+        }
+        BARRIER();
+    }
+    GLOBAL float* to = partial + (size_t)(GROUP(0) * a.keys->kv_heads + a.kv_head) * ROWS * (d + 2);
+    for (uint32_t r = 0; r < ROWS; ++r)
+        for (uint32_t k = 0; k < CHANNELS_OF_ITEM && item + k * TASK_ITEMS < d; ++k)
+            to[r * (d + 2) + item + k * TASK_ITEMS] = out[r][k];
+    if (item < ROWS) {
+        to[item * (d + 2) + d] = row_max[item];
+        to[item * (d + 2) + d + 1] = row_sum[item];
+    }
+}
+
+// A chunk's rows from its tasks' results: a group a chunk, a kv head and a row. results: by query
+// the output, then the logarithm of the softmax's denominator.
+KERNEL(join, 64)
+(GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
+ GLOBAL const float* partial, GLOBAL float* results) {
+    SHARED(float, stored, LOWKV_MOST_CHANNELS);
+    GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
+    const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
+    const lowkv_task first = *task_of(words, chunk.first_task);
+    const attention_t a = open_attention(plan, words, numbers, first.sequence, GROUP(1));
+    const uint32_t row = GROUP(2), d = a.keys->head_dim, item = ITEM;
+    if (row >= first.rows) return;
+    GLOBAL const float* parts =
+        partial +
+        ((size_t)(chunk.first_task * a.keys->kv_heads + a.kv_head) * ROWS + row) * (d + 2);
+    const size_t stride = (size_t)a.keys->kv_heads * ROWS * (d + 2);
+    const float sink = call->sinks == LOWKV_NOWHERE
+                           ? -INFINITY
+                           : numbers[call->sinks + head_of(a, first.first_row + row)];
+    float top = sink;
+    for (uint32_t t = 0; t < chunk.tasks; ++t) top = fmax(top, parts[t * stride + d]);
+    float total = sink == -INFINITY ? 0.0f : EXP(sink - top);
+    for (uint32_t t = 0; t < chunk.tasks; ++t)
+        if (parts[t * stride + d] != -INFINITY)
+            total += parts[t * stride + d + 1] * EXP(parts[t * stride + d] - top);
+    const float share = total > 0.0f ? 1.0f / total : 0.0f;
+    GLOBAL float* to = results + (size_t)query_of(a, first.first_row + row) * (d + 1);
+    for (uint32_t c = item; c < d; c += 64) {
+        float exact_sum = 0.0f, packed_sum = 0.0f;
+        for (uint32_t t = 0; t < chunk.tasks; ++t) {
+            const float max = parts[t * stride + d];
+            if (max == -INFINITY) continue;
+            const float x = parts[t * stride + c] * EXP(max - top);
+            if (task_of(words, chunk.first_task + t)->packed)
+                packed_sum += x;
+            else
+                exact_sum += x;
+        }
+        to[c] = exact_sum * share;
+        stored[c] = packed_sum * share;
+    }
+    if (item == 0) to[d] = total > 0.0f ? top + LOG(total) : -INFINITY;
+    BARRIER();
+    if (a.values->by_token) rotate_channels(a.values, plan, stored, 1);
+    for (uint32_t c = item; c < d; c += 64) to[c] += stored[c];
+}

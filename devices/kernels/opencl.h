@@ -1,0 +1,51 @@
+// The vocabulary of the kernels, in OpenCL C 1.2. One for CUDA defines the same words.
+//
+//   KERNEL(name, items)   begins a kernel whose groups have so many work-items
+//   FN                    begins a function
+//   GLOBAL, LOCAL         what a pointer points to; SHARED declares memory that a group's items
+//                         share, at the beginning of a kernel
+//   BARRIER()             a group's items wait for each other and see what they shared;
+//                         GLOBAL_BARRIER(): what they wrote to GLOBAL memory, too
+//   NUMBER, ITEM          of a work-item: among all, in its group; GROUP(axis): its group's
+//   RAISE(flag)           sets a flag that many may set
+//   MEMORY, AT(address)   a kernel's first parameters: the cache's memory; a place in it by its
+//                         address (part.h)
+//
+// A sum or a product is rounded by itself: codes have to be the same on every device.
+#pragma OPENCL FP_CONTRACT OFF
+
+#define KERNEL(name, items) __kernel __attribute__((reqd_work_group_size(items, 1, 1))) void name
+#define FN static inline
+#define GLOBAL __global
+#define LOCAL __local
+#define SHARED(type, name, count) __local type name[count]
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+#define GLOBAL_BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#define NUMBER ((uint32_t)get_global_id(0))
+#define ITEM ((uint32_t)get_local_id(0))
+#define GROUP(axis) ((uint32_t)get_group_id(axis))
+#define RAISE(flag) atomic_or(flag, 1u)
+#define EXP(x) exp(x)
+#define LOG(x) log(x)
+#define TANH(x) tanh(x)
+#define SQRT(x) sqrt(x)
+
+// OpenCL 1.2 has no pointers that outlive a call: an address says in which buffer.
+#define MEMORY                                                                      \
+    __global uchar *m0, __global uchar *m1, __global uchar *m2, __global uchar *m3, \
+        __global uchar *m4, __global uchar *m5, __global uchar *m6, __global uchar *m7
+#define AT(address) \
+    (BUFFER_OF(address) + ((size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT))
+#define BUFFER_OF(address) \
+    pick_buffer((address) >> LOWKV_ADDRESS_BITS, m0, m1, m2, m3, m4, m5, m6, m7)
+
+static inline __global uchar* pick_buffer(uint number, MEMORY) {
+    return number == 0   ? m0
+           : number == 1 ? m1
+           : number == 2 ? m2
+           : number == 3 ? m3
+           : number == 4 ? m4
+           : number == 5 ? m5
+           : number == 6 ? m6
+                         : m7;
+}

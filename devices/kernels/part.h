@@ -1,0 +1,93 @@
+#ifndef LOWKV_DEVICES_PART_H
+#define LOWKV_DEVICES_PART_H
+// What kernels are told, by the host in the same words: C99, as lowkv/format.h.
+
+// An address of the cache's memory: the number of its buffer, and where in that, in 64 bytes.
+#define LOWKV_ADDRESS_UNIT 64u
+#define LOWKV_ADDRESS_BITS 29u
+#define LOWKV_ADDRESS_OFFSET 0x1fffffffu
+#define LOWKV_NOWHERE 0xffffffffu
+#define LOWKV_BUFFERS 8u
+
+// Numbered as lowkv::RowType, Levels, Rotate and Fit.
+#define LOWKV_ROWS_F32 1u
+#define LOWKV_ROWS_F16 2u
+#define LOWKV_ROWS_BF16 3u
+#define LOWKV_EVEN_LEVELS 0u
+#define LOWKV_NORMAL_LEVELS 1u
+#define LOWKV_TRELLIS_LEVELS 2u
+#define LOWKV_NOT_ROTATED 0u
+#define LOWKV_HADAMARD 1u
+#define LOWKV_FIT_NORM 0u
+#define LOWKV_FIT_UNBIASED 1u
+#define LOWKV_FIT_LEAST 2u
+
+#define LOWKV_MOST_CHANNELS 576u
+
+// NOLINTBEGIN(modernize-use-using): it is C.
+// The keys or the values of a plan. Numbers of bytes, but where it says otherwise.
+typedef struct {
+    uint32_t keys;   // boolean, as all that begin with has_, and those said to be
+    uint32_t exact;  // boolean: what is packed is f16 rows
+    uint32_t tokens, head_dim, kv_heads;
+    uint32_t rows;                            // the type of exact ones
+    uint32_t exact_at, packed_at;             // of the part in a block's two states
+    uint32_t head_bytes;                      // of a packed head's section
+    uint32_t width, metadata;                 // lowkv/format.h
+    uint32_t by_channel;                      // boolean
+    uint32_t group, group_rows, row_entries;  // elements, rows, entries
+    uint32_t has_zeros, has_mean;
+    uint32_t metadata_at, mean_at, codes_at;  // in a section
+    uint32_t levels, fit, rotation;
+    uint32_t by_token;  // boolean: rotated parts, whose tokens are coded one by one
+    uint32_t search;    // boolean: of a group's range
+    float top, level_step, level_zero;
+    uint32_t level[32];  // on the grid of 8 bits
+    // Of the host's tables behind the parts, in words: where levels part (normal), what windows
+    // stand for (trellis); a rotation's signs, or its matrix and that one's inverse.
+    uint32_t levels_at, rotation_at;
+    // While a head is encoded: its scales and zeros as f32, if by_token its mean and its tokens as
+    // they are coded, then its codes by token.
+    uint32_t scratch_mean, scratch_codes, scratch_bytes;
+} lowkv_part;
+
+// A sequence's queries of a call. What is in the call's tables is in words.
+typedef struct {
+    uint32_t heads, tokens;  // queries: tokens [first_token, first_token + tokens) of all
+    uint32_t first_token, all_tokens;
+    uint32_t first_cell, n_cells;
+    uint32_t blocks;       // where the addresses of its blocks are: keys, values
+    uint32_t first_query;  // of the call's
+    uint32_t mask_kind;    // numbered as lowkv::Mask::Kind; of additive ones all are f32
+    uint32_t mask, mask_row, mask_head;  // in the call's numbers, and from one to the next
+    uint32_t window;
+} lowkv_queries;
+
+// Rows of one kv head that meet cells of one state: of a sequence's rows, which are its tokens and
+// the query heads that share the kv head, `rows` from `first_row` on.
+typedef struct {
+    uint32_t sequence, first_row, rows;
+    uint32_t first_cell, last_cell;
+    uint32_t packed;  // boolean
+} lowkv_task;
+
+// The tasks that have the same rows.
+typedef struct {
+    uint32_t first_task, tasks;
+} lowkv_chunk;
+
+// What all of a call have.
+typedef struct {
+    float scale, softcap;
+    uint32_t slopes, sinks;     // in the call's numbers; LOWKV_NOWHERE: none
+    uint32_t queries, rotated;  // in the call's numbers: the queries, and as packed keys meet them
+    uint32_t sequences, tasks, chunks;  // where in the call's words
+} lowkv_call;
+// NOLINTEND(modernize-use-using)
+
+// The rows of a task.
+#define LOWKV_TASK_ROWS 4u
+// Cells that a group takes at a time.
+#define LOWKV_TASK_CELLS 32u
+
+#endif

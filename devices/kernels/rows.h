@@ -1,0 +1,115 @@
+// Exact blocks: rows in and out.
+
+FN GLOBAL const lowkv_part* part_of(GLOBAL const uint32_t* plan, uint32_t which) {
+    return (GLOBAL const lowkv_part*)plan + which;
+}
+FN GLOBAL const float* table_of(GLOBAL const uint32_t* plan, uint32_t at) {
+    return (GLOBAL const float*)(plan + at);
+}
+
+FN float bf16_to_f32(uint16_t bits) { return LOWKV_FLOAT((int32_t)((uint32_t)bits << 16)); }
+
+// Half to even; a NaN stays one.
+FN uint16_t f32_to_bf16(float value) {
+    const uint32_t bits = (uint32_t)LOWKV_BITS(value);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded) >> 16);
+}
+
+FN float load_row(GLOBAL const uint8_t* rows, uint32_t type, uint32_t i) {
+    if (type == LOWKV_ROWS_F32) return ((GLOBAL const float*)rows)[i];
+    const uint16_t bits = ((GLOBAL const uint16_t*)rows)[i];
+    return type == LOWKV_ROWS_F16 ? lowkv_f16_to_f32(bits) : bf16_to_f32(bits);
+}
+// Rounded to f16, which is what is encoded.
+FN uint16_t load_half(GLOBAL const uint8_t* rows, uint32_t type, uint32_t i) {
+    if (type == LOWKV_ROWS_F16) return ((GLOBAL const uint16_t*)rows)[i];
+    return lowkv_f32_to_f16(load_row(rows, type, i));
+}
+FN void store_half(GLOBAL uint8_t* rows, uint32_t type, uint32_t i, uint16_t bits) {
+    if (type == LOWKV_ROWS_F16)
+        ((GLOBAL uint16_t*)rows)[i] = bits;
+    else if (type == LOWKV_ROWS_F32)
+        ((GLOBAL float*)rows)[i] = lowkv_f16_to_f32(bits);
+    else
+        ((GLOBAL uint16_t*)rows)[i] = f32_to_bf16(lowkv_f16_to_f32(bits));
+}
+
+FN void copy_element(GLOBAL uint8_t* to, uint32_t i, GLOBAL const uint8_t* from, uint32_t j,
+                     uint32_t type) {
+    if (type == LOWKV_ROWS_F32)
+        ((GLOBAL uint32_t*)to)[i] = ((GLOBAL const uint32_t*)from)[j];
+    else
+        ((GLOBAL uint16_t*)to)[i] = ((GLOBAL const uint16_t*)from)[j];
+}
+
+FN uint32_t channels_of(GLOBAL const lowkv_part* part) { return part->kv_heads * part->head_dim; }
+
+// Of a channel, among all heads', and a token in an exact part.
+FN uint32_t exact_index(GLOBAL const lowkv_part* part, uint32_t channel, uint32_t token) {
+    return part->keys ? lowkv_exact_key(part->tokens, channel, token)
+                      : lowkv_exact_value(channels_of(part), channel, token);
+}
+
+// From the host's rows, [token][channel] one after the other, to tokens [first, first + count).
+KERNEL(write_rows, 64)
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first,
+ uint32_t count, GLOBAL const uint8_t* rows) {
+    GLOBAL const lowkv_part* part = part_of(plan, which);
+    const uint32_t channels = channels_of(part), i = NUMBER;
+    if (i >= count * channels) return;
+    copy_element(AT(block) + part->exact_at, exact_index(part, i % channels, first + i / channels),
+                 rows, i, part->rows);
+}
+
+// The way back.
+KERNEL(read_rows, 64)
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first,
+ uint32_t count, GLOBAL uint8_t* rows) {
+    GLOBAL const lowkv_part* part = part_of(plan, which);
+    const uint32_t channels = channels_of(part), i = NUMBER;
+    if (i >= count * channels) return;
+    copy_element(rows, i, AT(block) + part->exact_at,
+                 exact_index(part, i % channels, first + i / channels), part->rows);
+}
+
+// Zeros tokens `first` and after.
+KERNEL(clear_rows, 64)
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first) {
+    GLOBAL const lowkv_part* part = part_of(plan, which);
+    const uint32_t channels = channels_of(part), i = NUMBER;
+    if (i >= (part->tokens - first) * channels) return;
+    store_half(AT(block) + part->exact_at, part->rows,
+               exact_index(part, i % channels, first + i / channels), 0);
+}
+
+// Tokens of another block; `step` 0: one token, repeated.
+KERNEL(copy_rows, 64)
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t to, uint32_t to_first, uint32_t from,
+ uint32_t from_first, uint32_t count, uint32_t step) {
+    GLOBAL const lowkv_part* part = part_of(plan, which);
+    const uint32_t channels = channels_of(part), i = NUMBER;
+    if (i >= count * channels) return;
+    const uint32_t channel = i % channels, token = i / channels;
+    copy_element(AT(to) + part->exact_at, exact_index(part, channel, to_first + token),
+                 AT(from) + part->exact_at, exact_index(part, channel, from_first + token * step),
+                 part->rows);
+}
+
+// Raises the flag where an element of a block is none that an f16 can hold, but for rounding.
+KERNEL(find_unfit, 64)
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
+ volatile GLOBAL uint32_t* flag) {
+    GLOBAL const lowkv_part* part = part_of(plan, which);
+    const uint32_t i = NUMBER;
+    if (i >= part->tokens * channels_of(part)) return;
+    GLOBAL const uint8_t* rows = AT(blocks[GROUP(1)]) + part->exact_at;
+    // Magnitudes are in the order of their bits; from these on they round to infinity.
+    const uint32_t limit = part->rows == LOWKV_ROWS_F32   ? 0x477ff000u
+                           : part->rows == LOWKV_ROWS_F16 ? 0x7c00u
+                                                          : 0x4780u;
+    const uint32_t magnitude = part->rows == LOWKV_ROWS_F32
+                                   ? ((GLOBAL const uint32_t*)rows)[i] & 0x7fffffffu
+                                   : ((GLOBAL const uint16_t*)rows)[i] & 0x7fffu;
+    if (magnitude >= limit) RAISE(flag);
+}

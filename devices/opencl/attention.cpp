@@ -1,0 +1,312 @@
+// Attention on the host's side: what is to be done is cut into tasks, written in the kernels' words
+// (part.h) and launched; the results are brought to where the host wants them.
+
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <vector>
+
+#include "codec/float16.h"
+#include "codec/rotation.h"
+
+namespace lowkv::opencl {
+namespace {
+
+constexpr std::uint32_t task_rows = LOWKV_TASK_ROWS, tile = LOWKV_TASK_CELLS;
+
+// Cells of a task where few rows leave a device idle: it is cut so that there are enough tasks.
+constexpr std::uint32_t range_cells = 256;
+constexpr std::size_t enough_groups = 256;
+// Of queries, masks and partial results of one launch, in floats.
+constexpr std::size_t launch_floats = std::size_t{1} << 24;
+// Query tokens that have their tasks together.
+constexpr std::uint32_t slice_tokens = 32;
+
+constexpr std::size_t words_in(std::size_t bytes) { return bytes / sizeof(std::uint32_t); }
+
+// Some of a sequence's query tokens.
+struct Slice {
+    const SequenceAttention* sequence;
+    std::uint32_t first, tokens;
+};
+
+class Launch {
+  public:
+    Launch(State& state, const Plan& plan, const AttentionParams& params)
+        : state_(state), plan_(plan), params_(params), d_(plan.shape().head_dim) {}
+
+    // Queries, and what they have of a mask.
+    void add(const Slice& slice) {
+        const AttentionIO& io = slice.sequence->io;
+        slices_.push_back(slice);
+        lowkv_queries to{};
+        to.heads = io.heads;
+        to.tokens = slice.tokens;
+        to.first_token = slice.first;
+        to.all_tokens = io.tokens;
+        to.first_cell = io.first_cell;
+        to.n_cells = io.n_cells;
+        to.blocks = number(addresses_.size());
+        to.first_query = queries_;
+        queries_ += slice.tokens * io.heads;
+        add_queries(slice);
+        add_mask(slice, to);
+        sequences_.push_back(to);
+        for (const BlockView& block : slice.sequence->blocks) {
+            addresses_.push_back(address_of(block.keys));
+            addresses_.push_back(address_of(block.values));
+        }
+    }
+
+    // Tasks for the slice added last.
+    void add_tasks() {
+        const Slice& slice = slices_.back();
+        const std::uint32_t rows = rows_of(slice);
+        const Span seen = span_of(slice);
+        const std::size_t groups =
+            std::size_t{(rows + task_rows - 1) / task_rows} * plan_.shape().kv_heads;
+        const std::uint32_t most = groups >= enough_groups ? seen.end + tile : range_cells;
+        for (std::uint32_t row = 0; row < rows; row += task_rows) {
+            const auto first = number(tasks_.size());
+            for (std::uint32_t cell = seen.begin; cell < seen.end;) {
+                const bool is_packed = packed(slice, cell);
+                std::uint32_t end = cell;
+                while (end < seen.end && end - cell < most && packed(slice, end) == is_packed)
+                    end += tile;
+                tasks_.push_back({number(sequences_.size() - 1), row,
+                                  std::min(task_rows, rows - row), cell, std::min(end, seen.end),
+                                  is_packed ? 1u : 0u});
+                cell = end;
+            }
+            if (first == tasks_.size())  // no cell at all: zeros
+                tasks_.push_back(
+                    {number(sequences_.size() - 1), row, std::min(task_rows, rows - row), 0, 0, 0});
+            chunks_.push_back({first, number(tasks_.size()) - first});
+        }
+    }
+
+    // A task for every tile of [first, last), with all rows of the one slice.
+    void add_tiles(std::uint32_t first, std::uint32_t last) {
+        for (std::uint32_t cell = first; cell < last; cell += tile)
+            tasks_.push_back({0, 0, rows_of(slices_.front()), cell, std::min(cell + tile, last),
+                              packed(slices_.front(), cell) ? 1u : 0u});
+    }
+
+    std::size_t floats() const noexcept { return numbers_.size() + partial_floats(); }
+
+    void attend() {
+        upload();
+        Queue& queue = state_.queue;
+        const std::uint32_t kv_heads = plan_.shape().kv_heads;
+        const cl_mem partial = state_.partial.of(queue, partial_floats() * sizeof(float));
+        std::vector<float> results(std::size_t{queries_} * (d_ + 1));
+        const cl_mem device_results = state_.results.of(queue, results.size() * sizeof(float));
+        queue.launch(Kernel::attend, {task_items, tasks_.size(), kv_heads}, state_.memory.all(),
+                     plan_buffer_, words_buffer_, numbers_buffer_, partial);
+        queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows}, plan_buffer_,
+                     words_buffer_, numbers_buffer_, partial, device_results);
+        queue.read(results.data(), device_results, 0, results.size() * sizeof(float));
+        queue.check();
+        const float* from = results.data();
+        for (const Slice& slice : slices_) from = give(slice, from);
+    }
+
+    // By tile and cell.
+    std::vector<float> weigh() {
+        const AttentionIO& io = slices_.front().sequence->io;
+        const auto log_sums = number(numbers_.size());
+        numbers_.insert(numbers_.end(), io.log_sum, io.log_sum + queries_);
+        upload();
+        Queue& queue = state_.queue;
+        std::vector<float> mass(tasks_.size() * tile);
+        const cl_mem device_mass = state_.results.of(queue, mass.size() * sizeof(float));
+        queue.launch(Kernel::attention_mass, {task_items, tasks_.size()}, state_.memory.all(),
+                     plan_buffer_, words_buffer_, numbers_buffer_, log_sums, device_mass);
+        queue.read(mass.data(), device_mass, 0, mass.size() * sizeof(float));
+        queue.check();
+        return mass;
+    }
+
+  private:
+    static constexpr std::size_t task_items = 128;
+
+    struct Span {
+        std::uint32_t begin, end;  // begin: of a tile
+    };
+
+    State& state_;
+    const Plan& plan_;
+    const AttentionParams& params_;
+    std::uint32_t d_, queries_ = 0;
+    std::vector<Slice> slices_;
+    std::vector<float> numbers_, query_numbers_, rotated_;
+    std::vector<lowkv_queries> sequences_;
+    std::vector<lowkv_task> tasks_;
+    std::vector<lowkv_chunk> chunks_;
+    std::vector<std::uint32_t> addresses_;
+    cl_mem plan_buffer_ = nullptr, words_buffer_ = nullptr, numbers_buffer_ = nullptr;
+
+    static std::uint32_t number(std::size_t value) { return static_cast<std::uint32_t>(value); }
+
+    std::uint32_t address_of(const std::byte* block) const noexcept {
+        return block == nullptr ? LOWKV_NOWHERE : state_.memory.address(block);
+    }
+    std::uint32_t rows_of(const Slice& slice) const {
+        return slice.tokens * (slice.sequence->io.heads / plan_.shape().kv_heads);
+    }
+    bool packed(const Slice& slice, std::uint32_t cell) const {
+        return slice.sequence->blocks[cell / plan_.block_tokens()].packed;
+    }
+    std::size_t partial_floats() const noexcept {
+        return tasks_.size() * plan_.shape().kv_heads * task_rows * (d_ + 2);
+    }
+
+    // The cells that a slice's queries see, and their tile.
+    static Span span_of(const Slice& slice) {
+        const AttentionIO& io = slice.sequence->io;
+        const Mask& mask = slice.sequence->mask;
+        Span span{io.first_cell, io.n_cells};
+        if (mask.kind == Mask::Kind::causal) {
+            const std::uint32_t first_end = io.n_cells - io.tokens + slice.first + 1;
+            span.end = first_end + slice.tokens - 1;
+            if (mask.window != 0 && first_end > mask.window)
+                span.begin = std::max(span.begin, first_end - mask.window);
+        }
+        span.begin = span.begin / tile * tile;
+        return span;
+    }
+
+    void add_queries(const Slice& slice) {
+        const AttentionIO& io = slice.sequence->io;
+        const codec::Rotation* rotation = plan_.keys().rotation();
+        for (std::uint32_t t = slice.first; t < slice.first + slice.tokens; ++t) {
+            for (std::uint32_t h = 0; h < io.heads; ++h) {
+                const float* q = io.q + t * io.q_token_stride + h * io.q_head_stride;
+                query_numbers_.insert(query_numbers_.end(), q, q + d_);
+                if (rotation == nullptr) continue;
+                rotated_.insert(rotated_.end(), q, q + d_);
+                rotation->apply(rotated_.data() + rotated_.size() - d_);
+            }
+        }
+    }
+
+    // As f32, [token][head][cell]; what repeats in the host's memory stays one here.
+    void add_mask(const Slice& slice, lowkv_queries& to) {
+        const AttentionIO& io = slice.sequence->io;
+        const Mask& mask = slice.sequence->mask;
+        to.mask_kind = static_cast<std::uint32_t>(mask.kind);
+        to.window = mask.window;
+        if (mask.kind != Mask::Kind::additive_f16 && mask.kind != Mask::Kind::additive_f32) return;
+        const std::uint32_t cells = io.n_cells - io.first_cell;
+        const std::uint32_t tokens = mask.row_stride == 0 ? 1 : slice.tokens;
+        const std::uint32_t heads = mask.head_stride == 0 ? 1 : io.heads;
+        to.mask = number(numbers_.size());
+        to.mask_row = mask.row_stride == 0 ? 0 : heads * cells;
+        to.mask_head = mask.head_stride == 0 ? 0 : cells;
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+            for (std::uint32_t h = 0; h < heads; ++h) {
+                const std::size_t at = (slice.first + t) * mask.row_stride + h * mask.head_stride;
+                if (mask.kind == Mask::Kind::additive_f32) {
+                    const float* row = static_cast<const float*>(mask.data) + at;
+                    numbers_.insert(numbers_.end(), row, row + cells);
+                } else {
+                    const auto* row = static_cast<const std::uint16_t*>(mask.data) + at;
+                    std::transform(row, row + cells, std::back_inserter(numbers_),
+                                   codec::f16_to_f32);
+                }
+            }
+        }
+    }
+
+    std::uint32_t add_numbers(const float* from, std::size_t count) {
+        if (from == nullptr) return LOWKV_NOWHERE;
+        numbers_.insert(numbers_.end(), from, from + count);
+        return number(numbers_.size() - count);
+    }
+
+    template <class T>
+    static std::uint32_t add_words(std::vector<std::uint32_t>& words, const std::vector<T>& from) {
+        const std::size_t at = words.size();
+        words.resize(at + words_in(from.size() * sizeof(T)));
+        if (!from.empty()) std::memcpy(words.data() + at, from.data(), from.size() * sizeof(T));
+        return number(at);
+    }
+
+    void upload() {
+        const std::uint32_t heads = slices_.front().sequence->io.heads;
+        lowkv_call call{};
+        call.scale = params_.scale;
+        call.softcap = params_.softcap;
+        call.slopes = add_numbers(params_.alibi_slopes, heads);
+        call.sinks = add_numbers(params_.sink_logits, heads);
+        call.queries = add_numbers(query_numbers_.data(), query_numbers_.size());
+        call.rotated =
+            rotated_.empty() ? call.queries : add_numbers(rotated_.data(), rotated_.size());
+        std::vector<std::uint32_t> words(words_in(sizeof call));
+        call.sequences = number(words.size());
+        const std::size_t sequences = words_in(sequences_.size() * sizeof(lowkv_queries));
+        const auto addresses = number(words.size() + sequences);
+        for (lowkv_queries& sequence : sequences_) sequence.blocks += addresses;
+        add_words(words, sequences_);
+        add_words(words, addresses_);
+        call.tasks = add_words(words, tasks_);
+        call.chunks = add_words(words, chunks_);
+        std::memcpy(words.data(), &call, sizeof call);
+        plan_buffer_ = state_.plan(plan_);
+        words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words));
+        numbers_buffer_ = state_.numbers.holding(state_.queue, std::span<const float>(numbers_));
+    }
+
+    // A slice's results to where the host wants them; returns the next one's.
+    const float* give(const Slice& slice, const float* from) const {
+        const AttentionIO& io = slice.sequence->io;
+        for (std::uint32_t t = slice.first; t < slice.first + slice.tokens; ++t) {
+            for (std::uint32_t h = 0; h < io.heads; ++h) {
+                std::copy_n(from, d_, io.out + t * io.out_token_stride + h * io.out_head_stride);
+                if (io.log_sum != nullptr) io.log_sum[std::size_t{t} * io.heads + h] = from[d_];
+                from += d_ + 1;
+            }
+        }
+        return from;
+    }
+};
+
+}  // namespace
+
+void run_attention(State& state, const Plan& plan, std::span<const SequenceAttention> sequences,
+                   const AttentionParams& params) {
+    std::unique_ptr<Launch> launch;
+    const auto flush = [&] {
+        if (launch) launch->attend();
+        launch.reset();
+    };
+    // Query heads of all sequences are numbered alike; where they differ in number, apart.
+    std::uint32_t heads = 0;
+    for (const SequenceAttention& sequence : sequences) {
+        const std::uint32_t tokens = sequence.io.tokens;
+        if (sequence.io.heads != heads) flush();
+        heads = sequence.io.heads;
+        for (std::uint32_t first = 0; first < tokens; first += slice_tokens) {
+            if (!launch) launch = std::make_unique<Launch>(state, plan, params);
+            launch->add({&sequence, first, std::min(slice_tokens, tokens - first)});
+            launch->add_tasks();
+            if (launch->floats() >= launch_floats) flush();
+        }
+    }
+    flush();
+}
+
+void run_mass(State& state, const Plan& plan, const SequenceAttention& sequence,
+              const AttentionParams& params, std::uint32_t first_cell, std::span<float> mass) {
+    const std::uint32_t begin = first_cell / tile * tile;
+    Launch launch(state, plan, params);
+    launch.add({&sequence, 0, sequence.io.tokens});
+    launch.add_tiles(begin, first_cell + static_cast<std::uint32_t>(mass.size()));
+    const std::vector<float> found = launch.weigh();
+    for (std::size_t i = 0; i < mass.size(); ++i) mass[i] += found[first_cell - begin + i];
+}
+
+}  // namespace lowkv::opencl

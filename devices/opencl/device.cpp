@@ -1,0 +1,271 @@
+// An OpenCL device behind lowkv/device.h.
+
+#include "device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention.h"
+#include "cpu/rows.h"
+#include "lowkv/format.h"
+#include "state.h"
+
+namespace lowkv::opencl {
+namespace {
+
+// Blocks that are encoded in one launch: what they need of scratch memory is bounded.
+constexpr std::size_t blocks_at_a_time = 32;
+
+cl_uint number_of(Part part) noexcept { return part == Part::keys ? 0 : 1; }
+
+class OpenClDevice final : public Device {
+  public:
+    OpenClDevice(cl_device_id id, const std::string& its_name)
+        : name_("opencl:" + its_name), state_(std::make_unique<State>(id, its_name)) {}
+
+    std::string_view name() const noexcept override { return name_; }
+
+    // Describes the plan to the device, too: calls that may not throw find that done.
+    void check(const Plan& plan) const override {
+        check_served(plan);
+        const std::scoped_lock lock(state_->mutex);
+        state_->plan(plan);
+    }
+
+    // ---- memory ----
+
+    std::byte* allocate(std::size_t bytes) override {
+        const std::scoped_lock lock(state_->mutex);
+        return state_->memory.allocate(bytes);
+    }
+    void deallocate(std::byte* memory, std::size_t) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        state_->memory.deallocate(memory);
+    }
+    void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place place = state_->memory.place(to);
+        state_->queue.write(place.buffer, place.at, from, bytes);
+    }
+    // Zeros, where the device has failed.
+    void copy_out(void* to, const std::byte* from, std::size_t bytes) const noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place place = state_->memory.place(from);
+        state_->queue.read(to, place.buffer, place.at, bytes);
+        if (state_->queue.failed()) std::memset(to, 0, bytes);
+    }
+    void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place there = state_->memory.place(to), here = state_->memory.place(from);
+        state_->queue.copy(there.buffer, there.at, here.buffer, here.at, bytes);
+    }
+    void clear(std::byte* to, std::size_t bytes) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place place = state_->memory.place(to);
+        state_->queue.clear(place.buffer, place.at, bytes);
+    }
+
+    // ---- exact blocks ----
+
+    void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
+                    std::uint32_t count, const Rows& rows) noexcept override {
+        each_turn(plan, block, count, [&](cl_mem its, cl_uint at, cl_uint from, cl_uint tokens) {
+            cpu::store_values(plan.kernels(), state_->staging.data(), row_shape(plan), 0, tokens,
+                              cache::rows_from(rows, from));
+            const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
+            state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
+                                elements * cache::bytes_of(plan.rows()));
+            state_->queue.launch(Kernel::write_rows, grid_of(elements), state_->memory.all(), its,
+                                 number_of(part), at, first + from, tokens,
+                                 state_->device_staging.get());
+        });
+    }
+    // Zeros, where the device has failed.
+    void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
+                   std::uint32_t count, const RowsOut& rows) const noexcept override {
+        each_turn(plan, block, count, [&](cl_mem its, cl_uint at, cl_uint from, cl_uint tokens) {
+            const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
+            const std::size_t bytes = elements * cache::bytes_of(plan.rows());
+            state_->queue.launch(Kernel::read_rows, grid_of(elements), state_->memory.all(), its,
+                                 number_of(part), at, first + from, tokens,
+                                 state_->device_staging.get());
+            state_->queue.read(state_->staging.data(), state_->device_staging.get(), 0, bytes);
+            if (state_->queue.failed()) std::fill_n(state_->staging.begin(), bytes, std::byte{0});
+            RowsOut to = rows;
+            to.data = static_cast<std::byte*>(rows.data) +
+                      from * rows.token_stride * cache::bytes_of(plan.rows());
+            cpu::load_values(state_->staging.data(), row_shape(plan), 0, tokens, to);
+        });
+    }
+    void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const cl_mem its = state_->try_plan(plan);
+        const cl_uint at = state_->memory.address(block);
+        const std::size_t elements =
+            std::size_t{plan.block_tokens() - first} * plan.shape().channels();
+        for (const cl_uint part : {0u, 1u})
+            state_->queue.launch(Kernel::clear_rows, grid_of(elements), state_->memory.all(), its,
+                                 part, at, first);
+    }
+    void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
+                   std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const cl_mem its = state_->try_plan(plan);
+        const cl_uint there = state_->memory.address(to), here = state_->memory.address(from);
+        const cl_uint step = repeat ? 0 : 1;
+        for (const cl_uint part : {0u, 1u})
+            state_->queue.launch(
+                Kernel::copy_rows, grid_of(std::size_t{count} * plan.shape().channels()),
+                state_->memory.all(), its, part, there, to_first, here, from_first, count, step);
+    }
+
+    // ---- packed blocks ----
+
+    bool packable(const Plan& plan, std::span<const std::byte* const> exact,
+                  Executor&) const override {
+        const std::scoped_lock lock(state_->mutex);
+        State& state = *state_;
+        if (exact.empty()) return true;
+        std::vector<std::uint32_t> blocks;
+        for (const std::byte* block : exact) blocks.push_back(state.memory.address(block));
+        const cl_mem its = state.plan(plan);
+        const cl_mem words = state.words.holding(state.queue, std::span<const cl_uint>(blocks));
+        const cl_mem flag = state.results.of(state.queue, sizeof(cl_uint));
+        state.queue.clear(flag, 0, sizeof(cl_uint));
+        const Grid grid = grid_of(elements_of(plan), blocks.size());
+        for (const cl_uint part : {0u, 1u})
+            state.queue.launch(Kernel::find_unfit, grid, state.memory.all(), its, part, words,
+                               flag);
+        cl_uint unfit = 0;
+        state.queue.read(&unfit, flag, 0, sizeof unfit);
+        state.queue.check();
+        return unfit == 0;
+    }
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) override {
+        each_batch(
+            plan, blocks,
+            [&](cl_mem its, cl_uint part, const lowkv_part& shape, std::size_t count,
+                cl_mem words) {
+                Queue& queue = state_->queue;
+                const Memories memories = state_->memory.all();
+                if (shape.exact != 0) {
+                    queue.launch(Kernel::encode_exact, grid_of(elements_of(plan), count), memories,
+                                 its, part, words);
+                    return;
+                }
+                const std::size_t heads = count * shape.kv_heads;
+                const std::size_t groups = std::size_t{shape.group_rows} * shape.row_entries;
+                const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
+                const cl_mem scratch = state_->scratch.of(queue, heads * shape.scratch_bytes);
+                const auto launch = [&](Kernel kernel, const Grid& grid) {
+                    queue.launch(kernel, grid, memories, its, part, words, scratch);
+                };
+                if (shape.by_token != 0) {
+                    if (shape.has_mean != 0) launch(Kernel::find_mean, grid_of(1, heads));
+                    launch(Kernel::transform, {64, shape.tokens, heads});
+                    launch(Kernel::find_grids, grid_of(groups, heads));
+                    if (shape.levels == LOWKV_TRELLIS_LEVELS) {
+                        launch(Kernel::find_windows, grid_of(codes / LOWKV_WORD_CODES, heads));
+                        launch(Kernel::find_scales, grid_of(shape.tokens, heads));
+                    }
+                } else {
+                    launch(Kernel::find_ranges, grid_of(groups, heads));
+                }
+                launch(Kernel::write_metadata, grid_of(1, heads));
+                if (shape.has_zeros != 0)
+                    launch(shape.by_token != 0 ? Kernel::find_token_codes : Kernel::find_codes,
+                           grid_of(codes, heads));
+                if (shape.has_mean != 0)
+                    launch(Kernel::correct_mean, grid_of(shape.head_dim, heads));
+                launch(Kernel::pack_codes, grid_of(shape.head_bytes - shape.codes_at, heads));
+            });
+    }
+    void decode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) const override {
+        each_batch(plan, blocks,
+                   [&](cl_mem its, cl_uint part, const lowkv_part& shape, std::size_t count,
+                       cl_mem words) {
+                       if (shape.by_token != 0)
+                           state_->queue.launch(Kernel::decode_tokens,
+                                                {64, shape.tokens, count * shape.kv_heads},
+                                                state_->memory.all(), its, part, words);
+                       else
+                           state_->queue.launch(Kernel::decode, grid_of(elements_of(plan), count),
+                                                state_->memory.all(), its, part, words);
+                   });
+    }
+
+    // ---- attention ----
+
+    void attend(const Plan& plan, std::span<const SequenceAttention> sequences,
+                const AttentionParams& params, AttentionWorkspace&, Executor&) const override {
+        check(plan);
+        const std::scoped_lock lock(state_->mutex);
+        run_attention(*state_, plan, sequences, params);
+    }
+    void attention_mass(const Plan& plan, const SequenceAttention& sequence,
+                        const AttentionParams& params, std::uint32_t first_cell,
+                        std::span<float> mass, AttentionWorkspace&, Executor&) const override {
+        check(plan);
+        const std::scoped_lock lock(state_->mutex);
+        run_mass(*state_, plan, sequence, params, first_cell, mass);
+    }
+
+  private:
+    std::string name_;
+    std::unique_ptr<State> state_;
+
+    static cpu::ExactShape row_shape(const Plan& plan) noexcept {
+        return {plan.shape().kv_heads, plan.shape().head_dim, plan.block_tokens(), plan.rows()};
+    }
+    // Of keys or of values.
+    static std::size_t elements_of(const Plan& plan) noexcept {
+        return std::size_t{plan.block_tokens()} * plan.shape().channels();
+    }
+
+    // Calls f(plan, block's address, first token, tokens) for as many rows as the staging memory
+    // holds at a time.
+    template <class F>
+    void each_turn(const Plan& plan, const std::byte* block, std::uint32_t count,
+                   F f) const noexcept {
+        const std::scoped_lock lock(state_->mutex);
+        const cl_mem its = state_->try_plan(plan);
+        const cl_uint at = state_->memory.address(block);
+        const auto most = static_cast<std::uint32_t>(
+            State::staging_bytes / (cache::bytes_of(plan.rows()) * plan.shape().channels()));
+        for (std::uint32_t first = 0; first < count; first += most)
+            f(its, at, first, std::min(most, count - first));
+    }
+
+    // Calls f(plan, part, its description, blocks, their addresses) for some blocks at a time, and
+    // waits: what fails is to be known while the blocks are still there in their old state.
+    template <class F>
+    void each_batch(const Plan& plan, std::span<const BlockCopy> blocks, F f) const {
+        check(plan);
+        const std::scoped_lock lock(state_->mutex);
+        State& state = *state_;
+        const Description description = describe(plan);
+        const cl_mem its = state.plan(plan);
+        std::vector<std::uint32_t> addresses;
+        for (std::size_t first = 0; first < blocks.size(); first += blocks_at_a_time) {
+            addresses.clear();
+            const std::size_t count = std::min(blocks_at_a_time, blocks.size() - first);
+            for (const BlockCopy& block : blocks.subspan(first, count)) {
+                addresses.push_back(state.memory.address(block.from));
+                addresses.push_back(state.memory.address(block.to));
+            }
+            const cl_mem words =
+                state.words.holding(state.queue, std::span<const cl_uint>(addresses));
+            for (const cl_uint part : {0u, 1u}) f(its, part, description.parts[part], count, words);
+        }
+        state.queue.finish();
+        state.queue.check();
+    }
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_device(cl_device_id id, const std::string& name) {
+    return std::make_shared<OpenClDevice>(id, name);
+}
+
+}  // namespace lowkv::opencl

@@ -1,0 +1,149 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <new>
+#include <string>
+
+#include "lowkv/error.h"
+
+namespace lowkv::opencl {
+namespace {
+
+constexpr std::size_t unit = LOWKV_ADDRESS_UNIT;
+constexpr std::size_t least_bytes = std::size_t{64} << 20;
+constexpr std::size_t most_bytes = std::size_t{LOWKV_ADDRESS_OFFSET} * unit;
+
+}  // namespace
+
+Memory::~Memory() {
+    for (Segment& segment : segments_) close(segment);
+}
+
+void Memory::close(Segment& segment) noexcept {
+    if (segment.reserved != nullptr) munmap(segment.reserved, segment.bytes);
+    segment.reserved = nullptr;
+    segment.bytes = 0;
+    segment.ranges.clear();
+    segment.buffer = Buffer();
+}
+
+std::size_t Memory::total() const noexcept {
+    std::size_t bytes = 0;
+    for (const Segment& segment : segments_) bytes += segment.bytes;
+    return bytes;
+}
+
+std::byte* Memory::allocate(std::size_t bytes) {
+    queue_.check();
+    if (bytes > most_bytes) bytes = std::numeric_limits<std::size_t>::max() / 2;
+    bytes = (std::max(bytes, unit) + unit - 1) / unit * unit;
+    for (Segment& segment : segments_)
+        if (std::byte* found = take(segment, bytes)) return found;
+    return take(add(bytes), bytes);
+}
+
+std::byte* Memory::take(Segment& segment, std::size_t bytes) {
+    for (auto at = segment.ranges.begin(); at != segment.ranges.end(); ++at) {
+        Range& range = at->second;
+        if (!range.free || range.bytes < bytes) continue;
+        if (range.bytes > bytes)
+            segment.ranges.emplace_hint(std::next(at), at->first + bytes,
+                                        Range{range.bytes - bytes, true});
+        range = {bytes, false};
+        return segment.reserved + at->first;
+    }
+    return nullptr;
+}
+
+// Twice what there is, so that few buffers hold all memory; less where that is too much.
+Memory::Segment& Memory::add(std::size_t bytes) {
+    const auto slot = std::ranges::find(segments_, nullptr, &Segment::reserved);
+    const std::size_t held = total(), all = queue_.memory_bytes();
+    std::size_t size =
+        std::min({std::max({bytes, least_bytes, 2 * held}), queue_.largest_buffer(), most_bytes});
+    for (; slot != segments_.end() && size >= bytes;
+         size = size > bytes ? std::max(size / 2, bytes) : 0) {
+        if (held + size > all) continue;
+        Buffer buffer = queue_.try_buffer(size);
+        if (buffer.get() == nullptr) continue;
+        void* reserved =
+            mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (reserved == MAP_FAILED) throw std::bad_alloc();
+        slot->buffer = std::move(buffer);
+        slot->reserved = static_cast<std::byte*>(reserved);
+        slot->bytes = size;
+        slot->ranges.emplace(0, Range{size, true});
+        return *slot;
+    }
+    throw Error(ErrorCode::device_failed,
+                "OpenCL device '" + queue_.name() + "' has too little memory: of its " +
+                    std::to_string(all) + " bytes (at most " +
+                    std::to_string(queue_.largest_buffer()) + " at once) the cache has taken " +
+                    std::to_string(held) +
+                    " and needs more; keep fewer or shorter sequences, or give the store a budget");
+}
+
+void Memory::deallocate(const std::byte* memory) noexcept {
+    auto* segment = const_cast<Segment*>(segment_of(memory));
+    if (segment == nullptr) return;
+    auto& ranges = segment->ranges;
+    auto at = ranges.find(static_cast<std::size_t>(memory - segment->reserved));
+    if (at == ranges.end()) return;
+    at->second.free = true;
+    const auto after = std::next(at);
+    if (after != ranges.end() && after->second.free) {
+        at->second.bytes += after->second.bytes;
+        ranges.erase(after);
+    }
+    if (at != ranges.begin() && std::prev(at)->second.free) {
+        std::prev(at)->second.bytes += at->second.bytes;
+        ranges.erase(at);
+    }
+    if (ranges.size() == 1) close(*segment);
+}
+
+const Memory::Segment* Memory::segment_of(const std::byte* address) const noexcept {
+    const auto number = reinterpret_cast<std::uintptr_t>(address);
+    for (const Segment& segment : segments_) {
+        const auto first = reinterpret_cast<std::uintptr_t>(segment.reserved);
+        if (first != 0 && number >= first && number - first < segment.bytes) return &segment;
+    }
+    return nullptr;
+}
+
+Place Memory::place(const std::byte* address) const noexcept {
+    const Segment* segment = segment_of(address);
+    if (segment == nullptr) {
+        queue_.keep(CL_INVALID_MEM_OBJECT, "finding an address, which is none of its memory");
+        return {};
+    }
+    return {segment->buffer.get(), static_cast<std::size_t>(address - segment->reserved)};
+}
+
+std::uint32_t Memory::address(const std::byte* address) const noexcept {
+    const Segment* segment = segment_of(address);
+    const Place found = place(address);
+    if (found.at % unit != 0)
+        queue_.keep(CL_MISALIGNED_SUB_BUFFER_OFFSET, "finding a block, which is no multiple of 64");
+    if (segment == nullptr) return LOWKV_NOWHERE;
+    return static_cast<std::uint32_t>(segment - segments_.data()) << LOWKV_ADDRESS_BITS |
+           static_cast<std::uint32_t>(found.at / unit);
+}
+
+Memories Memory::all() const noexcept {
+    Memories memories{};
+    for (const Segment& segment : segments_) {
+        if (segment.reserved == nullptr) continue;
+        for (std::size_t i = 0; i < memories.size(); ++i) {
+            const bool own = i == static_cast<std::size_t>(&segment - segments_.data());
+            if (own || memories[i] == nullptr) memories[i] = segment.buffer.get();
+        }
+    }
+    return memories;
+}
+
+}  // namespace lowkv::opencl

@@ -1,0 +1,63 @@
+#pragma once
+// The cache's memory on a device. The core handles addresses, OpenCL 1.2 has buffers only: an
+// address is one of host memory that is reserved and never readable, so that whoever looks behind
+// it faults, and says which buffer and where in it.
+//
+// A kernel takes all buffers at once, and there are few of them: they grow in size, and slabs lie
+// in them side by side.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "queue.h"
+
+namespace lowkv::opencl {
+
+struct Place {
+    cl_mem buffer = nullptr;
+    std::size_t at = 0;
+};
+
+class Memory {
+  public:
+    explicit Memory(Queue& queue) : queue_(queue) {}
+    ~Memory();
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    // Throws Error(device_failed) or std::bad_alloc.
+    std::byte* allocate(std::size_t bytes);
+    void deallocate(const std::byte* memory) noexcept;
+
+    // Of an address within what was allocated; any other makes the queue fail.
+    Place place(const std::byte* address) const noexcept;
+    // The same as kernels take it (part.h): of a multiple of 64.
+    std::uint32_t address(const std::byte* address) const noexcept;
+    // Where there is none, another one.
+    Memories all() const noexcept;
+
+  private:
+    struct Range {
+        std::size_t bytes;
+        bool free;
+    };
+    struct Segment {
+        Buffer buffer;
+        std::byte* reserved = nullptr;
+        std::size_t bytes = 0;
+        std::map<std::size_t, Range> ranges;  // by offset, end to end
+    };
+
+    Queue& queue_;
+    std::array<Segment, LOWKV_BUFFERS> segments_;
+
+    std::byte* take(Segment& segment, std::size_t bytes);
+    Segment& add(std::size_t bytes);
+    const Segment* segment_of(const std::byte* address) const noexcept;
+    std::size_t total() const noexcept;
+    void close(Segment& segment) noexcept;
+};
+
+}  // namespace lowkv::opencl

@@ -1,0 +1,159 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "codec/lloyd_max.h"
+#include "codec/rotation.h"
+#include "families/codes_part.h"
+#include "kernels/units.h"
+#include "lowkv/error.h"
+
+namespace lowkv::opencl {
+namespace {
+
+constexpr std::array<std::string_view, 3> served{"exact", "uniform", "rotated"};
+
+constexpr std::uint32_t round_up_64(std::uint32_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class Enum>
+constexpr std::uint32_t number(Enum value) {
+    return static_cast<std::uint32_t>(value);
+}
+static_assert(number(RowType::f32) == LOWKV_ROWS_F32 && number(RowType::f16) == LOWKV_ROWS_F16 &&
+              number(RowType::bf16) == LOWKV_ROWS_BF16);
+static_assert(number(Levels::uniform) == LOWKV_EVEN_LEVELS &&
+              number(Levels::normal) == LOWKV_NORMAL_LEVELS &&
+              number(Levels::trellis) == LOWKV_TRELLIS_LEVELS);
+static_assert(number(Metadata::fp16) == LOWKV_F16 && number(Metadata::fp8_e4m3) == LOWKV_E4M3 &&
+              number(Metadata::fp8_e5m3) == LOWKV_E5M3);
+static_assert(number(Rotate::none) == LOWKV_NOT_ROTATED &&
+              number(Rotate::hadamard) == LOWKV_HADAMARD && number(Fit::norm) == LOWKV_FIT_NORM &&
+              number(Fit::unbiased) == LOWKV_FIT_UNBIASED && number(Fit::least) == LOWKV_FIT_LEAST);
+
+void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
+    part.width = kernels::number_of(codes.codec.width);
+    part.metadata = number(codes.codec.metadata);
+    part.by_channel = codes.codec.axis == Axis::channel ? 1 : 0;
+    part.group = codes.group;
+    part.group_rows = codes.group_rows;
+    part.row_entries = codes.row_entries;
+    part.has_zeros = codes.has_zeros ? 1 : 0;
+    part.has_mean = codes.has_mean ? 1 : 0;
+    part.metadata_at = static_cast<std::uint32_t>(codes.metadata_offset);
+    part.mean_at = static_cast<std::uint32_t>(codes.mean_offset);
+    part.codes_at = static_cast<std::uint32_t>(codes.codes_offset);
+    part.levels = number(codes.codec.levels);
+    part.fit = number(codes.codec.fit);
+    part.rotation = number(codes.codec.rotation);
+    part.search = codes.codec.clip == Clip::search ? 1 : 0;
+    part.top = codes.top();
+    part.level_step = codes.level_step;
+    part.level_zero = codes.level_zero;
+    std::ranges::copy(codes.levels, part.level);
+    const std::uint32_t groups = codes.group_rows * codes.row_entries;
+    part.scratch_mean = round_up_64(2 * 4 * groups);
+    part.scratch_codes = part.scratch_mean;
+    if (part.by_token != 0)
+        part.scratch_codes += round_up_64(4 * (part.tokens + 1) * part.head_dim);
+    part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim);
+}
+
+constexpr std::uint32_t levels_words = LOWKV_WINDOWS;
+
+// Where normal levels part, or what a trellis' windows stand for.
+std::array<float, levels_words> levels_table(const codec::CodesPart& codes) {
+    std::array<float, levels_words> table{};
+    if (codes.codec.levels == Levels::normal)
+        std::ranges::copy(codec::normal_codebook(codes.codec.level_count()).boundary,
+                          table.begin());
+    for (std::uint32_t w = 0; codes.codec.levels == Levels::trellis && w < table.size(); ++w)
+        table[w] = static_cast<float>(codes.level_of(w)) * codes.level_step + codes.level_zero;
+    return table;
+}
+
+std::uint32_t rotation_words(const PackedPart& part) noexcept {
+    const codec::Rotation* rotation = part.rotation();
+    if (rotation == nullptr) return 0;
+    return static_cast<std::uint32_t>(rotation->scaled_signs().size() + rotation->matrix().size() +
+                                      rotation->transposed().size());
+}
+
+void add(std::vector<std::uint32_t>& words, std::span<const float> numbers) {
+    for (const float x : numbers) words.push_back(std::bit_cast<std::uint32_t>(x));
+}
+
+}  // namespace
+
+bool Description::same(const Description& other) const noexcept {
+    using Words = std::array<std::uint32_t, sizeof(Description) / sizeof(std::uint32_t)>;
+    return std::bit_cast<Words>(*this) == std::bit_cast<Words>(other);
+}
+
+void check_served(const Plan& plan) {
+    for (const Part part : {Part::keys, Part::values}) {
+        const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;
+        const std::string_view family = family_of(codec).name();
+        if (std::ranges::find(served, family) != served.end()) continue;
+        std::string families;
+        for (const std::string_view name : served)
+            families += (families.empty() ? "'" : "', '") + std::string(name);
+        throw Error(ErrorCode::unsupported,
+                    std::string("the OpenCL device has no kernels for ") +
+                        (part == Part::keys ? "keys" : "values") + " of the family '" +
+                        std::string(family) + "'; it serves " + families +
+                        "': choose a scheme of those, such as 'kivi2', or keep the store on the "
+                        "CPU");
+    }
+}
+
+Description describe(const Plan& plan) noexcept {
+    Description description{};
+    std::uint32_t tables = sizeof description / sizeof(std::uint32_t);
+    for (const Part which : {Part::keys, Part::values}) {
+        const bool keys = which == Part::keys;
+        const PackedPart& from = plan.part(which);
+        lowkv_part& part = description.parts[keys ? 0 : 1];
+        part.keys = keys ? 1 : 0;
+        part.exact = from.exact() ? 1 : 0;
+        part.tokens = plan.block_tokens();
+        part.head_dim = plan.shape().head_dim;
+        part.kv_heads = plan.shape().kv_heads;
+        part.rows = number(plan.rows());
+        part.exact_at = keys ? 0 : static_cast<std::uint32_t>(plan.exact_part_bytes());
+        part.packed_at = keys ? 0 : static_cast<std::uint32_t>(plan.keys().bytes());
+        part.head_bytes = static_cast<std::uint32_t>(from.head_bytes());
+        const Codec& codec = keys ? plan.scheme().key : plan.scheme().value;
+        part.by_token = family_of(codec).name() == "rotated" ? 1 : 0;
+        if (const auto* codes = dynamic_cast<const codec::CodesPart*>(&from))
+            describe_codes(*codes, part);
+        if (part.by_token == 0) continue;
+        part.levels_at = tables;
+        tables += levels_words;
+        part.rotation_at = tables;
+        tables += rotation_words(from);
+    }
+    return description;
+}
+
+std::vector<std::uint32_t> words_of(const Plan& plan, const Description& description) {
+    std::vector<std::uint32_t> words(sizeof description / sizeof(std::uint32_t));
+    std::memcpy(words.data(), &description, sizeof description);
+    for (const Part which : {Part::keys, Part::values}) {
+        const lowkv_part& part = description.parts[which == Part::keys ? 0 : 1];
+        if (part.by_token == 0) continue;
+        add(words, levels_table(dynamic_cast<const codec::CodesPart&>(plan.part(which))));
+        if (const codec::Rotation* rotation = plan.part(which).rotation()) {
+            add(words, rotation->scaled_signs());
+            add(words, rotation->matrix());
+            add(words, rotation->transposed());
+        }
+    }
+    return words;
+}
+
+}  // namespace lowkv::opencl

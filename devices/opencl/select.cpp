@@ -1,0 +1,102 @@
+// Which devices there are, and the one that is asked for.
+
+#include <algorithm>
+#include <cctype>
+
+#include "device.h"
+#include "lowkv/error.h"
+#include "lowkv/opencl.h"
+
+namespace lowkv {
+namespace {
+
+struct Found {
+    cl_device_id id;
+    bool gpu;
+    OpenClInfo info;
+    std::string name() const { return info.platform + " / " + info.device; }
+};
+
+std::string platform_name(cl_platform_id platform) {
+    std::size_t bytes = 0;
+    clGetPlatformInfo(platform, CL_PLATFORM_NAME, 0, nullptr, &bytes);
+    std::string name(bytes, '\0');
+    clGetPlatformInfo(platform, CL_PLATFORM_NAME, bytes, name.data(), nullptr);
+    while (!name.empty() && name.back() == '\0') name.pop_back();
+    return name;
+}
+
+std::vector<Found> find_devices() {
+    cl_uint count = 0;
+    if (clGetPlatformIDs(0, nullptr, &count) != CL_SUCCESS) return {};
+    std::vector<cl_platform_id> platforms(count);
+    clGetPlatformIDs(count, platforms.data(), nullptr);
+    std::vector<Found> found;
+    for (cl_platform_id platform : platforms) {
+        cl_uint devices = 0;
+        if (clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &devices) != CL_SUCCESS)
+            continue;
+        std::vector<cl_device_id> ids(devices);
+        clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, devices, ids.data(), nullptr);
+        for (cl_device_id id : ids) {
+            cl_device_type type = 0;
+            cl_ulong memory = 0;
+            clGetDeviceInfo(id, CL_DEVICE_TYPE, sizeof type, &type, nullptr);
+            clGetDeviceInfo(id, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof memory, &memory, nullptr);
+            found.push_back({id,
+                             (type & CL_DEVICE_TYPE_GPU) != 0,
+                             {platform_name(platform), opencl::text_of(id, CL_DEVICE_NAME),
+                              opencl::text_of(id, CL_DEVICE_VERSION), memory}});
+        }
+    }
+    return found;
+}
+
+std::string lower(std::string_view text) {
+    std::string result(text);
+    std::ranges::transform(result, result.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return result;
+}
+
+[[noreturn]] void fail(const std::string& message) {
+    throw Error(ErrorCode::device_failed, message);
+}
+
+const Found& choose(const std::vector<Found>& found, std::string_view name) {
+    constexpr std::string_view prefix = "opencl";
+    const bool any = name == prefix;
+    if (!any && !name.starts_with("opencl:"))
+        fail("device '" + std::string(name) + "': an OpenCL device is 'opencl' or 'opencl:NAME'");
+    if (found.empty())
+        fail(
+            "there is no OpenCL device: no platform has one. Install a driver (for the CPU, on "
+            "Debian: apt-get install pocl-opencl-icd); clinfo -l lists what there is");
+    if (any) {
+        const auto gpu = std::ranges::find(found, true, &Found::gpu);
+        return gpu != found.end() ? *gpu : found.front();
+    }
+    const std::string words = lower(name.substr(prefix.size() + 1));
+    std::string all;
+    for (const Found& device : found) {
+        if (lower(device.name()).find(words) != std::string::npos) return device;
+        all += "\n  opencl:" + device.name();
+    }
+    fail("no OpenCL device has '" + words + "' in its name; there is:" + all);
+}
+
+}  // namespace
+
+std::vector<OpenClInfo> opencl_devices() {
+    std::vector<OpenClInfo> infos;
+    for (Found& device : find_devices()) infos.push_back(std::move(device.info));
+    return infos;
+}
+
+std::shared_ptr<Device> opencl_device(std::string_view name) {
+    const std::vector<Found> found = find_devices();
+    const Found& chosen = choose(found, name);
+    return opencl::make_device(chosen.id, chosen.name());
+}
+
+}  // namespace lowkv

@@ -1,0 +1,44 @@
+#include "state.h"
+
+#include <algorithm>
+#include <string>
+
+namespace lowkv::opencl {
+
+cl_mem Grown::of(Queue& queue, std::size_t bytes) {
+    if (bytes > bytes_) {
+        const std::size_t size = std::max({bytes, 2 * bytes_, std::size_t{4096}});
+        buffer_ = Buffer();
+        bytes_ = 0;
+        buffer_ = queue.buffer(size);
+        bytes_ = size;
+    }
+    return buffer_.get();
+}
+
+State::State(cl_device_id id, std::string name)
+    : queue(id, std::move(name)), device_staging(queue.buffer(staging_bytes)) {}
+
+cl_mem State::plan(const Plan& plan) {
+    const Description description = describe(plan);
+    const auto found = std::ranges::find_if(known_, [&](const Known& known) {
+        return known.layer == plan.layer() && known.description.same(description);
+    });
+    if (found != known_.end()) return found->buffer.get();
+    const std::vector<std::uint32_t> text = words_of(plan, description);
+    Known known{description, plan.layer(), queue.buffer(text.size() * sizeof(std::uint32_t))};
+    queue.write(known.buffer.get(), 0, text.data(), text.size() * sizeof(std::uint32_t));
+    known_.push_back(std::move(known));
+    return known_.back().buffer.get();
+}
+
+cl_mem State::try_plan(const Plan& its_plan) noexcept {
+    try {
+        return plan(its_plan);
+    } catch (...) {
+        queue.keep(CL_OUT_OF_HOST_MEMORY, "describing a plan");
+        return nullptr;
+    }
+}
+
+}  // namespace lowkv::opencl

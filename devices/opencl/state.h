@@ -1,0 +1,63 @@
+#pragma once
+// What a device's calls share: its queue, its memory, what they work with.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "memory.h"
+#include "plan.h"
+#include "queue.h"
+
+namespace lowkv::opencl {
+
+// A buffer that grows with what is put into it.
+class Grown {
+  public:
+    // Of at least so many bytes, contents unspecified. Throws Error(device_failed).
+    cl_mem of(Queue& queue, std::size_t bytes);
+    // Throws likewise.
+    template <class T>
+    cl_mem holding(Queue& queue, std::span<const T> values) {
+        const cl_mem buffer = of(queue, values.size_bytes());
+        queue.write(buffer, 0, values.data(), values.size_bytes());
+        return buffer;
+    }
+
+  private:
+    Buffer buffer_;
+    std::size_t bytes_ = 0;
+};
+
+struct State {
+    State(cl_device_id id, std::string name);
+
+    // Calls come from many threads; a kernel's arguments and the buffers below are one's at a time.
+    std::mutex mutex;
+    Queue queue;
+    Memory memory{queue};
+    // Of rows on their way in or out.
+    static constexpr std::size_t staging_bytes = std::size_t{1} << 20;
+    std::vector<std::byte> staging{staging_bytes};
+    Buffer device_staging;
+    Grown words, numbers, scratch, partial, results;
+
+    // Of a plan that is served. Throws Error(device_failed) or std::bad_alloc.
+    cl_mem plan(const Plan& plan);
+    // The same for calls that may not throw: null, and the queue fails.
+    cl_mem try_plan(const Plan& plan) noexcept;
+
+  private:
+    struct Known {
+        Description description;
+        std::uint32_t layer;  // whose random rotation the tables have
+        Buffer buffer;
+    };
+    std::vector<Known> known_;
+};
+
+}  // namespace lowkv::opencl

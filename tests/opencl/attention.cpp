@@ -1,0 +1,153 @@
+// Attention on an OpenCL device against attention in double precision on what its blocks hold.
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+
+#include "attention_case.h"
+#include "attention_oracle.h"
+#include "lowkv/attention_mass.h"
+#include "opencl_case.h"
+#include "sample.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+// f32 throughout: the queries are not rounded.
+constexpr double budget = 1e-4;
+
+const char* const codecs[] = {
+    "exact",
+    "kivi2",
+    "kivi4",
+    "int8",
+    "int4",
+    "k=channel-3-g32,v=token-3-g32",
+    "k=token-2-g64,v=channel-2-g64",
+    "k=channel-8-g128,v=token-8-g128",
+    "k=token-3-g32-fp8,v=channel-4-g32-fp8",
+    "k=exact,v=token-2-g32",
+    "k=channel-2-g32,v=exact",
+    "k=channel-1.5-g32,v=token-1.5-g32",
+    "k=channel-2.6-g32,v=token-2.6-g32",
+    "int4h",
+    "turboquant3-qr",
+    "lowkv4",
+    "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
+    "k=channel-2-g64,v=token-2-head-trellis-hadamard-unbiased",
+    "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
+    "k=token-2.6-g64-hadamard-fp8,v=token-2.6-head-normal-random-lsq",
+};
+
+void check(const Problem& p, AttentionParams params) {
+    REQUIRE(&p.sequence->device() == &device());  // LOWKV_TEST_DEVICE=opencl
+    const std::uint32_t d = p.plan->shape().head_dim;
+    params.scale = 1.0f / std::sqrt(static_cast<float>(d));
+    std::vector<double> mass, log_sum;
+    const std::vector<double> want = oracle(p, params, &mass, &log_sum);
+    std::vector<float> out, sums(log_sum.size(), NAN), weights(p.n_cells - 7, 0.0f);
+    AttentionIO io = p.io(out);
+    io.log_sum = sums.data();
+    AttentionWorkspace workspace;
+    attend(*p.sequence, io, params, workspace);
+    CHECK(relative_error(out, want, d) < budget);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+        if (std::isinf(log_sum[i]))
+            CHECK(sums[i] == -INFINITY);
+        else
+            CHECK(std::fabs(sums[i] - log_sum[i]) < 1e-4);
+    }
+    attention_mass(*p.sequence, io, params, 7, weights, workspace);
+    double worst = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i)
+        worst = std::max(worst, std::fabs(weights[i] - mass[7 + i]));
+    CHECK(worst < 1e-3);
+}
+
+}  // namespace
+
+TEST_CASE("every codec and head_dim, few queries and many") {
+    unsigned seed = 0;
+    for (const char* codec : codecs) {
+        for (const std::uint32_t head_dim : {16u, 64u, 80u, 128u, 576u}) {
+            if (!in_sample(++seed)) continue;
+            const std::string text = std::string(codec) + ",window=40,sinks=3";
+            const std::uint32_t repeat = 1 + seed % 5, tokens = seed % 4 == 0 ? 37 : 1 + seed % 3;
+            INFO(text, " head_dim ", head_dim, " repeat ", repeat, " tokens ", tokens);
+            check(Problem(parse_scheme(text), {2, head_dim}, 2 * repeat, tokens,
+                          300 + seed * 7 % 100, seed),
+                  {});
+        }
+    }
+}
+
+TEST_CASE("every mask, with soft-caps, sinks, ALiBi and hidden first cells") {
+    for (const char* codec : {"kivi2", "exact"}) {
+        for (const Mask::Kind kind : {Mask::Kind::none, Mask::Kind::causal,
+                                      Mask::Kind::additive_f16, Mask::Kind::additive_f32}) {
+            for (unsigned seed = 0; seed < 6; ++seed) {
+                if (!in_sample(seed + static_cast<unsigned>(kind))) continue;
+                Problem p(parse_scheme(std::string(codec) + ",window=32,sinks=1"), {2, 32}, 4,
+                          1 + 9 * (seed % 3), 200 + seed, seed);
+                p.first_cell = seed % 2 == 0 ? 0 : 35;
+                RandomParams random(kind, p.tokens, p.n_cells, p.heads, seed, true,
+                                    [](std::size_t token, std::size_t) { return token == 2; });
+                if (kind == Mask::Kind::causal && seed % 3 == 2) random.params.mask.window = 50;
+                INFO(std::string(codec), " mask ", static_cast<unsigned>(kind), " seed ", seed);
+                check(p, random.params);
+            }
+        }
+    }
+}
+
+TEST_CASE("sequences of different lengths in one call are as each alone") {
+    std::vector<std::unique_ptr<Problem>> problems;
+    std::vector<std::vector<float>> outs(5), alone(5);
+    std::vector<std::vector<BlockView>> views;
+    std::vector<SequenceAttention> call;
+    AttentionWorkspace workspace;
+    AttentionParams params;
+    params.mask.kind = Mask::Kind::causal;
+    for (unsigned i = 0; i < 5; ++i) {
+        problems.push_back(std::make_unique<Problem>(parse_scheme("kivi2,window=40,sinks=3"),
+                                                     Shape{2, 64}, 6, 1 + i % 2 * 40, 50 + 130 * i,
+                                                     i));
+        Problem& p = *problems.back();
+        attend(*p.sequence, p.io(alone[i]), params, workspace);
+        std::vector<BlockView>& its = views.emplace_back(p.sequence->blocks());
+        p.sequence->views(its);
+        call.push_back({its, p.io(outs[i]), params.mask});
+    }
+    // Each has a store of its own, on one device.
+    attend(device(), *problems[0]->plan, call, params, workspace);
+    for (unsigned i = 0; i < 5; ++i) CHECK(outs[i] == alone[i]);
+}
+
+TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
+    const Problem p(parse_scheme("kivi2,window=0,sinks=0"), {1, 64}, 2, 2, 128, 3);
+    std::vector<float> mask(2 * 128, -INFINITY), out;
+    std::fill(mask.begin() + 128, mask.end(), 0.0f);
+    AttentionParams params;
+    params.mask = {Mask::Kind::additive_f32, mask.data(), 128};
+    AttentionWorkspace workspace;
+    attend(*p.sequence, p.io(out), params, workspace);
+    for (std::size_t i = 0; i < 128; ++i) CHECK(out[i] == 0.0f);
+    CHECK(out[128] != 0.0f);
+    const Sequence empty(make_store(), p.plan, Retention{});
+    attend(empty, p.io(out), params, workspace);
+    for (const float x : out) CHECK(x == 0.0f);
+}
+
+// As in codes.cpp.
+TEST_CASE("small: exact and packed blocks, rotated and not") {
+    for (const char* codec : {"kivi2", "k=token-4-head-hadamard,v=token-2-head-trellis-random"}) {
+        AttentionParams params;
+        params.mask.kind = Mask::Kind::causal;
+        check(
+            Problem(parse_scheme(std::string(codec) + ",window=20,sinks=1"), {1, 16}, 3, 2, 110, 1),
+            params);
+    }
+}

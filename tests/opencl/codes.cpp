@@ -1,0 +1,185 @@
+// Encoding and decoding on an OpenCL device: bit for bit what the CPU has.
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/float16.h"
+#include "lowkv/error.h"
+#include "opencl_case.h"
+#include "sample.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+const char* const codecs[] = {
+    "kivi2",
+    "kivi4",
+    "int8",
+    "int4",
+    "k=exact,v=token-2-g32",
+    "k=channel-2-g32,v=exact",
+    "k=channel-1.5-g32,v=token-1.5-g32",
+    "k=token-1.5-g64-fp8,v=channel-1.5-g32",
+    "k=channel-2.6-g32,v=token-2.6-g32",
+    "k=token-2.6-head-fp8,v=channel-2.6-g64-fp8",
+    "k=channel-3-g32,v=token-3-g32",
+    "k=token-3-g32-fp8,v=channel-3-g128",
+    "k=channel-4-g64-fp8,v=token-4-g128-fp8",
+    "k=channel-8-g128,v=token-8-head",
+    "k=token-2-g64-search,v=channel-2-g64-search",
+    "k=channel-3-g32-search-fp8,v=token-4-head-search-fp8",
+    "int4h",
+    "turboquant2",
+    "turboquant3-qr",
+    "lowkv4",
+    "k=token-2-g32-normal-hadamard-mean-fp8,v=token-4-g64-normal-unbiased-fp8",
+    "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
+    "k=token-1.5-g64-normal-random-mean,v=token-1.5-head-normal-hadamard",
+    "k=token-4-g32-mean-fp8,v=token-4-g64-hadamard-search",
+    "k=token-2-head-trellis-hadamard-mean,v=token-2-head-trellis-hadamard-unbiased",
+    "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
+    "k=token-1-head-trellis-hadamard-mean-e5m3,v=token-3-head-trellis-hadamard-unbiased",
+    "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
+    "k=token-2.6-g64-hadamard-fp8,v=channel-2.6-g32",
+};
+
+// Blocks of rows that are normal, with outliers, constant, tiny and large.
+std::vector<float> rows_of(const Plan& plan, std::size_t blocks, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    const std::size_t channels = plan.shape().channels();
+    std::vector<float> rows(blocks * plan.block_tokens() * channels);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const std::size_t token = i / channels, channel = i % channels;
+        const float scale = channel % 29 == 3 ? 40.0f : token % 17 == 5 ? 1e-5f : 1.0f;
+        rows[i] =
+            token / plan.block_tokens() == 1 && channel % 7 == 0 ? 0.25f : normal(random) * scale;
+        if (seed % 4 == 3 && i % 101 == 0) rows[i] *= 1500.0f;
+    }
+    return rows;
+}
+
+std::vector<std::byte> out_of(const Device& device, const std::byte* memory, std::size_t bytes) {
+    std::vector<std::byte> copy(bytes);
+    device.copy_out(copy.data(), memory, bytes);
+    return copy;
+}
+
+// What a device makes of rows: exact blocks, packed ones, and exact ones again.
+struct Made {
+    std::vector<std::byte> exact, packed, decoded;
+    bool packable = false;
+};
+Made make(Device& device, const Plan& plan, const std::vector<float>& rows, std::size_t blocks) {
+    const std::size_t channels = plan.shape().channels();
+    DeviceMemory exact(device, blocks * plan.exact_bytes());
+    DeviceMemory packed(device, blocks * plan.packed_bytes());
+    DeviceMemory decoded(device, blocks * plan.exact_bytes());
+    std::vector<BlockCopy> encode, decode;
+    std::vector<const std::byte*> sources;
+    for (std::size_t b = 0; b < blocks; ++b) {
+        std::byte* own = exact.data() + b * plan.exact_bytes();
+        std::byte* its = packed.data() + b * plan.packed_bytes();
+        const Rows from{rows.data() + b * plan.block_tokens() * channels, RowType::f32,
+                        plan.shape().head_dim, channels};
+        for (const Part part : {Part::keys, Part::values})
+            device.write_rows(plan, part, own, 0, plan.block_tokens(), from);
+        sources.push_back(own);
+        encode.push_back({own, its});
+        decode.push_back({its, decoded.data() + b * plan.exact_bytes()});
+    }
+    Made made;
+    made.packable = device.packable(plan, sources, serial_executor());
+    device.encode(plan, encode, serial_executor());
+    device.decode(plan, decode, serial_executor());
+    made.exact = out_of(device, exact.data(), blocks * plan.exact_bytes());
+    made.packed = out_of(device, packed.data(), blocks * plan.packed_bytes());
+    made.decoded = out_of(device, decoded.data(), blocks * plan.exact_bytes());
+    return made;
+}
+
+}  // namespace
+
+TEST_CASE("every codec has the CPU's bits, packed and decoded") {
+    unsigned seed = 0;
+    for (const char* codec : codecs) {
+        for (const std::uint32_t head_dim : {32u, 80u, 128u, 576u}) {
+            for (const RowType type : {RowType::f16, RowType::f32, RowType::bf16}) {
+                if (!in_sample(++seed)) continue;
+                const Plan plan(parse_scheme(codec).base, {2, head_dim}, {}, 0, {.rows = type});
+                // More blocks than are encoded at once.
+                const std::size_t blocks = head_dim == 32 ? 35 : 3;
+                const std::vector<float> rows = rows_of(plan, blocks, seed);
+                const Made want = make(*cpu_device(), plan, rows, blocks);
+                const Made got = make(device(), plan, rows, blocks);
+                INFO(std::string(codec), " head_dim ", head_dim, " rows ",
+                     static_cast<unsigned>(type));
+                CHECK(got.exact == want.exact);
+                CHECK(got.packed == want.packed);
+                CHECK(got.decoded == want.decoded);
+                CHECK(got.packable == want.packable);
+            }
+        }
+    }
+}
+
+TEST_CASE("what no f16 holds is found, on any row") {
+    for (const RowType type : {RowType::f16, RowType::f32, RowType::bf16}) {
+        const Plan plan(parse_scheme("kivi2").base, {2, 64}, {}, 0, {.rows = type});
+        for (const float bad : {65504.0f, 70000.0f, INFINITY, NAN}) {
+            std::vector<float> rows = rows_of(plan, 2, 4);
+            rows[rows.size() - 3] = bad;
+            CHECK(make(device(), plan, rows, 2).packable ==
+                  make(*cpu_device(), plan, rows, 2).packable);
+        }
+    }
+}
+
+TEST_CASE("rows of any stride go in and out, are cleared and copied as on the CPU") {
+    for (const RowType type : {RowType::f16, RowType::f32, RowType::bf16}) {
+        const Plan plan(parse_scheme("kivi2").base, {3, 48}, {}, 0, {.rows = type});
+        const std::vector<float> rows = rows_of(plan, 2, 5);
+        std::vector<std::vector<std::byte>> results;
+        for (Device* its : {cpu_device().get(), &device()}) {
+            DeviceMemory memory(*its, 2 * plan.exact_bytes());
+            its->clear(memory.data(), 2 * plan.exact_bytes());
+            std::byte* other = memory.data() + plan.exact_bytes();
+            for (const Part part : {Part::keys, Part::values})  // [head][token][channel]
+                its->write_rows(plan, part, memory.data(), 3, 20,
+                                {rows.data() + 7, RowType::f32, 48 * 30, 48});
+            its->copy_rows(plan, other, 1, memory.data(), 4, 9, false);
+            its->copy_rows(plan, other, 11, memory.data(), 5, 6, true);
+            its->clear_rows(plan, memory.data(), 17);
+            its->copy(other + plan.exact_bytes() - 128, memory.data() + 64, 100);
+            std::vector<float> read(std::size_t{30} * plan.shape().channels());
+            its->read_rows(plan, Part::keys, memory.data(), 2, 25,
+                           {read.data(), 48, plan.shape().channels()});
+            results.push_back(out_of(*its, memory.data(), 2 * plan.exact_bytes()));
+            const auto bytes = std::as_bytes(std::span(read));
+            results.back().insert(results.back().end(), bytes.begin(), bytes.end());
+        }
+        CHECK(results[0] == results[1]);
+    }
+}
+
+// Each kernel, in as little as an interpreter goes through in a minute (make test-opencl-races).
+TEST_CASE("small: a block of each kind of codes") {
+    for (const char* codec :
+         {"k=channel-3-g32-search-fp8,v=exact", "k=token-2-head-hadamard-mean,v=token-1.5-g32",
+          "k=token-4-head-normal-random-mean-e5m3,v=token-2-head-trellis-hadamard-unbiased"}) {
+        const Plan plan(parse_scheme(codec).base, {1, 16}, {}, 0, {.rows = RowType::f32});
+        const std::vector<float> rows = rows_of(plan, 1, 1);
+        const Made want = make(*cpu_device(), plan, rows, 1);
+        const Made got = make(device(), plan, rows, 1);
+        INFO(std::string(codec));
+        CHECK(got.exact == want.exact);
+        CHECK(got.packed == want.packed);
+        CHECK(got.decoded == want.decoded);
+        CHECK(got.packable == want.packable);
+    }
+}
