@@ -82,13 +82,8 @@ if(lowkv_have_llama)
         INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/src")
 endif()
 
-# OpenCL devices (docs/devices.md): where headers and loader are, but for the wheel, or where they are asked for.
-if(LOWKV_BUILD_PYTHON)
-    option(LOWKV_OPENCL "Build lowkv::opencl" OFF)
-else()
-    find_package(OpenCL QUIET)
-    option(LOWKV_OPENCL "Build lowkv::opencl" ${OpenCL_FOUND})
-endif()
+# OpenCL devices (docs/devices.md): only where they are asked for, so that a build does not depend on what lies about.
+option(LOWKV_OPENCL "Build lowkv::opencl" OFF)
 if(LOWKV_OPENCL)
     find_package(OpenCL QUIET)
     if(NOT OpenCL_FOUND)
