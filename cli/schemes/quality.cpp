@@ -9,11 +9,11 @@ namespace {
 
 constexpr std::array measured{
     // clang-format off: written by eval/quality.py
-    Quality{"lowkv1.5", "0.021", "+1.5 %"},
-    Quality{"lowkv2", "0.0054", "0.0 %"},
-    Quality{"lowkv2.8", "0.0026", "0.0 %"},
-    Quality{"lowkv3", "0.0017", "-0.1 %"},
-    Quality{"lowkv4", "0.00062", "+0.2 %"},
+    Quality{"lowkv1.5", "0.017", "+1.5 %"},
+    Quality{"lowkv2", "0.0038", "-0.1 %"},
+    Quality{"lowkv2.8", "0.0021", "+0.1 %"},
+    Quality{"lowkv3", "0.0012", "-0.1 %"},
+    Quality{"lowkv4", "0.00066", "+0.1 %"},
     Quality{"kivi2", "0.068", "+5.8 %"},
     Quality{"kivi4", "0.00088", "-0.1 %"},
     Quality{"turboquant2", "0.061", "+5.2 %"},

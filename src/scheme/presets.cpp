@@ -20,11 +20,6 @@ constexpr Codec normal(Width width) {
             .rotation = Rotate::hadamard};
 }
 
-constexpr Codec centred(Codec codec) {
-    codec.centred = true;
-    return codec;
-}
-
 // Better for values, not for keys (docs/quality.md).
 constexpr Codec unbiased(Codec codec) {
     codec.fit = Fit::unbiased;
@@ -34,18 +29,19 @@ constexpr Codec unbiased(Codec codec) {
 // lowkv's own keys: the channels that matter most to queries get the most bits, the two shortest
 // keys are repaired.
 constexpr Codec sorted(Width first, const std::array<std::uint8_t, 4>& bits) {
-    return {.width = first,
-            .axis = Axis::sorted,
-            .group = Group::head,
-            .quarter_bits = bits,
-            .exact_rows = 2,
-            .weighted = true,
-            .levels = Levels::trellis};
+    Codec codec{.width = first,
+                .axis = Axis::sorted,
+                .group = Group::head,
+                .quarter_bits = bits,
+                .exact_rows = 2,
+                .weighted = true};
+    if (bits[3] < 4) codec.levels = Levels::trellis;  // there is none of 4 bits
+    return codec;
 }
 
 constexpr Codec own_values(Width width) {
     Codec codec = unbiased(normal(width));
-    codec.levels = Levels::trellis;
+    if (width != Width::four) codec.levels = Levels::trellis;
     codec.metadata = Metadata::fp8_e5m3;
     return codec;
 }
@@ -91,9 +87,9 @@ constexpr Codec kvarn(Width width, Axis axis) {
 constexpr std::string_view own =
     "lowkv's own hybrid: keys in sorted channels with unequal bits, values after TurboQuant's "
     "rotation (Zandieh et al., 2025), both by a trellis (Marcellin and Fischer, 1990)";
-constexpr std::string_view own_rotated =
-    "lowkv's own hybrid: TurboQuant's rotation and levels (Zandieh et al., 2025), the keys less "
-    "their block's mean per channel";
+constexpr std::string_view own_4 =
+    "lowkv's own hybrid: keys in sorted channels, values after TurboQuant's rotation (Zandieh et "
+    "al., 2025)";
 constexpr std::string_view kivi =
     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache (Liu et al., ICML 2024); the "
     "paper has no sinks: add sinks=0";
@@ -160,8 +156,8 @@ std::span<const Preset> presets() {
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own, recommended},
                sorted(Width::four, {4, 3, 3, 2}), own_values(Width::three)),
         preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size",
-                own_rotated, recommended},
-               centred(normal(Width::four)), unbiased(normal(Width::four))),
+                own_4, recommended},
+               sorted(Width::four, {4, 4, 4, 4}), own_values(Width::four)),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(Width::two, Axis::channel, Group::g32),
                uniform(Width::two, Axis::token, Group::g32)),
@@ -175,12 +171,11 @@ std::span<const Preset> presets() {
         preset(
             {"int4h", "a yardstick: int4 after a Hadamard rotation, one scale per head", integers},
             rotated(uniform(Width::four, Axis::token, Group::head), Rotate::hadamard)),
-        preset({"turboquant4", "to compare: lowkv4 without the keys' mean", turboquant},
+        preset({"turboquant4", "to compare: rotated keys and values of 4 bits", turboquant},
                normal(Width::four)),
-        preset({"turboquant3", "to compare: lowkv3 without the keys' mean", turboquant},
+        preset({"turboquant3", "to compare: the same with 3 bits", turboquant},
                normal(Width::three)),
-        preset({"turboquant2", "to compare: lowkv2 without the keys' mean", turboquant},
-               normal(Width::two)),
+        preset({"turboquant2", "to compare: the same with 2 bits", turboquant}, normal(Width::two)),
         preset({"turboquant4-qr", "turboquant4 with the paper's random rotation in each layer",
                 turboquant_random},
                rotated(normal(Width::four), Rotate::random)),

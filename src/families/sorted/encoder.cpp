@@ -205,20 +205,25 @@ void SortedEncoder::find_codes_again(const SortedStatistics& statistics,
 
 void SortedEncoder::find_fits(const SortedStatistics& statistics, const float (*y)[tokens],
                               const float* to_normal, float* fit) const noexcept {
-    float products[tokens] = {}, squares[tokens] = {}, level[tokens];
+    float products[tokens] = {}, squares[tokens] = {}, size[tokens], x[tokens], level[tokens];
     for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
         const NormalCodebook& book = normal_codebook(1u << part_.bits(g));
         const float unit = statistics.unit[g], inverse = 1.0f / unit;
         for (std::uint32_t p = g * sorted_group; p < (g + 1) * sorted_group; ++p) {
-            std::fill_n(level, tokens, book.level[0]);
-            for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
+            for (std::uint32_t t = 0; t < tokens; ++t) {
+                size[t] = std::fabs(y[p][t]) * unit;
+                x[t] = std::fabs(y[p][t]) * inverse * to_normal[t];
+            }
+            // Levels are symmetric about 0.
+            std::fill_n(level, tokens, book.level[book.count / 2]);
+            for (std::uint32_t b = book.count / 2; b + 1 < book.count; ++b) {
                 const float boundary = book.boundary[b], step = book.level[b + 1] - book.level[b];
                 for (std::uint32_t t = 0; t < tokens; ++t)
-                    level[t] += y[p][t] * inverse * to_normal[t] >= boundary ? step : 0.0f;
+                    level[t] += x[t] >= boundary ? step : 0.0f;
             }
             for (std::uint32_t t = 0; t < tokens; ++t) {
-                products[t] += y[p][t] * level[t] * unit;
-                squares[t] += level[t] * unit * level[t] * unit;
+                products[t] += size[t] * level[t];
+                squares[t] += unit * unit * level[t] * level[t];
             }
         }
     }
@@ -231,7 +236,7 @@ void SortedEncoder::find_fits(const SortedStatistics& statistics, const float (*
 // reach.
 void SortedEncoder::find_reaches(const SortedStatistics& statistics, const float (*y)[tokens],
                                  float* to_normal) const noexcept {
-    float own[tokens] = {}, best[tokens], fit[tokens], tried[tokens];
+    float own[tokens] = {};
     for (std::uint32_t p = 0; p < coded(); ++p) {
         const float inverse = 1.0f / statistics.unit[p / sorted_group];
         for (std::uint32_t t = 0; t < tokens; ++t) {
@@ -241,6 +246,7 @@ void SortedEncoder::find_reaches(const SortedStatistics& statistics, const float
     }
     for (float& x : own) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
     std::copy_n(own, tokens, to_normal);
+    float best[tokens], fit[tokens], tried[tokens];
     find_fits(statistics, y, own, best);
     for (const float reach : reaches) {
         for (std::uint32_t t = 0; t < tokens; ++t) tried[t] = own[t] / reach;
