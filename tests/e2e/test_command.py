@@ -99,7 +99,7 @@ PRESETS = {
     "lowkv2": ("own hybrid", "2.28", "KLD"),
     "lowkv2.8": ("own hybrid", "2.78", "KLD"),
     "lowkv3": ("own hybrid", "3.28", "KLD"),
-    "lowkv4": ("own hybrid", "4.31", "KLD"),
+    "lowkv4": ("own hybrid", "4.28", "KLD"),
     "kivi2": ("KIVI: A Tuning-Free", "3.00", "KLD"),
     "kivi4": ("KIVI: A Tuning-Free", "5.00", "KLD"),
     "int8": ("no paper", "8.50", "KLD"),

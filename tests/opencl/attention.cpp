@@ -35,7 +35,7 @@ const char* const codecs[] = {
     "k=channel-2.6-g32,v=token-2.6-g32",
     "int4h",
     "turboquant3-qr",
-    "lowkv4",
+    "k=token-4-head-normal-hadamard-mean,v=token-4-head-normal-hadamard-unbiased",
     "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
     "k=channel-2-g64,v=token-2-head-trellis-hadamard-unbiased",
     "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",

@@ -36,7 +36,7 @@ const char* const codecs[] = {
     "int4h",
     "turboquant2",
     "turboquant3-qr",
-    "lowkv4",
+    "k=token-4-head-normal-hadamard-mean,v=token-4-head-normal-hadamard-unbiased",
     "k=token-2-g32-normal-hadamard-mean-fp8,v=token-4-g64-normal-unbiased-fp8",
     "k=token-8-g64-random-mean,v=token-3-head-normal-lsq",
     "k=token-1.5-g64-normal-random-mean,v=token-1.5-head-normal-hadamard",
