@@ -50,8 +50,9 @@ def bytes_of(codec, tokens, heads, head_dim):
         groups = head_dim // 16
         codes = sum(int(bits[4 * g // groups]) for g in range(groups)) * 16 * tokens // 8
         rows = next((int(w[0]) for w in words if re.fullmatch(r"\drows?", w)), 0)
+        damping = head_dim // 2 if "weighted" in words else 0
         metadata = {"scales": tokens + 2, "mean": head_dim + 2 * groups, "rows": rows * (head_dim + 3),
-                    "statistics": 2 * groups + head_dim * (2 if head_dim > 256 else 1)}
+                    "statistics": 2 * groups + head_dim * (2 if head_dim > 256 else 1) + damping}
         out.update({part: heads * size for part, size in metadata.items()} | {"codes": heads * codes})
         out["padding"] = heads * (round_up(sum(metadata.values())) + codes) - sum(out.values())
         return out
