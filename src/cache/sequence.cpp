@@ -166,12 +166,12 @@ void Sequence::begin() {
     auto& replaced = step_.replaced;
     if (replaced.capacity() < blocks_.size())
         replaced.reserve(std::max(blocks_.size(), 2 * replaced.capacity()));
+    step_.queries = queries_;
     step_.open = true;
     step_.cut = cut_;
     step_.size = size_;
     step_.settled = settled_;
     step_.blocks = blocks();
-    step_.queries = queries_;
 }
 
 void Sequence::commit() noexcept {
