@@ -130,8 +130,8 @@ class Sequence {
 
     // Queries that attend to the sequence, before what they see is packed, for plans that want them
     // (Plan::wants_queries(); others ignore it): the first packed block weighs its channels by
-    // them, and later ones, of forks too, do as it does. Forgotten by truncate(0). A host that
-    // calls it never gets keys that are coded by their own size alone.
+    // them, and later ones, of forks too, do as it does. Forgotten by truncate(0). Where a host
+    // doesn't call it, keys are coded by their own size alone.
     void observe(const QueryRows& queries);
     bool wants_queries() const noexcept { return plan_->wants_queries() && queries_.wanted(); }
 
