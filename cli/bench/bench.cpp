@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bench/attention_case.h"
+#include "bench/encode.h"
 #include "common/app.h"
 #include "common/model.h"
 #include "common/options.h"
@@ -359,8 +360,9 @@ int bench_attention(Options options) {
 
 void add_bench(CLI::App& app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* group = app.add_subcommand("bench", "Measures kernels (lowkv bench attention)");
+    CLI::App* group = app.add_subcommand("bench", "Measures kernels: attention, encode");
     group->require_subcommand(1);
+    add_bench_encode(*group, status);
     CLI::App* command = group->add_subcommand(
         "attention", "Our attention against ggml's, and against the memory's floor");
     command->footer(footer);

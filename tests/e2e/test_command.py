@@ -275,6 +275,18 @@ def test_bench_attention_checks_its_results(tmp_path):
     assert rows[0]["bytes"] < rows[1]["bytes"]
 
 
+def test_bench_encode_counts_bits_and_time(tmp_path):
+    file = tmp_path / "encode.json"
+    run = lowkv("bench", "encode", "--head-dim", 64, "--kv-heads", 2, "--tokens", 256, "--rounds", 1,
+                "--schemes", "lowkv2.8,kvquant3,kivi2+window=0", "--json", file)
+    assert run.code == 0, run.both
+    rows = json.loads(file.read_text())
+    assert [row["scheme"] for row in rows] == ["lowkv2.8", "kvquant3", "kivi2,window=0"]
+    assert rows[2]["bits"] == 3 and all(row["encode_us"] > 0 < row["decode_us"] for row in rows)
+    nothing = lowkv("bench", "encode", "--schemes", "exact")
+    assert nothing.code == 2 and "exact: it packs nothing" in nothing.err, nothing.both
+
+
 def test_texts_must_be_text(tmp_path):
     text = tmp_path / "text"
     for data, byte in ((b"abc\0def", "byte 3 is 0"), (b"ab\xff", "byte 2 is 255"), (b"ab\xe2\x82", "byte 2 is 226")):
