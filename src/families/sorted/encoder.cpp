@@ -13,9 +13,7 @@ namespace lowkv::codec {
 namespace {
 
 constexpr std::uint32_t tokens = sorted_tokens;
-
-// Of a token's own rms: how far its levels reach.
-constexpr float reaches[] = {0.8f, 1.25f, 1.6f, 2.0f, 2.5f, 3.2f};
+static_assert(tokens == kernels::span_tokens);
 
 // One number for each place to one for each channel: y H / 4.
 void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,
@@ -203,34 +201,6 @@ void SortedEncoder::find_codes_again(const SortedStatistics& statistics,
     choose_codes(statistics, y, to_normal);
 }
 
-void SortedEncoder::find_fits(const SortedStatistics& statistics, const float (*y)[tokens],
-                              const float* to_normal, float* fit) const noexcept {
-    float products[tokens] = {}, squares[tokens] = {}, size[tokens], x[tokens], level[tokens];
-    for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
-        const NormalCodebook& book = normal_codebook(1u << part_.bits(g));
-        const float unit = statistics.unit[g], inverse = 1.0f / unit;
-        for (std::uint32_t p = g * sorted_group; p < (g + 1) * sorted_group; ++p) {
-            for (std::uint32_t t = 0; t < tokens; ++t) {
-                size[t] = std::fabs(y[p][t]) * unit;
-                x[t] = std::fabs(y[p][t]) * inverse * to_normal[t];
-            }
-            // Levels are symmetric about 0.
-            std::fill_n(level, tokens, book.level[book.count / 2]);
-            for (std::uint32_t b = book.count / 2; b + 1 < book.count; ++b) {
-                const float boundary = book.boundary[b], step = book.level[b + 1] - book.level[b];
-                for (std::uint32_t t = 0; t < tokens; ++t)
-                    level[t] += x[t] >= boundary ? step : 0.0f;
-            }
-            for (std::uint32_t t = 0; t < tokens; ++t) {
-                products[t] += size[t] * level[t];
-                squares[t] += unit * unit * level[t] * level[t];
-            }
-        }
-    }
-    for (std::uint32_t t = 0; t < tokens; ++t)
-        fit[t] = squares[t] > 0 ? products[t] / std::sqrt(squares[t]) : 0.0f;
-}
-
 // Levels are right for what the sequence's first block has. A token whose numbers are shared out
 // otherwise, one that queries look for mostly, has some that no level reaches: it gets a wider
 // reach.
@@ -245,16 +215,32 @@ void SortedEncoder::find_reaches(const SortedStatistics& statistics, const float
         }
     }
     for (float& x : own) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
-    std::copy_n(own, tokens, to_normal);
-    float best[tokens], fit[tokens], tried[tokens];
-    find_fits(statistics, y, own, best);
-    for (const float reach : reaches) {
-        for (std::uint32_t t = 0; t < tokens; ++t) tried[t] = own[t] / reach;
-        find_fits(statistics, y, tried, fit);
-        for (std::uint32_t t = 0; t < tokens; ++t) {
-            const bool better = fit[t] > best[t];
-            best[t] = better ? fit[t] : best[t];
-            to_normal[t] = better ? tried[t] : to_normal[t];
+    kernels::ReachFits fits{};
+    for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
+        const std::uint32_t bits = part_.bits(g);
+        const NormalCodebook& book = normal_codebook(1u << bits);
+        const std::uint32_t middle = book.count / 2;  // levels are symmetric about 0
+        kernels::GroupFit fit{.y = y[g * sorted_group],
+                              .to_normal = own,
+                              .unit = statistics.unit[g],
+                              .level = book.level[middle],
+                              .fits = &fits};
+        for (std::uint32_t b = middle; b + 1 < book.count; ++b) {
+            fit.boundary[b - middle] = book.boundary[b];
+            fit.step[b - middle] = book.level[b + 1] - book.level[b];
+        }
+        part_.levels[bits].fit(fit);
+    }
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+        float best = -1.0f;
+        to_normal[t] = own[t];
+        for (std::uint32_t r = 0; r < kernels::reach_count; ++r) {
+            // The cosine, times |y|.
+            const float squares = fits.squares[r][t];
+            const float found = squares > 0 ? fits.products[r][t] / std::sqrt(squares) : 0.0f;
+            if (!(found > best)) continue;
+            best = found;
+            to_normal[t] = own[t] / kernels::reaches[r];
         }
     }
 }

@@ -85,9 +85,6 @@ class SortedEncoder {
     // Of the places' numbers: a factor for each token that makes them N(0, 1).
     void find_reaches(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
                       float* to_normal) const noexcept;
-    // How well a token's nearest levels after that factor fit its numbers: the cosine, times |y|.
-    void find_fits(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
-                   const float* to_normal, float* fit) const noexcept;
     // Of the places' numbers, each token's times such a factor.
     void choose_codes(const SortedStatistics& statistics, const float (*y)[sorted_tokens],
                       const float* to_normal) noexcept;

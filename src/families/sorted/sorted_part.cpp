@@ -47,10 +47,12 @@ SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape, const ker
             .weighted = codec.weighted};
     for (unsigned q = 0; q < 4; ++q) head.bits[q] = codec.quarter_bits[q];
     section = lowkv_lay_out_sorted(head);
-    for (std::uint32_t bits = 1; bits <= 4; ++bits)
+    for (std::uint32_t bits = 1; bits <= 4; ++bits) {
         levels[bits] = codec.levels == Levels::trellis && bits <= std::size(trellis_books)
                            ? trellis_levels(bits, table)
                            : normal_levels(bits);
+        levels[bits].fit = table.fit_group[bits - 1];
+    }
     for (std::uint32_t g = 0; g < section.groups; ++g) {
         const std::uint32_t its_bits = lowkv_sorted_bits(head, g);
         if (its_bits == 0) break;

@@ -28,6 +28,7 @@ struct SortedLevels {
     std::array<std::uint8_t, 32> level{};
     float step = 0;
     kernels::EncodeTrellis encode = nullptr;  // null: no trellis
+    kernels::FitGroup fit = nullptr;
     // What the paths are chosen by, by window: levels of N(0, 1).
     std::array<float, LOWKV_WINDOWS> path_level{};
 

@@ -17,6 +17,8 @@
 #include "kernels/body/to_f16.h"
 //
 #include "kernels/body/trellis.h"
+//
+#include "kernels/body/reaches.h"
 
 extern const Table table;  // known to select.cpp
 
@@ -42,6 +44,8 @@ const Table LOWKV_IMPLEMENTATION::table = {
     {LOWKV_IMPLEMENTATION::encode_trellis<Width::one>,
      LOWKV_IMPLEMENTATION::encode_trellis<Width::two>,
      LOWKV_IMPLEMENTATION::encode_trellis<Width::three>},
+    {LOWKV_IMPLEMENTATION::fit_group<1>, LOWKV_IMPLEMENTATION::fit_group<2>,
+     LOWKV_IMPLEMENTATION::fit_group<3>, LOWKV_IMPLEMENTATION::fit_group<4>},
 };
 
 }  // namespace lowkv::kernels
