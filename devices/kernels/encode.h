@@ -229,9 +229,8 @@ KERNEL(pack_codes, 64)
  GLOBAL uint8_t* scratch) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t i = NUMBER;
-    const uint32_t lanes = part->keys ? part->tokens : part->head_dim;
-    const uint32_t steps = part->keys ? part->head_dim : part->tokens;
-    if (i >= lowkv_codes_bytes(part->width, lanes, steps)) return;
     const head_t head = OPEN_HEAD(part, blocks, scratch);
-    head.section[part->codes_at + i] = packed_byte(part, head.codes, i);
+    const codes_t codes = codes_of(part, head.codes);
+    if (i >= lowkv_codes_bytes(codes.width, codes.lanes, codes.steps)) return;
+    head.section[part->codes_at + i] = packed_byte(codes, i);
 }

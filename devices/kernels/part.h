@@ -2,6 +2,10 @@
 #define LOWKV_DEVICES_PART_H
 // What kernels are told, by the host in the same words: C99, as lowkv/format.h.
 
+#ifndef __OPENCL_C_VERSION__  // there one text follows the other
+#include "lowkv/format.h"
+#endif
+
 // An address of the cache's memory: the number of its buffer, and where in that, in 64 bytes.
 #define LOWKV_ADDRESS_UNIT 64u
 #define LOWKV_ADDRESS_BITS 29u
@@ -23,6 +27,8 @@
 #define LOWKV_FIT_LEAST 2u
 
 #define LOWKV_MOST_CHANNELS 576u
+#define LOWKV_SORTED_MIDDLE 127.0f
+#define LOWKV_SORTED_ROWS 4u  // at most
 
 // NOLINTBEGIN(modernize-use-using): it is C.
 // The keys or the values of a plan. Numbers of bytes, but where it says otherwise.
@@ -46,10 +52,37 @@ typedef struct {
     // Of the host's tables behind the parts, in words: where levels part (normal), what windows
     // stand for (trellis); a rotation's signs, or its matrix and that one's inverse.
     uint32_t levels_at, rotation_at;
+    // Sorted keys (lowkv_sorted, sorted_encode.h); of all others they are 0.
+    uint32_t sorted_at;
+    lowkv_sorted_head sorted;
     // While a head is encoded: its scales and zeros as f32, if by_token its mean and its tokens as
     // they are coded, then its codes by token.
     uint32_t scratch_mean, scratch_codes, scratch_bytes;
 } lowkv_part;
+
+// What codes of a width stand for: (level - LOWKV_SORTED_MIDDLE) * step. A trellis: two tables of
+// 16, whose entries a window adds.
+typedef struct {
+    uint32_t trellis;  // boolean
+    uint32_t level[32];
+    float step;
+    // What codes are chosen by: of N(0, 1) the nearest levels and where they part, and what windows
+    // stand for.
+    uint32_t count;
+    float nearest[16], boundary[15], path[LOWKV_WINDOWS];
+} lowkv_sorted_levels;
+
+typedef struct {
+    uint32_t bits, codes;  // of its channels; where its codes are, in a section
+} lowkv_sorted_group;
+
+// A table behind the parts.
+typedef struct {
+    lowkv_sorted_section section;
+    uint32_t coded_groups;          // the first ones: those that have bits
+    lowkv_sorted_levels levels[5];  // by bits
+    lowkv_sorted_group groups[LOWKV_MOST_CHANNELS / LOWKV_SORTED_GROUP];
+} lowkv_sorted;
 
 // A sequence's queries of a call. What is in the call's tables is in words.
 typedef struct {

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "cpu/rows.h"
+#include "families/sorted/statistics.h"
 #include "lowkv/format.h"
 #include "state.h"
 
@@ -17,6 +18,28 @@ namespace {
 constexpr std::size_t blocks_at_a_time = 32;
 
 cl_uint number_of(Part part) noexcept { return part == Part::keys ? 0 : 1; }
+
+// What begin_sorted is told of each block.
+std::vector<std::uint32_t> hints_of(const Memory& memory, const Plan& plan,
+                                    std::span<const BlockCopy> blocks) {
+    const auto& part = dynamic_cast<const codec::SortedPart&>(plan.keys());
+    const std::size_t d = plan.shape().head_dim;
+    std::vector<std::uint32_t> hints;
+    std::vector<std::byte> section;
+    for (const BlockCopy& block : blocks) {
+        hints.push_back(block.like == nullptr ? LOWKV_NOWHERE : memory.address(block.like));
+        const std::size_t at = hints.size();
+        hints.resize(at + plan.shape().channels() / 8);
+        if (part.head.weighted == 0 || block.queries == nullptr) continue;
+        for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
+            section.assign(part.section.largest, std::byte{0});
+            codec::write_damping(part, block.queries + head * d, section.data());
+            std::memcpy(hints.data() + at + head * d / 8, section.data() + part.section.damping,
+                        d / 2);
+        }
+    }
+    return hints;
+}
 
 class OpenClDevice final : public Device {
   public:
@@ -141,57 +164,30 @@ class OpenClDevice final : public Device {
         state.queue.check();
         return unfit == 0;
     }
+    // Blocks that others may take statistics from come first.
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) override {
-        each_batch(
-            plan, blocks,
-            [&](cl_mem its, cl_uint part, const lowkv_part& shape, std::size_t count,
-                cl_mem words) {
-                Queue& queue = state_->queue;
-                const Memories memories = state_->memory.all();
-                if (shape.exact != 0) {
-                    queue.launch(Kernel::encode_exact, grid_of(elements_of(plan), count), memories,
-                                 its, part, words);
-                    return;
-                }
-                const std::size_t heads = count * shape.kv_heads;
-                const std::size_t groups = std::size_t{shape.group_rows} * shape.row_entries;
-                const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
-                const cl_mem scratch = state_->scratch.of(queue, heads * shape.scratch_bytes);
-                const auto launch = [&](Kernel kernel, const Grid& grid) {
-                    queue.launch(kernel, grid, memories, its, part, words, scratch);
-                };
-                if (shape.by_token != 0) {
-                    if (shape.has_mean != 0) launch(Kernel::find_mean, grid_of(1, heads));
-                    launch(Kernel::transform, {64, shape.tokens, heads});
-                    launch(Kernel::find_grids, grid_of(groups, heads));
-                    if (shape.levels == LOWKV_TRELLIS_LEVELS) {
-                        launch(Kernel::find_windows, grid_of(codes / LOWKV_WORD_CODES, heads));
-                        launch(Kernel::find_scales, grid_of(shape.tokens, heads));
-                    }
-                } else {
-                    launch(Kernel::find_ranges, grid_of(groups, heads));
-                }
-                launch(Kernel::write_metadata, grid_of(1, heads));
-                if (shape.has_zeros != 0)
-                    launch(shape.by_token != 0 ? Kernel::find_token_codes : Kernel::find_codes,
-                           grid_of(codes, heads));
-                if (shape.has_mean != 0)
-                    launch(Kernel::correct_mean, grid_of(shape.head_dim, heads));
-                launch(Kernel::pack_codes, grid_of(shape.head_bytes - shape.codes_at, heads));
-            });
+        if (!plan.has_statistics()) return encode_alike(plan, blocks);
+        std::vector<BlockCopy> sorted(blocks.begin(), blocks.end());
+        const auto others = std::ranges::stable_partition(
+            sorted, [](const BlockCopy& block) { return block.like == nullptr; });
+        encode_alike(plan, {sorted.begin(), others.begin()});
+        encode_alike(plan, others);
     }
     void decode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) const override {
-        each_batch(plan, blocks,
-                   [&](cl_mem its, cl_uint part, const lowkv_part& shape, std::size_t count,
-                       cl_mem words) {
-                       if (shape.by_token != 0)
-                           state_->queue.launch(Kernel::decode_tokens,
-                                                {64, shape.tokens, count * shape.kv_heads},
-                                                state_->memory.all(), its, part, words);
-                       else
-                           state_->queue.launch(Kernel::decode, grid_of(elements_of(plan), count),
-                                                state_->memory.all(), its, part, words);
-                   });
+        each_batch(plan, blocks, [&](const Batch& batch) {
+            const lowkv_part& shape = batch.shape;
+            const std::size_t count = batch.blocks.size(), heads = count * shape.kv_heads;
+            const auto launch = [&](Kernel kernel, const Grid& grid) {
+                state_->queue.launch(kernel, grid, state_->memory.all(), batch.plan, batch.part,
+                                     batch.words);
+            };
+            if (shape.sorted_at != 0)
+                launch(Kernel::decode_sorted, {64, shape.head_dim / LOWKV_SORTED_GROUP, heads});
+            else if (shape.by_token != 0)
+                launch(Kernel::decode_tokens, {64, shape.tokens, heads});
+            else
+                launch(Kernel::decode, grid_of(elements_of(plan), count));
+        });
     }
 
     // ---- attention ----
@@ -236,8 +232,82 @@ class OpenClDevice final : public Device {
             f(its, at, first, std::min(most, count - first));
     }
 
-    // Calls f(plan, part, its description, blocks, their addresses) for some blocks at a time, and
-    // waits: what fails is to be known while the blocks are still there in their old state.
+    // A part of some blocks, in a launch.
+    struct Batch {
+        cl_mem plan;
+        cl_uint part;
+        const lowkv_part& shape;
+        std::span<const BlockCopy> blocks;
+        cl_mem words;  // the blocks' addresses
+    };
+
+    // All make their own statistics, or none.
+    void encode_alike(const Plan& plan, std::span<const BlockCopy> blocks) {
+        each_batch(plan, blocks, [&](const Batch& batch) {
+            const lowkv_part& shape = batch.shape;
+            const std::size_t heads = batch.blocks.size() * shape.kv_heads;
+            if (shape.exact != 0) {
+                state_->queue.launch(Kernel::encode_exact,
+                                     grid_of(elements_of(plan), batch.blocks.size()),
+                                     state_->memory.all(), batch.plan, batch.part, batch.words);
+                return;
+            }
+            const cl_mem scratch = state_->scratch.of(state_->queue, heads * shape.scratch_bytes);
+            const auto launch = [&](Kernel kernel, const Grid& grid, const auto&... more) {
+                state_->queue.launch(kernel, grid, state_->memory.all(), batch.plan, batch.part,
+                                     batch.words, scratch, more...);
+            };
+            if (shape.sorted_at != 0)
+                encode_sorted(plan, batch, heads, launch);
+            else
+                encode_groups(shape, heads, launch);
+        });
+    }
+
+    // Uniform and rotated ones.
+    template <class Launch>
+    static void encode_groups(const lowkv_part& shape, std::size_t heads, const Launch& launch) {
+        const std::size_t groups = std::size_t{shape.group_rows} * shape.row_entries;
+        const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
+        if (shape.by_token != 0) {
+            if (shape.has_mean != 0) launch(Kernel::find_mean, grid_of(1, heads));
+            launch(Kernel::transform, {64, shape.tokens, heads});
+            launch(Kernel::find_grids, grid_of(groups, heads));
+            if (shape.levels == LOWKV_TRELLIS_LEVELS) {
+                launch(Kernel::find_windows, grid_of(codes / LOWKV_WORD_CODES, heads));
+                launch(Kernel::find_scales, grid_of(shape.tokens, heads));
+            }
+        } else {
+            launch(Kernel::find_ranges, grid_of(groups, heads));
+        }
+        launch(Kernel::write_metadata, grid_of(1, heads));
+        if (shape.has_zeros != 0)
+            launch(shape.by_token != 0 ? Kernel::find_token_codes : Kernel::find_codes,
+                   grid_of(codes, heads));
+        if (shape.has_mean != 0) launch(Kernel::correct_mean, grid_of(shape.head_dim, heads));
+        launch(Kernel::pack_codes, grid_of(shape.head_bytes - shape.codes_at, heads));
+    }
+
+    template <class Launch>
+    void encode_sorted(const Plan& plan, const Batch& batch, std::size_t heads,
+                       const Launch& launch) {
+        const lowkv_part& shape = batch.shape;
+        const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
+        const std::vector<std::uint32_t> hints = hints_of(state_->memory, plan, batch.blocks);
+        launch(Kernel::begin_sorted, grid_of(1, heads),
+               state_->hints.holding(state_->queue, std::span<const cl_uint>(hints)));
+        launch(Kernel::transform_sorted, grid_of(codes / LOWKV_SORTED_GROUP, heads));
+        launch(Kernel::find_reaches, grid_of(shape.tokens, heads));
+        launch(Kernel::find_nearest, grid_of(codes, heads));
+        if (shape.levels == LOWKV_TRELLIS_LEVELS)
+            launch(Kernel::find_paths, grid_of(codes / LOWKV_WORD_CODES, heads));
+        launch(Kernel::fit_scales, grid_of(shape.tokens, heads));
+        launch(Kernel::write_sorted, grid_of(1, heads));
+        launch(Kernel::pack_sorted, grid_of(shape.head_bytes, heads));
+    }
+
+    // Calls f(batch) for some blocks at a time, and waits: what fails is to be known while the
+    // blocks are still there in their old state.
     template <class F>
     void each_batch(const Plan& plan, std::span<const BlockCopy> blocks, F f) const {
         check(plan);
@@ -248,14 +318,16 @@ class OpenClDevice final : public Device {
         std::vector<std::uint32_t> addresses;
         for (std::size_t first = 0; first < blocks.size(); first += blocks_at_a_time) {
             addresses.clear();
-            const std::size_t count = std::min(blocks_at_a_time, blocks.size() - first);
-            for (const BlockCopy& block : blocks.subspan(first, count)) {
+            const auto some =
+                blocks.subspan(first, std::min(blocks_at_a_time, blocks.size() - first));
+            for (const BlockCopy& block : some) {
                 addresses.push_back(state.memory.address(block.from));
                 addresses.push_back(state.memory.address(block.to));
             }
             const cl_mem words =
                 state.words.holding(state.queue, std::span<const cl_uint>(addresses));
-            for (const cl_uint part : {0u, 1u}) f(its, part, description.parts[part], count, words);
+            for (const cl_uint part : {0u, 1u})
+                f(Batch{its, part, description.parts[part], some, words});
         }
         state.queue.finish();
         state.queue.check();

@@ -10,13 +10,14 @@
 #include "codec/lloyd_max.h"
 #include "codec/rotation.h"
 #include "families/codes_part.h"
+#include "families/sorted/sorted_part.h"
 #include "kernels/units.h"
 #include "lowkv/error.h"
 
 namespace lowkv::opencl {
 namespace {
 
-constexpr std::array<std::string_view, 3> served{"exact", "uniform", "rotated"};
+constexpr std::array<std::string_view, 4> served{"exact", "uniform", "rotated", "sorted"};
 
 constexpr std::uint32_t round_up_64(std::uint32_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -61,6 +62,48 @@ void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     if (part.by_token != 0)
         part.scratch_codes += round_up_64(4 * (part.tokens + 1) * part.head_dim);
     part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim);
+}
+
+static_assert(LOWKV_SORTED_ROWS == codec::max_exact_rows &&
+              LOWKV_SORTED_MIDDLE == codec::middle_level);
+constexpr std::uint32_t sorted_words = sizeof(lowkv_sorted) / sizeof(std::uint32_t);
+
+void describe_sorted(const codec::SortedPart& sorted, lowkv_part& part) noexcept {
+    part.sorted = sorted.head;
+    // What tells it from another plan's: all else follows from the head.
+    const auto trellis = [](const codec::SortedLevels& levels) { return levels.trellis(); };
+    part.levels =
+        std::ranges::any_of(sorted.levels, trellis) ? LOWKV_TRELLIS_LEVELS : LOWKV_NORMAL_LEVELS;
+    part.row_entries = part.tokens;
+    part.group_rows = 1;
+    part.scratch_mean = round_up_64(2 * 4 * part.tokens);
+    part.scratch_codes = part.scratch_mean + round_up_64(4 * (part.tokens + 1) * part.head_dim);
+    part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim + 4);
+}
+
+lowkv_sorted_levels levels_of(const codec::SortedLevels& from, std::uint32_t bits) {
+    const codec::NormalCodebook& book = codec::normal_codebook(1u << bits);
+    lowkv_sorted_levels levels{};
+    levels.trellis = from.trellis() ? 1 : 0;
+    std::ranges::copy(from.level, levels.level);
+    levels.step = from.step;
+    levels.count = book.count;
+    std::ranges::copy(book.level, levels.nearest);
+    std::ranges::copy(book.boundary, levels.boundary);
+    std::ranges::copy(from.path_level, levels.path);
+    return levels;
+}
+
+void add_sorted(std::vector<std::uint32_t>& words, const codec::SortedPart& part) {
+    lowkv_sorted sorted{};
+    sorted.section = part.section;
+    sorted.coded_groups = part.coded_groups;
+    for (std::uint32_t bits = 1; bits <= 4; ++bits)
+        sorted.levels[bits] = levels_of(part.levels[bits], bits);
+    for (std::uint32_t g = 0; g < part.coded_groups; ++g)
+        sorted.groups[g] = {part.bits(g), part.section.codes + lowkv_sorted_codes(part.head, g)};
+    const auto its = std::bit_cast<std::array<std::uint32_t, sorted_words>>(sorted);
+    words.insert(words.end(), its.begin(), its.end());
 }
 
 constexpr std::uint32_t levels_words = LOWKV_WINDOWS;
@@ -131,6 +174,11 @@ Description describe(const Plan& plan) noexcept {
         part.by_token = family_of(codec).name() == "rotated" ? 1 : 0;
         if (const auto* codes = dynamic_cast<const codec::CodesPart*>(&from))
             describe_codes(*codes, part);
+        if (const auto* sorted = dynamic_cast<const codec::SortedPart*>(&from)) {
+            describe_sorted(*sorted, part);
+            part.sorted_at = tables;
+            tables += sorted_words;
+        }
         if (part.by_token == 0) continue;
         part.levels_at = tables;
         tables += levels_words;
@@ -145,6 +193,8 @@ std::vector<std::uint32_t> words_of(const Plan& plan, const Description& descrip
     std::memcpy(words.data(), &description, sizeof description);
     for (const Part which : {Part::keys, Part::values}) {
         const lowkv_part& part = description.parts[which == Part::keys ? 0 : 1];
+        if (part.sorted_at != 0)
+            add_sorted(words, dynamic_cast<const codec::SortedPart&>(plan.part(which)));
         if (part.by_token == 0) continue;
         add(words, levels_table(dynamic_cast<const codec::CodesPart&>(plan.part(which))));
         if (const codec::Rotation* rotation = plan.part(which).rotation()) {
