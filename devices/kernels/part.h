@@ -42,10 +42,10 @@ typedef struct {
     uint32_t width, metadata;                 // lowkv/format.h
     uint32_t by_channel;                      // boolean
     uint32_t group, group_rows, row_entries;  // elements, rows, entries
-    uint32_t has_zeros, has_mean;
-    uint32_t metadata_at, mean_at, codes_at;  // in a section
+    uint32_t has_zeros, has_mean, has_factors;
+    uint32_t metadata_at, mean_at, factors_at, codes_at;  // in a section
     uint32_t levels, fit, rotation;
-    uint32_t by_token;  // boolean: rotated parts, whose tokens are coded one by one
+    uint32_t by_token;  // boolean: rotated and balanced parts, whose tokens are changed first
     uint32_t search;    // boolean: of a group's range
     float top, level_step, level_zero;
     uint32_t level[32];  // on the grid of 8 bits
@@ -55,8 +55,8 @@ typedef struct {
     // Sorted keys (lowkv_sorted, sorted_encode.h); of all others they are 0.
     uint32_t sorted_at;
     lowkv_sorted_head sorted;
-    // While a head is encoded: its scales and zeros as f32, if by_token its mean and its tokens as
-    // they are coded, then its codes by token.
+    // While a head is encoded: its scales and zeros as f32, if by_token its mean or factors and its
+    // tokens as they are coded, then its codes by token.
     uint32_t scratch_mean, scratch_codes, scratch_bytes;
 } lowkv_part;
 

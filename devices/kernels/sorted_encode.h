@@ -37,14 +37,6 @@ FN float share_of(GLOBAL const lowkv_part* part) {
     return 1.0f / (float)(part->tokens - part->sorted.rows);
 }
 
-// The i-th of a sum in the order of src/codec/sum.h, of 16 partial ones.
-FN void fold_in(float* sums, uint32_t i, float x) { sums[i % 16] = i < 16 ? x : sums[i % 16] + x; }
-FN float folded(const float* sums) {
-    float sum = 0.0f;
-    for (uint32_t i = 0; i < 16; ++i) sum += sums[i];
-    return sum;
-}
-
 // The shortest tokens, ascending; of equal ones the first.
 FN void write_row_tokens(sorted_t s, head_t head, LOCAL const float* lengths) {
     uint32_t chosen[4] = {0, 0, 0, 0}, at = s.plan->section.row_tokens;

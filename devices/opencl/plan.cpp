@@ -17,7 +17,8 @@
 namespace lowkv::opencl {
 namespace {
 
-constexpr std::array<std::string_view, 4> served{"exact", "uniform", "rotated", "sorted"};
+constexpr std::array<std::string_view, 5> served{"exact", "uniform", "rotated", "sorted",
+                                                 "balanced"};
 
 constexpr std::uint32_t round_up_64(std::uint32_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -36,6 +37,11 @@ static_assert(number(Rotate::none) == LOWKV_NOT_ROTATED &&
               number(Rotate::hadamard) == LOWKV_HADAMARD && number(Fit::norm) == LOWKV_FIT_NORM &&
               number(Fit::unbiased) == LOWKV_FIT_UNBIASED && number(Fit::least) == LOWKV_FIT_LEAST);
 
+// A head's means or factors, and its y.
+std::uint32_t scratch_y(const lowkv_part& part) noexcept {
+    return round_up_64(4 * (part.tokens * part.head_dim + std::max(part.tokens, part.head_dim)));
+}
+
 void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     part.width = kernels::number_of(codes.codec.width);
     part.metadata = number(codes.codec.metadata);
@@ -45,6 +51,8 @@ void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     part.row_entries = codes.row_entries;
     part.has_zeros = codes.has_zeros ? 1 : 0;
     part.has_mean = codes.has_mean ? 1 : 0;
+    part.has_factors = codes.has_factors ? 1 : 0;
+    part.factors_at = static_cast<std::uint32_t>(codes.factors_offset);
     part.metadata_at = static_cast<std::uint32_t>(codes.metadata_offset);
     part.mean_at = static_cast<std::uint32_t>(codes.mean_offset);
     part.codes_at = static_cast<std::uint32_t>(codes.codes_offset);
@@ -58,9 +66,7 @@ void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     std::ranges::copy(codes.levels, part.level);
     const std::uint32_t groups = codes.group_rows * codes.row_entries;
     part.scratch_mean = round_up_64(2 * 4 * groups);
-    part.scratch_codes = part.scratch_mean;
-    if (part.by_token != 0)
-        part.scratch_codes += round_up_64(4 * (part.tokens + 1) * part.head_dim);
+    part.scratch_codes = part.scratch_mean + (part.by_token != 0 ? scratch_y(part) : 0);
     part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim);
 }
 
@@ -77,7 +83,7 @@ void describe_sorted(const codec::SortedPart& sorted, lowkv_part& part) noexcept
     part.row_entries = part.tokens;
     part.group_rows = 1;
     part.scratch_mean = round_up_64(2 * 4 * part.tokens);
-    part.scratch_codes = part.scratch_mean + round_up_64(4 * (part.tokens + 1) * part.head_dim);
+    part.scratch_codes = part.scratch_mean + scratch_y(part);
     part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim + 4);
 }
 
@@ -171,7 +177,8 @@ Description describe(const Plan& plan) noexcept {
         part.packed_at = keys ? 0 : static_cast<std::uint32_t>(plan.keys().bytes());
         part.head_bytes = static_cast<std::uint32_t>(from.head_bytes());
         const Codec& codec = keys ? plan.scheme().key : plan.scheme().value;
-        part.by_token = family_of(codec).name() == "rotated" ? 1 : 0;
+        const std::string_view family = family_of(codec).name();
+        part.by_token = family == "rotated" || family == "balanced" ? 1 : 0;
         if (const auto* codes = dynamic_cast<const codec::CodesPart*>(&from))
             describe_codes(*codes, part);
         if (const auto* sorted = dynamic_cast<const codec::SortedPart*>(&from)) {

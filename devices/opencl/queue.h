@@ -53,7 +53,8 @@ enum class Kernel : std::uint8_t {
     find_grids,
     find_windows,
     find_scales,
-    find_token_codes,
+    balance,
+    write_factors,
     correct_mean,
     decode_tokens,
     decode_sorted,
@@ -70,13 +71,13 @@ enum class Kernel : std::uint8_t {
     attention_mass,
 };
 inline constexpr std::array kernel_names{
-    "write_rows",    "read_rows",        "clear_rows",     "copy_rows",     "find_unfit",
-    "encode_exact",  "find_ranges",      "write_metadata", "find_codes",    "pack_codes",
-    "decode",        "find_mean",        "transform",      "find_grids",    "find_windows",
-    "find_scales",   "find_token_codes", "correct_mean",   "decode_tokens", "decode_sorted",
-    "begin_sorted",  "transform_sorted", "find_reaches",   "find_nearest",  "find_paths",
-    "fit_scales",    "write_sorted",     "pack_sorted",    "attend",        "join",
-    "attention_mass"};
+    "write_rows",    "read_rows",     "clear_rows",       "copy_rows",    "find_unfit",
+    "encode_exact",  "find_ranges",   "write_metadata",   "find_codes",   "pack_codes",
+    "decode",        "find_mean",     "transform",        "find_grids",   "find_windows",
+    "find_scales",   "balance",       "write_factors",    "correct_mean", "decode_tokens",
+    "decode_sorted", "begin_sorted",  "transform_sorted", "find_reaches", "find_nearest",
+    "find_paths",    "fit_scales",    "write_sorted",     "pack_sorted",  "attend",
+    "join",          "attention_mass"};
 
 // How many groups of how many work-items.
 struct Grid {

@@ -41,6 +41,8 @@ const char* const codecs[] = {
     "k=channel-2-g64,v=token-2-head-trellis-hadamard-unbiased",
     "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
     "k=token-2.6-g64-hadamard-fp8,v=token-2.6-head-normal-random-lsq",
+    "kvarn4",
+    "k=channel-3-g128-varnorm,v=token-1.5-head-hadamard-varnorm-fp8",
     "lowkv1.5",
     "lowkv2",
     "lowkv2.8",
