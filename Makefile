@@ -140,6 +140,18 @@ test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or 
 	$(call BUILD,opencl,opencl_tests)
 	ctest --preset opencl -j $(JOBS)
 
+CUDA_TARGETS := 80 90 120
+NVCC := nvcc
+.PHONY: compile-cuda
+compile-cuda: ## the kernels' CUDA dialect by nvcc (NVCC=...) for CUDA_TARGETS; nothing is run
+	@type -P $(NVCC) >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
+	mkdir -p build/cuda
+	for target in $(CUDA_TARGETS); do
+	    $(NVCC) -std=c++20 -fmad=false -Werror all-warnings -I include -I . -arch sm_$$target -c devices/cuda/kernels.cu \
+	        -o build/cuda/kernels-$$target.o
+	    echo "sm_$$target: compiled"
+	done
+
 .PHONY: test-opencl-races
 test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted by oclgrind, which looks for data races
 	@type -P oclgrind >/dev/null || { echo "make test-opencl-races needs oclgrind; on Debian: apt-get install oclgrind"; exit 1; }
@@ -148,7 +160,7 @@ test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted
 	mkdir -p build/oclgrind
 	for test in codes attention; do
 	    # Its LLVM makes an intrinsic of an optimised program that it can't interpret.
-	    LOWKV_TEST_DEVICE=opencl LOWKV_TEST_OPENCL=opencl:oclgrind oclgrind --data-races --build-options \
+	    LOWKV_TEST_DEVICE=own LOWKV_TEST_OPENCL=opencl:oclgrind oclgrind --data-races --build-options \
 	        -cl-opt-disable --log build/oclgrind/$$test.log build/opencl/bin/test_opencl_$$test -tc='small*,rows*'
 	    cat build/oclgrind/$$test.log
 	    test ! -s build/oclgrind/$$test.log

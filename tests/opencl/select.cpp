@@ -8,9 +8,10 @@
 #include <string>
 
 #include "calibration_case.h"
+#include "devices/device_case.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
-#include "opencl_case.h"
+#include "lowkv/opencl.h"
 
 using namespace lowkv;
 using namespace lowkv::test;

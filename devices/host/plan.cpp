@@ -14,7 +14,7 @@
 #include "kernels/units.h"
 #include "lowkv/error.h"
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 namespace {
 
 constexpr std::array<std::string_view, 5> served{"exact", "uniform", "rotated", "sorted",
@@ -143,7 +143,7 @@ bool Description::same(const Description& other) const noexcept {
     return std::bit_cast<Words>(*this) == std::bit_cast<Words>(other);
 }
 
-void check_served(const Plan& plan) {
+void check_served(const Plan& plan, std::string_view device) {
     for (const Part part : {Part::keys, Part::values}) {
         const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;
         const std::string_view family = family_of(codec).name();
@@ -152,7 +152,7 @@ void check_served(const Plan& plan) {
         for (const std::string_view name : served)
             families += (families.empty() ? "'" : "', '") + std::string(name);
         throw Error(ErrorCode::unsupported,
-                    std::string("the OpenCL device has no kernels for ") +
+                    std::string(device) + " has no kernels for " +
                         (part == Part::keys ? "keys" : "values") + " of the family '" +
                         std::string(family) + "'; it serves " + families +
                         "': choose a scheme of those, such as 'kivi2', or keep the store on the "
@@ -213,4 +213,4 @@ std::vector<std::uint32_t> words_of(const Plan& plan, const Description& descrip
     return words;
 }
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

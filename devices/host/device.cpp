@@ -1,4 +1,4 @@
-// An OpenCL device behind lowkv/device.h.
+// A device with kernels of devices/kernels/ behind lowkv/device.h.
 
 #include "device.h"
 
@@ -11,13 +11,13 @@
 #include "lowkv/format.h"
 #include "state.h"
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 namespace {
 
 // Blocks that are encoded in one launch: what they need of scratch memory is bounded.
 constexpr std::size_t blocks_at_a_time = 32;
 
-cl_uint number_of(Part part) noexcept { return part == Part::keys ? 0 : 1; }
+std::uint32_t number_of(Part part) noexcept { return part == Part::keys ? 0 : 1; }
 
 // What begin_sorted is told of each block.
 std::vector<std::uint32_t> hints_of(const Memory& memory, const Plan& plan,
@@ -41,16 +41,16 @@ std::vector<std::uint32_t> hints_of(const Memory& memory, const Plan& plan,
     return hints;
 }
 
-class OpenClDevice final : public Device {
+class KernelDevice final : public Device {
   public:
-    OpenClDevice(cl_device_id id, const std::string& its_name)
-        : name_("opencl:" + its_name), state_(std::make_unique<State>(id, its_name)) {}
+    KernelDevice(std::unique_ptr<Queue> queue, std::string its_name)
+        : name_(std::move(its_name)), state_(std::make_unique<State>(std::move(queue))) {}
 
     std::string_view name() const noexcept override { return name_; }
 
     // Describes the plan to the device, too: calls that may not throw find that done.
     void check(const Plan& plan) const override {
-        check_served(plan);
+        check_served(plan, state_->queue.title());
         const std::scoped_lock lock(state_->mutex);
         state_->plan(plan);
     }
@@ -92,51 +92,55 @@ class OpenClDevice final : public Device {
 
     void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                     std::uint32_t count, const Rows& rows) noexcept override {
-        each_turn(plan, block, count, [&](cl_mem its, cl_uint at, cl_uint from, cl_uint tokens) {
-            cpu::store_values(plan.kernels(), state_->staging.data(), row_shape(plan), 0, tokens,
-                              cache::rows_from(rows, from));
-            const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
-            state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
-                                elements * cache::bytes_of(plan.rows()));
-            state_->queue.launch(Kernel::write_rows, grid_of(elements), state_->memory.all(), its,
-                                 number_of(part), at, first + from, tokens,
-                                 state_->device_staging.get());
-        });
+        each_turn(plan, block, count,
+                  [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
+                      cpu::store_values(plan.kernels(), state_->staging.data(), row_shape(plan), 0,
+                                        tokens, cache::rows_from(rows, from));
+                      const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
+                      state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
+                                          elements * cache::bytes_of(plan.rows()));
+                      state_->queue.launch(Kernel::write_rows, grid_of(elements),
+                                           state_->memory.all(), its, number_of(part), at,
+                                           first + from, tokens, state_->device_staging.get());
+                  });
     }
     // Zeros, where the device has failed.
     void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
                    std::uint32_t count, const RowsOut& rows) const noexcept override {
-        each_turn(plan, block, count, [&](cl_mem its, cl_uint at, cl_uint from, cl_uint tokens) {
-            const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
-            const std::size_t bytes = elements * cache::bytes_of(plan.rows());
-            state_->queue.launch(Kernel::read_rows, grid_of(elements), state_->memory.all(), its,
-                                 number_of(part), at, first + from, tokens,
-                                 state_->device_staging.get());
-            state_->queue.read(state_->staging.data(), state_->device_staging.get(), 0, bytes);
-            if (state_->queue.failed()) std::fill_n(state_->staging.begin(), bytes, std::byte{0});
-            RowsOut to = rows;
-            to.data = static_cast<std::byte*>(rows.data) +
-                      from * rows.token_stride * cache::bytes_of(plan.rows());
-            cpu::load_values(state_->staging.data(), row_shape(plan), 0, tokens, to);
-        });
+        each_turn(plan, block, count,
+                  [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
+                      const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
+                      const std::size_t bytes = elements * cache::bytes_of(plan.rows());
+                      state_->queue.launch(Kernel::read_rows, grid_of(elements),
+                                           state_->memory.all(), its, number_of(part), at,
+                                           first + from, tokens, state_->device_staging.get());
+                      state_->queue.read(state_->staging.data(), state_->device_staging.get(), 0,
+                                         bytes);
+                      if (state_->queue.failed())
+                          std::fill_n(state_->staging.begin(), bytes, std::byte{0});
+                      RowsOut to = rows;
+                      to.data = static_cast<std::byte*>(rows.data) +
+                                from * rows.token_stride * cache::bytes_of(plan.rows());
+                      cpu::load_values(state_->staging.data(), row_shape(plan), 0, tokens, to);
+                  });
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const cl_mem its = state_->try_plan(plan);
-        const cl_uint at = state_->memory.address(block);
+        const Handle its = state_->try_plan(plan);
+        const std::uint32_t at = state_->memory.address(block);
         const std::size_t elements =
             std::size_t{plan.block_tokens() - first} * plan.shape().channels();
-        for (const cl_uint part : {0u, 1u})
+        for (const std::uint32_t part : {0u, 1u})
             state_->queue.launch(Kernel::clear_rows, grid_of(elements), state_->memory.all(), its,
                                  part, at, first);
     }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const cl_mem its = state_->try_plan(plan);
-        const cl_uint there = state_->memory.address(to), here = state_->memory.address(from);
-        const cl_uint step = repeat ? 0 : 1;
-        for (const cl_uint part : {0u, 1u})
+        const Handle its = state_->try_plan(plan);
+        const std::uint32_t there = state_->memory.address(to), here = state_->memory.address(from);
+        const std::uint32_t step = repeat ? 0 : 1;
+        for (const std::uint32_t part : {0u, 1u})
             state_->queue.launch(
                 Kernel::copy_rows, grid_of(std::size_t{count} * plan.shape().channels()),
                 state_->memory.all(), its, part, there, to_first, here, from_first, count, step);
@@ -151,15 +155,16 @@ class OpenClDevice final : public Device {
         if (exact.empty()) return true;
         std::vector<std::uint32_t> blocks;
         for (const std::byte* block : exact) blocks.push_back(state.memory.address(block));
-        const cl_mem its = state.plan(plan);
-        const cl_mem words = state.words.holding(state.queue, std::span<const cl_uint>(blocks));
-        const cl_mem flag = state.results.of(state.queue, sizeof(cl_uint));
-        state.queue.clear(flag, 0, sizeof(cl_uint));
+        const Handle its = state.plan(plan);
+        const Handle words =
+            state.words.holding(state.queue, std::span<const std::uint32_t>(blocks));
+        const Handle flag = state.results.of(state.queue, sizeof(std::uint32_t));
+        state.queue.clear(flag, 0, sizeof(std::uint32_t));
         const Grid grid = grid_of(elements_of(plan), blocks.size());
-        for (const cl_uint part : {0u, 1u})
+        for (const std::uint32_t part : {0u, 1u})
             state.queue.launch(Kernel::find_unfit, grid, state.memory.all(), its, part, words,
                                flag);
-        cl_uint unfit = 0;
+        std::uint32_t unfit = 0;
         state.queue.read(&unfit, flag, 0, sizeof unfit);
         state.queue.check();
         return unfit == 0;
@@ -224,8 +229,8 @@ class OpenClDevice final : public Device {
     void each_turn(const Plan& plan, const std::byte* block, std::uint32_t count,
                    F f) const noexcept {
         const std::scoped_lock lock(state_->mutex);
-        const cl_mem its = state_->try_plan(plan);
-        const cl_uint at = state_->memory.address(block);
+        const Handle its = state_->try_plan(plan);
+        const std::uint32_t at = state_->memory.address(block);
         const auto most = static_cast<std::uint32_t>(
             State::staging_bytes / (cache::bytes_of(plan.rows()) * plan.shape().channels()));
         for (std::uint32_t first = 0; first < count; first += most)
@@ -234,11 +239,11 @@ class OpenClDevice final : public Device {
 
     // A part of some blocks, in a launch.
     struct Batch {
-        cl_mem plan;
-        cl_uint part;
+        Handle plan;
+        std::uint32_t part;
         const lowkv_part& shape;
         std::span<const BlockCopy> blocks;
-        cl_mem words;  // the blocks' addresses
+        Handle words;  // the blocks' addresses
     };
 
     // All make their own statistics, or none.
@@ -252,7 +257,7 @@ class OpenClDevice final : public Device {
                                      state_->memory.all(), batch.plan, batch.part, batch.words);
                 return;
             }
-            const cl_mem scratch = state_->scratch.of(state_->queue, heads * shape.scratch_bytes);
+            const Handle scratch = state_->scratch.of(state_->queue, heads * shape.scratch_bytes);
             const auto launch = [&](Kernel kernel, const Grid& grid, const auto&... more) {
                 state_->queue.launch(kernel, grid, state_->memory.all(), batch.plan, batch.part,
                                      batch.words, scratch, more...);
@@ -298,7 +303,7 @@ class OpenClDevice final : public Device {
         const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
         const std::vector<std::uint32_t> hints = hints_of(state_->memory, plan, batch.blocks);
         launch(Kernel::begin_sorted, grid_of(1, heads),
-               state_->hints.holding(state_->queue, std::span<const cl_uint>(hints)));
+               state_->hints.holding(state_->queue, std::span<const std::uint32_t>(hints)));
         launch(Kernel::transform_sorted, grid_of(codes / LOWKV_SORTED_GROUP, heads));
         launch(Kernel::find_reaches, grid_of(shape.tokens, heads));
         launch(Kernel::find_nearest, grid_of(codes, heads));
@@ -317,7 +322,7 @@ class OpenClDevice final : public Device {
         const std::scoped_lock lock(state_->mutex);
         State& state = *state_;
         const Description description = describe(plan);
-        const cl_mem its = state.plan(plan);
+        const Handle its = state.plan(plan);
         std::vector<std::uint32_t> addresses;
         for (std::size_t first = 0; first < blocks.size(); first += blocks_at_a_time) {
             addresses.clear();
@@ -327,9 +332,9 @@ class OpenClDevice final : public Device {
                 addresses.push_back(state.memory.address(block.from));
                 addresses.push_back(state.memory.address(block.to));
             }
-            const cl_mem words =
-                state.words.holding(state.queue, std::span<const cl_uint>(addresses));
-            for (const cl_uint part : {0u, 1u})
+            const Handle words =
+                state.words.holding(state.queue, std::span<const std::uint32_t>(addresses));
+            for (const std::uint32_t part : {0u, 1u})
                 f(Batch{its, part, description.parts[part], some, words});
         }
         state.queue.finish();
@@ -339,8 +344,8 @@ class OpenClDevice final : public Device {
 
 }  // namespace
 
-std::shared_ptr<Device> make_device(cl_device_id id, const std::string& name) {
-    return std::make_shared<OpenClDevice>(id, name);
+std::shared_ptr<Device> make_device(std::unique_ptr<Queue> queue, std::string name) {
+    return std::make_shared<KernelDevice>(std::move(queue), std::move(name));
 }
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

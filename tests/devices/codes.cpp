@@ -1,4 +1,4 @@
-// Encoding and decoding on an OpenCL device: bit for bit what the CPU has.
+// Encoding and decoding on a device with kernels of devices/kernels/: bit for bit what the CPU has.
 
 #include <doctest/doctest.h>
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "codec/float16.h"
+#include "device_case.h"
 #include "lowkv/error.h"
-#include "opencl_case.h"
 #include "sample.h"
 
 using namespace lowkv;

@@ -1,4 +1,5 @@
-// Attention on an OpenCL device against attention in double precision on what its blocks hold.
+// Attention on a device with kernels of devices/kernels/ against attention in double precision on
+// what its blocks hold.
 
 #include <doctest/doctest.h>
 
@@ -8,8 +9,8 @@
 
 #include "attention_case.h"
 #include "attention_oracle.h"
+#include "device_case.h"
 #include "lowkv/attention_mass.h"
-#include "opencl_case.h"
 #include "sample.h"
 
 using namespace lowkv;
@@ -53,7 +54,7 @@ const char* const codecs[] = {
 };
 
 void check(const Problem& p, AttentionParams params) {
-    REQUIRE(&p.sequence->device() == &device());  // LOWKV_TEST_DEVICE=opencl
+    REQUIRE(&p.sequence->device() == &device());  // LOWKV_TEST_DEVICE=own
     const std::uint32_t d = p.plan->shape().head_dim;
     params.scale = 1.0f / std::sqrt(static_cast<float>(d));
     std::vector<double> mass, log_sum;
