@@ -140,17 +140,15 @@ test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or 
 	$(call BUILD,opencl,opencl_tests)
 	ctest --preset opencl -j $(JOBS)
 
-CUDA_TARGETS := 80 90 120
-NVCC := nvcc
 .PHONY: compile-cuda
-compile-cuda: ## the kernels' CUDA dialect by nvcc (NVCC=...) for CUDA_TARGETS; nothing is run
-	@type -P $(NVCC) >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
-	mkdir -p build/cuda
-	for target in $(CUDA_TARGETS); do
-	    $(NVCC) -std=c++20 -fmad=false -Werror all-warnings -I include -I . -arch sm_$$target -c devices/cuda/kernels.cu \
-	        -o build/cuda/kernels-$$target.o
-	    echo "sm_$$target: compiled"
-	done
+compile-cuda: ## lowkv::cuda and its tests, kernels for sm_80, sm_90 and sm_120 by nvcc; nothing is run
+	@type -P nvcc >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
+	$(SETUP) headers
+	$(call BUILD,cuda,test_gpu_codes test_gpu_attention)
+
+.PHONY: test-cuda
+test-cuda: compile-cuda ## lowkv::cuda on the GPU LOWKV_TEST_CUDA (cuda:NUMBER), or the first: codes, attention
+	ctest --preset cuda
 
 .PHONY: test-opencl-races
 test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted by oclgrind, which looks for data races

@@ -15,47 +15,15 @@
 namespace lowkv::devices {
 
 enum class Kernel : std::uint8_t {
-    write_rows,
-    read_rows,
-    clear_rows,
-    copy_rows,
-    find_unfit,
-    encode_exact,
-    find_ranges,
-    write_metadata,
-    find_codes,
-    pack_codes,
-    decode,
-    find_mean,
-    transform,
-    find_grids,
-    find_windows,
-    find_scales,
-    balance,
-    write_factors,
-    correct_mean,
-    decode_tokens,
-    decode_sorted,
-    begin_sorted,
-    transform_sorted,
-    find_reaches,
-    find_nearest,
-    find_paths,
-    fit_scales,
-    write_sorted,
-    pack_sorted,
-    attend,
-    join,
-    attention_mass,
+#define LOWKV_NUMBER(name) name,
+    LOWKV_KERNELS(LOWKV_NUMBER)
+#undef LOWKV_NUMBER
 };
 inline constexpr std::array kernel_names{
-    "write_rows",    "read_rows",     "clear_rows",       "copy_rows",    "find_unfit",
-    "encode_exact",  "find_ranges",   "write_metadata",   "find_codes",   "pack_codes",
-    "decode",        "find_mean",     "transform",        "find_grids",   "find_windows",
-    "find_scales",   "balance",       "write_factors",    "correct_mean", "decode_tokens",
-    "decode_sorted", "begin_sorted",  "transform_sorted", "find_reaches", "find_nearest",
-    "find_paths",    "fit_scales",    "write_sorted",     "pack_sorted",  "attend",
-    "join",          "attention_mass"};
+#define LOWKV_NAME(name) #name,
+    LOWKV_KERNELS(LOWKV_NAME)
+#undef LOWKV_NAME
+};
 
 // How many groups of how many work-items.
 struct Grid {

@@ -73,7 +73,7 @@ KERNEL(balance, 64)
             head.mean[lane] = stored;
             inverse[lane] = inverse_of(n + 1 == BALANCE_ITERATIONS ? stored : factor);
         }
-        BARRIER();
+        GLOBAL_BARRIER();  // y is changed next
     }
     for (uint32_t s = item; s < steps; s += 64) {
         float low = 0.0f, high = 0.0f;

@@ -1,6 +1,5 @@
 // The kernels' CUDA dialect on the host: the same text, the same host's side as for OpenCL.
 
-#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <tuple>
@@ -39,30 +38,13 @@ int call(void (*kernel)(P...), const Grid& grid, std::span<const Argument> given
     return call(kernel, grid, given, std::index_sequence_for<P...>());
 }
 
-struct Entry {
-    const char* name;
-    int (*run)(const Grid& grid, std::span<const Argument> arguments);
+using Run = int (*)(const Grid& grid, std::span<const Argument> arguments);
+constexpr Run runs[] = {
+#define RUN(name) \
+    [](const Grid& grid, std::span<const Argument> given) { return call(&::name, grid, given); },
+    LOWKV_KERNELS(RUN)
+#undef RUN
 };
-#define ENTRY(name)                                                    \
-    Entry {                                                            \
-        #name, [](const Grid& grid, std::span<const Argument> given) { \
-            return call(&::name, grid, given);                         \
-        }                                                              \
-    }
-constexpr std::array entries{
-    ENTRY(write_rows),   ENTRY(read_rows),        ENTRY(clear_rows),
-    ENTRY(copy_rows),    ENTRY(find_unfit),       ENTRY(encode_exact),
-    ENTRY(find_ranges),  ENTRY(write_metadata),   ENTRY(find_codes),
-    ENTRY(pack_codes),   ENTRY(decode),           ENTRY(find_mean),
-    ENTRY(transform),    ENTRY(find_grids),       ENTRY(find_windows),
-    ENTRY(find_scales),  ENTRY(balance),          ENTRY(write_factors),
-    ENTRY(correct_mean), ENTRY(decode_tokens),    ENTRY(decode_sorted),
-    ENTRY(begin_sorted), ENTRY(transform_sorted), ENTRY(find_reaches),
-    ENTRY(find_nearest), ENTRY(find_paths),       ENTRY(fit_scales),
-    ENTRY(write_sorted), ENTRY(pack_sorted),      ENTRY(attend),
-    ENTRY(join),         ENTRY(attention_mass),
-};
-static_assert(entries.size() == devices::kernel_names.size());
 
 class EmulatedQueue final : public devices::Queue {
   public:
@@ -97,7 +79,7 @@ class EmulatedQueue final : public devices::Queue {
     int do_finish() noexcept override { return 0; }
     int do_run(devices::Kernel kernel, const Grid& grid,
                std::span<const Argument> arguments) noexcept override {
-        return entries[static_cast<std::size_t>(kernel)].run(grid, arguments);
+        return runs[static_cast<std::size_t>(kernel)](grid, arguments);
     }
 };
 
