@@ -29,8 +29,7 @@ template <class... P, std::size_t... I>
 int call(void (*kernel)(P...), const Grid& grid, std::span<const Argument> given,
          std::index_sequence<I...>) {
     if (given.size() != sizeof...(P) || !((given[I].bytes == sizeof(P)) && ...)) return 1;
-    std::tuple<P...> arguments;
-    (std::memcpy(&std::get<I>(arguments), given[I].value, sizeof(P)), ...);
+    const std::tuple<P...> arguments{*static_cast<const P*>(given[I].value)...};
     return run_groups(grid, [&] { std::apply(kernel, arguments); }) ? 0 : 2;
 }
 template <class... P>
