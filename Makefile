@@ -140,6 +140,16 @@ test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or 
 	$(call BUILD,opencl,opencl_tests)
 	ctest --preset opencl -j $(JOBS)
 
+.PHONY: compile-cuda
+compile-cuda: ## lowkv::cuda and its tests, kernels for sm_80, sm_90 and sm_120 by nvcc; nothing is run
+	@type -P nvcc >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
+	$(SETUP) headers
+	$(call BUILD,cuda,test_gpu_codes test_gpu_attention)
+
+.PHONY: test-cuda
+test-cuda: compile-cuda ## lowkv::cuda on the GPU LOWKV_TEST_CUDA (cuda:NUMBER), or the first: codes, attention
+	ctest --preset cuda
+
 .PHONY: test-opencl-races
 test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted by oclgrind, which looks for data races
 	@type -P oclgrind >/dev/null || { echo "make test-opencl-races needs oclgrind; on Debian: apt-get install oclgrind"; exit 1; }
@@ -148,7 +158,7 @@ test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted
 	mkdir -p build/oclgrind
 	for test in codes attention; do
 	    # Its LLVM makes an intrinsic of an optimised program that it can't interpret.
-	    LOWKV_TEST_DEVICE=opencl LOWKV_TEST_OPENCL=opencl:oclgrind oclgrind --data-races --build-options \
+	    LOWKV_TEST_DEVICE=own LOWKV_TEST_OPENCL=opencl:oclgrind oclgrind --data-races --build-options \
 	        -cl-opt-disable --log build/oclgrind/$$test.log build/opencl/bin/test_opencl_$$test -tc='small*,rows*'
 	    cat build/oclgrind/$$test.log
 	    test ! -s build/oclgrind/$$test.log

@@ -19,6 +19,7 @@ constexpr const char* footer = R"(Examples:
   lowkv schemes kivi2
   lowkv plan -m model.gguf
   lowkv doctor -m model.gguf
+  lowkv devices
   lowkv bench attention --quick
   lowkv budget -m model.gguf -f book.txt --target-bits 2.5
   lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
@@ -66,6 +67,7 @@ int main(int argc, char** argv) {
         cli::add_run(app, status, words);
         cli::add_schemes(app, status);
         cli::add_doctor(app, status);
+        cli::add_devices(app, status);
         cli::add_plan(app, status);
         cli::add_bench(app, status);
         cli::add_budget(app, status);

@@ -258,7 +258,11 @@ class Fuzz {
     void check_near(const Codec& codec, const Row& was, const Row& is, float largest) const {
         const float levels = codec.exact() ? 1.0f : static_cast<float>(codec.level_count() - 1);
         const float metadata = codec.metadata == Metadata::fp16 ? 0.01f : 0.25f;
-        const float bound = codec.exact() ? 0.0f : largest / levels * 1.01f + metadata * largest;
+        // A transform shares an outlier's error out among its neighbours.
+        const bool mixed = codec.axis == Axis::sorted || codec.rotation != Rotate::none;
+        const float bound = codec.exact() ? 0.0f
+                            : mixed       ? 0.5f * largest
+                                          : largest / levels * 1.01f + metadata * largest;
         bool near = true;
         for (std::size_t c = 0; c < was.size(); ++c) near &= std::abs(was[c] - is[c]) <= bound;
         if (!near) FAIL_CHECK("a packed row is too far from what was written");
@@ -390,6 +394,10 @@ TEST_CASE("random operations against a model") {
          {3, 16},
          {.window = 64, .sinks = 33, .flush = 32}},
         {"exact", exact, {2, 16}, {.window = 0, .sinks = 0, .flush = 0}},
+        {"lowkv2.8",
+         parse_scheme("lowkv2.8").base,
+         {2, 64},
+         {.window = 10, .sinks = 1, .flush = 0}},
     };
     for (const Case& c : cases) {
         for (unsigned seed = 1; seed <= 4; ++seed) {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "lowkv/device.h"
-#ifdef LOWKV_OPENCL_TESTS
-#include "opencl/opencl_case.h"
+#ifdef LOWKV_DEVICE_TESTS
+#include "devices/device_case.h"
 #endif
 
 namespace lowkv::test {
@@ -137,8 +137,8 @@ inline std::shared_ptr<Store> make_store(std::size_t budget_bytes = 0) {
     const char* name = std::getenv("LOWKV_TEST_DEVICE");
     if (name != nullptr && std::string_view(name) == "sealed")
         return std::make_shared<Store>(budget_bytes, std::make_shared<SealedDevice>());
-#ifdef LOWKV_OPENCL_TESTS
-    if (name != nullptr && std::string_view(name) == "opencl")
+#ifdef LOWKV_DEVICE_TESTS
+    if (name != nullptr && std::string_view(name) == "own")
         return std::make_shared<Store>(budget_bytes, shared_device());
 #endif
     return std::make_shared<Store>(budget_bytes);

@@ -21,6 +21,7 @@ void add_compare(CLI::App& app, int& status);
 void add_run(CLI::App& app, int& status, const std::vector<std::string>& words);
 void add_schemes(CLI::App& app, int& status);
 void add_doctor(CLI::App& app, int& status);
+void add_devices(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status);
 void add_budget(CLI::App& app, int& status);

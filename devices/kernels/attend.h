@@ -12,7 +12,11 @@
 #define QUARTERS 4
 #define CHANNELS_OF_ITEM 5  // of 576
 
+// Dot products of a sorted block's means and rows with the queries, for each.
+#define TERMS ((1 + LOWKV_SORTED_ROWS) * LOWKV_TASK_ROWS)
+
 typedef struct {
+    GLOBAL const uint32_t* plan;
     GLOBAL const lowkv_part *keys, *values;
     GLOBAL const lowkv_call* call;
     GLOBAL const lowkv_queries* sequence;
@@ -24,6 +28,7 @@ typedef struct {
 FN attention_t open_attention(GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words,
                               GLOBAL const float* numbers, uint32_t sequence, uint32_t kv_head) {
     attention_t a;
+    a.plan = plan;
     a.keys = part_of(plan, 0);
     a.values = part_of(plan, 1);
     a.call = (GLOBAL const lowkv_call*)words;
@@ -88,13 +93,116 @@ FN void load_queries(attention_t a, uint32_t first_row, uint32_t rows, uint32_t 
     }
 }
 
+// ---- sorted keys ----
+//
+// A query is brought into the order of a block's channels, where one Hadamard matrix of 16 and a
+// factor for each group remain. Blocks of a sequence mostly have the same statistics, but to make a
+// query once more is little beside a block's products.
+
+// Of a query of the task, or 0: as keys are damped.
+FN float damped_query(attention_t a, sorted_t s, uint32_t row, uint32_t rows, uint32_t first_row,
+                      uint32_t channel) {
+    if (row >= rows) return 0.0f;
+    return a.numbers[a.call->queries + query_of(a, first_row + row) * a.keys->head_dim + channel] *
+           factor_of(s, channel);
+}
+
+// A quarter of a term.
+FN float part_of_term(attention_t a, sorted_t s, uint32_t which, uint32_t row, uint32_t rows,
+                      uint32_t first_row, uint32_t quarter) {
+    float sum = 0.0f;
+    for (uint32_t c = quarter; c < a.keys->head_dim; c += QUARTERS)
+        sum += damped_query(a, s, row, rows, first_row, c) *
+               (which == 0 ? mean_of(s, c) : residual_of(s, which - 1, c));
+    return sum;
+}
+
+// The queries of a task's rows for a block, by place. What products had there is lost.
+FN void transform_queries(attention_t a, GLOBAL const uint8_t* keys, uint32_t first_row,
+                          uint32_t rows, LOCAL float* query, LOCAL float* products,
+                          LOCAL float* terms) {
+    const uint32_t d = a.keys->head_dim, item = ITEM;
+    const uint32_t count = (1 + a.keys->sorted.rows) * ROWS;
+    const sorted_t s = open_sorted_section(a.plan, a.keys, keys + a.kv_head * a.keys->head_bytes);
+    for (uint32_t i = item; i < ROWS * s.plan->coded_groups; i += TASK_ITEMS) {
+        const uint32_t row = i % ROWS, group = i / ROWS;
+        float x[GROUP_CHANNELS];
+        for (uint32_t k = 0; k < GROUP_CHANNELS; ++k)
+            x[k] =
+                damped_query(a, s, row, rows, first_row, channel_at(s, group * GROUP_CHANNELS + k));
+        hadamard_of_row(x);
+        const float unit =
+            0.25f * s.plan->levels[s.plan->groups[group].bits].step * unit_of(s, group);
+        for (uint32_t k = 0; k < GROUP_CHANNELS; ++k)
+            query[row * d + group * GROUP_CHANNELS + k] = x[k] * unit;
+    }
+    if (item < count * QUARTERS)
+        products[item] = part_of_term(a, s, item / QUARTERS / ROWS, item / QUARTERS % ROWS, rows,
+                                      first_row, item % QUARTERS);
+    BARRIER();
+    if (item < count) {
+        LOCAL const float* its = products + item * QUARTERS;
+        terms[item] = its[0] + its[1] + its[2] + its[3];
+    }
+    BARRIER();
+}
+
+// As multiply_keys(): a quarter is of the groups.
+FN void multiply_sorted(attention_t a, GLOBAL const uint8_t* keys, uint32_t token,
+                        LOCAL const float* query, LOCAL const float* terms, LOCAL float* products) {
+    const uint32_t d = a.keys->head_dim;
+    const uint32_t lane = ITEM % CELLS, quarter = ITEM / CELLS;
+    const sorted_t s = open_sorted_section(a.plan, a.keys, keys + a.kv_head * a.keys->head_bytes);
+    float sum[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (uint32_t g = quarter; g < s.plan->coded_groups; g += QUARTERS) {
+        GLOBAL const lowkv_sorted_levels* levels = &s.plan->levels[s.plan->groups[g].bits];
+        uint32_t codes[GROUP_CHANNELS];
+        open_codes(s, g, token, codes);
+        for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) {
+            const float x = sorted_level(levels, codes[i]);
+            const uint32_t place = g * GROUP_CHANNELS + lowkv_word_step(i);
+            for (uint32_t r = 0; r < ROWS; ++r) sum[r] += query[r * d + place] * x;
+        }
+    }
+    const float scale = scale_of(s, token);
+    for (uint32_t r = 0; r < ROWS; ++r) {
+        float product = sum[r] * scale;
+        if (quarter == 0) {
+            product += terms[r];
+            for (uint32_t i = 0; i < a.keys->sorted.rows; ++i)
+                if (row_token(s, i) == token) product += terms[(1 + i) * ROWS + r];
+        }
+        products[(quarter * ROWS + r) * CELLS + lane] = product;
+    }
+}
+
+// ---- all keys ----
+
+// The queries of a task's rows as the keys of the cells from `cell` on meet them: for all cells,
+// but for each block where its keys are sorted. All items have seen what they wrote, and will have.
+FN void ready_queries(attention_t a, lowkv_task task, uint32_t first_row, uint32_t rows,
+                      GLOBAL const uint8_t* keys, uint32_t cell, LOCAL float* query,
+                      LOCAL float* products, LOCAL float* terms) {
+    const int sorted = task.packed && a.keys->sorted_at != 0;
+    if (sorted && (cell == task.first_cell || cell % a.keys->tokens == 0)) {
+        if (keys) transform_queries(a, keys, first_row, rows, query, products, terms);
+    } else if (!sorted && cell == task.first_cell) {
+        load_queries(a, first_row, rows, task.packed, query);
+        BARRIER();
+    }
+}
+
 // The products of 32 cells from `cell` on with four queries, a quarter of the channels each:
 // [quarter][row][cell]. A block that is absent reads as zeros.
 FN void multiply_keys(attention_t a, GLOBAL const uint8_t* keys, uint32_t packed, uint32_t cell,
-                      LOCAL const float* query, LOCAL float* products) {
+                      LOCAL const float* query, LOCAL const float* terms, LOCAL float* products) {
     const uint32_t d = a.keys->head_dim;
     const uint32_t lane = ITEM % CELLS, quarter = ITEM / CELLS;
     const uint32_t token = cell % a.keys->tokens + lane;
+    if (keys && packed && a.keys->sorted_at != 0) {
+        multiply_sorted(a, keys, token, query, terms, products);
+        return;
+    }
     float sum[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (keys) {
         for (uint32_t c = quarter; c < d; c += QUARTERS) {
@@ -123,6 +231,7 @@ KERNEL(attend, TASK_ITEMS)
     SHARED(float, query, LOWKV_TASK_ROWS* LOWKV_MOST_CHANNELS);
     SHARED(float, products, QUARTERS * LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
     SHARED(float, weights, LOWKV_TASK_ROWS* LOWKV_TASK_CELLS);
+    SHARED(float, terms, TERMS);
     SHARED(float, row_max, LOWKV_TASK_ROWS);
     SHARED(float, row_sum, LOWKV_TASK_ROWS);
     SHARED(float, shrink, LOWKV_TASK_ROWS);
@@ -137,11 +246,11 @@ KERNEL(attend, TASK_ITEMS)
         row_max[item] = -INFINITY;
         row_sum[item] = 0.0f;
     }
-    load_queries(a, task.first_row, task.rows, task.packed, query);
-    BARRIER();
     for (uint32_t cell = task.first_cell; cell < task.last_cell; cell += CELLS) {
-        const uint32_t keys = BLOCK_AT(a, cell, 0), values = BLOCK_AT(a, cell, 1);
-        multiply_keys(a, keys == LOWKV_NOWHERE ? 0 : AT(keys), task.packed, cell, query, products);
+        const uint32_t address = BLOCK_AT(a, cell, 0), values = BLOCK_AT(a, cell, 1);
+        GLOBAL const uint8_t* keys = address == LOWKV_NOWHERE ? 0 : AT(address);
+        ready_queries(a, task, task.first_row, task.rows, keys, cell, query, products, terms);
+        multiply_keys(a, keys, task.packed, cell, query, terms, products);
         BARRIER();
         const float score = row < task.rows && cell + lane < task.last_cell
                                 ? masked(a, product_of(products), task.first_row + row, cell + lane)

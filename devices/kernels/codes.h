@@ -61,40 +61,56 @@ FN float stored_value(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* secti
     const grid_t grid = load_grid(part, section, (part->by_channel ? token : channel) / part->group,
                                   part->by_channel ? channel : token);
     const float value = level_of(part, code) * grid.scale + grid.zero;
+    if (part->has_factors)
+        return lowkv_f16_to_f32(((GLOBAL const uint16_t*)(section + part->factors_at))[lane]) *
+               value;
     if (!part->has_mean) return value;
     return value + lowkv_f16_to_f32(((GLOBAL const uint16_t*)(section + part->mean_at))[channel]);
 }
 
 // ---- into bytes ----
 
-// The codes of a head, by token; of a trellis the windows, whose low bits they are.
-FN uint32_t code_at(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* codes, uint32_t lane,
-                    uint32_t step) {
-    return part->keys ? codes[lane * part->head_dim + step] : codes[step * part->head_dim + lane];
+// A matrix of codes, of a trellis windows, whose low bits they are: a byte each.
+typedef struct {
+    GLOBAL const uint8_t* codes;
+    uint32_t width, lanes, steps;
+    uint32_t lane_stride, step_stride;
+} codes_t;
+
+// A head's, by token.
+FN codes_t codes_of(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* codes) {
+    codes_t c;
+    c.codes = codes;
+    c.width = part->width;
+    c.lanes = part->keys ? part->tokens : part->head_dim;
+    c.steps = part->keys ? part->head_dim : part->tokens;
+    c.lane_stride = part->keys ? part->head_dim : 1;
+    c.step_stride = part->keys ? 1 : part->head_dim;
+    return c;
 }
 
 // That whose place is byte `byte` of a unit's tile.
-FN uint32_t code_of_tile(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* codes, uint32_t unit,
-                         uint32_t tile, uint32_t byte) {
-    const uint32_t steps = part->keys ? part->head_dim : part->tokens;
-    const uint32_t blocks = steps / LOWKV_UNIT_STEPS;
-    return code_at(part, codes, unit / blocks * LOWKV_UNIT_LANES + byte / 4,
-                   unit % blocks * LOWKV_UNIT_STEPS + tile * 4 + lowkv_byte_of_step(byte % 4));
+FN uint32_t code_of_tile(codes_t c, uint32_t unit, uint32_t tile, uint32_t byte) {
+    const uint32_t blocks = c.steps / LOWKV_UNIT_STEPS;
+    const uint32_t lane = unit / blocks * LOWKV_UNIT_LANES + byte / 4;
+    const uint32_t step =
+        unit % blocks * LOWKV_UNIT_STEPS + tile * 4 + lowkv_byte_of_step(byte % 4);
+    return c.codes[lane * c.lane_stride + step * c.step_stride];
 }
 
-// A byte of a head's packed codes: the order of codes (lowkv/format.h) the other way round.
-FN uint8_t packed_byte(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* codes, uint32_t at) {
-    const uint32_t width = part->width, digits = lowkv_digits(width), base = lowkv_base(width);
+// A byte of packed codes: the order of codes (lowkv/format.h) the other way round.
+FN uint8_t packed_byte(codes_t c, uint32_t at) {
+    const uint32_t width = c.width, digits = lowkv_digits(width), base = lowkv_base(width);
     const uint32_t line = at / LOWKV_TILE_BYTES, byte = at % LOWKV_TILE_BYTES;
-    const uint32_t tiles = part->tokens * part->head_dim / LOWKV_TILE_BYTES;
+    const uint32_t tiles = c.lanes * c.steps / LOWKV_TILE_BYTES;
     uint32_t sum = 0, power = 1;
     if (width == LOWKV_THREE && line % 3 == 2) {
         for (uint32_t i = 0; i < 8; ++i)
-            sum |= (code_of_tile(part, codes, line / 3 * 2 + i / 4, i % 4, byte) >> 2 & 1u) << i;
+            sum |= (code_of_tile(c, line / 3 * 2 + i / 4, i % 4, byte) >> 2 & 1u) << i;
         return (uint8_t)sum;
     }
     for (uint32_t i = 0; i < digits; ++i) {
-        uint32_t tile = line * digits + i;  // of the head's, in the order of units
+        uint32_t tile = line * digits + i;  // in the order of units
         if (width == LOWKV_THREE) tile = (line / 3 * 2 + line % 3) * LOWKV_UNIT_TILES + i;
         if (width == LOWKV_SENARY) {
             const uint32_t run = line / (1 + digits), place = line % (1 + digits);
@@ -102,8 +118,8 @@ FN uint8_t packed_byte(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* code
                               : (run * digits + place - 1) * LOWKV_UNIT_TILES + i;
         }
         if (tile >= tiles) break;
-        sum += code_of_tile(part, codes, tile / LOWKV_UNIT_TILES, tile % LOWKV_UNIT_TILES, byte) %
-               base * power;
+        sum +=
+            code_of_tile(c, tile / LOWKV_UNIT_TILES, tile % LOWKV_UNIT_TILES, byte) % base * power;
         power *= base;
     }
     return (uint8_t)sum;

@@ -26,7 +26,7 @@ FN head_t open_head(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* from, G
     head.scales = (GLOBAL float*)own;
     head.zeros = head.scales + part->group_rows * part->row_entries;
     head.mean = (GLOBAL float*)(own + part->scratch_mean);
-    head.y = head.mean + part->head_dim;
+    head.y = head.mean + (part->tokens > part->head_dim ? part->tokens : part->head_dim);
     head.codes = own + part->scratch_codes;
     return head;
 }
@@ -63,6 +63,14 @@ FN float finite_value(int32_t order) {
     return lowkv_f16_to_f32((uint16_t)((finite ^ ((finite >> 15) & 0x7fff)) & 0xffff));
 }
 
+// The i-th of a sum in the order of src/codec/sum.h, of 16 partial ones.
+FN void fold_in(float* sums, uint32_t i, float x) { sums[i % 16] = i < 16 ? x : sums[i % 16] + x; }
+FN float folded(const float* sums) {
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < 16; ++i) sum += sums[i];
+    return sum;
+}
+
 FN float squared_error(GLOBAL const lowkv_part* part, head_t head, uint32_t row, uint32_t entry,
                        grid_t grid) {
     const float inverse = 1.0f / grid.scale;
@@ -72,12 +80,9 @@ FN float squared_error(GLOBAL const lowkv_part* part, head_t head, uint32_t row,
         const float level = (grouped(part, head, row, entry, i) - grid.zero) * inverse;
         const float nearest =
             lowkv_clamp_level(level, part->top) + LOWKV_ROUND_TO_INTEGER - LOWKV_ROUND_TO_INTEGER;
-        const float square = (level - nearest) * (level - nearest);
-        sums[i % 16] = i < 16 ? square : sums[i % 16] + square;
+        fold_in(sums, i, (level - nearest) * (level - nearest));
     }
-    float sum = 0;
-    for (uint32_t i = 0; i < 16; ++i) sum += sums[i];
-    return sum * grid.scale * grid.scale;
+    return folded(sums) * grid.scale * grid.scale;
 }
 
 FN grid_t clipped_grid(float low, float high, float share, float top) {
@@ -207,7 +212,7 @@ KERNEL(write_metadata, 64)
     }
 }
 
-// The codes of uniform groups: an item an element.
+// The codes of uniform groups, of y where there is one: an item an element.
 KERNEL(find_codes, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
  GLOBAL uint8_t* scratch) {
@@ -218,9 +223,10 @@ KERNEL(find_codes, 64)
     const uint32_t token = i / part->head_dim, channel = i % part->head_dim;
     const uint32_t row = (part->by_channel ? token : channel) / part->group;
     const uint32_t group = row * part->row_entries + (part->by_channel ? channel : token);
+    const float x =
+        part->by_token ? head.y[i] : lowkv_f16_to_f32(element_of(part, head, channel, token));
     head.codes[i] =
-        lowkv_uniform_code(lowkv_f16_to_f32(element_of(part, head, channel, token)),
-                           head.zeros[group], lowkv_divisor(head.scales[group]), part->top);
+        lowkv_uniform_code(x, head.zeros[group], lowkv_divisor(head.scales[group]), part->top);
 }
 
 // The codes into their bytes: an item a byte.
@@ -229,9 +235,8 @@ KERNEL(pack_codes, 64)
  GLOBAL uint8_t* scratch) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t i = NUMBER;
-    const uint32_t lanes = part->keys ? part->tokens : part->head_dim;
-    const uint32_t steps = part->keys ? part->head_dim : part->tokens;
-    if (i >= lowkv_codes_bytes(part->width, lanes, steps)) return;
     const head_t head = OPEN_HEAD(part, blocks, scratch);
-    head.section[part->codes_at + i] = packed_byte(part, head.codes, i);
+    const codes_t codes = codes_of(part, head.codes);
+    if (i >= lowkv_codes_bytes(codes.width, codes.lanes, codes.steps)) return;
+    head.section[part->codes_at + i] = packed_byte(codes, i);
 }

@@ -8,19 +8,19 @@ KERNEL(attention_mass, TASK_ITEMS)
     SHARED(float, query, LOWKV_TASK_ROWS* LOWKV_MOST_CHANNELS);
     SHARED(float, products, QUARTERS * LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
     SHARED(float, weights, LOWKV_TASK_ROWS* LOWKV_TASK_CELLS);
+    SHARED(float, terms, TERMS);
     const lowkv_task task = *task_of(words, GROUP(0));
     const uint32_t item = ITEM, row = item / CELLS, lane = item % CELLS;
     const uint32_t kv_heads = part_of(plan, 0)->kv_heads;
     float sum = 0.0f;
     for (uint32_t head = 0; head < kv_heads; ++head) {
         const attention_t a = open_attention(plan, words, numbers, task.sequence, head);
-        const uint32_t keys = BLOCK_AT(a, task.first_cell, 0);
+        const uint32_t address = BLOCK_AT(a, task.first_cell, 0);
+        GLOBAL const uint8_t* keys = address == LOWKV_NOWHERE ? 0 : AT(address);
         for (uint32_t first = 0; first < task.rows; first += ROWS) {
             const uint32_t rows = task.rows - first < ROWS ? task.rows - first : ROWS;
-            load_queries(a, first, rows, task.packed, query);
-            BARRIER();
-            multiply_keys(a, keys == LOWKV_NOWHERE ? 0 : AT(keys), task.packed, task.first_cell,
-                          query, products);
+            ready_queries(a, task, first, rows, keys, task.first_cell, query, products, terms);
+            multiply_keys(a, keys, task.packed, task.first_cell, query, terms, products);
             BARRIER();
             float weight = 0.0f;
             if (row < rows) {

@@ -30,6 +30,8 @@
 #define TANH(x) tanh(x)
 #define SQRT(x) sqrt(x)
 
+typedef ulong uint64_t;
+
 // OpenCL 1.2 has no pointers that outlive a call: an address says in which buffer.
 #define MEMORY                                                                      \
     __global uchar *m0, __global uchar *m1, __global uchar *m2, __global uchar *m3, \

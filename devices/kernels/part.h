@@ -2,6 +2,10 @@
 #define LOWKV_DEVICES_PART_H
 // What kernels are told, by the host in the same words: C99, as lowkv/format.h.
 
+#ifndef __OPENCL_C_VERSION__  // there one text follows the other
+#include "lowkv/format.h"
+#endif
+
 // An address of the cache's memory: the number of its buffer, and where in that, in 64 bytes.
 #define LOWKV_ADDRESS_UNIT 64u
 #define LOWKV_ADDRESS_BITS 29u
@@ -23,6 +27,8 @@
 #define LOWKV_FIT_LEAST 2u
 
 #define LOWKV_MOST_CHANNELS 576u
+#define LOWKV_SORTED_MIDDLE 127.0f
+#define LOWKV_SORTED_ROWS 4u  // at most
 
 // NOLINTBEGIN(modernize-use-using): it is C.
 // The keys or the values of a plan. Numbers of bytes, but where it says otherwise.
@@ -36,20 +42,47 @@ typedef struct {
     uint32_t width, metadata;                 // lowkv/format.h
     uint32_t by_channel;                      // boolean
     uint32_t group, group_rows, row_entries;  // elements, rows, entries
-    uint32_t has_zeros, has_mean;
-    uint32_t metadata_at, mean_at, codes_at;  // in a section
+    uint32_t has_zeros, has_mean, has_factors;
+    uint32_t metadata_at, mean_at, factors_at, codes_at;  // in a section
     uint32_t levels, fit, rotation;
-    uint32_t by_token;  // boolean: rotated parts, whose tokens are coded one by one
+    uint32_t by_token;  // boolean: rotated and balanced parts, whose tokens are changed first
     uint32_t search;    // boolean: of a group's range
     float top, level_step, level_zero;
     uint32_t level[32];  // on the grid of 8 bits
     // Of the host's tables behind the parts, in words: where levels part (normal), what windows
     // stand for (trellis); a rotation's signs, or its matrix and that one's inverse.
     uint32_t levels_at, rotation_at;
-    // While a head is encoded: its scales and zeros as f32, if by_token its mean and its tokens as
-    // they are coded, then its codes by token.
+    // Sorted keys (lowkv_sorted, sorted_encode.h); of all others they are 0.
+    uint32_t sorted_at;
+    lowkv_sorted_head sorted;
+    // While a head is encoded: its scales and zeros as f32, if by_token its mean or factors and its
+    // tokens as they are coded, then its codes by token.
     uint32_t scratch_mean, scratch_codes, scratch_bytes;
 } lowkv_part;
+
+// What codes of a width stand for: (level - LOWKV_SORTED_MIDDLE) * step. A trellis: two tables of
+// 16, whose entries a window adds.
+typedef struct {
+    uint32_t trellis;  // boolean
+    uint32_t level[32];
+    float step;
+    // What codes are chosen by: of N(0, 1) the nearest levels and where they part, and what windows
+    // stand for.
+    uint32_t count;
+    float nearest[16], boundary[15], path[LOWKV_WINDOWS];
+} lowkv_sorted_levels;
+
+typedef struct {
+    uint32_t bits, codes;  // of its channels; where its codes are, in a section
+} lowkv_sorted_group;
+
+// A table behind the parts.
+typedef struct {
+    lowkv_sorted_section section;
+    uint32_t coded_groups;          // the first ones: those that have bits
+    lowkv_sorted_levels levels[5];  // by bits
+    lowkv_sorted_group groups[LOWKV_MOST_CHANNELS / LOWKV_SORTED_GROUP];
+} lowkv_sorted;
 
 // A sequence's queries of a call. What is in the call's tables is in words.
 typedef struct {
@@ -84,6 +117,17 @@ typedef struct {
     uint32_t sequences, tasks, chunks;  // where in the call's words
 } lowkv_call;
 // NOLINTEND(modernize-use-using)
+
+// All kernels, for tables of them.
+// clang-format off
+#define LOWKV_KERNELS(X) \
+    X(write_rows) X(read_rows) X(clear_rows) X(copy_rows) X(find_unfit) X(encode_exact) \
+    X(find_ranges) X(write_metadata) X(find_codes) X(pack_codes) X(decode) X(find_mean) \
+    X(transform) X(find_grids) X(find_windows) X(find_scales) X(balance) X(write_factors) \
+    X(correct_mean) X(decode_tokens) X(decode_sorted) X(begin_sorted) X(transform_sorted) \
+    X(find_reaches) X(find_nearest) X(find_paths) X(fit_scales) X(write_sorted) \
+    X(pack_sorted) X(attend) X(join) X(attention_mass)
+// clang-format on
 
 // The rows of a task.
 #define LOWKV_TASK_ROWS 4u

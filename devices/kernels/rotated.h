@@ -126,20 +126,6 @@ KERNEL(find_scales, 64)
     head.scales[token] = scale > 0.0f ? scale / head.scales[token] : 0.0f;
 }
 
-// Uniform codes of y: an item an element.
-KERNEL(find_token_codes, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
-    GLOBAL const lowkv_part* part = part_of(plan, which);
-    const uint32_t i = NUMBER;
-    if (i >= part->tokens * part->head_dim) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const uint32_t group =
-        i % part->head_dim / part->group * part->row_entries + i / part->head_dim;
-    head.codes[i] = lowkv_uniform_code(head.y[i], head.zeros[group],
-                                       lowkv_divisor(head.scales[group]), part->top);
-}
-
 // The stored mean, less that of what the codes lose: an item a channel.
 KERNEL(correct_mean, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
@@ -169,7 +155,7 @@ KERNEL(decode_tokens, 64)
     for (uint32_t c = ITEM; c < d; c += 64) {
         // Without a mean, one of zeros: it makes a zero of -0.
         const float value = stored_value(part, section, c, token);
-        x[c] = part->has_mean ? value : value + 0.0f;
+        x[c] = part->has_mean || part->has_factors ? value : value + 0.0f;
     }
     BARRIER();
     rotate_channels(part, plan, x, 1);

@@ -64,21 +64,16 @@ FN uint32_t place_of(GLOBAL const lowkv_part* part, uint32_t word, uint32_t i) {
     return part->keys ? at_lane * part->head_dim + at_step : at_step * part->head_dim + at_lane;
 }
 
-KERNEL(find_windows, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
-    GLOBAL const lowkv_part* part = part_of(plan, which);
-    const uint32_t word = NUMBER, count = LOWKV_WORD_CODES;
-    if (word >= part->tokens * part->head_dim / count) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const trellis_t t = trellis_of(part->width);
-    GLOBAL const float* levels = table_of(plan, part->levels_at);
+// The windows of a word's samples, in its order; levels: of each window.
+FN void find_path(uint32_t width, const float* samples, GLOBAL const float* levels,
+                  uint8_t* windows) {
+    const uint32_t count = LOWKV_WORD_CODES;
+    const trellis_t t = trellis_of(width);
     uint32_t decisions[LOWKV_WORD_CODES];
     float cost[LOWKV_WINDOWS / 2];
     for (uint32_t s = 0; s < t.states; ++s) cost[s] = 0.0f;
     for (uint32_t i = 0; i < 2 * t.run_up; ++i)
-        decisions[i] = trellis_step(t, head.y[place_of(part, word, (count - t.run_up + i) % count)],
-                                    levels, cost);
+        decisions[i] = trellis_step(t, samples[(count - t.run_up + i) % count], levels, cost);
     uint32_t start = 0;
     for (uint32_t s = 1; s < t.states; ++s)
         if (cost[s] < cost[start]) start = s;
@@ -86,12 +81,26 @@ KERNEL(find_windows, 64)
         start = state_before(t, start, code_of(t, start, decisions[i]));
 
     for (uint32_t s = 0; s < t.states; ++s) cost[s] = s == start ? 0.0f : 1e9f;
-    for (uint32_t i = 0; i < count; ++i)
-        decisions[i] = trellis_step(t, head.y[place_of(part, word, i)], levels, cost);
+    for (uint32_t i = 0; i < count; ++i) decisions[i] = trellis_step(t, samples[i], levels, cost);
     uint32_t state = start;
     for (uint32_t i = count; i-- > 0;) {
         const uint32_t code = code_of(t, state, decisions[i]);
-        head.codes[place_of(part, word, i)] = (uint8_t)(code | state << t.bits);
+        windows[i] = (uint8_t)(code | state << t.bits);
         state = state_before(t, state, code);
     }
+}
+
+KERNEL(find_windows, 64)
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
+ GLOBAL uint8_t* scratch) {
+    GLOBAL const lowkv_part* part = part_of(plan, which);
+    const uint32_t word = NUMBER;
+    if (word >= part->tokens * part->head_dim / LOWKV_WORD_CODES) return;
+    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    float samples[LOWKV_WORD_CODES];
+    uint8_t windows[LOWKV_WORD_CODES];
+    for (uint32_t i = 0; i < LOWKV_WORD_CODES; ++i) samples[i] = head.y[place_of(part, word, i)];
+    find_path(part->width, samples, table_of(plan, part->levels_at), windows);
+    for (uint32_t i = 0; i < LOWKV_WORD_CODES; ++i)
+        head.codes[place_of(part, word, i)] = windows[i];
 }

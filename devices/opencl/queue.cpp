@@ -12,12 +12,6 @@ T info(cl_device_id device, cl_device_info what) {
     return value;
 }
 
-void require(cl_int status, const std::string& name, const char* doing) {
-    if (status == CL_SUCCESS) return;
-    throw Error(ErrorCode::device_failed, "OpenCL device '" + name + "' failed in " + doing +
-                                              " (OpenCL's error " + std::to_string(status) + ")");
-}
-
 std::string build_log(cl_program program, cl_device_id device) {
     std::size_t bytes = 0;
     clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, 0, nullptr, &bytes);
@@ -38,18 +32,23 @@ std::string text_of(cl_device_id device, cl_device_info what) {
     return text;
 }
 
-Queue::Queue(cl_device_id device, std::string name)
-    : name_(std::move(name)),
-      memory_bytes_(info<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE)),
-      largest_buffer_(info<cl_ulong>(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE)) {
+Queue::Queue(cl_device_id device, const std::string& name) : devices::Queue("OpenCL", name) {
+    set_memory(info<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE),
+               info<cl_ulong>(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE));
     cl_int status = CL_SUCCESS;
     context_ = Owned<cl_context, clReleaseContext>(
         clCreateContext(nullptr, 1, &device, nullptr, nullptr, &status));
-    require(status, name_, "making its context");
+    require(status, "making its context");
     queue_ = Owned<cl_command_queue, clReleaseCommandQueue>(
         clCreateCommandQueue(context_.get(), device, 0, &status));
-    require(status, name_, "making its queue");
+    require(status, "making its queue");
     build(device);
+}
+
+void Queue::require(cl_int status, const char* doing) const {
+    if (status == CL_SUCCESS) return;
+    throw Error(ErrorCode::device_failed, title() + " failed in " + doing + " (OpenCL's error " +
+                                              std::to_string(status) + ")");
 }
 
 void Queue::build(cl_device_id device) {
@@ -57,7 +56,7 @@ void Queue::build(cl_device_id device) {
     const auto pieces = static_cast<cl_uint>(program_text.size());
     program_ = Owned<cl_program, clReleaseProgram>(clCreateProgramWithSource(
         context_.get(), pieces, const_cast<const char**>(program_text.data()), nullptr, &status));
-    require(status, name_, "making its program");
+    require(status, "making its program");
     // Codes are the CPU's to the last bit only where division and roots are rounded as they are
     // there.
     const bool rounds = (info<cl_device_fp_config>(device, CL_DEVICE_SINGLE_FP_CONFIG) &
@@ -67,92 +66,63 @@ void Queue::build(cl_device_id device) {
     status = clBuildProgram(program_.get(), 1, &device, options.c_str(), nullptr, nullptr);
     if (status != CL_SUCCESS) {
         throw Error(ErrorCode::device_failed,
-                    "OpenCL device '" + name_ + "' can't compile lowkv's kernels (OpenCL's error " +
+                    title() + " can't compile lowkv's kernels (OpenCL's error " +
                         std::to_string(status) + "); its compiler says:\n" +
                         build_log(program_.get(), device));
     }
     for (std::size_t i = 0; i < kernels_.size(); ++i) {
         kernels_[i] = Owned<cl_kernel, clReleaseKernel>(
-            clCreateKernel(program_.get(), kernel_names[i], &status));
-        require(status, name_, kernel_names[i]);
+            clCreateKernel(program_.get(), devices::kernel_names[i], &status));
+        require(status, devices::kernel_names[i]);
     }
 }
 
-Buffer Queue::try_buffer(std::size_t bytes) noexcept {
+devices::Handle Queue::take(std::size_t bytes) noexcept {
     cl_int status = CL_SUCCESS;
-    Buffer made(clCreateBuffer(context_.get(), CL_MEM_READ_WRITE, bytes, nullptr, &status));
-    if (status != CL_SUCCESS) return Buffer();
+    const cl_mem made = clCreateBuffer(context_.get(), CL_MEM_READ_WRITE, bytes, nullptr, &status);
+    if (status != CL_SUCCESS) return nullptr;
     // A driver may put off taking the memory until it is needed: it is told so here.
-    const cl_uchar zero = 0;
-    status =
-        clEnqueueFillBuffer(queue_.get(), made.get(), &zero, 1, bytes - 1, 1, 0, nullptr, nullptr);
-    return status == CL_SUCCESS ? std::move(made) : Buffer();
+    if (do_clear(made, bytes - 1, 1) == CL_SUCCESS) return made;
+    clReleaseMemObject(made);
+    return nullptr;
 }
 
-Buffer Queue::buffer(std::size_t bytes) {
-    check();
-    Buffer made = try_buffer(bytes);
-    if (made.get() == nullptr) {
-        throw Error(ErrorCode::device_failed, "OpenCL device '" + name_ + "' has no " +
-                                                  std::to_string(bytes) +
-                                                  " bytes of memory left to work with");
+void Queue::give(Handle handle) noexcept { clReleaseMemObject(static_cast<cl_mem>(handle)); }
+
+int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
+    return clEnqueueWriteBuffer(queue_.get(), static_cast<cl_mem>(to), CL_TRUE, at, bytes, from, 0,
+                                nullptr, nullptr);
+}
+
+int Queue::do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
+    return clEnqueueReadBuffer(queue_.get(), static_cast<cl_mem>(from), CL_TRUE, at, bytes, to, 0,
+                               nullptr, nullptr);
+}
+
+int Queue::do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
+                   std::size_t bytes) noexcept {
+    return clEnqueueCopyBuffer(queue_.get(), static_cast<cl_mem>(from), static_cast<cl_mem>(to), at,
+                               to_at, bytes, 0, nullptr, nullptr);
+}
+
+int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
+    const cl_uchar zero = 0;
+    return clEnqueueFillBuffer(queue_.get(), static_cast<cl_mem>(to), &zero, 1, at, bytes, 0,
+                               nullptr, nullptr);
+}
+
+int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
+                  std::span<const devices::Argument> arguments) noexcept {
+    const cl_kernel own = kernels_[static_cast<std::size_t>(kernel)].get();
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const cl_int status =
+            clSetKernelArg(own, static_cast<cl_uint>(i), arguments[i].bytes, arguments[i].value);
+        if (status != CL_SUCCESS) return status;
     }
-    return made;
-}
-
-void Queue::write(cl_mem to, std::size_t at, const void* from, std::size_t bytes) noexcept {
-    if (bytes == 0 || failed()) return;
-    keep(clEnqueueWriteBuffer(queue_.get(), to, CL_TRUE, at, bytes, from, 0, nullptr, nullptr),
-         "writing to its memory");
-}
-
-void Queue::read(void* to, cl_mem from, std::size_t at, std::size_t bytes) noexcept {
-    if (bytes == 0 || failed()) return;
-    keep(clEnqueueReadBuffer(queue_.get(), from, CL_TRUE, at, bytes, to, 0, nullptr, nullptr),
-         "reading its memory");
-}
-
-void Queue::copy(cl_mem to, std::size_t to_at, cl_mem from, std::size_t at,
-                 std::size_t bytes) noexcept {
-    if (bytes == 0 || failed()) return;
-    keep(clEnqueueCopyBuffer(queue_.get(), from, to, at, to_at, bytes, 0, nullptr, nullptr),
-         "copying in its memory");
-}
-
-void Queue::clear(cl_mem to, std::size_t at, std::size_t bytes) noexcept {
-    if (bytes == 0 || failed()) return;
-    const cl_uchar zero = 0;
-    keep(clEnqueueFillBuffer(queue_.get(), to, &zero, 1, at, bytes, 0, nullptr, nullptr),
-         "clearing its memory");
-}
-
-void Queue::set(Kernel kernel, cl_uint at, std::size_t bytes, const void* value) noexcept {
-    const auto number = static_cast<std::size_t>(kernel);
-    keep(clSetKernelArg(kernels_[number].get(), at, bytes, value), kernel_names[number]);
-}
-
-void Queue::enqueue(Kernel kernel, const Grid& grid) noexcept {
     const std::size_t global[] = {grid.x * grid.items, grid.y, grid.z};
     const std::size_t local[] = {grid.items, 1, 1};
-    if (failed() || grid.x * grid.y * grid.z == 0) return;
-    const auto number = static_cast<std::size_t>(kernel);
-    keep(clEnqueueNDRangeKernel(queue_.get(), kernels_[number].get(), 3, nullptr, global, local, 0,
-                                nullptr, nullptr),
-         kernel_names[number]);
-}
-
-void Queue::keep(cl_int status, const char* doing) noexcept {
-    if (status == CL_SUCCESS || failed()) return;
-    status_ = status;
-    doing_ = doing;
-}
-
-void Queue::check() const {
-    if (!failed()) return;
-    throw Error(ErrorCode::device_failed,
-                "OpenCL device '" + name_ + "' was lost or failed in " + doing_ +
-                    " (OpenCL's error " + std::to_string(status_) +
-                    "): what its memory holds is not to be relied on; make a new device and store");
+    return clEnqueueNDRangeKernel(queue_.get(), own, 3, nullptr, global, local, 0, nullptr,
+                                  nullptr);
 }
 
 }  // namespace lowkv::opencl

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cctype>
 
-#include "device.h"
+#include "devices/host/device.h"
 #include "lowkv/error.h"
 #include "lowkv/opencl.h"
+#include "queue.h"
 
 namespace lowkv {
 namespace {
@@ -96,7 +97,8 @@ std::vector<OpenClInfo> opencl_devices() {
 std::shared_ptr<Device> opencl_device(std::string_view name) {
     const std::vector<Found> found = find_devices();
     const Found& chosen = choose(found, name);
-    return opencl::make_device(chosen.id, chosen.name());
+    return devices::make_device(std::make_unique<opencl::Queue>(chosen.id, chosen.name()),
+                                "opencl:" + chosen.name());
 }
 
 }  // namespace lowkv

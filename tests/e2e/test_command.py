@@ -243,6 +243,13 @@ def test_doctor():
     assert lowkv("doctor", LOWKV_IMPLEMENTATION="vax").code != 0
 
 
+def test_devices():
+    run = lowkv("devices")
+    assert run.code == 0, run.both
+    assert re.search(r"^\|? *cpu ", run.out, re.MULTILINE), run.out
+    assert "LOWKV_OPENCL=ON" in run.out or "opencl:" in run.out or "No OpenCL platform" in run.out
+
+
 def test_doctor_names_the_variables_that_keep_the_cache_away():
     wrong = {"LLAMA_ARG_FLASH_ATTN": "off", "LLAMA_ARG_NO_KV_OFFLOAD": "1", "LLAMA_ARG_DEVICE": "none"}
     run = lowkv("doctor", **wrong, LLAMA_ARG_N_GPU_LAYERS="99")

@@ -4,11 +4,14 @@
 
 #include <cctype>
 #include <functional>
+#include <random>
 #include <string>
 
+#include "calibration_case.h"
+#include "devices/device_case.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
-#include "opencl_case.h"
+#include "lowkv/opencl.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -62,11 +65,12 @@ TEST_CASE("too little memory is an error that leaves the device as it was") {
 
 TEST_CASE("a family without kernels is refused by name, before there is a block") {
     const auto store = std::make_shared<Store>(0, shared_device());
-    for (const auto& [scheme, family] :
-         {std::pair{"lowkv2.8", "'sorted'"}, {"kvarn2", "'balanced'"}}) {
-        const auto plan = std::make_shared<const Plan>(parse_scheme(scheme).base, Shape{2, 64});
-        refuses(ErrorCode::unsupported, family, [&] { const Sequence sequence(store, plan, {}); });
-    }
+    const Scheme scheme = parse_scheme("k=token-4-g64-reorder-clip,v=token-2-g32");
+    std::mt19937 random(1);
+    const LayerCalibration calibration = random_calibration(scheme.base, {2, 64}, random);
+    const auto plan = std::make_shared<const Plan>(scheme.base, Shape{2, 64}, std::string_view{}, 0,
+                                                   LayerInputs{.calibration = &calibration});
+    refuses(ErrorCode::unsupported, "'row'", [&] { const Sequence sequence(store, plan, {}); });
     CHECK(store->stats().reserved_bytes == 0);
 }
 

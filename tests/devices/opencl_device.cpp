@@ -1,19 +1,18 @@
-#pragma once
-// The device under test: LOWKV_TEST_OPENCL names it, or it is the first there is.
+// LOWKV_TEST_OPENCL names it, or it is the first there is.
 
 #include <cstdlib>
 
+#include "device_case.h"
 #include "lowkv/opencl.h"
 
 namespace lowkv::test {
 
-inline const std::shared_ptr<Device>& shared_device() {
+const std::shared_ptr<Device>& shared_device() {
     static const std::shared_ptr<Device> device = [] {
         const char* name = std::getenv("LOWKV_TEST_OPENCL");
         return opencl_device(name != nullptr ? name : "opencl");
     }();
     return device;
 }
-inline Device& device() { return *shared_device(); }
 
 }  // namespace lowkv::test

@@ -10,13 +10,15 @@
 #include "codec/lloyd_max.h"
 #include "codec/rotation.h"
 #include "families/codes_part.h"
+#include "families/sorted/sorted_part.h"
 #include "kernels/units.h"
 #include "lowkv/error.h"
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 namespace {
 
-constexpr std::array<std::string_view, 3> served{"exact", "uniform", "rotated"};
+constexpr std::array<std::string_view, 5> served{"exact", "uniform", "rotated", "sorted",
+                                                 "balanced"};
 
 constexpr std::uint32_t round_up_64(std::uint32_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -35,6 +37,11 @@ static_assert(number(Rotate::none) == LOWKV_NOT_ROTATED &&
               number(Rotate::hadamard) == LOWKV_HADAMARD && number(Fit::norm) == LOWKV_FIT_NORM &&
               number(Fit::unbiased) == LOWKV_FIT_UNBIASED && number(Fit::least) == LOWKV_FIT_LEAST);
 
+// A head's means or factors, and its y.
+std::uint32_t scratch_y(const lowkv_part& part) noexcept {
+    return round_up_64(4 * (part.tokens * part.head_dim + std::max(part.tokens, part.head_dim)));
+}
+
 void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     part.width = kernels::number_of(codes.codec.width);
     part.metadata = number(codes.codec.metadata);
@@ -44,6 +51,8 @@ void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     part.row_entries = codes.row_entries;
     part.has_zeros = codes.has_zeros ? 1 : 0;
     part.has_mean = codes.has_mean ? 1 : 0;
+    part.has_factors = codes.has_factors ? 1 : 0;
+    part.factors_at = static_cast<std::uint32_t>(codes.factors_offset);
     part.metadata_at = static_cast<std::uint32_t>(codes.metadata_offset);
     part.mean_at = static_cast<std::uint32_t>(codes.mean_offset);
     part.codes_at = static_cast<std::uint32_t>(codes.codes_offset);
@@ -57,10 +66,50 @@ void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     std::ranges::copy(codes.levels, part.level);
     const std::uint32_t groups = codes.group_rows * codes.row_entries;
     part.scratch_mean = round_up_64(2 * 4 * groups);
-    part.scratch_codes = part.scratch_mean;
-    if (part.by_token != 0)
-        part.scratch_codes += round_up_64(4 * (part.tokens + 1) * part.head_dim);
+    part.scratch_codes = part.scratch_mean + (part.by_token != 0 ? scratch_y(part) : 0);
     part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim);
+}
+
+static_assert(LOWKV_SORTED_ROWS == codec::max_exact_rows &&
+              LOWKV_SORTED_MIDDLE == codec::middle_level);
+constexpr std::uint32_t sorted_words = sizeof(lowkv_sorted) / sizeof(std::uint32_t);
+
+void describe_sorted(const codec::SortedPart& sorted, lowkv_part& part) noexcept {
+    part.sorted = sorted.head;
+    // What tells it from another plan's: all else follows from the head.
+    const auto trellis = [](const codec::SortedLevels& levels) { return levels.trellis(); };
+    part.levels =
+        std::ranges::any_of(sorted.levels, trellis) ? LOWKV_TRELLIS_LEVELS : LOWKV_NORMAL_LEVELS;
+    part.row_entries = part.tokens;
+    part.group_rows = 1;
+    part.scratch_mean = round_up_64(2 * 4 * part.tokens);
+    part.scratch_codes = part.scratch_mean + scratch_y(part);
+    part.scratch_bytes = part.scratch_codes + round_up_64(part.tokens * part.head_dim + 4);
+}
+
+lowkv_sorted_levels levels_of(const codec::SortedLevels& from, std::uint32_t bits) {
+    const codec::NormalCodebook& book = codec::normal_codebook(1u << bits);
+    lowkv_sorted_levels levels{};
+    levels.trellis = from.trellis() ? 1 : 0;
+    std::ranges::copy(from.level, levels.level);
+    levels.step = from.step;
+    levels.count = book.count;
+    std::ranges::copy(book.level, levels.nearest);
+    std::ranges::copy(book.boundary, levels.boundary);
+    std::ranges::copy(from.path_level, levels.path);
+    return levels;
+}
+
+void add_sorted(std::vector<std::uint32_t>& words, const codec::SortedPart& part) {
+    lowkv_sorted sorted{};
+    sorted.section = part.section;
+    sorted.coded_groups = part.coded_groups;
+    for (std::uint32_t bits = 1; bits <= 4; ++bits)
+        sorted.levels[bits] = levels_of(part.levels[bits], bits);
+    for (std::uint32_t g = 0; g < part.coded_groups; ++g)
+        sorted.groups[g] = {part.bits(g), part.section.codes + lowkv_sorted_codes(part.head, g)};
+    const auto its = std::bit_cast<std::array<std::uint32_t, sorted_words>>(sorted);
+    words.insert(words.end(), its.begin(), its.end());
 }
 
 constexpr std::uint32_t levels_words = LOWKV_WINDOWS;
@@ -94,7 +143,7 @@ bool Description::same(const Description& other) const noexcept {
     return std::bit_cast<Words>(*this) == std::bit_cast<Words>(other);
 }
 
-void check_served(const Plan& plan) {
+void check_served(const Plan& plan, std::string_view device) {
     for (const Part part : {Part::keys, Part::values}) {
         const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;
         const std::string_view family = family_of(codec).name();
@@ -103,7 +152,7 @@ void check_served(const Plan& plan) {
         for (const std::string_view name : served)
             families += (families.empty() ? "'" : "', '") + std::string(name);
         throw Error(ErrorCode::unsupported,
-                    std::string("the OpenCL device has no kernels for ") +
+                    std::string(device) + " has no kernels for " +
                         (part == Part::keys ? "keys" : "values") + " of the family '" +
                         std::string(family) + "'; it serves " + families +
                         "': choose a scheme of those, such as 'kivi2', or keep the store on the "
@@ -128,9 +177,15 @@ Description describe(const Plan& plan) noexcept {
         part.packed_at = keys ? 0 : static_cast<std::uint32_t>(plan.keys().bytes());
         part.head_bytes = static_cast<std::uint32_t>(from.head_bytes());
         const Codec& codec = keys ? plan.scheme().key : plan.scheme().value;
-        part.by_token = family_of(codec).name() == "rotated" ? 1 : 0;
+        const std::string_view family = family_of(codec).name();
+        part.by_token = family == "rotated" || family == "balanced" ? 1 : 0;
         if (const auto* codes = dynamic_cast<const codec::CodesPart*>(&from))
             describe_codes(*codes, part);
+        if (const auto* sorted = dynamic_cast<const codec::SortedPart*>(&from)) {
+            describe_sorted(*sorted, part);
+            part.sorted_at = tables;
+            tables += sorted_words;
+        }
         if (part.by_token == 0) continue;
         part.levels_at = tables;
         tables += levels_words;
@@ -145,6 +200,8 @@ std::vector<std::uint32_t> words_of(const Plan& plan, const Description& descrip
     std::memcpy(words.data(), &description, sizeof description);
     for (const Part which : {Part::keys, Part::values}) {
         const lowkv_part& part = description.parts[which == Part::keys ? 0 : 1];
+        if (part.sorted_at != 0)
+            add_sorted(words, dynamic_cast<const codec::SortedPart&>(plan.part(which)));
         if (part.by_token == 0) continue;
         add(words, levels_table(dynamic_cast<const codec::CodesPart&>(plan.part(which))));
         if (const codec::Rotation* rotation = plan.part(which).rotation()) {
@@ -156,4 +213,4 @@ std::vector<std::uint32_t> words_of(const Plan& plan, const Description& descrip
     return words;
 }
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

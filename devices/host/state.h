@@ -13,17 +13,17 @@
 #include "plan.h"
 #include "queue.h"
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 
 // A buffer that grows with what is put into it.
 class Grown {
   public:
     // Of at least so many bytes, contents unspecified. Throws Error(device_failed).
-    cl_mem of(Queue& queue, std::size_t bytes);
+    Handle of(Queue& queue, std::size_t bytes);
     // Throws likewise.
     template <class T>
-    cl_mem holding(Queue& queue, std::span<const T> values) {
-        const cl_mem buffer = of(queue, values.size_bytes());
+    Handle holding(Queue& queue, std::span<const T> values) {
+        const Handle buffer = of(queue, values.size_bytes());
         queue.write(buffer, 0, values.data(), values.size_bytes());
         return buffer;
     }
@@ -34,22 +34,23 @@ class Grown {
 };
 
 struct State {
-    State(cl_device_id id, std::string name);
+    explicit State(std::unique_ptr<Queue> its_queue);
 
     // Calls come from many threads; a kernel's arguments and the buffers below are one's at a time.
     std::mutex mutex;
-    Queue queue;
+    std::unique_ptr<Queue> owned;
+    Queue& queue = *owned;
     Memory memory{queue};
     // Of rows on their way in or out.
     static constexpr std::size_t staging_bytes = std::size_t{1} << 20;
     std::vector<std::byte> staging{staging_bytes};
     Buffer device_staging;
-    Grown words, numbers, scratch, partial, results;
+    Grown words, hints, numbers, scratch, partial, results;
 
     // Of a plan that is served. Throws Error(device_failed) or std::bad_alloc.
-    cl_mem plan(const Plan& plan);
+    Handle plan(const Plan& plan);
     // The same for calls that may not throw: null, and the queue fails.
-    cl_mem try_plan(const Plan& plan) noexcept;
+    Handle try_plan(const Plan& plan) noexcept;
 
   private:
     struct Known {
@@ -60,4 +61,4 @@ struct State {
     std::vector<Known> known_;
 };
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

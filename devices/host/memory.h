@@ -1,5 +1,6 @@
 #pragma once
-// The cache's memory on a device. The core handles addresses, OpenCL 1.2 has buffers only: an
+// The cache's memory on a device. The core handles addresses, OpenCL 1.2 has buffers only (and the
+// host's side is one for all): an
 // address is one of host memory that is reserved and never readable, so that whoever looks behind
 // it faults, and says which buffer and where in it.
 //
@@ -13,10 +14,10 @@
 
 #include "queue.h"
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 
 struct Place {
-    cl_mem buffer = nullptr;
+    Handle buffer = nullptr;
     std::size_t at = 0;
 };
 
@@ -60,4 +61,4 @@ class Memory {
     void close(Segment& segment) noexcept;
 };
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

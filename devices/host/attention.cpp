@@ -12,7 +12,7 @@
 #include "codec/float16.h"
 #include "codec/rotation.h"
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 namespace {
 
 constexpr std::uint32_t task_rows = LOWKV_TASK_ROWS, tile = LOWKV_TASK_CELLS;
@@ -101,9 +101,9 @@ class Launch {
         upload();
         Queue& queue = state_.queue;
         const std::uint32_t kv_heads = plan_.shape().kv_heads;
-        const cl_mem partial = state_.partial.of(queue, partial_floats() * sizeof(float));
+        const Handle partial = state_.partial.of(queue, partial_floats() * sizeof(float));
         std::vector<float> results(std::size_t{queries_} * (d_ + 1));
-        const cl_mem device_results = state_.results.of(queue, results.size() * sizeof(float));
+        const Handle device_results = state_.results.of(queue, results.size() * sizeof(float));
         queue.launch(Kernel::attend, {task_items, tasks_.size(), kv_heads}, state_.memory.all(),
                      plan_buffer_, words_buffer_, numbers_buffer_, partial);
         queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows}, plan_buffer_,
@@ -122,7 +122,7 @@ class Launch {
         upload();
         Queue& queue = state_.queue;
         std::vector<float> mass(tasks_.size() * tile);
-        const cl_mem device_mass = state_.results.of(queue, mass.size() * sizeof(float));
+        const Handle device_mass = state_.results.of(queue, mass.size() * sizeof(float));
         queue.launch(Kernel::attention_mass, {task_items, tasks_.size()}, state_.memory.all(),
                      plan_buffer_, words_buffer_, numbers_buffer_, log_sums, device_mass);
         queue.read(mass.data(), device_mass, 0, mass.size() * sizeof(float));
@@ -147,7 +147,7 @@ class Launch {
     std::vector<lowkv_task> tasks_;
     std::vector<lowkv_chunk> chunks_;
     std::vector<std::uint32_t> addresses_;
-    cl_mem plan_buffer_ = nullptr, words_buffer_ = nullptr, numbers_buffer_ = nullptr;
+    Handle plan_buffer_ = nullptr, words_buffer_ = nullptr, numbers_buffer_ = nullptr;
 
     static std::uint32_t number(std::size_t value) { return static_cast<std::uint32_t>(value); }
 
@@ -309,4 +309,4 @@ void run_mass(State& state, const Plan& plan, const SequenceAttention& sequence,
     for (std::size_t i = 0; i < mass.size(); ++i) mass[i] += found[first_cell - begin + i];
 }
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

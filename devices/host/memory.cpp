@@ -10,7 +10,7 @@
 
 #include "lowkv/error.h"
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 namespace {
 
 constexpr std::size_t unit = LOWKV_ADDRESS_UNIT;
@@ -80,10 +80,9 @@ Memory::Segment& Memory::add(std::size_t bytes) {
         return *slot;
     }
     throw Error(ErrorCode::device_failed,
-                "OpenCL device '" + queue_.name() + "' has too little memory: of its " +
-                    std::to_string(all) + " bytes (at most " +
-                    std::to_string(queue_.largest_buffer()) + " at once) the cache has taken " +
-                    std::to_string(held) +
+                queue_.title() + " has too little memory: of its " + std::to_string(all) +
+                    " bytes (at most " + std::to_string(queue_.largest_buffer()) +
+                    " at once) the cache has taken " + std::to_string(held) +
                     " and needs more; keep fewer or shorter sequences, or give the store a budget");
 }
 
@@ -118,7 +117,7 @@ const Memory::Segment* Memory::segment_of(const std::byte* address) const noexce
 Place Memory::place(const std::byte* address) const noexcept {
     const Segment* segment = segment_of(address);
     if (segment == nullptr) {
-        queue_.keep(CL_INVALID_MEM_OBJECT, "finding an address, which is none of its memory");
+        queue_.fail("finding an address, which is none of its memory");
         return {};
     }
     return {segment->buffer.get(), static_cast<std::size_t>(address - segment->reserved)};
@@ -127,8 +126,7 @@ Place Memory::place(const std::byte* address) const noexcept {
 std::uint32_t Memory::address(const std::byte* address) const noexcept {
     const Segment* segment = segment_of(address);
     const Place found = place(address);
-    if (found.at % unit != 0)
-        queue_.keep(CL_MISALIGNED_SUB_BUFFER_OFFSET, "finding a block, which is no multiple of 64");
+    if (found.at % unit != 0) queue_.fail("finding a block, which is no multiple of 64");
     if (segment == nullptr) return LOWKV_NOWHERE;
     return static_cast<std::uint32_t>(segment - segments_.data()) << LOWKV_ADDRESS_BITS |
            static_cast<std::uint32_t>(found.at / unit);
@@ -146,4 +144,4 @@ Memories Memory::all() const noexcept {
     return memories;
 }
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

@@ -1,14 +1,16 @@
-// Encoding and decoding on an OpenCL device: bit for bit what the CPU has.
+// Encoding and decoding on a device with kernels of devices/kernels/: bit for bit what the CPU has.
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "codec/float16.h"
+#include "device_case.h"
 #include "lowkv/error.h"
-#include "opencl_case.h"
 #include "sample.h"
 
 using namespace lowkv;
@@ -46,6 +48,16 @@ const char* const codecs[] = {
     "k=token-1-head-trellis-hadamard-mean-e5m3,v=token-3-head-trellis-hadamard-unbiased",
     "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
     "k=token-2.6-g64-hadamard-fp8,v=channel-2.6-g32",
+    "kvarn4",
+    "k=channel-3-g128-varnorm,v=token-1.5-head-hadamard-varnorm-fp8",
+    "lowkv1.5",
+    "lowkv2",
+    "lowkv2.8",
+    "lowkv3",
+    "lowkv4",
+    "k=sorted-4321-head,v=exact",
+    "k=sorted-3110-head-4rows,v=token-2-g32",
+    "k=sorted-3221-head-trellis-1row-weighted,v=token-2-head-normal-hadamard",
 };
 
 // Blocks of rows that are normal, with outliers, constant, tiny and large.
@@ -128,6 +140,58 @@ TEST_CASE("every codec has the CPU's bits, packed and decoded") {
     }
 }
 
+// Four blocks: one that makes its own statistics of what queries said, two that take them over, of
+// which one comes before it, and one that knows no queries. Then what was decoded, encoded again.
+TEST_CASE("sorted keys take over statistics and find their codes again, as on the CPU") {
+    unsigned seed = 0;
+    for (const char* codec :
+         {"lowkv1.5", "lowkv2.8", "lowkv4", "k=sorted-3210-head-1row,v=exact"}) {
+        for (const std::uint32_t head_dim : {16u, 80u, 128u, 272u}) {
+            if (!in_sample(++seed)) continue;
+            const RowType type = seed % 2 == 0 ? RowType::f16 : RowType::f32;
+            const Plan plan(parse_scheme(codec).base, {2, head_dim}, {}, 0, {.rows = type});
+            const std::size_t channels = plan.shape().channels();
+            const std::vector<float> rows = rows_of(plan, 4, seed);
+            std::vector<float> queries(channels);
+            for (std::size_t c = 0; c < channels; ++c)
+                queries[c] = std::exp2(static_cast<float>(c * 7 % 19) - 9);
+            std::vector<std::vector<std::byte>> results;
+            for (Device* its : {cpu_device().get(), &device()}) {
+                const DeviceMemory exact(*its, 4 * plan.exact_bytes());
+                const DeviceMemory packed(*its, 4 * plan.packed_bytes());
+                const DeviceMemory again(*its, 4 * plan.packed_bytes());
+                std::vector<BlockCopy> encode, decode, repeat;
+                for (std::size_t b = 0; b < 4; ++b) {
+                    std::byte* own = exact.data() + b * plan.exact_bytes();
+                    std::byte* to = packed.data() + b * plan.packed_bytes();
+                    for (const Part part : {Part::keys, Part::values})
+                        its->write_rows(plan, part, own, 0, plan.block_tokens(),
+                                        {rows.data() + b * plan.block_tokens() * channels,
+                                         RowType::f32, head_dim, channels});
+                    const std::byte* like =
+                        b % 2 == 0 ? packed.data() + plan.packed_bytes() : nullptr;
+                    encode.push_back({own, to, like, b == 1 ? queries.data() : nullptr});
+                    decode.push_back({to, own});
+                    repeat.push_back({own, again.data() + b * plan.packed_bytes()});
+                }
+                its->encode(plan, encode, serial_executor());
+                its->decode(plan, decode, serial_executor());
+                its->encode(plan, repeat, serial_executor());
+                results.push_back(out_of(*its, packed.data(), 4 * plan.packed_bytes()));
+                results.push_back(out_of(*its, exact.data(), 4 * plan.exact_bytes()));
+                results.push_back(out_of(*its, again.data(), 4 * plan.packed_bytes()));
+            }
+            INFO(std::string(codec), " head_dim ", head_dim);
+            for (std::size_t i = 0; i < 3; ++i) CHECK(results[i] == results[3 + i]);
+            // It did carry: what a plain encode of other rows would hardly find.
+            for (std::size_t b = 0; b < 4; ++b)
+                CHECK(std::equal(results[0].data() + b * plan.packed_bytes(),
+                                 results[0].data() + b * plan.packed_bytes() + plan.keys().bytes(),
+                                 results[2].data() + b * plan.packed_bytes()));
+        }
+    }
+}
+
 TEST_CASE("what no f16 holds is found, on any row") {
     for (const RowType type : {RowType::f16, RowType::f32, RowType::bf16}) {
         const Plan plan(parse_scheme("kivi2").base, {2, 64}, {}, 0, {.rows = type});
@@ -171,7 +235,8 @@ TEST_CASE("rows of any stride go in and out, are cleared and copied as on the CP
 TEST_CASE("small: a block of each kind of codes") {
     for (const char* codec :
          {"k=channel-3-g32-search-fp8,v=exact", "k=token-2-head-hadamard-mean,v=token-1.5-g32",
-          "k=token-4-head-normal-random-mean-e5m3,v=token-2-head-trellis-hadamard-unbiased"}) {
+          "k=token-4-head-normal-random-mean-e5m3,v=token-2-head-trellis-hadamard-unbiased",
+          "k=sorted-3210-head-trellis-2rows-weighted,v=exact", "k=exact,v=token-2-head-varnorm"}) {
         const Plan plan(parse_scheme(codec).base, {1, 16}, {}, 0, {.rows = RowType::f32});
         const std::vector<float> rows = rows_of(plan, 1, 1);
         const Made want = make(*cpu_device(), plan, rows, 1);

@@ -1,11 +1,10 @@
 #include "state.h"
 
 #include <algorithm>
-#include <string>
 
-namespace lowkv::opencl {
+namespace lowkv::devices {
 
-cl_mem Grown::of(Queue& queue, std::size_t bytes) {
+Handle Grown::of(Queue& queue, std::size_t bytes) {
     if (bytes > bytes_) {
         const std::size_t size = std::max({bytes, 2 * bytes_, std::size_t{4096}});
         buffer_ = Buffer();
@@ -16,10 +15,10 @@ cl_mem Grown::of(Queue& queue, std::size_t bytes) {
     return buffer_.get();
 }
 
-State::State(cl_device_id id, std::string name)
-    : queue(id, std::move(name)), device_staging(queue.buffer(staging_bytes)) {}
+State::State(std::unique_ptr<Queue> its_queue)
+    : owned(std::move(its_queue)), device_staging(queue.buffer(staging_bytes)) {}
 
-cl_mem State::plan(const Plan& plan) {
+Handle State::plan(const Plan& plan) {
     const Description description = describe(plan);
     const auto found = std::ranges::find_if(known_, [&](const Known& known) {
         return known.layer == plan.layer() && known.description.same(description);
@@ -32,13 +31,13 @@ cl_mem State::plan(const Plan& plan) {
     return known_.back().buffer.get();
 }
 
-cl_mem State::try_plan(const Plan& its_plan) noexcept {
+Handle State::try_plan(const Plan& its_plan) noexcept {
     try {
         return plan(its_plan);
     } catch (...) {
-        queue.keep(CL_OUT_OF_HOST_MEMORY, "describing a plan");
+        queue.fail("describing a plan");
         return nullptr;
     }
 }
 
-}  // namespace lowkv::opencl
+}  // namespace lowkv::devices

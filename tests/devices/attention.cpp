@@ -1,14 +1,16 @@
-// Attention on an OpenCL device against attention in double precision on what its blocks hold.
+// Attention on a device with kernels of devices/kernels/ against attention in double precision on
+// what its blocks hold.
 
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <random>
 #include <string>
 
 #include "attention_case.h"
 #include "attention_oracle.h"
+#include "device_case.h"
 #include "lowkv/attention_mass.h"
-#include "opencl_case.h"
 #include "sample.h"
 
 using namespace lowkv;
@@ -40,10 +42,19 @@ const char* const codecs[] = {
     "k=channel-2-g64,v=token-2-head-trellis-hadamard-unbiased",
     "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
     "k=token-2.6-g64-hadamard-fp8,v=token-2.6-head-normal-random-lsq",
+    "kvarn4",
+    "k=channel-3-g128-varnorm,v=token-1.5-head-hadamard-varnorm-fp8",
+    "lowkv1.5",
+    "lowkv2",
+    "lowkv2.8",
+    "lowkv3",
+    "lowkv4",
+    "k=sorted-4321-head,v=exact",
+    "k=sorted-3110-head-4rows,v=token-2-g32",
 };
 
 void check(const Problem& p, AttentionParams params) {
-    REQUIRE(&p.sequence->device() == &device());  // LOWKV_TEST_DEVICE=opencl
+    REQUIRE(&p.sequence->device() == &device());  // LOWKV_TEST_DEVICE=own
     const std::uint32_t d = p.plan->shape().head_dim;
     params.scale = 1.0f / std::sqrt(static_cast<float>(d));
     std::vector<double> mass, log_sum;
@@ -84,8 +95,33 @@ TEST_CASE("every codec and head_dim, few queries and many") {
     }
 }
 
+TEST_CASE("keys whose channels queries have damped") {
+    unsigned seed = 0;
+    for (const char* codec : {"lowkv1.5", "lowkv2.8", "lowkv4"}) {
+        for (const std::uint32_t head_dim : {16u, 80u, 128u}) {
+            const Scheme scheme = parse_scheme(std::string(codec) + ",window=40,sinks=3");
+            Problem p(scheme, {2, head_dim}, 6, 3, 500, ++seed);
+            std::mt19937 random(seed);
+            std::normal_distribution<float> normal;
+            std::vector<float> rows(std::size_t{p.n_cells} * 2 * head_dim);
+            for (float& x : rows) x = normal(random);
+            std::vector<float> seen(std::size_t{64} * 6 * head_dim);
+            for (std::size_t i = 0; i < seen.size(); ++i)
+                seen[i] = normal(random) * std::exp2(static_cast<float>(i % head_dim % 7) - 4);
+            p.sequence.emplace(make_store(), p.plan, scheme.retention);
+            p.sequence->append(rows.data(), rows.data(), p.n_cells);
+            p.sequence->observe({seen.data(), std::size_t{6} * head_dim, head_dim, 64, 6});
+            p.sequence->settle();
+            AttentionParams params;
+            params.mask.kind = Mask::Kind::causal;
+            INFO(std::string(codec), " head_dim ", head_dim);
+            check(p, params);
+        }
+    }
+}
+
 TEST_CASE("every mask, with soft-caps, sinks, ALiBi and hidden first cells") {
-    for (const char* codec : {"kivi2", "exact"}) {
+    for (const char* codec : {"kivi2", "exact", "lowkv2.8"}) {
         for (const Mask::Kind kind : {Mask::Kind::none, Mask::Kind::causal,
                                       Mask::Kind::additive_f16, Mask::Kind::additive_f32}) {
             for (unsigned seed = 0; seed < 6; ++seed) {
@@ -143,11 +179,12 @@ TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
 
 // As in codes.cpp.
 TEST_CASE("small: exact and packed blocks, rotated and not") {
-    for (const char* codec : {"kivi2", "k=token-4-head-hadamard,v=token-2-head-trellis-random"}) {
+    for (const char* codec : {"kivi2", "k=token-4-head-hadamard,v=token-2-head-trellis-random",
+                              "k=sorted-3210-head-trellis-2rows,v=exact"}) {
         AttentionParams params;
         params.mask.kind = Mask::Kind::causal;
         check(
-            Problem(parse_scheme(std::string(codec) + ",window=20,sinks=1"), {1, 16}, 3, 2, 110, 1),
+            Problem(parse_scheme(std::string(codec) + ",window=20,sinks=1"), {1, 16}, 3, 2, 155, 1),
             params);
     }
 }

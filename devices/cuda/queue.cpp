@@ -1,0 +1,92 @@
+#include "queue.h"
+
+#include "lowkv/error.h"
+
+namespace lowkv::cuda {
+
+extern const void* const kernels[];  // kernels.cu
+
+namespace {
+
+constexpr std::size_t most_arguments = 16;
+
+std::byte* place(devices::Handle handle, std::size_t at) noexcept {
+    return static_cast<std::byte*>(handle) + at;
+}
+
+}  // namespace
+
+Queue::Queue(int device, const std::string& name) : devices::Queue("CUDA", name), device_(device) {
+    std::size_t left = 0, all = 0;
+    int status = use();
+    if (status == cudaSuccess) status = cudaMemGetInfo(&left, &all);
+    if (status == cudaSuccess) status = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    if (status != cudaSuccess)
+        throw Error(
+            ErrorCode::device_failed,
+            title() + " can't be used: " + cudaGetErrorString(static_cast<cudaError_t>(status)));
+    set_memory(all, all);
+}
+
+Queue::~Queue() {
+    if (use() == cudaSuccess) cudaStreamDestroy(stream_);
+}
+
+devices::Handle Queue::take(std::size_t bytes) noexcept {
+    void* memory = nullptr;
+    if (use() == cudaSuccess && cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
+    cudaGetLastError();  // too little memory is no failure of the device
+    return nullptr;
+}
+
+void Queue::give(Handle handle) noexcept {
+    if (use() == cudaSuccess) cudaFree(handle);
+}
+
+int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
+    int status = use();
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
+    return status == cudaSuccess ? do_finish() : status;
+}
+
+int Queue::do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
+    int status = use();
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(to, place(from, at), bytes, cudaMemcpyDeviceToHost, stream_);
+    return status == cudaSuccess ? do_finish() : status;
+}
+
+int Queue::do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
+                   std::size_t bytes) noexcept {
+    const int status = use();
+    if (status != cudaSuccess) return status;
+    return cudaMemcpyAsync(place(to, to_at), place(from, at), bytes, cudaMemcpyDeviceToDevice,
+                           stream_);
+}
+
+int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
+    const int status = use();
+    return status == cudaSuccess ? cudaMemsetAsync(place(to, at), 0, bytes, stream_) : status;
+}
+
+int Queue::do_finish() noexcept {
+    const int status = use();
+    return status == cudaSuccess ? cudaStreamSynchronize(stream_) : status;
+}
+
+int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
+                  std::span<const devices::Argument> arguments) noexcept {
+    void* values[most_arguments] = {};
+    if (arguments.size() > most_arguments) return cudaErrorInvalidValue;
+    for (std::size_t i = 0; i < arguments.size(); ++i)
+        values[i] = const_cast<void*>(arguments[i].value);
+    const auto number = [](std::size_t value) { return static_cast<unsigned>(value); };
+    const dim3 groups(number(grid.x), number(grid.y), number(grid.z)), items(number(grid.items));
+    const int status = use();
+    if (status != cudaSuccess) return status;
+    return cudaLaunchKernel(kernels[static_cast<std::size_t>(kernel)], groups, items, values, 0,
+                            stream_);
+}
+
+}  // namespace lowkv::cuda

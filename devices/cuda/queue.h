@@ -1,0 +1,37 @@
+#pragma once
+// CUDA's queue: a stream of its own on one device.
+
+#include <cuda_runtime_api.h>
+
+#include "devices/host/queue.h"
+
+namespace lowkv::cuda {
+
+class Queue final : public devices::Queue {
+  public:
+    // Throws Error(device_failed).
+    Queue(int device, const std::string& name);
+    ~Queue() override;
+
+  private:
+    using Handle = devices::Handle;
+
+    int device_;
+    cudaStream_t stream_ = nullptr;
+
+    // Of the calling thread: calls come from many.
+    int use() const noexcept { return cudaSetDevice(device_); }
+
+    Handle take(std::size_t bytes) noexcept override;
+    void give(Handle handle) noexcept override;
+    int do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept override;
+    int do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept override;
+    int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
+                std::size_t bytes) noexcept override;
+    int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept override;
+    int do_finish() noexcept override;
+    int do_run(devices::Kernel kernel, const devices::Grid& grid,
+               std::span<const devices::Argument> arguments) noexcept override;
+};
+
+}  // namespace lowkv::cuda

@@ -1,0 +1,351 @@
+// A device with kernels of devices/kernels/ behind lowkv/device.h.
+
+#include "device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention.h"
+#include "cpu/rows.h"
+#include "families/sorted/statistics.h"
+#include "lowkv/format.h"
+#include "state.h"
+
+namespace lowkv::devices {
+namespace {
+
+// Blocks that are encoded in one launch: what they need of scratch memory is bounded.
+constexpr std::size_t blocks_at_a_time = 32;
+
+std::uint32_t number_of(Part part) noexcept { return part == Part::keys ? 0 : 1; }
+
+// What begin_sorted is told of each block.
+std::vector<std::uint32_t> hints_of(const Memory& memory, const Plan& plan,
+                                    std::span<const BlockCopy> blocks) {
+    const auto& part = dynamic_cast<const codec::SortedPart&>(plan.keys());
+    const std::size_t d = plan.shape().head_dim;
+    std::vector<std::uint32_t> hints;
+    std::vector<std::byte> section;
+    for (const BlockCopy& block : blocks) {
+        hints.push_back(block.like == nullptr ? LOWKV_NOWHERE : memory.address(block.like));
+        const std::size_t at = hints.size();
+        hints.resize(at + plan.shape().channels() / 8);
+        if (part.head.weighted == 0 || block.queries == nullptr) continue;
+        for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
+            section.assign(part.section.largest, std::byte{0});
+            codec::write_damping(part, block.queries + head * d, section.data());
+            std::memcpy(hints.data() + at + head * d / 8, section.data() + part.section.damping,
+                        d / 2);
+        }
+    }
+    return hints;
+}
+
+class KernelDevice final : public Device {
+  public:
+    KernelDevice(std::unique_ptr<Queue> queue, std::string its_name)
+        : name_(std::move(its_name)), state_(std::make_unique<State>(std::move(queue))) {}
+
+    std::string_view name() const noexcept override { return name_; }
+
+    // Describes the plan to the device, too: calls that may not throw find that done.
+    void check(const Plan& plan) const override {
+        check_served(plan, state_->queue.title());
+        const std::scoped_lock lock(state_->mutex);
+        state_->plan(plan);
+    }
+
+    // ---- memory ----
+
+    std::byte* allocate(std::size_t bytes) override {
+        const std::scoped_lock lock(state_->mutex);
+        return state_->memory.allocate(bytes);
+    }
+    void deallocate(std::byte* memory, std::size_t) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        state_->memory.deallocate(memory);
+    }
+    void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place place = state_->memory.place(to);
+        state_->queue.write(place.buffer, place.at, from, bytes);
+    }
+    // Zeros, where the device has failed.
+    void copy_out(void* to, const std::byte* from, std::size_t bytes) const noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place place = state_->memory.place(from);
+        state_->queue.read(to, place.buffer, place.at, bytes);
+        if (state_->queue.failed()) std::memset(to, 0, bytes);
+    }
+    void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place there = state_->memory.place(to), here = state_->memory.place(from);
+        state_->queue.copy(there.buffer, there.at, here.buffer, here.at, bytes);
+    }
+    void clear(std::byte* to, std::size_t bytes) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Place place = state_->memory.place(to);
+        state_->queue.clear(place.buffer, place.at, bytes);
+    }
+
+    // ---- exact blocks ----
+
+    void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
+                    std::uint32_t count, const Rows& rows) noexcept override {
+        each_turn(plan, block, count,
+                  [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
+                      cpu::store_values(plan.kernels(), state_->staging.data(), row_shape(plan), 0,
+                                        tokens, cache::rows_from(rows, from));
+                      const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
+                      state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
+                                          elements * cache::bytes_of(plan.rows()));
+                      state_->queue.launch(Kernel::write_rows, grid_of(elements),
+                                           state_->memory.all(), its, number_of(part), at,
+                                           first + from, tokens, state_->device_staging.get());
+                  });
+    }
+    // Zeros, where the device has failed.
+    void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
+                   std::uint32_t count, const RowsOut& rows) const noexcept override {
+        each_turn(plan, block, count,
+                  [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
+                      const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
+                      const std::size_t bytes = elements * cache::bytes_of(plan.rows());
+                      state_->queue.launch(Kernel::read_rows, grid_of(elements),
+                                           state_->memory.all(), its, number_of(part), at,
+                                           first + from, tokens, state_->device_staging.get());
+                      state_->queue.read(state_->staging.data(), state_->device_staging.get(), 0,
+                                         bytes);
+                      if (state_->queue.failed())
+                          std::fill_n(state_->staging.begin(), bytes, std::byte{0});
+                      RowsOut to = rows;
+                      to.data = static_cast<std::byte*>(rows.data) +
+                                from * rows.token_stride * cache::bytes_of(plan.rows());
+                      cpu::load_values(state_->staging.data(), row_shape(plan), 0, tokens, to);
+                  });
+    }
+    void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Handle its = state_->try_plan(plan);
+        const std::uint32_t at = state_->memory.address(block);
+        const std::size_t elements =
+            std::size_t{plan.block_tokens() - first} * plan.shape().channels();
+        for (const std::uint32_t part : {0u, 1u})
+            state_->queue.launch(Kernel::clear_rows, grid_of(elements), state_->memory.all(), its,
+                                 part, at, first);
+    }
+    void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
+                   std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
+        const std::scoped_lock lock(state_->mutex);
+        const Handle its = state_->try_plan(plan);
+        const std::uint32_t there = state_->memory.address(to), here = state_->memory.address(from);
+        const std::uint32_t step = repeat ? 0 : 1;
+        for (const std::uint32_t part : {0u, 1u})
+            state_->queue.launch(
+                Kernel::copy_rows, grid_of(std::size_t{count} * plan.shape().channels()),
+                state_->memory.all(), its, part, there, to_first, here, from_first, count, step);
+    }
+
+    // ---- packed blocks ----
+
+    bool packable(const Plan& plan, std::span<const std::byte* const> exact,
+                  Executor&) const override {
+        const std::scoped_lock lock(state_->mutex);
+        State& state = *state_;
+        if (exact.empty()) return true;
+        std::vector<std::uint32_t> blocks;
+        for (const std::byte* block : exact) blocks.push_back(state.memory.address(block));
+        const Handle its = state.plan(plan);
+        const Handle words =
+            state.words.holding(state.queue, std::span<const std::uint32_t>(blocks));
+        const Handle flag = state.results.of(state.queue, sizeof(std::uint32_t));
+        state.queue.clear(flag, 0, sizeof(std::uint32_t));
+        const Grid grid = grid_of(elements_of(plan), blocks.size());
+        for (const std::uint32_t part : {0u, 1u})
+            state.queue.launch(Kernel::find_unfit, grid, state.memory.all(), its, part, words,
+                               flag);
+        std::uint32_t unfit = 0;
+        state.queue.read(&unfit, flag, 0, sizeof unfit);
+        state.queue.check();
+        return unfit == 0;
+    }
+    // Blocks that others may take statistics from come first.
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) override {
+        if (!plan.has_statistics()) return encode_alike(plan, blocks);
+        std::vector<BlockCopy> sorted(blocks.begin(), blocks.end());
+        const auto others = std::ranges::stable_partition(
+            sorted, [](const BlockCopy& block) { return block.like == nullptr; });
+        encode_alike(plan, {sorted.begin(), others.begin()});
+        encode_alike(plan, others);
+    }
+    void decode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) const override {
+        each_batch(plan, blocks, [&](const Batch& batch) {
+            const lowkv_part& shape = batch.shape;
+            const std::size_t count = batch.blocks.size(), heads = count * shape.kv_heads;
+            const auto launch = [&](Kernel kernel, const Grid& grid) {
+                state_->queue.launch(kernel, grid, state_->memory.all(), batch.plan, batch.part,
+                                     batch.words);
+            };
+            if (shape.sorted_at != 0)
+                launch(Kernel::decode_sorted, {64, shape.head_dim / LOWKV_SORTED_GROUP, heads});
+            else if (shape.by_token != 0)
+                launch(Kernel::decode_tokens, {64, shape.tokens, heads});
+            else
+                launch(Kernel::decode, grid_of(elements_of(plan), count));
+        });
+    }
+
+    // ---- attention ----
+
+    void attend(const Plan& plan, std::span<const SequenceAttention> sequences,
+                const AttentionParams& params, AttentionWorkspace&, Executor&) const override {
+        check(plan);
+        const std::scoped_lock lock(state_->mutex);
+        run_attention(*state_, plan, sequences, params);
+    }
+    void attention_mass(const Plan& plan, const SequenceAttention& sequence,
+                        const AttentionParams& params, std::uint32_t first_cell,
+                        std::span<float> mass, AttentionWorkspace&, Executor&) const override {
+        check(plan);
+        const std::scoped_lock lock(state_->mutex);
+        run_mass(*state_, plan, sequence, params, first_cell, mass);
+    }
+
+  private:
+    std::string name_;
+    std::unique_ptr<State> state_;
+
+    static cpu::ExactShape row_shape(const Plan& plan) noexcept {
+        return {plan.shape().kv_heads, plan.shape().head_dim, plan.block_tokens(), plan.rows()};
+    }
+    // Of keys or of values.
+    static std::size_t elements_of(const Plan& plan) noexcept {
+        return std::size_t{plan.block_tokens()} * plan.shape().channels();
+    }
+
+    // Calls f(plan, block's address, first token, tokens) for as many rows as the staging memory
+    // holds at a time.
+    template <class F>
+    void each_turn(const Plan& plan, const std::byte* block, std::uint32_t count,
+                   F f) const noexcept {
+        const std::scoped_lock lock(state_->mutex);
+        const Handle its = state_->try_plan(plan);
+        const std::uint32_t at = state_->memory.address(block);
+        const auto most = static_cast<std::uint32_t>(
+            State::staging_bytes / (cache::bytes_of(plan.rows()) * plan.shape().channels()));
+        for (std::uint32_t first = 0; first < count; first += most)
+            f(its, at, first, std::min(most, count - first));
+    }
+
+    // A part of some blocks, in a launch.
+    struct Batch {
+        Handle plan;
+        std::uint32_t part;
+        const lowkv_part& shape;
+        std::span<const BlockCopy> blocks;
+        Handle words;  // the blocks' addresses
+    };
+
+    // All make their own statistics, or none.
+    void encode_alike(const Plan& plan, std::span<const BlockCopy> blocks) {
+        each_batch(plan, blocks, [&](const Batch& batch) {
+            const lowkv_part& shape = batch.shape;
+            const std::size_t heads = batch.blocks.size() * shape.kv_heads;
+            if (shape.exact != 0) {
+                state_->queue.launch(Kernel::encode_exact,
+                                     grid_of(elements_of(plan), batch.blocks.size()),
+                                     state_->memory.all(), batch.plan, batch.part, batch.words);
+                return;
+            }
+            const Handle scratch = state_->scratch.of(state_->queue, heads * shape.scratch_bytes);
+            const auto launch = [&](Kernel kernel, const Grid& grid, const auto&... more) {
+                state_->queue.launch(kernel, grid, state_->memory.all(), batch.plan, batch.part,
+                                     batch.words, scratch, more...);
+            };
+            if (shape.sorted_at != 0)
+                encode_sorted(plan, batch, heads, launch);
+            else
+                encode_groups(shape, heads, launch);
+        });
+    }
+
+    // Uniform, rotated and balanced ones.
+    template <class Launch>
+    static void encode_groups(const lowkv_part& shape, std::size_t heads, const Launch& launch) {
+        const std::size_t groups = std::size_t{shape.group_rows} * shape.row_entries;
+        const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
+        if (shape.by_token != 0) {
+            if (shape.has_mean != 0) launch(Kernel::find_mean, grid_of(1, heads));
+            launch(Kernel::transform, {64, shape.tokens, heads});
+            if (shape.has_factors != 0)
+                launch(Kernel::balance, grid_of(1, heads));
+            else
+                launch(Kernel::find_grids, grid_of(groups, heads));
+            if (shape.levels == LOWKV_TRELLIS_LEVELS) {
+                launch(Kernel::find_windows, grid_of(codes / LOWKV_WORD_CODES, heads));
+                launch(Kernel::find_scales, grid_of(shape.tokens, heads));
+            }
+        } else {
+            launch(Kernel::find_ranges, grid_of(groups, heads));
+        }
+        launch(Kernel::write_metadata, grid_of(1, heads));
+        if (shape.has_factors != 0)
+            launch(Kernel::write_factors, grid_of(std::max(shape.tokens, shape.head_dim), heads));
+        if (shape.has_zeros != 0) launch(Kernel::find_codes, grid_of(codes, heads));
+        if (shape.has_mean != 0) launch(Kernel::correct_mean, grid_of(shape.head_dim, heads));
+        launch(Kernel::pack_codes, grid_of(shape.head_bytes - shape.codes_at, heads));
+    }
+
+    template <class Launch>
+    void encode_sorted(const Plan& plan, const Batch& batch, std::size_t heads,
+                       const Launch& launch) {
+        const lowkv_part& shape = batch.shape;
+        const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
+        const std::vector<std::uint32_t> hints = hints_of(state_->memory, plan, batch.blocks);
+        launch(Kernel::begin_sorted, grid_of(1, heads),
+               state_->hints.holding(state_->queue, std::span<const std::uint32_t>(hints)));
+        launch(Kernel::transform_sorted, grid_of(codes / LOWKV_SORTED_GROUP, heads));
+        launch(Kernel::find_reaches, grid_of(shape.tokens, heads));
+        launch(Kernel::find_nearest, grid_of(codes, heads));
+        if (shape.levels == LOWKV_TRELLIS_LEVELS)
+            launch(Kernel::find_paths, grid_of(codes / LOWKV_WORD_CODES, heads));
+        launch(Kernel::fit_scales, grid_of(shape.tokens, heads));
+        launch(Kernel::write_sorted, grid_of(1, heads));
+        launch(Kernel::pack_sorted, grid_of(shape.head_bytes, heads));
+    }
+
+    // Calls f(batch) for some blocks at a time, and waits: what fails is to be known while the
+    // blocks are still there in their old state.
+    template <class F>
+    void each_batch(const Plan& plan, std::span<const BlockCopy> blocks, F f) const {
+        check(plan);
+        const std::scoped_lock lock(state_->mutex);
+        State& state = *state_;
+        const Description description = describe(plan);
+        const Handle its = state.plan(plan);
+        std::vector<std::uint32_t> addresses;
+        for (std::size_t first = 0; first < blocks.size(); first += blocks_at_a_time) {
+            addresses.clear();
+            const auto some =
+                blocks.subspan(first, std::min(blocks_at_a_time, blocks.size() - first));
+            for (const BlockCopy& block : some) {
+                addresses.push_back(state.memory.address(block.from));
+                addresses.push_back(state.memory.address(block.to));
+            }
+            const Handle words =
+                state.words.holding(state.queue, std::span<const std::uint32_t>(addresses));
+            for (const std::uint32_t part : {0u, 1u})
+                f(Batch{its, part, description.parts[part], some, words});
+        }
+        state.queue.finish();
+        state.queue.check();
+    }
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_device(std::unique_ptr<Queue> queue, std::string name) {
+    return std::make_shared<KernelDevice>(std::move(queue), std::move(name));
+}
+
+}  // namespace lowkv::devices

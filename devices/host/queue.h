@@ -1,0 +1,164 @@
+#pragma once
+// A device's one queue, in order, its memory and its kernels, whatever interface has them: OpenCL's
+// (devices/opencl/queue.h), CUDA's or a test's. What fails is kept: calls that may not throw leave
+// it to those that may.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "devices/kernels/part.h"
+
+namespace lowkv::devices {
+
+enum class Kernel : std::uint8_t {
+#define LOWKV_NUMBER(name) name,
+    LOWKV_KERNELS(LOWKV_NUMBER)
+#undef LOWKV_NUMBER
+};
+inline constexpr std::array kernel_names{
+#define LOWKV_NAME(name) #name,
+    LOWKV_KERNELS(LOWKV_NAME)
+#undef LOWKV_NAME
+};
+
+// How many groups of how many work-items.
+struct Grid {
+    std::size_t items = 64;
+    std::size_t x = 1, y = 1, z = 1;
+};
+// Groups of 64 for so many work-items.
+inline Grid grid_of(std::size_t items, std::size_t y = 1) noexcept {
+    return {64, (items + 63) / 64, y};
+}
+
+// A buffer of the device's memory, as its interface calls it.
+using Handle = void*;
+// The buffers that a kernel's addresses are in.
+using Memories = std::array<Handle, LOWKV_BUFFERS>;
+
+// One of a kernel's arguments.
+struct Argument {
+    const void* value;
+    std::size_t bytes;
+};
+
+class Queue;
+
+// Given back by itself.
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(Queue& queue, Handle handle) noexcept : queue_(&queue), handle_(handle) {}
+    ~Buffer();
+    Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(queue_, other.queue_);
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    Handle get() const noexcept { return handle_; }
+
+  private:
+    Queue* queue_ = nullptr;
+    Handle handle_ = nullptr;
+};
+
+class Queue {
+  public:
+    virtual ~Queue() = default;
+    Queue(const Queue&) = delete;
+    Queue& operator=(const Queue&) = delete;
+
+    // For messages: "OpenCL device 'name'".
+    const std::string& title() const noexcept { return title_; }
+    std::size_t memory_bytes() const noexcept { return memory_bytes_; }
+    std::size_t largest_buffer() const noexcept { return largest_buffer_; }
+
+    // Empty: there is no memory.
+    Buffer try_buffer(std::size_t bytes) noexcept { return {*this, take(bytes)}; }
+    // Throws Error(device_failed).
+    Buffer buffer(std::size_t bytes);
+
+    // They return when it is done.
+    void write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed()) keep(do_write(to, at, from, bytes), "writing to its memory");
+    }
+    void read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed()) keep(do_read(to, from, at, bytes), "reading its memory");
+    }
+    // They may go on.
+    void copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
+              std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed())
+            keep(do_copy(to, to_at, from, at, bytes), "copying in its memory");
+    }
+    void clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed()) keep(do_clear(to, at, bytes), "clearing its memory");
+    }
+    void finish() noexcept { keep(do_finish(), "finishing"); }
+
+    // With the cache's memory as the kernel's first arguments.
+    template <class... Args>
+    void launch(Kernel kernel, const Grid& grid, const Memories& memories,
+                const Args&... args) noexcept {
+        std::array<Argument, LOWKV_BUFFERS + sizeof...(Args)> all;
+        std::size_t count = 0;
+        for (const Handle& memory : memories) all[count++] = {&memory, sizeof memory};
+        ((all[count++] = {&args, sizeof args}), ...);
+        run(kernel, grid, all);
+    }
+    template <class... Args>
+    void launch(Kernel kernel, const Grid& grid, const Args&... args) noexcept {
+        const std::array<Argument, sizeof...(Args)> all{Argument{&args, sizeof args}...};
+        run(kernel, grid, all);
+    }
+
+    bool failed() const noexcept { return doing_ != nullptr; }
+    // Keeps what was being done when there first was a status of the interface other than 0.
+    void keep(int status, const char* doing) noexcept {
+        if (status != 0) fail(doing, status);
+    }
+    // The same for what lowkv itself finds; 0: the interface has no status of it.
+    void fail(const char* doing, int status = 0) noexcept;
+    // Throws Error(device_failed) where something has failed.
+    void check() const;
+
+  protected:
+    // `interface`: OpenCL, CUDA.
+    Queue(std::string interface, const std::string& name);
+    void set_memory(std::size_t bytes, std::size_t largest_buffer) noexcept {
+        memory_bytes_ = bytes;
+        largest_buffer_ = largest_buffer;
+    }
+
+    // Null: there is no memory.
+    virtual Handle take(std::size_t bytes) noexcept = 0;
+    virtual void give(Handle handle) noexcept = 0;
+    // Of `bytes` above 0. They return the interface's status: 0 if all is well.
+    virtual int do_write(Handle to, std::size_t at, const void* from,
+                         std::size_t bytes) noexcept = 0;
+    virtual int do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept = 0;
+    virtual int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
+                        std::size_t bytes) noexcept = 0;
+    virtual int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept = 0;
+    virtual int do_finish() noexcept = 0;
+    // Of a grid that is not empty.
+    virtual int do_run(Kernel kernel, const Grid& grid,
+                       std::span<const Argument> arguments) noexcept = 0;
+
+  private:
+    friend class Buffer;
+
+    std::string interface_, title_;
+    std::size_t memory_bytes_ = 0, largest_buffer_ = 0;
+    int status_ = 0;
+    const char* doing_ = nullptr;  // null: nothing has failed
+
+    void run(Kernel kernel, const Grid& grid, std::span<const Argument> arguments) noexcept;
+};
+
+}  // namespace lowkv::devices

@@ -1,0 +1,32 @@
+// The whole program, for compilers that take it as a file: after the vocabulary (cuda.h).
+#include "lowkv/format.h"
+
+#include "part.h"
+
+#include "rows.h"
+
+#include "codes.h"
+
+#include "encode.h"
+
+#include "rotate.h"
+
+#include "rotated.h"
+
+#include "balanced.h"
+
+#include "trellis.h"
+
+#include "carried.h"
+
+#include "sorted.h"
+
+#include "sorted_encode.h"
+
+#include "sorted_write.h"
+
+#include "decode.h"
+
+#include "attend.h"
+
+#include "mass.h"

@@ -1,0 +1,48 @@
+// The kernels' vocabulary (opencl.h says which words it has) in CUDA C++. Compile with -fmad=false:
+// a sum or a product is rounded by itself.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#define KERNEL(name, items) extern "C" __global__ void __launch_bounds__(items) name
+#define FN static __device__ __forceinline__
+#define GLOBAL
+#define LOCAL
+#define SHARED(type, name, count) __shared__ type name[count]
+#define BARRIER() __syncthreads()
+#define GLOBAL_BARRIER() __syncthreads()
+#define NUMBER (blockIdx.x * blockDim.x + threadIdx.x)
+#define ITEM (threadIdx.x)
+#define GROUP(axis) ((axis) == 0 ? blockIdx.x : (axis) == 1 ? blockIdx.y : blockIdx.z)
+#define RAISE(flag) atomicOr(const_cast<uint32_t*>(flag), 1u)
+#define EXP(x) expf(x)
+#define LOG(x) logf(x)
+#define TANH(x) tanhf(x)
+#define SQRT(x) sqrtf(x)
+
+using std::uint64_t;
+
+// The same arguments as in OpenCL.
+#define MEMORY                                                                                 \
+    uint8_t *m0, uint8_t *m1, uint8_t *m2, uint8_t *m3, uint8_t *m4, uint8_t *m5, uint8_t *m6, \
+        uint8_t *m7
+#define AT(address) \
+    (BUFFER_OF(address) + ((size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT))
+#define BUFFER_OF(address) \
+    pick_buffer((address) >> LOWKV_ADDRESS_BITS, m0, m1, m2, m3, m4, m5, m6, m7)
+
+static __device__ __forceinline__ std::uint8_t* pick_buffer(std::uint32_t number, std::uint8_t* m0,
+                                                            std::uint8_t* m1, std::uint8_t* m2,
+                                                            std::uint8_t* m3, std::uint8_t* m4,
+                                                            std::uint8_t* m5, std::uint8_t* m6,
+                                                            std::uint8_t* m7) {
+    return number == 0   ? m0
+           : number == 1 ? m1
+           : number == 2 ? m2
+           : number == 3 ? m3
+           : number == 4 ? m4
+           : number == 5 ? m5
+           : number == 6 ? m6
+                         : m7;
+}

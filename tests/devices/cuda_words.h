@@ -1,0 +1,37 @@
+#pragma once
+// What nvcc knows by itself, for a host's compiler: a CUDA thread is whatever cuda_group.cpp makes
+// of it.
+
+#include <math.h>  // NOLINT(modernize-deprecated-headers): fmax() and its kin without std::
+
+#include <atomic>
+#include <cstdint>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+// Groups run one after the other.
+#define __shared__ static
+
+namespace lowkv::test {
+
+struct Place {
+    std::uint32_t x = 0, y = 0, z = 0;
+};
+extern thread_local Place thread_place, group_place;
+extern Place group_size;
+
+// Waits for all threads of the group.
+void wait_for_group();
+
+}  // namespace lowkv::test
+
+#define threadIdx lowkv::test::thread_place
+#define blockIdx lowkv::test::group_place
+#define blockDim lowkv::test::group_size
+#define __syncthreads() lowkv::test::wait_for_group()
+
+inline void atomicOr(std::uint32_t* flag, std::uint32_t bits) {
+    std::atomic_ref(*flag).fetch_or(bits);
+}

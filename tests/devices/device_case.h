@@ -1,0 +1,13 @@
+#pragma once
+// The device under test: opencl_device.cpp or emulated_device.cpp, whichever is linked, has it.
+
+#include <memory>
+
+#include "lowkv/device.h"
+
+namespace lowkv::test {
+
+const std::shared_ptr<Device>& shared_device();
+inline Device& device() { return *shared_device(); }
+
+}  // namespace lowkv::test

@@ -1,0 +1,93 @@
+// The kernels' CUDA dialect on the host: the same text, the same host's side as for OpenCL.
+
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "cuda_group.h"
+#include "cuda_words.h"
+#include "device_case.h"
+#include "devices/host/device.h"
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"  // the text is C
+#include "devices/kernels/cuda.h"
+
+#include "devices/kernels/all.h"
+#pragma GCC diagnostic pop
+
+namespace lowkv::test {
+namespace {
+
+using devices::Argument;
+using devices::Grid;
+using devices::Handle;
+
+// Calls a kernel with a host's arguments; a status that is not 0 where these are not its own.
+template <class... P, std::size_t... I>
+int call(void (*kernel)(P...), const Grid& grid, std::span<const Argument> given,
+         std::index_sequence<I...>) {
+    if (given.size() != sizeof...(P) || !((given[I].bytes == sizeof(P)) && ...)) return 1;
+    const std::tuple<P...> arguments{*static_cast<const P*>(given[I].value)...};
+    return run_groups(grid, [&] { std::apply(kernel, arguments); }) ? 0 : 2;
+}
+template <class... P>
+int call(void (*kernel)(P...), const Grid& grid, std::span<const Argument> given) {
+    return call(kernel, grid, given, std::index_sequence_for<P...>());
+}
+
+using Run = int (*)(const Grid& grid, std::span<const Argument> arguments);
+constexpr Run runs[] = {
+#define RUN(name) \
+    [](const Grid& grid, std::span<const Argument> given) { return call(&::name, grid, given); },
+    LOWKV_KERNELS(RUN)
+#undef RUN
+};
+
+class EmulatedQueue final : public devices::Queue {
+  public:
+    EmulatedQueue() : devices::Queue("CUDA", "emulated") {
+        set_memory(std::size_t{4} << 30, std::size_t{1} << 30);
+    }
+
+  private:
+    static std::byte* at(Handle handle, std::size_t offset) {
+        return static_cast<std::byte*>(handle) + offset;
+    }
+    Handle take(std::size_t bytes) noexcept override { return std::malloc(bytes); }
+    void give(Handle handle) noexcept override { std::free(handle); }
+    int do_write(Handle to, std::size_t to_at, const void* from,
+                 std::size_t bytes) noexcept override {
+        std::memcpy(at(to, to_at), from, bytes);
+        return 0;
+    }
+    int do_read(void* to, Handle from, std::size_t from_at, std::size_t bytes) noexcept override {
+        std::memcpy(to, at(from, from_at), bytes);
+        return 0;
+    }
+    int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t from_at,
+                std::size_t bytes) noexcept override {
+        std::memmove(at(to, to_at), at(from, from_at), bytes);
+        return 0;
+    }
+    int do_clear(Handle to, std::size_t to_at, std::size_t bytes) noexcept override {
+        std::memset(at(to, to_at), 0, bytes);
+        return 0;
+    }
+    int do_finish() noexcept override { return 0; }
+    int do_run(devices::Kernel kernel, const Grid& grid,
+               std::span<const Argument> arguments) noexcept override {
+        return runs[static_cast<std::size_t>(kernel)](grid, arguments);
+    }
+};
+
+}  // namespace
+
+const std::shared_ptr<Device>& shared_device() {
+    static const std::shared_ptr<Device> device =
+        devices::make_device(std::make_unique<EmulatedQueue>(), "cuda:emulated");
+    return device;
+}
+
+}  // namespace lowkv::test
