@@ -80,72 +80,15 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     device.finish();
     queries_.keep(queries);
     for (const Due& its : due) {
+        // Who reads a whole page may know better where it lies in a sequence.
+        if (its.first || memory_.whole) keep_sinks(its.page);
         Beside& beside = *beside_[its.page];
         beside.packed = true;
         beside.mark = mark_of(its.page);
-        if (its.first && sinks_ > 0) keep_sinks(beside);
     }
     stats_.packed += due.size();
     const std::scoped_lock lock(store_->impl().mutex);
     store_->impl().stats.encoded_blocks += copies.size();
-}
-
-void PagedLayer::keep_sinks(Beside& beside) {
-    const std::size_t channels = plan_->shape().channels();
-    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
-    std::vector<std::byte> rows(2 * sinks_ * row_bytes);
-    std::byte* out = rows.data();
-    for (const Part part : {Part::keys, Part::values}) {
-        for (std::uint32_t first = 0; first < sinks_; first += plan_->block_tokens()) {
-            const std::uint32_t count = std::min(sinks_ - first, plan_->block_tokens());
-            const std::byte* block =
-                beside.exact + first / plan_->block_tokens() * plan_->exact_bytes();
-            store_->device().read_rows(*plan_, part, block, 0, count,
-                                       {out, plan_->shape().head_dim, channels});
-            out += count * row_bytes;
-        }
-    }
-    store_->device().finish();
-    stats_.sink_bytes += rows.size() - beside.sinks.size();
-    beside.sinks = std::move(rows);
-}
-
-// Into a page that was decoded: its first rows were never lost.
-void PagedLayer::restore_sinks(Beside& beside) noexcept {
-    const std::size_t channels = plan_->shape().channels();
-    for (const Part part : {Part::keys, Part::values}) {
-        const std::size_t row = part == Part::keys ? 0 : sinks_;
-        write_rows(part, beside.exact, {0, 0, sinks_, row},
-                   {beside.sinks.data(), plan_->rows(), plan_->shape().head_dim, channels});
-    }
-}
-
-// Pages' sinks as attention reads them, in memory that the layer keeps for it.
-void PagedLayer::sink_blocks(std::map<const Beside*, std::vector<BlockView>>& views) {
-    Device& device = store_->device();
-    const std::uint32_t block_tokens = sink_plan_->block_tokens();
-    const std::uint32_t blocks = ceil_div(sinks_, block_tokens);
-    const std::size_t block_bytes = sink_plan_->exact_bytes();
-    const std::size_t channels = plan_->shape().channels();
-    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
-    if (views.size() > sink_pages_) {
-        sink_memory_ = DeviceMemory(device, views.size() * blocks * block_bytes);
-        sink_pages_ = views.size();
-    }
-    std::byte* block = sink_memory_.data();
-    for (auto& [beside, its] : views) {
-        for (std::uint32_t first = 0; first < sinks_; first += block_tokens, block += block_bytes) {
-            device.clear_rows(*sink_plan_, block, 0);
-            for (const Part part : {Part::keys, Part::values}) {
-                const std::size_t row = part == Part::keys ? first : sinks_ + first;
-                device.write_rows(*sink_plan_, part, block, 0,
-                                  std::min(sinks_ - first, block_tokens),
-                                  {beside->sinks.data() + row * row_bytes, plan_->rows(),
-                                   plan_->shape().head_dim, channels});
-            }
-            its.push_back({block, block + sink_plan_->exact_part_bytes(), false});
-        }
-    }
 }
 
 // Exact rows of packed pages that this step has read, in no sequence's window.
@@ -172,6 +115,8 @@ void PagedLayer::evict(Executor& executor) {
     for (const std::uint32_t number : exact_) {
         if (beside_[number]->used != step_) idle.push_back(number);
     }
+    if (idle.size() <= spare_) return;
+    std::erase_if(idle, [&](std::uint32_t number) { return valid(number) == nullptr; });
     if (idle.size() <= spare_) return;
     std::ranges::sort(idle, [&](std::uint32_t a, std::uint32_t b) {
         const Beside &x = *beside_[a], &y = *beside_[b];
