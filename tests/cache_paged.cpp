@@ -39,7 +39,7 @@ struct Token {
 
 struct ModelPage {
     std::vector<Token> tokens;  // written, as they are read
-    bool exact = false, packed = false;
+    bool exact = false, packed = false, first = false;
     std::uint64_t used = 0;
     std::vector<Token> sinks;
     std::vector<std::byte> bytes;  // once packed
@@ -353,22 +353,28 @@ class Fuzz {
                     pack(page,
                          follows ? &model_[static_cast<std::size_t>(part.pages[p - 1])] : nullptr);
                     if (p == 0 || case_.whole) keep_sinks(page);
+                    page.first = p == 0 && sinks() > 0;
                 }
             }
         }
         for (const std::int32_t number : read) {
             ModelPage& page = model_[static_cast<std::size_t>(number)];
             page.used = now_;
-            if (page.packed && std::ranges::find(seen, number) == seen.end()) page.exact = false;
+            if (page.packed && !page.first && std::ranges::find(seen, number) == seen.end())
+                page.exact = false;
         }
-        evict();
+        evict(seen);
     }
 
-    void evict() {
+    void evict(const std::vector<std::int32_t>& seen) {
         std::vector<std::tuple<bool, std::uint64_t, std::size_t>> idle;
         for (std::size_t i = 0; i < pages; ++i) {
-            if (model_[i].exact && model_[i].used != now_)
-                idle.emplace_back(!model_[i].packed, model_[i].used, i);
+            const ModelPage& page = model_[i];
+            if (!page.exact) continue;
+            if (page.used != now_)
+                idle.emplace_back(!page.packed, page.used + 64, i);
+            else if (page.packed && std::ranges::find(seen, i) == seen.end())
+                idle.emplace_back(true, page.used, i);
         }
         std::ranges::sort(idle);
         for (std::size_t i = 0; i + case_.spare < idle.size(); ++i) {
@@ -377,6 +383,7 @@ class Fuzz {
                 while (page.tokens.size() < page_tokens) page.tokens.push_back(page.tokens.back());
                 pack(page, nullptr);
                 if (case_.whole) keep_sinks(page);
+                page.first = false;
                 ++evicted_;
             }
             page.exact = false;

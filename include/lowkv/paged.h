@@ -11,7 +11,7 @@
 //                        full is packed, once, into the host's memory. From then on that is all
 //                        that others who share, copy or save the page need; the exact rows beside
 //                        it are better, and dropped when no sequence of a step has them in its
-//                        window.
+//                        window, and they are not of a first page for which there is room.
 //
 // Sequences that share a page share its statistics: a page is encoded like the one before it in its
 // sequence, so that they are those of the sequence's first page.
@@ -81,7 +81,8 @@ class PagedLayer {
   public:
     // retention: the window and sinks of each sequence; a filter or flush is refused. `sliding`, if
     // not 0, is how many of the newest tokens a query sees; there are no sinks then. `spare`: pages
-    // that may keep exact rows though no sequence of the last step needs them, the newest first.
+    // that may keep exact rows though no sequence of the last step needs them, the newest first:
+    // those of sequences that wait, and the first pages of sequences with sinks.
     // Throws Error(invalid_argument) for pages that are no whole number of the plan's blocks or do
     // not fit in the stride, and Error(unsupported) for codecs that need tokens' positions.
     PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
@@ -120,6 +121,7 @@ class PagedLayer {
         std::byte* exact = nullptr;    // its blocks, exact; null: they are only packed
         std::uint32_t rows = 0;        // written
         bool packed = false;           // what the host's memory has is valid
+        bool first = false;            // of a sequence with sinks
         std::uint32_t due = 0;         // to be packed: its number among them, and 1
         std::uint64_t used = 0;        // the last step that read or wrote it
         std::uint64_t seen = 0;        // the last step with it in a sequence's window

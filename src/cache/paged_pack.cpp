@@ -84,6 +84,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
         if (its.first || memory_.whole) keep_sinks(its.page);
         Beside& beside = *beside_[its.page];
         beside.packed = true;
+        beside.first = its.first && sinks_ > 0;
         beside.mark = mark_of(its.page);
     }
     stats_.packed += due.size();
@@ -91,12 +92,13 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     store_->impl().stats.encoded_blocks += copies.size();
 }
 
-// Exact rows of packed pages that this step has read, in no sequence's window.
+// Exact rows of packed pages that this step has read, in no sequence's window. A sequence's first
+// page, to which all of its tokens look most, keeps them as long as there is room.
 void PagedLayer::drop_unseen() noexcept {
     for (std::size_t i = 0; i < exact_.size();) {
         const std::uint32_t number = exact_[i];
         Beside& its = *beside_[number];
-        if (!its.packed || its.used != step_ || its.seen == step_) {
+        if (!its.packed || its.used != step_ || its.seen == step_ || its.first) {
             ++i;
             continue;
         }
@@ -107,20 +109,27 @@ void PagedLayer::drop_unseen() noexcept {
     }
 }
 
-// Exact rows of pages that this step has not touched, beyond `spare`: of packed ones first, then
-// the oldest. Their sequences have ended, or wait; a page that isn't full is packed as it is, so
-// that it is right should its sequence go on.
+// Exact rows beyond `spare` that this step could do without: those of packed pages that it has not
+// touched first, then the oldest. Other pages that it has not touched are of sequences that have
+// ended, or wait; one that isn't full is packed as it is, so that it is right should its sequence
+// go on. First pages that it has read give way to sequences that have not waited for long.
 void PagedLayer::evict(Executor& executor) {
+    constexpr std::uint64_t patience = 64;  // steps
     std::vector<std::uint32_t> idle;
     for (const std::uint32_t number : exact_) {
-        if (beside_[number]->used != step_) idle.push_back(number);
+        const Beside& its = *beside_[number];
+        if (its.used != step_ || (its.packed && its.seen != step_)) idle.push_back(number);
     }
     if (idle.size() <= spare_) return;
     std::erase_if(idle, [&](std::uint32_t number) { return valid(number) == nullptr; });
     if (idle.size() <= spare_) return;
     std::ranges::sort(idle, [&](std::uint32_t a, std::uint32_t b) {
-        const Beside &x = *beside_[a], &y = *beside_[b];
-        return std::tuple(!x.packed, x.used, a) < std::tuple(!y.packed, y.used, b);
+        const auto rank = [&](std::uint32_t number) {
+            const Beside& its = *beside_[number];
+            const bool read = its.used == step_;
+            return std::tuple(read || !its.packed, its.used + (read ? 0 : patience), number);
+        };
+        return rank(a) < rank(b);
     });
     idle.resize(idle.size() - spare_);
     std::vector<Due> due;

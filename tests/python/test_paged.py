@@ -88,7 +88,7 @@ def test_whole_pages_go_from_one_layer_to_another():
     keys[:5] *= 20
     q = torch.randn(1, HEADS, HEAD_DIM)
     for number, memory in enumerate(memories):
-        layer = PagedLayer(Store(), plan, parse_scheme("lowkv2.8,window=0").retention(0, False), 0, PAGE, memory, 4, True)
+        layer = PagedLayer(Store(), plan, parse_scheme("lowkv2.8,window=0").retention(0, False), 0, PAGE, memory, 0, True)
         first = 0
         if number:
             memory[1] = memories[0][2]
