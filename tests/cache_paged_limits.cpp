@@ -26,12 +26,18 @@ struct Fixture {
     std::vector<std::int32_t> pages = {2, 0, 1};
     std::uint32_t cells = 0;
 
-    explicit Fixture(const std::string& scheme)
+    explicit Fixture(const std::string& scheme, bool whole = false, std::uint32_t spare = 8)
         : plan(batch_test::make_plan(scheme, {1, 32}, RowType::f32)),
-          stride(PagedLayer::page_bytes(*plan, page_tokens)),
+          stride((bytes_of(*plan, scheme, whole) + 63) / 64 * 64),
           memory(store->device(), 3 * stride) {
+        store->device().clear(memory.data(), 3 * stride);
         layer.emplace(store, plan, parse_scheme(scheme).retention, 0, page_tokens,
-                      PageMemory{memory.data(), stride, 3}, 8);
+                      PageMemory{memory.data(), stride, 3, whole}, spare);
+    }
+    static std::size_t bytes_of(const Plan& plan, const std::string& scheme, bool whole) {
+        return whole ? PagedLayer::whole_page_bytes(plan, page_tokens,
+                                                    parse_scheme(scheme).retention.sinks)
+                     : PagedLayer::page_bytes(plan, page_tokens);
     }
 
     void write(std::uint32_t first, std::uint32_t count, float x = 1.0f) {
@@ -43,6 +49,16 @@ struct Fixture {
         const Rows its{rows.data(), RowType::f32, 32, 32};
         layer->write(its, its, slots);
         cells = first + count;
+    }
+    // As a connector brings them.
+    void load(std::size_t page, const Fixture& from) {
+        std::vector<std::byte> bytes(std::min(stride, from.stride));
+        from.store->device().copy_out(
+            bytes.data(),
+            from.memory.data() + static_cast<std::size_t>(from.pages[page]) * from.stride,
+            bytes.size());
+        store->device().copy_in(memory.data() + static_cast<std::size_t>(pages[page]) * stride,
+                                bytes.data(), bytes.size());
     }
     // Of the newest token.
     std::vector<float> attend() {
@@ -78,14 +94,75 @@ TEST_CASE("a packed page that someone else has written is read as it is now") {
     Fixture other("int8,window=256,sinks=3");
     other.write(0, 128, 1.0f);
     other.attend();
-    std::vector<std::byte> bytes(f.stride);
-    other.store->device().copy_out(bytes.data(), other.memory.data() + 2 * other.stride, f.stride);
-    f.store->device().copy_in(f.memory.data() + 2 * f.stride, bytes.data(), f.stride);
+    f.load(0, other);
     f.write(128, 1, 1.0f);
     CHECK(f.attend()[0] == doctest::Approx(1.0).epsilon(0.01));
     CHECK(f.layer->stats().replaced == 1);
     CHECK(f.layer->stats().exact_pages == 1);
     CHECK(f.layer->stats().sink_bytes == 0);
+}
+
+TEST_CASE("a page that is loaded over one that is being filled is read as it is now") {
+    const std::string scheme = "int8,window=0,sinks=3";
+    Fixture other(scheme, true);
+    other.write(0, 128, 1.0f);
+    other.attend();
+    for (const bool evicted : {false, true}) {
+        CAPTURE(evicted);
+        // A sequence that ends after 127 tokens, and another one's page in its place.
+        Fixture f(scheme, true, 0);
+        f.write(0, 127, 2.0f);
+        f.attend();
+        f.load(0, other);
+        if (evicted) {
+            f.pages = {1, 0, 2};
+            f.write(0, 1, 3.0f);
+            f.attend();
+            CHECK(f.layer->stats().evicted == 0);  // nothing was written over the bytes
+            f.pages = {2, 0, 1};
+        }
+        f.cells = 128;
+        SUBCASE("as it is") {}
+        SUBCASE("and its last row written again") { f.write(127, 1, 1.0f); }
+        CHECK(f.attend()[0] == doctest::Approx(1.0).epsilon(0.01));
+        CHECK(f.layer->stats().replaced == 1);
+    }
+}
+
+TEST_CASE("a whole page has its sinks, and says what it was packed with") {
+    const std::string scheme = "kivi2,window=0,sinks=3";
+    Fixture other(scheme, true), f(scheme, true);
+    // Sinks of 5, which 2 bits of rows from 0.01 to 1 would not keep.
+    other.write(0, 3, 5.0f);
+    other.write(3, 125, 0.01f);
+    other.attend();
+    f.load(0, other);
+    f.cells = 128;
+    const float expected = (3 * 5.0f + 125 * 0.01f) / 128;
+    CHECK(f.attend()[0] == doctest::Approx(double{expected}).epsilon(0.01));
+    CHECK(f.layer->stats().sink_bytes == 0);
+
+    const auto refused = [](Fixture& by) {
+        by.cells = 128;
+        return message_of([&] { by.attend(); });
+    };
+    CHECK(refused(f) == "");
+    Fixture never(scheme, true), more("kivi2,window=0,sinks=4", true);
+    CHECK(refused(never).find("page 2 has not been packed with k=") == 0);
+    CHECK(message_of([&] { never.write(127, 1); }).find("page 2 has not been packed") == 0);
+    more.load(0, other);
+    CHECK(refused(more).find("sinks=4,flush=0 of layer 0, 1 x 32 channels") != std::string::npos);
+    // A page that was saved before it was full.
+    Fixture open(scheme, true), later(scheme, true);
+    open.load(0, other);
+    open.write(0, 60, 1.0f);
+    open.attend();
+    later.load(0, open);
+    CHECK(refused(later).find("page 2 has not been packed") == 0);
+    // Another window is the reader's own affair.
+    Fixture wide("kivi2,window=64,sinks=3", true);
+    wide.load(0, other);
+    CHECK(refused(wide) == "");
 }
 
 TEST_CASE("what can't be right is refused, and changes nothing") {

@@ -11,10 +11,15 @@
 //                        full is packed, once, into the host's memory. From then on that is all
 //                        that others who share, copy or save the page need; the exact rows beside
 //                        it are better, and dropped when no sequence of a step has them in its
-//                        window.
+//                        window, and they are not of a first page for which there is room.
 //
 // Sequences that share a page share its statistics: a page is encoded like the one before it in its
 // sequence, so that they are those of the sequence's first page.
+//
+// A page that isn't packed, or not any more, has marks of the layer's in the host's memory, and one
+// that is packed is remembered by some of its bytes: where they have changed someone else has
+// written the page, and its bytes count, not what lies beside it. A host whose pages come from
+// elsewhere, packed by another process, asks for pages that are whole (PageMemory::whole).
 //
 // A layer is used by one thread at a time. Every operation that throws because of what it was given
 // leaves the layer as it was.
@@ -38,6 +43,10 @@ struct PageMemory {
     std::byte* data = nullptr;  // a multiple of 64
     std::size_t stride = 0;     // bytes from one page to the next: a multiple of 64
     std::uint32_t pages = 0;
+    // Pages carry all that a sequence needs of them: their first rows, should they be sinks, and
+    // what they were packed with. One that was packed with something else is refused. An exact
+    // scheme's pages are whole anyway.
+    bool whole = false;
 };
 
 // A sequence's part of a step: its newest `queries` tokens attend.
@@ -65,14 +74,15 @@ struct PagedStats {
     std::uint64_t packed = 0;                           // pages, since the layer was made
     std::uint64_t reopened = 0;  // decoded again, because they were written again
     std::uint64_t evicted = 0;   // packed before they were full, because `spare` was reached
-    std::uint64_t replaced = 0;  // overwritten by someone else, after they were packed
+    std::uint64_t replaced = 0;  // overwritten by someone else
 };
 
 class PagedLayer {
   public:
     // retention: the window and sinks of each sequence; a filter or flush is refused. `sliding`, if
     // not 0, is how many of the newest tokens a query sees; there are no sinks then. `spare`: pages
-    // that may keep exact rows though no sequence of the last step needs them, the newest first.
+    // that may keep exact rows though no sequence of the last step needs them, the newest first:
+    // those of sequences that wait, and the first pages of sequences with sinks.
     // Throws Error(invalid_argument) for pages that are no whole number of the plan's blocks or do
     // not fit in the stride, and Error(unsupported) for codecs that need tokens' positions.
     PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
@@ -84,6 +94,9 @@ class PagedLayer {
 
     // What a page takes of the host's memory. An exact scheme's pages are exact rows themselves.
     static std::size_t page_bytes(const Plan& plan, std::uint32_t page_tokens);
+    // ... of whole pages with so many sinks.
+    static std::size_t whole_page_bytes(const Plan& plan, std::uint32_t page_tokens,
+                                        std::uint32_t sinks);
 
     const Plan& plan() const noexcept { return *plan_; }
     PagedStats stats() const noexcept;
@@ -94,24 +107,27 @@ class PagedLayer {
     void write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots);
 
     // Throws Error(invalid_argument), besides for what attention.h says, for cells that were never
-    // written, and, after everything was attended to, for rows that an f16 can't hold.
+    // written, for whole pages that were packed with something else, and, after everything was
+    // attended to, for rows that an f16 can't hold.
     void attend(std::span<const PagedSequence> sequences, const PagedQueries& queries,
                 AttentionWorkspace& workspace, Executor& executor = serial_executor());
 
   private:
-    // Some bytes of a packed page, from all over it: where they have changed, someone else has
-    // written the page.
+    // Some bytes of a page in the host's memory, from all over it: where they have changed, someone
+    // else has written the page.
     using Mark = std::array<std::byte, 64>;
     // What lies beside a page of the host's.
     struct Beside {
         std::byte* exact = nullptr;    // its blocks, exact; null: they are only packed
         std::uint32_t rows = 0;        // written
         bool packed = false;           // what the host's memory has is valid
+        bool first = false;            // of a sequence with sinks
         std::uint32_t due = 0;         // to be packed: its number among them, and 1
         std::uint64_t used = 0;        // the last step that read or wrote it
         std::uint64_t seen = 0;        // the last step with it in a sequence's window
-        Mark mark{};                   // of the packed page
-        std::vector<std::byte> sinks;  // rows, keys then values, of a sequence's first page
+        Mark mark{};                   // of the page as the layer has left it
+        std::vector<std::byte> sinks;  // rows, keys then values, of a sequence's first page, not of
+                                       // a whole one
     };
     // Rows of a page that follow each other.
     struct Run {
@@ -131,13 +147,14 @@ class PagedLayer {
     std::uint32_t window_, sinks_, sliding_, page_tokens_, spare_;
     std::uint32_t page_blocks_ = 0;
     std::size_t page_bytes_ = 0;
+    std::uint64_t seal_ = 0;  // what whole pages are packed with
     PageMemory memory_;
     std::vector<std::unique_ptr<Beside>> beside_;  // by page; null: nothing
     std::vector<std::uint32_t> exact_;             // the pages with exact rows, in no order
     DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
     std::size_t sink_pages_ = 0;
     QueryEnergy queries_;  // of whichever sequences came first
-    std::uint64_t step_ = 0;
+    std::uint64_t step_ = 0, opened_ = 0;
     PagedStats stats_;
 
     bool in_place() const noexcept { return plan_->scheme().exact(); }
@@ -147,24 +164,33 @@ class PagedLayer {
     }
     std::vector<Run> runs_of(std::span<const std::int64_t> slots) const;
     void check_runs(std::span<const Run> runs) const;
-    void write_rows(Part part, std::byte* exact, const Run& run, Rows rows) noexcept;
+    void write_rows(Part part, std::byte* exact, const Run& run, Rows rows) const noexcept;
     void open(std::span<const Run> runs);
+    template <class F>
+    void each_piece(std::uint32_t number, Mark& mark, F f) const;
     Mark mark_of(std::uint32_t number) const noexcept;
+    void mark_open(std::uint32_t number) noexcept;
     Beside* valid(std::uint32_t number);
     void drop_exact(Beside& beside) noexcept;
     void forget(std::uint32_t number) noexcept;
 
     void find_pages(std::span<const PagedSequence> sequences, Step& step);
     void set_views(const PagedSequence& sequence, std::size_t first_page, Step& step);
-    void sink_blocks(std::map<const Beside*, std::vector<BlockView>>& views);
+    void sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& views);
     void attend_sinks(const AttentionParams& params, const Step& step,
                       AttentionWorkspace& workspace, Executor& executor);
     void settle(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
     std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step);
     const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const noexcept;
     void pack(std::span<const Due> due, Executor& executor);
-    void keep_sinks(Beside& beside);
-    void restore_sinks(Beside& beside) noexcept;
+    static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);
+    std::byte* seal(std::uint32_t number) const noexcept;
+    void require_seal(std::uint32_t number) const;
+    void break_seal(std::uint32_t number) noexcept;
+    bool has_sinks(std::uint32_t number) const noexcept;
+    std::vector<std::byte> sinks_of(std::uint32_t number) const;
+    void keep_sinks(std::uint32_t number);
+    void restore_sinks(std::uint32_t number, std::byte* exact) const;
     void drop_unseen() noexcept;
     void evict(Executor& executor);
 };

@@ -75,7 +75,7 @@ struct PagedStep {
     }
 };
 
-PageMemory memory_of(const Pages& pages) {
+PageMemory memory_of(const Pages& pages, bool whole) {
     for (std::size_t i = 1; i < 4; ++i) {
         std::int64_t inner = 1;
         for (std::size_t j = i + 1; j < 4; ++j) inner *= static_cast<std::int64_t>(pages.shape(j));
@@ -83,7 +83,7 @@ PageMemory memory_of(const Pages& pages) {
     }
     check(pages.shape(0) < UINT32_MAX, "too many pages");
     return {reinterpret_cast<std::byte*>(pages.data()), static_cast<std::size_t>(pages.stride(0)),
-            static_cast<std::uint32_t>(pages.shape(0))};
+            static_cast<std::uint32_t>(pages.shape(0)), whole};
 }
 
 template <class Array>
@@ -142,6 +142,8 @@ void bind_paged(nb::module_& m) {
     m.def("page_bytes", &PagedLayer::page_bytes, "plan"_a, "page_tokens"_a,
           "What a page takes of the host's memory. Raises Error for pages that are no whole number "
           "of the plan's blocks.");
+    m.def("whole_page_bytes", &PagedLayer::whole_page_bytes, "plan"_a, "page_tokens"_a, "sinks"_a,
+          "What a page takes that has its sequence's first rows and says what it was packed with.");
     nb::class_<PagedStats>(m, "PagedStats", "What lies beside a layer's pages, and what was done.")
         .def_ro("exact_pages", &PagedStats::exact_pages, "With exact rows beside them, now.")
         .def_ro("most_exact_pages", &PagedStats::most_exact_pages)
@@ -150,7 +152,7 @@ void bind_paged(nb::module_& m) {
         .def_ro("packed", &PagedStats::packed, "Pages, since the layer was made.")
         .def_ro("reopened", &PagedStats::reopened, "Decoded again, to be written again.")
         .def_ro("evicted", &PagedStats::evicted, "Packed before they were full.")
-        .def_ro("replaced", &PagedStats::replaced, "Overwritten by someone else once packed.");
+        .def_ro("replaced", &PagedStats::replaced, "Overwritten by someone else.");
     nb::class_<PagedStep>(m, "PagedStep", "The sequences of a step, for all layers of one table.")
         .def(nb::init<const Ints&, const Ints&, const Table&, std::uint32_t>(),
              "query_start"_a.noconvert(), "lengths"_a.noconvert(), "table"_a.noconvert(),
@@ -162,15 +164,16 @@ void bind_paged(nb::module_& m) {
             "__init__",
             [](PagedLayer* self, const std::shared_ptr<Store>& store,
                const std::shared_ptr<Plan>& plan, const Retention& retention, std::uint32_t sliding,
-               std::uint32_t page_tokens, const Pages& pages, std::uint32_t spare) {
+               std::uint32_t page_tokens, const Pages& pages, std::uint32_t spare, bool whole) {
                 new (self) PagedLayer(store, plan, retention, sliding, page_tokens,
-                                      memory_of(pages), spare);
+                                      memory_of(pages, whole), spare);
             },
             "store"_a, "plan"_a, "retention"_a, "sliding"_a, "page_tokens"_a, "pages"_a.noconvert(),
-            "spare"_a, nb::keep_alive<1, 7>(),
+            "spare"_a, "whole"_a = false, nb::keep_alive<1, 7>(),
             "pages: uint8 [pages, ...], each contiguous; held. sliding: how many tokens a query "
             "sees, 0 for all. spare: pages that may keep exact rows though no sequence of the last "
-            "step needs them.")
+            "step needs them. whole: pages may come from elsewhere as bytes; they take "
+            "whole_page_bytes().")
         .def_prop_ro("stats", &PagedLayer::stats)
         .def("write", &write, "keys"_a.noconvert(), "values"_a.noconvert(), "slots"_a.noconvert(),
              "Rows [tokens, kv_heads, head_dim] to cells slots[i], int64: page times page_tokens "

@@ -55,7 +55,8 @@ void bind_scheme(nb::module_& m) {
             "window"_a, "sinks"_a, "flush"_a,
             "The newest and the first tokens that stay exact; how many leave the window at a time, "
             "0 for block by block.")
-        .def_ro("window", &Retention::window);
+        .def_ro("window", &Retention::window)
+        .def_ro("sinks", &Retention::sinks);
     nb::class_<Scheme>(m, "Scheme", "What is stored; see parse_scheme().")
         .def("retention", &retention_of, "layer"_a, "sliding"_a,
              "Of one layer; sliding: it has a sliding window.")

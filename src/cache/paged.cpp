@@ -3,6 +3,7 @@
 #include "lowkv/paged.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -40,7 +41,8 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
       page_tokens_(page_tokens),
       spare_(spare),
       page_blocks_(blocks_of(*plan_, page_tokens)),
-      page_bytes_(page_bytes(*plan_, page_tokens)),
+      page_bytes_(memory.whole ? whole_page_bytes(*plan_, page_tokens, sinks_)
+                               : page_bytes(*plan_, page_tokens)),
       memory_(memory) {
     store_->device().check(*plan_);
     if (retention.filter != Filter::none || retention.flush != 0 || plan_->has_positions()) {
@@ -61,6 +63,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
             std::make_shared<const Plan>(LayerScheme{}, plan_->shape(), plan_->implementation(),
                                          plan_->layer(), LayerInputs{.rows = plan_->rows()});
     }
+    if (memory_.whole && !in_place()) seal_ = seal_of(*plan_, page_tokens, sinks_);
     beside_.resize(memory.pages);
 }
 
@@ -98,6 +101,7 @@ void PagedLayer::check_runs(std::span<const Run> runs) const {
     for (std::size_t i = 0; i < runs.size(); ++i) {
         const Run& run = runs[i];
         const Beside* its = beside_[run.page].get();
+        if (run.first > 0 && its == nullptr && !in_place()) require_seal(run.page);
         if (run.first == 0 || its == nullptr || its->exact == nullptr || run.first <= its->rows)
             continue;
         const bool follows = std::ranges::any_of(runs.first(i), [&](const Run& earlier) {
@@ -110,7 +114,6 @@ void PagedLayer::check_runs(std::span<const Run> runs) const {
 
 // Takes the memory for exact rows that the runs need, before anything is changed.
 void PagedLayer::open(std::span<const Run> runs) {
-    for (const Run& run : runs) valid(run.page);
     Store::Impl& store = store_->impl();
     const std::scoped_lock lock(store.mutex);
     std::vector<std::uint32_t> opened;
@@ -123,33 +126,38 @@ void PagedLayer::open(std::span<const Run> runs) {
     exact_.reserve(exact_.size() + opened.size());
     cache::ReservedSlots slots(store.pool(exact_page_bytes()), opened.size());
     std::vector<BlockCopy> decoded;
+    std::vector<std::size_t> reopened;  // of `opened`
     for (std::size_t i = 0; i < opened.size(); ++i) {
         const std::uint32_t number = opened[i];
         if (beside_[number] == nullptr) beside_[number] = std::make_unique<Beside>();
         const bool fresh = std::ranges::any_of(
             runs, [&](const Run& run) { return run.page == number && run.first == 0; });
-        for (std::uint32_t b = 0; b < page_blocks_ && !fresh; ++b)
+        if (fresh) continue;
+        reopened.push_back(i);
+        for (std::uint32_t b = 0; b < page_blocks_; ++b)
             decoded.push_back(
                 {page(number) + b * plan_->packed_bytes(), slots[i] + b * plan_->exact_bytes()});
     }
     if (!decoded.empty()) {
         store.device.decode(*plan_, decoded, serial_executor());
-        const std::size_t pages = decoded.size() / page_blocks_;
-        stats_.reopened += pages;
+        for (const std::size_t i : reopened) {
+            if (has_sinks(opened[i])) restore_sinks(opened[i], slots[i]);
+        }
+        stats_.reopened += reopened.size();
         store.stats.reopened_blocks += decoded.size();
     }
     for (const std::uint32_t number : opened) {
         Beside& its = *beside_[number];
         its.exact = slots.take();
-        if (!its.sinks.empty()) restore_sinks(its);
         its.rows = page_tokens_;  // of a page that was decoded; a new one is cleared by write()
+        mark_open(number);
         exact_.push_back(number);
         store.hold(false, exact_page_bytes());
     }
     stats_.most_exact_pages = std::max(stats_.most_exact_pages, exact_.size());
 }
 
-void PagedLayer::write_rows(Part part, std::byte* exact, const Run& run, Rows rows) noexcept {
+void PagedLayer::write_rows(Part part, std::byte* exact, const Run& run, Rows rows) const noexcept {
     const std::uint32_t block_tokens = plan_->block_tokens();
     const std::size_t bytes = element_bytes(rows.type);
     for (std::uint32_t done = 0; done < run.count;) {
@@ -166,6 +174,7 @@ void PagedLayer::write_rows(Part part, std::byte* exact, const Run& run, Rows ro
 
 void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots) {
     const std::vector<Run> runs = runs_of(slots);
+    for (const Run& run : runs) valid(run.page);
     check_runs(runs);
     if (!in_place()) open(runs);
     for (const Run& run : runs) {
@@ -179,7 +188,7 @@ void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std
         if (in_place()) continue;
         Beside& its = *beside_[run.page];
         its.rows = run.first + run.count;
-        its.packed = false;
+        if (its.packed) mark_open(run.page);
         its.used = step_ + 1;
         // A new page begins another sequence, or none.
         if (run.first < sinks_) {
@@ -190,20 +199,39 @@ void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std
     store_->device().finish();
 }
 
-PagedLayer::Mark PagedLayer::mark_of(std::uint32_t number) const noexcept {
-    Mark mark;
+// f(its place in the mark, its place in the page, bytes)
+template <class F>
+void PagedLayer::each_piece(std::uint32_t number, Mark& mark, F f) const {
     constexpr std::size_t pieces = 8, bytes = std::tuple_size_v<Mark> / pieces;
     const std::size_t apart = page_bytes_ / pieces;
     for (std::size_t i = 0; i < pieces; ++i)
-        store_->device().copy_out(mark.data() + i * bytes, page(number) + i * apart, bytes);
+        f(mark.data() + i * bytes, page(number) + i * apart, bytes);
+}
+
+PagedLayer::Mark PagedLayer::mark_of(std::uint32_t number) const noexcept {
+    Mark mark;
+    each_piece(number, mark, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
+        store_->device().copy_out(to, from, bytes);
+    });
     return mark;
+}
+
+// The page's bytes are no packed page any more, and others than any that someone might bring.
+void PagedLayer::mark_open(std::uint32_t number) noexcept {
+    Beside& its = *beside_[number];
+    its.packed = false;
+    break_seal(number);  // first: a piece may lie on it
+    std::uint64_t word = ++opened_ * 0x9e3779b97f4a7c15;
+    each_piece(number, its.mark, [&](std::byte* from, std::byte* to, std::size_t bytes) {
+        std::memcpy(from, &++word, bytes);
+        store_->device().copy_in(to, from, bytes);
+    });
 }
 
 // What is beside a page, or null; it is forgotten where someone else has written the page.
 PagedLayer::Beside* PagedLayer::valid(std::uint32_t number) {
     Beside* its = beside_[number].get();
-    if (its == nullptr || !its->packed) return its;
-    if (mark_of(number) == its->mark) return its;
+    if (its == nullptr || mark_of(number) == its->mark) return its;
     ++stats_.replaced;
     forget(number);
     return nullptr;

@@ -45,6 +45,7 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
             if ((p + 1) * page_tokens_ > window_first) its->seen = step_;
         }
         const bool packed = exact == nullptr && !in_place();
+        if (packed && its == nullptr) require_seal(static_cast<std::uint32_t>(number));
         const std::byte* block =
             exact != nullptr ? exact : page(static_cast<std::uint32_t>(number));
         const std::size_t values = packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
@@ -69,10 +70,11 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
         part.first_page = part.first_cell / page_tokens_;
         part.first_view = step.views.size();
         set_views(sequence, part.first_page, step);
-        if (sinks_ > 0 && sequence.cells > 0) {
-            const Beside* its = beside_[static_cast<std::uint32_t>(sequence.pages[0])].get();
-            if (its != nullptr && its->exact == nullptr && !its->sinks.empty()) {
-                part.sinks = its;
+        if (sinks_ > 0 && sequence.cells >= page_tokens_) {
+            const auto first = static_cast<std::uint32_t>(sequence.pages[0]);
+            const Beside* its = beside_[first].get();
+            if ((its == nullptr || its->exact == nullptr) && has_sinks(first)) {
+                part.sinks = first;
                 part.first_cell = sinks_;
             }
         }
@@ -113,7 +115,7 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
         its.io.heads = queries.heads;
         its.io.n_cells = sequence.cells - before;
         its.io.first_cell = part.first_cell - before;
-        if (part.sinks != nullptr) its.io.log_sum = log_sum;
+        if (part.sinks) its.io.log_sum = log_sum;
         log_sum += std::size_t{sequence.queries} * queries.heads;
     }
     step.attended = std::move(parts);
@@ -130,14 +132,14 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
 // The sinks of sequences whose first page is only packed: their rows, as blocks, for the step.
 void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
                               AttentionWorkspace& workspace, Executor& executor) {
-    std::map<const Beside*, std::vector<BlockView>> views;
+    std::map<std::uint32_t, std::vector<BlockView>> views;
     std::vector<SequenceAttention> parts;
     std::vector<std::size_t> whose;
     std::size_t queries = 0;
     for (std::size_t s = 0; s < step.parts.size(); ++s) {
-        if (step.parts[s].sinks == nullptr) continue;
+        if (!step.parts[s].sinks) continue;
         whose.push_back(s);
-        views.try_emplace(step.parts[s].sinks);
+        views.try_emplace(*step.parts[s].sinks);
         queries += step.attended[s].io.tokens;
     }
     if (whose.empty()) return;
@@ -148,7 +150,7 @@ void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
     std::size_t row = 0;
     for (const std::size_t s : whose) {
         SequenceAttention& part = parts.emplace_back();
-        part.blocks = views[step.parts[s].sinks];
+        part.blocks = views[*step.parts[s].sinks];
         part.io = step.attended[s].io;
         part.io.out = out.data() + row * head_dim;
         part.io.out_token_stride = std::size_t{heads} * head_dim;

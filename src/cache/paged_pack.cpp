@@ -80,80 +80,25 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     device.finish();
     queries_.keep(queries);
     for (const Due& its : due) {
+        // Who reads a whole page may know better where it lies in a sequence.
+        if (its.first || memory_.whole) keep_sinks(its.page);
         Beside& beside = *beside_[its.page];
         beside.packed = true;
+        beside.first = its.first && sinks_ > 0;
         beside.mark = mark_of(its.page);
-        if (its.first && sinks_ > 0) keep_sinks(beside);
     }
     stats_.packed += due.size();
     const std::scoped_lock lock(store_->impl().mutex);
     store_->impl().stats.encoded_blocks += copies.size();
 }
 
-void PagedLayer::keep_sinks(Beside& beside) {
-    const std::size_t channels = plan_->shape().channels();
-    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
-    std::vector<std::byte> rows(2 * sinks_ * row_bytes);
-    std::byte* out = rows.data();
-    for (const Part part : {Part::keys, Part::values}) {
-        for (std::uint32_t first = 0; first < sinks_; first += plan_->block_tokens()) {
-            const std::uint32_t count = std::min(sinks_ - first, plan_->block_tokens());
-            const std::byte* block =
-                beside.exact + first / plan_->block_tokens() * plan_->exact_bytes();
-            store_->device().read_rows(*plan_, part, block, 0, count,
-                                       {out, plan_->shape().head_dim, channels});
-            out += count * row_bytes;
-        }
-    }
-    store_->device().finish();
-    stats_.sink_bytes += rows.size() - beside.sinks.size();
-    beside.sinks = std::move(rows);
-}
-
-// Into a page that was decoded: its first rows were never lost.
-void PagedLayer::restore_sinks(Beside& beside) noexcept {
-    const std::size_t channels = plan_->shape().channels();
-    for (const Part part : {Part::keys, Part::values}) {
-        const std::size_t row = part == Part::keys ? 0 : sinks_;
-        write_rows(part, beside.exact, {0, 0, sinks_, row},
-                   {beside.sinks.data(), plan_->rows(), plan_->shape().head_dim, channels});
-    }
-}
-
-// Pages' sinks as attention reads them, in memory that the layer keeps for it.
-void PagedLayer::sink_blocks(std::map<const Beside*, std::vector<BlockView>>& views) {
-    Device& device = store_->device();
-    const std::uint32_t block_tokens = sink_plan_->block_tokens();
-    const std::uint32_t blocks = ceil_div(sinks_, block_tokens);
-    const std::size_t block_bytes = sink_plan_->exact_bytes();
-    const std::size_t channels = plan_->shape().channels();
-    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
-    if (views.size() > sink_pages_) {
-        sink_memory_ = DeviceMemory(device, views.size() * blocks * block_bytes);
-        sink_pages_ = views.size();
-    }
-    std::byte* block = sink_memory_.data();
-    for (auto& [beside, its] : views) {
-        for (std::uint32_t first = 0; first < sinks_; first += block_tokens, block += block_bytes) {
-            device.clear_rows(*sink_plan_, block, 0);
-            for (const Part part : {Part::keys, Part::values}) {
-                const std::size_t row = part == Part::keys ? first : sinks_ + first;
-                device.write_rows(*sink_plan_, part, block, 0,
-                                  std::min(sinks_ - first, block_tokens),
-                                  {beside->sinks.data() + row * row_bytes, plan_->rows(),
-                                   plan_->shape().head_dim, channels});
-            }
-            its.push_back({block, block + sink_plan_->exact_part_bytes(), false});
-        }
-    }
-}
-
-// Exact rows of packed pages that this step has read, in no sequence's window.
+// Exact rows of packed pages that this step has read, in no sequence's window. A sequence's first
+// page, to which all of its tokens look most, keeps them as long as there is room.
 void PagedLayer::drop_unseen() noexcept {
     for (std::size_t i = 0; i < exact_.size();) {
         const std::uint32_t number = exact_[i];
         Beside& its = *beside_[number];
-        if (!its.packed || its.used != step_ || its.seen == step_) {
+        if (!its.packed || its.used != step_ || its.seen == step_ || its.first) {
             ++i;
             continue;
         }
@@ -164,18 +109,27 @@ void PagedLayer::drop_unseen() noexcept {
     }
 }
 
-// Exact rows of pages that this step has not touched, beyond `spare`: of packed ones first, then
-// the oldest. Their sequences have ended, or wait; a page that isn't full is packed as it is, so
-// that it is right should its sequence go on.
+// Exact rows beyond `spare` that this step could do without: those of packed pages that it has not
+// touched first, then the oldest. Other pages that it has not touched are of sequences that have
+// ended, or wait; one that isn't full is packed as it is, so that it is right should its sequence
+// go on. First pages that it has read give way to sequences that have not waited for long.
 void PagedLayer::evict(Executor& executor) {
+    constexpr std::uint64_t patience = 64;  // steps
     std::vector<std::uint32_t> idle;
     for (const std::uint32_t number : exact_) {
-        if (beside_[number]->used != step_) idle.push_back(number);
+        const Beside& its = *beside_[number];
+        if (its.used != step_ || (its.packed && its.seen != step_)) idle.push_back(number);
     }
     if (idle.size() <= spare_) return;
+    std::erase_if(idle, [&](std::uint32_t number) { return valid(number) == nullptr; });
+    if (idle.size() <= spare_) return;
     std::ranges::sort(idle, [&](std::uint32_t a, std::uint32_t b) {
-        const Beside &x = *beside_[a], &y = *beside_[b];
-        return std::tuple(!x.packed, x.used, a) < std::tuple(!y.packed, y.used, b);
+        const auto rank = [&](std::uint32_t number) {
+            const Beside& its = *beside_[number];
+            const bool read = its.used == step_;
+            return std::tuple(read || !its.packed, its.used + (read ? 0 : patience), number);
+        };
+        return rank(a) < rank(b);
     });
     idle.resize(idle.size() - spare_);
     std::vector<Due> due;

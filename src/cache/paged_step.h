@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,8 @@ struct PagedLayer::Step {
     // Of one sequence: pages[first_page] is the first that its queries see.
     struct Part {
         std::size_t first_page = 0, first_view = 0;
-        std::uint32_t first_cell = 0;   // that its queries see
-        const Beside* sinks = nullptr;  // attended to apart, because their page is only packed
+        std::uint32_t first_cell = 0;        // that its queries see
+        std::optional<std::uint32_t> sinks;  // their page, if it is only packed: attended to apart
     };
     std::vector<Part> parts;  // by sequence, as all that follows
     std::vector<BlockView> views;

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from lowkv._core import Error, PagedLayer, PagedStep, Plan, Retention, RowType, Store, page_bytes, parse_scheme
+from lowkv._core import (
+    Error,
+    PagedLayer,
+    PagedStep,
+    Plan,
+    Retention,
+    RowType,
+    Store,
+    page_bytes,
+    parse_scheme,
+    whole_page_bytes,
+)
 
 PAGE, HEADS, KV_HEADS, HEAD_DIM = 128, 4, 2, 32
 
@@ -65,6 +76,36 @@ def test_two_requests(scheme, sliding, budget, dtype, rows):
         assert (out[-2:] == 7.0).all()
     if not scheme.startswith("exact"):
         assert layer.stats.packed == 3 and layer.stats.sink_bytes == 2 * 2 * 5 * KV_HEADS * HEAD_DIM * dtype.itemsize
+
+
+def test_whole_pages_go_from_one_layer_to_another():
+    """As bytes, with the sinks, which are large."""
+    torch.manual_seed(1)
+    plan = Plan(parse_scheme("lowkv2.8,window=0"), 0, KV_HEADS, HEAD_DIM, RowType.float32)
+    cell = -(-whole_page_bytes(plan, PAGE, 5) // (KV_HEADS * PAGE)) + 64
+    memories, outs = [torch.zeros(3, KV_HEADS, PAGE, cell // 64 * 64, dtype=torch.uint8) for _ in range(2)], []
+    keys, values = torch.randn(2, 200, KV_HEADS, HEAD_DIM)
+    keys[:5] *= 20
+    q = torch.randn(200, HEADS, HEAD_DIM)
+    for number, memory in enumerate(memories):
+        layer = PagedLayer(Store(), plan, parse_scheme("lowkv2.8,window=0").retention(0, False), 0, PAGE, memory, 0, True)
+        first = 0
+        if number:
+            memory[1] = memories[0][2]
+            first = PAGE
+        table = torch.tensor([1, 2] if number else [2, 0])
+        cells = torch.arange(first, 200)
+        layer.write(keys[first:], values[first:], table[cells // PAGE] * PAGE + cells % PAGE)
+        for queries in (200 - first, 1):  # the first page is exact in the step that fills it
+            out = torch.empty(queries, HEADS, HEAD_DIM)
+            layer.attend(PagedStep(numbers(0, queries), numbers(200), table.int().view(1, 2), PAGE), q[-queries:], out, 0.1,
+                         0.0, 1)
+        outs.append(out)
+        assert layer.stats.sink_bytes == 0
+    torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-5)
+    memories[1][1].fill_(7)
+    with pytest.raises(Error, match="page 1 has not been packed with"):
+        layer.attend(PagedStep(numbers(0, 1), numbers(200), table.int().view(1, 2), PAGE), q[-1:], out, 0.1, 0.0, 1)
 
 
 def test_what_does_not_fit_is_refused():

@@ -29,15 +29,17 @@ class Engine:
         return int(re.search(r"cache size: ([\d,]+) tokens", self.log).group(1).replace(",", ""))
 
 
-def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, cores="0-1", starts=True, **engine):
+def run(model, jobs, tmp_path, scheme=None, dtype="float32", mib=16, cores="0-1", starts=True, waits=False, **engine):
     """An engine's answers to `jobs` (engine.py). scheme: in the environment. cores: of each of its processes, between
-    bars. starts: else its start is refused."""
+    bars. starts: else its start is refused. waits: it steps when it has all requests of a job; else it is in a process
+    of its own and begins with those that are there."""
     out = tmp_path / "out.json"
     arguments = {"model": str(model), "dtype": dtype, "enforce_eager": True, "skip_tokenizer_init": True,
                  "kv_cache_memory_bytes": int(mib * MIB), "max_num_seqs": 16, "max_num_batched_tokens": 256,
                  "max_model_len": 2048, "seed": 0, **engine}
     environment = {key: value for key, value in os.environ.items() if key != "LOWKV_SCHEME"}
     environment["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if waits else "1"
     if scheme is not None:
         environment["LOWKV_SCHEME"] = scheme
     done = subprocess.run([sys.executable, HERE / "engine.py"], env=environment, text=True, timeout=280,

@@ -29,6 +29,9 @@ def told(output):
     found = {"ids": list(output.outputs[0].token_ids), "cached": output.num_cached_tokens}
     if len(output.outputs) > 1:
         found["all"] = [list(sample.token_ids) for sample in output.outputs]
+    if output.outputs[0].logprobs:
+        pairs = zip(found["ids"], output.outputs[0].logprobs, strict=True)
+        found["answer"] = [by_id[token].logprob for token, by_id in pairs]
     if output.prompt_logprobs:
         pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         found["prompt"] = [by_id[token].logprob for token, by_id in pairs if by_id]

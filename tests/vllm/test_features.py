@@ -7,12 +7,13 @@ from test_engine import difference, ids, mixed, prompt, scored
 
 
 def test_samples_share_their_prompt(llama, tmp_path):
-    """Drawn with the engine's seed: vLLM on the CPU fails with a request's own."""
+    """Drawn with the engine's seed: vLLM on the CPU fails with a request's own. It draws once for all requests of a step,
+    so that samples are others where requests meet in other steps, with vLLM's own cache too."""
     rng = random.Random(11)
     jobs = [{"generate": [{"ids": prompt(rng, length), "sampling": {"max_tokens": 24, "n": 4, "temperature": 1.0}}
                           for length in (5, 128, 300, 600)]}]
-    stock = run(llama, jobs, tmp_path, mib=48)
-    exact = run(llama, jobs, tmp_path, "exact", mib=48)
+    stock = run(llama, jobs, tmp_path, mib=48, waits=True)
+    exact = run(llama, jobs, tmp_path, "exact", mib=48, waits=True)
     answers = [answer["all"] for answer in exact.results[0]]
     assert all(len(samples) == 4 and len({tuple(tokens) for tokens in samples}) > 1 for samples in answers)
     assert answers == [answer["all"] for answer in stock.results[0]]

@@ -17,7 +17,7 @@ OPTION = {"lowkv": {"scheme": "lowkv2.8"}}
 
 
 def asking(additional_config):
-    return SimpleNamespace(additional_config=additional_config)
+    return SimpleNamespace(additional_config=additional_config, kv_transfer_config=None)
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ def test_who_asks_for_something_else(variable):
 
 def test_a_process_serves_one_scheme(variable, monkeypatch):
     monkeypatch.setattr(settings, "_used", None)
+    monkeypatch.setattr(settings, "_whole", False)
     with pytest.raises(Error, match="leave out --worker-cls"):
         settings.used()
     settings.use(asking(OPTION))
@@ -84,6 +85,24 @@ def test_a_process_serves_one_scheme(variable, monkeypatch):
     for other in ({}, {"lowkv": {"scheme": "lowkv2"}}):
         with pytest.raises(Error, match="in one process"):
             settings.use(asking(other))
+    connected = asking(OPTION)
+    connected.kv_transfer_config = connector("ExampleConnector")
+    with pytest.raises(Error, match="in one process"):
+        settings.use(connected)
+
+
+def connector(name, module=None):
+    return SimpleNamespace(kv_connector=name, kv_connector_module_path=module)
+
+
+def test_pages_that_a_connector_carries_are_larger(monkeypatch):
+    """By five tokens of 128 in 16 bits, keys and values, and the number of what they were packed with."""
+    scheme, sizes = parse_scheme("lowkv2.8"), []
+    for connected in (False, True):
+        monkeypatch.setattr(settings, "_whole", connected)
+        sizes.append(2 * settings.PAGE_TOKENS * settings.cell_bytes(scheme, 0, 2, 64, torch.bfloat16))
+    more = sizes[1] - sizes[0] - 5 * 2 * 2 * 64 * 2
+    assert 0 <= more < 2 * settings.PAGE_TOKENS  # sizes are whole bytes of each cell
 
 
 def config(**changed):
@@ -103,7 +122,9 @@ def config(**changed):
     ({"cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
     ({"block_size": 64}, "--block-size 64; a multiple of 128"),
     ({"block_size": 256}, None),
-    ({"kv_transfer_config": object()}, "KV connectors"),
+    ({"kv_transfer_config": connector("ExampleConnector")}, None),
+    ({"kv_transfer_config": connector("NixlConnector")}, "the KV connector NixlConnector .* is not served; Example"),
+    ({"kv_transfer_config": connector("ExampleConnector", "mine")}, "the KV connector ExampleConnector .* not served"),
     ({"speculative_config": SimpleNamespace(method="eagle")}, "speculative decoding by eagle is not served; by ngram"),
     ({"speculative_config": SimpleNamespace(method="ngram")}, None),
     ({"decode_context_parallel_size": 2}, "context parallelism"),

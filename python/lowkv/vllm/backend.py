@@ -126,7 +126,7 @@ class Impl(AttentionImpl[Metadata]):
             plan = settings.plan(settings.used(), index, self.num_kv_heads, self.head_size, dtype)
             retention = settings.used().retention(index, self.sliding_window is not None)
             self.rows = PagedLayer(settings.store(), plan, retention, self.sliding_window or 0, pages.shape[2], pages,
-                                   self.spare)
+                                   self.spare, settings.whole())
             self._pages = pages
         return self.rows
 

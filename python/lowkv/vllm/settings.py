@@ -9,17 +9,29 @@ import os
 
 import torch
 
-from lowkv._core import Error, Plan, RowType, Scheme, Store, page_bytes, parse_scheme, presets
+from lowkv._core import (
+    Error,
+    Plan,
+    RowType,
+    Scheme,
+    Store,
+    page_bytes,
+    parse_scheme,
+    presets,
+    whole_page_bytes,
+)
 from lowkv.vllm import VARIABLE, VERSIONS, tested
 
 OPTION = "--additional-config"
 PAGE_TOKENS = 128  # vLLM's blocks on the CPU, unless it is told otherwise, and lowkv's
 SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, tested
+CONNECTORS = ("ExampleConnector",)  # that write a request's pages before the step that reads them, tested
 WITHOUT = f"start without lowkv's scheme ({VARIABLE}, {OPTION})"
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
-_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one, in one process; start each in "
-               "a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
+_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one or a KV connector, in one process; "
+               "start each in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
 _used: Scheme | None = None
+_whole = False
 
 
 def require_version(version: str) -> None:
@@ -77,11 +89,11 @@ def _served_presets() -> list[str]:
 def use(config) -> None:
     """From now on this process serves what an engine asks for. Raises Error where it serves another one's: vLLM
     remembers what attention it chose."""
-    global _used
-    scheme = asked(config)
-    if scheme is None or (_used is not None and str(_used) != str(scheme)):
+    global _used, _whole
+    scheme, connected = asked(config), config.kv_transfer_config is not None
+    if scheme is None or (_used is not None and (str(_used), _whole) != (str(scheme), connected)):
         raise Error(_NEIGHBOURS)
-    _used = scheme
+    _used, _whole = scheme, connected
 
 
 def require_choice(chosen, right: type) -> None:
@@ -95,6 +107,11 @@ def used() -> Scheme:
     if _used is None:
         raise Error("lowkv in vLLM: the worker is not lowkv's; leave out --worker-cls")
     return _used
+
+
+def whole() -> bool:
+    """Whether pages come and go as bytes, by a KV connector, so that they must have all that a sequence needs."""
+    return _whole
 
 
 @functools.cache
@@ -113,21 +130,25 @@ def plan(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch
 
 def cell_bytes(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
     """Of one token of one head, as vLLM counts: a page is so many times its tokens and heads."""
-    return math.ceil(page_bytes(plan(scheme, layer, kv_heads, head_size, dtype), PAGE_TOKENS)
-                     / (kv_heads * PAGE_TOKENS))
+    its = plan(scheme, layer, kv_heads, head_size, dtype)
+    # Of layers with sliding windows, too, which have no sinks: then all layers have pages of one size.
+    size = (whole_page_bytes(its, PAGE_TOKENS, scheme.retention(layer, False).sinks) if whole()
+            else page_bytes(its, PAGE_TOKENS))
+    return math.ceil(size / (kv_heads * PAGE_TOKENS))
 
 
 def require_config(scheme: Scheme, config) -> None:
     """Raises Error for settings of an engine (VllmConfig) that the packed cache can't serve or was not tested with."""
     cache, parallel, model = config.cache_config, config.parallel_config, config.model_config
-    speculative = config.speculative_config
+    speculative, transfer = config.speculative_config, config.kv_transfer_config
     wrong = None
     if cache.cache_dtype != "auto":
         wrong = f"--kv-cache-dtype {cache.cache_dtype}: lowkv's scheme says what the cache holds; leave it out"
     elif cache.block_size % PAGE_TOKENS:
         wrong = f"--block-size {cache.block_size}; a multiple of {PAGE_TOKENS} is needed"
-    elif config.kv_transfer_config is not None:
-        wrong = "KV connectors (--kv-transfer-config) are not served"
+    elif transfer is not None and (transfer.kv_connector not in CONNECTORS or transfer.kv_connector_module_path):
+        wrong = (f"the KV connector {transfer.kv_connector} (--kv-transfer-config) is not served; "
+                 f"{', '.join(CONNECTORS)} is")
     elif speculative is not None and speculative.method not in SPECULATIVE:
         wrong = f"speculative decoding by {speculative.method} is not served; by {', '.join(SPECULATIVE)} it is"
     elif parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
@@ -155,7 +176,6 @@ def require_layer(facts) -> None:
         (facts.use_non_causal, "attention that isn't causal"),
         (facts.use_rswa, "reference sliding window attention"),
         (facts.use_adaptive_verification, "adaptive verification"),
-        (facts.use_kv_connector, "a KV connector"),
         (facts.use_dcp or facts.use_pcp, "context parallelism"),
         (facts.kv_cache_dtype not in ("auto", None), f"a cache of {facts.kv_cache_dtype}"),
     ) if is_so]

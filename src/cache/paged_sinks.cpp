@@ -1,0 +1,149 @@
+// A sequence's first rows, beside its first page or in it, and the seal of pages that are whole.
+//
+// A whole page has, behind its blocks, a number that stands for what it was packed with, and its
+// first rows, keys then values.
+
+#include <algorithm>
+#include <string>
+
+#include "cache/paged_step.h"
+#include "cache/store.h"
+#include "codec/round.h"
+#include "lowkv/device.h"
+#include "lowkv/serial.h"
+#include "xxh64.h"
+
+namespace lowkv {
+namespace {
+
+std::size_t rows_bytes(const Plan& plan, std::uint32_t rows) {
+    return std::size_t{2} * rows * plan.shape().channels() * element_bytes(plan.rows());
+}
+
+// What its packed bytes and sinks mean; a window is the reader's own affair.
+std::string meaning(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks) {
+    return layer_text(plan.scheme(), {.window = 0, .sinks = sinks}) + " of layer " +
+           std::to_string(plan.layer()) + ", " + std::to_string(plan.shape().kv_heads) + " x " +
+           std::to_string(plan.shape().head_dim) + " channels, rows of type " +
+           std::to_string(static_cast<std::uint32_t>(plan.rows())) + ", pages of " +
+           std::to_string(page_tokens) + " tokens, inputs " + std::to_string(plan.inputs_hash()) +
+           ", version " + std::to_string(image_version);
+}
+
+}  // namespace
+
+std::size_t PagedLayer::whole_page_bytes(const Plan& plan, std::uint32_t page_tokens,
+                                         std::uint32_t sinks) {
+    const std::size_t blocks = page_bytes(plan, page_tokens);
+    return plan.scheme().exact() ? blocks : blocks + sizeof(seal_) + rows_bytes(plan, sinks);
+}
+
+std::uint64_t PagedLayer::seal_of(const Plan& plan, std::uint32_t page_tokens,
+                                  std::uint32_t sinks) {
+    const std::string text = meaning(plan, page_tokens, sinks);
+    return xxh64(std::as_bytes(std::span(text)));
+}
+
+std::byte* PagedLayer::seal(std::uint32_t number) const noexcept {
+    return page(number) + page_blocks_ * plan_->packed_bytes();
+}
+
+void PagedLayer::require_seal(std::uint32_t number) const {
+    if (!memory_.whole) return;
+    std::uint64_t found = 0;
+    store_->device().copy_out(&found, seal(number), sizeof found);
+    if (found == seal_) return;
+    refuse("page " + std::to_string(number) + " has not been packed with " +
+           meaning(*plan_, page_tokens_, sinks_) +
+           ": its bytes come from another scheme, model or version, or are not there");
+}
+
+void PagedLayer::break_seal(std::uint32_t number) noexcept {
+    if (memory_.whole) store_->device().clear(seal(number), sizeof seal_);
+}
+
+// Of a page that is packed.
+bool PagedLayer::has_sinks(std::uint32_t number) const noexcept {
+    const Beside* its = beside_[number].get();
+    return sinks_ > 0 && (memory_.whole || (its != nullptr && !its->sinks.empty()));
+}
+
+std::vector<std::byte> PagedLayer::sinks_of(std::uint32_t number) const {
+    if (!memory_.whole) return beside_[number]->sinks;
+    std::vector<std::byte> rows(rows_bytes(*plan_, sinks_));
+    store_->device().copy_out(rows.data(), seal(number) + sizeof seal_, rows.size());
+    return rows;
+}
+
+// Of a page that has just been packed, and the seal of a whole one.
+void PagedLayer::keep_sinks(std::uint32_t number) {
+    Beside& beside = *beside_[number];
+    const std::size_t channels = plan_->shape().channels();
+    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
+    std::vector<std::byte> rows(rows_bytes(*plan_, sinks_));
+    std::byte* out = rows.data();
+    for (const Part part : {Part::keys, Part::values}) {
+        for (std::uint32_t first = 0; first < sinks_; first += plan_->block_tokens()) {
+            const std::uint32_t count = std::min(sinks_ - first, plan_->block_tokens());
+            const std::byte* block =
+                beside.exact + first / plan_->block_tokens() * plan_->exact_bytes();
+            store_->device().read_rows(*plan_, part, block, 0, count,
+                                       {out, plan_->shape().head_dim, channels});
+            out += count * row_bytes;
+        }
+    }
+    store_->device().finish();
+    if (memory_.whole) {
+        store_->device().copy_in(seal(number) + sizeof seal_, rows.data(), rows.size());
+        store_->device().copy_in(seal(number), &seal_, sizeof seal_);
+        store_->device().finish();
+        return;
+    }
+    stats_.sink_bytes += rows.size() - beside.sinks.size();
+    beside.sinks = std::move(rows);
+}
+
+// Into a page that was decoded: its first rows were never lost.
+void PagedLayer::restore_sinks(std::uint32_t number, std::byte* exact) const {
+    const std::vector<std::byte> rows = sinks_of(number);
+    const std::size_t channels = plan_->shape().channels();
+    for (const Part part : {Part::keys, Part::values}) {
+        const std::size_t row = part == Part::keys ? 0 : sinks_;
+        write_rows(part, exact, {0, 0, sinks_, row},
+                   {rows.data(), plan_->rows(), plan_->shape().head_dim, channels});
+    }
+    store_->device().finish();
+}
+
+// Pages' sinks as attention reads them, in memory that the layer keeps for it.
+void PagedLayer::sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& views) {
+    Device& device = store_->device();
+    const std::uint32_t block_tokens = sink_plan_->block_tokens();
+    const std::uint32_t blocks = ceil_div(sinks_, block_tokens);
+    const std::size_t block_bytes = sink_plan_->exact_bytes();
+    const std::size_t channels = plan_->shape().channels();
+    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
+    if (views.size() > sink_pages_) {
+        sink_memory_ = DeviceMemory(device, views.size() * blocks * block_bytes);
+        sink_pages_ = views.size();
+    }
+    std::byte* block = sink_memory_.data();
+    std::vector<std::vector<std::byte>> all;
+    for (auto& [number, its] : views) {
+        const std::vector<std::byte>& rows = all.emplace_back(sinks_of(number));
+        for (std::uint32_t first = 0; first < sinks_; first += block_tokens, block += block_bytes) {
+            device.clear_rows(*sink_plan_, block, 0);
+            for (const Part part : {Part::keys, Part::values}) {
+                const std::size_t row = part == Part::keys ? first : sinks_ + first;
+                device.write_rows(*sink_plan_, part, block, 0,
+                                  std::min(sinks_ - first, block_tokens),
+                                  {rows.data() + row * row_bytes, plan_->rows(),
+                                   plan_->shape().head_dim, channels});
+            }
+            its.push_back({block, block + sink_plan_->exact_part_bytes(), false});
+        }
+    }
+    device.finish();
+}
+
+}  // namespace lowkv
