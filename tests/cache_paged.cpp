@@ -147,7 +147,13 @@ class Fuzz {
         }
         if (from.empty() || unused.size() < from.size() + 4) return false;
         for (std::int32_t& number : from) {
-            const std::size_t which = below(unused.size());
+            // Often one with exact rows, which are then stale: that has to be noticed.
+            const auto stale = std::ranges::find_if(unused, [&](std::int32_t page) {
+                return model_[static_cast<std::size_t>(page)].exact;
+            });
+            const std::size_t which = stale != unused.end() && below(2) == 0
+                                          ? static_cast<std::size_t>(stale - unused.begin())
+                                          : below(unused.size());
             const std::int32_t to = unused[which];
             unused.erase(unused.begin() + static_cast<std::ptrdiff_t>(which));
             const ModelPage& page = model_[static_cast<std::size_t>(number)];
