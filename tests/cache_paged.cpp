@@ -483,6 +483,8 @@ const Case cases[] = {
     {"lowkv4,window=200", {2, 16}, RowType::f32, 200, 3},
     {"lowkv2.8", {2, 32}, RowType::f32, 0, 4, true},
     {"kivi2,sinks=40,window=0", {2, 32}, RowType::bf16, 0, 2, true},
+    {"kivi2,sinks=0", {1, 32}, RowType::f32, 0, 2, true},
+    {"kivi2,window=200", {2, 32}, RowType::f32, 200, 3, true},
     {"int8", {1, 48}, RowType::f32, 0, 1},
     {"k=exact,v=token-8-g32", {1, 32}, RowType::f16, 0, 2},
     {"exact", {2, 32}, RowType::f32},

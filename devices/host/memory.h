@@ -1,8 +1,7 @@
 #pragma once
-// The cache's memory on a device. The core handles addresses, OpenCL 1.2 has buffers only (and the
-// host's side is one for all): an
-// address is one of host memory that is reserved and never readable, so that whoever looks behind
-// it faults, and says which buffer and where in it.
+// The cache's memory on a device. The core handles addresses and OpenCL 1.2 has buffers only, so an
+// address, CUDA's too, is one of host memory that is reserved and never readable: whoever looks
+// behind it faults. It says which buffer and where in it.
 //
 // A kernel takes all buffers at once, and there are few of them: they grow in size, and slabs lie
 // in them side by side.

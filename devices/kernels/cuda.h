@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define KERNEL(name, items) extern "C" __global__ void __launch_bounds__(items) name
+#define KERNEL(name, items) static __global__ void __launch_bounds__(items) name
 #define FN static __device__ __forceinline__
 #define GLOBAL
 #define LOCAL

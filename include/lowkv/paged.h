@@ -3,15 +3,15 @@
 //
 // A page is a whole number of lowkv's blocks, packed. What the host's memory can't hold lies beside
 // it, by the page's number: exact rows of pages that are not full or still in a sequence's window,
-// and the sinks of pages that begin a sequence. The host says nothing of pages that it frees, and
-// need not: a row at offset 0 says that the page is new.
+// and the sinks of pages that begin a sequence, unless pages are whole. The host says nothing of
+// pages that it frees, and need not: a row at offset 0 says that the page is new.
 //
 //   write(rows, slots)   rows go to the exact rows beside their pages
 //   attend(sequences)    pages are read in place, exact or packed; then every page that has become
 //                        full is packed, once, into the host's memory. From then on that is all
 //                        that others who share, copy or save the page need; the exact rows beside
 //                        it are better, and dropped when no sequence of a step has them in its
-//                        window, and they are not of a first page for which there is room.
+//                        window; those of a first page stay while there is room.
 //
 // Sequences that share a page share its statistics: a page is encoded like the one before it in its
 // sequence, so that they are those of the sequence's first page.
@@ -154,7 +154,8 @@ class PagedLayer {
     DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
     std::size_t sink_pages_ = 0;
     QueryEnergy queries_;  // of whichever sequences came first
-    std::uint64_t step_ = 0, opened_ = 0;
+    std::uint64_t step_ = 0;
+    std::uint64_t opened_;  // pages, from a number on that is the layer's own
     PagedStats stats_;
 
     bool in_place() const noexcept { return plan_->scheme().exact(); }

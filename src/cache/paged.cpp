@@ -3,8 +3,10 @@
 #include "lowkv/paged.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
+#include <random>
 #include <string>
 
 #include "cache/paged_step.h"
@@ -12,9 +14,19 @@
 #include "codec/round.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "xxh64.h"
 
 namespace lowkv {
 namespace {
+
+// Where a layer's marks begin. Layers may share a host's memory, and another process may have left
+// pages in it.
+std::uint64_t first_mark() {
+    static std::atomic<std::uint64_t> layers{0};
+    std::random_device random;
+    const std::uint64_t words[] = {random(), random(), ++layers};
+    return xxh64(std::as_bytes(std::span(words)));
+}
 
 std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
     check(page_tokens > 0 && page_tokens % plan.block_tokens() == 0,
@@ -43,7 +55,8 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
       page_blocks_(blocks_of(*plan_, page_tokens)),
       page_bytes_(memory.whole ? whole_page_bytes(*plan_, page_tokens, sinks_)
                                : page_bytes(*plan_, page_tokens)),
-      memory_(memory) {
+      memory_(memory),
+      opened_(first_mark()) {
     store_->device().check(*plan_);
     if (retention.filter != Filter::none || retention.flush != 0 || plan_->has_positions()) {
         throw Error(ErrorCode::unsupported,
@@ -100,15 +113,16 @@ std::vector<PagedLayer::Run> PagedLayer::runs_of(std::span<const std::int64_t> s
 void PagedLayer::check_runs(std::span<const Run> runs) const {
     for (std::size_t i = 0; i < runs.size(); ++i) {
         const Run& run = runs[i];
-        const Beside* its = beside_[run.page].get();
-        if (run.first > 0 && its == nullptr && !in_place()) require_seal(run.page);
-        if (run.first == 0 || its == nullptr || its->exact == nullptr || run.first <= its->rows)
-            continue;
         const bool follows = std::ranges::any_of(runs.first(i), [&](const Run& earlier) {
             return earlier.page == run.page && earlier.first + earlier.count == run.first;
         });
-        check(follows, "row " + std::to_string(run.first) + " of page " + std::to_string(run.page) +
-                           ", of which " + std::to_string(its->rows) + " have been written");
+        if (run.first == 0 || follows) continue;
+        const Beside* its = beside_[run.page].get();
+        if (its == nullptr && !in_place()) require_seal(run.page);
+        if (its == nullptr || its->exact == nullptr) continue;
+        check(run.first <= its->rows, "row " + std::to_string(run.first) + " of page " +
+                                          std::to_string(run.page) + ", of which " +
+                                          std::to_string(its->rows) + " have been written");
     }
 }
 
@@ -124,12 +138,14 @@ void PagedLayer::open(std::span<const Run> runs) {
     std::sort(opened.begin(), opened.end());
     opened.erase(std::unique(opened.begin(), opened.end()), opened.end());
     exact_.reserve(exact_.size() + opened.size());
+    std::vector<std::unique_ptr<Beside>> beside;  // nothing is left where decoding fails
+    for (const std::uint32_t number : opened)
+        beside.push_back(beside_[number] == nullptr ? std::make_unique<Beside>() : nullptr);
     cache::ReservedSlots slots(store.pool(exact_page_bytes()), opened.size());
     std::vector<BlockCopy> decoded;
     std::vector<std::size_t> reopened;  // of `opened`
     for (std::size_t i = 0; i < opened.size(); ++i) {
         const std::uint32_t number = opened[i];
-        if (beside_[number] == nullptr) beside_[number] = std::make_unique<Beside>();
         const bool fresh = std::ranges::any_of(
             runs, [&](const Run& run) { return run.page == number && run.first == 0; });
         if (fresh) continue;
@@ -146,7 +162,9 @@ void PagedLayer::open(std::span<const Run> runs) {
         stats_.reopened += reopened.size();
         store.stats.reopened_blocks += decoded.size();
     }
-    for (const std::uint32_t number : opened) {
+    for (std::size_t i = 0; i < opened.size(); ++i) {
+        const std::uint32_t number = opened[i];
+        if (beside[i] != nullptr) beside_[number] = std::move(beside[i]);
         Beside& its = *beside_[number];
         its.exact = slots.take();
         its.rows = page_tokens_;  // of a page that was decoded; a new one is cleared by write()

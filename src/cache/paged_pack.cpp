@@ -81,7 +81,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     queries_.keep(queries);
     for (const Due& its : due) {
         // Who reads a whole page may know better where it lies in a sequence.
-        if (its.first || memory_.whole) keep_sinks(its.page);
+        if (memory_.whole || (its.first && sinks_ > 0)) keep_sinks(its.page);
         Beside& beside = *beside_[its.page];
         beside.packed = true;
         beside.first = its.first && sinks_ > 0;

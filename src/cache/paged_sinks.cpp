@@ -55,7 +55,7 @@ void PagedLayer::require_seal(std::uint32_t number) const {
     if (found == seal_) return;
     refuse("page " + std::to_string(number) + " has not been packed with " +
            meaning(*plan_, page_tokens_, sinks_) +
-           ": its bytes come from another scheme, model or version, or are not there");
+           ": its bytes come from another scheme, shape or version, or are not there");
 }
 
 void PagedLayer::break_seal(std::uint32_t number) noexcept {
@@ -94,7 +94,8 @@ void PagedLayer::keep_sinks(std::uint32_t number) {
     }
     store_->device().finish();
     if (memory_.whole) {
-        store_->device().copy_in(seal(number) + sizeof seal_, rows.data(), rows.size());
+        if (!rows.empty())
+            store_->device().copy_in(seal(number) + sizeof seal_, rows.data(), rows.size());
         store_->device().copy_in(seal(number), &seal_, sizeof seal_);
         store_->device().finish();
         return;

@@ -1,3 +1,6 @@
+// Fibers' stacks lie in no order, which its longjmp() would take for an error.
+#undef _FORTIFY_SOURCE
+
 #include "cuda_group.h"
 
 #include <setjmp.h>  // NOLINT(modernize-deprecated-headers): _setjmp()

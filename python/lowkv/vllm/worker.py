@@ -92,7 +92,7 @@ class Worker(CPUWorker):
 
     def _most_beside(self) -> int:
         """Exact rows of as many requests as may run, each with its window and a page that is being filled, and of as
-        many pages of requests that have ended. Those of a long prompt's step come on top, in one layer at a time."""
+        many pages that have ended or begin a request. Those of a long prompt's step come on top, in one layer at a time."""
         scheme, tokens = settings.used(), settings.PAGE_TOKENS
         pages = 2 + math.ceil(scheme.retention(0, False).window / tokens)
         # An exact scheme's pages are vLLM's alone.
