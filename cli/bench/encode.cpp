@@ -2,12 +2,9 @@
 
 #include "bench/encode.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -108,7 +105,6 @@ class Case {
 
 struct Figures {
     std::string scheme;
-    std::uint32_t head_dim = 0;
     double bits = 0, encode_us = 0, decode_us = 0;  // of a token
 };
 
@@ -132,8 +128,7 @@ std::vector<Figures> measure(const Options& options, std::uint32_t head_dim) {
     }
     std::vector<Figures> found;
     for (std::size_t i = 0; i < cases.size(); ++i)
-        found.push_back(
-            {cases[i].name(), head_dim, cases[i].bits(), median(encoded[i]), median(decoded[i])});
+        found.push_back({cases[i].name(), cases[i].bits(), median(encoded[i]), median(decoded[i])});
     return found;
 }
 
