@@ -265,6 +265,7 @@ class Fuzz {
                 std::ranges::copy(page.sinks, page.tokens.begin());
                 ++reopened_;
             }
+            if (row < sinks()) page.sinks.clear();
             page.tokens.resize(row);
             page.tokens.push_back(rows[i]);
             page.exact = true;
@@ -354,12 +355,12 @@ class Fuzz {
                 ModelPage& page = model_[static_cast<std::size_t>(number)];
                 read.push_back(number);
                 if ((p + 1) * page_tokens + retention_.window > part.cells) seen.push_back(number);
+                if (page.exact && !page.packed) page.first = p == 0 && sinks() > 0;
                 if (page.exact && !page.packed && page.tokens.size() == page_tokens) {
                     const bool follows = p > hidden / page_tokens;
                     pack(page,
                          follows ? &model_[static_cast<std::size_t>(part.pages[p - 1])] : nullptr);
-                    if (p == 0 || case_.whole) keep_sinks(page);
-                    page.first = p == 0 && sinks() > 0;
+                    if (page.first || case_.whole) keep_sinks(page);
                 }
             }
         }
@@ -388,8 +389,7 @@ class Fuzz {
             if (!page.packed) {
                 while (page.tokens.size() < page_tokens) page.tokens.push_back(page.tokens.back());
                 pack(page, nullptr);
-                if (case_.whole) keep_sinks(page);
-                page.first = false;
+                if (case_.whole || page.first) keep_sinks(page);
                 ++evicted_;
             }
             page.exact = false;

@@ -121,7 +121,7 @@ class PagedLayer {
         std::byte* exact = nullptr;    // its blocks, exact; null: they are only packed
         std::uint32_t rows = 0;        // written
         bool packed = false;           // what the host's memory has is valid
-        bool first = false;            // of a sequence with sinks
+        bool first = false;            // of a sequence that was seen, with sinks
         std::uint32_t due = 0;         // to be packed: its number among them, and 1
         std::uint64_t used = 0;        // the last step that read or wrote it
         std::uint64_t seen = 0;        // the last step with it in a sequence's window
@@ -138,7 +138,6 @@ class PagedLayer {
     struct Due {
         std::uint32_t page;
         const std::byte* like;
-        bool first;  // of its sequence
     };
     struct Step;
 

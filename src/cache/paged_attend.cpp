@@ -42,6 +42,7 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
                        " have been written");
             }
             its->used = step_;
+            if (!its->packed) its->first = p == 0 && sinks_ > 0;
             if ((p + 1) * page_tokens_ > window_first) its->seen = step_;
         }
         const bool packed = exact == nullptr && !in_place();

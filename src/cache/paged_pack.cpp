@@ -51,7 +51,7 @@ std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence>
             // A page out of sight may be another sequence's by now.
             const bool follows = plan_->has_statistics() && p > step.parts[s].first_page;
             const std::byte* like = follows ? statistics_of(sequence.pages[p - 1], due) : nullptr;
-            due.push_back({number, like, p == 0});
+            due.push_back({number, like});
             its->due = static_cast<std::uint32_t>(due.size());
         }
     }
@@ -81,10 +81,9 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     queries_.keep(queries);
     for (const Due& its : due) {
         // Who reads a whole page may know better where it lies in a sequence.
-        if (memory_.whole || (its.first && sinks_ > 0)) keep_sinks(its.page);
         Beside& beside = *beside_[its.page];
+        if (memory_.whole || beside.first) keep_sinks(its.page);
         beside.packed = true;
-        beside.first = its.first && sinks_ > 0;
         beside.mark = mark_of(its.page);
     }
     stats_.packed += due.size();
@@ -145,7 +144,7 @@ void PagedLayer::evict(Executor& executor) {
             store_->device().copy_rows(*plan_, block(cell), cell % tokens, block(its.rows - 1),
                                        (its.rows - 1) % tokens, 1, true);
         }
-        due.push_back({number, nullptr, false});
+        due.push_back({number, nullptr});
     }
     pack(due, executor);
     stats_.evicted += due.size();
