@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a packed cache loses when llama-server moves conversations out and in again.
+"""What a packed cache loses when llama-server moves conversations out and in again, or has two in one stream.
 
 Two conversations take turns in one llama-server at its defaults: the one that waits is saved to the host's
 memory, cleared, and restored when it goes on. Each turn appends a piece of text and then an answer, whose
@@ -10,10 +10,11 @@ with those of a server that holds one conversation alone:
     own loss   mean KL of the scheme alone from `exact` alone
     added      how much further from `exact` alone the answers are than the scheme's own loss, relative to it
 
-With --slot-files each turn of each conversation also runs in a process of its own, which gets the
-conversation through a slot file and never runs the prompt.
+Other ways of having two, with --ways: `slot-files`, where each turn of each conversation runs in a process of its own,
+which gets the conversation through a slot file and never runs the prompt; `unified`, where both go on at once in two
+slots that share one cache (--kv-unified), so that their rows lie among each other.
 
-    make build && python3 deps/setup.py text && python3 eval/alternating.py --slot-files
+    make build && python3 deps/setup.py text && python3 eval/alternating.py --ways alternating,slot-files,unified
 
 llama.cpp's own rounding is in all figures: the row `exact` shows it.
 """
@@ -26,12 +27,14 @@ import os
 import re
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paths import ROOT, fingerprint
 
 CONTEXT = 8192
 TEXT_STARTS = (20_000, 400_000)  # characters into the book, one conversation each
+WAYS = ["alternating", "slot-files", "unified"]
 
 
 def arguments():
@@ -45,12 +48,16 @@ def arguments():
     parser.add_argument("--answer", type=int, default=8, help="distributions per turn (default: %(default)s)")
     parser.add_argument("--top", type=int, default=2000, help="tokens told apart, the others are one (default: 2000)")
     parser.add_argument("-t", "--threads", type=int, default=min(os.cpu_count() or 1, 2))
-    parser.add_argument("--slot-files", action="store_true", help="measure slot files of other processes too")
+    parser.add_argument("--ways", default="alternating", help=f"of {', '.join(WAYS)} (default: %(default)s)")
     parser.add_argument("--cells", action="store_true", help="log the cells' positions and count those out of order")
     parser.add_argument("--keep", type=Path, metavar="FOLDER",
                         help="keep the answers here, and take those that are there already: one run may do a part")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.ways = args.ways.split(",")
+    if unknown := set(args.ways) - set(WAYS):
+        parser.error(f"--ways {','.join(sorted(unknown))}: they are {', '.join(WAYS)}")
+    return args
 
 
 def llama_servers(args):
@@ -155,6 +162,18 @@ class Measurement:
             return answers
         return self.kept(f"{scheme}-slot-files", lambda: [one(0), one(1)])
 
+    def unified(self, scheme):
+        def make():
+            self.conversations()
+            answers = [[], []]
+            with self.server(scheme, "-np", 2, "--kv-unified", "-cram", 0) as server, ThreadPoolExecutor(2) as both:
+                for turn in range(self.args.turns):
+                    started = [both.submit(self.turn, server, c, turn, id_slot=c) for c in (0, 1)]
+                    for conversation, answer in enumerate(started):
+                        answers[conversation].append(answer.result())
+            return answers
+        return self.kept(f"{scheme}-unified", make)
+
     def slot(self, server, action):
         status, answer = server.request("POST", f"/slots/0?action={action}", {"filename": "conversation.bin"})
         if status != 200 or answer.get("n_restored", answer.get("n_saved", 0)) < self.args.tokens:
@@ -190,9 +209,8 @@ def row_of(m, scheme, exact_alone):
     moved = slice(1, None)
     alone = m.alone(scheme)
     row = {"scheme": scheme, "own loss": mean_kl(exact_alone, alone, moved)}
-    ways = {"alternating": m.alternating} | ({"slot files": m.slot_files} if m.args.slot_files else {})
-    for name, way in ways.items():
-        answers = way(scheme)
+    for name in m.args.ways:
+        answers = getattr(m, name.replace("-", "_"))(scheme)
         row[name] = mean_kl(alone, answers, moved)
         row[f"{name}, by turn"] = [mean_kl(alone, answers, slice(t, t + 1)) for t in range(m.args.turns)]
         if row["own loss"] > 0:
@@ -209,7 +227,7 @@ def main():
         m = Measurement(args, tools, Path(folder))
         exact_alone = m.alone("exact")
         rows = [row_of(m, scheme, exact_alone) for scheme in args.schemes.split(",")]
-    ways = ["alternating"] + ["slot files"] * args.slot_files
+    ways = args.ways
     print("| scheme | own loss | " + " | ".join(f"mean KL, {w} | added, {w}" for w in ways) + " |")
     print("|---|---|" + "---|---|" * len(ways))
     for row in rows:

@@ -1,4 +1,4 @@
-"""For eval/vllm_kld.py, in vLLM's own Python: an engine reads windows of a text, and its predictions at each position,
+"""For eval/engine_kld.py, in vLLM's own Python: an engine reads windows of a text, and its predictions at each position,
 whole, are written to a file, or set against those in it. Takes JSON (read()) and prints JSON (main()).
 
 vLLM hands out the likeliest tokens of a prediction only, so a worker extension looks at them where the worker makes
@@ -10,13 +10,12 @@ import math
 import os
 import sys
 
-import numpy as np
-import torch
+from predictions import Predictions, windows
 
-EXTENSION = f"{__name__ if __name__ != '__main__' else 'vllm_predictions'}.Predictions"
+EXTENSION = f"{__name__ if __name__ != '__main__' else 'vllm_predictions'}.Watcher"
 
 
-class Predictions:
+class Watcher:
     """Methods of vLLM's worker."""
 
     def watch_predictions(self, path, reference, positions, skip):
@@ -24,7 +23,7 @@ class Predictions:
         which the first `skip` are left out."""
         sampler = self.model_runner.sampler
         log_probabilities = sampler.compute_logprobs
-        self.predictions = {"kld": [], "same": 0}
+        self.predictions = Predictions(path, reference)
         seen = 0
 
         def watched(logits):
@@ -32,36 +31,17 @@ class Predictions:
             found = log_probabilities(logits)
             first = seen % positions
             seen += len(found)
-            counted = found[max(0, skip - first):]
-            if len(counted):
-                self.take_predictions(file, counted, reference)
+            self.predictions.take(found[max(0, skip - first):].numpy())
             return found
 
-        file = open(path, "wb" if reference else "rb")
         sampler.compute_logprobs = watched
 
-    def take_predictions(self, file, found, reference):
-        if reference:
-            file.write(found.numpy().tobytes())
-            file.flush()
-            return
-        exact = torch.from_numpy(np.fromfile(file, np.float32, found.numel())).view_as(found)
-        p, q = exact.double(), found.double()
-        self.predictions["kld"] += (p.exp() * (p - q)).sum(-1).tolist()
-        self.predictions["same"] += int((exact.argmax(-1) == found.argmax(-1)).sum())
-
     def told_predictions(self):
-        return self.predictions
+        return self.predictions.told()
 
 
-def windows(model, text, count, tokens):
+def read(model, text, scheme, out, reference, windows_count, tokens, chunk, skip):
     from transformers import AutoTokenizer
-
-    found = AutoTokenizer.from_pretrained(model)(text[:count * tokens * 16], add_special_tokens=False)["input_ids"]
-    return [found[at * tokens:(at + 1) * tokens] for at in range(count)]
-
-
-def read(model, text, out, reference, windows_count, tokens, chunk, skip):
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(model=model, dtype="float32", enforce_eager=True, skip_tokenizer_init=True, max_model_len=tokens + 1,
@@ -70,7 +50,7 @@ def read(model, text, out, reference, windows_count, tokens, chunk, skip):
     llm.collective_rpc("watch_predictions", args=(out, reference, tokens - 1, skip))
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
     losses = []
-    for window in windows(model, open(text).read(), windows_count, tokens):
+    for window in windows(AutoTokenizer.from_pretrained(model), open(text).read(), windows_count, tokens):
         (answer,) = llm.generate([TokensPrompt(prompt_token_ids=window)], sampling, use_tqdm=False)
         losses += [-by_id[token].logprob for token, by_id in
                    list(zip(window, answer.prompt_logprobs, strict=True))[skip + 1:]]

@@ -5,7 +5,9 @@ import random
 import dialogue
 import drift
 import lm_eval_lowkv
+import numpy as np
 import passkey
+import predictions
 import reasoning
 import retrieval
 import retrieval_tasks
@@ -128,3 +130,25 @@ def test_long_answers_are_judged_by_the_last_quarter_of_the_longest():
 def test_dialogue_is_read_exchange_by_exchange():
     page = "categories:\n- x\nconversations:\n- - Hello\n  - 'Hi: there'\n  - Bye\n- - Who?\n  - |\n    me\n"
     assert dialogue.exchanges(page)[0] == ["Hello", "Hi: there", "Bye"]
+
+
+def test_predictions_are_set_against_those_of_the_same_positions(tmp_path):
+    shares = np.array([[.5, .25, .25], [.5, .25, .25], [1 / 3, 1 / 3, 1 / 3]], np.float32)
+    reference = predictions.Predictions(tmp_path / "f32", True)
+    for part in np.split(np.log(shares), [0, 1]):
+        reference.take(part)
+    others = predictions.Predictions(tmp_path / "f32", False)
+    others.take(np.log(np.array([[.25, .5, .25], [.5, .25, .25]], np.float32)))
+    others.take(np.log(np.array([[.5, .25, .25]], np.float32)))
+    told = others.told()
+    assert told["same"] == 2
+    assert np.allclose(told["kld"], [.25 * np.log(2), 0, (np.log(2 / 3) + 2 * np.log(4 / 3)) / 3], atol=1e-6)
+    assert reference.told() == {"kld": [], "same": 0}
+
+
+def test_windows_follow_each_other():
+    def tokenizer(text, add_special_tokens):
+        assert not add_special_tokens
+        return {"input_ids": list(text)}
+
+    assert predictions.windows(tokenizer, "abcdefgh" * 100, 2, 3) == [list("abc"), list("def")]
