@@ -88,6 +88,8 @@ const char* const sorted_codecs[] = {
     "k=sorted-3311-head-4rows,v=channel-2-g32",
     "k=sorted-2000-head-3rows,v=token-4-g64",
     "k=sorted-4443-head,v=token-8-g128",
+    "k=sorted-5443-head-trellis-2rows,v=token-4-head-normal-hadamard-unbiased",
+    "k=sorted-5520-head-1row,v=exact",
     "k=sorted-4321-head-trellis-2rows,v=token-2-head-trellis-hadamard-unbiased",
     "k=sorted-3310-head-trellis,v=token-2-g32",
     "k=sorted-2111-head-trellis-1row,v=exact",

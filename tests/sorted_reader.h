@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec/float16.h"
+#include "codec/lloyd_max.h"
 #include "families/sorted/sorted_part.h"
 
 namespace lowkv::test {
@@ -63,9 +64,15 @@ struct SortedReader {
         return (byte(at) - 128.0) * row_step(row);
     }
     std::uint8_t code(std::uint32_t place, std::uint32_t token) const {
-        const std::uint32_t width = lowkv_width_of_bits(bits(place / 16));
-        return static_cast<std::uint8_t>(
-            lowkv_load_code(codes(place), width, 16, token, place % 16));
+        const std::uint32_t its_bits = bits(place / 16), step = place % 16;
+        const std::uint8_t* its = codes(place);
+        std::uint32_t code =
+            lowkv_load_code(its, lowkv_width_of_bits(its_bits), 16, token, step);
+        if (its_bits == 5)
+            code |= lowkv_load_code(its + lowkv_sorted_fifth_bits(part.head.tokens), LOWKV_ONE, 16,
+                                    token, step)
+                    << 4;
+        return static_cast<std::uint8_t>(code);
     }
     bool trellis(std::uint32_t place) const { return part.levels[bits(place / 16)].trellis(); }
     const std::uint8_t* codes(std::uint32_t place) const {
@@ -76,7 +83,13 @@ struct SortedReader {
     // What a code is without its token's scale and its group's unit.
     double own_level(std::uint32_t place, std::uint32_t token) const {
         const auto& levels = part.levels[bits(place / 16)];
-        if (!trellis(place)) return (levels.level[code(place, token)] - 127.0) * levels.step;
+        if (!trellis(place)) {
+            // Lloyd-Max's, the first 0 and the last 254, as far apart as the step says.
+            const auto& book = codec::normal_codebook(1u << bits(place / 16));
+            const double top = book.level[book.count - 1];
+            return (std::round((book.level[code(place, token)] / top + 1) * 127) - 127) *
+                   levels.step;
+        }
         const std::uint32_t width = lowkv_width_of_bits(bits(place / 16));
         const std::uint32_t window = lowkv_load_window(codes(place), width, 16, token, place % 16);
         return (levels.level[window & 15] + levels.level[16 + (window >> 2)] - 127.0) * levels.step;

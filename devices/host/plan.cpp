@@ -92,6 +92,8 @@ lowkv_sorted_levels levels_of(const codec::SortedLevels& from, std::uint32_t bit
     lowkv_sorted_levels levels{};
     levels.trellis = from.trellis() ? 1 : 0;
     std::ranges::copy(from.level, levels.level);
+    for (std::uint32_t code = 0; !from.trellis() && code < book.count; ++code)
+        levels.level[code] = from.number_of(code);
     levels.step = from.step;
     levels.count = book.count;
     std::ranges::copy(book.level, levels.nearest);
@@ -104,7 +106,7 @@ void add_sorted(std::vector<std::uint32_t>& words, const codec::SortedPart& part
     lowkv_sorted sorted{};
     sorted.section = part.section;
     sorted.coded_groups = part.coded_groups;
-    for (std::uint32_t bits = 1; bits <= 4; ++bits)
+    for (std::uint32_t bits = 1; bits < part.levels.size(); ++bits)
         sorted.levels[bits] = levels_of(part.levels[bits], bits);
     for (std::uint32_t g = 0; g < part.coded_groups; ++g)
         sorted.groups[g] = {part.bits(g), part.section.codes + lowkv_sorted_codes(part.head, g)};

@@ -75,6 +75,7 @@ typedef struct {
     GLOBAL const uint8_t* codes;
     uint32_t width, lanes, steps;
     uint32_t lane_stride, step_stride;
+    uint32_t first_bit;  // those below are left out
 } codes_t;
 
 // A head's, by token.
@@ -86,6 +87,7 @@ FN codes_t codes_of(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* codes) 
     c.steps = part->keys ? part->head_dim : part->tokens;
     c.lane_stride = part->keys ? part->head_dim : 1;
     c.step_stride = part->keys ? 1 : part->head_dim;
+    c.first_bit = 0;
     return c;
 }
 
@@ -95,7 +97,7 @@ FN uint32_t code_of_tile(codes_t c, uint32_t unit, uint32_t tile, uint32_t byte)
     const uint32_t lane = unit / blocks * LOWKV_UNIT_LANES + byte / 4;
     const uint32_t step =
         unit % blocks * LOWKV_UNIT_STEPS + tile * 4 + lowkv_byte_of_step(byte % 4);
-    return c.codes[lane * c.lane_stride + step * c.step_stride];
+    return (uint32_t)c.codes[lane * c.lane_stride + step * c.step_stride] >> c.first_bit;
 }
 
 // A byte of packed codes: the order of codes (lowkv/format.h) the other way round.

@@ -64,12 +64,12 @@ typedef struct {
 // 16, whose entries a window adds.
 typedef struct {
     uint32_t trellis;  // boolean
-    uint32_t level[32];
+    uint32_t level[32];  // or one of each code
     float step;
     // What codes are chosen by: of N(0, 1) the nearest levels and where they part, and what windows
     // stand for.
     uint32_t count;
-    float nearest[16], boundary[15], path[LOWKV_WINDOWS];
+    float nearest[32], boundary[31], path[LOWKV_WINDOWS];
 } lowkv_sorted_levels;
 
 typedef struct {
@@ -80,7 +80,7 @@ typedef struct {
 typedef struct {
     lowkv_sorted_section section;
     uint32_t coded_groups;          // the first ones: those that have bits
-    lowkv_sorted_levels levels[5];  // by bits
+    lowkv_sorted_levels levels[6];  // by bits
     lowkv_sorted_group groups[LOWKV_MOST_CHANNELS / LOWKV_SORTED_GROUP];
 } lowkv_sorted;
 

@@ -79,10 +79,13 @@ FN void open_codes(sorted_t s, uint32_t group, uint32_t token, uint32_t* codes) 
     const uint32_t lane = token % LOWKV_UNIT_LANES;
     const uint32_t next =
         lane / LOWKV_WORD_LANES * LOWKV_WORD_LANES + (lane + 1) % LOWKV_WORD_LANES;
-    if (bits == 4) {
+    if (bits >= 4) {
         const uint32_t low = lines[unit * 32 + lane], high = lines[unit * 32 + 16 + lane];
+        const uint32_t line = lowkv_sorted_fifth_bits(s.part->tokens) / 4 + unit / 2 * 16;
+        const uint32_t fifth = bits == 5 ? single_bits(lines[line + lane], unit) : 0;
         for (uint32_t i = 0; i < 16; ++i)
-            codes[i] = (i % 4 < 2 ? low : high) >> (i / 4 * 8 + i % 2 * 4) & 15u;
+            codes[i] = ((i % 4 < 2 ? low : high) >> (i / 4 * 8 + i % 2 * 4) & 15u) |
+                       (fifth >> i & 1u) << 4;
         return;
     }
     const uint32_t windows = s.plan->levels[bits].trellis;

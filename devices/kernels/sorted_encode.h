@@ -6,7 +6,6 @@
 // What the host says of each block: the address of the block whose statistics it takes over, or
 // LOWKV_NOWHERE, then the damping of all heads.
 
-#define SORTED_REACHES 6
 #define CARRIED_FLAG(part, head) \
     ((GLOBAL uint32_t*)(head.codes + (part)->tokens * (part)->head_dim))
 
@@ -189,7 +188,7 @@ FN float fit_of(sorted_t s, head_t head, uint32_t token, float to_normal) {
 KERNEL(find_reaches, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
  GLOBAL uint8_t* scratch) {
-    const float reaches[SORTED_REACHES] = {0.8f, 1.25f, 1.6f, 2.0f, 2.5f, 3.2f};
+    const float reaches[LOWKV_SORTED_REACHES] = {LOWKV_SORTED_REACH_LIST};
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const head_t head = OPEN_HEAD(part, blocks, scratch);
     const sorted_t s = sorted_section(plan, part, head);
@@ -207,8 +206,8 @@ KERNEL(find_reaches, 64)
         squares += relative * relative;
     }
     const float own = squares > 0.0f ? SQRT((float)coded / squares) : 0.0f;
-    float best = fit_of(s, head, token, own), to_normal = own;
-    for (uint32_t i = 0; i < SORTED_REACHES; ++i) {
+    float best = -1.0f, to_normal = own;
+    for (uint32_t i = 0; i < LOWKV_SORTED_REACHES; ++i) {
         const float tried = own / reaches[i], fit = fit_of(s, head, token, tried);
         if (!(fit > best)) continue;
         best = fit;

@@ -313,15 +313,20 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
 //              lacks (residual - 128) * row_scale. Tokens ascend
 //   means      u8, one per channel
 //   scales     u8, one per token
-//   codes      group after group, each as the codes of a head of 16 channels
+//   codes      group after group, each as the codes of a head of 16 channels; of 5 bits the low
+//              four of all codes, then their fifth bits as codes of one bit
 // What comes before `largest` are the statistics: blocks of one sequence have the same.
 
 #define LOWKV_SORTED_GROUP 16u
+// How far a token's levels may reach, of its own rms: encoders try them in this order, and a later
+// one must fit better.
+#define LOWKV_SORTED_REACHES 7u
+#define LOWKV_SORTED_REACH_LIST 1.0f, 0.8f, 1.25f, 1.6f, 2.0f, 2.5f, 3.2f
 
 // NOLINTBEGIN(modernize-use-using): it is C.
 typedef struct {
     uint32_t tokens, head_dim, rows;
-    uint32_t bits[4];   // of each quarter of the groups: 4 to 0
+    uint32_t bits[4];   // of each quarter of the groups: 5 to 0
     uint32_t weighted;  // 1: channels are damped
 } lowkv_sorted_head;
 
@@ -338,8 +343,17 @@ LOWKV_FN uint32_t lowkv_sorted_bits(lowkv_sorted_head head, uint32_t group) {
     return head.bits[4 * group / (head.head_dim / LOWKV_SORTED_GROUP)];
 }
 
+// Of 5 bits that of the low four.
 LOWKV_FN uint32_t lowkv_width_of_bits(uint32_t bits) {
     return bits == 1 ? LOWKV_ONE : bits == 2 ? LOWKV_TWO : bits == 3 ? LOWKV_THREE : LOWKV_FOUR;
+}
+
+LOWKV_FN uint32_t lowkv_sorted_group_bytes(uint32_t tokens, uint32_t bits) {
+    return bits * LOWKV_SORTED_GROUP * tokens / 8;
+}
+// Where the fifth bits of a group's codes lie, behind the low four.
+LOWKV_FN uint32_t lowkv_sorted_fifth_bits(uint32_t tokens) {
+    return lowkv_sorted_group_bytes(tokens, 4);
 }
 
 LOWKV_FN uint32_t lowkv_sorted_order_bytes(uint32_t head_dim) {
@@ -369,7 +383,7 @@ LOWKV_FN uint32_t lowkv_sorted_damping(LOWKV_BYTES damping, uint32_t channel) {
 LOWKV_FN uint32_t lowkv_sorted_codes(lowkv_sorted_head head, uint32_t group) {
     uint32_t bits = 0, g = 0;
     for (; g < group; ++g) bits += lowkv_sorted_bits(head, g);
-    return bits * LOWKV_SORTED_GROUP * head.tokens / 8;
+    return lowkv_sorted_group_bytes(head.tokens, bits);
 }
 
 LOWKV_FN lowkv_sorted_section lowkv_lay_out_sorted(lowkv_sorted_head head) {

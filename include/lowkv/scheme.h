@@ -121,7 +121,7 @@ struct Codec {
     Width width = Width::exact;  // exact: f16
     Axis axis = Axis::token;
     Group group = Group::g32;
-    // Axis::sorted: the bits of each quarter of the sorted channels, 4 to 0, descending; `width` is
+    // Axis::sorted: the bits of each quarter of the sorted channels, 5 to 0, descending; `width` is
     // the first one's. All zeros: not sorted.
     std::array<std::uint8_t, 4> quarter_bits{};
     // Axis::sorted: so many tokens of each block and head have their error beside, in 8 bits.

@@ -8,7 +8,7 @@
 
 namespace lowkv::codec {
 
-inline constexpr std::uint32_t max_codebook_levels = 16;
+inline constexpr std::uint32_t max_codebook_levels = 32;
 
 // Only the first `count` levels and `count - 1` boundaries are used; the rest is 0. Both ascend.
 struct NormalCodebook {
@@ -18,7 +18,7 @@ struct NormalCodebook {
     double mse = 0;                                         // of a standard normal variable
 };
 
-// `count` is 2..16. All tables are solved at the first call; any thread may call.
+// `count` is 2..16, or 32. All tables are solved at the first call; any thread may call.
 const NormalCodebook& normal_codebook(std::uint32_t count);
 
 }  // namespace lowkv::codec

@@ -9,6 +9,7 @@
 
 #include "lowkv/attention.h"
 #include "lowkv/codec.h"
+#include "lowkv/format.h"
 
 namespace lowkv::kernels {
 
@@ -60,9 +61,8 @@ struct Task {
 using EncodeTrellis = void (*)(const float* samples, const float* levels,
                                std::uint8_t* windows) noexcept;
 
-// How far a token's levels may reach, of its own rms: what sorted keys try, in this order.
-inline constexpr unsigned reach_count = 7;
-inline constexpr float reaches[reach_count] = {1.0f, 0.8f, 1.25f, 1.6f, 2.0f, 2.5f, 3.2f};
+inline constexpr unsigned reach_count = LOWKV_SORTED_REACHES;
+inline constexpr float reaches[reach_count] = {LOWKV_SORTED_REACH_LIST};
 
 // By reach and token: of its numbers with the levels nearest to them, and of those levels.
 struct ReachFits {
@@ -76,7 +76,7 @@ struct GroupFit {
     float unit = 1.0f;
     // Of N(0, 1), above 0: the lowest level, and from each boundary on so much more.
     float level = 0.0f;
-    float boundary[7] = {}, step[7] = {};
+    float boundary[15] = {}, step[15] = {};
     ReachFits* fits = nullptr;
 };
 using FitGroup = void (*)(const GroupFit& fit) noexcept;
@@ -98,7 +98,7 @@ struct Table {
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
     EncodeTrellis encode_trellis[3];  // of one, two and three bits
-    FitGroup fit_group[4];            // of one to four
+    FitGroup fit_group[5];            // of one to five
 };
 
 // The kernels of that name, which an implementation has.

@@ -34,13 +34,13 @@ constexpr std::uint32_t number_of(const std::array<std::uint8_t, 4>& bits) {
 constexpr std::uint32_t digit(std::uint32_t number, unsigned quarter) {
     return number >> (12 - 4 * quarter) & 15;
 }
-// The first digit is 4, 3 or 2, the others are not above the one before.
+// The first digit is 5, 4, 3 or 2, the others are not above the one before.
 constexpr bool is_quarters(std::uint32_t number) {
-    bool legal = digit(number, 0) >= 2 && digit(number, 0) <= 4;
+    bool legal = digit(number, 0) >= 2 && digit(number, 0) <= 5;
     for (unsigned q = 1; q < 4; ++q) legal = legal && digit(number, q) <= digit(number, q - 1);
     return legal;
 }
-constexpr std::uint32_t first_quarters = 0x2000, last_quarters = 0x4444;
+constexpr std::uint32_t first_quarters = 0x2000, last_quarters = 0x5555;
 constexpr std::size_t quarters_count = [] {
     std::size_t count = 0;
     for (std::uint32_t n = first_quarters; n <= last_quarters; ++n) count += is_quarters(n) ? 1 : 0;
@@ -72,7 +72,7 @@ constexpr auto bits_choices = [] {
             {word.letters, 4},
             word.number,
             "sorted: 4 bits for the first quarter of the channels, 2 for the second, and so on: "
-            "four digits from 4 to 0, the first above 1, none above the one before",
+            "four digits from 5 to 0, the first above 1, none above the one before",
             word.number == shown_quarters};
     }
     return choices;
@@ -82,7 +82,7 @@ constexpr std::uint32_t bits_of(const Codec& codec) {
     return quarters != 0 ? quarters : value_of(codec.width);
 }
 constexpr void set_bits(Codec& codec, std::uint32_t value) {
-    constexpr Width widths[] = {Width::two, Width::three, Width::four};
+    constexpr Width widths[] = {Width::two, Width::three, Width::four, Width::four};
     codec.quarter_bits = {};
     if (value < first_quarters) {
         codec.width = static_cast<Width>(value);

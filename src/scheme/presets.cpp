@@ -88,8 +88,8 @@ constexpr std::string_view own =
     "lowkv's own hybrid: keys in sorted channels with unequal bits, values after TurboQuant's "
     "rotation (Zandieh et al., 2025), both by a trellis (Marcellin and Fischer, 1990)";
 constexpr std::string_view own_4 =
-    "lowkv's own hybrid: keys in sorted channels, values after TurboQuant's rotation (Zandieh et "
-    "al., 2025)";
+    "lowkv's own hybrid: keys in sorted channels with unequal bits, below 4 by a trellis "
+    "(Marcellin and Fischer, 1990), values after TurboQuant's rotation (Zandieh et al., 2025)";
 constexpr std::string_view kivi =
     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache (Liu et al., ICML 2024); the "
     "paper has no sinks: add sinks=0";
@@ -152,12 +152,12 @@ std::span<const Preset> presets() {
                sorted(Width::four, {4, 2, 1, 1}), own_values(Width::two)),
         preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own,
                 recommended},
-               sorted(Width::four, {4, 3, 3, 2}), own_values(Width::two)),
+               sorted(Width::four, {5, 3, 2, 2}), own_values(Width::two)),
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own, recommended},
-               sorted(Width::four, {4, 3, 3, 2}), own_values(Width::three)),
+               sorted(Width::four, {5, 3, 2, 2}), own_values(Width::three)),
         preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size",
                 own_4, recommended},
-               sorted(Width::four, {4, 4, 4, 4}), own_values(Width::four)),
+               sorted(Width::four, {5, 4, 4, 3}), own_values(Width::four)),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(Width::two, Axis::channel, Group::g32),
                uniform(Width::two, Axis::token, Group::g32)),

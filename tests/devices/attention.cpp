@@ -50,6 +50,7 @@ const char* const codecs[] = {
     "lowkv3",
     "lowkv4",
     "k=sorted-4321-head,v=exact",
+    "k=sorted-5531-head-1row,v=exact",
     "k=sorted-3110-head-4rows,v=token-2-g32",
 };
 

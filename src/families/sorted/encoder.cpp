@@ -369,8 +369,7 @@ void SortedEncoder::write_codes(std::byte* section) const noexcept {
     for (std::uint32_t g = 0; g < part_.coded_groups; ++g) {
         for (std::uint32_t i = 0; i < sorted_group; ++i)
             std::copy_n(codes_[g * sorted_group + i], tokens, tile.row[i]);
-        pack_tile(tile, sorted_width(part_.bits(g)), sorted_group_shape, 0,
-                  out + lowkv_sorted_codes(part_.head, g));
+        pack_group(tile, part_.bits(g), out + lowkv_sorted_codes(part_.head, g));
     }
 }
 

@@ -5,18 +5,10 @@
 
 #include <algorithm>
 
-#include "families/packing.h"
+#include "families/sorted/group_codes.h"
 #include "families/sorted/statistics.h"
 
 namespace lowkv::codec {
-
-inline constexpr std::uint32_t sorted_tokens = max_block_tokens;
-
-// A group as the codes of a head of 16 channels.
-inline constexpr HeadShape sorted_group_shape{sorted_group, sorted_tokens, sorted_tokens};
-inline Width sorted_width(std::uint32_t bits) noexcept {
-    return static_cast<Width>(lowkv_width_of_bits(bits));
-}
 
 // What damped keys are less, by channel.
 void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept;

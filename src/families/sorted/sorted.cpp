@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "codec/float16.h"
-#include "families/rotated/trellis_codes.h"
 #include "families/sorted/carried.h"
 #include "families/sorted/encoder.h"
 #include "families/words.h"
@@ -82,9 +81,8 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
         float y[sorted_group][tokens] = {};
         CodeTile tile;
         if (g < coded_groups) {
-            unpack_tile(codes + lowkv_sorted_codes(head, g), sorted_width(bits(g)),
-                        sorted_group_shape, 0, tile);
-            if (levels[bits(g)].trellis()) open_windows(tile, sorted_width(bits(g)), tokens);
+            unpack_group(codes + lowkv_sorted_codes(head, g), bits(g), levels[bits(g)].trellis(),
+                         tile);
             for (std::uint32_t i = 0; i < sorted_group; ++i) {
                 read_levels(*this, statistics, g * sorted_group + i, tile.row[i], y[i]);
                 for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] *= scale[t];

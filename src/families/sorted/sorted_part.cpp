@@ -20,6 +20,8 @@ SortedLevels normal_levels(std::uint32_t bits) {
     for (std::uint32_t i = 0; i < book.count; ++i)
         levels.level[i] =
             static_cast<std::uint8_t>(std::lround((book.level[i] / top + 1) * middle_level));
+    for (std::uint32_t i = 16; i < book.count; ++i)
+        levels.level[i] = static_cast<std::uint8_t>(levels.level[i] - levels.level[i - 16]);
     levels.step = gain(book.mse) * top / middle_level;
     return levels;
 }
@@ -47,7 +49,7 @@ SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape, const ker
             .weighted = codec.weighted};
     for (unsigned q = 0; q < 4; ++q) head.bits[q] = codec.quarter_bits[q];
     section = lowkv_lay_out_sorted(head);
-    for (std::uint32_t bits = 1; bits <= 4; ++bits) {
+    for (std::uint32_t bits = 1; bits < levels.size(); ++bits) {
         levels[bits] = codec.levels == Levels::trellis && bits <= std::size(trellis_books)
                            ? trellis_levels(bits, table)
                            : normal_levels(bits);

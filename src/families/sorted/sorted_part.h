@@ -23,7 +23,8 @@ inline constexpr std::uint32_t max_exact_rows = 4;
 inline constexpr float middle_level = 127.0f;
 
 // What codes of so many bits stand for: from the lowest to the highest, the first 0, the last 254.
-// A trellis: two tables of 16, whose entries a window adds (lowkv/format.h).
+// Of more than 16 levels: the lower half of them, then what the fifth bit adds to each. A trellis:
+// two tables of 16, whose entries a window adds (lowkv/format.h).
 struct SortedLevels {
     std::array<std::uint8_t, 32> level{};
     float step = 0;
@@ -36,10 +37,14 @@ struct SortedLevels {
     std::uint32_t count(std::uint32_t bits) const noexcept {
         return trellis() ? LOWKV_WINDOWS : 1u << bits;
     }
-    // Of a code, of a trellis a window.
+    // Of a code, of a trellis a window: 0 to 254.
+    std::uint32_t number_of(std::uint32_t code) const noexcept {
+        const std::uint32_t first = level[code & 15];
+        if (trellis()) return first + level[16 + (code >> 2)];
+        return code < 16 ? first : first + level[code];
+    }
     float of(std::uint32_t code) const noexcept {
-        const int sum = trellis() ? level[code & 15] + level[16 + (code >> 2)] : level[code];
-        return (static_cast<float>(sum) - middle_level) * step;
+        return (static_cast<float>(number_of(code)) - middle_level) * step;
     }
 };
 
@@ -52,7 +57,7 @@ struct SortedRun {
 struct SortedPart : PackedPart {
     lowkv_sorted_head head;
     lowkv_sorted_section section;
-    std::array<SortedLevels, 5> levels;  // by bits
+    std::array<SortedLevels, 6> levels;  // by bits
     std::array<SortedRun, 4> runs;       // those with bits
     std::uint32_t run_count = 0;
     std::uint32_t coded_groups = 0;  // groups that have bits: the first ones

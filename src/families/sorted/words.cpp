@@ -47,7 +47,7 @@ std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
          {!sorted && codec.weighted,
           "weighted is for sorted keys: sorted-4211-head-2rows-weighted"},
          {sorted && codec.width != width_of(codec.quarter_bits[0]),
-          "the width of sorted keys is that of their first quarter"},
+          "the width of sorted keys is that of their first quarter, at most 4"},
          {sorted && has_other_words(codec),
           "sorted keys have a group, a rotation, a mean and a scale of their own, and their levels "
           "are normal or trellis: sorted-4211-head-2rows or sorted-4211-head-trellis-2rows"},

@@ -71,7 +71,7 @@ struct UnitView {
     const std::uint8_t* low;  // ternary: of the head's first unit
     unsigned tile;  // ternary: the unit's first, of all the head's tiles; 2.6 bits: tile 3's digit
     // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2. 1 bit: all bits,
-    // where it is bit 0.
+    // where it is bit 0. Of sorted keys' codes of 5 bits the fifth ones, likewise.
     I third;
 };
 
@@ -123,19 +123,20 @@ LOWKV_INLINE I senary_digit(const UnitView& view, unsigned tile, I bytes) {
     return mul_high16(bytes, set_int(digit_factors<6>[1] * 0x10001));
 }
 
-// What a code stands for: itself, an entry of a table of 8-bit levels, or a trellis' level
-// (lowkv/format.h): the sum of two tables' entries, of its window's low four bits and of the high
-// four.
-enum class Look : std::uint8_t { code, table, trellis };
+// What a code stands for: itself, an entry of a table of 8-bit levels, with a fifth bit that of its
+// low four bits and what the fifth adds, or a trellis' level (lowkv/format.h): the sum of two
+// tables' entries, of its window's low four bits and of the high four.
+enum class Look : std::uint8_t { code, table, fifth, trellis };
 
 struct LevelTables {
-    I first, second;  // second: a trellis'
+    I first, second;  // second: a trellis', or of fifth bits
     I next;           // a trellis': of each byte of a word, the byte after it
 };
 template <Look L>
 LOWKV_INLINE LevelTables load_level_tables(const std::uint8_t* levels) {
     LevelTables tables;
     tables.first = load_table(levels);
+    if constexpr (L == Look::fifth) tables.second = load_table(levels + 16);
     if constexpr (L == Look::trellis) {
         constexpr std::uint8_t next[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0};
         tables.second = load_table(levels + 16);
@@ -216,6 +217,11 @@ LOWKV_INLINE I load_tile(const UnitView& view, unsigned tile, const LevelTables&
         I low, high;
         load_windows<W>(view, tile, tables.next, low, high);
         return add_int(lookup(tables.first, low), lookup(tables.second, high));
+    } else if constexpr (L == Look::fifth) {
+        const I low = load_bits<W>(view, tile);
+        const I fifth = shift_left(load_bits<Width::one>(view, tile), 7);
+        const I hidden = sub_int(set_int(static_cast<int>(0x80808080u)), fifth);
+        return add_int(lookup(tables.first, low), lookup(tables.second, bit_or(low, hidden)));
     } else if constexpr (L == Look::code) {
         return load_bits<W>(view, tile);
     } else {

@@ -23,7 +23,7 @@ LOWKV_INLINE void fit_tokens(const GroupFit& fit, unsigned first) {
         for (unsigned r = 0; r < reach_count; ++r) {
             const I x = as_int(mul(relative, factor[r]));
             F level = set(fit.level);
-#pragma GCC unroll 7
+#pragma GCC unroll 15
             for (unsigned b = 0; b < boundaries; ++b)
                 level = add(level, select_below(x, as_int(set(fit.boundary[b])), set(0.0f),
                                                 set(fit.step[b])));

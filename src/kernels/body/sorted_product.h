@@ -117,7 +117,24 @@ LOWKV_INLINE void with_bits(const codec::SortedPart& part, unsigned bits, Body b
         case 1: return with_look.template operator()<Width::one>();
         case 2: return with_look.template operator()<Width::two>();
         case 3: return with_look.template operator()<Width::three>();
-        default: return body.template operator()<Width::four, Look::table>();
+        case 4: return body.template operator()<Width::four, Look::table>();
+        default: return body.template operator()<Width::four, Look::fifth>();
+    }
+}
+
+// `lanes` tokens, from `lane` on, of a group of a run.
+template <Width W, Look L>
+LOWKV_INLINE UnitView open_group(const codec::SortedPart& part, const std::uint8_t* codes,
+                                 unsigned group, unsigned lane) {
+    const unsigned unit = lane / 16, at = lane % 16 * 4;
+    if constexpr (L == Look::fifth) {
+        const std::uint8_t* its = codes + lowkv_sorted_group_bytes(part.head.tokens, 5) * group;
+        UnitView view = open_unit<W>(its, unit, at);
+        view.third =
+            open_unit<Width::one>(its + lowkv_sorted_fifth_bits(part.head.tokens), unit, at).third;
+        return view;
+    } else {
+        return open_unit<W>(codes, group * (part.head.tokens / 16) + unit, at);
     }
 }
 
@@ -128,16 +145,13 @@ LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun&
                           Prefetch& prefetch, I (&sums)[Rows][2][weight_planes]) {
     const std::uint8_t* codes = sorted_bytes(section, run.codes);
     const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
-    const unsigned lane_units = part.head.tokens / 16;
     const SharedWeights<codec::max_sorted_dim> weights{query.weights[0] +
                                                        run.first_group * codec::sorted_group};
     for (unsigned g = 0; g < run.groups; ++g) {
         fetch_share(prefetch);
         UnitView view[2];
-        for (unsigned v = 0; v < 2; ++v) {
-            const unsigned at = lane + v * lanes;
-            view[v] = open_unit<W>(codes, g * lane_units + at / 16, at % 16 * 4);
-        }
+        for (unsigned v = 0; v < 2; ++v)
+            view[v] = open_group<W, L>(part, codes, g, lane + v * lanes);
         dot_unit<W, L, Rows>(view, tables, 16 * g, weights, sums);
     }
 }

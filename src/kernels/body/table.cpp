@@ -45,7 +45,8 @@ const Table LOWKV_IMPLEMENTATION::table = {
      LOWKV_IMPLEMENTATION::encode_trellis<Width::two>,
      LOWKV_IMPLEMENTATION::encode_trellis<Width::three>},
     {LOWKV_IMPLEMENTATION::fit_group<1>, LOWKV_IMPLEMENTATION::fit_group<2>,
-     LOWKV_IMPLEMENTATION::fit_group<3>, LOWKV_IMPLEMENTATION::fit_group<4>},
+     LOWKV_IMPLEMENTATION::fit_group<3>, LOWKV_IMPLEMENTATION::fit_group<4>,
+     LOWKV_IMPLEMENTATION::fit_group<5>},
 };
 
 }  // namespace lowkv::kernels

@@ -104,7 +104,7 @@ LOWKV_INLINE I lookup(I table, I bytes) {
     std::uint8_t from[16], at[16];
     std::memcpy(from, &table, sizeof from);
     std::memcpy(at, &bytes, sizeof at);
-    for (std::uint8_t& byte : at) byte = from[byte];
+    for (std::uint8_t& byte : at) byte = byte < sizeof from ? from[byte] : std::uint8_t{0};
     return load_bytes(at);
 }
 LOWKV_INLINE I mul_low16(I a, I b) {
