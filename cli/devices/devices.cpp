@@ -16,8 +16,8 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv devices
 
-A device's name is what the C++ library takes (opencl_device()): its words, in either case, or only some
-of them. The commands and the plug-ins keep their stores on the CPU.)";
+A device's name is what the C++ library (opencl_device()) and the Python package (LOWKV_DEVICE) take: its
+words, in either case, or only some of them. The commands and the plug-ins keep their stores on the CPU.)";
 
 void list(int& status) {
     const Implementation& own = active_implementation();
