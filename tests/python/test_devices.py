@@ -185,3 +185,36 @@ def test_saved_on_one_device_and_loaded_on_another(model, scheme, tmp_path):
             rows = [cache.full(layer) for cache in loaded]
             assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True))
         close(*(run(model, cache, ids(2, 9, 8)) for cache in loaded), scheme)
+
+
+# ---- failures ----
+
+TOO_LITTLE = """
+import lowkv, torch
+from families import build
+model, _ = build("llama")
+caches = [lowkv.Cache.from_model(model, "kivi2,window=16") for _ in range(2)]
+tokens = torch.arange(3, 103)[None]
+for cache in caches:
+    with torch.no_grad():
+        model(tokens, past_key_values=cache)
+rows = torch.zeros(1, 2, 1, 16).expand(-1, -1, 1 << 23, -1)  # 2 GiB
+try:
+    with caches[0].step():
+        caches[0].layers[0].append(rows, rows)
+except lowkv.Error as error:
+    print(error)
+with torch.no_grad():
+    logits = [model(tokens[:, :9], past_key_values=cache).logits for cache in caches]
+print(caches[0].get_seq_length(), torch.equal(*logits))
+"""
+
+
+@on_device
+def test_too_little_memory_leaves_the_cache_as_it_was():
+    if "Portable Computing Language" not in Store(DEVICE).device:
+        pytest.skip("only PoCL can be told to have 1 GiB")
+    done = subprocess.run([sys.executable, "-c", TOO_LITTLE], capture_output=True, text=True, check=False,
+                          cwd=os.path.dirname(__file__), env=os.environ | {"POCL_MEMORY_LIMIT": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "has too little memory: of its 1073741824 bytes" in done.stdout and "109 True" in done.stdout, done.stdout
