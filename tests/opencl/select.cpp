@@ -43,6 +43,7 @@ TEST_CASE("a device is found by words of its name, in either case") {
     for (char& c : shouted) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     CHECK(opencl_device("opencl:" + shouted)->name().find(all.front().platform) !=
           std::string_view::npos);
+    CHECK(opencl_device("opencl:" + all.front().version)->name().starts_with("opencl:"));
 }
 
 TEST_CASE("a wrong name is refused with those that there are") {

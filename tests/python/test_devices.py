@@ -76,7 +76,8 @@ def test_a_build_without_opencl_says_so(device):
 
 @on_device
 def test_an_unknown_opencl_device_is_refused_with_those_that_there_are():
-    with pytest.raises(lowkv.Error, match=r"no OpenCL device has 'no such' in its name; there is:\n  opencl:.+ / .+"):
+    words = r"no OpenCL device has 'no such' in its name or version; there is:\n  opencl:.+ / .+"
+    with pytest.raises(lowkv.Error, match=words):
         lowkv.Cache.from_model(build("llama")[0], device="opencl:no such")
 
 
@@ -94,6 +95,8 @@ def test_a_device_is_known_by_its_whole_name():
     assert cache.device.startswith("opencl:") and " / " in cache.device
     assert lowkv.Cache.from_model(model, device=cache.device).device == cache.device
     assert cache.fork().device == cache.device
+    if "Portable Computing Language" in cache.device:
+        assert lowkv.Cache.from_model(model, device="opencl:pocl").device == cache.device
 
 
 @on_device
