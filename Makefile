@@ -76,12 +76,19 @@ test-builds: build ## the plug-in under llama.cpp built in other ways (BUILDS="d
 	    tests/matrix $(PYTEST_ARGS)
 
 PACKAGE := build/python/site
+# $(call INSTALL,folder[,settings]): the Python package in folder/site
+INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
+	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
+	--config-settings=build-dir=$(1)/cmake $(2) .
 .PHONY: package
 package: ## build the Python package into build/python/site
 	@$(SETUP) model venv-transformers oldest-transformers lmcache
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip --disable-pip-version-check \
-	    install --quiet --upgrade --no-deps --no-build-isolation --target $(PACKAGE) \
-	    --config-settings=build-dir=build/python/cmake .
+	$(call INSTALL,build/python)
+
+.PHONY: package-opencl
+package-opencl: ## the same with OpenCL devices, into build/python-opencl/site
+	@$(SETUP) model venv-transformers
+	$(call INSTALL,build/python-opencl,--config-settings=cmake.define.LOWKV_OPENCL=ON)
 
 .PHONY: test-python
 test-python: package ## the Python package, on the newest and the oldest transformers
@@ -133,12 +140,19 @@ test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
 	done
 
 .PHONY: test-opencl
-test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or the first: codes, attention, the cache
+test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or the first: codes, attention, the cache, Python
 	@type -P clinfo >/dev/null && clinfo -l | grep -q Device || { echo "make test-opencl needs an OpenCL device and" \
 	    "clinfo; on Debian: apt-get install pocl-opencl-icd clinfo opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
 	$(SETUP) headers
 	$(call BUILD,opencl,opencl_tests)
 	ctest --preset opencl -j $(JOBS)
+	$(MAKE) test-python-opencl
+
+.PHONY: test-python-opencl
+test-python-opencl: package-opencl ## the Python package's caches on the device LOWKV_TEST_OPENCL, or the first
+	LOWKV_DEVICE="$${LOWKV_TEST_OPENCL:-opencl}" LOWKV_MODEL="$(call dep,LOWKV_MODEL)" \
+	    PYTHONPATH="$(CURDIR)/build/python-opencl/site" "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest tests/python \
+	    $(PYTEST_ARGS)
 
 .PHONY: compile-cuda
 compile-cuda: ## lowkv::cuda and its tests, kernels for sm_80, sm_90 and sm_120 by nvcc; nothing is run

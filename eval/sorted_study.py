@@ -32,7 +32,8 @@ BLOCK, GROUP, FIRST = 128, 16, 384
 DEFAULTS = {"alpha": 0.0, "floor": 0.02, "scale": 0, "ranges": 0, "rows": 2, "repair": "short", "bits": "4211",
             "values": 2, "keys": 1, "trellis": 0}
 RANGES = 1, .8, 1.25, 1.6, 2, 2.5, 3.2
-MSE = {1: (.3634, .298), 2: (.1175, .0842), 3: (.03454, .0225), 4: (.009497, .009497)}  # Lloyd-Max's, a trellis'
+MSE = {1: (.3634, .298), 2: (.1175, .0842), 3: (.03454, .0225), 4: (.009497, .009497),  # Lloyd-Max's, a trellis'
+       5: (.002505, .002505)}
 KEY, COLUMNS = ["model", "text", "number", "setting"], ["right", "tokens", "kld", "error", "worst", "top1", "nll"]
 
 

@@ -38,10 +38,11 @@ constexpr std::uint64_t key_stream = 1ULL << 40U, value_stream = 2ULL << 40U,
 
 class LowkvCase final : public AttentionCase {
   public:
-    LowkvCase(const AttentionShape& shape, const std::string& text)
+    LowkvCase(const AttentionShape& shape, const std::string& text,
+              const std::shared_ptr<Device>& device)
         : AttentionCase(shape),
           name_(text),
-          store_(std::make_shared<Store>()),
+          store_(std::make_shared<Store>(0, device)),
           pool_(usable_cores()) {
         const Scheme scheme = parse_scheme(text);
         Rope rope;  // Llama's
@@ -275,8 +276,9 @@ Queries make_queries(const AttentionShape& shape, const RandomTokens& random, st
 }
 
 std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
-                                               const std::string& scheme) {
-    return std::make_unique<LowkvCase>(shape, scheme);
+                                               const std::string& scheme,
+                                               const std::shared_ptr<Device>& device) {
+    return std::make_unique<LowkvCase>(shape, scheme, device);
 }
 
 std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type) {

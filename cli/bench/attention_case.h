@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ggml.h"
+#include "lowkv/device.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv::cli {
@@ -68,8 +69,10 @@ class AttentionCase {
     AttentionShape shape_;
 };
 
+// Its store is on `device`; null: the CPU.
 std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
-                                               const std::string& scheme);
+                                               const std::string& scheme,
+                                               const std::shared_ptr<Device>& device = nullptr);
 std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
 
 // The largest error of the case's output, relative to the head's largest value, against attention

@@ -18,6 +18,7 @@
 #include "bench/attention_case.h"
 #include "bench/encode.h"
 #include "common/app.h"
+#include "common/devices.h"
 #include "common/model.h"
 #include "common/options.h"
 #include "common/processors.h"
@@ -35,12 +36,14 @@ constexpr const char* footer = R"(Examples:
   lowkv bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
   lowkv bench attention --op decode --refcheck --json attention.json
   lowkv bench attention --schemes kivi2,kivi2+window=256
+  lowkv bench attention --device opencl --schemes kivi2 --tokens 4096
 
 Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
 
 decode: one query token. prefill: 512 query tokens at that depth. Before each repetition a buffer
 larger than the processor's caches is read, so that the cache comes from memory, as between a
-model's layers; figures are medians. floor = bytes / measured read bandwidth.)";
+model's layers; figures are medians. floor = bytes / measured read bandwidth of the machine's memory,
+also where our caches are on another device.)";
 
 constexpr std::uint32_t prefill_queries = 512, probe_queries = 64;
 
@@ -51,7 +54,7 @@ struct Options {
                              schemes = {"lowkv2.8", "lowkv2", "lowkv4", "kivi2",
                                         "kivi4",    "int8",   "exact"},
                              peers = {"f16", "q8_0", "q4_0"}, ops = {"decode", "prefill"};
-    std::string json;
+    std::string json, device = "cpu";
     double limit = 3, budget = 0.5;
     bool refcheck = false, quick = false;
 };
@@ -135,6 +138,7 @@ class Bench {
   public:
     explicit Bench(const Options& options)
         : options_(options),
+          device_(device_by_name(options.device)),
           reader_(std::max<std::size_t>(std::size_t{256} << 20U, 4 * last_level_cache())),
           evictor_(2 * last_level_cache()) {
         for (const unsigned threads : options.threads)
@@ -144,7 +148,7 @@ class Bench {
     void shape(const AttentionShape& shape) {
         std::vector<std::unique_ptr<AttentionCase>> cases;
         for (const std::string& scheme : options_.schemes)
-            cases.push_back(make_lowkv_case(shape, scheme));
+            cases.push_back(make_lowkv_case(shape, scheme, device_));
         for (const std::string& peer : options_.peers)
             cases.push_back(make_ggml_case(shape, cache_type("--peers", peer)));
         const RandomTokens random(shape);
@@ -164,6 +168,7 @@ class Bench {
 
     const std::vector<Measurement>& found() const { return found_; }
     const std::vector<std::string>& skipped() const { return skipped_; }
+    std::string device() const { return std::string(device_->name()); }
     const std::map<unsigned, double>& bandwidth() const { return bandwidth_; }
     std::size_t evicted() const { return evictor_.bytes(); }
 
@@ -236,6 +241,7 @@ class Bench {
     }
 
     Options options_;
+    std::shared_ptr<Device> device_;
     Reader reader_, evictor_;
     std::map<unsigned, double> bandwidth_;
     std::vector<Measurement> found_;
@@ -277,7 +283,7 @@ std::string table(const std::vector<Measurement>& found, bool refcheck) {
     return table.text();
 }
 
-std::string json(const std::vector<Measurement>& found) {
+std::string json(const std::vector<Measurement>& found, const std::string& device) {
     nlohmann::ordered_json out = nlohmann::ordered_json::array();
     for (const Measurement& m : found) {
         nlohmann::ordered_json row = {{"op", m.op},
@@ -287,6 +293,7 @@ std::string json(const std::vector<Measurement>& found) {
                                       {"tokens", m.shape.tokens},
                                       {"threads", m.threads},
                                       {"scheme", m.scheme},
+                                      {"device", m.scheme.starts_with("ggml-") ? "cpu" : device},
                                       {"ms", m.ms},
                                       {"floor_ms", m.floor_ms},
                                       {"bytes", m.bytes}};
@@ -335,7 +342,7 @@ int bench_attention(Options options) {
         bench.shape(shapes[i]);
     }
     std::printf("%s\n", table(bench.found(), options.refcheck).c_str());
-    std::printf("implementation %s, ggml %s; read bandwidth",
+    std::printf("device %s, implementation %s, ggml %s; read bandwidth", bench.device().c_str(),
                 std::string(active_implementation().name).c_str(), ggml_version());
     for (const auto& [threads, value] : bench.bandwidth()) {
         std::printf(" %s GB/s with %u thread%s%s", fixed(value / 1e9, 1).c_str(), threads,
@@ -352,7 +359,7 @@ int bench_attention(Options options) {
     }
     for (const std::string& line : bench.skipped())
         std::printf("left out (--limit): %s\n", line.c_str());
-    if (!options.json.empty()) write_file(options.json, json(bench.found()));
+    if (!options.json.empty()) write_file(options.json, json(bench.found(), bench.device()));
     return 0;
 }
 
@@ -377,6 +384,8 @@ void add_bench(CLI::App& app, int& status) {
         ->delimiter(',')
         ->check(CLI::Range(1, 1024));
     defaulted(*command, "-s,--schemes", options->schemes, "Our schemes")->delimiter(',');
+    defaulted(*command, "--device", options->device,
+              "Where our caches are; lowkv devices lists what there is");
     defaulted(*command, "--peers", options->peers, "ggml's cache types; none: leave them out")
         ->delimiter(',');
     defaulted(*command, "--op", options->ops, "decode, prefill")

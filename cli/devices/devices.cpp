@@ -2,13 +2,11 @@
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "common/app.h"
+#include "common/devices.h"
 #include "common/terminal.h"
-#include "lowkv/implementation.h"
-#ifdef LOWKV_WITH_OPENCL
-#include "lowkv/opencl.h"
-#endif
 
 namespace lowkv::cli {
 namespace {
@@ -16,22 +14,23 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv devices
 
-A device's name is what the C++ library takes (opencl_device()): its words, in either case, or only some
-of them. The commands and the plug-ins keep their stores on the CPU.)";
+A device's name is what the C++ library (opencl_device()), the Python package (LOWKV_DEVICE) and `lowkv bench
+attention --device` take: its words, in either case, or only some of them. The other commands and the plug-ins
+keep their stores on the CPU. `lowkv doctor` has each device compute an example.)";
 
 void list(int& status) {
-    const Implementation& own = active_implementation();
     Table table({"device", "memory", "what it is"});
-    table.add({"cpu", "the machine's", "kernels for " + std::string(own.name)});
-    std::string note = "This build has no OpenCL: configure it with -DLOWKV_OPENCL=ON.\n";
-#ifdef LOWKV_WITH_OPENCL
-    const std::vector<OpenClInfo> found = opencl_devices();
-    for (const OpenClInfo& info : found)
-        table.add({"opencl:" + info.platform + " / " + info.device,
-                   bytes(static_cast<double>(info.memory_bytes)), info.version});
-    note =
-        found.empty() ? "No OpenCL platform has a device (clinfo -l lists what there is).\n" : "";
-#endif
+    const std::vector<FoundDevice> found = found_devices();
+    for (const FoundDevice& device : found)
+        table.add({device.name,
+                   device.memory_bytes == 0 ? "the machine's"
+                                            : bytes(static_cast<double>(device.memory_bytes)),
+                   device.what});
+    std::string note;
+    if (!built_with_opencl)
+        note = "This build has no OpenCL: configure it with -DLOWKV_OPENCL=ON.\n";
+    else if (found.size() == 1)
+        note = "No OpenCL platform has a device (clinfo -l lists what there is).\n";
     std::fputs((table.text() + note).c_str(), stdout);
     status = 0;
 }

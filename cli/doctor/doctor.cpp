@@ -19,6 +19,7 @@
 #include "common/program_options.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
+#include "doctor/device_check.h"
 #include "doctor/findings.h"
 #include "doctor/model_check.h"
 #include "ggml-backend.h"
@@ -69,6 +70,7 @@ void look_at_machine(Findings& findings) {
         } else {
             findings.good("implementation", value);
         }
+        look_at_devices(findings);
     } catch (const std::exception& error) {
         findings.bad("implementation", environment("LOWKV_IMPLEMENTATION"),
                      std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");

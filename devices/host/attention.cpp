@@ -55,7 +55,12 @@ class Launch {
         add_queries(slice);
         add_mask(slice, to);
         sequences_.push_back(to);
-        for (const BlockView& block : slice.sequence->blocks) {
+        // What views of blocks out of sight say is of no meaning.
+        const Span seen = span_of(slice);
+        const std::uint32_t first = seen.begin / plan_.block_tokens();
+        for (std::size_t b = 0; b < slice.sequence->blocks.size(); ++b) {
+            const bool in_sight = b >= first && b * plan_.block_tokens() < seen.end;
+            const BlockView block = in_sight ? slice.sequence->blocks[b] : BlockView{};
             addresses_.push_back(address_of(block.keys));
             addresses_.push_back(address_of(block.values));
         }

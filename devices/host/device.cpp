@@ -211,6 +211,12 @@ class KernelDevice final : public Device {
         run_mass(*state_, plan, sequence, params, first_cell, mass);
     }
 
+    // Nothing is waited for: what reads has read when it returns.
+    void finish() const override {
+        const std::scoped_lock lock(state_->mutex);
+        state_->queue.check();
+    }
+
   private:
     std::string name_;
     std::unique_ptr<State> state_;

@@ -80,10 +80,12 @@ const Found& choose(const std::vector<Found>& found, std::string_view name) {
     const std::string words = lower(name.substr(prefix.size() + 1));
     std::string all;
     for (const Found& device : found) {
-        if (lower(device.name()).find(words) != std::string::npos) return device;
+        // PoCL says that it is PoCL in its version only.
+        if (lower(device.name() + ' ' + device.info.version).find(words) != std::string::npos)
+            return device;
         all += "\n  opencl:" + device.name();
     }
-    fail("no OpenCL device has '" + words + "' in its name; there is:" + all);
+    fail("no OpenCL device has '" + words + "' in its name or version; there is:" + all);
 }
 
 }  // namespace

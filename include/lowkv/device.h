@@ -99,7 +99,9 @@ class Device {
                                 std::span<float> mass, AttentionWorkspace& workspace,
                                 Executor& executor) const = 0;
 
-    virtual void finish() const noexcept {}
+    // Waits for what was begun. Throws Error(device_failed) where the device has failed, be it in a
+    // call that could not say so.
+    virtual void finish() const {}
 };
 
 // A device's memory, given back by itself.

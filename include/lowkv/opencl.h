@@ -22,7 +22,7 @@ struct OpenClInfo {
 std::vector<OpenClInfo> opencl_devices();
 
 // `name`: "opencl" is the first GPU there is, or else the first device; "opencl:words" the first
-// whose platform's and device's names, one after the other, have the words, in either case.
+// whose platform's and device's names and version, in a row, have the words, in either case.
 //
 // Throws Error(device_failed) where there is no such device, with those that there are, or where
 // its compiler refuses the kernels, with its log. A device that fails later fails for good: the

@@ -122,7 +122,7 @@ struct Codec {
     Axis axis = Axis::token;
     Group group = Group::g32;
     // Axis::sorted: the bits of each quarter of the sorted channels, 5 to 0, descending; `width` is
-    // the first one's. All zeros: not sorted.
+    // the first one's, at most four. All zeros: not sorted.
     std::array<std::uint8_t, 4> quarter_bits{};
     // Axis::sorted: so many tokens of each block and head have their error beside, in 8 bits.
     std::uint8_t exact_rows = 0;

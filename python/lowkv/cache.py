@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from pathlib import Path
 
@@ -20,10 +21,12 @@ from lowkv.steps import Steps, watch
 class Cache(Steps, transformers.Cache):
     """A packed cache for one model: `model.generate(..., past_key_values=Cache.from_model(model))`.
 
-    scheme: its text form; sliding_windows: for each layer the window in tokens, or None.
+    scheme: its text form; sliding_windows: for each layer the window in tokens, or None; device: where the rows lie
+    and attention to them runs, 'cpu', 'opencl' or 'opencl:NAME' (words of a device's name), or, None, what LOWKV_DEVICE
+    in the environment says, or else the CPU. The model stays on the CPU.
     """
 
-    def __init__(self, scheme: str, sliding_windows: list[int | None]):
+    def __init__(self, scheme: str, sliding_windows: list[int | None], device: str | None = None):
         if not isinstance(scheme, str):
             raise Error(f"scheme must be a str such as {default_scheme!r}, not {type(scheme).__name__}")
         parsed = parse_scheme(scheme)
@@ -31,15 +34,16 @@ class Cache(Steps, transformers.Cache):
         heap.tune()
         self.scheme = str(parsed)
         self.model = None  # weak: a cache keeps no model alive
-        self.memory = Store()
+        self.memory = _store(device)
         super().__init__(layers=[Layer(index, parsed, window, self.memory)
                                  for index, window in enumerate(sliding_windows)])
 
     @classmethod
-    def from_model(cls, model: PreTrainedModel, scheme: str = default_scheme) -> Cache:
+    def from_model(cls, model: PreTrainedModel, scheme: str = default_scheme, device: str | None = None) -> Cache:
         """An empty cache for `model`, which from here on calls lowkv's attention function: with other caches it
-        computes what it did before. Raises lowkv.Error for a scheme or a model that is not served, and why."""
-        cache = cls(scheme, sliding_windows(model))
+        computes what it did before. Raises lowkv.Error for a scheme or a model that is not served, or a device that is
+        not there, and why."""
+        cache = cls(scheme, sliding_windows(model), device)
         install(model)
         watch(model)
         cache.model = weakref.ref(model)
@@ -94,13 +98,19 @@ class Cache(Steps, transformers.Cache):
         saving.save(self, model, Path(path))
 
     @classmethod
-    def load(cls, path: str | Path, model: PreTrainedModel, scheme: str | None = None) -> Cache:
-        """The cache that save() wrote. Raises Error for a file of another model, of another scheme than `scheme`
-        (if given), of another version of the format, or with damaged contents."""
+    def load(cls, path: str | Path, model: PreTrainedModel, scheme: str | None = None,
+             device: str | None = None) -> Cache:
+        """The cache that save() wrote, on whichever device that was. Raises Error for a file of another model, of
+        another scheme than `scheme` (if given), of another version of the format, or with damaged contents."""
         with saving.opened(Path(path), model, scheme) as (images, saved_scheme):
-            cache = Cache.from_model.__func__(cls, model, saved_scheme)
+            cache = Cache.from_model.__func__(cls, model, saved_scheme, device)
             saving.restore(cache, images)
         return cache
+
+    @property
+    def device(self) -> str:
+        """Where the rows lie and attention to them runs: 'cpu', or an OpenCL device's whole name."""
+        return self.memory.device
 
     @property
     def exact_bytes(self) -> int:
@@ -123,3 +133,13 @@ class Cache(Steps, transformers.Cache):
         token on, or from the first that a sliding window has kept."""
         return self.layers[layer].full()
 
+
+def _store(device: str | None) -> Store:
+    if device is None and os.environ.get("LOWKV_DEVICE"):
+        try:
+            return Store(os.environ["LOWKV_DEVICE"])
+        except Error as error:
+            raise Error(f"LOWKV_DEVICE in the environment: {error}") from None
+    if device is not None and not isinstance(device, str):
+        raise Error(f"device must be a str such as 'cpu' or 'opencl', not {type(device).__name__}")
+    return Store("cpu" if device is None else device)

@@ -12,11 +12,11 @@ from lowkv.cache import Cache
 
 def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample: bool = False,
              temperature: float = 1.0, top_k: int = 50, verbose: bool = False, scheme: str = default_scheme,
-             **arguments) -> str:
+             device: str | None = None, **arguments) -> str:
     """The prompt and its continuation, computed with a packed cache.
 
-    verbose: shows progress while tokens arrive, with the bytes that the cache holds. arguments: for
-    `model.generate()`, for one sequence. Raises lowkv.Error for a model or a scheme that is not served.
+    verbose: shows progress while tokens arrive, with the bytes that the cache holds. device: as for Cache. arguments:
+    for `model.generate()`, for one sequence. Raises lowkv.Error for a model or a scheme that is not served.
     """
     if not isinstance(prompt, str):
         raise Error(f"prompt must be one str, not {type(prompt).__name__}; for batches call model.generate() with "
@@ -27,7 +27,7 @@ def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample
                         "model.generate(..., past_key_values=Cache.from_model(model))")
     if verbose and "streamer" in arguments:
         raise Error("verbose=True shows progress with a streamer of its own: leave out one of the two")
-    cache = Cache.from_model(model, scheme)
+    cache = Cache.from_model(model, scheme, device)
     inputs = tokenizer(prompt, return_tensors="pt")
     if inputs.input_ids.shape[1] == 0:
         raise Error("the prompt is empty: this tokenizer makes no token of it")

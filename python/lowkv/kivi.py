@@ -17,11 +17,12 @@ class KiviCache(Cache):
     """
 
     @classmethod
-    def from_model(cls, model: PreTrainedModel, group_size: int = 32, residual_length: int = 128) -> KiviCache:
+    def from_model(cls, model: PreTrainedModel, group_size: int = 32, residual_length: int = 128,
+                   device: str | None = None) -> KiviCache:
         """An empty cache. group_size: elements that share a scale, 32, 64 or 128; residual_length: newest tokens
-        kept exact."""
+        kept exact; device: as for Cache."""
         codec = f"k=channel-2-g{group_size},v=token-2-g{group_size}"
-        return super().from_model(model, f"{codec},window={residual_length},sinks=0")
+        return super().from_model(model, f"{codec},window={residual_length},sinks=0", device)
 
     def add_tokens(self, past_key_values) -> None:
         """Takes over the tokens by which another cache (or a tuple of layers of keys and values,

@@ -95,15 +95,15 @@ class Layer(CacheLayerMixin):
         return 2 * 4 * math.prod(self.rows.shape) * self.length if self.rows is not None else 0
 
     def offload(self) -> None:
-        """Nothing: packed blocks are in main memory already."""
+        """Nothing: blocks are where the cache was asked to have them."""
 
     prefetch = offload
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         keys, values = key_states, value_states
         if keys.device.type != "cpu":
-            raise Error(f"layer {self.index}: lowkv runs on the CPU, not on {keys.device}; move the model "
-                        "with model.to('cpu')")
+            raise Error(f"layer {self.index}: the model is on {keys.device}, and lowkv takes rows from the CPU, "
+                        "wherever the cache is; move it with model.to('cpu')")
         if keys.dtype not in _DTYPES:
             raise Error(f"layer {self.index}: keys of {keys.dtype}; lowkv takes float32, bfloat16, float16")
         if keys.shape[:2] != values.shape[:2] or keys.shape[3] != values.shape[3]:

@@ -22,6 +22,7 @@
 
 #include "arguments.h"
 #include "bind.h"
+#include "device.h"
 #include "lowkv/batch.h"
 
 namespace nb = nanobind;
@@ -208,7 +209,20 @@ void bind_images(nb::module_& m) {
 
 void bind_batch(nb::module_& m) {
     nb::class_<Store>(m, "Store", "The memory of a cache's blocks, and of its forks'.")
-        .def("__init__", [](Store* self) { new (self) Store(); })
+        .def(
+            "__init__",
+            [](Store* self, const std::string& name) {
+                const std::shared_ptr<Device> its = [&] {
+                    const nb::gil_scoped_release unlocked;
+                    return device_by_name(name);
+                }();
+                new (self) Store(0, its);
+            },
+            "device"_a = "cpu",
+            "device: 'cpu', 'opencl' or 'opencl:NAME'. Raises Error where there is none such.")
+        .def_prop_ro(
+            "device", [](const Store& s) { return std::string(s.device().name()); },
+            "The device that the blocks lie on, by its whole name.")
         .def_prop_ro("exact_bytes", [](const Store& s) { return s.stats().exact_bytes; })
         .def_prop_ro("packed_bytes", [](const Store& s) { return s.stats().packed_bytes; })
         .def_prop_ro("encoded_blocks", [](const Store& s) { return s.stats().encoded_blocks; })

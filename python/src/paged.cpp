@@ -165,6 +165,9 @@ void bind_paged(nb::module_& m) {
             [](PagedLayer* self, const std::shared_ptr<Store>& store,
                const std::shared_ptr<Plan>& plan, const Retention& retention, std::uint32_t sliding,
                std::uint32_t page_tokens, const Pages& pages, std::uint32_t spare, bool whole) {
+                check(&store->device() == cpu_device().get(),
+                      "pages of the host's memory need a store on the CPU, not on '" +
+                          std::string(store->device().name()) + "'");
                 new (self) PagedLayer(store, plan, retention, sliding, page_tokens,
                                       memory_of(pages, whole), spare);
             },

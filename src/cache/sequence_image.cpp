@@ -170,6 +170,7 @@ struct SequenceImage::Access {
             sequence.cut_ =
                 sequence.size_ % tokens != 0 && sequence.packed(sequence.size_ / tokens);
         }
+        device.finish();
     }
 
     static void take_packed(std::span<const Sequence::Place> packed, const Plan& plan,
@@ -206,6 +207,7 @@ std::vector<std::byte> SequenceImage::save(std::span<const Sequence* const> sequ
     std::vector<std::byte> image(layout.bytes);
     for (std::size_t s = 0; s < sequences.size(); ++s)
         Access::save(*sequences[s], header, layout, offset, s, image.data());
+    one.device().finish();
     seal_image(header, image);
     return image;
 }

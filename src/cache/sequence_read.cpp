@@ -139,6 +139,7 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
             }
         });
     }
+    store.device.finish();
 }
 
 std::int32_t Sequence::position(std::uint32_t cell) const noexcept {

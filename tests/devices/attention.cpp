@@ -163,6 +163,29 @@ TEST_CASE("sequences of different lengths in one call are as each alone") {
     for (unsigned i = 0; i < 5; ++i) CHECK(outs[i] == alone[i]);
 }
 
+TEST_CASE("what views say of blocks out of sight means nothing") {
+    const std::byte* wrong = reinterpret_cast<const std::byte*>(std::uintptr_t{4096});
+    for (const bool window : {false, true}) {
+        Problem p(parse_scheme("kivi2,window=40,sinks=3"), {2, 64}, 6, 3, 300, 4);
+        AttentionParams params;
+        params.mask.kind = Mask::Kind::causal;
+        if (window)
+            params.mask.window = 90;
+        else
+            p.first_cell = 200;
+        std::vector<float> out, alone;
+        AttentionWorkspace workspace;
+        attend(*p.sequence, p.io(alone), params, workspace);
+        std::vector<BlockView> views(p.sequence->blocks());
+        p.sequence->views(views);
+        for (std::size_t b = 0; (b + 1) * p.plan->block_tokens() <= 200; ++b)
+            views[b] = {wrong, wrong, true};
+        const SequenceAttention one{views, p.io(out), params.mask};
+        attend(device(), *p.plan, std::span(&one, 1), params, workspace);
+        CHECK(out == alone);
+    }
+}
+
 TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
     const Problem p(parse_scheme("kivi2,window=0,sinks=0"), {1, 64}, 2, 2, 128, 3);
     std::vector<float> mask(2 * 128, -INFINITY), out;

@@ -58,6 +58,7 @@ def test_generate_refuses_what_does_not_fit():
     (("schemes", "k=token-2-g32,v=token-2-g32-mean"), "mean is for keys"),
     (("schemes", "lowkv5"), "lowkv2.8"),
     (("bench", "attention", "--heads", "7/2"), "7/2"),
+    (("bench", "attention", "--device", "gpu"), "device 'gpu'"),
     (("nonsense",), "nonsense"),
 ])
 def test_wrong_arguments_say_what_is_right(args, words):
@@ -240,6 +241,7 @@ def test_doctor():
     run = lowkv("doctor")
     assert run.code == 0, run.both
     run.said("implementation")
+    assert re.search(r"^ok +device +cpu: codes are right, attention is within [1-9]e-0[34]$", run.out, re.M), run.out
     assert lowkv("doctor", LOWKV_IMPLEMENTATION="vax").code != 0
 
 
@@ -272,12 +274,12 @@ def test_bench_attention_checks_its_results(tmp_path):
     file = tmp_path / "bench.json"
     run = lowkv("bench", "attention", "--head-dim", 64, "--heads", "9/3", "--tokens", 512,
                 "--threads", 1, "--schemes", "kivi2", "--peers", "f16", "--op", "decode",
-                "--refcheck", "--json", file)
+                "--refcheck", "--json", file, "--device", "cpu")
     assert run.code == 0, run.both
     rows = json.loads(file.read_text())
     assert [row["scheme"] for row in rows] == ["kivi2", "ggml-f16"]
     expected = {"op", "head_dim", "q_heads", "kv_heads", "tokens", "threads", "scheme", "ms",
-                "floor_ms", "bytes"}
+                "floor_ms", "bytes", "device"}
     assert all(expected <= set(row) for row in rows)
     assert rows[0]["bytes"] < rows[1]["bytes"]
 

@@ -9,7 +9,7 @@
 
 #include "calibration_case.h"
 #include "devices/device_case.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/opencl.h"
 
@@ -43,6 +43,7 @@ TEST_CASE("a device is found by words of its name, in either case") {
     for (char& c : shouted) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     CHECK(opencl_device("opencl:" + shouted)->name().find(all.front().platform) !=
           std::string_view::npos);
+    CHECK(opencl_device("opencl:" + all.front().version)->name().starts_with("opencl:"));
 }
 
 TEST_CASE("a wrong name is refused with those that there are") {
@@ -85,4 +86,29 @@ TEST_CASE("an address that is none of the device's makes it fail for good, and i
             [&] { own->encode(plan, {}, serial_executor()); });
     own->copy_out(bytes, bytes, sizeof bytes);
     CHECK(bytes[63] == std::byte{0});
+}
+
+TEST_CASE("of a device that has failed there are no rows and no image") {
+    const auto own = opencl_device(std::string(device().name()));
+    const auto store = std::make_shared<Store>(0, own);
+    const auto plan = std::make_shared<const Plan>(parse_scheme("kivi2").base, Shape{1, 64});
+    const std::vector<float> rows(64 * 64, 1.0f);
+    const BatchRows given{rows.data(), RowType::f32, {0, 64 * 64, 64}};
+    std::vector<std::uint16_t> found(64 * 64);
+    const BatchRowsOut out{found.data(), {0, 64 * 64, 64}};
+    Batch batch(store, plan, Retention{.window = 0, .sinks = 0}, 1);
+    batch.append(given, given, 64);
+    const std::vector<std::byte> image = batch.save();
+    batch.read(0, 64, out, out);
+
+    std::byte none[64];
+    own->clear(none, sizeof none);
+    refuses(ErrorCode::device_failed, "make a new device", [&] { (void)batch.save(); });
+    refuses(ErrorCode::device_failed, "make a new device", [&] { batch.read(0, 64, out, out); });
+    refuses(ErrorCode::device_failed, "make a new device", [&] { batch.settle(); });
+    refuses(ErrorCode::device_failed, "make a new device",
+            [&] { (void)Batch::load(image, store, plan, Retention{.window = 0, .sinks = 0}); });
+    CHECK(batch.packed_end() == 0);
+    CHECK(Batch::load(image, std::make_shared<Store>(), plan, Retention{.window = 0, .sinks = 0})
+              .save() == image);
 }

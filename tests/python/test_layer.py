@@ -2,6 +2,7 @@
 rows that full() gives."""
 
 import copy
+import os
 
 import lowkv.layer
 import pytest
@@ -10,6 +11,7 @@ from lowkv._core import Store, parse_scheme
 from lowkv.layer import Layer
 from lowkv.visibility import Visibility
 
+DEVICE = os.environ.get("LOWKV_DEVICE", "cpu")
 BATCH, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 4, 64
 # Of the kernels: rows few enough for the integer path have 2e-3 of the largest output (tests/attention_check.h).
 BUDGET = 2e-3
@@ -22,7 +24,7 @@ def rows(count):
 
 def filled(scheme, tokens, window=None, dtype=torch.float32):
     """A layer with `tokens` tokens of which all that may be packed is."""
-    layer = Layer(0, parse_scheme(scheme), window, Store())
+    layer = Layer(0, parse_scheme(scheme), window, Store(DEVICE))
     for count in (tokens // 2, tokens - tokens // 2):
         layer.append(rows(count).to(dtype), rows(count).to(dtype))
         layer.settle()
@@ -132,7 +134,7 @@ def test_what_lies_where():
 def test_exact_rows_are_kept_as_they_are(scheme, dtype):
     """In the model's own dtype, bit for bit, through appends, crops, forks and selections."""
     torch.manual_seed(6)
-    layer = Layer(0, parse_scheme(scheme), None, Store())
+    layer = Layer(0, parse_scheme(scheme), None, Store(DEVICE))
     given = [rows(140).to(dtype) for _ in range(2)]
     for part in (slice(0, 1), slice(1, 90), slice(90, 140)):
         layer.append(*(x[:, :, part] for x in given))
@@ -162,5 +164,5 @@ def test_a_first_prompt(view, monkeypatch):
     for mask in (1 << 22, 1000):
         monkeypatch.setattr(lowkv.layer, "_MASK", mask)
         for softcap, window in ((None, None), (None, 20), (5.0, None)):
-            layer = Layer(0, parse_scheme("kivi4"), window, Store())
+            layer = Layer(0, parse_scheme("kivi4"), window, Store(DEVICE))
             check(layer, 90, "causal" if window else view, softcap=softcap, sinks=None)

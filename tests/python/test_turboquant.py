@@ -1,6 +1,8 @@
 """TurboQuant's codes against an independent reference in float32: the rotation, the norm and the nearest Lloyd-Max
 level, all written here. Needs numpy only."""
 
+import os
+
 import numpy as np
 import pytest
 from lowkv._core import Batch, Plan, Retention, RowType, Store, parse_scheme
@@ -63,7 +65,7 @@ def through_lowkv(keys, values, scheme):
     blocks, tokens, heads, head_dim = keys.shape
     plan = Plan(parse_scheme(scheme), 0, heads, head_dim, RowType.float16)
     assert plan.block_tokens == tokens
-    batch = Batch(Store(), plan, Retention(window=0, sinks=0, flush=0), 1)
+    batch = Batch(Store(os.environ.get("LOWKV_DEVICE", "cpu")), plan, Retention(window=0, sinks=0, flush=0), 1)
     shape = 1, blocks * tokens, heads, head_dim
     batch.append(*(np.ascontiguousarray(rows.reshape(shape).transpose(0, 2, 1, 3)) for rows in (keys, values)))
     batch.settle(0, 1)

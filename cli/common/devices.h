@@ -1,0 +1,27 @@
+#pragma once
+// Where this build's stores can be.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lowkv/device.h"
+
+namespace lowkv::cli {
+
+extern const bool built_with_opencl;
+
+struct FoundDevice {
+    std::string name;
+    std::size_t memory_bytes = 0;  // 0: the machine's
+    std::string what;
+};
+
+// The CPU first, then every OpenCL device.
+std::vector<FoundDevice> found_devices();
+
+// "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h). Throws Error where there is none such.
+std::shared_ptr<Device> device_by_name(const std::string& name);
+
+}  // namespace lowkv::cli
