@@ -66,8 +66,7 @@ struct SortedReader {
     std::uint8_t code(std::uint32_t place, std::uint32_t token) const {
         const std::uint32_t its_bits = bits(place / 16), step = place % 16;
         const std::uint8_t* its = codes(place);
-        std::uint32_t code =
-            lowkv_load_code(its, lowkv_width_of_bits(its_bits), 16, token, step);
+        std::uint32_t code = lowkv_load_code(its, lowkv_width_of_bits(its_bits), 16, token, step);
         if (its_bits == 5)
             code |= lowkv_load_code(its + lowkv_sorted_fifth_bits(part.head.tokens), LOWKV_ONE, 16,
                                     token, step)

@@ -6,8 +6,8 @@ LOWKV_INLINE void load_levels(const codec::SortedPart& part, const codec::Sorted
                               const std::byte* section, unsigned group, unsigned lane,
                               F (&out)[16]) {
     const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
-    const UnitView view = open_group<W, L>(part, sorted_bytes(section, run.codes),
-                                           group - run.first_group, lane);
+    const UnitView view =
+        open_group<W, L>(part, sorted_bytes(section, run.codes), group - run.first_group, lane);
     const F middle = set(codec::middle_level);
 #pragma GCC unroll 4
     for (unsigned tile = 0; tile < 4; ++tile) {
