@@ -11,9 +11,9 @@ constexpr std::array measured{
     // clang-format off: written by eval/quality.py
     Quality{"lowkv1.5", "0.017", "+1.5 %"},
     Quality{"lowkv2", "0.0038", "-0.1 %"},
-    Quality{"lowkv2.8", "0.0021", "+0.1 %"},
-    Quality{"lowkv3", "0.0012", "-0.1 %"},
-    Quality{"lowkv4", "0.00066", "+0.1 %"},
+    Quality{"lowkv2.8", "0.0019", "+0.1 %"},
+    Quality{"lowkv3", "0.00093", "-0.1 %"},
+    Quality{"lowkv4", "0.00038", "+0.1 %"},
     Quality{"kivi2", "0.068", "+5.8 %"},
     Quality{"kivi4", "0.00088", "-0.1 %"},
     Quality{"turboquant2", "0.061", "+5.2 %"},
