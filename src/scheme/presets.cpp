@@ -27,15 +27,14 @@ constexpr Codec unbiased(Codec codec) {
 }
 
 // lowkv's own keys: the channels that matter most to queries get the most bits, the two shortest
-// keys are repaired. Channels that keep one bit or two gain nothing by their queries
-// (docs/quality.md).
+// keys are repaired.
 constexpr Codec sorted(Width first, const std::array<std::uint8_t, 4>& bits) {
     Codec codec{.width = first,
                 .axis = Axis::sorted,
                 .group = Group::head,
                 .quarter_bits = bits,
                 .exact_rows = 2,
-                .weighted = bits[0] > 2};
+                .weighted = true};
     if (bits[3] < 4) codec.levels = Levels::trellis;  // there is none of 4 bits
     return codec;
 }
