@@ -68,12 +68,10 @@ def checkpoint(args, weights):
 
 def predictions(args, model, scheme, out):
     """What an engine with a scheme says: the reference's go to `out`, others are set against them."""
-    spelt = "" if scheme == "stock" else scheme.replace("+", ",")
     environment = {"PYTHONPATH": f"{args.package}:{ROOT / 'eval'}", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-                   "LOWKV_SCHEME": spelt}
-    asked = {"model": str(model), "text": str(args.file), "scheme": spelt, "out": str(out),
-             "reference": scheme == "exact", "windows_count": args.windows, "tokens": args.tokens, "chunk": args.chunk,
-             "skip": args.skip}
+                   "LOWKV_SCHEME": "" if scheme == "stock" else scheme.replace("+", ",")}
+    asked = {"model": str(model), "text": str(args.file), "out": str(out), "reference": scheme == "exact",
+             "windows_count": args.windows, "tokens": args.tokens, "chunk": args.chunk, "skip": args.skip}
     print(f"{args.engine}, {scheme}", file=sys.stderr, flush=True)
     told = measuring.run([args.python, ROOT / f"eval/{args.engine}_predictions.py"], json.dumps(asked), **environment)
     return json.loads(told.strip().splitlines()[-1])

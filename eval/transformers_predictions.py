@@ -1,19 +1,21 @@
 """For eval/engine_kld.py, in transformers' own Python: a model reads windows of a text through a cache, some tokens at
-a time. Takes JSON (read()) and prints JSON (main())."""
+a time. Takes JSON (read()) and LOWKV_SCHEME (empty: transformers' own cache), and prints JSON."""
 
 import json
 import math
+import os
 import sys
 
 import torch
 from predictions import Predictions, windows
 
 
-def read(model, text, scheme, out, reference, windows_count, tokens, chunk, skip):
+def read(model, text, out, reference, windows_count, tokens, chunk, skip):
     import lowkv
     from lowkv import benchmark
     from transformers import DynamicCache
 
+    scheme = os.environ["LOWKV_SCHEME"]
     model, tokenizer = benchmark.load(model)
     predictions, losses = Predictions(out, reference), []
     for window in torch.tensor(windows(tokenizer, open(text).read(), windows_count, tokens)):

@@ -40,7 +40,7 @@ class Watcher:
         return self.predictions.told()
 
 
-def read(model, text, scheme, out, reference, windows_count, tokens, chunk, skip):
+def read(model, text, out, reference, windows_count, tokens, chunk, skip):
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams, TokensPrompt
 

@@ -91,9 +91,12 @@ lowkv_sorted_levels levels_of(const codec::SortedLevels& from, std::uint32_t bit
     const codec::NormalCodebook& book = codec::normal_codebook(1u << bits);
     lowkv_sorted_levels levels{};
     levels.trellis = from.trellis() ? 1 : 0;
-    std::ranges::copy(from.level, levels.level);
-    for (std::uint32_t code = 0; !from.trellis() && code < book.count; ++code)
-        levels.level[code] = from.number_of(code);
+    if (from.trellis()) {
+        std::ranges::copy(from.level, levels.level);
+    } else {
+        for (std::uint32_t code = 0; code < book.count; ++code)
+            levels.level[code] = from.number_of(code);
+    }
     levels.step = from.step;
     levels.count = book.count;
     std::ranges::copy(book.level, levels.nearest);

@@ -60,11 +60,11 @@ typedef struct {
     uint32_t scratch_mean, scratch_codes, scratch_bytes;
 } lowkv_part;
 
-// What codes of a width stand for: (level - LOWKV_SORTED_MIDDLE) * step. A trellis: two tables of
-// 16, whose entries a window adds.
+// What codes of a width stand for: (level - LOWKV_SORTED_MIDDLE) * step, a level for each code. A
+// trellis: two tables of 16, whose entries a window adds.
 typedef struct {
-    uint32_t trellis;    // boolean
-    uint32_t level[32];  // or one of each code
+    uint32_t trellis;  // boolean
+    uint32_t level[32];
     float step;
     // What codes are chosen by: of N(0, 1) the nearest levels and where they part, and what windows
     // stand for.
