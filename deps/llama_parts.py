@@ -66,7 +66,7 @@ class Llama(Part):
     about = "llama.cpp's tools (about 5 minutes)"
     needs = ("llama-libraries",)
     VERSION, SHA256 = RELEASES["0.25.3"]
-    TARGETS = "llama-bench llama-completion llama-perplexity llama-server llama-quantize".split()
+    TARGETS = "llama-batched-bench llama-bench llama-completion llama-perplexity llama-server llama-quantize".split()
     OPTIONS = (
         "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=ON CMAKE_BUILD_RPATH_USE_ORIGIN=ON "
         "LLAMA_OPENSSL=OFF LLAMA_BUILD_UI=OFF LLAMA_USE_PREBUILT_UI=OFF LLAMA_BUILD_TESTS=OFF "
