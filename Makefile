@@ -194,6 +194,14 @@ bench: build ## attention kernels against ggml's, then stock llama-bench with an
 	$(BIN)/lowkv bench attention --refcheck --json build/bench/attention.json
 	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
 
+.PHONY: bench-length
+bench-length: build ## one sequence of a million tokens in all layers: memory, packing, decoding (10 minutes, 5 GiB)
+	"$(call dep,LOWKV_PYTHON)" bench/long_context.py --lowkv $(BIN)/lowkv $(BENCH_ARGS)
+
+.PHONY: bench-batch
+bench-batch: build ## sequences and tokens a second at equal memory, by stock llama-batched-bench (15 minutes)
+	"$(call dep,LOWKV_PYTHON)" bench/llama_batch.py --build "build/$(PRESET)" $(BENCH_ARGS)
+
 .PHONY: soak
 soak: build ## 10 minutes of mixed work on a llama-server, and what must be as before afterwards (SOAK_ARGS=...)
 	@$(SETUP) text

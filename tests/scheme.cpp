@@ -30,13 +30,11 @@ class Random {
     }
     Codec sorted() {
         Codec codec{.axis = Axis::sorted, .group = Group::head};
-        codec.quarter_bits[0] = static_cast<std::uint8_t>(2 + below(3));
+        codec.quarter_bits[0] = static_cast<std::uint8_t>(2 + below(4));
         for (std::size_t q = 1; q < 4; ++q)
             codec.quarter_bits[q] =
                 static_cast<std::uint8_t>(below(codec.quarter_bits[q - 1] + 1u));
-        codec.width = codec.quarter_bits[0] == 2   ? Width::two
-                      : codec.quarter_bits[0] == 3 ? Width::three
-                                                   : Width::four;
+        codec.width = sorted_width(codec.quarter_bits[0]);
         codec.weighted = below(2) == 1;
         codec.exact_rows = static_cast<std::uint8_t>(below(5));
         if (std::ranges::any_of(codec.quarter_bits, [](auto bits) { return bits > 0 && bits < 4; }))

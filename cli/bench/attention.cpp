@@ -4,11 +4,8 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,7 +13,8 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/encode.h"
+#include "bench/commands.h"
+#include "bench/memory_reader.h"
 #include "common/app.h"
 #include "common/devices.h"
 #include "common/model.h"
@@ -68,59 +66,11 @@ struct Measurement {
     std::size_t bytes = 0;
 };
 
-// Reads memory with all threads: for bandwidth, and to drive everything else out of the caches.
-class Reader {
-  public:
-    explicit Reader(std::size_t size) : words_(size / sizeof(std::uint64_t), 1) {}
-    std::size_t bytes() const { return words_.size() * sizeof(std::uint64_t); }
-    void read(unsigned threads) {
-        const auto n = static_cast<std::int64_t>(words_.size());
-        const std::uint64_t* words = words_.data();
-        std::uint64_t sum = 0;
-#pragma omp parallel for num_threads(static_cast<int>(threads)) reduction(+ : sum) schedule(static)
-        for (std::int64_t i = 0; i < n; ++i) sum += words[i];
-        sink_ = sum;
-    }
-    double bandwidth(unsigned threads) {  // bytes/s
-        std::vector<double> seconds;
-        for (int i = 0; i < 7; ++i) {
-            const Stopwatch watch;
-            read(threads);
-            seconds.push_back(watch.seconds());
-        }
-        return static_cast<double>(bytes()) / median(seconds);
-    }
-
-  private:
-    std::vector<std::uint64_t> words_;
-    volatile std::uint64_t sink_ = 0;
-};
-
-// In bytes. From Linux: sysconf repeats what a virtual machine's CPUID claims for the whole host.
-std::size_t last_level_cache() {
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
-    std::size_t kibibytes = 0;
-    return file >> kibibytes ? kibibytes * 1024 : std::size_t{32} << 20U;
-}
-
-std::pair<std::uint32_t, std::uint32_t> parse_heads(const std::string& text) {
-    std::uint32_t q = 0, kv = 0;
-    const char* end = text.data() + text.size();
-    const auto [slash, bad] = std::from_chars(text.data(), end, q);
-    const bool split = bad == std::errc{} && slash != end && *slash == '/';
-    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 ||
-        q % kv != 0) {
-        throw UsageError("--heads " + text +
-                         ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
-    }
-    return {q, kv};
-}
-
 std::vector<AttentionShape> shapes_of(const Options& options) {
     std::vector<AttentionShape> shapes;
     for (const std::uint32_t head_dim : options.head_dims) {
         for (const std::string& heads : options.heads) {
-            const auto [q_heads, kv_heads] = parse_heads(heads);
+            const auto [q_heads, kv_heads] = read_heads(heads);
             for (const std::uint32_t tokens : options.tokens)
                 shapes.push_back({head_dim, q_heads, kv_heads, tokens});
         }
@@ -139,7 +89,7 @@ class Bench {
     explicit Bench(const Options& options)
         : options_(options),
           device_(device_by_name(options.device)),
-          reader_(std::max<std::size_t>(std::size_t{256} << 20U, 4 * last_level_cache())),
+          reader_(bandwidth_bytes()),
           evictor_(2 * last_level_cache()) {
         for (const unsigned threads : options.threads)
             bandwidth_[threads] = reader_.bandwidth(threads);
@@ -148,7 +98,7 @@ class Bench {
     void shape(const AttentionShape& shape) {
         std::vector<std::unique_ptr<AttentionCase>> cases;
         for (const std::string& scheme : options_.schemes)
-            cases.push_back(make_lowkv_case(shape, scheme, device_));
+            cases.push_back(make_lowkv_case(shape, scheme, std::make_shared<Store>(0, device_)));
         for (const std::string& peer : options_.peers)
             cases.push_back(make_ggml_case(shape, cache_type("--peers", peer)));
         const RandomTokens random(shape);
@@ -242,7 +192,7 @@ class Bench {
 
     Options options_;
     std::shared_ptr<Device> device_;
-    Reader reader_, evictor_;
+    MemoryReader reader_, evictor_;
     std::map<unsigned, double> bandwidth_;
     std::vector<Measurement> found_;
     std::vector<std::string> skipped_;
@@ -273,11 +223,7 @@ std::string table(const std::vector<Measurement>& found, bool refcheck) {
             fixed(m.floor_ms, 3),
             fixed(100 * m.floor_ms / m.ms, 1),
             f16 == found.end() ? "" : fixed(f16->ms / m.ms, 2) + "x"};
-        if (refcheck) {
-            std::array<char, 32> error{};
-            std::snprintf(error.data(), error.size(), "%.1e", m.error);
-            row.emplace_back(error.data());
-        }
+        if (refcheck) row.push_back(scientific(m.error));
         table.add(std::move(row));
     }
     return table.text();
@@ -365,12 +311,9 @@ int bench_attention(Options options) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, int& status) {
+void add_bench_attention(CLI::App& group, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* group = app.add_subcommand("bench", "Measures kernels: attention, encode");
-    group->require_subcommand(1);
-    add_bench_encode(*group, status);
-    CLI::App* command = group->add_subcommand(
+    CLI::App* command = group.add_subcommand(
         "attention", "Our attention against ggml's, and against the memory's floor");
     command->footer(footer);
     defaulted(*command, "--head-dim", options->head_dims, "Head dimensions")

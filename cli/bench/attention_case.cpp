@@ -1,7 +1,7 @@
 #include "bench/attention_case.h"
 
 #include <algorithm>
-#include <array>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -39,11 +39,8 @@ constexpr std::uint64_t key_stream = 1ULL << 40U, value_stream = 2ULL << 40U,
 class LowkvCase final : public AttentionCase {
   public:
     LowkvCase(const AttentionShape& shape, const std::string& text,
-              const std::shared_ptr<Device>& device)
-        : AttentionCase(shape),
-          name_(text),
-          store_(std::make_shared<Store>(0, device)),
-          pool_(usable_cores()) {
+              const std::shared_ptr<Store>& store)
+        : AttentionCase(shape), name_(text), store_(store), pool_(usable_cores()) {
         const Scheme scheme = parse_scheme(text);
         Rope rope;  // Llama's
         for (std::uint32_t i = 0; i < shape.head_dim / 2; ++i) {
@@ -64,6 +61,7 @@ class LowkvCase final : public AttentionCase {
         const StoreStats stats = store_->stats();
         return stats.exact_bytes + stats.packed_bytes;
     }
+    std::uint32_t size() const override { return sequence_->size(); }
 
     void prepare(const Queries& queries, unsigned threads) override {
         const AttentionShape& s = shape();
@@ -78,9 +76,10 @@ class LowkvCase final : public AttentionCase {
                .out_head_stride = s.head_dim,
                .tokens = queries.count,
                .heads = s.q_heads,
-               .n_cells = s.tokens};
+               .n_cells = size()};
         params_ = {};
         params_.scale = s.scale();
+        if (queries.mask.empty()) return;
         params_.mask = {
             .kind = Mask::Kind::additive_f16, .data = queries.mask.data(), .row_stride = s.tokens};
     }
@@ -134,6 +133,7 @@ class GgmlCase final : public AttentionCase {
         filled_ += tokens;
     }
     std::size_t bytes() const override { return ggml_nbytes(k_) + ggml_nbytes(v_); }
+    std::uint32_t size() const override { return static_cast<std::uint32_t>(filled_); }
 
     void prepare(const Queries& queries, unsigned threads) override {
         const AttentionShape& s = shape();
@@ -197,14 +197,16 @@ class GgmlCase final : public AttentionCase {
 std::vector<double> oracle(const AttentionCase& item, const Queries& queries, std::uint32_t query) {
     const AttentionShape& s = item.shape();
     const float* q = queries.q.data() + std::size_t{query} * s.q_heads * s.head_dim;
-    const ggml_fp16_t* mask = queries.mask.data() + std::size_t{query} * s.tokens;
+    const ggml_fp16_t* mask =
+        queries.mask.empty() ? nullptr : queries.mask.data() + std::size_t{query} * s.tokens;
     const std::uint32_t group = s.q_heads / s.kv_heads;
     std::vector<float> key(s.channels()), value(s.channels());
     std::vector<double> out(std::size_t{s.q_heads} * s.head_dim);
     std::vector<double> maximum(s.q_heads, -std::numeric_limits<double>::infinity()),
         sum(s.q_heads);
-    for (std::uint32_t token = 0; token < s.tokens; ++token) {
-        const double add = static_cast<double>(ggml_fp16_to_fp32(mask[token]));
+    for (std::uint32_t token = 0; token < item.size(); ++token) {
+        const double add =
+            mask == nullptr ? 0.0 : static_cast<double>(ggml_fp16_to_fp32(mask[token]));
         if (std::isinf(add)) continue;
         item.read(token, key.data(), value.data());
         for (std::uint32_t head = 0; head < s.q_heads; ++head) {
@@ -275,10 +277,23 @@ Queries make_queries(const AttentionShape& shape, const RandomTokens& random, st
     return out;
 }
 
+std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text) {
+    std::uint32_t q = 0, kv = 0;
+    const char* end = text.data() + text.size();
+    const auto [slash, bad] = std::from_chars(text.data(), end, q);
+    const bool split = bad == std::errc{} && slash != end && *slash == '/';
+    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 ||
+        q % kv != 0) {
+        throw UsageError("--heads " + text +
+                         ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
+    }
+    return {q, kv};
+}
+
 std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
                                                const std::string& scheme,
-                                               const std::shared_ptr<Device>& device) {
-    return std::make_unique<LowkvCase>(shape, scheme, device);
+                                               const std::shared_ptr<Store>& store) {
+    return std::make_unique<LowkvCase>(shape, scheme, store);
 }
 
 std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type) {

@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ggml.h"
-#include "lowkv/device.h"
+#include "lowkv/cache.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv::cli {
@@ -35,13 +36,16 @@ class RandomTokens {
 };
 
 // `count` query tokens at the end of the cache, and the mask that llama.cpp would give them: f16,
-// one row of `tokens` per query.
+// one row of `tokens` per query; empty where each sees all that is held.
 struct Queries {
     std::uint32_t count = 0;
     std::vector<float> q;
     std::vector<ggml_fp16_t> mask;
 };
 Queries make_queries(const AttentionShape& shape, const RandomTokens& random, std::uint32_t count);
+
+// {query heads, kv heads} of "32/8". Throws UsageError, which names --heads.
+std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text);
 
 class AttentionCase {
   public:
@@ -52,10 +56,11 @@ class AttentionCase {
 
     virtual std::string name() const = 0;
     virtual void append(const float* keys, const float* values, std::uint32_t tokens) = 0;
-    virtual void settle() {}  // packs what has left the window
-    virtual std::size_t bytes() const = 0;
+    virtual void settle() {}                 // packs what has left the window
+    virtual std::size_t bytes() const = 0;   // of the store, for ours
+    virtual std::uint32_t size() const = 0;  // tokens held
 
-    // Before attend(); the queries must outlive it.
+    // Before attend(), over what is held then; the queries must outlive it.
     virtual void prepare(const Queries& queries, unsigned threads) = 0;
     virtual void attend() = 0;
     virtual const float* output() const = 0;  // [token][head][head_dim]
@@ -69,14 +74,13 @@ class AttentionCase {
     AttentionShape shape_;
 };
 
-// Its store is on `device`; null: the CPU.
 std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
                                                const std::string& scheme,
-                                               const std::shared_ptr<Device>& device = nullptr);
+                                               const std::shared_ptr<Store>& store);
 std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
 
 // The largest error of the case's output, relative to the head's largest value, against attention
-// in double precision over the tokens as the case stores them. Looks at the first and the last
+// in double precision over the tokens as the case holds them. Looks at the first and the last
 // query.
 double largest_error(const AttentionCase& item, const Queries& queries);
 

@@ -1,7 +1,5 @@
 // lowkv bench encode: what packing a token costs, and reading one back, the schemes taking turns.
 
-#include "bench/encode.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "bench/attention_case.h"
+#include "bench/commands.h"
 #include "common/errors.h"
 #include "common/options.h"
 #include "common/schemes.h"

@@ -51,6 +51,12 @@ std::string signed_fixed(double value, int digits) {
     return (value >= 0 ? "+" : "") + fixed(value, digits);
 }
 
+std::string scientific(double value) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.1e", value);
+    return text.data();
+}
+
 std::string shortest(double value, int digits) {
     std::string text = fixed(value, digits);
     text.erase(text.find_last_not_of('0') + 1);

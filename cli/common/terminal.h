@@ -15,6 +15,7 @@ namespace lowkv::cli {
 std::string fixed(double value, int digits);
 std::string signed_fixed(double value, int digits);         // "+0.50"
 std::string shortest(double value, int digits);             // fixed() without zeros at the end
+std::string scientific(double value);                       // "1.2e-03"
 std::string divergence(double value);                       // small ones with more digits
 std::string count(std::uint64_t value);                     // 12,345
 std::string span(std::uint64_t least, std::uint64_t most);  // "3 to 8", or "3" where they are equal

@@ -21,7 +21,8 @@ constexpr double most_error = 4e-3;
 // A cache with most tokens packed.
 std::unique_ptr<AttentionCase> filled(const std::string& scheme, const RandomTokens& random,
                                       const std::shared_ptr<Device>& device) {
-    std::unique_ptr<AttentionCase> made = make_lowkv_case(shape, scheme, device);
+    std::unique_ptr<AttentionCase> made =
+        make_lowkv_case(shape, scheme, std::make_shared<Store>(0, device));
     std::vector<float> keys(std::size_t{shape.tokens} * shape.channels()), values(keys.size());
     random.keys(0, shape.tokens, keys.data());
     random.values(0, shape.tokens, values.data());

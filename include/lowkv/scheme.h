@@ -87,6 +87,12 @@ inline constexpr WidthRow width_table[] = {
 constexpr const WidthRow& row_of(Width width) noexcept {  // not of Width::exact
     return width_table[static_cast<std::size_t>(width)];
 }
+// Of sorted keys: that of their first quarter, whose fifth bit lies apart from the other four.
+constexpr Width sorted_width(std::uint8_t first_quarter_bits) noexcept {
+    return first_quarter_bits == 2   ? Width::two
+           : first_quarter_bits == 3 ? Width::three
+                                     : Width::four;
+}
 
 // How much shares one scale and one zero.
 enum class Group : std::uint8_t {

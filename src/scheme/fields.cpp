@@ -82,7 +82,6 @@ constexpr std::uint32_t bits_of(const Codec& codec) {
     return quarters != 0 ? quarters : value_of(codec.width);
 }
 constexpr void set_bits(Codec& codec, std::uint32_t value) {
-    constexpr Width widths[] = {Width::two, Width::three, Width::four, Width::four};
     codec.quarter_bits = {};
     if (value < first_quarters) {
         codec.width = static_cast<Width>(value);
@@ -90,7 +89,7 @@ constexpr void set_bits(Codec& codec, std::uint32_t value) {
     }
     for (unsigned q = 0; q < 4; ++q)
         codec.quarter_bits[q] = static_cast<std::uint8_t>(digit(value, q));
-    codec.width = widths[codec.quarter_bits[0] - 2];
+    codec.width = sorted_width(codec.quarter_bits[0]);
 }
 constexpr std::array group_choices = choices_of(group_table);
 constexpr std::array order_choices{

@@ -22,10 +22,6 @@ bool has_few_bits(const Codec& codec) noexcept {
                                [](std::uint8_t bits) { return bits > 0 && bits < 4; });
 }
 
-Width width_of(std::uint8_t bits) noexcept {
-    return bits == 2 ? Width::two : bits == 3 ? Width::three : Width::four;
-}
-
 std::string quarters(const Codec& codec) {
     std::string text;
     for (const std::uint8_t bits : codec.quarter_bits)
@@ -46,7 +42,7 @@ std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
           "exact rows are for sorted keys: sorted-4211-head-2rows"},
          {!sorted && codec.weighted,
           "weighted is for sorted keys: sorted-4211-head-2rows-weighted"},
-         {sorted && codec.width != width_of(codec.quarter_bits[0]),
+         {sorted && codec.width != sorted_width(codec.quarter_bits[0]),
           "the width of sorted keys is that of their first quarter, at most 4"},
          {sorted && has_other_words(codec),
           "sorted keys have a group, a rotation, a mean and a scale of their own, and their levels "

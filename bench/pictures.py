@@ -1,0 +1,29 @@
+"""How the pictures of bench/ look. Needs matplotlib: run with the set-up's Python, as the Makefile does."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+pyplot.rcParams.update({
+    "font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "lowkv", "axes.spines.top": False,
+    "axes.spines.right": False, "figure.constrained_layout.use": True, "axes.axisbelow": True})
+
+COLOURS = ("#7f7f7f", "#1f6fb4", "#d9782d", "#3a9a5b", "#9467bd")
+MARKERS = "soD^v"
+RED, GRID = "#c0392b", "#e4e4e4"
+
+
+def side_by_side(count):
+    """(figure, axes)"""
+    figure, axes = pyplot.subplots(1, count, figsize=(5 * count, 4))
+    for axis in axes:
+        axis.grid(color=GRID)
+    return figure, axes
+
+
+def save(figure, out, name):
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / f"{name}.png", dpi=110)
+    figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+    pyplot.close(figure)
