@@ -9,7 +9,7 @@ has measured says so. What measures what:
 
     prose, code      eval/texts.py (mean KLD, 8,192 tokens where both were measured, else 2,048)
     copying          eval/retrieval.py --tasks codes (of the codes that exact copies, the share kept)
-    retrieval        eval/passkey.py (of the pass keys that exact finds, the share kept; the longest length)
+    retrieval        eval/passkey.py (of the pass keys that exact finds, the share kept, all lengths)
     long answers     eval/drift.py (mean KLD in the last quarter of an answer)"""
 
 import argparse
@@ -53,11 +53,12 @@ def codes_lost(rows, scheme):
     return asked.count("0") / len(asked) if asked else None
 
 
-def keys_lost(found, model, scheme):
-    """Where ENOUGH were asked: a word for five questions would mislead."""
-    kept = {length: kept for (m, length, s), (_, count, kept) in found.items()
-            if (m, s) == (model, scheme) and count >= ENOUGH}
-    return 1 - kept[max(kept)] if kept and kept[max(kept)] is not None else None
+def keys_lost(rows, model, scheme):
+    """Of the pass keys that exact finds, of all lengths. Where ENOUGH were asked: a word for five questions would mislead."""
+    right = {tuple(row[column] for column in passkey.KEY[1:]): row["right"] == "1" for row in rows if row["model"] == model}
+    asked = {key[1:]: one for key, one in right.items() if key[0] == scheme}
+    both = [one for key, one in asked.items() if right.get(("exact", *key))]
+    return both.count(False) / len(both) if len(asked) >= ENOUGH and both else None
 
 
 def last_quarter(rows, scheme):
@@ -95,7 +96,7 @@ def main():
     args = parser.parse_args()
     corpus = texts.Corpus(list(measuring.MODELS), list(texts.TEXTS))
     kld = measuring.Results(args.out / "texts.csv", "")
-    found = passkey.shares(list(Sheet(args.out / "passkey.csv", passkey.KEY, passkey.COLUMNS).rows.values()))
+    keys = list(Sheet(args.out / "passkey.csv", passkey.KEY, passkey.COLUMNS).rows.values())
     of_key, parts = {"retrieval": ["model", "task", "length", "context", "scheme"],
                      "drift": ["model", "answer", "scheme", "mode"]}, []
     rows = {name: list(Sheet(args.out / f"{name}.csv", key, []).rows.values()) for name, key in of_key.items()}
@@ -108,7 +109,7 @@ def main():
 
             spelled, (prose, code) = schemes_of(scheme)[0], on(8192) if all(on(8192)) else on(2048)
             return {"bits": prose and prose["bits"], "prose": prose and prose["mean_kld"], "code": code and code["mean_kld"],
-                    "copying": codes_lost(mine["retrieval"], spelled), "retrieval": keys_lost(found, model, spelled),
+                    "copying": codes_lost(mine["retrieval"], spelled), "retrieval": keys_lost(keys, model, spelled),
                     "long answers": last_quarter(mine["drift"], spelled)}
 
         parts.append(f"**{model}**\n\n" + table(args.schemes.split(","), figures))

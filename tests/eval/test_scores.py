@@ -31,8 +31,15 @@ def test_kept_pass_keys_are_those_that_exact_finds():
     assert found["m", 8192, "lowkv2"] == (1.0, 1, None)  # exact was not asked
     line = passkey.table(found).splitlines()[-1]
     assert line == "| m, lowkv2 | 67 % ± 54 of 3; kept 50 % | 100 % ± 0 of 1 |"
-    assert what_you_lose.keys_lost(found, "m", "lowkv2") is None  # too few
-    assert what_you_lose.keys_lost({("m", 2048, "lowkv2"): (.9, 40, .75)}, "m", "lowkv2") == .25
+    assert what_you_lose.keys_lost(ROWS, "m", "lowkv2") is None  # too few were asked
+
+
+def test_lost_pass_keys_are_counted_over_all_lengths():
+    asked = [(length, trial) for length in (2048, 8192) for trial in range(20)]
+    rows = [row("exact", length, trial, 10, int(trial < 10)) for length, trial in asked]
+    rows += [row("lowkv2", length, trial, 10, int(length == 8192 or trial >= 5)) for length, trial in asked]
+    assert what_you_lose.keys_lost(rows, "m", "lowkv2") == .25  # 5 of the 20 that exact finds
+    assert what_you_lose.keys_lost(rows, "n", "lowkv2") is None
 
 
 def fits_characters(budget):
