@@ -195,7 +195,7 @@ bench: build ## attention kernels against ggml's, then stock llama-bench with an
 	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
 
 .PHONY: bench-length
-bench-length: build ## one sequence of a million tokens in all layers: memory, packing, decoding (10 minutes, 5 GiB)
+bench-length: build ## one sequence of a million tokens in all layers: memory, packing, decoding (three minutes, 5 GiB)
 	"$(call dep,LOWKV_PYTHON)" bench/long_context.py --lowkv $(BIN)/lowkv $(BENCH_ARGS)
 
 .PHONY: bench-batch

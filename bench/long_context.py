@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One sequence of a million tokens, really held in all layers of SmolLM2's shape: `lowkv bench length`, as a picture.
 
-    bench/long_context.py                                     ten minutes, 5 GiB
+    bench/long_context.py                                     three minutes, 5 GiB
     bench/long_context.py --tokens 64Ki --schemes lowkv2      shorter
 
 Writes length.csv, length.png and length.svg into --out. Left: what the cache holds, beside what f16 would. Right: what
