@@ -26,6 +26,8 @@ def fill(document, begin, end, text):
 def fill_documents(out, name, text):
     for document in (out.parent / "quality.md", out / "reference.md"):
         fill(document, f"<!-- {name} -->", f"<!-- /{name} -->", text)
+    # Another model's folder lies in the first one's, and the page has its table under the folder's name.
+    fill(out.parent.parent / "quality.md", f"<!-- {out.name}-{name} -->", f"<!-- /{out.name}-{name} -->", text)
 
 
 def fill_command(find):
