@@ -15,15 +15,25 @@
 namespace lowkv::devices {
 namespace {
 
-constexpr std::uint32_t task_rows = LOWKV_TASK_ROWS, tile = LOWKV_TASK_CELLS;
+constexpr std::uint32_t few_rows = LOWKV_TASK_ROWS, tile = LOWKV_TASK_CELLS;
 
 // Cells of a task where few rows leave a device idle: it is cut so that there are enough tasks.
 constexpr std::uint32_t range_cells = 256;
 constexpr std::size_t enough_groups = 256;
 // Of queries, masks and partial results of one launch, in floats.
 constexpr std::size_t launch_floats = std::size_t{1} << 24;
-// Query tokens that have their tasks together.
-constexpr std::uint32_t slice_tokens = 32;
+// Query tokens that have their tasks together: their rows fill whole tasks.
+constexpr std::uint32_t slice_tokens = LOWKV_TILE_ROWS;
+
+// The rows of a task: few, for the kernel that decodes, or as many as prefill has registers for.
+std::uint32_t task_rows(const Plan& plan, const AttentionIO& io) {
+    const std::size_t rows = std::size_t{io.tokens} * (io.heads / plan.shape().kv_heads);
+    if (rows <= few_rows) return few_rows;
+    std::uint32_t most = LOWKV_TILE_ROWS, height = 16;
+    while (most * plan.shape().head_dim > LOWKV_TILE_OUTPUTS) most /= 2;
+    while (height < most && height < rows) height *= 2;
+    return height;
+}
 
 constexpr std::size_t words_in(std::size_t bytes) { return bytes / sizeof(std::uint32_t); }
 
@@ -35,8 +45,13 @@ struct Slice {
 
 class Launch {
   public:
-    Launch(State& state, const Plan& plan, const AttentionParams& params)
-        : state_(state), plan_(plan), params_(params), d_(plan.shape().head_dim) {}
+    // `rows`: of a task.
+    Launch(State& state, const Plan& plan, const AttentionParams& params, std::uint32_t rows)
+        : state_(state),
+          plan_(plan),
+          params_(params),
+          d_(plan.shape().head_dim),
+          task_rows_(rows) {}
 
     // Queries, and what they have of a mask.
     void add(const Slice& slice) {
@@ -69,26 +84,26 @@ class Launch {
     // Tasks for the slice added last.
     void add_tasks() {
         const Slice& slice = slices_.back();
-        const std::uint32_t rows = rows_of(slice);
-        const Span seen = span_of(slice);
-        const std::size_t groups =
-            std::size_t{(rows + task_rows - 1) / task_rows} * plan_.shape().kv_heads;
-        const std::uint32_t most = groups >= enough_groups ? seen.end + tile : range_cells;
-        for (std::uint32_t row = 0; row < rows; row += task_rows) {
-            const auto first = number(tasks_.size());
+        const std::uint32_t rows = rows_of(slice), repeat = rows / slice.tokens;
+        const auto sequence = number(sequences_.size() - 1);
+        const std::uint32_t most = range_of(slice);
+        for (std::uint32_t row = 0; row < rows; row += task_rows_) {
+            const std::uint32_t its_rows = std::min(task_rows_, rows - row);
+            const std::uint32_t token = row / repeat;
+            const Span seen = span_of(
+                {slice.sequence, slice.first + token, (row + its_rows - 1) / repeat - token + 1});
+            const auto first = number(tasks_.size()), chunk = number(chunks_.size());
             for (std::uint32_t cell = seen.begin; cell < seen.end;) {
                 const bool is_packed = packed(slice, cell);
                 std::uint32_t end = cell;
                 while (end < seen.end && end - cell < most && packed(slice, end) == is_packed)
                     end += tile;
-                tasks_.push_back({number(sequences_.size() - 1), row,
-                                  std::min(task_rows, rows - row), cell, std::min(end, seen.end),
-                                  is_packed ? 1u : 0u});
+                tasks_.push_back({sequence, row, its_rows, cell, std::min(end, seen.end),
+                                  is_packed ? 1u : 0u, chunk});
                 cell = end;
             }
             if (first == tasks_.size())  // no cell at all: zeros
-                tasks_.push_back(
-                    {number(sequences_.size() - 1), row, std::min(task_rows, rows - row), 0, 0, 0});
+                tasks_.push_back({sequence, row, its_rows, 0, 0, 0, chunk});
             chunks_.push_back({first, number(tasks_.size()) - first});
         }
     }
@@ -97,7 +112,7 @@ class Launch {
     void add_tiles(std::uint32_t first, std::uint32_t last) {
         for (std::uint32_t cell = first; cell < last; cell += tile)
             tasks_.push_back({0, 0, rows_of(slices_.front()), cell, std::min(cell + tile, last),
-                              packed(slices_.front(), cell) ? 1u : 0u});
+                              packed(slices_.front(), cell) ? 1u : 0u, 0});
     }
 
     std::size_t floats() const noexcept { return numbers_.size() + partial_floats(); }
@@ -109,9 +124,20 @@ class Launch {
         const Handle partial = state_.partial.of(queue, partial_floats() * sizeof(float));
         std::vector<float> results(std::size_t{queries_} * (d_ + 1));
         const Handle device_results = state_.results.of(queue, results.size() * sizeof(float));
-        queue.launch(Kernel::attend, {task_items, tasks_.size(), kv_heads}, state_.memory.all(),
-                     plan_buffer_, words_buffer_, numbers_buffer_, partial);
-        queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows}, plan_buffer_,
+        const Grid grid{task_items, tasks_.size(), kv_heads};
+        if (task_rows_ == few_rows) {
+            queue.launch(Kernel::attend, grid, state_.memory.all(), plan_buffer_, words_buffer_,
+                         numbers_buffer_, partial);
+        } else {
+            const std::size_t forms = rotated_.empty() ? 1 : 2;
+            const Handle laid = state_.laid.of(
+                queue, chunks_.size() * kv_heads * forms * d_ * task_rows_ * sizeof(float));
+            queue.launch(Kernel::lay_queries, {task_items, chunks_.size(), kv_heads, forms},
+                         plan_buffer_, words_buffer_, numbers_buffer_, laid);
+            queue.launch(Kernel::prefill, grid, state_.memory.all(), plan_buffer_, words_buffer_,
+                         numbers_buffer_, laid, partial);
+        }
+        queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows_}, plan_buffer_,
                      words_buffer_, numbers_buffer_, partial, device_results);
         queue.read(results.data(), device_results, 0, results.size() * sizeof(float));
         queue.check();
@@ -145,7 +171,7 @@ class Launch {
     State& state_;
     const Plan& plan_;
     const AttentionParams& params_;
-    std::uint32_t d_, queries_ = 0;
+    std::uint32_t d_, task_rows_, queries_ = 0;
     std::vector<Slice> slices_;
     std::vector<float> numbers_, query_numbers_, rotated_;
     std::vector<lowkv_queries> sequences_;
@@ -166,11 +192,24 @@ class Launch {
         return slice.sequence->blocks[cell / plan_.block_tokens()].packed;
     }
     std::size_t partial_floats() const noexcept {
-        return tasks_.size() * plan_.shape().kv_heads * task_rows * (d_ + 2);
+        return tasks_.size() * plan_.shape().kv_heads * task_rows_ * (d_ + 2);
     }
 
-    // The cells that a slice's queries see, and their tile.
-    static Span span_of(const Slice& slice) {
+    // Cells of a task: all that its rows see where a sequence's tasks are enough for a device, else
+    // so many that there are.
+    std::uint32_t range_of(const Slice& slice) const {
+        const AttentionIO& io = slice.sequence->io;
+        const Span seen = span_of({slice.sequence, 0, io.tokens});
+        const std::size_t rows = std::size_t{io.tokens} * (io.heads / plan_.shape().kv_heads);
+        const std::size_t groups = (rows + task_rows_ - 1) / task_rows_ * plan_.shape().kv_heads;
+        if (groups >= enough_groups) return seen.end + LOWKV_TILE_SCORES;
+        if (task_rows_ == few_rows) return range_cells;
+        const std::size_t share = (seen.end - seen.begin) * groups / enough_groups;
+        return number(std::max<std::size_t>(share, range_cells) / range_cells * range_cells);
+    }
+
+    // The cells that a slice's queries see, from the beginning of their tile.
+    Span span_of(const Slice& slice) const {
         const AttentionIO& io = slice.sequence->io;
         const Mask& mask = slice.sequence->mask;
         Span span{io.first_cell, io.n_cells};
@@ -180,7 +219,9 @@ class Launch {
             if (mask.window != 0 && first_end > mask.window)
                 span.begin = std::max(span.begin, first_end - mask.window);
         }
-        span.begin = span.begin / tile * tile;
+        // A tile of prefill's may be as large as a block: it begins where one does.
+        const std::uint32_t whole = task_rows_ == few_rows ? tile : plan_.block_tokens();
+        span.begin = span.begin / whole * whole;
         return span;
     }
 
@@ -245,6 +286,7 @@ class Launch {
         lowkv_call call{};
         call.scale = params_.scale;
         call.softcap = params_.softcap;
+        call.rows = task_rows_;
         call.slopes = add_numbers(params_.alibi_slopes, heads);
         call.sinks = add_numbers(params_.sink_logits, heads);
         call.queries = add_numbers(query_numbers_.data(), query_numbers_.size());
@@ -288,26 +330,30 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
         if (launch) launch->attend();
         launch.reset();
     };
-    // Query heads of all sequences are numbered alike; where they differ in number, apart.
+    // Query heads of all sequences are numbered alike; where they differ in number, apart. So are
+    // tasks of different sizes: a batch that decodes while it is prefilled is two launches.
     std::uint32_t heads = 0;
-    for (const SequenceAttention& sequence : sequences) {
-        const std::uint32_t tokens = sequence.io.tokens;
-        if (sequence.io.heads != heads) flush();
-        heads = sequence.io.heads;
-        for (std::uint32_t first = 0; first < tokens; first += slice_tokens) {
-            if (!launch) launch = std::make_unique<Launch>(state, plan, params);
-            launch->add({&sequence, first, std::min(slice_tokens, tokens - first)});
-            launch->add_tasks();
-            if (launch->floats() >= launch_floats) flush();
+    for (std::uint32_t rows = few_rows; rows <= LOWKV_TILE_ROWS; rows *= 2) {
+        for (const SequenceAttention& sequence : sequences) {
+            const std::uint32_t tokens = sequence.io.tokens;
+            if (task_rows(plan, sequence.io) != rows) continue;
+            if (sequence.io.heads != heads) flush();
+            heads = sequence.io.heads;
+            for (std::uint32_t first = 0; first < tokens; first += slice_tokens) {
+                if (!launch) launch = std::make_unique<Launch>(state, plan, params, rows);
+                launch->add({&sequence, first, std::min(slice_tokens, tokens - first)});
+                launch->add_tasks();
+                if (launch->floats() >= launch_floats) flush();
+            }
         }
+        flush();
     }
-    flush();
 }
 
 void run_mass(State& state, const Plan& plan, const SequenceAttention& sequence,
               const AttentionParams& params, std::uint32_t first_cell, std::span<float> mass) {
     const std::uint32_t begin = first_cell / tile * tile;
-    Launch launch(state, plan, params);
+    Launch launch(state, plan, params, few_rows);
     launch.add({&sequence, 0, sequence.io.tokens});
     launch.add_tiles(begin, first_cell + static_cast<std::uint32_t>(mass.size()));
     const std::vector<float> found = launch.weigh();

@@ -45,7 +45,7 @@ struct State {
     static constexpr std::size_t staging_bytes = std::size_t{1} << 20;
     std::vector<std::byte> staging{staging_bytes};
     Buffer device_staging;
-    Grown words, hints, numbers, scratch, partial, results;
+    Grown words, hints, numbers, scratch, laid, partial, results;
 
     // Of a plan that is served. Throws Error(device_failed) or std::bad_alloc.
     Handle plan(const Plan& plan);

@@ -7,6 +7,8 @@
 
 #include "codes.h"
 
+#include "lanes.h"
+
 #include "encode.h"
 
 #include "rotate.h"
@@ -28,5 +30,11 @@
 #include "decode.h"
 
 #include "attend.h"
+
+#include "join.h"
+
+#include "expand.h"
+
+#include "prefill.h"
 
 #include "mass.h"

@@ -1,6 +1,6 @@
-// Attention: one online softmax over exact and packed blocks, cut into tasks (part.h) whose results
-// are joined. A group is a task and a kv head: four query rows and as many cells as the host says,
-// all exact or all packed, 32 at a time.
+// Attention to few queries (of many: prefill.h): one online softmax over exact and packed blocks,
+// cut into tasks (part.h) whose results are joined. A group is a task and a kv head: four query
+// rows and as many cells as the host says, all exact or all packed, 32 at a time.
 //
 //   scores   an item has a cell and a quarter of the channels, for all four rows
 //   weights  an item has a row and a cell
@@ -63,10 +63,9 @@ FN float value_of(GLOBAL const lowkv_part* part, uint32_t packed, GLOBAL const u
     return stored_value(part, at + kv_head * part->head_bytes, channel, token);
 }
 
-// A score with the mask, or -inf where the row doesn't see the cell.
-FN float masked(attention_t a, float product, uint32_t row, uint32_t cell) {
+// A query's score with the mask, or -inf where it doesn't see the cell.
+FN float masked(attention_t a, float product, uint32_t token, uint32_t head, uint32_t cell) {
     GLOBAL const lowkv_queries* s = a.sequence;
-    const uint32_t token = token_of(a, row), head = head_of(a, row);
     const int causal = s->mask_kind == 1, additive = s->mask_kind > 1;
     const uint32_t own = s->n_cells - s->all_tokens + s->first_token + token;  // its own cell
     const float slope = a.call->slopes == LOWKV_NOWHERE ? 1.0f : a.numbers[a.call->slopes + head];
@@ -253,7 +252,8 @@ KERNEL(attend, TASK_ITEMS)
         multiply_keys(a, keys, task.packed, cell, query, terms, products);
         BARRIER();
         const float score = row < task.rows && cell + lane < task.last_cell
-                                ? masked(a, product_of(products), task.first_row + row, cell + lane)
+                                ? masked(a, product_of(products), token_of(a, task.first_row + row),
+                                         head_of(a, task.first_row + row), cell + lane)
                                 : -INFINITY;
         weights[item] = score;
         BARRIER();
@@ -294,51 +294,4 @@ KERNEL(attend, TASK_ITEMS)
         to[item * (d + 2) + d] = row_max[item];
         to[item * (d + 2) + d + 1] = row_sum[item];
     }
-}
-
-// A chunk's rows from its tasks' results: a group a chunk, a kv head and a row. results: by query
-// the output, then the logarithm of the softmax's denominator.
-KERNEL(join, 64)
-(GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
- GLOBAL const float* partial, GLOBAL float* results) {
-    SHARED(float, stored, LOWKV_MOST_CHANNELS);
-    GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
-    const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
-    const lowkv_task first = *task_of(words, chunk.first_task);
-    const attention_t a = open_attention(plan, words, numbers, first.sequence, GROUP(1));
-    const uint32_t row = GROUP(2), d = a.keys->head_dim, item = ITEM;
-    if (row >= first.rows) return;
-    GLOBAL const float* parts =
-        partial +
-        ((size_t)(chunk.first_task * a.keys->kv_heads + a.kv_head) * ROWS + row) * (d + 2);
-    const size_t stride = (size_t)a.keys->kv_heads * ROWS * (d + 2);
-    const float sink = call->sinks == LOWKV_NOWHERE
-                           ? -INFINITY
-                           : numbers[call->sinks + head_of(a, first.first_row + row)];
-    float top = sink;
-    for (uint32_t t = 0; t < chunk.tasks; ++t) top = fmax(top, parts[t * stride + d]);
-    float total = sink == -INFINITY ? 0.0f : EXP(sink - top);
-    for (uint32_t t = 0; t < chunk.tasks; ++t)
-        if (parts[t * stride + d] != -INFINITY)
-            total += parts[t * stride + d + 1] * EXP(parts[t * stride + d] - top);
-    const float share = total > 0.0f ? 1.0f / total : 0.0f;
-    GLOBAL float* to = results + (size_t)query_of(a, first.first_row + row) * (d + 1);
-    for (uint32_t c = item; c < d; c += 64) {
-        float exact_sum = 0.0f, packed_sum = 0.0f;
-        for (uint32_t t = 0; t < chunk.tasks; ++t) {
-            const float max = parts[t * stride + d];
-            if (max == -INFINITY) continue;
-            const float x = parts[t * stride + c] * EXP(max - top);
-            if (task_of(words, chunk.first_task + t)->packed)
-                packed_sum += x;
-            else
-                exact_sum += x;
-        }
-        to[c] = exact_sum * share;
-        stored[c] = packed_sum * share;
-    }
-    if (item == 0) to[d] = total > 0.0f ? top + LOG(total) : -INFINITY;
-    BARRIER();
-    if (a.values->by_token) rotate_channels(a.values, plan, stored, 1);
-    for (uint32_t c = item; c < d; c += 64) to[c] += stored[c];
 }

@@ -20,6 +20,19 @@
 #define LOG(x) logf(x)
 #define TANH(x) tanhf(x)
 #define SQRT(x) sqrtf(x)
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
+#endif
+#define FLOAT4(x, y, z, w) make_float4(x, y, z, w)
+#define MAD4(sum, factor, v)                   \
+    do {                                       \
+        sum.x = __fmaf_rn(factor, v.x, sum.x); \
+        sum.y = __fmaf_rn(factor, v.y, sum.y); \
+        sum.z = __fmaf_rn(factor, v.z, sum.z); \
+        sum.w = __fmaf_rn(factor, v.w, sum.w); \
+    } while (0)
 
 using std::uint64_t;
 
@@ -27,6 +40,7 @@ using std::uint64_t;
 #define MEMORY                                                                                 \
     uint8_t *m0, uint8_t *m1, uint8_t *m2, uint8_t *m3, uint8_t *m4, uint8_t *m5, uint8_t *m6, \
         uint8_t *m7
+#define MEMORIES m0, m1, m2, m3, m4, m5, m6, m7
 #define AT(address) \
     (BUFFER_OF(address) + ((size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT))
 #define BUFFER_OF(address) \

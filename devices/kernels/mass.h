@@ -24,8 +24,8 @@ KERNEL(attention_mass, TASK_ITEMS)
             BARRIER();
             float weight = 0.0f;
             if (row < rows) {
-                const float score =
-                    masked(a, product_of(products), first + row, task.first_cell + lane);
+                const float score = masked(a, product_of(products), token_of(a, first + row),
+                                           head_of(a, first + row), task.first_cell + lane);
                 if (score != -INFINITY)
                     weight = EXP(score - numbers[log_sums + query_of(a, first + row)]);
             }

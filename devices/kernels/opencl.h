@@ -9,7 +9,9 @@
 //   NUMBER, ITEM          of a work-item: among all, in its group; GROUP(axis): its group's
 //   RAISE(flag)           sets a flag that many may set
 //   MEMORY, AT(address)   a kernel's first parameters: the cache's memory; a place in it by its
-//                         address (part.h)
+//                         address (part.h). MEMORIES: those parameters, for a function's own
+//   UNROLL                before a loop whose counter numbers registers
+//   FLOAT4(x, y, z, w)    a float4; MAD4(sum, x, v): sum += x * v, rounded as is fastest
 //
 // A sum or a product is rounded by itself: codes have to be the same on every device.
 #pragma OPENCL FP_CONTRACT OFF
@@ -29,6 +31,9 @@
 #define LOG(x) log(x)
 #define TANH(x) tanh(x)
 #define SQRT(x) sqrt(x)
+#define UNROLL _Pragma("unroll")
+#define FLOAT4(x, y, z, w) ((float4)(x, y, z, w))
+#define MAD4(sum, x, v) sum = mad((float4)(x), v, sum)
 
 typedef ulong uint64_t;
 
@@ -36,6 +41,7 @@ typedef ulong uint64_t;
 #define MEMORY                                                                      \
     __global uchar *m0, __global uchar *m1, __global uchar *m2, __global uchar *m3, \
         __global uchar *m4, __global uchar *m5, __global uchar *m6, __global uchar *m7
+#define MEMORIES m0, m1, m2, m3, m4, m5, m6, m7
 #define AT(address) \
     (BUFFER_OF(address) + ((size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT))
 #define BUFFER_OF(address) \

@@ -102,6 +102,7 @@ typedef struct {
     uint32_t sequence, first_row, rows;
     uint32_t first_cell, last_cell;
     uint32_t packed;  // boolean
+    uint32_t chunk;   // its number
 } lowkv_task;
 
 // The tasks that have the same rows.
@@ -114,6 +115,7 @@ typedef struct {
     float scale, softcap;
     uint32_t slopes, sinks;     // in the call's numbers; LOWKV_NOWHERE: none
     uint32_t queries, rotated;  // in the call's numbers: the queries, and as packed keys meet them
+    uint32_t rows;              // of a task, at most: what its partial results have room for
     uint32_t sequences, tasks, chunks;  // where in the call's words
 } lowkv_call;
 // NOLINTEND(modernize-use-using)
@@ -126,12 +128,16 @@ typedef struct {
     X(transform) X(find_grids) X(find_windows) X(find_scales) X(balance) X(write_factors) \
     X(correct_mean) X(decode_tokens) X(decode_sorted) X(begin_sorted) X(transform_sorted) \
     X(find_reaches) X(find_nearest) X(find_paths) X(fit_scales) X(write_sorted) \
-    X(pack_sorted) X(attend) X(join) X(attention_mass)
+    X(pack_sorted) X(attend) X(lay_queries) X(prefill) X(join) X(attention_mass)
 // clang-format on
 
-// The rows of a task.
+// The rows of a task of decode, and cells that a group takes at a time.
 #define LOWKV_TASK_ROWS 4u
-// Cells that a group takes at a time.
 #define LOWKV_TASK_CELLS 32u
+// Of prefill: a task has 16, 32 or 64 rows, so many scores at a time, and up to so many channels of
+// output for all of a group's items.
+#define LOWKV_TILE_ROWS 64u
+#define LOWKV_TILE_SCORES 2048u
+#define LOWKV_TILE_OUTPUTS 10240u
 
 #endif

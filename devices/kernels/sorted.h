@@ -63,54 +63,12 @@ FN float sorted_level(GLOBAL const lowkv_sorted_levels* levels, uint32_t code) {
     return (float)sum - LOWKV_SORTED_MIDDLE;
 }
 
-// A lane's 16 bits of a line that two units share.
-FN uint32_t single_bits(uint32_t line, uint32_t unit) {
-    const uint32_t nibbles = line >> (4 * (unit % 2)) & 0x0f0f0f0fu;
-    const uint32_t bytes = (nibbles | nibbles >> 4) & 0x00ff00ffu;
-    return (bytes | bytes >> 8) & 0xffffu;
-}
-
-// The codes of a token in a group, of a trellis windows, in the order in which a word has them
-// (lowkv_word_step). A lane's four bytes of a line are read at once.
+// The codes of a token in a group, of a trellis windows, in the order in which a word has them.
 FN void open_codes(sorted_t s, uint32_t group, uint32_t token, uint32_t* codes) {
     GLOBAL const lowkv_sorted_group* its = &s.plan->groups[group];
-    GLOBAL const uint32_t* lines = (GLOBAL const uint32_t*)(s.bytes + its->codes);
-    const uint32_t bits = its->bits, unit = token / LOWKV_UNIT_LANES;
-    const uint32_t lane = token % LOWKV_UNIT_LANES;
-    const uint32_t next =
-        lane / LOWKV_WORD_LANES * LOWKV_WORD_LANES + (lane + 1) % LOWKV_WORD_LANES;
-    if (bits >= 4) {
-        const uint32_t low = lines[unit * 32 + lane], high = lines[unit * 32 + 16 + lane];
-        const uint32_t line = lowkv_sorted_fifth_bits(s.part->tokens) / 4 + unit / 2 * 16;
-        const uint32_t fifth = bits == 5 ? single_bits(lines[line + lane], unit) : 0;
-        for (uint32_t i = 0; i < 16; ++i)
-            codes[i] = ((i % 4 < 2 ? low : high) >> (i / 4 * 8 + i % 2 * 4) & 15u) |
-                       (fifth >> i & 1u) << 4;
-        return;
-    }
-    const uint32_t windows = s.plan->levels[bits].trellis;
-    uint32_t single = 0;
-    if (bits != 2) {
-        const uint32_t line = bits == 1 ? unit / 2 * 16 : unit / 2 * 48 + 32;
-        single = single_bits(lines[line + lane], unit) | single_bits(lines[line + next], unit)
-                                                             << 16;
-    }
-    if (bits == 1) {
-        for (uint32_t i = 0; i < 16; ++i) codes[i] = single >> i & (windows ? 63u : 1u);
-        return;
-    }
-    const uint32_t line = bits == 2 ? unit * 16 : unit / 2 * 48 + unit % 2 * 16;
-    const uint32_t pairs = lines[line + lane];
-    if (bits == 3) {
-        for (uint32_t i = 0; i < 16; ++i)
-            codes[i] = (pairs >> 2 * i & 3u) | (single >> i & (windows ? 15u : 1u)) << 2;
-        return;
-    }
-    const uint32_t after = lines[line + next];
-    for (uint32_t i = 0; i < 16; ++i) {
-        const uint32_t both = i < 14 ? pairs >> 2 * i : pairs >> 2 * i | after << (32 - 2 * i);
-        codes[i] = both & (windows ? 63u : 3u);
-    }
+    open_bits((GLOBAL const uint32_t*)(s.bytes + its->codes), its->bits,
+              s.plan->levels[its->bits].trellis, lowkv_sorted_fifth_bits(s.part->tokens) / 4,
+              token / LOWKV_UNIT_LANES, token % LOWKV_UNIT_LANES, codes);
 }
 
 FN void butterflies_16(float* x, uint32_t stride) {

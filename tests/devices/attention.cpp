@@ -140,6 +140,26 @@ TEST_CASE("every mask, with soft-caps, sinks, ALiBi and hidden first cells") {
     }
 }
 
+TEST_CASE("tasks of every size, rows of every type, windows that begin in a tile") {
+    for (const char* codec : {"kivi2", "lowkv2.8", "exact", "kvarn2"}) {
+        for (const std::uint32_t head_dim : {48u, 144u, 256u, 336u}) {
+            for (const std::uint32_t rows : {5u, 16u, 30u, 100u}) {
+                if (!in_sample(head_dim / 16 + rows)) continue;
+                const RowType type = rows < 16   ? RowType::f32
+                                     : rows < 30 ? RowType::f16
+                                                 : RowType::bf16;
+                Problem p(parse_scheme(std::string(codec) + ",window=40,sinks=3"), {1, head_dim}, 1,
+                          rows, 700 + rows, rows, {.rows = type});
+                AttentionParams params;
+                params.mask.kind = Mask::Kind::causal;
+                if (rows != 16) params.mask.window = 150 + rows;
+                INFO(std::string(codec), " head_dim ", head_dim, " rows ", rows);
+                check(p, params);
+            }
+        }
+    }
+}
+
 TEST_CASE("sequences of different lengths in one call are as each alone") {
     std::vector<std::unique_ptr<Problem>> problems;
     std::vector<std::vector<float>> outs(5), alone(5);
@@ -205,10 +225,11 @@ TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
 TEST_CASE("small: exact and packed blocks, rotated and not") {
     for (const char* codec : {"kivi2", "k=token-4-head-hadamard,v=token-2-head-trellis-random",
                               "k=sorted-3210-head-trellis-2rows,v=exact"}) {
-        AttentionParams params;
-        params.mask.kind = Mask::Kind::causal;
-        check(
-            Problem(parse_scheme(std::string(codec) + ",window=20,sinks=1"), {1, 16}, 3, 2, 155, 1),
-            params);
+        for (const std::uint32_t tokens : {1u, 7u}) {  // decode, prefill
+            AttentionParams params;
+            params.mask.kind = Mask::Kind::causal;
+            const Scheme scheme = parse_scheme(std::string(codec) + ",window=20,sinks=1");
+            check(Problem(scheme, {1, 16}, 3, tokens, 155, 1), params);
+        }
     }
 }

@@ -32,6 +32,13 @@ void wait_for_group();
 #define blockDim lowkv::test::group_size
 #define __syncthreads() lowkv::test::wait_for_group()
 
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+// A GPU rounds once, which a host may only do slowly.
+inline float __fmaf_rn(float x, float y, float z) { return x * y + z; }
+
 inline void atomicOr(std::uint32_t* flag, std::uint32_t bits) {
     std::atomic_ref(*flag).fetch_or(bits);
 }
