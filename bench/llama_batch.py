@@ -12,7 +12,6 @@ many sequences as one's memory says will fit. Measured are one sequence, as many
 a process of its own; caches take turns, --rounds times; figures are medians. Writes batch.csv, batch.png and batch.svg into --out."""
 
 import argparse
-import csv
 import json
 import re
 import statistics
@@ -69,7 +68,7 @@ def plot(rows, memory, out):
         axis.set_xlabel("sequences at once")
         axis.set_ylim(bottom=0)
         axis.legend(frameon=False)
-    pictures.save(figure, out, "batch")
+    pictures.save(figure, rows, out, "batch")
 
 
 def main():
@@ -100,11 +99,6 @@ def main():
     best = next(row for row in reversed(rows) if row["cache"] == "stock f16")["answer tokens/s"]
     for row in rows:
         row["of f16's most"] = f"{row['answer tokens/s'] / best:.2f}x"
-    options.out.mkdir(parents=True, exist_ok=True)
-    with open(options.out / "batch.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
     plot(rows, memory, options.out)
     print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
     for row in rows:

@@ -8,7 +8,6 @@ Writes length.csv, length.png and length.svg into --out. Left: what the cache ho
 attention of one token takes in all layers, beside what reading the held bytes takes at the measured bandwidth."""
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -62,17 +61,13 @@ def plot(rows, out):
         axis.yaxis.set_major_formatter("{x:g}")
         axis.set_xticks([1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20], ["1k", "4k", "16k", "64k", "256k", "1M"])
         axis.legend(frameon=False)
-    pictures.save(figure, out, "length")
+    pictures.save(figure, rows, out, "length")
 
 
 def main():
     options = arguments()
     rows = [row for scheme in options.schemes.split(",") for row in measure(options, scheme)]
     plot(rows, options.out)
-    with open(options.out / "length.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""How the pictures of bench/ look. Needs matplotlib: run with the set-up's Python, as the Makefile does."""
+"""How the pictures of bench/ look, and the figures beside them. Needs matplotlib: run with the set-up's Python, as the
+Makefile does."""
+
+import csv
 
 import matplotlib
 
@@ -22,8 +25,13 @@ def side_by_side(count):
     return figure, axes
 
 
-def save(figure, out, name):
+def save(figure, rows, out, name):
+    """The picture and the rows that it shows: name.png, name.svg and name.csv."""
     out.mkdir(parents=True, exist_ok=True)
+    with open(out / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     figure.savefig(out / f"{name}.png", dpi=110)
     figure.savefig(out / f"{name}.svg", metadata={"Date": None})
     pyplot.close(figure)

@@ -126,16 +126,23 @@ def measure(args, sheet, models):
               f"{len(answers)}, {left / 60:.0f} minutes left", file=sys.stderr, flush=True)
 
 
+def answers(rows):
+    """{a question's KEY: whether it was answered rightly}"""
+    return {tuple(row[k] for k in KEY): row["right"] == "1" for row in rows}
+
+
+def beside_exact(right, model, scheme, length=None):
+    """Of answers(): the scheme's, and those of them where exact is right; of all lengths or of one."""
+    mine = {key: one for key, one in right.items() if key[:2] == (model, scheme) and length in (None, key[2])}
+    return list(mine.values()), [one for key, one in mine.items() if right.get((model, "exact", *key[2:]))]
+
+
 def shares(rows):
     """{(model, length, scheme): (share right, how many were asked, share of exact's right ones that are kept)}."""
-    right = {tuple(row[k] for k in KEY): row["right"] == "1" for row in rows}
-    found = {}
-    for group in dict.fromkeys((row["model"], row["length"], row["scheme"]) for row in rows):
-        model, length, scheme = group
-        mine = {key: one for key, one in right.items() if (key[0], key[2], key[1]) == group}
-        both = [one for key, one in mine.items() if right.get((key[0], "exact", *key[2:]))]
-        found[model, int(length), scheme] = (sum(mine.values()) / len(mine), len(mine),
-                                             sum(both) / len(both) if both else None)
+    right, found = answers(rows), {}
+    for model, length, scheme in dict.fromkeys((row["model"], row["length"], row["scheme"]) for row in rows):
+        mine, both = beside_exact(right, model, scheme, length)
+        found[model, int(length), scheme] = sum(mine) / len(mine), len(mine), sum(both) / len(both) if both else None
     return found
 
 

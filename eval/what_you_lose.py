@@ -55,9 +55,7 @@ def codes_lost(rows, scheme):
 
 def keys_lost(rows, model, scheme):
     """Of the pass keys that exact finds, of all lengths. Where ENOUGH were asked: a word for five questions would mislead."""
-    right = {tuple(row[column] for column in passkey.KEY[1:]): row["right"] == "1" for row in rows if row["model"] == model}
-    asked = {key[1:]: one for key, one in right.items() if key[0] == scheme}
-    both = [one for key, one in asked.items() if right.get(("exact", *key))]
+    asked, both = passkey.beside_exact(passkey.answers(rows), model, scheme)
     return both.count(False) / len(both) if len(asked) >= ENOUGH and both else None
 
 
