@@ -29,7 +29,8 @@ COLUMNS = ["cache", "sequences", "cache MiB", "prompt tokens/s", "answer tokens/
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, "llama-batched-bench")
-    parser.add_argument("--schemes", default="lowkv2.8,lowkv2", help="default: %(default)s")
+    parser.add_argument("--schemes", default="lowkv2.8,lowkv2.8+rows=8,lowkv2+rows=8",
+                        help="a scheme's own commas are written + (default: %(default)s)")
     parser.add_argument("-p", "--prompt", type=int, default=4032, help="prompt tokens of a sequence (default: %(default)s)")
     parser.add_argument("-n", "--answer", type=int, default=64, help="answer tokens of one (default: %(default)s)")
     parser.add_argument("--fits", type=int, default=4, help="f16 sequences that fit the memory (default: %(default)s)")
@@ -74,7 +75,7 @@ def plot(rows, memory, out):
 def main():
     options = arguments()
     tool = Tool("llama-batched-bench", options)
-    caches = {"stock f16": None, **{scheme: scheme for scheme in options.schemes.split(",")}}
+    caches = {"stock f16": None, **{scheme.replace("+", ", "): scheme.replace("+", ",") for scheme in options.schemes.split(",")}}
     found = {}  # {(cache, sequences): its rounds}
     counts = {}
     for cache, scheme in caches.items():

@@ -110,6 +110,18 @@ def edges_table(find):
     return "\n".join(lines)
 
 
+def rows_table(find):
+    """Exact rows in 16 bits, from the main table, and in 8."""
+    lines = ["| scheme | mean KLD | KV MiB | with `rows=8`: mean KLD | KV MiB | smaller than f16 |", "|---|---|---|---|---|---|"]
+    for plain, rows in schemes.ROWS.items():
+        if not (find(plain) and find(rows)):
+            continue
+        f16 = find("exact")["kv_bytes"]
+        cells = [f"{r['mean_kld']:.5f} ± {r['mean_kld_error']:.5f} | {r['kv_bytes'] / 2**20:.2f}" for r in map(find, (plain, rows))]
+        lines.append(f"| {plain} | " + " | ".join(cells) + f" | {f16 / find(rows)['kv_bytes']:.2f}x |")
+    return "\n".join(lines)
+
+
 def calibration_table(find):
     lines = ["| scheme | " + " | ".join(f"{c.split()[0]}, {int(c.split()[1]):,}" for c in schemes.CALIBRATIONS) + " |",
              "|---" * (1 + len(schemes.CALIBRATIONS)) + "|"]
@@ -147,7 +159,7 @@ def float32_table(out, find):
 
 
 TABLES = {"fit": fit_table, "weights": weights_table, "search": search_table, "edges": edges_table,
-          "calibration": calibration_table, "reference": reference_table}
+          "rows": rows_table, "calibration": calibration_table, "reference": reference_table}
 
 
 def draw(out, sections, find):

@@ -21,7 +21,8 @@ constexpr Shape shape{2, 64};
 struct Caches {
     explicit Caches(const std::string& scheme)
         : parsed(parse_scheme(scheme)),
-          plan(std::make_shared<const Plan>(parsed.base, shape)),
+          plan(std::make_shared<const Plan>(parsed.base, shape, std::string_view{}, 0,
+                                            LayerInputs{.byte_rows = parsed.byte_rows(0)})),
           from(store, plan, parsed.retention),
           to(store, plan, parsed.retention) {}
 
@@ -61,7 +62,7 @@ std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t count) {
     return all;
 }
 
-constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn3"};
+constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn3", "kivi2,rows=8"};
 
 }  // namespace
 

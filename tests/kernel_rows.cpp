@@ -18,7 +18,8 @@ namespace {
 
 constexpr Mask::Kind kinds[] = {Mask::Kind::none, Mask::Kind::causal, Mask::Kind::additive_f16,
                                 Mask::Kind::additive_f32};
-constexpr RowType types[] = {RowType::f32, RowType::f16, RowType::bf16};
+const LayerInputs types[] = {
+    {.rows = RowType::f32}, {.rows = RowType::f16}, {.rows = RowType::bf16}, {.byte_rows = true}};
 
 const char* const schemes[] = {"exact",
                                "k=token-3-head-normal-hadamard-mean,v=token-2-g32,window=70",
@@ -31,20 +32,21 @@ TEST_CASE("every type of rows, from a first cell on, in a window") {
     const auto threads = make_thread_executor(3);
     unsigned seed = 1;
     for (const char* scheme : schemes) {
-        for (const RowType type : types) {
+        for (const LayerInputs& type : types) {
             for (const Mask::Kind kind : kinds) {
                 for (const std::uint32_t first : {0u, 31u, 200u}) {
                     const std::uint32_t tokens = seed % 3 == 0 ? 20 : 1 + seed % 3;
                     Problem p(parse_scheme(scheme), {2, seed % 2 == 0 ? 80u : 64u}, 4, tokens, 333,
-                              seed, LayerInputs{.rows = type});
+                              seed, type);
                     p.first_cell = first;
                     RandomParams random(kind, tokens, 333 - first, 4, seed, true,
                                         [](auto...) { return false; });
                     const std::uint32_t windows[] = {0, 1, 45, 160, 400};
                     if (kind == Mask::Kind::causal)
                         random.params.mask.window = windows[seed % std::size(windows)];
-                    INFO("type ", static_cast<int>(type), " mask ", static_cast<int>(kind),
-                         " first ", first, " window ", random.params.mask.window);
+                    INFO("type ", static_cast<int>(type.rows), " bytes ", type.byte_rows, " mask ",
+                         static_cast<int>(kind), " first ", first, " window ",
+                         random.params.mask.window);
                     check_case(p, scheme, random.params, *threads);
                     ++seed;
                 }

@@ -54,6 +54,7 @@ class Random {
         if (below(2)) result.retention.window = below((1u << 20) + 1);
         if (below(2)) result.retention.sinks = below(65537);
         if (below(2)) result.retention.flush = 32 * below((1u << 15) + 1);
+        if (below(2)) result.retention.rows = 8;
         if (below(2)) {
             result.retention.filter = one_of({Filter::heavy, Filter::random});
             result.retention.keep = below(50);
@@ -143,6 +144,15 @@ TEST_CASE("canonical text names presets and only what differs") {
     CHECK(canonical("kivi2,layer.0-1=channel-4-g32/token-4-g32,layer.29-29=exact/token-8-g64") ==
           "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64");
     CHECK(canonical("kivi2,flush=128") == "kivi2,flush=128");
+    CHECK(canonical("kivi2,rows=8,sinks=0") == "kivi2,sinks=0,rows=8");
+    CHECK(canonical("kivi2,rows=0") == "kivi2");
+}
+
+TEST_CASE("rows= leaves exact layers as the host has them") {
+    const Scheme scheme = parse_scheme("kivi2,rows=8,layer.2=exact");
+    CHECK(scheme.byte_rows(1));
+    CHECK_FALSE(scheme.byte_rows(2));
+    CHECK_FALSE(parse_scheme("kivi2").byte_rows(0));
 }
 
 TEST_CASE("the last override that names a layer wins") {
@@ -165,7 +175,7 @@ TEST_CASE("errors name the word, its position, the legal values and what was mea
     check_error("kivi2,exact", {"\"exact\"", "position 7 ", "preset comes first"});
     check_error("kivi2,windows=3",
                 {"\"windows\"", "position 7 ", "did you mean window?",
-                 "k=, v=, window=, sinks=, flush=, keep=, evict=, filter=, layer.N="});
+                 "k=, v=, window=, sinks=, flush=, rows=, keep=, evict=, filter=, layer.N="});
     check_error("kivi2,window=1,window=2", {"position 16 ", "given twice"});
     check_error("kivi2,window=many", {"\"many\"", "position 14 ", "a number from 0 to 1048576"});
     check_error("kivi2,window=1048577", {"a number from 0 to 1048576"});
@@ -174,6 +184,7 @@ TEST_CASE("errors name the word, its position, the legal values and what was mea
     check_error("kivi2,sinks=65537", {"a number from 0 to 65536"});
     check_error("kivi2,sinks=99999999999999999999", {"a number from 0 to 65536"});
     check_error("kivi2,flush=33", {"\"33\"", "a multiple of 32 from 0 to 1048576"});
+    check_error("kivi2,rows=4", {"\"4\"", "a multiple of 8 from 0 to 8"});
 }
 
 TEST_CASE("filters: text, canonical text and errors") {

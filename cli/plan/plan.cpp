@@ -116,7 +116,7 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
                               most_tokens(shape, end) == most && scheme.layer(end) == codecs;)
             ++end;
         if (first.kv_heads == 0) continue;
-        const Plan plan = neutral_plan(codecs, first);
+        const Plan plan = neutral_plan(codecs, first, nullptr, scheme.byte_rows(layer));
         cache.push_back({.layers = end - layer,
                          .channels = first.channels(),
                          .block_tokens = plan.block_tokens(),

@@ -149,6 +149,10 @@ bool Description::same(const Description& other) const noexcept {
 }
 
 void check_served(const Plan& plan, std::string_view device) {
+    if (plan.byte_rows())
+        throw Error(
+            ErrorCode::unsupported,
+            std::string(device) + " has no kernels for rows=8: leave it out, or write rows=0");
     for (const Part part : {Part::keys, Part::values}) {
         const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;
         const std::string_view family = family_of(codec).name();

@@ -33,18 +33,21 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const auto name = parse_cache_name(tensor.name);
     if (!name || !packable(tensor, setting) || host_asserts()) return nominal;
-    const LayerScheme& scheme = setting.scheme.layer(static_cast<std::uint32_t>(name->layer));
+    const auto layer = static_cast<std::uint32_t>(name->layer);
+    const LayerScheme& scheme = setting.scheme.layer(layer);
     if (scheme.exact()) return nominal;
 
     const auto channels = static_cast<std::uint32_t>(tensor.ne[0]);
     const std::size_t tokens = block_tokens(scheme);
-    std::size_t packed = 0;
+    std::size_t packed = 0, exact = 0;
     for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 512u, 576u}) {
         if (channels % head_dim != 0) continue;
         try {
             // A calibration changes no size.
             const Plan plan =
-                neutral_plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim});
+                neutral_plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim},
+                             nullptr, setting.scheme.byte_rows(layer));
+            exact = std::max(exact, plan.exact_part_bytes());
             packed = std::max(
                 packed, name->part == Part::keys ? plan.keys().bytes() : plan.values().bytes());
         } catch (const Error&) {
@@ -56,8 +59,7 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const Retention& keep = setting.scheme.retention;
     const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
     const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
-    const std::size_t per_stream =
-        blocks * packed + exact_blocks * tokens * channels * sizeof(ggml_fp16_t);
+    const std::size_t per_stream = blocks * packed + exact_blocks * exact;
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }
 

@@ -66,6 +66,7 @@ std::string LayerCache::why_not_packed() {
     try {
         LayerInputs inputs;
         inputs.rope = rope_ ? &*rope_ : nullptr;
+        inputs.byte_rows = setting_->scheme.byte_rows(index_);
         if (setting_->calibration) {
             calibration::require_layer(*setting_->calibration, index_, shape_, "the calibration");
             inputs.calibration = &setting_->calibration->layers[index_];
@@ -90,7 +91,7 @@ void LayerCache::decide() {
                               .packed = Sequence(store_, plan_, packed),
                               .done = {}});
         streams_state_ = std::move(states);
-        decoded_ = DeviceMemory(store_->device(), plan_->exact_bytes());
+        decoded_ = DeviceMemory(store_->device(), plan_->host().exact_bytes());
         mode_ = Mode::packed;
         return;
     }

@@ -124,15 +124,15 @@ void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t fir
     if (view.packed && decoded_from_ != view.keys) {
         decoded_from_ = nullptr;  // should it throw
         const BlockCopy copy{view.keys, decoded_.data()};
-        device().decode(*plan_, std::span(&copy, 1), serial_executor());
+        device().decode(plan_->host(), std::span(&copy, 1), serial_executor());
         decoded_from_ = view.keys;
         ++decoded_blocks_;
     }
     // A state's rows may lie at odd addresses.
     rows_.resize(bytes / sizeof rows_[0]);
-    device().read_rows(*plan_, part, view.packed ? decoded_.data() : view.keys,
-                       first % plan_->block_tokens(), count,
-                       {rows_.data(), shape_.head_dim, shape_.channels()});
+    device().read_rows(view.packed ? plan_->host() : *plan_, part,
+                       view.packed ? decoded_.data() : view.keys, first % plan_->block_tokens(),
+                       count, {rows_.data(), shape_.head_dim, shape_.channels()});
     std::memcpy(out, rows_.data(), bytes);
 }
 

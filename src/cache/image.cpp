@@ -129,7 +129,8 @@ std::string layer_text(const LayerScheme& layer, const Retention& retention) {
     return "k=" + to_string(layer.key) + ",v=" + to_string(layer.value) +
            ",window=" + std::to_string(retention.window) +
            ",sinks=" + std::to_string(retention.sinks) +
-           ",flush=" + std::to_string(retention.flush);
+           ",flush=" + std::to_string(retention.flush) +
+           (retention.rows > 0 ? ",rows=" + std::to_string(retention.rows) : "");
 }
 
 ImageIdentity image_identity(const Plan& plan, const Retention& retention) {

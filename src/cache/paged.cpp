@@ -62,6 +62,9 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
         throw Error(ErrorCode::unsupported,
                     "filters, flush= and keys before RoPE are not served in a host's pages");
     }
+    if (plan_->byte_rows())
+        throw Error(ErrorCode::unsupported,
+                    "rows=8 is not served in a host's pages: leave it out, or write rows=0");
     check(sinks_ <= page_tokens,
           std::to_string(sinks_) + " sinks; a page has " + std::to_string(page_tokens) + " tokens");
     check(memory.pages == 0 || memory.stride >= page_bytes_,

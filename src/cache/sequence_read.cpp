@@ -111,13 +111,13 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
         const auto block_of = [&](std::size_t item) {
             return readings[item / blocks].sequence->blocks_[first_block + item % blocks];
         };
-        const ScratchSlots scratch(store, plan.exact_bytes(), any_packed ? turn : 0);
+        const ScratchSlots scratch(store, plan.host().exact_bytes(), any_packed ? turn : 0);
         decoded.clear();
         for (std::size_t i = 0; i < turn; ++i) {
             const cache::Block* block = block_of(done + i);
             if (block != nullptr && block->packed) decoded.push_back({block->data, scratch[i]});
         }
-        if (!decoded.empty()) store.device.decode(plan, decoded, executor);
+        if (!decoded.empty()) store.device.decode(plan.host(), decoded, executor);
         executor.parallel_for(turn, [&](std::size_t i, unsigned) noexcept {
             const Reading& reading = readings[(done + i) / blocks];
             const auto b = static_cast<std::uint32_t>(first_block + (done + i) % blocks);
@@ -133,8 +133,9 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
                 if (block == nullptr) {
                     clear(plan.shape(), rows, n, bytes);
                 } else {
-                    store.device.read_rows(plan, part, block->packed ? scratch[i] : block->data,
-                                           from % tokens, n, rows);
+                    store.device.read_rows(block->packed ? plan.host() : plan, part,
+                                           block->packed ? scratch[i] : block->data, from % tokens,
+                                           n, rows);
                 }
             }
         });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/run.h"
+#include "cpu/byte_rows.h"
 #include "cpu/exact_block.h"
 #include "cpu/memory.h"
 #include "cpu/rows.h"
@@ -78,24 +79,28 @@ class CpuDevice final : public Device {
 
     void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                     std::uint32_t count, const Rows& rows) noexcept override {
+        if (plan.byte_rows()) return cpu::store_bytes(plan, part, block, first, count, rows);
         const auto store = part == Part::keys ? cpu::store_keys : cpu::store_values;
         store(plan.kernels(), cpu::exact_part(plan, part, block), cpu::exact_shape(plan), first,
               count, rows);
     }
     void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
                    std::uint32_t count, const RowsOut& rows) const noexcept override {
+        if (plan.byte_rows()) return cpu::load_bytes(plan, part, block, first, count, rows);
         const auto load = part == Part::keys ? cpu::load_keys : cpu::load_values;
         load(cpu::exact_part(plan, part, block), cpu::exact_shape(plan), first, count, rows);
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
+        if (plan.byte_rows()) return cpu::clear_bytes(plan, block, first);
         const cpu::ExactShape shape = cpu::exact_shape(plan);
         cpu::clear_keys(cpu::exact_part(plan, Part::keys, block), shape, first);
         cpu::clear_values(cpu::exact_part(plan, Part::values, block), shape, first);
     }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
-        const auto copy = plan.rows() == RowType::f32 ? copy_elements<std::uint32_t>
-                                                      : copy_elements<std::uint16_t>;
+        const auto copy = plan.byte_rows()              ? cpu::copy_bytes
+                          : plan.rows() == RowType::f32 ? copy_elements<std::uint32_t>
+                                                        : copy_elements<std::uint16_t>;
         copy(plan, to, to_first, from, from_first, count, repeat);
         if (!plan.has_positions()) return;
         constexpr std::size_t bytes = sizeof(std::int32_t);
@@ -114,7 +119,7 @@ class CpuDevice final : public Device {
         return std::ranges::find(fits, 0) == fits.end();
     }
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) override {
-        if (plan.rows() == RowType::f16) return encode_f16(plan, blocks, executor);
+        if (cpu::is_f16(plan)) return encode_f16(plan, blocks, executor);
         const std::size_t most = std::min(blocks.size(), blocks_at_a_time);
         std::vector<std::byte> f16(most * plan.f16_bytes());
         std::vector<BlockCopy> rounded(most);
@@ -131,7 +136,7 @@ class CpuDevice final : public Device {
     }
     void decode(const Plan& plan, std::span<const BlockCopy> blocks,
                 Executor& executor) const override {
-        const std::size_t own = plan.rows() == RowType::f16 ? 0 : plan.f16_bytes();
+        const std::size_t own = cpu::is_f16(plan) ? 0 : plan.f16_bytes();
         std::vector<std::byte> f16(own * executor.threads());
         executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned thread) noexcept {
             cpu::decode_exact(plan, blocks[i].from, f16.data() + thread * own, blocks[i].to);

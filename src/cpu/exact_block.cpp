@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "cpu/byte_rows.h"
+
 namespace lowkv::cpu {
 namespace {
 
@@ -18,20 +20,27 @@ std::size_t position_bytes(const Plan& plan) noexcept {
 }  // namespace
 
 bool fits_f16(const Plan& plan, const std::byte* exact) noexcept {
+    if (plan.byte_rows()) return bytes_fit_f16(plan, exact);
     return fits_f16(plan.rows(), exact, 2 * part_elements(plan));
 }
 
 void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
                   std::byte* exact) noexcept {
-    if (plan.rows() == RowType::f16) return decode_block(plan, packed, exact);
+    if (is_f16(plan)) return decode_block(plan, packed, exact);
     decode_block(plan, packed, f16);
-    convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, 2 * part_elements(plan));
+    if (plan.byte_rows())
+        bytes_from_f16(plan, f16, exact);
+    else
+        convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, 2 * part_elements(plan));
     std::memcpy(exact + plan.exact_positions_offset(), f16 + 2 * plan.f16_part_bytes(),
                 position_bytes(plan));
 }
 
 void round_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noexcept {
-    convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, 2 * part_elements(plan));
+    if (plan.byte_rows())
+        bytes_to_f16(plan, exact, f16);
+    else
+        convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, 2 * part_elements(plan));
     std::memcpy(f16 + 2 * plan.f16_part_bytes(), exact + plan.exact_positions_offset(),
                 position_bytes(plan));
 }

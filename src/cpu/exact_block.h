@@ -18,11 +18,16 @@ Byte* exact_part(const Plan& plan, Part part, Byte* exact) noexcept {
     return part == Part::keys ? exact : exact + plan.exact_part_bytes();
 }
 
+// Whether an exact block is what families encode as it is.
+inline bool is_f16(const Plan& plan) noexcept {
+    return plan.rows() == RowType::f16 && !plan.byte_rows();
+}
+
 // Whether all rows are finite in f16.
 bool fits_f16(const Plan& plan, const std::byte* exact) noexcept;
 
 // A packed block's rows as exact ones. `f16` is scratch memory of plan.f16_bytes(), not needed
-// where plan.rows() are f16.
+// where is_f16().
 void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
                   std::byte* exact) noexcept;
 // An exact block's rows rounded to f16.

@@ -1,6 +1,7 @@
 #pragma once
 // What the bodies need, to be included before a target region begins (target.h).
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -81,6 +81,13 @@ struct GroupFit {
 };
 using FitGroup = void (*)(const GroupFit& fit) noexcept;
 
+// A group of 8-bit rows: scale * (code - zero), the scale being a bf16 (docs/methods.md, "8-bit
+// rows"). Of zeros the scale is 0, NaN where a number is NaN or infinite.
+struct ByteScale {
+    float scale;
+    std::uint8_t zero;
+};
+
 struct Table {
     std::string_view name;
     std::string_view description;
@@ -97,6 +104,8 @@ struct Table {
     std::span<const PartKernels> codes, rows, sorted;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
+    // A group of 16 or 32 channels of an 8-bit row.
+    ByteScale (*to_bytes)(const float* from, std::uint8_t* to, std::size_t count) noexcept;
     EncodeTrellis encode_trellis[3];  // of one, two and three bits
     FitGroup fit_group[5];            // of one to five
 };

@@ -208,6 +208,9 @@ constexpr std::array numbers{
     RetentionField{"sinks", &Retention::sinks, 1u << 16, 1, "", "the first N tokens stay exact"},
     RetentionField{"flush", &Retention::flush, 1u << 20, 32, "",
                    "tokens leave the window N at a time (0: a block at a time)"},
+    RetentionField{
+        "rows", &Retention::rows, 8, 8, "",
+        "8: rows that stay exact take 8 bits a number (0: what the host has them in, mostly 16)"},
     RetentionField{"keep", &Retention::keep, 100, 1, "%",
                    "so many of the tokens that leave the window stay exact"},
     RetentionField{"evict", &Retention::evict, 100, 1, "%",

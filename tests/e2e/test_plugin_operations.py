@@ -185,7 +185,8 @@ def test_exact_equals_stock(tmp_path, files, stock, operation):
             assert_same_answer(one, other)
 
 
-@pytest.mark.parametrize("scheme", ["lowkv2.8", "kivi2", "k=sorted-4211-head-2rows,v=token-3-head-normal-hadamard"])
+@pytest.mark.parametrize("scheme", ["lowkv2.8", "kivi2", "lowkv2.8,rows=8",
+                                    "k=sorted-4211-head-2rows,v=token-3-head-normal-hadamard"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_lossy_scheme_answers(tmp_path, files, operation, scheme):
     assert answers_of(operation, scheme, files, tmp_path)

@@ -33,6 +33,7 @@ WRONG = [
     ("lowkv5", r"Schemes: exact, lowkv1\.5, .*kvarn2$"),
     ("skvq-k2v2", "codecs of a token's row of all heads"),
     ("kivi2,flush=128", "flush= is not served"),
+    ("kivi2,rows=8", "rows= is not served"),
 ]
 
 

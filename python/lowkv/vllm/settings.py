@@ -70,8 +70,9 @@ def _scheme(where: str, text: str) -> Scheme:
         found = parse_scheme(text)
     except Error as error:
         raise Error(f"{said}: {error}. Schemes: {', '.join(_served_presets())}") from None
-    if any(option.startswith("flush=") for option in str(found).split(",")):
-        raise Error(f"{said}: flush= is not served in vLLM; leave it out")
+    for option in ("flush", "rows"):
+        if any(word.startswith(f"{option}=") for word in str(found).split(",")):
+            raise Error(f"{said}: {option}= is not served in vLLM; leave it out")
     return found
 
 

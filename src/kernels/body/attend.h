@@ -6,8 +6,8 @@ struct Head {
     HeadPart keys, values;
 
     explicit Head(const Task& task)
-        : keys(task.plan->keys(), &BlockView::keys, task.kv_head, task.plan->rows()),
-          values(task.plan->values(), &BlockView::values, task.kv_head, task.plan->rows()) {}
+        : keys(*task.plan, task.plan->keys(), &BlockView::keys, task.kv_head),
+          values(*task.plan, task.plan->values(), &BlockView::values, task.kv_head) {}
 };
 
 // What is worth fetching early: a head's section lies far from the same head's in the next block.

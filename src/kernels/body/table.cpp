@@ -4,6 +4,10 @@
 //
 #include "kernels/body/math.h"
 //
+#include "kernels/body/head_part.h"
+//
+#include "kernels/body/byte_tile.h"
+//
 #include "kernels/body/tile.h"
 //
 #include "kernels/body/gemm.h"
@@ -15,6 +19,8 @@
 #include "kernels/body/mass.h"
 //
 #include "kernels/body/to_f16.h"
+//
+#include "kernels/body/to_bytes.h"
 //
 #include "kernels/body/trellis.h"
 //
@@ -41,6 +47,7 @@ const Table LOWKV_IMPLEMENTATION::table = {
     LOWKV_IMPLEMENTATION::row_kernels,
     LOWKV_IMPLEMENTATION::sorted_kernels,
     LOWKV_IMPLEMENTATION::to_f16,
+    LOWKV_IMPLEMENTATION::to_bytes,
     {LOWKV_IMPLEMENTATION::encode_trellis<Width::one>,
      LOWKV_IMPLEMENTATION::encode_trellis<Width::two>,
      LOWKV_IMPLEMENTATION::encode_trellis<Width::three>},

@@ -9,42 +9,6 @@ LOWKV_INLINE F load_row(const float* p) { return load(p); }
 LOWKV_INLINE F load_row(const std::uint16_t* p) { return load_f16(p); }
 LOWKV_INLINE F load_row(const Bfloat16* p) { return load_bf16(&p->bits); }
 
-// A head's keys or values in any block, exact or packed. Assembled from scalars where it is used: a
-// copy of what was just written by parts would wait for it.
-struct HeadPart {
-    const PackedPart& part;
-    const std::byte* BlockView::* start;
-    unsigned head, lane_count, step_count;
-    std::size_t section_offset, exact_offset, exact_stride;
-    RowType rows;  // of blocks that are not packed
-
-    HeadPart(const PackedPart& its_part, const std::byte* BlockView::* its_start, unsigned its_head,
-             RowType its_rows)
-        : part(its_part),
-          start(its_start),
-          head(its_head),
-          lane_count(part.shape().lanes()),
-          step_count(part.shape().steps()),
-          section_offset(part.section_offset(head)),
-          exact_offset(part.shape().exact_offset(head)),
-          exact_stride(part.shape().exact_stride()),
-          rows(its_rows) {}
-
-    bool is_keys() const { return part.shape().part == Part::keys; }
-    bool is_exact(const BlockView& block) const { return !block.packed || part.exact(); }
-    // What an exact part of a packed block holds is f16, as all that families pack.
-    RowType type(const BlockView& block) const { return block.packed ? RowType::f16 : rows; }
-    // Steps of lanes.
-    template <class T>
-    const T* exact(const BlockView& block) const {
-        return reinterpret_cast<const T*>(block.*start) + exact_offset;
-    }
-    PackedHead packed(const BlockView& block) const {
-        const std::byte* data = block.*start;
-        return {&part, data + section_offset, data, head, lane_count, step_count};
-    }
-};
-
 // Calls f(a null pointer to the exact rows' elements).
 template <class Use>
 LOWKV_INLINE void with_type(RowType type, Use f) {
@@ -72,6 +36,7 @@ void expand_exact(const HeadPart& x, const BlockView& block, unsigned first_toke
 LOWKV_INLINE void expand(const HeadPart& x, const BlockView& block, unsigned first_token,
                          float* tile) {
     if (!x.is_exact(block)) return x.part.kernels().expand(x.packed(block), first_token, tile);
+    if (x.is_bytes(block)) return expand_bytes(x, block, first_token, tile);
     with_type(x.type(block), [&]<class T>(const T*) LOWKV_INLINE_LAMBDA {
         expand_exact<T>(x, block, first_token, tile);
     });
@@ -110,12 +75,16 @@ void multiply_exact(const HeadPart& x, const BlockView& block, const float* w, s
 LOWKV_INLINE void multiply_exact(const HeadPart& x, const BlockView& block, unsigned rows,
                                  const float* w, std::size_t w_stride, float* y,
                                  std::size_t y_stride) {
-    with_type(x.type(block), [&]<class T>(const T*) LOWKV_INLINE_LAMBDA {
-        switch (rows) {
-            case 1: return multiply_exact<T, 1>(x, block, w, w_stride, y, y_stride);
-            case 2: return multiply_exact<T, 2>(x, block, w, w_stride, y, y_stride);
-            case 3: return multiply_exact<T, 3>(x, block, w, w_stride, y, y_stride);
-            default: return multiply_exact<T, 4>(x, block, w, w_stride, y, y_stride);
-        }
-    });
+    const auto multiply = [&]<unsigned Rows>() LOWKV_INLINE_LAMBDA {
+        if (x.is_bytes(block)) return multiply_bytes<Rows>(x, block, w, w_stride, y, y_stride);
+        with_type(x.type(block), [&]<class T>(const T*) LOWKV_INLINE_LAMBDA {
+            multiply_exact<T, Rows>(x, block, w, w_stride, y, y_stride);
+        });
+    };
+    switch (rows) {
+        case 1: return multiply.template operator()<1>();
+        case 2: return multiply.template operator()<2>();
+        case 3: return multiply.template operator()<3>();
+        default: return multiply.template operator()<4>();
+    }
 }

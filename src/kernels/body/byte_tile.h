@@ -1,0 +1,146 @@
+// Exact rows of 8 bits: scale * (code - zero), both of a group of 32 channels of a head and a token
+// (Plan::byte_rows()). Included inside an implementation's namespace, after head_part.h.
+
+// A head's group of channels [first, first + count), its metadata by token.
+struct ByteGroup {
+    unsigned first, count;
+    const std::uint16_t* scale;  // bf16
+    const std::uint8_t* zero;
+};
+template <class Use>
+LOWKV_INLINE void each_group(const HeadPart& x, const BlockView& block, Use use) {
+    const unsigned channels = x.is_keys() ? x.step_count : x.lane_count;
+    const unsigned in_head = (channels + Plan::byte_group - 1) / Plan::byte_group;
+    const std::byte* const metadata = block.*(x.start) + x.metadata_offset;
+    const auto* scales = reinterpret_cast<const std::uint16_t*>(metadata);
+    const auto* zeros = reinterpret_cast<const std::uint8_t*>(
+        metadata + sizeof(std::uint16_t) * x.metadata_lines * x.tokens);
+    for (unsigned g = 0; g < in_head; ++g) {
+        const unsigned first = g * Plan::byte_group, left = channels - first;
+        const std::size_t at = (std::size_t{x.head} * in_head + g) * x.tokens;
+        use(ByteGroup{first, left < Plan::byte_group ? left : Plan::byte_group, scales + at,
+                      zeros + at});
+    }
+}
+
+// tile[step][lane] of tile_tokens tokens.
+static void expand_bytes(const HeadPart& x, const BlockView& block, unsigned first_token,
+                         float* tile) noexcept {
+    const auto* codes = x.exact<std::uint8_t>(block);
+    each_group(x, block, [&](const ByteGroup& group) LOWKV_INLINE_LAMBDA {
+        const std::uint16_t* const scale = group.scale + first_token;
+        const std::uint8_t* const zero = group.zero + first_token;
+        if (x.is_keys()) {
+            for (unsigned t = 0; t < tile_tokens; t += lanes) {
+                const F its_scale = load_bf16(scale + t), its_zero = load_u8(zero + t);
+                for (unsigned c = group.first; c < group.first + group.count; ++c) {
+                    const F code = load_u8(codes + c * x.exact_stride + first_token + t);
+                    store(tile + std::size_t{c} * tile_tokens + t,
+                          mul(its_scale, sub(code, its_zero)));
+                }
+            }
+            return;
+        }
+        alignas(64) float scales[tile_tokens], zeros[tile_tokens];
+        for (unsigned t = 0; t < tile_tokens; t += lanes) {
+            store(scales + t, load_bf16(scale + t));
+            store(zeros + t, load_u8(zero + t));
+        }
+        for (unsigned t = 0; t < tile_tokens; ++t) {
+            for (unsigned c = group.first; c < group.first + group.count; c += lanes) {
+                const F code = load_u8(codes + (first_token + t) * x.exact_stride + c);
+                store(tile + std::size_t{t} * x.lane_count + c,
+                      mul(set(scales[t]), sub(code, set(zeros[t]))));
+            }
+        }
+    });
+}
+
+// A group's channels are steps: y += scale * (w . codes - zero * (w . 1)), by token.
+template <unsigned Rows>
+LOWKV_INLINE void multiply_byte_keys(const HeadPart& x, const ByteGroup& group,
+                                     const std::uint8_t* codes, const float* w,
+                                     std::size_t w_stride, float* y, std::size_t y_stride) {
+    float sum[Rows] = {};
+    for (unsigned r = 0; r < Rows; ++r) {
+        for (unsigned c = 0; c < group.count; ++c) sum[r] += w[r * w_stride + group.first + c];
+    }
+    for (unsigned t = 0; t < x.lane_count; t += 2 * lanes) {  // tokens come in pairs of vectors
+        F first[Rows], second[Rows];
+        for (unsigned r = 0; r < Rows; ++r) first[r] = second[r] = set(0.0f);
+        for (unsigned c = group.first; c < group.first + group.count; ++c) {
+            const std::uint8_t* const p = codes + c * x.exact_stride + t;
+            const F a = load_u8(p), b = load_u8(p + lanes);
+#pragma GCC unroll 4
+            for (unsigned r = 0; r < Rows; ++r) {
+                const F weight = set(w[r * w_stride + c]);
+                first[r] = fma(weight, a, first[r]);
+                second[r] = fma(weight, b, second[r]);
+            }
+        }
+        for (unsigned v = 0; v < 2; ++v) {
+            const unsigned at = t + v * lanes;
+            const F scale = load_bf16(group.scale + at), zero = load_u8(group.zero + at);
+            for (unsigned r = 0; r < Rows; ++r) {
+                float* const to = y + r * y_stride + at;
+                const F products = fnma(zero, set(sum[r]), v == 0 ? first[r] : second[r]);
+                store(to, fma(scale, products, load(to)));
+            }
+        }
+    }
+}
+
+// A group's channels are lanes: y += (w scale) . codes - (w scale) . zeros.
+template <unsigned Rows>
+LOWKV_INLINE void multiply_byte_values(const HeadPart& x, const ByteGroup& group,
+                                       const std::uint8_t* codes, const float* w,
+                                       std::size_t w_stride, float* y, std::size_t y_stride) {
+    alignas(64) float scaled[Rows][span_tokens];
+    F lower[4];
+    for (F& f : lower) f = set(0.0f);
+    for (unsigned t = 0; t < x.step_count; t += lanes) {
+        const F scale = load_bf16(group.scale + t), zero = load_u8(group.zero + t);
+        for (unsigned r = 0; r < Rows; ++r) {
+            const F weight = mul(load(w + r * w_stride + t), scale);
+            store(scaled[r] + t, weight);
+            lower[r] = fma(weight, zero, lower[r]);
+        }
+    }
+    float below[4];
+    reduce_add4(lower, below);
+    const unsigned end = group.first + group.count;
+    for (unsigned c = group.first; c < end; c += 2 * lanes) {
+        const bool pair = c + lanes < end;
+        F first[Rows], second[Rows];
+        for (unsigned r = 0; r < Rows; ++r) first[r] = second[r] = set(-below[r]);
+        for (unsigned t = 0; t < x.step_count; ++t) {
+            const std::uint8_t* const p = codes + t * x.exact_stride + c;
+            const F a = load_u8(p);
+            const F b = pair ? load_u8(p + lanes) : a;
+#pragma GCC unroll 4
+            for (unsigned r = 0; r < Rows; ++r) {
+                const F weight = set(scaled[r][t]);
+                first[r] = fma(weight, a, first[r]);
+                second[r] = fma(weight, b, second[r]);
+            }
+        }
+        for (unsigned r = 0; r < Rows; ++r) {
+            float* const to = y + r * y_stride + c;
+            store(to, add(load(to), first[r]));
+            if (pair) store(to + lanes, add(load(to + lanes), second[r]));
+        }
+    }
+}
+
+// y[row][lane] += sum over steps of w[row][step] * x[lane][step].
+template <unsigned Rows>
+void multiply_bytes(const HeadPart& x, const BlockView& block, const float* w, std::size_t w_stride,
+                    float* y, std::size_t y_stride) noexcept {
+    const auto* codes = x.exact<std::uint8_t>(block);
+    each_group(x, block, [&](const ByteGroup& group) LOWKV_INLINE_LAMBDA {
+        if (x.is_keys())
+            multiply_byte_keys<Rows>(x, group, codes, w, w_stride, y, y_stride);
+        else
+            multiply_byte_values<Rows>(x, group, codes, w, w_stride, y, y_stride);
+    });
+}
