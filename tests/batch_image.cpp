@@ -16,7 +16,7 @@ TEST_CASE("a batch's image gives the batch back, and it goes on as the other wou
     for (const char* scheme : {"kivi2,window=20,sinks=4", "lowkv2.8,window=5,sinks=0", "exact",
                                "lowkv2.8,window=20,sinks=4,rows=8"}) {
         for (const RowType type : types) {
-            // A bf16 is too short for 127 times a bf16: codes may move by one.
+            // A bf16 is too short for 255 times a bf16: codes may move by one.
             if (type == RowType::bf16 && parse_scheme(scheme).byte_rows(0)) continue;
             Held held(scheme, type, 3);
             fill(held.batch, 1, 150);

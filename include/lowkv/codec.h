@@ -72,10 +72,16 @@ class Plan {
     // Each part has one byte an element instead, behind them the scales of groups of byte_group
     // channels of a head and token, bf16 [group][token], and their zeros, u8 [group][token];
     // rows() is what they are read out as (docs/methods.md, "8-bit rows").
-    bool byte_rows() const noexcept { return byte_rows_; }
+    bool byte_rows() const noexcept { return host_ != nullptr; }
     static constexpr std::uint32_t byte_group = 32;
     std::uint32_t byte_groups() const noexcept {
         return shape_.kv_heads * ((shape_.head_dim + byte_group - 1) / byte_group);
+    }
+    std::size_t byte_scales_offset() const noexcept {  // in a part
+        return std::size_t{shape_.channels()} * block_tokens_;
+    }
+    std::size_t byte_zeros_offset() const noexcept {
+        return byte_scales_offset() + std::size_t{2} * byte_groups() * block_tokens_;
     }
     // The same plan with exact rows as the host has them: how packed blocks are read out.
     const Plan& host() const noexcept { return host_ ? *host_ : *this; }
@@ -83,10 +89,8 @@ class Plan {
     std::size_t exact_positions_offset() const noexcept { return 2 * exact_part_bytes(); }
     std::size_t exact_bytes() const noexcept { return exact_positions_offset() + position_bytes(); }
     std::size_t exact_part_bytes() const noexcept {
-        const std::size_t elements = std::size_t{shape_.channels()} * block_tokens_;
-        constexpr std::size_t metadata_bytes = 3;
-        if (byte_rows_) return elements + metadata_bytes * byte_groups() * block_tokens_;
-        return elements * element_bytes_;
+        if (byte_rows()) return byte_zeros_offset() + std::size_t{byte_groups()} * block_tokens_;
+        return std::size_t{shape_.channels()} * block_tokens_ * element_bytes_;
     }
     // An exact block rounded to f16, which is what families encode and decode, in the same order.
     std::size_t f16_part_bytes() const noexcept { return keys_->shape().exact_bytes(); }
@@ -112,8 +116,7 @@ class Plan {
     std::uint64_t inputs_hash_ = 0;
     RowType rows_ = RowType::f16;
     std::size_t element_bytes_ = 2;
-    bool byte_rows_ = false;
-    std::shared_ptr<const Plan> host_;  // of byte_rows_
+    std::shared_ptr<const Plan> host_;  // null: this one is
 
     std::size_t position_bytes() const noexcept {
         return has_positions() ? std::size_t{4} * block_tokens_ : 0;

@@ -79,9 +79,7 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
                             .rope = nullptr,
                             .table = kernels_,
                             .rotations = &rotations});
-    if (!inputs.byte_rows) return;
-    host_ = std::make_shared<const Plan>(*this);
-    byte_rows_ = true;
+    if (inputs.byte_rows) host_ = std::make_shared<const Plan>(*this);
 }
 
 double Plan::key_bits() const noexcept { return lowkv::bits_per_element(*keys_); }

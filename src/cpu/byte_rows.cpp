@@ -1,21 +1,18 @@
 #include "cpu/byte_rows.h"
 
 #include <algorithm>
-#include <bit>
 #include <type_traits>
 
 #include "cache/host_rows.h"
+#include "codec/bfloat16.h"
 #include "codec/float16.h"
+#include "cpu/rows.h"
 #include "kernels/table.h"
 
 namespace lowkv::cpu {
 namespace {
 
 constexpr Part parts[] = {Part::keys, Part::values};
-
-float to_float(std::uint16_t bf16) noexcept {
-    return std::bit_cast<float>(std::uint32_t{bf16} << 16);
-}
 
 // One part of a block. Byte is std::byte or const std::byte.
 template <class Byte>
@@ -38,8 +35,8 @@ struct ByteRows {
           channel_stride(part == Part::keys ? tokens : 1) {
         Byte* const first = part == Part::keys ? block : block + plan.exact_part_bytes();
         codes = reinterpret_cast<Its<std::uint8_t>*>(first);
-        scales = reinterpret_cast<Its<std::uint16_t>*>(first + channels * tokens);
-        zeros = reinterpret_cast<Its<std::uint8_t>*>(scales + groups * tokens);
+        scales = reinterpret_cast<Its<std::uint16_t>*>(first + plan.byte_scales_offset());
+        zeros = reinterpret_cast<Its<std::uint8_t>*>(first + plan.byte_zeros_offset());
     }
 
     std::size_t heads() const noexcept { return channels / head_dim; }
@@ -63,8 +60,7 @@ void store_row(const kernels::Table& table, const ByteRows<std::byte>& its, std:
     std::uint8_t codes[kernels::max_head_dim];
     its.each_group(head, token, [&](std::size_t first, std::size_t count, std::size_t at) {
         const kernels::ByteScale scale = table.to_bytes(row + first, codes + first, count);
-        its.scales[at] =
-            static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(scale.scale) >> 16);
+        its.scales[at] = codec::f32_to_bf16(scale.scale);
         its.zeros[at] = scale.zero;
     });
     std::uint8_t* const to = its.row(head, token);
@@ -75,22 +71,10 @@ void load_row(const ByteRows<const std::byte>& its, std::size_t head, std::size_
               float* row) noexcept {
     const std::uint8_t* const from = its.row(head, token);
     its.each_group(head, token, [&](std::size_t first, std::size_t count, std::size_t at) {
-        const float scale = to_float(its.scales[at]);
+        const float scale = codec::bf16_to_f32(its.scales[at]);
         for (std::size_t c = first; c < first + count; ++c)
             row[c] = scale * static_cast<float>(from[c * its.channel_stride] - its.zeros[at]);
     });
-}
-
-// `count` of each line of elements, or `count` times one.
-template <class T>
-void copy_lines(T* to, const T* from, std::size_t lines, std::size_t stride, std::size_t count,
-                bool repeat) noexcept {
-    for (std::size_t line = 0; line < lines; ++line, to += stride, from += stride) {
-        if (repeat)
-            std::fill_n(to, count, *from);
-        else
-            std::copy_n(from, count, to);
-    }
 }
 
 }  // namespace
@@ -145,18 +129,16 @@ void copy_bytes(const Plan& plan, std::byte* to, std::uint32_t to_first, const s
     for (const Part part : parts) {
         const ByteRows<std::byte> its(plan, part, to);
         const ByteRows<const std::byte> other(plan, part, from);
-        copy_lines(its.scales + to_first, other.scales + from_first, its.groups, its.tokens, count,
-                   repeat);
-        copy_lines(its.zeros + to_first, other.zeros + from_first, its.groups, its.tokens, count,
-                   repeat);
-        if (part == Part::keys) {
-            copy_lines(its.row(0, to_first), other.row(0, from_first), its.channels, its.tokens,
-                       count, repeat);
-            continue;
-        }
-        for (std::size_t t = 0; t < count; ++t)
-            std::copy_n(other.row(0, from_first + (repeat ? 0 : t)), its.channels,
-                        its.row(0, to_first + t));
+        copy_columns(its.scales + to_first, other.scales + from_first, its.groups, its.tokens,
+                     count, repeat);
+        copy_columns(its.zeros + to_first, other.zeros + from_first, its.groups, its.tokens, count,
+                     repeat);
+        if (part == Part::keys)
+            copy_columns(its.row(0, to_first), other.row(0, from_first), its.channels, its.tokens,
+                         count, repeat);
+        else
+            copy_tokens(its.row(0, to_first), other.row(0, from_first), its.channels, count,
+                        repeat);
     }
 }
 
@@ -168,7 +150,8 @@ bool bytes_fit_f16(const Plan& plan, const std::byte* exact) noexcept {
         for (std::size_t i = 0; i < its.groups * its.tokens; ++i) {
             const int zero = its.zeros[i];
             const auto largest = static_cast<float>(std::max(zero, 255 - zero));
-            fits = fits && to_float(its.scales[i]) * largest <= most;  // of a NaN too it is false
+            fits = fits &&
+                   codec::bf16_to_f32(its.scales[i]) * largest <= most;  // of a NaN too it is false
         }
     }
     return fits;
@@ -185,7 +168,7 @@ void bytes_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noex
             for (std::size_t c = first; c < first + count; ++c, out += keys.tokens) {
                 const std::uint8_t* const codes = keys.row(head, 0) + c * keys.channel_stride;
                 for (std::size_t t = 0; t < keys.tokens; ++t)
-                    line[t] = to_float(keys.scales[at + t]) *
+                    line[t] = codec::bf16_to_f32(keys.scales[at + t]) *
                               static_cast<float>(codes[t] - keys.zeros[at + t]);
                 table.to_f16(line, out, keys.tokens);
             }

@@ -45,17 +45,11 @@ void copy_elements(const Plan& plan, std::byte* to, std::uint32_t to_first, cons
     const std::size_t tokens = plan.block_tokens(), channels = plan.shape().channels();
     auto* keys = reinterpret_cast<T*>(to) + to_first;
     const auto* its_keys = reinterpret_cast<const T*>(from) + from_first;
-    for (std::size_t c = 0; c < channels; ++c) {
-        if (repeat)
-            std::fill_n(keys + c * tokens, count, its_keys[c * tokens]);
-        else
-            std::copy_n(its_keys + c * tokens, count, keys + c * tokens);
-    }
+    cpu::copy_columns(keys, its_keys, channels, tokens, count, repeat);
     auto* values = reinterpret_cast<T*>(to + plan.exact_part_bytes()) + to_first * channels;
     const auto* its_values =
         reinterpret_cast<const T*>(from + plan.exact_part_bytes()) + from_first * channels;
-    for (std::size_t t = 0; t < count; ++t)
-        std::copy_n(its_values + (repeat ? 0 : t) * channels, channels, values + t * channels);
+    cpu::copy_tokens(values, its_values, channels, count, repeat);
 }
 
 class CpuDevice final : public Device {

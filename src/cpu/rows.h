@@ -2,6 +2,7 @@
 // Rows into and out of an exact block: keys [channels][block_tokens], values
 // [block_tokens][channels], in elements of one type.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -34,6 +35,25 @@ void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t fir
                std::uint32_t count, const RowsOut& rows) noexcept;
 void load_values(const std::byte* values, const ExactShape& shape, std::uint32_t first,
                  std::uint32_t count, const RowsOut& rows) noexcept;
+
+// `count` tokens, or `count` times one: of [line][stride] elements, as keys lie, and of
+// [token][channels], as values do.
+template <class T>
+void copy_columns(T* to, const T* from, std::size_t lines, std::size_t stride, std::size_t count,
+                  bool repeat) noexcept {
+    for (std::size_t line = 0; line < lines; ++line, to += stride, from += stride) {
+        if (repeat)
+            std::fill_n(to, count, *from);
+        else
+            std::copy_n(from, count, to);
+    }
+}
+template <class T>
+void copy_tokens(T* to, const T* from, std::size_t channels, std::size_t count,
+                 bool repeat) noexcept {
+    for (std::size_t t = 0; t < count; ++t)
+        std::copy_n(from + (repeat ? 0 : t) * channels, channels, to + t * channels);
+}
 
 // Zeros tokens [first, block_tokens).
 void clear_keys(std::byte* keys, const ExactShape& shape, std::uint32_t first) noexcept;

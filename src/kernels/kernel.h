@@ -1,12 +1,12 @@
 #pragma once
 // What the bodies need, to be included before a target region begins (target.h).
 
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include "codec/bfloat16.h"
 #include "codec/float16.h"
 #include "codec/hadamard16.h"
 #include "families/row/outliers.h"

@@ -1,5 +1,6 @@
 // Exact rows of 8 bits: scale * (code - zero), both of a group of 32 channels of a head and a token
-// (Plan::byte_rows()). Included inside an implementation's namespace, after head_part.h.
+// (Plan::byte_rows()). Included inside an implementation's namespace, after head_part.h and
+// exact_rows.h.
 
 // A head's group of channels [first, first + count), its metadata by token.
 struct ByteGroup {
@@ -10,16 +11,17 @@ struct ByteGroup {
 template <class Use>
 LOWKV_INLINE void each_group(const HeadPart& x, const BlockView& block, Use use) {
     const unsigned channels = x.is_keys() ? x.step_count : x.lane_count;
+    const unsigned tokens = x.is_keys() ? x.lane_count : x.step_count;
     const unsigned in_head = (channels + Plan::byte_group - 1) / Plan::byte_group;
-    const std::byte* const metadata = block.*(x.start) + x.metadata_offset;
-    const auto* scales = reinterpret_cast<const std::uint16_t*>(metadata);
-    const auto* zeros = reinterpret_cast<const std::uint8_t*>(
-        metadata + sizeof(std::uint16_t) * x.metadata_lines * x.tokens);
-    for (unsigned g = 0; g < in_head; ++g) {
-        const unsigned first = g * Plan::byte_group, left = channels - first;
-        const std::size_t at = (std::size_t{x.head} * in_head + g) * x.tokens;
-        use(ByteGroup{first, left < Plan::byte_group ? left : Plan::byte_group, scales + at,
-                      zeros + at});
+    const std::size_t at = std::size_t{x.head} * in_head * tokens;
+    const std::byte* const part = block.*(x.start);
+    const auto* scale = reinterpret_cast<const std::uint16_t*>(part + x.scales_offset) + at;
+    const auto* zero = reinterpret_cast<const std::uint8_t*>(part + x.zeros_offset) + at;
+    for (unsigned first = 0; first < channels; first += Plan::byte_group) {
+        const unsigned left = channels - first;
+        use(ByteGroup{first, left < Plan::byte_group ? left : Plan::byte_group, scale, zero});
+        scale += tokens;
+        zero += tokens;
     }
 }
 
@@ -68,16 +70,8 @@ LOWKV_INLINE void multiply_byte_keys(const HeadPart& x, const ByteGroup& group,
     for (unsigned t = 0; t < x.lane_count; t += 2 * lanes) {  // tokens come in pairs of vectors
         F first[Rows], second[Rows];
         for (unsigned r = 0; r < Rows; ++r) first[r] = second[r] = set(0.0f);
-        for (unsigned c = group.first; c < group.first + group.count; ++c) {
-            const std::uint8_t* const p = codes + c * x.exact_stride + t;
-            const F a = load_u8(p), b = load_u8(p + lanes);
-#pragma GCC unroll 4
-            for (unsigned r = 0; r < Rows; ++r) {
-                const F weight = set(w[r * w_stride + c]);
-                first[r] = fma(weight, a, first[r]);
-                second[r] = fma(weight, b, second[r]);
-            }
-        }
+        add_products(codes + group.first * x.exact_stride + t, x.exact_stride, group.count, true,
+                     w + group.first, w_stride, first, second);
         for (unsigned v = 0; v < 2; ++v) {
             const unsigned at = t + v * lanes;
             const F scale = load_bf16(group.scale + at), zero = load_u8(group.zero + at);
@@ -113,17 +107,8 @@ LOWKV_INLINE void multiply_byte_values(const HeadPart& x, const ByteGroup& group
         const bool pair = c + lanes < end;
         F first[Rows], second[Rows];
         for (unsigned r = 0; r < Rows; ++r) first[r] = second[r] = set(-below[r]);
-        for (unsigned t = 0; t < x.step_count; ++t) {
-            const std::uint8_t* const p = codes + t * x.exact_stride + c;
-            const F a = load_u8(p);
-            const F b = pair ? load_u8(p + lanes) : a;
-#pragma GCC unroll 4
-            for (unsigned r = 0; r < Rows; ++r) {
-                const F weight = set(scaled[r][t]);
-                first[r] = fma(weight, a, first[r]);
-                second[r] = fma(weight, b, second[r]);
-            }
-        }
+        add_products(codes + c, x.exact_stride, x.step_count, pair, scaled[0], span_tokens, first,
+                     second);
         for (unsigned r = 0; r < Rows; ++r) {
             float* const to = y + r * y_stride + c;
             store(to, add(load(to), first[r]));

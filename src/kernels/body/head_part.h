@@ -7,9 +7,8 @@ struct HeadPart {
     const std::byte* BlockView::* start;
     unsigned head, lane_count, step_count;
     std::size_t section_offset, exact_offset, exact_stride;
-    std::size_t metadata_offset;  // of 8-bit rows
-    unsigned tokens, metadata_lines;
-    RowType rows;  // of blocks that are not packed
+    std::size_t scales_offset, zeros_offset;  // of 8-bit rows
+    RowType rows;                             // of blocks that are not packed
     bool byte_rows;
 
     HeadPart(const Plan& plan, const PackedPart& its_part, const std::byte* BlockView::* its_start,
@@ -22,9 +21,8 @@ struct HeadPart {
           section_offset(part.section_offset(head)),
           exact_offset(part.shape().exact_offset(head)),
           exact_stride(part.shape().exact_stride()),
-          metadata_offset(std::size_t{plan.shape().channels()} * plan.block_tokens()),
-          tokens(plan.block_tokens()),
-          metadata_lines(plan.byte_groups()),
+          scales_offset(plan.byte_scales_offset()),
+          zeros_offset(plan.byte_zeros_offset()),
           rows(plan.rows()),
           byte_rows(plan.byte_rows()) {}
 

@@ -6,6 +6,8 @@
 //
 #include "kernels/body/head_part.h"
 //
+#include "kernels/body/exact_rows.h"
+//
 #include "kernels/body/byte_tile.h"
 //
 #include "kernels/body/tile.h"

@@ -1,14 +1,6 @@
 // Prefill: many query rows share a tile, so a tile of codes is expanded to f32 once, in scratch
 // that stays in the nearest caches, and multiplied by all rows.
 
-// The elements of exact rows are float, std::uint16_t (f16) or this.
-struct Bfloat16 {
-    std::uint16_t bits;
-};
-LOWKV_INLINE F load_row(const float* p) { return load(p); }
-LOWKV_INLINE F load_row(const std::uint16_t* p) { return load_f16(p); }
-LOWKV_INLINE F load_row(const Bfloat16* p) { return load_bf16(&p->bits); }
-
 // Calls f(a null pointer to the exact rows' elements).
 template <class Use>
 LOWKV_INLINE void with_type(RowType type, Use f) {
@@ -47,24 +39,14 @@ void multiply_exact(const HeadPart& x, const BlockView& block, const float* w, s
                     float* y, std::size_t y_stride) noexcept {
     const T* elements = x.exact<T>(block);
     for (unsigned lane = 0; lane < x.lane_count; lane += 2 * lanes) {
-        // 16-lane vectors may leave one over (head_dim 80): a pair, then a single.
         const bool pair = lane + lanes < x.lane_count;
         F first[Rows], second[Rows];
         for (unsigned r = 0; r < Rows; ++r) {
             first[r] = load(y + r * y_stride + lane);
             second[r] = pair ? load(y + r * y_stride + lane + lanes) : set(0.0f);
         }
-        for (unsigned s = 0; s < x.step_count; ++s) {
-            const T* p = elements + s * x.exact_stride + lane;
-            const F a = load_row(p);
-            const F b = pair ? load_row(p + lanes) : a;
-#pragma GCC unroll 4
-            for (unsigned r = 0; r < Rows; ++r) {
-                const F weight = set(w[r * w_stride + s]);
-                first[r] = fma(weight, a, first[r]);
-                second[r] = fma(weight, b, second[r]);
-            }
-        }
+        add_products(elements + lane, x.exact_stride, x.step_count, pair, w, w_stride, first,
+                     second);
         for (unsigned r = 0; r < Rows; ++r) {
             store(y + r * y_stride + lane, first[r]);
             if (pair) store(y + r * y_stride + lane + lanes, second[r]);

@@ -21,8 +21,7 @@ ByteScale to_bytes(const float* from, std::uint8_t* to, std::size_t count) noexc
         for (std::size_t i = 0; i < count; ++i) to[i] = sum == 0.0f ? 0 : 1;
         return {sum, 0};
     }
-    const auto bits = std::bit_cast<std::uint32_t>((high + low) / 255.0f);
-    const auto scale = std::bit_cast<float>((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+    const float scale = codec::bf16_to_f32(codec::f32_to_bf16((high + low) / 255.0f));
     const F inverse = set(1.0f / scale);
     alignas(64) std::int32_t codes[lanes];
     const auto round_to = [&](F x) LOWKV_INLINE_LAMBDA {
