@@ -38,11 +38,13 @@ static void multiply_expanded(const Product* products, unsigned count, unsigned 
     }
 }
 
-// Multiplies the blocks' keys or values: set_product(b, is_exact, product) says by what, into what.
-template <class Set>
+// Multiplies the blocks' keys or values, `cells` of them: set_product(b, is_exact, product) says by
+// what, into what. Meanwhile the `other` part of the block next(b) is fetched.
+template <class Set, class Next>
 LOWKV_INLINE void multiply_blocks(const HeadPart& x, const BlockView* blocks, unsigned count,
-                                  unsigned rows, Set set_product, std::size_t w_stride,
-                                  std::size_t y_stride) {
+                                  unsigned cells, unsigned rows, Set set_product,
+                                  std::size_t w_stride, std::size_t y_stride, const HeadPart& other,
+                                  Next next) {
     Product packed[max_products];
     unsigned packed_count = 0;
     for (unsigned b = 0; b < count; ++b) {
@@ -50,12 +52,25 @@ LOWKV_INLINE void multiply_blocks(const HeadPart& x, const BlockView* blocks, un
         const bool is_exact = x.is_exact(blocks[b]);
         Product& product = packed[packed_count];
         set_product(b, is_exact, product);
-        if (is_exact) {
-            multiply_exact(x, blocks[b], rows, product.w, w_stride, product.y, y_stride);
-        } else {
+        if (!is_exact) {
             product.x = x.packed(blocks[b]);
+            fetch_ahead(other, next(b), product);
             ++packed_count;
+            continue;
         }
+        const unsigned tokens = x.part.shape().tokens, left = cells - b * tokens;
+        const unsigned seen = left < tokens ? left : tokens;
+        const bool keys = x.is_keys();
+        ExactProduct exact = {x,
+                              blocks[b],
+                              keys ? (seen + lanes - 1) / lanes * lanes : x.lane_count,
+                              keys ? x.step_count : seen,
+                              product.w,
+                              w_stride,
+                              product.y,
+                              y_stride,
+                              ahead_of(other, next(b), keys ? x.step_count : seen)};
+        multiply_exact(exact, rows);
     }
     if (packed_count == 0) return;
     const auto multiply = x.part.kernels().multiply;
@@ -141,12 +156,17 @@ void decode(const Task& task) noexcept {
     alignas(64) float scores[decode_max_rows][span_tokens];
     Bias bias[decode_max_rows];
     const Bias* row_bias[decode_max_rows] = {};
+    const Head head(task);
+    const unsigned end = visible_end(task), begin = visible_begin(task);
+    if (const unsigned first = first_span(task, begin); first < end) {
+        Ahead ahead = ahead_of(head.keys, task.views[first / tokens], 1);
+        fetch_share(ahead);
+    }
     const float* packed_q = load_queries(task, q);
     ProductMemory memory = {};
     Running<decode_max_rows> running(task);
-    const Head head(task);
+    const BlockView none = {};
 
-    const unsigned end = visible_end(task), begin = visible_begin(task);
     for (unsigned cell = first_span(task, begin); cell < end; cell += span_tokens) {
         const unsigned left = end - cell;
         const unsigned block_count =
@@ -178,26 +198,29 @@ void decode(const Task& task) noexcept {
             }
         }
         if (!seen) continue;
+        const unsigned cells = left < span_tokens ? left : span_tokens;
         multiply_blocks(
-            head.keys, blocks, block_count, rows,
+            head.keys, blocks, block_count, cells, rows,
             [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
                 product.w = is_exact ? q : packed_q;
                 product.y = scores[0] + b * tokens;
                 product.memory = &memory;
-                fetch_ahead(head.values, blocks[b], product);
             },
-            head_dim, span_tokens);
+            head_dim, span_tokens, head.values,
+            [&](unsigned b) LOWKV_INLINE_LAMBDA -> const BlockView& { return blocks[b]; });
         softmax(task, 0, rows, cell, count, row_bias, scores[0], span_tokens, running.max,
                 running.sum);
         multiply_blocks(
-            head.values, blocks, block_count, rows,
+            head.values, blocks, block_count, cells, rows,
             [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
                 product.w = scores[0] + b * tokens;
                 product.y = is_exact ? task.out : task.packed_out;
-                if (cell + span_tokens + b * tokens >= end) return;
-                fetch_ahead(head.keys, task.views[(cell + span_tokens) / tokens + b], product);
             },
-            span_tokens, head_dim);
+            span_tokens, head_dim, head.keys,
+            [&](unsigned b) LOWKV_INLINE_LAMBDA -> const BlockView& {
+                const unsigned after = cell + span_tokens + b * tokens;
+                return after < end ? task.views[after / tokens] : none;
+            });
     }
     running.finish(task);
 }

@@ -60,42 +60,44 @@ static void expand_bytes(const HeadPart& x, const BlockView& block, unsigned fir
 
 // A group's channels are steps: y += scale * (w . codes - zero * (w . 1)), by token.
 template <unsigned Rows>
-LOWKV_INLINE void multiply_byte_keys(const HeadPart& x, const ByteGroup& group,
-                                     const std::uint8_t* codes, const float* w,
-                                     std::size_t w_stride, float* y, std::size_t y_stride) {
-    float sum[Rows] = {};
+LOWKV_INLINE void multiply_byte_keys(ExactProduct& product, const ByteGroup& group,
+                                     const std::uint8_t* codes) {
+    const std::size_t stride = product.x.exact_stride, y_stride = product.y_stride;
+    const float* const w = product.w + group.first;
+    float total[Rows] = {};
     for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned c = 0; c < group.count; ++c) sum[r] += w[r * w_stride + group.first + c];
+        for (unsigned c = 0; c < group.count; ++c) total[r] += w[r * product.w_stride + c];
     }
-    for (unsigned t = 0; t < x.lane_count; t += 2 * lanes) {  // tokens come in pairs of vectors
-        F first[Rows], second[Rows];
-        for (unsigned r = 0; r < Rows; ++r) first[r] = second[r] = set(0.0f);
-        add_products(codes + group.first * x.exact_stride + t, x.exact_stride, group.count, true,
-                     w + group.first, w_stride, first, second);
-        for (unsigned v = 0; v < 2; ++v) {
+    each_vectors(0, product.lane_count, [&]<unsigned Vectors>(unsigned t) LOWKV_INLINE_LAMBDA {
+        F sum[Rows][Vectors];
+        for (unsigned r = 0; r < Rows; ++r) {
+            for (unsigned v = 0; v < Vectors; ++v) sum[r][v] = set(0.0f);
+        }
+        add_products(codes + group.first * stride + t, stride, group.count, w, product.w_stride,
+                     product.ahead, sum);
+        for (unsigned v = 0; v < Vectors; ++v) {
             const unsigned at = t + v * lanes;
             const F scale = load_bf16(group.scale + at), zero = load_u8(group.zero + at);
             for (unsigned r = 0; r < Rows; ++r) {
-                float* const to = y + r * y_stride + at;
-                const F products = fnma(zero, set(sum[r]), v == 0 ? first[r] : second[r]);
-                store(to, fma(scale, products, load(to)));
+                float* const to = product.y + r * y_stride + at;
+                store(to, fma(scale, fnma(zero, set(total[r]), sum[r][v]), load(to)));
             }
         }
-    }
+    });
 }
 
 // A group's channels are lanes: y += (w scale) . codes - (w scale) . zeros.
 template <unsigned Rows>
-LOWKV_INLINE void multiply_byte_values(const HeadPart& x, const ByteGroup& group,
-                                       const std::uint8_t* codes, const float* w,
-                                       std::size_t w_stride, float* y, std::size_t y_stride) {
+LOWKV_INLINE void multiply_byte_values(ExactProduct& product, const ByteGroup& group,
+                                       const std::uint8_t* codes) {
+    const unsigned steps = product.step_count;
     alignas(64) float scaled[Rows][span_tokens];
     F lower[4];
     for (F& f : lower) f = set(0.0f);
-    for (unsigned t = 0; t < x.step_count; t += lanes) {
+    for (unsigned t = 0; t < steps; t += lanes) {  // beyond the last step weights are 0
         const F scale = load_bf16(group.scale + t), zero = load_u8(group.zero + t);
         for (unsigned r = 0; r < Rows; ++r) {
-            const F weight = mul(load(w + r * w_stride + t), scale);
+            const F weight = mul(load(product.w + r * product.w_stride + t), scale);
             store(scaled[r] + t, weight);
             lower[r] = fma(weight, zero, lower[r]);
         }
@@ -103,29 +105,31 @@ LOWKV_INLINE void multiply_byte_values(const HeadPart& x, const ByteGroup& group
     float below[4];
     reduce_add4(lower, below);
     const unsigned end = group.first + group.count;
-    for (unsigned c = group.first; c < end; c += 2 * lanes) {
-        const bool pair = c + lanes < end;
-        F first[Rows], second[Rows];
-        for (unsigned r = 0; r < Rows; ++r) first[r] = second[r] = set(-below[r]);
-        add_products(codes + c, x.exact_stride, x.step_count, pair, scaled[0], span_tokens, first,
-                     second);
+    each_vectors(group.first, end, [&]<unsigned Vectors>(unsigned c) LOWKV_INLINE_LAMBDA {
+        float* const y = product.y + c;
+        F sum[Rows][Vectors];
         for (unsigned r = 0; r < Rows; ++r) {
-            float* const to = y + r * y_stride + c;
-            store(to, add(load(to), first[r]));
-            if (pair) store(to + lanes, add(load(to + lanes), second[r]));
+            for (unsigned v = 0; v < Vectors; ++v) {
+                sum[r][v] = sub(load(y + r * product.y_stride + v * lanes), set(below[r]));
+            }
         }
-    }
+        add_products(codes + c, product.x.exact_stride, steps, scaled[0], span_tokens,
+                     product.ahead, sum);
+        for (unsigned r = 0; r < Rows; ++r) {
+            for (unsigned v = 0; v < Vectors; ++v) {
+                store(y + r * product.y_stride + v * lanes, sum[r][v]);
+            }
+        }
+    });
 }
 
-// y[row][lane] += sum over steps of w[row][step] * x[lane][step].
 template <unsigned Rows>
-void multiply_bytes(const HeadPart& x, const BlockView& block, const float* w, std::size_t w_stride,
-                    float* y, std::size_t y_stride) noexcept {
-    const auto* codes = x.exact<std::uint8_t>(block);
-    each_group(x, block, [&](const ByteGroup& group) LOWKV_INLINE_LAMBDA {
-        if (x.is_keys())
-            multiply_byte_keys<Rows>(x, group, codes, w, w_stride, y, y_stride);
+void multiply_bytes(ExactProduct& product) noexcept {
+    const auto* codes = product.x.exact<std::uint8_t>(product.block);
+    each_group(product.x, product.block, [&](const ByteGroup& group) LOWKV_INLINE_LAMBDA {
+        if (product.x.is_keys())
+            multiply_byte_keys<Rows>(product, group, codes);
         else
-            multiply_byte_values<Rows>(x, group, codes, w, w_stride, y, y_stride);
+            multiply_byte_values<Rows>(product, group, codes);
     });
 }

@@ -12,15 +12,17 @@ LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const floa
         for (unsigned i = 0; i < count; i += lanes) store(scores + r * span_tokens + i, set(0.0f));
     }
     if (rows <= decode_max_rows) {
+        const BlockView none = {};
         const unsigned block_count = (count + tokens - 1) / tokens;
         multiply_blocks(
-            keys, task.views + cell / tokens, block_count, rows,
+            keys, task.views + cell / tokens, block_count, count, rows,
             [&](unsigned b, bool is_exact, Product& product) LOWKV_INLINE_LAMBDA {
                 product.w = is_exact ? q : packed_q;
                 product.y = scores + b * tokens;
                 product.memory = &memory;
             },
-            head_dim, span_tokens);
+            head_dim, span_tokens, keys,
+            [&](unsigned) LOWKV_INLINE_LAMBDA -> const BlockView& { return none; });
         return;
     }
     for (unsigned at = 0; at < count; at += tile_tokens) {

@@ -35,33 +35,31 @@ LOWKV_INLINE void expand(const HeadPart& x, const BlockView& block, unsigned fir
 }
 
 template <class T, unsigned Rows>
-void multiply_exact(const HeadPart& x, const BlockView& block, const float* w, std::size_t w_stride,
-                    float* y, std::size_t y_stride) noexcept {
-    const T* elements = x.exact<T>(block);
-    for (unsigned lane = 0; lane < x.lane_count; lane += 2 * lanes) {
-        const bool pair = lane + lanes < x.lane_count;
-        F first[Rows], second[Rows];
+void multiply_exact(ExactProduct& product) noexcept {
+    const T* const elements = product.x.exact<T>(product.block);
+    each_vectors(0, product.lane_count, [&]<unsigned Vectors>(unsigned lane) LOWKV_INLINE_LAMBDA {
+        float* const y = product.y + lane;
+        F sum[Rows][Vectors];
         for (unsigned r = 0; r < Rows; ++r) {
-            first[r] = load(y + r * y_stride + lane);
-            second[r] = pair ? load(y + r * y_stride + lane + lanes) : set(0.0f);
+            for (unsigned v = 0; v < Vectors; ++v) {
+                sum[r][v] = load(y + r * product.y_stride + v * lanes);
+            }
         }
-        add_products(elements + lane, x.exact_stride, x.step_count, pair, w, w_stride, first,
-                     second);
+        add_products(elements + lane, product.x.exact_stride, product.step_count, product.w,
+                     product.w_stride, product.ahead, sum);
         for (unsigned r = 0; r < Rows; ++r) {
-            store(y + r * y_stride + lane, first[r]);
-            if (pair) store(y + r * y_stride + lane + lanes, second[r]);
+            for (unsigned v = 0; v < Vectors; ++v) {
+                store(y + r * product.y_stride + v * lanes, sum[r][v]);
+            }
         }
-    }
+    });
 }
 
-LOWKV_INLINE void multiply_exact(const HeadPart& x, const BlockView& block, unsigned rows,
-                                 const float* w, std::size_t w_stride, float* y,
-                                 std::size_t y_stride) {
+LOWKV_INLINE void multiply_exact(ExactProduct& product, unsigned rows) {
     const auto multiply = [&]<unsigned Rows>() LOWKV_INLINE_LAMBDA {
-        if (x.is_bytes(block)) return multiply_bytes<Rows>(x, block, w, w_stride, y, y_stride);
-        with_type(x.type(block), [&]<class T>(const T*) LOWKV_INLINE_LAMBDA {
-            multiply_exact<T, Rows>(x, block, w, w_stride, y, y_stride);
-        });
+        if (product.x.is_bytes(product.block)) return multiply_bytes<Rows>(product);
+        with_type(product.x.type(product.block),
+                  [&]<class T>(const T*) LOWKV_INLINE_LAMBDA { multiply_exact<T, Rows>(product); });
     };
     switch (rows) {
         case 1: return multiply.template operator()<1>();
