@@ -3,6 +3,7 @@
 
     eval/drift.py                                     after `make package`; goes on where it was stopped
     eval/drift.py --answer 500 --schemes lowkv2.8,kivi2
+    eval/drift.py --modes forced                      not the answers of each scheme: exact's stand in the CSV already
     eval/drift.py -m gemma.gguf --out build/drift     another model
     eval/drift.py --redraw                            the table again, nothing measured
 
@@ -11,8 +12,9 @@ float32, all eight as one batch:
 
     greedy    the likeliest token each time, past any end of text
     sampled   at temperature 0.8, each prompt and position with the same random number for all schemes
-    forced    the greedy answer of the exact cache is fed: the divergence (KLD, nats) of each prediction from
-              the exact cache's, in four quarters of the answer
+    forced    the sampled answer of the exact cache is fed: the divergence (KLD, nats) of each prediction from
+              the exact cache's, in four quarters of the answer. (Not the greedy one: small models say the same
+              over and over in it, which any cache predicts.)
 
 For the first two: after how many tokens an answer first differs from the exact cache's (median), where the first end
 of text comes (median; none: past the answer), and which share of its 8-grams stood in it before (mean): a model that
@@ -38,6 +40,7 @@ def parser():
     made = measuring_parser(__doc__)
     made.add_argument("-m", "--model", help="a GGUF file; default: the set-up's SmolLM2")
     made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +; `exact` comes first")
+    made.add_argument("--modes", default=",".join(MODES), help="in this order (default: %(default)s)")
     made.add_argument("--answer", type=int, default=2000, help="tokens (default: %(default)s)")
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has")
     return made
@@ -160,14 +163,16 @@ def measure(args, sheet):
     now, writer = library(args.package), Writer(args)
     model = Path(args.model).stem
     schemes = ["exact", *(scheme for scheme in schemes_of(args.schemes) if scheme != "exact")]
-    for mode in MODES:
+    for mode in args.modes.split(","):
         for scheme in schemes:
             if sheet.get(model, args.answer, scheme, mode).get("library") == now or (scheme, mode) == ("exact", "forced"):
                 continue
             begun = time.monotonic()
-            exact = json.loads(sheet.get(model, args.answer, "exact", "greedy" if mode == "forced" else mode)
+            exact = json.loads(sheet.get(model, args.answer, "exact", "sampled" if mode == "forced" else mode)
                                .get("figures", "{}")).get("tokens")
             if mode == "forced":
+                if not exact:
+                    sys.exit(f"{sheet.path} lacks the exact cache's sampled answer: --modes sampled,forced writes it first")
                 figures = writer.divergences(scheme, exact)
             else:
                 answers = writer.written(scheme, mode)
@@ -187,6 +192,8 @@ def main():
     args = made.parse_args()
     if args.answer % 4 != 0 or args.answer < GRAM:
         made.error(f"--answer {args.answer}: a multiple of 4, {GRAM} or more")
+    if unknown := set(args.modes.split(",")) - set(MODES):
+        made.error(f"--modes {', '.join(sorted(unknown))}: {', '.join(MODES)}")
     if not args.redraw and not args.measuring:
         return again_with_torch(args.package)
     args.model = args.model or paths.set_up_paths()["LOWKV_MODEL"]
