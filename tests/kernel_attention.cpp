@@ -1,5 +1,5 @@
-// Fused attention equals attention over the decoded cache, in the decode (integer) and the prefill
-// (f32) path, for every codec, head_dim, mask and implementation.
+// Fused attention equals attention over the decoded cache, decoding, prefilling and in f32, for
+// every codec, head_dim, mask and implementation.
 
 #include <doctest/doctest.h>
 
@@ -62,7 +62,7 @@ const char* const codecs[] = {
 
 }  // namespace
 
-TEST_CASE("every codec and head_dim, decode and f32 path") {
+TEST_CASE("every codec and head_dim, decode, prefill and f32") {
     if (forced_is_missing()) {
         MESSAGE("skipped: this CPU lacks the forced implementation");
         return;
@@ -105,6 +105,21 @@ TEST_CASE("every kind of sorted keys") {
             if (!in_sample(++seed)) continue;
             check_case(std::string(codec) + ",window=40,sinks=3", {2, head_dim}, 1 + seed % 5,
                        1 + seed % 3, 500 + seed * 7 % 100, {}, seed, serial_executor());
+        }
+    }
+}
+
+// More rows than a task has, and than are a multiple of four.
+TEST_CASE("the rows of a prompt") {
+    if (forced_is_missing()) return;
+    unsigned seed = 0;
+    for (const char* codec : {"lowkv2.8", "kivi2", "kvarn2", "int8", "turboquant3", "lowkv1.5"}) {
+        for (const std::uint32_t head_dim : {64u, 128u}) {
+            if (!in_sample(++seed)) continue;
+            AttentionParams params;
+            params.mask.kind = Mask::Kind::causal;
+            check_case(std::string(codec) + ",window=40,sinks=3", {2, head_dim}, 3, 35 + seed, 400,
+                       params, seed, serial_executor());
         }
     }
 }

@@ -36,8 +36,9 @@ struct AttentionParams {
     const float* alibi_slopes = nullptr;
     // One logit per query head that takes part in the softmax without a value, or null.
     const float* sink_logits = nullptr;
-    // Rows (query tokens x query heads per kv head) up to which the integer decode path is used;
-    // above it the tiled f32 path. 0: always f32. The default suits both.
+    // Rows (query tokens x query heads per kv head) up to which each four are a task of their own;
+    // above it many share what is read of a block, where the implementation multiplies codes as
+    // integers then, too, and else expands them to f32. 0: always f32. The default suits all.
     std::uint32_t decode_rows = 16;
 };
 

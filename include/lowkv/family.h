@@ -65,8 +65,8 @@ struct PackedHead {
     std::uint32_t lane_count = 0, step_count = 0;
 };
 
-// What a kernel knows of the weights from one call to the next, as long as they are the same: of a
-// task's queries. Zeros before the first.
+// What a kernel knows of four rows' weights from one call to the next, as long as they are the same:
+// of a task's queries. Zeros before the first.
 struct alignas(64) ProductMemory {
     std::byte bytes[7040];
 };
@@ -78,7 +78,8 @@ struct Product {
     float* y = nullptr;
     const std::byte* ahead = nullptr;
     std::size_t ahead_bytes = 0;
-    ProductMemory* memory = nullptr;  // null: there is none
+    const std::uint8_t* levels = nullptr;  // a kernel's own: what x's codes stand for, a byte each
+    ProductMemory* memory = nullptr;  // one for each four rows; null: there is none
 };
 
 // What a packed block may be made of besides its rows.
@@ -95,11 +96,12 @@ struct EncodeHints {
 struct PartKernels {
     std::string_view name;
     // y[row][lane] += sum over steps of w[row][step] * x[lane][step], for `count` blocks of a span
-    // together and `rows` rows, 1 to 4. Null: a tile is expanded and multiplied.
+    // together and `rows` rows, 1 to most_rows. Null: a tile is expanded and multiplied.
     void (*multiply)(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
                      std::size_t y_stride) noexcept = nullptr;
     // tile[step][lane] of 32 tokens from first_token on, all channels, as attention sees them.
     void (*expand)(const PackedHead& x, unsigned first_token, float* tile) noexcept = nullptr;
+    unsigned most_rows = 4;  // at least 4
 };
 inline constexpr std::uint32_t tile_tokens = 32;
 

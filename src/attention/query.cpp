@@ -69,6 +69,7 @@ void set_task(kernels::Task& task, const AttentionIO& io, const Mask& mask,
     task.causal_alibi = params.alibi_slopes != nullptr && mask.kind == Mask::Kind::causal;
     task.scale = params.scale;
     task.softcap = params.softcap;
+    task.f32 = params.decode_rows == 0;
 }
 
 void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, std::size_t first,

@@ -42,6 +42,7 @@ struct Task {
     std::uint32_t last_cell = 0;   // exclusive
     const Row* rows = nullptr;
     std::uint32_t row_count = 0;
+    bool f32 = false;  // prefill: packed blocks, too, are expanded to f32
     Mask::Kind mask = Mask::Kind::none;
     std::uint32_t mask_cell = 0;  // additive masks hide the cells before it
     bool causal_alibi = false;    // add -slope * (limit - 1 - cell)
@@ -95,7 +96,8 @@ struct Table {
     // Few rows (at most decode_max_rows): integer dot products on the codes, see
     // body/code_product.h.
     void (*decode)(const Task& task) noexcept;
-    // Many rows (at most prefill_max_rows): tiles expanded to f32 in scratch, then f32 products.
+    // Many rows (at most prefill_max_rows): packed blocks likewise where their kernels take so many
+    // rows, else tiles expanded to f32 in scratch, then f32 products.
     void (*prefill)(const Task& task) noexcept;
     // Adds every row's softmax weights exp(score - log_sum[row]) to mass[cell - first_cell],
     // which has a whole number of spans. At most prefill_max_rows; needs scratch, not the results.
@@ -113,10 +115,13 @@ struct Table {
 // The kernels of that name, which an implementation has.
 const PartKernels& find(const Table& table, std::string_view name);
 
-// Scratch that a task needs at most: rows of both q and scores, one key and one value tile.
+// Scratch that a task needs at most: what kernels know of its rows, rows of both q and scores, a
+// tile.
+inline constexpr std::size_t prefill_memories = prefill_max_rows / decode_max_rows;
 constexpr std::size_t scratch_bytes() {
-    return sizeof(float) * (std::size_t{prefill_max_rows} * (2 * max_head_dim + span_tokens) +
-                            std::size_t{2} * tile_tokens * max_head_dim);
+    return prefill_memories * sizeof(ProductMemory) +
+           sizeof(float) * (std::size_t{prefill_max_rows} * (2 * max_head_dim + span_tokens) +
+                            std::size_t{tile_tokens} * max_head_dim);
 }
 
 // By name; empty: what LOWKV_IMPLEMENTATION forces, or the best that this CPU runs. Throws

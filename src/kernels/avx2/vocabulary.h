@@ -112,6 +112,7 @@ LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_m
 // Bytes are widened: two planes of maddubs, which saturates levels above 128, would be more
 // instructions than two pairs of madd.
 constexpr unsigned weight_planes = 1;
+constexpr bool integers_for_many_rows = false;
 LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
     for (unsigned odd = 0; odd < 2; ++odd) {
         int pair;  // one alone: two at once would come by way of a general register

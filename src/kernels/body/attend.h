@@ -225,18 +225,75 @@ void decode(const Task& task) noexcept {
     running.finish(task);
 }
 
+// Some cells of a span, tile by tile.
+struct Tiles {
+    bool visible[span_tokens / tile_tokens] = {};
+    const BlockView* blocks;  // the span's first
+    unsigned block_tokens;
+    unsigned count;  // a multiple of tile_tokens; with a packed block that it ends in
+};
+
+// y[row][lane] += sum over steps of w[row][step] * x[lane][step], of the visible tiles' keys or
+// values: packed blocks as their kernels do, if they take so many rows, and else tile by tile.
+LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned rows, bool f32,
+                                 const float* exact_w, const float* packed_w, std::size_t w_stride,
+                                 float* exact_y, float* packed_y, std::size_t y_stride,
+                                 ProductMemory* memory, float* scratch) {
+    const bool keys = x.is_keys();
+    const PartKernels& kernels = x.part.kernels();
+    const bool whole = !f32 && kernels.multiply != nullptr && rows <= kernels.most_rows;
+    Product products[max_products];
+    unsigned count = 0, taken = ~0u;
+    for (unsigned at = 0; at < tiles.count; at += tile_tokens) {
+        if (!tiles.visible[at / tile_tokens]) continue;
+        const unsigned number = at / tiles.block_tokens, first = number * tiles.block_tokens;
+        const BlockView& block = tiles.blocks[number];
+        const bool exact = x.is_exact(block);
+        const float* w = exact ? exact_w : packed_w;
+        float* y = exact ? exact_y : packed_y;
+        if (exact || !whole) {
+            expand(x, block, at - first, scratch);
+            if (keys)
+                gemm(w, w_stride, rows, x.step_count, scratch, tile_tokens, y + at, y_stride);
+            else
+                gemm(w + at, w_stride, rows, tile_tokens, scratch, x.lane_count, y, y_stride);
+        } else if (number != taken) {
+            Product& product = products[count++];
+            taken = number;
+            product.x = x.packed(block);
+            product.w = keys ? w : w + first;
+            product.y = keys ? y + first : y;
+            product.memory = memory;
+        }
+    }
+    if (count > 0) kernels.multiply(products, count, rows, w_stride, y_stride);
+}
+
+// The parts of a task's scratch.
+struct Scratch {
+    ProductMemory* memory;
+    float *q, *scores, *tile;
+
+    explicit Scratch(const Task& task)
+        : memory(reinterpret_cast<ProductMemory*>(task.scratch)),
+          q(reinterpret_cast<float*>(memory + prefill_memories)),
+          scores(q + std::size_t{2} * prefill_max_rows * max_head_dim),
+          tile(scores + std::size_t{prefill_max_rows} * span_tokens) {
+        const unsigned fours = (task.row_count + decode_max_rows - 1) / decode_max_rows;
+        __builtin_memset(static_cast<void*>(memory), 0, fours * sizeof(ProductMemory));
+    }
+};
+
 void prefill(const Task& task) noexcept {
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
     const unsigned rows = task.row_count;
     const bool additive = is_additive(task.mask);
-    auto* q = reinterpret_cast<float*>(task.scratch);
-    float* scores = q + std::size_t{2} * prefill_max_rows * max_head_dim;
-    float* key_tile = scores + std::size_t{prefill_max_rows} * span_tokens;
-    float* value_tile = key_tile + std::size_t{tile_tokens} * max_head_dim;
+    const Scratch scratch(task);
+    float* const scores = scratch.scores;
     Bias bias[4];
     const Bias* row_bias[4] = {};
-    const float* packed_q = load_queries(task, q);
+    const float* packed_q = load_queries(task, scratch.q);
     Running<prefill_max_rows> running(task);
     const Head head(task);
 
@@ -245,37 +302,39 @@ void prefill(const Task& task) noexcept {
         const unsigned left = end - cell;
         const unsigned tile_count =
             ((left < span_tokens ? left : span_tokens) + tile_tokens - 1) / tile_tokens;
-        const unsigned count = tile_count * tile_tokens;
-        bool visible[span_tokens / tile_tokens] = {};
+        Tiles tiles;
+        tiles.blocks = task.views + cell / tokens;
+        tiles.block_tokens = tokens;
+        tiles.count = tile_count * tile_tokens;
         for (unsigned t = 0; t < tile_count; ++t) {
-            visible[t] = !additive && cell + (t + 1) * tile_tokens > begin;
+            tiles.visible[t] = !additive && cell + (t + 1) * tile_tokens > begin;
         }
         for (unsigned r = 0; additive && r < rows; ++r) {
             if (r > 0 && task.rows[r].mask == task.rows[r - 1].mask) continue;
             bool all = true;
-            for (unsigned t = 0; t < tile_count; ++t) all = all && visible[t];
+            for (unsigned t = 0; t < tile_count; ++t) all = all && tiles.visible[t];
             if (all) break;
             load_bias(task, task.rows[r].mask, cell, bias[0]);
             for (unsigned t = 0; t < tile_count; ++t) {
-                visible[t] = visible[t] || bias[0].visible(t * tile_tokens, tile_tokens);
+                tiles.visible[t] =
+                    tiles.visible[t] || bias[0].visible(t * tile_tokens, tile_tokens);
             }
         }
         bool seen = false;
         for (unsigned t = 0; t < tile_count; ++t) {
-            const unsigned at = t * tile_tokens;
-            for (unsigned r = 0; r < rows; ++r) {
-                float* row = scores + std::size_t{r} * span_tokens + at;
-                for (unsigned i = 0; i < tile_tokens; i += lanes) store(row + i, set(0.0f));
-            }
-            const BlockView block = visible[t] ? task.views[(cell + at) / tokens] : BlockView{};
-            seen = seen || visible[t];
-            visible[t] = block.keys != nullptr;
-            if (!visible[t]) continue;
-            expand(head.keys, block, (cell + at) % tokens, key_tile);
-            gemm(head.keys.is_exact(block) ? q : packed_q, head_dim, rows, head_dim, key_tile,
-                 tile_tokens, scores + at, span_tokens);
+            seen = seen || tiles.visible[t];
+            tiles.visible[t] =
+                tiles.visible[t] && tiles.blocks[t * tile_tokens / tokens].keys != nullptr;
         }
         if (!seen) continue;
+        const unsigned last = (tiles.count - 1) / tokens;
+        if (tiles.blocks[last].packed) tiles.count = (last + 1) * tokens;
+        for (unsigned r = 0; r < rows; ++r) {
+            float* row = scores + std::size_t{r} * span_tokens;
+            for (unsigned i = 0; i < tiles.count; i += lanes) store(row + i, set(0.0f));
+        }
+        multiply_tiles(head.keys, tiles, rows, task.f32, scratch.q, packed_q, head_dim, scores,
+                       scores, span_tokens, scratch.memory, scratch.tile);
         for (unsigned first = 0; first < rows; first += 4) {
             const unsigned n = rows - first < 4 ? rows - first : 4;
             for (unsigned r = 0; additive && r < n; ++r) {
@@ -287,18 +346,12 @@ void prefill(const Task& task) noexcept {
                 load_bias(task, mask, cell, bias[r]);
                 row_bias[r] = &bias[r];
             }
-            softmax(task, first, n, cell, count, row_bias,
+            softmax(task, first, n, cell, tiles.count, row_bias,
                     scores + std::size_t{first} * span_tokens, span_tokens, running.max + first,
                     running.sum + first);
         }
-        for (unsigned t = 0; t < tile_count; ++t) {
-            if (!visible[t]) continue;
-            const unsigned at = t * tile_tokens;
-            const BlockView& block = task.views[(cell + at) / tokens];
-            expand(head.values, block, (cell + at) % tokens, value_tile);
-            gemm(scores + at, span_tokens, rows, tile_tokens, value_tile, head_dim,
-                 head.values.is_exact(block) ? task.out : task.packed_out, head_dim);
-        }
+        multiply_tiles(head.values, tiles, rows, task.f32, scores, scores, span_tokens, task.out,
+                       task.packed_out, head_dim, nullptr, scratch.tile);
     }
     running.finish(task);
 }

@@ -6,6 +6,8 @@
 //
 #include "kernels/body/codes.h"
 //
+#include "kernels/body/many_rows.h"
+//
 #include "kernels/body/code_product.h"
 //
 #include "kernels/body/code_tile.h"

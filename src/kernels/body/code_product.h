@@ -10,6 +10,12 @@
 
 constexpr unsigned max_groups = max_head_dim / 32;
 
+LOWKV_INLINE const std::uint8_t* stored_codes(const codec::CodesPart& layout,
+                                              const Product& product) {
+    if (product.levels != nullptr) return product.levels;
+    return reinterpret_cast<const std::uint8_t*>(product.x.section + layout.codes_offset);
+}
+
 template <Width W, Look L, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
@@ -94,8 +100,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     }
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
-        const auto* codes =
-            reinterpret_cast<const std::uint8_t*>(product.x.section + layout.codes_offset);
+        const std::uint8_t* codes = stored_codes(layout, product);
         Prefetch prefetch =
             start_prefetch(product.ahead, product.ahead_bytes, product.x.lane_count * steps);
         for (unsigned g = 0; g < groups; ++g) {
@@ -137,8 +142,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
     RowScales rows;
     for (unsigned p = 0; p < count; ++p) {
         const Product& product = products[p];
-        const auto* codes =
-            reinterpret_cast<const std::uint8_t*>(product.x.section + layout.codes_offset);
+        const std::uint8_t* codes = stored_codes(layout, product);
         Prefetch prefetch =
             start_prefetch(product.ahead, product.ahead_bytes, product.x.lane_count * steps);
         // Keys: one query for all blocks.

@@ -125,8 +125,9 @@ LOWKV_INLINE I senary_digit(const UnitView& view, unsigned tile, I bytes) {
 
 // What a code stands for: itself, an entry of a table of 8-bit levels, with a fifth bit that of its
 // low four bits and what the fifth adds, or a trellis' level (lowkv/format.h): the sum of two
-// tables' entries, of its window's low four bits and of the high four.
-enum class Look : std::uint8_t { code, table, fifth, trellis };
+// tables' entries, of its window's low four bits and of the high four. For many rows codes have
+// become what they stand for (many_rows.h).
+enum class Look : std::uint8_t { code, table, fifth, trellis, level };
 
 struct LevelTables {
     I first, second;  // second: a trellis', or of fifth bits
@@ -222,7 +223,7 @@ LOWKV_INLINE I load_tile(const UnitView& view, unsigned tile, const LevelTables&
         const I fifth = shift_left(load_bits<Width::one>(view, tile), 7);
         const I hidden = sub_int(set_int(static_cast<int>(0x80808080u)), fifth);
         return add_int(lookup(tables.first, low), lookup(tables.second, bit_or(low, hidden)));
-    } else if constexpr (L == Look::code) {
+    } else if constexpr (L == Look::code || L == Look::level) {
         return load_bits<W>(view, tile);
     } else {
         return lookup(tables.first, load_bits<W>(view, tile));
@@ -307,11 +308,4 @@ LOWKV_INLINE void for_lanes(const std::uint8_t* codes, const LevelTables& tables
                               first_unit, units, SharedWeights<>{weights}, prefetch, sums);
         body(lane, sums, pair ? 2u : 1u);
     }
-}
-
-template <Multiply One, Multiply Two, Multiply Three, Multiply Four>
-void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
-                    std::size_t y_stride) noexcept {
-    constexpr Multiply by_rows[] = {One, Two, Three, Four};
-    by_rows[rows - 1](products, count, w_stride, y_stride);
 }

@@ -4,6 +4,8 @@
 //
 #include "kernels/body/codes.h"
 //
+#include "kernels/body/many_rows.h"
+//
 #include "kernels/body/sorted_product.h"
 //
 #include "kernels/body/sorted_tile.h"

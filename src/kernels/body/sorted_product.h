@@ -156,6 +156,24 @@ LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun&
     }
 }
 
+// The same of all groups, whose codes have become levels.
+template <unsigned Rows>
+LOWKV_INLINE void dot_levels(const codec::SortedPart& part, const std::uint8_t* levels,
+                             const SortedQuery& query, unsigned lane,
+                             I (&sums)[Rows][2][weight_planes]) {
+    const SharedWeights<codec::max_sorted_dim> weights{query.weights[0]};
+    const LevelTables none = {};
+    for (unsigned g = 0; g < part.coded_groups; ++g) {
+        UnitView view[2];
+        for (unsigned v = 0; v < 2; ++v) {
+            const unsigned at = lane + v * lanes;
+            view[v] = open_unit<Width::eight>(levels, g * (part.head.tokens / 16) + at / 16,
+                                              at % 16 * 4);
+        }
+        dot_unit<Width::eight, Look::level, Rows>(view, none, 16 * g, weights, sums);
+    }
+}
+
 // y[row][token] += w[row] * what the tokens of a block lack that have it stored beside.
 template <unsigned Rows>
 LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& product,
@@ -177,7 +195,7 @@ LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& pr
     }
 }
 
-template <unsigned Rows>
+template <unsigned Rows, bool Levels>
 void multiply_sorted(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const codec::SortedPart& part = sorted_of(products->x);
@@ -212,7 +230,8 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
             for (auto& row : sums)
                 for (auto& vector : row)
                     for (I& plane : vector) plane = set_int(0);
-            for (unsigned n = 0; n < part.run_count; ++n) {
+            if constexpr (Levels) dot_levels<Rows>(part, product.levels, query, lane, sums);
+            for (unsigned n = 0; !Levels && n < part.run_count; ++n) {
                 const codec::SortedRun& run = part.runs[n];
                 with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
                     dot_run<W, L, Rows>(part, run, section, query, lane, prefetch, sums);
@@ -231,4 +250,44 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
         }
         add_residuals<Rows>(part, product, query, w_stride, y_stride);
     }
+}
+
+template <bool Levels>
+void multiply_few(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
+                  std::size_t y_stride) noexcept {
+    constexpr Multiply by_rows[] = {multiply_sorted<1, Levels>, multiply_sorted<2, Levels>,
+                                    multiply_sorted<3, Levels>, multiply_sorted<4, Levels>};
+    by_rows[rows - 1](products, count, w_stride, y_stride);
+}
+
+void multiply_sorted_rows(const Product* products, unsigned count, unsigned rows,
+                          std::size_t w_stride, std::size_t y_stride) noexcept {
+    if (most_rows == decode_max_rows || rows <= decode_max_rows)
+        return multiply_few<false>(products, count, rows, w_stride, y_stride);
+    const codec::SortedPart& part = sorted_of(products->x);
+    alignas(64) std::uint8_t levels[most_levels];
+    Product wide[max_products];
+    const unsigned tokens = part.head.tokens, group_size = tokens * codec::sorted_group;
+    for (unsigned p = 0; p < count; ++p) {
+        std::uint8_t* its = levels + std::size_t{p} * part.coded_groups * group_size;
+        wide[p] = products[p];
+        wide[p].levels = its;
+        for (unsigned n = 0; n < part.run_count; ++n) {
+            const codec::SortedRun& run = part.runs[n];
+            const std::uint8_t* codes = sorted_bytes(products[p].x.section, run.codes);
+            with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
+                const LevelTables tables =
+                    load_level_tables<L>(part.levels[run.bits].level.data());
+                for (unsigned g = 0; g < run.groups; ++g) {
+                    std::uint8_t* group = its + std::size_t{run.first_group + g} * group_size;
+                    for (unsigned lane = 0; lane < tokens; lane += lanes)
+                        widen<W, L>(open_group<W, L>(part, codes, g, lane), tables,
+                                    group + unit_offset(Width::eight, lane / 16) + lane % 16 * 4);
+                }
+            });
+        }
+    }
+    by_four_rows(wide, count, rows, w_stride, y_stride, [&](unsigned n) LOWKV_INLINE_LAMBDA {
+        multiply_few<true>(wide, count, n, w_stride, y_stride);
+    });
 }

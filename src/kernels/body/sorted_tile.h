@@ -84,7 +84,5 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
 }
 
 constinit const PartKernels sorted_kernels[] = {
-    {"sorted",
-     multiply_codes<multiply_sorted<1>, multiply_sorted<2>, multiply_sorted<3>, multiply_sorted<4>>,
-     expand_sorted},
+    {"sorted", multiply_sorted_rows, expand_sorted, most_rows},
 };

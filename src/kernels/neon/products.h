@@ -5,6 +5,7 @@ LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
     vst1q_s16(p, vcombine_s16(vmovn_s32(a), vmovn_s32(b)));
 }
 constexpr unsigned weight_planes = 1;
+constexpr bool integers_for_many_rows = false;
 // With a step's codes of all eight lanes side by side, weights need no broadcast and products no
 // sum over pairs.
 LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {

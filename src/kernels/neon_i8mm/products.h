@@ -12,6 +12,7 @@ LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
     vst1q_s16(p, vreinterpretq_s16_u8(stored));
 }
 constexpr unsigned weight_planes = 2;
+constexpr bool integers_for_many_rows = true;
 LOWKV_INLINE void dot_shared(I (&sums)[2][2], I a, I b, const std::int16_t* w) {
     const int8x8_t weights = vreinterpret_s8_s16(vld1_s16(w));
     sums[0][0] = vusdotq_lane_s32(sums[0][0], as_bytes(a), weights, 0);

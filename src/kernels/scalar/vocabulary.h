@@ -126,6 +126,7 @@ LOWKV_INLINE I dot_pair(I sum, I a, I b) {
     return sum + low + (a >> 16) * (b >> 16);
 }
 constexpr unsigned weight_planes = 1;
+constexpr bool integers_for_many_rows = false;
 LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
     int pair[2];
     std::memcpy(pair, w, sizeof pair);
