@@ -20,7 +20,7 @@ template <Width W, Look L, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
     const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_level_tables<L>(layout.levels.data());
+    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
     constexpr bool looks_up = L != Look::code;
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     // Learned levels have a zero of their own and, as normal ones do, another times the scale.
@@ -134,7 +134,7 @@ template <Width W, Look L, unsigned Rows>
 void multiply_unfolded(const Product* products, unsigned count, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
     const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_level_tables<L>(layout.levels.data());
+    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];

@@ -7,7 +7,7 @@ void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsi
                   unsigned tile_steps, float* tile) noexcept {
     const codec::CodesPart& layout = codes_of(x);
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section + layout.codes_offset);
-    const LevelTables tables = load_level_tables<L>(layout.levels.data());
+    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
     const HeadMetadata metadata(layout, layout.metadata_section(x));
     const bool folded = layout.head.groups_along_lanes;
     const std::uint16_t* const mean = mean_of(layout, x);
@@ -88,7 +88,7 @@ void multiply_codes(const Product* products, unsigned count, unsigned rows, std:
         return multiply_few<How, W, L>(products, count, rows, w_stride, y_stride);
     constexpr Look look = L == Look::code ? Look::code : Look::level;
     const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_level_tables<L>(layout.levels.data());
+    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
     alignas(64) std::uint8_t levels[most_levels];
     Product wide[max_products];
     const unsigned size = products->x.lane_count * products->x.step_count;

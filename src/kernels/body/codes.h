@@ -1,4 +1,4 @@
-// Codes out of their units, and their dot products with 16-bit weights.
+// Dot products of codes with 16-bit weights.
 //
 // Codes stay bytes, four steps to a lane. How they meet the weights is the implementation's: in a
 // dot product of bytes, a weight is two of them (its planes, high and low, w = 256 h + l with h and
@@ -66,140 +66,6 @@ LOWKV_INLINE void fetch_share(Prefetch& prefetch) {
     for (; prefetch.next < stop; prefetch.next += 64) __builtin_prefetch(prefetch.next);
 }
 
-// `lanes` lanes of a unit, from byte `at` on (lowkv/format.h).
-struct UnitView {
-    const std::uint8_t* low;  // ternary: of the head's first unit
-    unsigned tile;  // ternary: the unit's first, of all the head's tiles; 2.6 bits: tile 3's digit
-    // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2. 1 bit: all bits,
-    // where it is bit 0. Of sorted keys' codes of 5 bits the fifth ones, likewise.
-    I third;
-};
-
-template <Width W>
-LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, unsigned at) {
-    UnitView view;
-    if constexpr (W == Width::ternary) {
-        view.low = codes + at;
-        view.tile = static_cast<unsigned>(unit) * unit_tiles;
-        return view;
-    }
-    if constexpr (W == Width::senary) {
-        view.low = codes + unit_offset(W, unit) + at;
-        view.tile = tile_place(W, unit, 3).digit;
-        return view;
-    }
-    view.low = codes + unit_offset(W, unit) + at;
-    if constexpr (W == Width::one) {
-        const I bits = load_bytes(view.low);
-        view.third = unit % 2 == 0 ? bits : shift_right(bits, 4);
-    }
-    if constexpr (W == Width::three) {
-        const I bits = load_bytes(codes + third_offset(unit) + at);
-        view.third = unit % 2 == 0 ? shift_left(bits, 2) : shift_right(bits, 2);
-    }
-    return view;
-}
-
-// 65536 / Base^(j + 1), rounded up: a byte times it is, modulo 65536, the fraction of byte /
-// Base^(j + 1), and the digit j is Base times that fraction, rounded down (for every byte up to
-// 255).
-template <unsigned Base>
-constexpr int digit_factors[5] = {};
-template <>
-constexpr int digit_factors<3>[5] = {21846, 7282, 2428, 810, 270};
-template <>
-constexpr int digit_factors<6>[5] = {10923, 1821, 304};
-
-template <unsigned Base>
-LOWKV_INLINE I digit(I bytes, unsigned number) {
-    const I fraction = mul_low16(bytes, set_int(digit_factors<Base>[number] * 0x10001));
-    return mul_high16(fraction, set_int(Base * 0x10001));
-}
-
-// Of a tile whose number is known to the compiler: the highest digit needs no remainder.
-LOWKV_INLINE I senary_digit(const UnitView& view, unsigned tile, I bytes) {
-    if (tile == 3) return digit<6>(bytes, view.tile);
-    if (tile < 2) return digit<6>(bytes, tile);
-    return mul_high16(bytes, set_int(digit_factors<6>[1] * 0x10001));
-}
-
-// What a code stands for: itself, an entry of a table of 8-bit levels, with a fifth bit that of its
-// low four bits and what the fifth adds, or a trellis' level (lowkv/format.h): the sum of two
-// tables' entries, of its window's low four bits and of the high four. For many rows codes have
-// become what they stand for (many_rows.h).
-enum class Look : std::uint8_t { code, table, fifth, trellis, level };
-
-struct LevelTables {
-    I first, second;  // second: a trellis', or of fifth bits
-    I next;           // a trellis': of each byte of a word, the byte after it
-};
-template <Look L>
-LOWKV_INLINE LevelTables load_level_tables(const std::uint8_t* levels) {
-    LevelTables tables;
-    tables.first = load_table(levels);
-    if constexpr (L == Look::fifth) tables.second = load_table(levels + 16);
-    if constexpr (L == Look::trellis) {
-        constexpr std::uint8_t next[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0};
-        tables.second = load_table(levels + 16);
-        tables.next = load_table(next);
-    }
-    return tables;
-}
-
-// Of bytes and those that follow them: four bits of the 16 from bit `at` on.
-LOWKV_INLINE I four_bits(I bytes, I next_bytes, unsigned at) {
-    if (at >= 8) return bit_and(shift_right(next_bytes, at - 8), set_int(0x0f0f0f0f));
-    if (at <= 4) return bit_and(shift_right(bytes, at), set_int(0x0f0f0f0f));
-    const int low = (0xf << at & 0xff) >> at;  // the bits that lie in the first byte
-    const I high = bit_and(shift_left(next_bytes, 8 - at), set_int((0xf ^ low) * 0x01010101));
-    return bit_or(bit_and(shift_right(bytes, at), set_int(low * 0x01010101)), high);
-}
-// Of half bytes: those that follow them behind them.
-LOWKV_INLINE I with_next(I halves, I next) {
-    return bit_or(halves, shift_left(lookup(halves, next), 4));
-}
-
-// A tile's windows: their low and their high four bits.
-template <Width W>
-LOWKV_INLINE void load_windows(const UnitView& view, unsigned tile, I next, I& low, I& high) {
-    if constexpr (W == Width::one) {
-        const I bits = with_next(bit_and(view.third, set_int(0x0f0f0f0f)), next);
-        low = four_bits(bits, bits, tile);
-        high = tile < 3 ? four_bits(bits, bits, tile + 2) : four_bits(lookup(bits, next), bits, 1);
-    } else if constexpr (W == Width::two) {
-        const I bits = load_bytes(view.low), next_bits = lookup(bits, next);
-        low = four_bits(bits, next_bits, 2 * tile);
-        high = four_bits(bits, next_bits, 2 * tile + 2);
-    } else {
-        const I third = with_next(bit_and(shift_right(view.third, 2), set_int(0x0f0f0f0f)), next);
-        const I own = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
-        high = four_bits(third, third, tile);
-        low = bit_or(own, shift_left(bit_and(high, set_int(0x03030303)), 2));
-    }
-}
-
-// A tile's codes: of widths whose bits lie side by side.
-template <Width W>
-LOWKV_INLINE I load_bits(const UnitView& view, unsigned tile) {
-    if constexpr (W == Width::eight) {
-        return load_bytes(view.low + std::size_t{64} * tile);
-    } else if constexpr (W == Width::one) {
-        return bit_and(shift_right(view.third, tile), set_int(0x01010101));
-    } else if constexpr (W == Width::four) {
-        const I x = load_bytes(view.low + std::size_t{64} * (tile / 2));
-        return bit_and(shift_right(x, 4 * (tile % 2)), set_int(0x0f0f0f0f));
-    } else {
-        const I low = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
-        if constexpr (W == Width::two) return low;
-        return bit_or(low, bit_and(shift_right(view.third, tile), set_int(0x04040404)));
-    }
-}
-
-// The bytes of a vector's 16-bit halves: the low ones, which are a tile's steps 0 and 1, and the
-// high ones, its steps 2 and 3.
-LOWKV_INLINE I low_bytes(I tile) { return bit_and(tile, set_int(0x00ff00ff)); }
-LOWKV_INLINE I high_bytes(I tile) { return bit_and(shift_right(tile, 8), set_int(0x00ff00ff)); }
-
 // A tile's levels, or its codes where they are levels: a lane's bytes are steps 0, 2, 1 and 3.
 template <Width W, Look L>
 LOWKV_INLINE I load_tile(const UnitView& view, unsigned tile, const LevelTables& tables) {
@@ -214,19 +80,10 @@ LOWKV_INLINE I load_tile(const UnitView& view, unsigned tile, const LevelTables&
         const I low = senary_digit(view, tile, low_bytes(x));
         const I high = senary_digit(view, tile, high_bytes(x));
         return lookup(tables.first, bit_or(low, shift_left(high, 8)));
-    } else if constexpr (L == Look::trellis) {
-        I low, high;
-        load_windows<W>(view, tile, tables.next, low, high);
-        return add_int(lookup(tables.first, low), lookup(tables.second, high));
-    } else if constexpr (L == Look::fifth) {
-        const I low = load_bits<W>(view, tile);
-        const I fifth = shift_left(load_bits<Width::one>(view, tile), 7);
-        const I hidden = sub_int(set_int(static_cast<int>(0x80808080u)), fifth);
-        return add_int(lookup(tables.first, low), lookup(tables.second, bit_or(low, hidden)));
     } else if constexpr (L == Look::code || L == Look::level) {
         return load_bits<W>(view, tile);
     } else {
-        return lookup(tables.first, load_bits<W>(view, tile));
+        return look_up<W, L>(view, tile, tables);
     }
 }
 

@@ -4,6 +4,10 @@
 //
 #include "kernels/body/metadata.h"
 //
+#include "kernels/body/unit_view.h"
+//
+#include "levels.h"
+//
 #include "kernels/body/codes.h"
 //
 #include "kernels/body/row_tile.h"

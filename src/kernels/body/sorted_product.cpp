@@ -2,6 +2,10 @@
 
 #include "begin.h"
 //
+#include "kernels/body/unit_view.h"
+//
+#include "levels.h"
+//
 #include "kernels/body/codes.h"
 //
 #include "kernels/body/many_rows.h"

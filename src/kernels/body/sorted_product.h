@@ -144,7 +144,7 @@ LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun&
                           const std::byte* section, const SortedQuery& query, unsigned lane,
                           Prefetch& prefetch, I (&sums)[Rows][2][weight_planes]) {
     const std::uint8_t* codes = sorted_bytes(section, run.codes);
-    const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
+    const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].level.data());
     const SharedWeights<codec::max_sorted_dim> weights{query.weights[0] +
                                                        run.first_group * codec::sorted_group};
     for (unsigned g = 0; g < run.groups; ++g) {
@@ -277,7 +277,7 @@ void multiply_sorted_rows(const Product* products, unsigned count, unsigned rows
             const std::uint8_t* codes = sorted_bytes(products[p].x.section, run.codes);
             with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
                 const LevelTables tables =
-                    load_level_tables<L>(part.levels[run.bits].level.data());
+                    load_level_tables<W, L>(part.levels[run.bits].level.data());
                 for (unsigned g = 0; g < run.groups; ++g) {
                     std::uint8_t* group = its + std::size_t{run.first_group + g} * group_size;
                     for (unsigned lane = 0; lane < tokens; lane += lanes)

@@ -5,7 +5,7 @@ template <Width W, Look L>
 LOWKV_INLINE void load_levels(const codec::SortedPart& part, const codec::SortedRun& run,
                               const std::byte* section, unsigned group, unsigned lane,
                               F (&out)[16]) {
-    const LevelTables tables = load_level_tables<L>(part.levels[run.bits].level.data());
+    const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].level.data());
     const UnitView view =
         open_group<W, L>(part, sorted_bytes(section, run.codes), group - run.first_group, lane);
     const F middle = set(codec::middle_level);

@@ -1,0 +1,1 @@
+#include "kernels/body/levels_of_16.h"
