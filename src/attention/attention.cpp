@@ -54,7 +54,7 @@ void set_ranges(AttentionSplit& split, std::uint32_t n_cells, std::size_t tasks,
         // as would come out even, because blocks differ in cost. Not into ranges so short that
         // joining them costs more than it gains.
         const std::uint32_t even = threads / std::gcd(static_cast<unsigned>(tasks), threads);
-        if (even > 1) ranges = std::min(2 * even, ceil_div(cells, 2 * span_tokens));
+        if (even > 1) ranges = std::min(2 * even, ceil_div(cells, span_tokens));
     }
     const std::uint32_t spans = std::max(ceil_div(cells, span_tokens), 1u);
     split.range_cells = ceil_div(spans, std::max(ranges, 1u)) * span_tokens;

@@ -14,7 +14,9 @@
 namespace lowkv::kernels {
 
 inline constexpr std::uint32_t max_head_dim = 576;
-inline constexpr std::uint32_t span_tokens = 128;  // tokens between two softmax steps; >= a block
+inline constexpr std::uint32_t max_block_tokens = 128;
+// Tokens between two softmax steps: two of the largest blocks, whose sums wait for each other less.
+inline constexpr std::uint32_t span_tokens = 256;
 using lowkv::tile_tokens;                          // tokens expanded to f32 at a time (prefill)
 inline constexpr std::uint32_t decode_max_rows = 4;
 inline constexpr std::uint32_t prefill_max_rows = 96;
@@ -67,12 +69,12 @@ inline constexpr float reaches[reach_count] = {LOWKV_SORTED_REACH_LIST};
 
 // By reach and token: of its numbers with the levels nearest to them, and of those levels.
 struct ReachFits {
-    float products[reach_count][span_tokens], squares[reach_count][span_tokens];
+    float products[reach_count][max_block_tokens], squares[reach_count][max_block_tokens];
 };
 
 // A group of sorted keys, whose share is added to `fits`.
 struct GroupFit {
-    const float* y = nullptr;          // span_tokens for each of the group's places
+    const float* y = nullptr;          // max_block_tokens for each of the group's places
     const float* to_normal = nullptr;  // by token: what makes y / unit N(0, 1)
     float unit = 1.0f;
     // Of N(0, 1), above 0: the lowest level, and from each boundary on so much more.

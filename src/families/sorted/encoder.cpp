@@ -13,7 +13,7 @@ namespace lowkv::codec {
 namespace {
 
 constexpr std::uint32_t tokens = sorted_tokens;
-static_assert(tokens == kernels::span_tokens);
+static_assert(tokens == kernels::max_block_tokens);
 
 // One number for each place to one for each channel: y H / 4.
 void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,

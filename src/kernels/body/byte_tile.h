@@ -91,7 +91,7 @@ template <unsigned Rows>
 LOWKV_INLINE void multiply_byte_values(ExactProduct& product, const ByteGroup& group,
                                        const std::uint8_t* codes) {
     const unsigned steps = product.step_count;
-    alignas(64) float scaled[Rows][span_tokens];
+    alignas(64) float scaled[Rows][max_block_tokens];
     F lower[4];
     for (F& f : lower) f = set(0.0f);
     for (unsigned t = 0; t < steps; t += lanes) {  // beyond the last step weights are 0
@@ -113,7 +113,7 @@ LOWKV_INLINE void multiply_byte_values(ExactProduct& product, const ByteGroup& g
                 sum[r][v] = sub(load(y + r * product.y_stride + v * lanes), set(below[r]));
             }
         }
-        add_products(codes + c, product.x.exact_stride, steps, scaled[0], span_tokens,
+        add_products(codes + c, product.x.exact_stride, steps, scaled[0], max_block_tokens,
                      product.ahead, sum);
         for (unsigned r = 0; r < Rows; ++r) {
             for (unsigned v = 0; v < Vectors; ++v) {

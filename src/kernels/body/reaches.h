@@ -17,7 +17,7 @@ LOWKV_INLINE void fit_tokens(const GroupFit& fit, unsigned first) {
     const F unit = set(fit.unit), inverse = set(1.0f / fit.unit);
     const F square = mul(unit, unit);
     for (unsigned place = 0; place < LOWKV_SORTED_GROUP; ++place) {
-        const F y = abs(load(fit.y + std::size_t{place} * span_tokens + first));
+        const F y = abs(load(fit.y + std::size_t{place} * max_block_tokens + first));
         const F size = mul(y, unit), relative = mul(y, inverse);
 #pragma GCC unroll 7
         for (unsigned r = 0; r < reach_count; ++r) {
@@ -39,5 +39,5 @@ LOWKV_INLINE void fit_tokens(const GroupFit& fit, unsigned first) {
 
 template <unsigned Bits>
 void fit_group(const GroupFit& fit) noexcept {
-    for (unsigned first = 0; first < span_tokens; first += lanes) fit_tokens<Bits>(fit, first);
+    for (unsigned first = 0; first < max_block_tokens; first += lanes) fit_tokens<Bits>(fit, first);
 }

@@ -268,7 +268,7 @@ void multiply_outliers(const Product* products, unsigned count, unsigned rows, s
     constexpr unsigned side = decode_max_rows;
     const unsigned channels = products->x.lane_count;
     alignas(64) float sum[max_head_dim][side] = {};
-    alignas(64) float weight[span_tokens][side] = {};
+    alignas(64) float weight[max_block_tokens][side] = {};
     for (unsigned p = 0; p < count; ++p) {
         for (unsigned t = 0; t < products[p].x.step_count; ++t) {
             for (unsigned r = 0; r < rows; ++r) weight[t][r] = products[p].w[r * w_stride + t];

@@ -4,7 +4,7 @@
 struct Bias {
     // -inf before the mask's first cell, and from the task's last one on
     alignas(64) float values[span_tokens];
-    float highest[4];  // of each tile of 32 cells
+    float highest[span_tokens / tile_tokens];  // of each tile
     bool zero;         // nothing is hidden, nothing is added
 
     bool visible(unsigned first, unsigned count) const {
@@ -33,17 +33,19 @@ LOWKV_INLINE void load_bias(const Task& task, const void* mask, unsigned cell, B
     }
     for (; i < span_tokens; ++i) bias.values[i] = minus_infinity;
 
-    F high[4];
     F size = set(0.0f);
-    for (unsigned t = 0; t < 4; ++t) {
-        high[t] = set(minus_infinity);
-        for (unsigned j = t * tile_tokens; j < (t + 1) * tile_tokens; j += lanes) {
-            const F x = load(bias.values + j);
-            high[t] = max(high[t], x);
-            size = max(size, abs(x));
+    for (unsigned four = 0; four < span_tokens; four += 4 * tile_tokens) {
+        F high[4];
+        for (unsigned t = 0; t < 4; ++t) {
+            high[t] = set(minus_infinity);
+            for (unsigned j = 0; j < tile_tokens; j += lanes) {
+                const F x = load(bias.values + four + t * tile_tokens + j);
+                high[t] = max(high[t], x);
+                size = max(size, abs(x));
+            }
         }
+        reduce_max4(high, bias.highest + four / tile_tokens);
     }
-    reduce_max4(high, bias.highest);
     bias.zero = reduce_max(size) == 0.0f;
 }
 
