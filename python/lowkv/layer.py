@@ -35,7 +35,7 @@ class Layer(CacheLayerMixin):
         self.index, self.scheme, self.store = index, scheme, store
         self.sliding_window = sliding_window
         self.is_sliding = sliding_window is not None
-        self.retention = scheme.retention(index, self.is_sliding)
+        self.retention = scheme.retention(index, self.is_sliding, whole_blocks=True)
         self._clear()
 
     def _clear(self) -> None:

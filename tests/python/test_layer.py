@@ -119,14 +119,35 @@ def test_half_precision(dtype, queries):
 
 
 def test_what_lies_where():
-    """Sinks and window are exact, whole blocks between are packed; sawtooth schemes pack `flush` at a time."""
+    """The sinks' blocks and the window are exact, whole blocks between are packed; sawtooth schemes pack `flush` at a
+    time."""
     layer = filled("kivi4,window=32,sinks=5", 300)
-    assert (layer.rows.packed, layer.length, layer.exact_tokens) == ((5, 5 + 256), 300, 44)
+    assert (layer.rows.packed, layer.length, layer.exact_tokens) == ((32, 32 + 224), 300, 76)
     layer = filled("kivi4,window=32,sinks=0,flush=128", 300)
     assert layer.rows.packed == (0, 256)
     layer = filled("exact", 300)
     assert layer.exact_tokens == layer.full()[0].shape[2] == 300
     assert layer.full()[0].dtype is torch.float32
+
+
+@pytest.mark.parametrize("tokens", [2, 130, 255, 256, 383, 384, 385, 1000])
+@pytest.mark.parametrize("scheme,block,first", [
+    ("lowkv2.8", 128, 128), ("lowkv2.8,sinks=1", 128, 128), ("lowkv2.8,sinks=128", 128, 128),
+    ("lowkv2.8,sinks=200", 128, 256), ("lowkv2.8,sinks=0", 128, 0), ("lowkv2.8,rows=8", 128, 128),
+    ("kivi2", 32, 32), ("kivi2,sinks=33", 32, 64), ("kivi2,sinks=0", 32, 0)])
+def test_sinks_are_whole_blocks(scheme, block, first, tokens):
+    """As in the llama.cpp plug-in: a block with a sink stays exact, each other one until all of it has left the window
+    (of 128)."""
+    layer = filled(scheme, tokens)
+    packed = max(0, tokens - first - 128) // block * block
+    assert layer.rows.packed == (first, first + packed) and layer.exact_tokens == tokens - packed
+
+
+def test_sinks_are_of_a_layers_own_blocks():
+    scheme = parse_scheme("lowkv2.8,layer.1=kivi2,layer.2=exact,layer.3=exact/token-4-g32")
+    assert [Layer(index, scheme, None, Store(DEVICE)).retention.sinks for index in range(4)] == [128, 32, 0, 32]
+    assert Layer(0, scheme, 20, Store(DEVICE)).retention.sinks == 0  # it slides past them
+    assert scheme.retention(0, False).sinks == 5  # vLLM's pages have them in a block of their own
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

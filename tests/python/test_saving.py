@@ -169,7 +169,7 @@ WRONG = {
     "a layer: bfloat16": (image_of(dtype=torch.bfloat16), "its layers differ in tokens, batch or dtype"),
     "a layer: another codec": (image_of(scheme="kivi2,window=16"), "it was made for the scheme"),
     "a layer: another window": (image_of(scheme="lowkv2.8,window=32"), "it was made for the scheme"),
-    "a layer: other sinks": (image_of(scheme="lowkv2.8,window=16,sinks=9"), "it was made for the scheme"),
+    "a layer: other sinks": (image_of(scheme="lowkv2.8,window=16,sinks=129"), "it was made for the scheme"),
     "a layer: exact": (image_of(scheme="exact"), "it was made for the scheme"),
     "tensor: empty": (tensor(lambda x: x[:0]), "image: 0 bytes are too few"),
     "tensor: cut off": (tensor(lambda x: x[:-64]), "cut off or damaged"),
@@ -206,6 +206,25 @@ def test_metadata_that_says_something_else_is_refused(model, saved, change, word
     damaged = rewritten(saved[1], lambda metadata, _: change(metadata))
     with pytest.raises(lowkv.Error, match=f"{damaged}: .*{words}"):
         lowkv.Cache.load(damaged, model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme,taken", [(SCHEME, False), (f"{SCHEME},sinks=128", True), (f"{SCHEME},sinks=0", True),
+                                          ("exact", True)])
+def test_a_file_of_before_sinks_were_whole_blocks(model, tmp_path, scheme, taken):
+    """It has them as tokens. Where that is the same it is taken."""
+    cache = lowkv.Cache.from_model(model, scheme)
+    for layer in cache.layers:
+        layer.retention = layer.scheme.retention(layer.index, layer.is_sliding)
+    model(TOKENS, past_key_values=cache)
+    cache.save(tmp_path / "prefix")
+    if taken:
+        loaded = lowkv.Cache.load(tmp_path / "prefix", model)
+        assert torch.equal(model(TOKENS[:, :9], past_key_values=loaded).logits,
+                           model(TOKENS[:, :9], past_key_values=cache).logits)
+    else:
+        with pytest.raises(lowkv.Error, match="it was made for the scheme .*,sinks=5,flush=0, not .*,sinks=128,flush=0"):
+            lowkv.Cache.load(tmp_path / "prefix", model)
 
 
 def test_a_rewritten_file_is_otherwise_taken(model, saved):
