@@ -65,8 +65,8 @@ struct PackedHead {
     std::uint32_t lane_count = 0, step_count = 0;
 };
 
-// What a kernel knows of four rows' weights from one call to the next, as long as they are the same:
-// of a task's queries. Zeros before the first.
+// What a kernel knows of four rows' weights from one call to the next, as long as they are the
+// same: of a task's queries. Zeros before the first.
 struct alignas(64) ProductMemory {
     std::byte bytes[7040];
 };
@@ -79,7 +79,7 @@ struct Product {
     const std::byte* ahead = nullptr;
     std::size_t ahead_bytes = 0;
     const std::uint8_t* levels = nullptr;  // a kernel's own: what x's codes stand for, a byte each
-    ProductMemory* memory = nullptr;  // one for each four rows; null: there is none
+    ProductMemory* memory = nullptr;       // one for each four rows; null: there is none
 };
 
 // What a packed block may be made of besides its rows.

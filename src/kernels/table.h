@@ -17,7 +17,7 @@ inline constexpr std::uint32_t max_head_dim = 576;
 inline constexpr std::uint32_t max_block_tokens = 128;
 // Tokens between two softmax steps: two of the largest blocks, whose sums wait for each other less.
 inline constexpr std::uint32_t span_tokens = 256;
-using lowkv::tile_tokens;                          // tokens expanded to f32 at a time (prefill)
+using lowkv::tile_tokens;  // tokens expanded to f32 at a time (prefill)
 inline constexpr std::uint32_t decode_max_rows = 4;
 inline constexpr std::uint32_t prefill_max_rows = 96;
 inline constexpr std::uint32_t trellis_words = 16;  // encoded at a time

@@ -16,14 +16,15 @@ constexpr std::string_view needs = "AVX-512 F, BW, DQ, VL, VNNI, VBMI, VBMI2";
 inline bool supported() noexcept {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") &&
-           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("avx512vbmi2");
 }
 
 }  // namespace lowkv::kernels::avx512_vbmi
 
 #define LOWKV_REGION_END LOWKV_TARGET_END
-LOWKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2,avx2,fma,f16c")
+LOWKV_TARGET_BEGIN(
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2,avx2,fma,f16c")
 namespace lowkv::kernels::avx512_vbmi {
 
 #include "kernels/avx512/vocabulary.h"

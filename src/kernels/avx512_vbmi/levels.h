@@ -1,6 +1,6 @@
 // What codes stand for, by lookups in a table of 64 bytes, which takes six bits of each byte and
-// leaves out the two above. A table of fewer entries is repeated, so that bits above a code need not
-// be cleared.
+// leaves out the two above. A table of fewer entries is repeated, so that bits above a code need
+// not be cleared.
 
 struct LevelTables {
     I first;
@@ -9,18 +9,18 @@ struct LevelTables {
 // `Entries` bytes from the first on, again and again.
 template <unsigned Entries>
 LOWKV_INLINE I repeat(I table) {
-    const I numbers = _mm512_set_epi8(63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48,
-                                      47, 46, 45, 44, 43, 42, 41, 40, 39, 38, 37, 36, 35, 34, 33, 32,
-                                      31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16,
-                                      15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const I numbers = _mm512_set_epi8(
+        63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43, 42, 41,
+        40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18,
+        17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const I last = _mm512_set1_epi8(static_cast<char>(Entries - 1));
     return _mm512_permutexvar_epi8(bit_and(numbers, last), table);
 }
 // Bytes of 0 to 63, by four: 0, 0, 0, 0, 1, 1, ...
 LOWKV_INLINE I by_four() {
-    return _mm512_set_epi8(15, 15, 15, 15, 14, 14, 14, 14, 13, 13, 13, 13, 12, 12, 12, 12, 11, 11, 11,
-                           11, 10, 10, 10, 10, 9, 9, 9, 9, 8, 8, 8, 8, 7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 5,
-                           5, 4, 4, 4, 4, 3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    return _mm512_set_epi8(15, 15, 15, 15, 14, 14, 14, 14, 13, 13, 13, 13, 12, 12, 12, 12, 11, 11,
+                           11, 11, 10, 10, 10, 10, 9, 9, 9, 9, 8, 8, 8, 8, 7, 7, 7, 7, 6, 6, 6, 6,
+                           5, 5, 5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
 }
 
 template <Width W, Look L>

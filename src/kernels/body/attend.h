@@ -17,6 +17,19 @@ LOWKV_INLINE void fetch_ahead(const HeadPart& x, const BlockView& block, Product
     product.ahead_bytes = x.part.head_bytes();
 }
 
+// A span's packed blocks. Not an array of Products: clearing all, where most are not used, took as
+// long as a softmax.
+class Products {
+  public:
+    Product& add() { return *new (bytes_ + sizeof(Product) * count_++) Product; }
+    const Product* data() const { return reinterpret_cast<const Product*>(bytes_); }
+    unsigned count() const { return count_; }
+
+  private:
+    alignas(Product) std::byte bytes_[max_products * sizeof(Product)];
+    unsigned count_ = 0;
+};
+
 // Of a family without a product of its own: tile by tile.
 static void multiply_expanded(const Product* products, unsigned count, unsigned rows,
                               std::size_t w_stride, std::size_t y_stride) noexcept {
@@ -45,19 +58,18 @@ LOWKV_INLINE void multiply_blocks(const HeadPart& x, const BlockView* blocks, un
                                   unsigned cells, unsigned rows, Set set_product,
                                   std::size_t w_stride, std::size_t y_stride, const HeadPart& other,
                                   Next next) {
-    Product packed[max_products];
-    unsigned packed_count = 0;
+    Products packed;
     for (unsigned b = 0; b < count; ++b) {
         if (blocks[b].keys == nullptr) continue;
-        const bool is_exact = x.is_exact(blocks[b]);
-        Product& product = packed[packed_count];
-        set_product(b, is_exact, product);
-        if (!is_exact) {
-            product.x = x.packed(blocks[b]);
-            fetch_ahead(other, next(b), product);
-            ++packed_count;
+        if (!x.is_exact(blocks[b])) {
+            Product& added = packed.add();
+            set_product(b, false, added);
+            added.x = x.packed(blocks[b]);
+            fetch_ahead(other, next(b), added);
             continue;
         }
+        Product product;
+        set_product(b, true, product);
         const unsigned tokens = x.part.shape().tokens, left = cells - b * tokens;
         const unsigned seen = left < tokens ? left : tokens;
         const bool keys = x.is_keys();
@@ -72,12 +84,12 @@ LOWKV_INLINE void multiply_blocks(const HeadPart& x, const BlockView* blocks, un
                               ahead_of(other, next(b), keys ? x.step_count : seen)};
         multiply_exact(exact, rows);
     }
-    if (packed_count == 0) return;
+    if (packed.count() == 0) return;
     const auto multiply = x.part.kernels().multiply;
     if (multiply == nullptr) {
-        return multiply_expanded(packed, packed_count, rows, w_stride, y_stride);
+        return multiply_expanded(packed.data(), packed.count(), rows, w_stride, y_stride);
     }
-    multiply(packed, packed_count, rows, w_stride, y_stride);
+    multiply(packed.data(), packed.count(), rows, w_stride, y_stride);
 }
 
 // The rows' queries for exact keys and for packed ones, contiguous and times the score scale (with
@@ -242,8 +254,8 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
     const bool keys = x.is_keys();
     const PartKernels& kernels = x.part.kernels();
     const bool whole = !f32 && kernels.multiply != nullptr && rows <= kernels.most_rows;
-    Product products[max_products];
-    unsigned count = 0, taken = ~0u;
+    Products products;
+    unsigned taken = ~0u;
     for (unsigned at = 0; at < tiles.count; at += tile_tokens) {
         if (!tiles.visible[at / tile_tokens]) continue;
         const unsigned number = at / tiles.block_tokens, first = number * tiles.block_tokens;
@@ -258,7 +270,7 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
             else
                 gemm(w + at, w_stride, rows, tile_tokens, scratch, x.lane_count, y, y_stride);
         } else if (number != taken) {
-            Product& product = products[count++];
+            Product& product = products.add();
             taken = number;
             product.x = x.packed(block);
             product.w = keys ? w : w + first;
@@ -266,7 +278,9 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
             product.memory = memory;
         }
     }
-    if (count > 0) kernels.multiply(products, count, rows, w_stride, y_stride);
+    if (products.count() > 0) {
+        kernels.multiply(products.data(), products.count(), rows, w_stride, y_stride);
+    }
 }
 
 // The parts of a task's scratch.

@@ -81,11 +81,10 @@ void multiply_few(const Product* products, unsigned count, unsigned rows, std::s
     by_rows[rows - 1](products, count, w_stride, y_stride);
 }
 
+// Apart from those of few rows, whose stack would lie below its levels.
 template <class How, Width W, Look L>
-void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
-                    std::size_t y_stride) noexcept {
-    if (most_rows == decode_max_rows || rows <= decode_max_rows)
-        return multiply_few<How, W, L>(products, count, rows, w_stride, y_stride);
+[[gnu::noinline]] void multiply_many(const Product* products, unsigned count, unsigned rows,
+                                     std::size_t w_stride, std::size_t y_stride) noexcept {
     constexpr Look look = L == Look::code ? Look::code : Look::level;
     const codec::CodesPart& layout = codes_of(products->x);
     const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
@@ -106,6 +105,14 @@ void multiply_codes(const Product* products, unsigned count, unsigned rows, std:
     by_four_rows(wide, count, rows, w_stride, y_stride, [&](unsigned n) LOWKV_INLINE_LAMBDA {
         multiply_few<How, Width::eight, look>(wide, count, n, w_stride, y_stride);
     });
+}
+
+template <class How, Width W, Look L>
+void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
+                    std::size_t y_stride) noexcept {
+    if (most_rows > decode_max_rows && rows > decode_max_rows)
+        return multiply_many<How, W, L>(products, count, rows, w_stride, y_stride);
+    multiply_few<How, W, L>(products, count, rows, w_stride, y_stride);
 }
 
 template <class How, Width W, Look L>

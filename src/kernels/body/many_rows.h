@@ -1,5 +1,5 @@
-// Products of codes with more rows than decode_max_rows: each code becomes what it stands for once, a
-// byte in units of 8 bits, and four rows at a time multiply those. What four rows share is then a
+// Products of codes with more rows than decode_max_rows: each code becomes what it stands for once,
+// a byte in units of 8 bits, and four rows at a time multiply those. What four rows share is then a
 // load, not a lookup.
 
 // Rows that a product of codes takes at once.

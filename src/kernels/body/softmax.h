@@ -5,7 +5,7 @@ struct Bias {
     // -inf before the mask's first cell, and from the task's last one on
     alignas(64) float values[span_tokens];
     float highest[span_tokens / tile_tokens];  // of each tile
-    bool zero;         // nothing is hidden, nothing is added
+    bool zero;                                 // nothing is hidden, nothing is added
 
     bool visible(unsigned first, unsigned count) const {
         for (unsigned t = first / tile_tokens; t < (first + count) / tile_tokens; ++t) {

@@ -167,8 +167,8 @@ LOWKV_INLINE void dot_levels(const codec::SortedPart& part, const std::uint8_t* 
         UnitView view[2];
         for (unsigned v = 0; v < 2; ++v) {
             const unsigned at = lane + v * lanes;
-            view[v] = open_unit<Width::eight>(levels, g * (part.head.tokens / 16) + at / 16,
-                                              at % 16 * 4);
+            view[v] =
+                open_unit<Width::eight>(levels, g * (part.head.tokens / 16) + at / 16, at % 16 * 4);
         }
         dot_unit<Width::eight, Look::level, Rows>(view, none, 16 * g, weights, sums);
     }
@@ -260,10 +260,8 @@ void multiply_few(const Product* products, unsigned count, unsigned rows, std::s
     by_rows[rows - 1](products, count, w_stride, y_stride);
 }
 
-void multiply_sorted_rows(const Product* products, unsigned count, unsigned rows,
-                          std::size_t w_stride, std::size_t y_stride) noexcept {
-    if (most_rows == decode_max_rows || rows <= decode_max_rows)
-        return multiply_few<false>(products, count, rows, w_stride, y_stride);
+[[gnu::noinline]] void multiply_many(const Product* products, unsigned count, unsigned rows,
+                                     std::size_t w_stride, std::size_t y_stride) noexcept {
     const codec::SortedPart& part = sorted_of(products->x);
     alignas(64) std::uint8_t levels[most_levels];
     Product wide[max_products];
@@ -290,4 +288,11 @@ void multiply_sorted_rows(const Product* products, unsigned count, unsigned rows
     by_four_rows(wide, count, rows, w_stride, y_stride, [&](unsigned n) LOWKV_INLINE_LAMBDA {
         multiply_few<true>(wide, count, n, w_stride, y_stride);
     });
+}
+
+void multiply_sorted_rows(const Product* products, unsigned count, unsigned rows,
+                          std::size_t w_stride, std::size_t y_stride) noexcept {
+    if (most_rows > decode_max_rows && rows > decode_max_rows)
+        return multiply_many(products, count, rows, w_stride, y_stride);
+    multiply_few<false>(products, count, rows, w_stride, y_stride);
 }
