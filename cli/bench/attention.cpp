@@ -33,20 +33,22 @@ constexpr const char* footer = R"(Examples:
   lowkv bench attention --quick
   lowkv bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
   lowkv bench attention --op decode --refcheck --json attention.json
+  lowkv bench attention --op decode --queries 1,2,4,8,16 --tokens 4096
   lowkv bench attention --schemes kivi2,kivi2+window=256
   lowkv bench attention --device opencl --schemes kivi2 --tokens 4096
 
 Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
 
-decode: one query token. prefill: 512 query tokens at that depth. Before each repetition a buffer
-larger than the processor's caches is read, so that the cache comes from memory, as between a
-model's layers; figures are medians. floor = bytes / measured read bandwidth of the machine's memory,
+decode: one query token, or --queries of them, as guesses are verified. prefill: 512 query tokens at that depth.
+Before each repetition a buffer larger than the processor's caches is read, so that the cache comes from memory, as
+between a model's layers; figures are medians. floor = bytes / measured read bandwidth of the machine's memory,
 also where our caches are on another device.)";
 
 constexpr std::uint32_t prefill_queries = 512, probe_queries = 64;
 
 struct Options {
-    std::vector<std::uint32_t> head_dims = {64, 128}, tokens = {1024, 4096, 16384, 65536};
+    std::vector<std::uint32_t> head_dims = {64, 128}, tokens = {1024, 4096, 16384, 65536},
+                               queries = {1};
     std::vector<unsigned> threads = {1, 2};
     std::vector<std::string> heads = {"32/8", "9/3"},
                              schemes = {"lowkv2.8", "lowkv2", "lowkv4", "kivi2",
@@ -112,8 +114,12 @@ class Bench {
                     make_queries(shape, random, std::min(probe_queries, last)));
         }
         for (auto& item : cases) item->settle();
-        const Queries one = make_queries(shape, random, 1);
-        if (wants("decode")) measure("decode", shape, cases, one, one);
+        if (!wants("decode")) return;
+        for (const std::uint32_t count : options_.queries) {
+            const Queries queries = make_queries(shape, random, std::min(count, last));
+            measure(count == 1 ? "decode" : "decode " + std::to_string(queries.count), shape, cases,
+                    queries, queries);
+        }
     }
 
     const std::vector<Measurement>& found() const { return found_; }
@@ -153,8 +159,8 @@ class Bench {
         return watch.seconds();
     }
 
-    void measure(const char* op, const AttentionShape& shape, Cases& cases, const Queries& queries,
-                 const Queries& probe) {
+    void measure(const std::string& op, const AttentionShape& shape, Cases& cases,
+                 const Queries& queries, const Queries& probe) {
         for (const unsigned threads : options_.threads) {
             std::vector<std::size_t> repetitions(cases.size());
             std::vector<std::vector<double>> seconds(cases.size());
@@ -164,9 +170,9 @@ class Bench {
                 item.attend();
                 const double estimate = time(item, threads) * queries.count / probe.count;
                 if (estimate > options_.limit) {
-                    skipped_.push_back(std::string(op) + " " + describe(shape) + ", " +
-                                       std::to_string(threads) + " threads, " + item.name() +
-                                       ": about " + fixed(estimate, 1) + " s");
+                    skipped_.push_back(op + " " + describe(shape) + ", " + std::to_string(threads) +
+                                       " threads, " + item.name() + ": about " +
+                                       fixed(estimate, 1) + " s");
                     continue;
                 }
                 const double wish = options_.budget / std::max(estimate, 1e-6);
@@ -323,6 +329,9 @@ void add_bench_attention(CLI::App& group, int& status) {
     defaulted(*command, "--tokens", options->tokens, "Tokens in the cache")
         ->delimiter(',')
         ->check(CLI::Range(2, 16777216));
+    defaulted(*command, "--queries", options->queries, "Query tokens of a decode step")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 512));
     defaulted(*command, "-t,--threads", options->threads, "Threads")
         ->delimiter(',')
         ->check(CLI::Range(1, 1024));
