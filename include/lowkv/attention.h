@@ -1,6 +1,6 @@
 #pragma once
 // Fused attention: one online-softmax recurrence over exact and packed blocks. No decoded cache is
-// ever written to memory; the largest expanded piece is one tile in a thread's scratch.
+// ever written to memory; the largest expanded piece is a span of 256 tokens of one head.
 
 #include <cstddef>
 #include <cstdint>

@@ -66,9 +66,12 @@ struct PackedHead {
 };
 
 // What a kernel knows of four rows' weights from one call to the next, as long as they are the
-// same: of a task's queries. Zeros before the first.
+// same: of a task's queries. Before the first call its first 64 bytes are zeros.
 struct alignas(64) ProductMemory {
     std::byte bytes[7040];
+    void clear() noexcept {
+        for (unsigned i = 0; i < 64; ++i) bytes[i] = std::byte{0};
+    }
 };
 
 // `ahead` is what will be needed next, to be fetched meanwhile.

@@ -8,7 +8,7 @@
 namespace lowkv {
 
 struct Implementation {
-    std::string_view name;         // "avx512", "avx2", "neon_i8mm", "neon", "scalar"
+    std::string_view name;         // "avx512_vbmi", "avx2", "neon", "scalar", ...
     std::string_view description;  // the instructions it needs
     bool supported;                // by this CPU
 };

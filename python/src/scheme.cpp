@@ -37,8 +37,8 @@ Scheme served_scheme(const std::string& text) {
 }
 
 // Sinks make no sense where nothing is packed, and in a window that slides past them. In whole
-// blocks they are what a Sequence makes of them, and so what the llama.cpp plug-in keeps exact: as
-// they are, the rest of the last sink's block would be packed here and not there.
+// blocks they are what a Sequence makes of them (without flush), and so what the llama.cpp plug-in
+// keeps exact: as they are, the rest of the last sink's block would be packed here and not there.
 Retention retention_of(const Scheme& scheme, std::uint32_t layer, bool sliding, bool whole_blocks) {
     Retention retention = scheme.retention;
     const LayerScheme& its = scheme.layer(layer);

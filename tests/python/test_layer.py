@@ -13,7 +13,7 @@ from lowkv.visibility import Visibility
 
 DEVICE = os.environ.get("LOWKV_DEVICE", "cpu")
 BATCH, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 4, 64
-# Of the kernels: rows few enough for the integer path have 2e-3 of the largest output (tests/attention_check.h).
+# Of the kernels: codes multiplied as integers have 2e-3 of the largest output (tests/attention_check.h).
 BUDGET = 2e-3
 
 

@@ -1,5 +1,6 @@
 // The online-softmax recurrence over spans of cells (FlashAttention's), for exact and packed blocks
-// alike: `decode` multiplies codes as integers, `prefill` expands tiles.
+// alike: `decode` multiplies codes as integers, `prefill` does where kernels take so many rows, and
+// else expands tiles.
 
 // A task's head.
 struct Head {
@@ -175,7 +176,8 @@ void decode(const Task& task) noexcept {
         fetch_share(ahead);
     }
     const float* packed_q = load_queries(task, q);
-    ProductMemory memory = {};
+    ProductMemory memory;
+    memory.clear();
     Running<decode_max_rows> running(task);
     const BlockView none = {};
 
@@ -253,7 +255,9 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
                                  ProductMemory* memory, float* scratch) {
     const bool keys = x.is_keys();
     const PartKernels& kernels = x.part.kernels();
-    const bool whole = !f32 && kernels.multiply != nullptr && rows <= kernels.most_rows;
+    // Not the last few rows of a prompt where the others are expanded: how it is cut up would show.
+    const bool whole = !f32 && kernels.multiply != nullptr && kernels.most_rows > decode_max_rows &&
+                       rows <= kernels.most_rows;
     Products products;
     unsigned taken = ~0u;
     for (unsigned at = 0; at < tiles.count; at += tile_tokens) {
@@ -294,7 +298,7 @@ struct Scratch {
           scores(q + std::size_t{2} * prefill_max_rows * max_head_dim),
           tile(scores + std::size_t{prefill_max_rows} * span_tokens) {
         const unsigned fours = (task.row_count + decode_max_rows - 1) / decode_max_rows;
-        __builtin_memset(static_cast<void*>(memory), 0, fours * sizeof(ProductMemory));
+        for (unsigned i = 0; i < fours; ++i) memory[i].clear();
     }
 };
 

@@ -110,8 +110,10 @@ template <class How, Width W, Look L>
 template <class How, Width W, Look L>
 void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
                     std::size_t y_stride) noexcept {
-    if (most_rows > decode_max_rows && rows > decode_max_rows)
-        return multiply_many<How, W, L>(products, count, rows, w_stride, y_stride);
+    if constexpr (most_rows > decode_max_rows) {
+        if (rows > decode_max_rows)
+            return multiply_many<How, W, L>(products, count, rows, w_stride, y_stride);
+    }
     multiply_few<How, W, L>(products, count, rows, w_stride, y_stride);
 }
 

@@ -6,8 +6,8 @@
 // 255 * 32639 * 256 steps still fits in 32 bits, and so does what the planes add up to: h and l add
 // up to less by themselves. The weights of more steps are smaller.
 
-// A row's weights for all products of a span: every group of lanes has its own. Keys: at most 4
-// groups of 32 tokens x 576 channels. Values: at most 18 groups of 32 channels x 128 tokens. They
+// A row's weights for all products of a span: every group of lanes has its own. Keys: at most 8
+// groups of 32 tokens x 576 channels. Values: at most 18 groups of 32 channels x 256 tokens. They
 // are written two vectors at a time, in order: what is written beyond a group's last, where its
 // vectors are odd in number, the next group overwrites, and behind the last there is room.
 constexpr unsigned max_weights = max_head_dim * span_tokens / 32;

@@ -25,6 +25,7 @@ LOWKV_INLINE void by_four_rows(Product* products, unsigned count, unsigned rows,
     for (unsigned first = 0; first < rows; first += decode_max_rows) {
         const unsigned left = rows - first;
         use(left < decode_max_rows ? left : decode_max_rows);
+        if (left <= decode_max_rows) return;
         for (unsigned p = 0; p < count; ++p) {
             products[p].w += decode_max_rows * w_stride;
             products[p].y += decode_max_rows * y_stride;

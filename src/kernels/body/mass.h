@@ -11,7 +11,7 @@ LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const Scra
         float* row = scratch.scores + std::size_t{r} * span_tokens;
         for (unsigned i = 0; i < count; i += lanes) store(row + i, set(0.0f));
     }
-    if (rows <= decode_max_rows) {
+    if (rows <= decode_max_rows && !task.f32) {
         const BlockView none = {};
         const unsigned block_count = (count + tokens - 1) / tokens;
         multiply_blocks(

@@ -260,8 +260,9 @@ void multiply_few(const Product* products, unsigned count, unsigned rows, std::s
     by_rows[rows - 1](products, count, w_stride, y_stride);
 }
 
-[[gnu::noinline]] void multiply_many(const Product* products, unsigned count, unsigned rows,
-                                     std::size_t w_stride, std::size_t y_stride) noexcept {
+[[gnu::noinline, gnu::unused]] static void multiply_many(const Product* products, unsigned count,
+                                                         unsigned rows, std::size_t w_stride,
+                                                         std::size_t y_stride) noexcept {
     const codec::SortedPart& part = sorted_of(products->x);
     alignas(64) std::uint8_t levels[most_levels];
     Product wide[max_products];
@@ -292,7 +293,8 @@ void multiply_few(const Product* products, unsigned count, unsigned rows, std::s
 
 void multiply_sorted_rows(const Product* products, unsigned count, unsigned rows,
                           std::size_t w_stride, std::size_t y_stride) noexcept {
-    if (most_rows > decode_max_rows && rows > decode_max_rows)
-        return multiply_many(products, count, rows, w_stride, y_stride);
+    if constexpr (most_rows > decode_max_rows) {
+        if (rows > decode_max_rows) return multiply_many(products, count, rows, w_stride, y_stride);
+    }
     multiply_few<false>(products, count, rows, w_stride, y_stride);
 }

@@ -1,5 +1,5 @@
-// Prefill: many query rows share a tile, so a tile of codes is expanded to f32 once, in scratch
-// that stays in the nearest caches, and multiplied by all rows.
+// Many query rows share a tile: exact rows, and codes that aren't multiplied as integers then, are
+// expanded to f32 once, in scratch that stays in the nearest caches, and multiplied by all rows.
 
 // Calls f(a null pointer to the exact rows' elements).
 template <class Use>
