@@ -15,8 +15,10 @@ things differ, whichever engine they favour:
 - its prompt is one word over and over, one of them at depth 0; llama-bench's tokens are random. Neither
   engine's time depends on which they are.
 
-The last column is what attention to so many more tokens takes: weights cost the same at any depth, and mistral.rs
-(0.9.5, x86) multiplies them by fast code only where they are Q4_K, Q6_K or Q8_0 with rows of a multiple of 256.
+The last column is what attention to so many more tokens takes; weights cost the same at any depth. They
+weigh against mistral.rs 0.9.5 on x86: Q4_1, the demo model's type, has portable code only, and its AVX-512
+code takes Q4_K, Q6_K and Q8_0 with rows of a multiple of 256 (SmolLM2's have 576). With Q8_0 (eval/weights.py
+q8_0 makes the file for -m) it is nearest to its best on this model.
 
 Each turn is a process of its own. A figure is the median of its rounds; only ratios mean something."""
 
