@@ -11,10 +11,9 @@ answer. Only ratios mean something: absolute speeds belong to one machine and on
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
-from llama_tools import Tool, add_options, turns
+from llama_tools import Tool, add_options, each_in_turn
 
 
 def arguments():
@@ -50,18 +49,10 @@ def table(rows, options):
 def main():
     options = arguments()
     bench = Tool("llama-bench", options)
-    try:
-        depths = [int(depth) for depth in options.depths.split(",")]
-    except ValueError:
-        sys.exit(f"llama_bench.py: --depths {options.depths}: whole numbers separated by commas")
     schemes = [None, *options.schemes.split(",")]
     rows = []
-    for depth in depths:
-        found = {scheme: [] for scheme in schemes}
-        for turn in range(options.rounds):
-            for scheme in turns(schemes, turn):
-                print(f"depth {depth}, round {turn + 1}/{options.rounds}: {scheme or 'stock f16'}", file=sys.stderr)
-                found[scheme].append(run(bench, scheme, depth, options))
+    for depth in bench.depths(options.depths):
+        found = each_in_turn(depth, schemes, options.rounds, lambda scheme: run(bench, scheme, depth, options))
         middle = {
             scheme: {kind: statistics.median(one[kind] for one in runs) for kind in ("pp", "tg")}
             for scheme, runs in found.items()

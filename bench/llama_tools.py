@@ -1,5 +1,5 @@
 """Stock llama.cpp's own benchmarks with and without the plug-in: where they are, and running one. Used by
-bench/llama_bench.py and bench/llama_batch.py."""
+bench/llama_bench.py, bench/llama_batch.py and bench/mistralrs_decode.py."""
 
 import json
 import os
@@ -34,12 +34,12 @@ class Tool:
 
     def __init__(self, name, options):
         self.script = Path(sys.argv[0]).name
-        paths = set_up_paths()
-        build, tools = Path(options.build), Path(paths.get("LOWKV_LLAMA_BUILD", "."))
+        self.paths = set_up_paths()
+        build, tools = Path(options.build), Path(self.paths.get("LOWKV_LLAMA_BUILD", "."))
         plugin = options.plugin or next(build.rglob("libggml-lowkv.so"), build / "lib/libggml-lowkv.so")
         places = (tools / name, tools / "bin" / name)
         found = options.tool or next((path for path in places if path.exists()), places[0])
-        self.model = str(options.model or paths.get("LOWKV_MODEL", ""))
+        self.model = str(options.model or self.paths.get("LOWKV_MODEL", ""))
         self.threads = options.threads
         for what, path, option in (
             (name, found, f"--{name}"), ("plug-in", plugin, "--plugin"), ("model", self.model, "--model"),
@@ -47,6 +47,13 @@ class Tool:
             if not Path(path).is_file():
                 self.fail(f"there is no {what} at '{path}': run `make build`, or name it with {option}")
         self.tool, self.plugin = str(found), str(Path(plugin).resolve())
+
+    def depths(self, text):
+        """Of --depths."""
+        try:
+            return [int(depth) for depth in text.split(",")]
+        except ValueError:
+            self.fail(f"--depths {text}: whole numbers separated by commas")
 
     def fail(self, message):
         sys.exit(f"{self.script}: {message}")
@@ -69,3 +76,13 @@ class Tool:
 def turns(items, round_number):
     """The order turns round too, so that a machine that slows down favours nobody."""
     return items if round_number % 2 == 0 else items[::-1]
+
+
+def each_in_turn(depth, names, rounds, measure):
+    """{name: measure(name) of each round} at a depth; says on standard error what is measured."""
+    found = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in turns(names, turn):
+            print(f"depth {depth}, round {turn + 1}/{rounds}: {name or 'stock f16'}", file=sys.stderr)
+            found[name].append(measure(name))
+    return found

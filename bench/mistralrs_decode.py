@@ -31,7 +31,7 @@ import sys
 import time
 from pathlib import Path
 
-from llama_tools import Tool, add_options, set_up_paths, turns
+from llama_tools import Tool, add_options, each_in_turn
 
 PINNED = "mistralrs==0.9.5"
 STOCK, PEER = "stock f16", "mistral.rs f16"
@@ -119,20 +119,13 @@ def main():
         return
     bench = Tool("llama-bench", options)
     peer_version = version(options, bench)
-    try:
-        depths = [int(depth) for depth in options.depths.split(",")]
-    except ValueError:
-        bench.fail(f"--depths {options.depths}: whole numbers separated by commas")
+    depths = bench.depths(options.depths)
     names = [STOCK, *options.schemes.split(","), PEER]
     rows, first = [], {}
     print(f"| depth | engine | tg{options.answer} t/s | rounds | of stock | ms more than at depth {depths[0]} |\n"
           "|---|---|---|---|---|---|")
     for depth in depths:
-        found = {name: [] for name in names}
-        for turn in range(options.rounds):
-            for name in turns(names, turn):
-                print(f"depth {depth}, round {turn + 1}/{options.rounds}: {name}", file=sys.stderr)
-                found[name].append(run(bench, options, name, depth))
+        found = each_in_turn(depth, names, options.rounds, lambda name: run(bench, options, name, depth))
         stock = statistics.median(one["tg"] for one in found[STOCK])
         for name, rounds in found.items():
             if None in rounds:
@@ -145,7 +138,7 @@ def main():
                          "rounds": rounds})
     about = rows[0]["rounds"][0]
     print(f"\n{bench.threads} threads, medians of {options.rounds} interleaved rounds, {Path(bench.model).name}, "
-          f"mistral.rs {peer_version}, ggml {set_up_paths().get('LOWKV_GGML_VERSION', 'unknown')}, {about['cpu']}")
+          f"mistral.rs {peer_version}, ggml {bench.paths.get('LOWKV_GGML_VERSION', 'unknown')}, {about['cpu']}")
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -34,11 +34,11 @@ AttentionSplit split_rows(const Shape& shape, const SequenceAttention& sequence,
         split.chunks = ceil_div(split.rows, decode_max_rows);
         split.chunk_rows = ceil_div(split.rows, split.chunks);
     } else {
-        // Small prompts get smaller chunks, so that every thread has work.
-        // Whole fours, as kernels multiply them.
+        // Small prompts get smaller chunks, so that every thread has work. Whole fours, as kernels
+        // multiply them.
         const std::uint32_t even = ceil_div(split.rows * shape.kv_heads, 4 * threads);
-        split.chunk_rows = std::clamp(ceil_div(even, decode_max_rows) * decode_max_rows,
-                                      std::uint32_t{24}, prefill_max_rows);
+        split.chunk_rows =
+            std::clamp(round_up(even, decode_max_rows), std::uint32_t{24}, prefill_max_rows);
         split.chunks = ceil_div(split.rows, split.chunk_rows);
     }
     const Row first = attention::make_row(io, sequence.mask, nullptr, 0, 0);

@@ -44,7 +44,7 @@ struct Task {
     std::uint32_t last_cell = 0;   // exclusive
     const Row* rows = nullptr;
     std::uint32_t row_count = 0;
-    bool f32 = false;  // prefill: packed blocks, too, are expanded to f32
+    bool f32 = false;  // prefill and weigh: packed blocks, too, are expanded to f32
     Mask::Kind mask = Mask::Kind::none;
     std::uint32_t mask_cell = 0;  // additive masks hide the cells before it
     bool causal_alibi = false;    // add -slope * (limit - 1 - cell)

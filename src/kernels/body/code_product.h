@@ -214,3 +214,56 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
         }
     }
 }
+
+struct Unfolded {
+    template <Width W, Look L, unsigned Rows>
+    static constexpr Multiply by = multiply_unfolded<W, L, Rows>;
+};
+struct Folded {
+    template <Width W, Look L, unsigned Rows>
+    static constexpr Multiply by = multiply_folded<W, L, Rows>;
+};
+
+template <class How, Width W, Look L>
+void multiply_few(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
+                  std::size_t y_stride) noexcept {
+    constexpr Multiply by_rows[] = {How::template by<W, L, 1>, How::template by<W, L, 2>,
+                                    How::template by<W, L, 3>, How::template by<W, L, 4>};
+    by_rows[rows - 1](products, count, w_stride, y_stride);
+}
+
+// Apart from those of few rows, whose stack would lie below its levels.
+template <class How, Width W, Look L>
+[[gnu::noinline]] void multiply_many(const Product* products, unsigned count, unsigned rows,
+                                     std::size_t w_stride, std::size_t y_stride) noexcept {
+    constexpr Look look = L == Look::code ? Look::code : Look::level;
+    const codec::CodesPart& layout = codes_of(products->x);
+    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
+    alignas(64) std::uint8_t levels[most_levels];
+    Product wide[max_products];
+    const unsigned size = products->x.lane_count * products->x.step_count;
+    for (unsigned p = 0; p < count; ++p) {
+        const std::uint8_t* codes = stored_codes(layout, products[p]);
+        wide[p] = products[p];
+        wide[p].levels = levels + std::size_t{p} * size;
+        for (unsigned at = 0; at < size; at += lanes * unit_steps) {
+            const unsigned unit = at / (unit_lanes * unit_steps);
+            const unsigned byte = at % (unit_lanes * unit_steps) / unit_steps * 4;
+            widen<W, L>(open_unit<W>(codes, unit, byte), tables,
+                        levels + std::size_t{p} * size + unit_offset(Width::eight, unit) + byte);
+        }
+    }
+    by_four_rows(wide, count, rows, w_stride, y_stride, [&](unsigned n) LOWKV_INLINE_LAMBDA {
+        multiply_few<How, Width::eight, look>(wide, count, n, w_stride, y_stride);
+    });
+}
+
+template <class How, Width W, Look L>
+void multiply_codes(const Product* products, unsigned count, unsigned rows, std::size_t w_stride,
+                    std::size_t y_stride) noexcept {
+    if constexpr (most_rows > decode_max_rows) {
+        if (rows > decode_max_rows)
+            return multiply_many<How, W, L>(products, count, rows, w_stride, y_stride);
+    }
+    multiply_few<How, W, L>(products, count, rows, w_stride, y_stride);
+}

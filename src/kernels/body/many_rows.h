@@ -18,7 +18,7 @@ LOWKV_INLINE void widen(const UnitView& view, const LevelTables& tables, std::ui
         store_levels(unit + tile_bytes * tile, load_tile<W, L>(view, tile, tables));
 }
 
-// Calls multiply(products, count, rows) for four rows at a time.
+// Calls use(rows) for four rows at a time, of which products' weights, results and memories are.
 template <class Use>
 LOWKV_INLINE void by_four_rows(Product* products, unsigned count, unsigned rows,
                                std::size_t w_stride, std::size_t y_stride, Use use) {

@@ -7,10 +7,7 @@ LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const Scra
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
     const unsigned rows = task.row_count;
-    for (unsigned r = 0; r < rows; ++r) {
-        float* row = scratch.scores + std::size_t{r} * span_tokens;
-        for (unsigned i = 0; i < count; i += lanes) store(row + i, set(0.0f));
-    }
+    clear_scores(scratch.scores, rows, count);
     if (rows <= decode_max_rows && !task.f32) {
         const BlockView none = {};
         const unsigned block_count = (count + tokens - 1) / tokens;

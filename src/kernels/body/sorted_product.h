@@ -230,12 +230,15 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
             for (auto& row : sums)
                 for (auto& vector : row)
                     for (I& plane : vector) plane = set_int(0);
-            if constexpr (Levels) dot_levels<Rows>(part, product.levels, query, lane, sums);
-            for (unsigned n = 0; !Levels && n < part.run_count; ++n) {
-                const codec::SortedRun& run = part.runs[n];
-                with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
-                    dot_run<W, L, Rows>(part, run, section, query, lane, prefetch, sums);
-                });
+            if constexpr (Levels) {
+                dot_levels<Rows>(part, product.levels, query, lane, sums);
+            } else {
+                for (unsigned n = 0; n < part.run_count; ++n) {
+                    const codec::SortedRun& run = part.runs[n];
+                    with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
+                        dot_run<W, L, Rows>(part, run, section, query, lane, prefetch, sums);
+                    });
+                }
             }
             for (unsigned v = 0; v < 2; ++v) {
                 const unsigned at = lane + v * lanes;
