@@ -112,14 +112,18 @@ LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_m
 // Bytes are widened: two planes of maddubs, which saturates levels above 128, would be more
 // instructions than two pairs of madd.
 constexpr unsigned weight_planes = 1;
-constexpr bool integers_for_many_rows = false;
+constexpr bool integers_for_many_rows = true;
 LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
+    const I bytes = set_int(0x00ff00ff);
     for (unsigned odd = 0; odd < 2; ++odd) {
         int pair;  // one alone: two at once would come by way of a general register
         __builtin_memcpy(&pair, w + 2 * odd, sizeof pair);
-        const I weights = set_int(pair), bytes = set_int(0x00ff00ff);
-        sums[0][0] = dot_pair(sums[0][0], bit_and(shift_right(a, 8 * odd), bytes), weights);
-        sums[1][0] = dot_pair(sums[1][0], bit_and(shift_right(b, 8 * odd), bytes), weights);
+        const I weights = set_int(pair);
+        const auto halves = [&](I x) LOWKV_INLINE_LAMBDA {
+            return odd == 0 ? bit_and(x, bytes) : _mm256_srli_epi16(x, 8);
+        };
+        sums[0][0] = dot_pair(sums[0][0], halves(a), weights);
+        sums[1][0] = dot_pair(sums[1][0], halves(b), weights);
     }
 }
 LOWKV_INLINE I as_int(F a) { return _mm256_castps_si256(a); }
