@@ -79,7 +79,7 @@ PACKAGE := build/python/site
 # $(call INSTALL,folder[,settings]): the Python package in folder/site
 INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
 	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
-	--config-settings=build-dir=$(1)/cmake $(2) .
+	--config-settings=build-dir=$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON $(2) .
 .PHONY: package
 package: ## build the Python package into build/python/site
 	@$(SETUP) model venv-transformers oldest-transformers lmcache
@@ -201,6 +201,11 @@ bench-length: build ## one sequence of a million tokens in all layers: memory, p
 .PHONY: bench-batch
 bench-batch: build ## sequences and tokens a second at equal memory, by stock llama-batched-bench (15 minutes)
 	"$(call dep,LOWKV_PYTHON)" bench/llama_batch.py --build "build/$(PRESET)" $(BENCH_ARGS)
+
+.PHONY: bench-vllm
+bench-vllm: package ## vLLM under load at equal memory, its own caches beside ours (a quarter of an hour)
+	@$(SETUP) venv-vllm
+	"$(call dep,LOWKV_PYTHON)" bench/vllm_serve.py $(BENCH_ARGS)
 
 .PHONY: soak
 soak: build ## 10 minutes of mixed work on a llama-server, and what must be as before afterwards (SOAK_ARGS=...)

