@@ -57,13 +57,10 @@ void Queue::build(cl_device_id device) {
     program_ = Owned<cl_program, clReleaseProgram>(clCreateProgramWithSource(
         context_.get(), pieces, const_cast<const char**>(program_text.data()), nullptr, &status));
     require(status, "making its program");
-    // Codes are the CPU's to the last bit only where division and roots are rounded as they are
-    // there.
     const bool rounds = (info<cl_device_fp_config>(device, CL_DEVICE_SINGLE_FP_CONFIG) &
                          CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT) != 0;
-    std::string options = "-cl-std=CL1.2";
-    if (rounds) options += " -cl-fp32-correctly-rounded-divide-sqrt";
-    status = clBuildProgram(program_.get(), 1, &device, options.c_str(), nullptr, nullptr);
+    const char* options = rounds ? PROGRAM_OPTIONS " " ROUNDING_OPTION : PROGRAM_OPTIONS;
+    status = clBuildProgram(program_.get(), 1, &device, options, nullptr, nullptr);
     if (status != CL_SUCCESS) {
         throw Error(ErrorCode::device_failed,
                     title() + " can't compile lowkv's kernels (OpenCL's error " +
