@@ -12,6 +12,14 @@ T info(cl_device_id device, cl_device_info what) {
     return value;
 }
 
+devices::Kind kind_of(cl_device_id device) {
+    using devices::Kind;
+    if ((info<cl_device_type>(device, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU) == 0)
+        return Kind::cpu_runtime;
+    return info<cl_bool>(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0 ? Kind::integrated
+                                                                     : Kind::discrete;
+}
+
 std::string build_log(cl_program program, cl_device_id device) {
     std::size_t bytes = 0;
     clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, 0, nullptr, &bytes);
@@ -33,7 +41,7 @@ std::string text_of(cl_device_id device, cl_device_info what) {
 }
 
 Queue::Queue(cl_device_id device, const std::string& name) : devices::Queue("OpenCL", name) {
-    set_memory(info<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE),
+    set_device(kind_of(device), info<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE),
                info<cl_ulong>(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE));
     cl_int status = CL_SUCCESS;
     context_ = Owned<cl_context, clReleaseContext>(
