@@ -154,11 +154,25 @@ test-python-opencl: package-opencl ## the Python package's caches on the device 
 	    PYTHONPATH="$(CURDIR)/build/python-opencl/site" "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest tests/python \
 	    $(PYTEST_ARGS)
 
+.PHONY: compile-opencl
+compile-opencl: ## lowkv::opencl's kernels for three of Intel's GPUs (tgllp, dg2, pvc) by ocloc; nothing is run
+	@type -P ocloc >/dev/null || { echo "make compile-opencl needs ocloc; on Debian 12: apt-get install" \
+	    "intel-opencl-icd opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
+	$(SETUP) headers
+	$(call BUILD,opencl,compile_opencl)
+
 .PHONY: compile-cuda
 compile-cuda: ## lowkv::cuda and its tests, kernels for sm_80, sm_90 and sm_120 by nvcc; nothing is run
 	@type -P nvcc >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
 	$(SETUP) headers
 	$(call BUILD,cuda,test_gpu_codes test_gpu_attention)
+
+.PHONY: compile-hip
+compile-hip: ## the kernels' CUDA dialect for two of AMD's GPUs (gfx90a, gfx1030) by hipcc; nothing is run
+	@type -P hipcc >/dev/null || { echo "make compile-hip needs hipcc; on Debian: apt-get install hipcc"; exit 1; }
+	mkdir -p build/hip
+	HIP_PLATFORM=amd hipcc -x hip -include hip/hip_runtime.h --offload-arch=gfx90a --offload-arch=gfx1030 -std=c++20 \
+	    -O3 -ffp-contract=off -Wall -Werror -I . -I include -c devices/cuda/kernels.cu -o build/hip/kernels.o
 
 .PHONY: test-cuda
 test-cuda: compile-cuda ## lowkv::cuda on the GPU LOWKV_TEST_CUDA (cuda:NUMBER), or the first: codes, attention

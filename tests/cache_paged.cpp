@@ -31,6 +31,7 @@ struct Case {
     RowType rows;
     std::uint32_t sliding = 0, spare = 4;
     bool whole = false;  // pages, and prefixes come as bytes at times
+    bool own = false;    // the layer's memory, not the host's
 };
 
 struct Token {
@@ -66,13 +67,16 @@ class Fuzz {
           threads_(make_thread_executor(2)),
           page_bytes_(c.whole ? PagedLayer::whole_page_bytes(*plan_, page_tokens, sinks())
                               : PagedLayer::page_bytes(*plan_, page_tokens)),
-          stride_((page_bytes_ + 127) / 64 * 64),
-          memory_(store_->device(), pages * stride_),
-          layer_(std::in_place, store_, plan_, retention_, c.sliding, page_tokens,
-                 PageMemory{memory_.data(), stride_, pages, c.whole}, c.spare),
           model_(pages) {
-        const std::vector<std::byte> garbage(pages * stride_, std::byte{0x3c});
-        store_->device().copy_in(memory_.data(), garbage.data(), garbage.size());
+        PageMemory memory{.pages = pages, .whole = c.whole};
+        if (!c.own) {
+            memory.stride = (page_bytes_ + 127) / 64 * 64;
+            const std::vector<std::byte> garbage(pages * memory.stride, std::byte{0x3c});
+            memory_ = DeviceMemory(store_->device(), garbage.size());
+            memory.data = memory_.data();
+            store_->device().copy_in(memory.data, garbage.data(), garbage.size());
+        }
+        layer_.emplace(store_, plan_, retention_, c.sliding, page_tokens, memory, c.spare);
     }
 
     void run(int steps, Happened& happened) {
@@ -103,7 +107,7 @@ class Fuzz {
     Retention retention_;
     std::shared_ptr<Store> store_;
     std::unique_ptr<Executor> threads_;
-    std::size_t page_bytes_, stride_;
+    std::size_t page_bytes_;
     DeviceMemory memory_;
     std::optional<PagedLayer> layer_;
     AttentionWorkspace workspace_;
@@ -173,7 +177,7 @@ class Fuzz {
         return true;
     }
     std::byte* address(std::int32_t page) const {
-        return memory_.data() + static_cast<std::size_t>(page) * stride_;
+        return layer_->memory().data + static_cast<std::size_t>(page) * layer_->memory().stride;
     }
     void end(std::size_t i) {
         sequences_.erase(sequences_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -463,7 +467,8 @@ class Fuzz {
             if (!case_.whole)
                 sink_bytes += 2 * page.sinks.size() * channels() * element_bytes(case_.rows);
             if (!page.packed) continue;
-            store_->device().copy_out(bytes.data(), memory_.data() + i * stride_, bytes.size());
+            store_->device().copy_out(bytes.data(), address(static_cast<std::int32_t>(i)),
+                                      bytes.size());
             CHECK(bytes == page.bytes);
         }
         CHECK(stats.exact_pages == exact);
@@ -481,6 +486,7 @@ const Case cases[] = {
     {"lowkv2.8,window=0", {1, 64}, RowType::f32, 0, 0},
     {"kivi2,sinks=40", {2, 32}, RowType::f32, 0, 2},
     {"lowkv4,window=200", {2, 16}, RowType::f32, 200, 3},
+    {"lowkv2.8", {2, 32}, RowType::f32, 0, 4, false, true},
     {"lowkv2.8", {2, 32}, RowType::f32, 0, 4, true},
     {"kivi2,sinks=40,window=0", {2, 32}, RowType::bf16, 0, 2, true},
     {"kivi2,sinks=0", {1, 32}, RowType::f32, 0, 2, true},
@@ -488,7 +494,7 @@ const Case cases[] = {
     {"int8", {1, 48}, RowType::f32, 0, 1},
     {"k=exact,v=token-8-g32", {1, 32}, RowType::f16, 0, 2},
     {"exact", {2, 32}, RowType::f32},
-    {"exact", {1, 32}, RowType::bf16, 150},
+    {"exact", {1, 32}, RowType::bf16, 150, 4, false, true},
 };
 
 }  // namespace

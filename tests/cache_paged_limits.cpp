@@ -193,6 +193,9 @@ TEST_CASE("what can't be right is refused, and changes nothing") {
     CHECK(made("lowkv2.8", f.stride + 32, page_tokens).find("multiples of 64") !=
           std::string::npos);
     CHECK(made("lowkv2.8", f.stride, 64).find("a multiple of 128") != std::string::npos);
+    CHECK(message_of([&] {
+              PagedLayer(f.store, f.plan, {}, 0, page_tokens, {.pages = 1, .whole = true}, 0);
+          }) == "whole pages come from elsewhere: the host has memory for them");
     CHECK(made("kivi2,sinks=129", 1 << 20, 128).find("129 sinks") != std::string::npos);
     CHECK(made("kivi2,flush=128", 1 << 20, 128).find("not served") != std::string::npos);
 }

@@ -20,12 +20,16 @@ Queue::Queue(int device, const std::string& name) : devices::Queue("CUDA", name)
     std::size_t left = 0, all = 0;
     int status = use();
     if (status == cudaSuccess) status = cudaMemGetInfo(&left, &all);
+    int integrated = 0;
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device);
     if (status == cudaSuccess) status = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
     if (status != cudaSuccess)
         throw Error(
             ErrorCode::device_failed,
             title() + " can't be used: " + cudaGetErrorString(static_cast<cudaError_t>(status)));
-    set_memory(all, all);
+    using devices::Kind;
+    set_device(integrated != 0 ? Kind::integrated : Kind::discrete, all, all);
 }
 
 Queue::~Queue() {

@@ -17,9 +17,6 @@ namespace {
 
 constexpr std::uint32_t few_rows = LOWKV_TASK_ROWS, tile = LOWKV_TASK_CELLS;
 
-// Cells of a task where few rows leave a device idle: it is cut so that there are enough tasks.
-constexpr std::uint32_t range_cells = 256;
-constexpr std::size_t enough_groups = 256;
 // Of queries, masks and partial results of one launch, in floats.
 constexpr std::size_t launch_floats = std::size_t{1} << 24;
 // Query tokens that have their tasks together: their rows fill whole tasks.
@@ -202,10 +199,11 @@ class Launch {
         const Span seen = span_of({slice.sequence, 0, io.tokens});
         const std::size_t rows = std::size_t{io.tokens} * (io.heads / plan_.shape().kv_heads);
         const std::size_t groups = (rows + task_rows_ - 1) / task_rows_ * plan_.shape().kv_heads;
-        if (groups >= enough_groups) return seen.end + LOWKV_TILE_SCORES;
-        if (task_rows_ == few_rows) return range_cells;
-        const std::size_t share = (seen.end - seen.begin) * groups / enough_groups;
-        return number(std::max<std::size_t>(share, range_cells) / range_cells * range_cells);
+        const Tuning& tuning = state_.queue.tuning();
+        if (groups >= tuning.groups) return seen.end + LOWKV_TILE_SCORES;
+        if (task_rows_ == few_rows) return tuning.cells;
+        const std::size_t share = (seen.end - seen.begin) * groups / tuning.groups;
+        return number(std::max<std::size_t>(share, tuning.cells) / tuning.cells * tuning.cells);
     }
 
     // The cells that a slice's queries see, from the beginning of their tile.

@@ -14,9 +14,6 @@
 namespace lowkv::devices {
 namespace {
 
-// Blocks that are encoded in one launch: what they need of scratch memory is bounded.
-constexpr std::size_t blocks_at_a_time = 32;
-
 std::uint32_t number_of(Part part) noexcept { return part == Part::keys ? 0 : 1; }
 
 // What begin_sorted is told of each block.
@@ -238,7 +235,7 @@ class KernelDevice final : public Device {
         const Handle its = state_->try_plan(plan);
         const std::uint32_t at = state_->memory.address(block);
         const auto most = static_cast<std::uint32_t>(
-            State::staging_bytes / (cache::bytes_of(plan.rows()) * plan.shape().channels()));
+            state_->staging.size() / (cache::bytes_of(plan.rows()) * plan.shape().channels()));
         for (std::uint32_t first = 0; first < count; first += most)
             f(its, at, first, std::min(most, count - first));
     }
@@ -330,10 +327,10 @@ class KernelDevice final : public Device {
         const Description description = describe(plan);
         const Handle its = state.plan(plan);
         std::vector<std::uint32_t> addresses;
-        for (std::size_t first = 0; first < blocks.size(); first += blocks_at_a_time) {
+        const std::size_t most = state.queue.tuning().blocks;
+        for (std::size_t first = 0; first < blocks.size(); first += most) {
             addresses.clear();
-            const auto some =
-                blocks.subspan(first, std::min(blocks_at_a_time, blocks.size() - first));
+            const auto some = blocks.subspan(first, std::min(most, blocks.size() - first));
             for (const BlockCopy& block : some) {
                 addresses.push_back(state.memory.address(block.from));
                 addresses.push_back(state.memory.address(block.to));

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "devices/kernels/part.h"
+#include "tuning.h"
 
 namespace lowkv::devices {
 
@@ -75,6 +76,7 @@ class Queue {
 
     // For messages: "OpenCL device 'name'".
     const std::string& title() const noexcept { return title_; }
+    const Tuning& tuning() const noexcept { return tuning_of(kind_); }
     std::size_t memory_bytes() const noexcept { return memory_bytes_; }
     std::size_t largest_buffer() const noexcept { return largest_buffer_; }
 
@@ -130,7 +132,8 @@ class Queue {
   protected:
     // `interface`: OpenCL, CUDA.
     Queue(std::string interface, const std::string& name);
-    void set_memory(std::size_t bytes, std::size_t largest_buffer) noexcept {
+    void set_device(Kind kind, std::size_t bytes, std::size_t largest_buffer) noexcept {
+        kind_ = kind;
         memory_bytes_ = bytes;
         largest_buffer_ = largest_buffer;
     }
@@ -154,6 +157,7 @@ class Queue {
     friend class Buffer;
 
     std::string interface_, title_;
+    Kind kind_ = Kind::cpu_runtime;
     std::size_t memory_bytes_ = 0, largest_buffer_ = 0;
     int status_ = 0;
     const char* doing_ = nullptr;  // null: nothing has failed

@@ -16,7 +16,9 @@ Handle Grown::of(Queue& queue, std::size_t bytes) {
 }
 
 State::State(std::unique_ptr<Queue> its_queue)
-    : owned(std::move(its_queue)), device_staging(queue.buffer(staging_bytes)) {}
+    : owned(std::move(its_queue)),
+      staging(queue.tuning().staging_bytes),
+      device_staging(queue.buffer(staging.size())) {}
 
 Handle State::plan(const Plan& plan) {
     const Description description = describe(plan);

@@ -42,8 +42,7 @@ struct State {
     Queue& queue = *owned;
     Memory memory{queue};
     // Of rows on their way in or out.
-    static constexpr std::size_t staging_bytes = std::size_t{1} << 20;
-    std::vector<std::byte> staging{staging_bytes};
+    std::vector<std::byte> staging;
     Buffer device_staging;
     Grown words, hints, numbers, scratch, laid, partial, results;
 

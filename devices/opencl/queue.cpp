@@ -12,6 +12,14 @@ T info(cl_device_id device, cl_device_info what) {
     return value;
 }
 
+devices::Kind kind_of(cl_device_id device) {
+    using devices::Kind;
+    if ((info<cl_device_type>(device, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU) == 0)
+        return Kind::cpu_runtime;
+    return info<cl_bool>(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0 ? Kind::integrated
+                                                                     : Kind::discrete;
+}
+
 std::string build_log(cl_program program, cl_device_id device) {
     std::size_t bytes = 0;
     clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, 0, nullptr, &bytes);
@@ -33,7 +41,7 @@ std::string text_of(cl_device_id device, cl_device_info what) {
 }
 
 Queue::Queue(cl_device_id device, const std::string& name) : devices::Queue("OpenCL", name) {
-    set_memory(info<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE),
+    set_device(kind_of(device), info<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE),
                info<cl_ulong>(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE));
     cl_int status = CL_SUCCESS;
     context_ = Owned<cl_context, clReleaseContext>(
@@ -57,13 +65,10 @@ void Queue::build(cl_device_id device) {
     program_ = Owned<cl_program, clReleaseProgram>(clCreateProgramWithSource(
         context_.get(), pieces, const_cast<const char**>(program_text.data()), nullptr, &status));
     require(status, "making its program");
-    // Codes are the CPU's to the last bit only where division and roots are rounded as they are
-    // there.
     const bool rounds = (info<cl_device_fp_config>(device, CL_DEVICE_SINGLE_FP_CONFIG) &
                          CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT) != 0;
-    std::string options = "-cl-std=CL1.2";
-    if (rounds) options += " -cl-fp32-correctly-rounded-divide-sqrt";
-    status = clBuildProgram(program_.get(), 1, &device, options.c_str(), nullptr, nullptr);
+    const char* options = rounds ? PROGRAM_OPTIONS " " ROUNDING_OPTION : PROGRAM_OPTIONS;
+    status = clBuildProgram(program_.get(), 1, &device, options, nullptr, nullptr);
     if (status != CL_SUCCESS) {
         throw Error(ErrorCode::device_failed,
                     title() + " can't compile lowkv's kernels (OpenCL's error " +

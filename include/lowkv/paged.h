@@ -1,5 +1,6 @@
 #pragma once
-// One layer's cache in pages that a host owns, numbers and hands out itself: vLLM's blocks.
+// One layer's cache in pages that a host numbers and hands out itself: vLLM's blocks. They lie in
+// memory of the store's device, the host's own or the layer's.
 //
 // A page is a whole number of lowkv's blocks, packed. What the host's memory can't hold lies beside
 // it, by the page's number: exact rows of pages that are not full or still in a sequence's window,
@@ -38,14 +39,15 @@
 
 namespace lowkv {
 
-// Of the store's device.
+// Of the store's device. Without `data` the layer takes it there, outside of the store's budget,
+// stride included: nobody else writes those pages, and nobody looks whether someone has.
 struct PageMemory {
     std::byte* data = nullptr;  // a multiple of 64
     std::size_t stride = 0;     // bytes from one page to the next: a multiple of 64
     std::uint32_t pages = 0;
     // Pages carry all that a sequence needs of them: their first rows, should they be sinks, and
     // what they were packed with. One that was packed with something else is refused. An exact
-    // scheme's pages are whole anyway.
+    // scheme's pages are whole anyway. Not of pages in the layer's memory.
     bool whole = false;
 };
 
@@ -84,7 +86,8 @@ class PagedLayer {
     // that may keep exact rows though no sequence of the last step needs them, the newest first:
     // those of sequences that wait, and the first pages of sequences with sinks.
     // Throws Error(invalid_argument) for pages that are no whole number of the plan's blocks or do
-    // not fit in the stride, and Error(unsupported) for codecs that need tokens' positions.
+    // not fit in the stride, Error(unsupported) for codecs that need tokens' positions, and what
+    // Device::allocate() throws.
     PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
                const Retention& retention, std::uint32_t sliding, std::uint32_t page_tokens,
                const PageMemory& memory, std::uint32_t spare);
@@ -99,6 +102,8 @@ class PagedLayer {
                                         std::uint32_t sinks);
 
     const Plan& plan() const noexcept { return *plan_; }
+    // Where the pages are.
+    const PageMemory& memory() const noexcept { return memory_; }
     PagedStats stats() const noexcept;
 
     // Row i of each, [token][head][channel], goes to cell slots[i] % page_tokens of page slots[i] /
@@ -148,6 +153,7 @@ class PagedLayer {
     std::size_t page_bytes_ = 0;
     std::uint64_t seal_ = 0;  // what whole pages are packed with
     PageMemory memory_;
+    DeviceMemory own_memory_;                      // of pages that the host has no memory for
     std::vector<std::unique_ptr<Beside>> beside_;  // by page; null: nothing
     std::vector<std::uint32_t> exact_;             // the pages with exact rows, in no order
     DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
@@ -159,6 +165,7 @@ class PagedLayer {
 
     bool in_place() const noexcept { return plan_->scheme().exact(); }
     std::size_t exact_page_bytes() const noexcept { return page_blocks_ * plan_->exact_bytes(); }
+    bool own() const noexcept { return own_memory_.data() != nullptr; }
     std::byte* page(std::uint32_t number) const noexcept {
         return memory_.data + number * memory_.stride;
     }

@@ -159,7 +159,7 @@ void bind_paged(nb::module_& m) {
              "page_tokens"_a,
              "query_start: where each sequence's queries begin, and their end; lengths: its "
              "tokens, those of the step included; table: its pages, in order. All int32.");
-    nb::class_<PagedLayer>(m, "PagedLayer", "One layer's cache in pages of the host's memory.")
+    nb::class_<PagedLayer>(m, "PagedLayer", "One layer's cache in pages.")
         .def(
             "__init__",
             [](PagedLayer* self, const std::shared_ptr<Store>& store,
@@ -177,6 +177,16 @@ void bind_paged(nb::module_& m) {
             "sees, 0 for all. spare: pages that may keep exact rows though no sequence of the last "
             "step needs them. whole: pages may come from elsewhere as bytes; they take "
             "whole_page_bytes().")
+        .def(
+            "__init__",
+            [](PagedLayer* self, const std::shared_ptr<Store>& store,
+               const std::shared_ptr<Plan>& plan, const Retention& retention, std::uint32_t sliding,
+               std::uint32_t page_tokens, std::uint32_t pages, std::uint32_t spare) {
+                new (self) PagedLayer(store, plan, retention, sliding, page_tokens,
+                                      {.pages = pages}, spare);
+            },
+            "store"_a, "plan"_a, "retention"_a, "sliding"_a, "page_tokens"_a, "pages"_a, "spare"_a,
+            "The same in memory that the layer takes of the store's device, for so many pages.")
         .def_prop_ro("stats", &PagedLayer::stats)
         .def("write", &write, "keys"_a.noconvert(), "values"_a.noconvert(), "slots"_a.noconvert(),
              "Rows [tokens, kv_heads, head_dim] to cells slots[i], int64: page times page_tokens "

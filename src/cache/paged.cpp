@@ -67,12 +67,21 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
                     "rows=8 is not served in a host's pages: leave it out, or write rows=0");
     check(sinks_ <= page_tokens,
           std::to_string(sinks_) + " sinks; a page has " + std::to_string(page_tokens) + " tokens");
-    check(memory.pages == 0 || memory.stride >= page_bytes_,
-          "pages are " + std::to_string(memory.stride) + " bytes apart; one takes " +
-              std::to_string(page_bytes_));
     constexpr std::size_t alignment = 64;
-    check(memory.stride % alignment == 0 &&
-              reinterpret_cast<std::uintptr_t>(memory.data) % alignment == 0,
+    if (memory_.data == nullptr && memory_.pages > 0) {
+        check(!memory_.whole, "whole pages come from elsewhere: the host has memory for them");
+        memory_.stride = round_up(page_bytes_, alignment);
+        const std::size_t bytes = memory_.pages * memory_.stride;
+        own_memory_ = DeviceMemory(store_->device(), bytes);
+        memory_.data = own_memory_.data();
+        // Pages that a host hands out unwritten are to be read as no others' bytes.
+        store_->device().clear(memory_.data, bytes);
+    }
+    check(memory_.pages == 0 || memory_.stride >= page_bytes_,
+          "pages are " + std::to_string(memory_.stride) + " bytes apart; one takes " +
+              std::to_string(page_bytes_));
+    check(memory_.stride % alignment == 0 &&
+              reinterpret_cast<std::uintptr_t>(memory_.data) % alignment == 0,
           "pages must begin at multiples of 64 bytes");
     if (sinks_ > 0) {
         sink_plan_ =
@@ -242,6 +251,7 @@ PagedLayer::Mark PagedLayer::mark_of(std::uint32_t number) const noexcept {
 void PagedLayer::mark_open(std::uint32_t number) noexcept {
     Beside& its = *beside_[number];
     its.packed = false;
+    if (own()) return;
     break_seal(number);  // first: a piece may lie on it
     std::uint64_t word = ++opened_ * 0x9e3779b97f4a7c15;
     each_piece(number, its.mark, [&](std::byte* from, std::byte* to, std::size_t bytes) {
@@ -253,7 +263,7 @@ void PagedLayer::mark_open(std::uint32_t number) noexcept {
 // What is beside a page, or null; it is forgotten where someone else has written the page.
 PagedLayer::Beside* PagedLayer::valid(std::uint32_t number) {
     Beside* its = beside_[number].get();
-    if (its == nullptr || mark_of(number) == its->mark) return its;
+    if (its == nullptr || own() || mark_of(number) == its->mark) return its;
     ++stats_.replaced;
     forget(number);
     return nullptr;

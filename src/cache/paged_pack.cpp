@@ -84,7 +84,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
         Beside& beside = *beside_[its.page];
         if (memory_.whole || beside.first) keep_sinks(its.page);
         beside.packed = true;
-        beside.mark = mark_of(its.page);
+        if (!own()) beside.mark = mark_of(its.page);
     }
     stats_.packed += due.size();
     const std::scoped_lock lock(store_->impl().mutex);

@@ -48,7 +48,7 @@ constexpr Run runs[] = {
 class EmulatedQueue final : public devices::Queue {
   public:
     EmulatedQueue() : devices::Queue("CUDA", "emulated") {
-        set_memory(std::size_t{4} << 30, std::size_t{1} << 30);
+        set_device(devices::Kind::discrete, std::size_t{4} << 30, std::size_t{1} << 30);
     }
 
   private:

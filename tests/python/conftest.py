@@ -12,7 +12,6 @@ torch.set_num_threads(1)
 HOST_ONLY = {
     "test_llama_cpp": "the plug-in has stores of its own",
     "test_lmcache": "chunks are packed on the CPU",
-    "test_paged": "pages lie in the host's memory",
     "test_quantize": "arrays of the host, without a cache",
 }
 

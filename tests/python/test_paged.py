@@ -1,5 +1,7 @@
 """The pages of a host's own table, as vLLM uses them: what Python adds to tests/cache_paged.cpp."""
 
+import os
+
 import pytest
 import torch
 from lowkv._core import (
@@ -18,11 +20,14 @@ from lowkv._core import (
 PAGE, HEADS, KV_HEADS, HEAD_DIM = 128, 4, 2, 32
 
 
-def layer_of(scheme, pages=8, sliding=0, rows=RowType.float32):
+def layer_of(scheme, pages=8, sliding=0, rows=RowType.float32, own=False):
+    """own: pages in memory of the device under test, which the layer takes."""
     plan = Plan(parse_scheme(scheme), 0, KV_HEADS, HEAD_DIM, rows)
+    retention = parse_scheme(scheme).retention(0, sliding > 0)
+    if own:
+        return PagedLayer(Store(os.environ.get("LOWKV_DEVICE", "cpu")), plan, retention, sliding, PAGE, pages, 4)
     cell = -(-page_bytes(plan, PAGE) // (KV_HEADS * PAGE))
     memory = torch.zeros(pages, KV_HEADS, PAGE, cell + 64, dtype=torch.uint8)  # 64: each begins at a multiple of it
-    retention = parse_scheme(scheme).retention(0, sliding > 0)
     return PagedLayer(Store(), plan, retention, sliding, PAGE, memory, 4)
 
 
@@ -41,13 +46,14 @@ def reference(q, keys, values, sliding):
     return out[0].transpose(0, 1)
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("dtype,rows", [(torch.float32, RowType.float32), (torch.bfloat16, RowType.bfloat16)])
 @pytest.mark.parametrize("scheme,sliding,budget", [("exact", 0, 2e-3), ("exact", 150, 2e-3), ("int8", 0, 2e-2),
                                                    ("lowkv4,window=0", 0, 0.3)])
-def test_two_requests(scheme, sliding, budget, dtype, rows):
+def test_two_requests(scheme, sliding, budget, dtype, rows, own):
     """A prompt in chunks and a shorter one, then single tokens; the engine pads, and its rows have strides."""
     torch.manual_seed(0)
-    layer = layer_of(scheme, sliding=sliding, rows=rows)
+    layer = layer_of(scheme, sliding=sliding, rows=rows, own=own)
     table = numbers(5, 2, 7, 0, 3, 1, 6, 4).view(2, 4)
     keys, values = (torch.randn(2, 400, KV_HEADS, HEAD_DIM).to(dtype) for _ in range(2))
     lengths = [0, 0]
