@@ -107,10 +107,12 @@ def test_two_processes_are_as_one(llama, tmp_path):
             assert ids(together.results) == ids(alone.results)
 
 
-def test_a_compiled_model(llama, tmp_path):
+def test_a_compiled_model(llama, tmp_path, monkeypatch):
     """By torch.compile, as vLLM does where it isn't told --enforce-eager."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     asked = [{"generate": mixed(17)}]
     stock = run(llama, asked, tmp_path, enforce_eager=False)
     packed = run(llama, asked, tmp_path, "exact", enforce_eager=False)
     assert ids(packed.results) == ids(stock.results)
-    assert "torch.compile took" in packed.log and "lowkv: scheme exact" in packed.log
+    for said in ("Warming up model for the compilation", "saved AOT compiled function", "lowkv: scheme exact"):
+        assert said in packed.log
