@@ -11,7 +11,7 @@ requests at once and greedy, all answers to the full length:
     short    prompts of 64 tokens, answers of 32: a page each
     random   512 and 128: more than the stock cache holds, so that it lets requests wait
     grow     128 and 512: their prompts fit, their answers don't, so that it takes requests back ("preempted")
-    shared   the same, but for two beginnings of 384 tokens: how much of them is found in the cache ("hits")
+    shared   512 and 128, with two beginnings of 384 tokens: how much of them is found in the cache ("hits")
     long     one request of 7,800 tokens, with memory for all of it (--long-mib), which is in the cache already: ms a token
              at that depth
 
