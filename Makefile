@@ -90,6 +90,26 @@ package-opencl: ## the same with OpenCL devices, into build/python-opencl/site
 	@$(SETUP) model venv-transformers
 	$(call INSTALL,build/python-opencl,--config-settings=cmake.define.LOWKV_OPENCL=ON)
 
+# The package lowkv-cuda beside it: with the kernels on the host, into build/python-cuda/site, or for GPUs.
+INSTALL_CUDA = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
+	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
+	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON $(2) ./python/cuda
+.PHONY: package-cuda-emulated
+package-cuda-emulated: package ## lowkv-cuda with its kernels run on the host, for tests, into build/python-cuda/site
+	$(call INSTALL_CUDA,build/python-cuda,--config-settings=cmake.define.LOWKV_CUDA=OFF \
+	    --config-settings=cmake.define.LOWKV_CUDA_EMULATED=ON)
+
+.PHONY: package-cuda
+package-cuda: package ## lowkv-cuda for GPUs, by nvcc, into build/python-gpu/site
+	@type -P nvcc >/dev/null || { echo "make package-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
+	$(call INSTALL_CUDA,build/python-gpu)
+
+.PHONY: test-python-cuda
+test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's kernels, run on the host
+	LOWKV_DEVICE=cuda LOWKV_MODEL="$(call dep,LOWKV_MODEL)" \
+	    PYTHONPATH="$(CURDIR)/$(PACKAGE):$(CURDIR)/build/python-cuda/site" \
+	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest tests/python $(PYTEST_ARGS)
+
 .PHONY: test-python
 test-python: package ## the Python package, on the newest and the oldest transformers
 	@python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
@@ -165,7 +185,7 @@ compile-opencl: ## lowkv::opencl's kernels for three of Intel's GPUs (tgllp, dg2
 compile-cuda: ## lowkv::cuda and its tests, kernels for sm_80, sm_90 and sm_120 by nvcc; nothing is run
 	@type -P nvcc >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
 	$(SETUP) headers
-	$(call BUILD,cuda,test_gpu_codes test_gpu_attention)
+	$(call BUILD,cuda,test_gpu_codes test_gpu_attention test_gpu_caller)
 
 .PHONY: compile-hip
 compile-hip: ## the kernels' CUDA dialect for two of AMD's GPUs (gfx90a, gfx1030) by hipcc; nothing is run

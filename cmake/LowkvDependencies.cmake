@@ -42,6 +42,7 @@ option(LOWKV_BUILD_PLUGIN "Build the llama.cpp plug-in" ${lowkv_have_llama})
 option(LOWKV_BUILD_CLI "Build the command lowkv (needs the plug-in)" ${lowkv_have_both})
 option(LOWKV_BUILD_TESTS "Build the C++ tests and examples" ${lowkv_have_headers})
 option(LOWKV_BUILD_PYTHON "Build the Python extension (pip does: see pyproject.toml)" OFF)
+option(LOWKV_BUILD_PYTHON_CUDA "Build the extension of lowkv-cuda (pip does: see python/cuda/pyproject.toml)" OFF)
 option(LOWKV_LINK_CHECK "Let the linker find all that the plug-in takes from ggml" ON)
 option(LOWKV_WERROR "Treat warnings in lowkv's own code as errors" ON)
 

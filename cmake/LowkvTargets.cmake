@@ -30,3 +30,17 @@ function(lowkv_sources out)
     file(GLOB found CONFIGURE_DEPENDS ${patterns})
     set(${out} ${found} PARENT_SCOPE)
 endfunction()
+
+# Sets <out> to a number of the headers by which the Python packages lowkv and lowkv-cuda know each other's objects:
+# where it is the same, they are of the same sources.
+function(lowkv_interface out)
+    file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/lowkv/*.h" "${PROJECT_SOURCE_DIR}/src/*.h")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${headers})
+    set(all "${PROJECT_VERSION}")
+    foreach(header ${headers})
+        file(SHA256 "${header}" its)
+        string(APPEND all ${its})
+    endforeach()
+    string(SHA256 all "${all}")
+    set(${out} "${all}" PARENT_SCOPE)
+endfunction()

@@ -8,7 +8,7 @@ extern const void* const kernels[];  // kernels.cu
 
 namespace {
 
-constexpr std::size_t most_arguments = 16;
+constexpr std::size_t most_arguments = 20;
 
 std::byte* place(devices::Handle handle, std::size_t at) noexcept {
     return static_cast<std::byte*>(handle) + at;
@@ -23,7 +23,11 @@ Queue::Queue(int device, const std::string& name) : devices::Queue("CUDA", name)
     int integrated = 0;
     if (status == cudaSuccess)
         status = cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device);
-    if (status == cudaSuccess) status = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    if (status == cudaSuccess)
+        status = cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking);
+    if (status == cudaSuccess) status = cudaEventCreateWithFlags(&before_, cudaEventDisableTiming);
+    if (status == cudaSuccess) status = uploads_.open();
+    stream_ = own_stream_;
     if (status != cudaSuccess)
         throw Error(
             ErrorCode::device_failed,
@@ -33,7 +37,31 @@ Queue::Queue(int device, const std::string& name) : devices::Queue("CUDA", name)
 }
 
 Queue::~Queue() {
-    if (use() == cudaSuccess) cudaStreamDestroy(stream_);
+    if (use() != cudaSuccess) return;
+    cudaDeviceSynchronize();
+    cudaEventDestroy(before_);
+    cudaStreamDestroy(own_stream_);
+}
+
+bool Queue::reaches(const void* address) const noexcept {
+    cudaPointerAttributes attributes{};
+    if (use() != cudaSuccess || cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+        cudaGetLastError();  // an address that the driver doesn't know is the host's
+        return false;
+    }
+    if (attributes.type == cudaMemoryTypeManaged) return true;
+    return attributes.type == cudaMemoryTypeDevice && attributes.device == device_;
+}
+
+void Queue::use_stream(void* stream) {
+    auto* const its = static_cast<cudaStream_t>(stream);
+    if (its == stream_) return;
+    int status = use();
+    if (status == cudaSuccess) status = cudaEventRecord(before_, stream_);
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(its, before_, 0);
+    keep(status, "going on in another stream");
+    check();
+    stream_ = its;
 }
 
 devices::Handle Queue::take(std::size_t bytes) noexcept {
@@ -49,8 +77,9 @@ void Queue::give(Handle handle) noexcept {
 
 int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
     int status = use();
-    if (status == cudaSuccess)
-        status = cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
+    if (status != cudaSuccess) return status;
+    if (bytes <= Uploads::most) return uploads_.write(place(to, at), from, bytes, stream_);
+    status = cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
     return status == cudaSuccess ? do_finish() : status;
 }
 

@@ -1,9 +1,10 @@
 #pragma once
-// CUDA's queue: a stream of its own on one device.
+// CUDA's queue: a stream of its own on one device, or a caller's.
 
 #include <cuda_runtime_api.h>
 
 #include "devices/host/queue.h"
+#include "uploads.h"
 
 namespace lowkv::cuda {
 
@@ -13,11 +14,17 @@ class Queue final : public devices::Queue {
     Queue(int device, const std::string& name);
     ~Queue() override;
 
+    bool reaches(const void* address) const noexcept override;
+    void use_stream(void* stream) override;
+
   private:
     using Handle = devices::Handle;
 
     int device_;
-    cudaStream_t stream_ = nullptr;
+    cudaStream_t own_stream_ = nullptr;
+    cudaStream_t stream_ = nullptr;  // where work goes
+    cudaEvent_t before_ = nullptr;   // the end of what went to another stream
+    Uploads uploads_;
 
     // Of the calling thread: calls come from many.
     int use() const noexcept { return cudaSetDevice(device_); }

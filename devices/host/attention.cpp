@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <memory>
 #include <vector>
 
-#include "codec/float16.h"
 #include "codec/rotation.h"
+#include "numbers.h"
 
 namespace lowkv::devices {
 namespace {
@@ -42,13 +41,16 @@ struct Slice {
 
 class Launch {
   public:
-    // `rows`: of a task.
-    Launch(State& state, const Plan& plan, const AttentionParams& params, std::uint32_t rows)
+    // `rows`: of a task; `reached`: queries and all else are a caller's in the device's memory.
+    Launch(State& state, const Plan& plan, const AttentionParams& params, std::uint32_t rows,
+           bool reached)
         : state_(state),
           plan_(plan),
           params_(params),
           d_(plan.shape().head_dim),
-          task_rows_(rows) {}
+          task_rows_(rows),
+          reached_(reached),
+          numbers_(reached) {}
 
     // Queries, and what they have of a mask.
     void add(const Slice& slice) {
@@ -64,7 +66,6 @@ class Launch {
         to.blocks = number(addresses_.size());
         to.first_query = queries_;
         queries_ += slice.tokens * io.heads;
-        add_queries(slice);
         add_mask(slice, to);
         sequences_.push_back(to);
         // What views of blocks out of sight say is of no meaning.
@@ -112,21 +113,23 @@ class Launch {
                               packed(slices_.front(), cell) ? 1u : 0u, 0});
     }
 
-    std::size_t floats() const noexcept { return numbers_.size() + partial_floats(); }
+    std::size_t floats() const noexcept {
+        return numbers_.size() + std::size_t{queries_} * d_ + partial_floats();
+    }
 
     void attend() {
         upload();
         Queue& queue = state_.queue;
         const std::uint32_t kv_heads = plan_.shape().kv_heads;
         const Handle partial = state_.partial.of(queue, partial_floats() * sizeof(float));
-        std::vector<float> results(std::size_t{queries_} * (d_ + 1));
-        const Handle device_results = state_.results.of(queue, results.size() * sizeof(float));
+        const std::size_t results = std::size_t{queries_} * (d_ + 1);
+        const Handle device_results = state_.results.of(queue, results * sizeof(float));
         const Grid grid{task_items, tasks_.size(), kv_heads};
         if (task_rows_ == few_rows) {
             queue.launch(Kernel::attend, grid, state_.memory.all(), plan_buffer_, words_buffer_,
                          numbers_buffer_, partial);
         } else {
-            const std::size_t forms = rotated_.empty() ? 1 : 2;
+            const std::size_t forms = plan_.keys().rotation() == nullptr ? 1 : 2;
             const Handle laid = state_.laid.of(
                 queue, chunks_.size() * kv_heads * forms * d_ * task_rows_ * sizeof(float));
             queue.launch(Kernel::lay_queries, {task_items, chunks_.size(), kv_heads, forms},
@@ -136,17 +139,22 @@ class Launch {
         }
         queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows_}, plan_buffer_,
                      words_buffer_, numbers_buffer_, partial, device_results);
-        queue.read(results.data(), device_results, 0, results.size() * sizeof(float));
+        if (reached_) {
+            hand_out(device_results);
+            queue.check();
+            return;
+        }
+        std::vector<float> found(results);
+        queue.read(found.data(), device_results, 0, results * sizeof(float));
         queue.check();
-        const float* from = results.data();
+        const float* from = found.data();
         for (const Slice& slice : slices_) from = give(slice, from);
     }
 
     // By tile and cell.
     std::vector<float> weigh() {
         const AttentionIO& io = slices_.front().sequence->io;
-        const auto log_sums = number(numbers_.size());
-        numbers_.insert(numbers_.end(), io.log_sum, io.log_sum + queries_);
+        const std::uint32_t log_sums = add_numbers(io.log_sum, queries_);
         upload();
         Queue& queue = state_.queue;
         std::vector<float> mass(tasks_.size() * tile);
@@ -169,8 +177,9 @@ class Launch {
     const Plan& plan_;
     const AttentionParams& params_;
     std::uint32_t d_, task_rows_, queries_ = 0;
+    bool reached_;
     std::vector<Slice> slices_;
-    std::vector<float> numbers_, query_numbers_, rotated_;
+    Numbers numbers_;
     std::vector<lowkv_queries> sequences_;
     std::vector<lowkv_task> tasks_;
     std::vector<lowkv_chunk> chunks_;
@@ -223,20 +232,6 @@ class Launch {
         return span;
     }
 
-    void add_queries(const Slice& slice) {
-        const AttentionIO& io = slice.sequence->io;
-        const codec::Rotation* rotation = plan_.keys().rotation();
-        for (std::uint32_t t = slice.first; t < slice.first + slice.tokens; ++t) {
-            for (std::uint32_t h = 0; h < io.heads; ++h) {
-                const float* q = io.q + t * io.q_token_stride + h * io.q_head_stride;
-                query_numbers_.insert(query_numbers_.end(), q, q + d_);
-                if (rotation == nullptr) continue;
-                rotated_.insert(rotated_.end(), q, q + d_);
-                rotation->apply(rotated_.data() + rotated_.size() - d_);
-            }
-        }
-    }
-
     // As f32, [token][head][cell]; what repeats in the host's memory stays one here.
     void add_mask(const Slice& slice, lowkv_queries& to) {
         const AttentionIO& io = slice.sequence->io;
@@ -247,28 +242,46 @@ class Launch {
         const std::uint32_t cells = io.n_cells - io.first_cell;
         const std::uint32_t tokens = mask.row_stride == 0 ? 1 : slice.tokens;
         const std::uint32_t heads = mask.head_stride == 0 ? 1 : io.heads;
-        to.mask = number(numbers_.size());
         to.mask_row = mask.row_stride == 0 ? 0 : heads * cells;
         to.mask_head = mask.head_stride == 0 ? 0 : cells;
-        for (std::uint32_t t = 0; t < tokens; ++t) {
-            for (std::uint32_t h = 0; h < heads; ++h) {
-                const std::size_t at = (slice.first + t) * mask.row_stride + h * mask.head_stride;
-                if (mask.kind == Mask::Kind::additive_f32) {
-                    const float* row = static_cast<const float*>(mask.data) + at;
-                    numbers_.insert(numbers_.end(), row, row + cells);
-                } else {
-                    const auto* row = static_cast<const std::uint16_t*>(mask.data) + at;
-                    std::transform(row, row + cells, std::back_inserter(numbers_),
-                                   codec::f16_to_f32);
-                }
-            }
-        }
+        const RowType type = mask.kind == Mask::Kind::additive_f32 ? RowType::f32 : RowType::f16;
+        const std::size_t first = slice.first * mask.row_stride * element_bytes(type);
+        to.mask = numbers_.add({static_cast<const std::byte*>(mask.data) + first,
+                                type,
+                                {tokens, heads, cells},
+                                mask.row_stride,
+                                mask.head_stride});
     }
 
     std::uint32_t add_numbers(const float* from, std::size_t count) {
-        if (from == nullptr) return LOWKV_NOWHERE;
-        numbers_.insert(numbers_.end(), from, from + count);
-        return number(numbers_.size() - count);
+        return from == nullptr ? LOWKV_NOWHERE
+                               : numbers_.add({from, RowType::f32, {1, 1, count}, 0, 0});
+    }
+
+    // All slices' queries, one after the other.
+    std::uint32_t add_queries() {
+        const auto at = number(numbers_.size());
+        for (const Slice& slice : slices_) {
+            const AttentionIO& io = slice.sequence->io;
+            numbers_.add({io.q + slice.first * io.q_token_stride,
+                          RowType::f32,
+                          {slice.tokens, io.heads, d_},
+                          io.q_token_stride,
+                          io.q_head_stride});
+        }
+        return at;
+    }
+    // As packed keys meet them: those at `queries`, unless keys are rotated. Those that a caller
+    // has in the device's memory are rotated there.
+    std::uint32_t add_rotated(std::uint32_t queries) {
+        const codec::Rotation* rotation = plan_.keys().rotation();
+        if (rotation == nullptr) return queries;
+        const std::uint32_t at = numbers_.reserve(std::size_t{queries_} * d_);
+        if (reached_) return at;
+        float* rotated = numbers_.data() + at;
+        std::copy_n(numbers_.data() + queries, std::size_t{queries_} * d_, rotated);
+        for (std::uint32_t i = 0; i < queries_; ++i) rotation->apply(rotated + std::size_t{i} * d_);
+        return at;
     }
 
     template <class T>
@@ -287,9 +300,8 @@ class Launch {
         call.rows = task_rows_;
         call.slopes = add_numbers(params_.alibi_slopes, heads);
         call.sinks = add_numbers(params_.sink_logits, heads);
-        call.queries = add_numbers(query_numbers_.data(), query_numbers_.size());
-        call.rotated =
-            rotated_.empty() ? call.queries : add_numbers(rotated_.data(), rotated_.size());
+        call.queries = add_queries();
+        call.rotated = add_rotated(call.queries);
         std::vector<std::uint32_t> words(words_in(sizeof call));
         call.sequences = number(words.size());
         const std::size_t sequences = words_in(sequences_.size() * sizeof(lowkv_queries));
@@ -302,7 +314,26 @@ class Launch {
         std::memcpy(words.data(), &call, sizeof call);
         plan_buffer_ = state_.plan(plan_);
         words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words));
-        numbers_buffer_ = state_.numbers.holding(state_.queue, std::span<const float>(numbers_));
+        numbers_buffer_ = numbers_.upload(state_);
+        if (reached_ && call.rotated != call.queries)
+            state_.queue.launch(Kernel::rotate_queries, {64, queries_}, plan_buffer_,
+                                numbers_buffer_, call.queries, call.rotated);
+    }
+
+    // The results to where a caller wants them in the device's memory.
+    void hand_out(Handle results) const {
+        std::uint32_t first = 0;
+        for (const Slice& slice : slices_) {
+            const AttentionIO& io = slice.sequence->io;
+            const std::uint32_t count = slice.tokens * io.heads;
+            float* const out = io.out + slice.first * io.out_token_stride;
+            float* const log_sum =
+                io.log_sum == nullptr ? nullptr : io.log_sum + std::size_t{slice.first} * io.heads;
+            state_.queue.launch(Kernel::hand_out, {64, count}, results, first, io.heads, d_, out,
+                                std::uint64_t{io.out_token_stride},
+                                std::uint64_t{io.out_head_stride}, log_sum);
+            first += count;
+        }
     }
 
     // A slice's results to where the host wants them; returns the next one's.
@@ -329,16 +360,20 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
         launch.reset();
     };
     // Query heads of all sequences are numbered alike; where they differ in number, apart. So are
-    // tasks of different sizes: a batch that decodes while it is prefilled is two launches.
+    // those in another memory, and tasks of different sizes: a batch that decodes while it is
+    // prefilled is two launches.
     std::uint32_t heads = 0;
+    bool there = false;
     for (std::uint32_t rows = few_rows; rows <= LOWKV_TILE_ROWS; rows *= 2) {
         for (const SequenceAttention& sequence : sequences) {
             const std::uint32_t tokens = sequence.io.tokens;
             if (task_rows(plan, sequence.io) != rows) continue;
-            if (sequence.io.heads != heads) flush();
+            const bool its = reached(state.queue, sequence, params);
+            if (sequence.io.heads != heads || its != there) flush();
             heads = sequence.io.heads;
+            there = its;
             for (std::uint32_t first = 0; first < tokens; first += slice_tokens) {
-                if (!launch) launch = std::make_unique<Launch>(state, plan, params, rows);
+                if (!launch) launch = std::make_unique<Launch>(state, plan, params, rows, there);
                 launch->add({&sequence, first, std::min(slice_tokens, tokens - first)});
                 launch->add_tasks();
                 if (launch->floats() >= launch_floats) flush();
@@ -351,7 +386,7 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
 void run_mass(State& state, const Plan& plan, const SequenceAttention& sequence,
               const AttentionParams& params, std::uint32_t first_cell, std::span<float> mass) {
     const std::uint32_t begin = first_cell / tile * tile;
-    Launch launch(state, plan, params, few_rows);
+    Launch launch(state, plan, params, few_rows, reached(state.queue, sequence, params));
     launch.add({&sequence, 0, sequence.io.tokens});
     launch.add_tiles(begin, first_cell + static_cast<std::uint32_t>(mass.size()));
     const std::vector<float> found = launch.weigh();

@@ -45,6 +45,11 @@ class KernelDevice final : public Device {
 
     std::string_view name() const noexcept override { return name_; }
 
+    void use_stream(void* stream) override {
+        const std::scoped_lock lock(state_->mutex);
+        state_->queue.use_stream(stream);
+    }
+
     // Describes the plan to the device, too: calls that may not throw find that done.
     void check(const Plan& plan) const override {
         check_served(plan, state_->queue.title());
@@ -89,6 +94,12 @@ class KernelDevice final : public Device {
 
     void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                     std::uint32_t count, const Rows& rows) noexcept override {
+        if (state_->queue.reaches(rows.data)) {
+            const std::scoped_lock lock(state_->mutex);
+            const Handle its = state_->try_plan(plan);
+            launch_rows(plan, its, part, state_->memory.address(block), first, count, rows);
+            return;
+        }
         each_turn(plan, block, count,
                   [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
                       cpu::store_values(plan.kernels(), state_->staging.data(), row_shape(plan), 0,
@@ -96,9 +107,9 @@ class KernelDevice final : public Device {
                       const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
                       state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
                                           elements * cache::bytes_of(plan.rows()));
-                      state_->queue.launch(Kernel::write_rows, grid_of(elements),
-                                           state_->memory.all(), its, number_of(part), at,
-                                           first + from, tokens, state_->device_staging.get());
+                      launch_rows(plan, its, part, at, first + from, tokens,
+                                  {state_->device_staging.get(), plan.rows(), plan.shape().head_dim,
+                                   plan.shape().channels()});
                   });
     }
     // Zeros, where the device has failed.
@@ -224,6 +235,16 @@ class KernelDevice final : public Device {
     // Of keys or of values.
     static std::size_t elements_of(const Plan& plan) noexcept {
         return std::size_t{plan.block_tokens()} * plan.shape().channels();
+    }
+
+    // Writes rows that are in the device's memory.
+    void launch_rows(const Plan& plan, Handle its, Part part, std::uint32_t block,
+                     std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+        state_->queue.launch(Kernel::write_rows,
+                             grid_of(std::size_t{count} * plan.shape().channels()),
+                             state_->memory.all(), its, number_of(part), block, first, count,
+                             rows.data, static_cast<std::uint32_t>(rows.type),
+                             std::uint64_t{rows.token_stride}, std::uint64_t{rows.head_stride});
     }
 
     // Calls f(plan, block's address, first token, tokens) for as many rows as the staging memory

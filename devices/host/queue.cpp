@@ -11,6 +11,10 @@ Buffer::~Buffer() {
 Queue::Queue(std::string interface, const std::string& name)
     : interface_(std::move(interface)), title_(interface_ + " device '" + name + "'") {}
 
+void Queue::use_stream(void*) {
+    throw Error(ErrorCode::unsupported, title_ + " takes no stream of a caller's");
+}
+
 Buffer Queue::buffer(std::size_t bytes) {
     check();
     Buffer made = try_buffer(bytes);

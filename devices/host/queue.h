@@ -80,12 +80,18 @@ class Queue {
     std::size_t memory_bytes() const noexcept { return memory_bytes_; }
     std::size_t largest_buffer() const noexcept { return largest_buffer_; }
 
+    // Whether kernels reach what lies there by the address itself: a caller has it in the device's
+    // memory.
+    virtual bool reaches(const void*) const noexcept { return false; }
+    // See Device::use_stream().
+    virtual void use_stream(void* stream);
+
     // Empty: there is no memory.
     Buffer try_buffer(std::size_t bytes) noexcept { return {*this, take(bytes)}; }
     // Throws Error(device_failed).
     Buffer buffer(std::size_t bytes);
 
-    // They return when it is done.
+    // They return when the host's memory is its own again, and what was read is there.
     void write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
         if (bytes != 0 && !failed()) keep(do_write(to, at, from, bytes), "writing to its memory");
     }

@@ -33,6 +33,8 @@
 
 #include "join.h"
 
+#include "caller.h"
+
 #include "expand.h"
 
 #include "prefill.h"

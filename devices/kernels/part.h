@@ -128,7 +128,8 @@ typedef struct {
     X(transform) X(find_grids) X(find_windows) X(find_scales) X(balance) X(write_factors) \
     X(correct_mean) X(decode_tokens) X(decode_sorted) X(begin_sorted) X(transform_sorted) \
     X(find_reaches) X(find_nearest) X(find_paths) X(fit_scales) X(write_sorted) \
-    X(pack_sorted) X(attend) X(lay_queries) X(prefill) X(join) X(attention_mass)
+    X(pack_sorted) X(attend) X(lay_queries) X(prefill) X(join) X(attention_mass) X(fetch) \
+    X(rotate_queries) X(hand_out)
 // clang-format on
 
 // The rows of a task of decode, and cells that a group takes at a time.

@@ -21,6 +21,14 @@ FN float load_row(GLOBAL const uint8_t* rows, uint32_t type, uint32_t i) {
     const uint16_t bits = ((GLOBAL const uint16_t*)rows)[i];
     return type == LOWKV_ROWS_F16 ? lowkv_f16_to_f32(bits) : bf16_to_f32(bits);
 }
+FN void store_row(GLOBAL uint8_t* rows, uint32_t type, uint32_t i, float value) {
+    if (type == LOWKV_ROWS_F32)
+        ((GLOBAL float*)rows)[i] = value;
+    else
+        ((GLOBAL uint16_t*)rows)[i] =
+            type == LOWKV_ROWS_F16 ? lowkv_f32_to_f16(value) : f32_to_bf16(value);
+}
+FN uint32_t bytes_of_row(uint32_t type) { return type == LOWKV_ROWS_F32 ? 4 : 2; }
 // Rounded to f16, which is what is encoded.
 FN uint16_t load_half(GLOBAL const uint8_t* rows, uint32_t type, uint32_t i) {
     if (type == LOWKV_ROWS_F16) return ((GLOBAL const uint16_t*)rows)[i];
@@ -51,18 +59,26 @@ FN uint32_t exact_index(GLOBAL const lowkv_part* part, uint32_t channel, uint32_
                       : lowkv_exact_value(channels_of(part), channel, token);
 }
 
-// From the host's rows, [token][channel] one after the other, to tokens [first, first + count).
+// Rows of any type, by strides in elements, to tokens [first, first + count).
 KERNEL(write_rows, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first,
- uint32_t count, GLOBAL const uint8_t* rows) {
+ uint32_t count, GLOBAL const uint8_t* rows, uint32_t type, uint64_t token_stride,
+ uint64_t head_stride) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t channels = channels_of(part), i = NUMBER;
     if (i >= count * channels) return;
-    copy_element(AT(block) + part->exact_at, exact_index(part, i % channels, first + i / channels),
-                 rows, i, part->rows);
+    const uint32_t channel = i % channels, token = i / channels;
+    GLOBAL const uint8_t* from =
+        rows + (token * token_stride + channel / part->head_dim * head_stride) * bytes_of_row(type);
+    GLOBAL uint8_t* to = AT(block) + part->exact_at;
+    const uint32_t at = exact_index(part, channel, first + token);
+    if (type == part->rows)
+        copy_element(to, at, from, channel % part->head_dim, type);
+    else
+        store_row(to, part->rows, at, load_row(from, type, channel % part->head_dim));
 }
 
-// The way back.
+// To the host's rows, [token][channel] one after the other.
 KERNEL(read_rows, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first,
  uint32_t count, GLOBAL uint8_t* rows) {

@@ -80,6 +80,7 @@ class Batch {
           Retention retention, std::uint32_t sequences);
 
     const Plan& plan() const noexcept { return sequences_.front().plan(); }
+    Device& device() const noexcept { return sequences_.front().device(); }
     const Retention& retention() const noexcept { return sequences_.front().retention(); }
     std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(sequences_.size()); }
     std::uint32_t tokens() const noexcept { return state_.tokens; }

@@ -2,8 +2,12 @@
 // A device is where blocks live and where attention to them runs. The CPU is one.
 //
 // To everyone else its memory is opaque: the core hands addresses about, adds offsets within what
-// was allocated, and never looks behind them. So a device's addresses need not be the host's. Rows,
-// queries, masks and results are in the host's memory.
+// was allocated, and never looks behind them. So a device's addresses need not be the host's.
+//
+// Rows, queries, masks and results of a caller are in the host's memory. Rows that are written, and
+// all that is given to attend(), may instead be in the device's own, by addresses of its interface:
+// only a CUDA device knows such. Nothing of that goes through the host, nor is anything waited for:
+// it is there in the order of the stream.
 //
 // Work comes in batches: blocks to encode, sequences to attend. It is done in the order in which it
 // is given; a device may go on with it after a call has returned, as long as what a call leaves in
@@ -13,12 +17,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "lowkv/attention.h"
 #include "lowkv/cache.h"
 #include "lowkv/codec.h"
+#include "lowkv/error.h"
 #include "lowkv/executor.h"
 
 namespace lowkv {
@@ -44,6 +50,13 @@ class Device {
     Device& operator=(const Device&) = delete;
 
     virtual std::string_view name() const noexcept = 0;
+
+    // Work goes to a caller's stream from here on, after what was begun before: a cudaStream_t,
+    // null for the default stream. Throws Error(unsupported) where the device has no streams.
+    virtual void use_stream(void* /*stream*/) {
+        throw Error(ErrorCode::unsupported,
+                    "device '" + std::string(name()) + "' takes no stream of a caller's");
+    }
 
     // Throws Error(unsupported) for a plan whose blocks it can't have, by name: before there are
     // any.

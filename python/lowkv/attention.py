@@ -29,7 +29,7 @@ def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if type(key) is not Rows:
         window = sliding_window if sliding_window is not None else _window(module)
-        visibility = see(attention_mask, key.shape[2], query.shape[2], bool(causal), window)
+        visibility = see(attention_mask, key.shape[2], query, bool(causal), window)
         return _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs)
     out = attend_packed(query, key, attention_mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
                         window=sliding_window, sink_logits=s_aux)
@@ -48,14 +48,16 @@ def attend_packed(query, rows: Rows, mask, causal=True, scaling=None, dropout=0.
     if window is not None and layer.sliding_window is not None and window != layer.sliding_window:
         raise Error(f"layer {layer.index} slides over {window} tokens, but the cache was made for "
                     f"{layer.sliding_window}: make it with Cache.from_model() of this model")
-    visibility = see(mask, layer.length, query.shape[2], causal, layer.sliding_window or window)
+    visibility = see(mask, layer.length, query, causal, layer.sliding_window or window)
     visibility.bias = bias
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
     return layer.attend(query, visibility, float(scale), softcap, sink_logits)
 
 
-def see(mask: torch.Tensor | None, total: int, queries: int, causal: bool, window: int | None) -> Visibility:
-    """What a model's attention_mask says, in any of the forms that lowkv_mask() or a user gives it."""
+def see(mask: torch.Tensor | None, total: int, query: torch.Tensor, causal: bool, window: int | None) -> Visibility:
+    """What a model's attention_mask says, in any of the forms that lowkv_mask() or a user gives it, of `query`,
+    `[batch, heads, queries, head_dim]`, among `total` cells."""
+    queries, device = query.shape[2], query.device
     if mask is not None and mask.ndim not in (2, 4):
         raise Error(f"an attention mask of shape {tuple(mask.shape)}; lowkv takes [batch, cells] and "
                     "[batch, heads or 1, queries, cells]")
@@ -68,8 +70,8 @@ def see(mask: torch.Tensor | None, total: int, queries: int, causal: bool, windo
                         "token in the cache and for each new one")
         full = mask if mask.shape[2] == queries else mask.expand(-1, -1, queries, -1)
         # Masks for caches with room to spare are longer than what is there.
-        return Visibility(total, queries, full=full[..., :total])
-    return Visibility(total, queries, causal=causal, window=window if causal else None, keep=mask)
+        return Visibility(total, queries, full=full[..., :total], device=device)
+    return Visibility(total, queries, causal=causal, window=window if causal else None, keep=mask, device=device)
 
 
 def _window(module) -> int | None:
@@ -94,7 +96,7 @@ def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_a
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
                                       is_causal=causal)
     if mask is None and not all_seen:  # eager attention knows no other causality than its mask
-        mask = _finite(Visibility(cells, queries).mask(0, cells, 0, queries), query.dtype)
+        mask = _finite(Visibility(cells, queries, device=query.device).mask(0, cells, 0, queries), query.dtype)
     eager = sys.modules[type(module).__module__].eager_attention_forward
     if s_aux is not None:
         kwargs["s_aux"] = s_aux

@@ -22,8 +22,9 @@ class Cache(Steps, transformers.Cache):
     """A packed cache for one model: `model.generate(..., past_key_values=Cache.from_model(model))`.
 
     scheme: its text form; sliding_windows: for each layer the window in tokens, or None; device: where the rows lie
-    and attention to them runs, 'cpu', 'opencl' or 'opencl:NAME' (words of a device's name), or, None, what LOWKV_DEVICE
-    in the environment says, or else the CPU. The model stays on the CPU.
+    and attention to them runs, 'cpu', 'opencl' or 'opencl:NAME' (words of a device's name), 'cuda' or 'cuda:NUMBER'
+    (with the package lowkv-cuda), or, None, what LOWKV_DEVICE in the environment says, or else the CPU. The model is
+    on the CPU, or on that CUDA device.
     """
 
     def __init__(self, scheme: str, sliding_windows: list[int | None], device: str | None = None):
@@ -41,8 +42,10 @@ class Cache(Steps, transformers.Cache):
     @classmethod
     def from_model(cls, model: PreTrainedModel, scheme: str = default_scheme, device: str | None = None) -> Cache:
         """An empty cache for `model`, which from here on calls lowkv's attention function: with other caches it
-        computes what it did before. Raises lowkv.Error for a scheme or a model that is not served, or a device that is
-        not there, and why."""
+        computes what it did before. device: as for Cache, but by default a model's that is on a CUDA device. Raises
+        lowkv.Error for a scheme or a model that is not served, or a device that is not there, and why."""
+        if device is None and model.device.type == "cuda" and not os.environ.get("LOWKV_DEVICE"):
+            device = str(model.device)
         cache = cls(scheme, sliding_windows(model), device)
         install(model)
         watch(model)
@@ -109,7 +112,8 @@ class Cache(Steps, transformers.Cache):
 
     @property
     def device(self) -> str:
-        """Where the rows lie and attention to them runs: 'cpu', or an OpenCL device's whole name."""
+        """Where the rows lie and attention to them runs: 'cpu', 'cuda:NUMBER' or an OpenCL device's whole
+        name."""
         return self.memory.device
 
     @property

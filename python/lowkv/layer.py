@@ -48,6 +48,7 @@ class Layer(CacheLayerMixin):
         # The keys and values of a first step, until it attends to them.
         self._prompt: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_initialized = rows is not None
+        self.device = torch.device("cpu")  # the model's, since it gave rows
 
     # ---- what transformers asks ----
 
@@ -101,9 +102,7 @@ class Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         keys, values = key_states, value_states
-        if keys.device.type != "cpu":
-            raise Error(f"layer {self.index}: the model is on {keys.device}, and lowkv takes rows from the CPU, "
-                        "wherever the cache is; move it with model.to('cpu')")
+        self._require_place(keys.device)
         if keys.dtype not in _DTYPES:
             raise Error(f"layer {self.index}: keys of {keys.dtype}; lowkv takes float32, bfloat16, float16")
         if keys.shape[:2] != values.shape[:2] or keys.shape[3] != values.shape[3]:
@@ -112,6 +111,22 @@ class Layer(CacheLayerMixin):
         rows = getattr(RowType, str(keys.dtype).removeprefix("torch."))
         plan = Plan(self.scheme, self.index, keys.shape[1], keys.shape[3], rows)
         self._hold(Batch(self.store, plan, self.retention, keys.shape[0]))
+
+    def _require_place(self, device: torch.device) -> None:
+        """Raises Error for rows that the cache can't take where they are."""
+        if device.type == "cpu" or str(device) == self.store.device:
+            return
+        if device.type == "cuda":
+            raise Error(f"layer {self.index}: the model is on {device}, and this cache on {self.store.device!r}: leave "
+                        f"`device` out, or give {str(device)!r} (it takes the package lowkv-cuda), or move the model "
+                        "with model.to('cpu')")
+        raise Error(f"layer {self.index}: the model is on {device}, and lowkv takes rows from the CPU, wherever the "
+                    "cache is, and from a CUDA device that it is on; move the model with model.to('cpu')")
+
+    def _follow(self, rows: torch.Tensor) -> None:
+        """Has the device work in torch's order, where it is a GPU that torch uses."""
+        if rows.is_cuda:
+            self.store.use_stream(torch.cuda.current_stream(rows.device).cuda_stream)
 
     def load(self, image: torch.Tensor) -> None:
         """Takes over what was saved of a layer like this one. Raises Error for anything else."""
@@ -138,6 +153,8 @@ class Layer(CacheLayerMixin):
                         f"and head_dim {head_dim}; start with an empty cache")
         keys, values = _side_by_side(keys.detach()), _side_by_side(values.detach().to(keys.dtype))
         self._prompt = (keys, values) if self.length == 0 else None
+        self.device = keys.device
+        self._follow(keys)
         self.rows.append(keys, values)
         self.pending = True
 
@@ -166,13 +183,14 @@ class Layer(CacheLayerMixin):
                sink_logits: torch.Tensor | None) -> torch.Tensor:
         """Attention of `query`, `[batch, heads, queries, head_dim]`, over all rows. Then packs what has left
         the window. Returns the output in the query's shape and dtype."""
+        self._follow(query)
         with torch.no_grad():
             if self._prompt is not None and not softcap and sink_logits is None:
                 out = _attend_to_prompt(query, *self._prompt, visibility, scale)
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
             if self.rows.wants_queries:
-                self.rows.observe(_side_by_side(query[:, :, -Batch.queries_enough :].detach().float()))
+                self.rows.observe(_side_by_side(query[:, :, -Batch.queries_enough :].detach().float().cpu()))
             self.settle(_GUESSES if self.record_past else 0)
         if query.shape[2] >= _LONG:
             heap.trim()
@@ -202,14 +220,15 @@ class Layer(CacheLayerMixin):
         self.pending = False
 
     def full(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows that are held, in order, packed ones decoded: `[batch, heads, rows, head_dim]`."""
+        """All rows that are held, in order, packed ones decoded, where the model is: `[batch, heads, rows,
+        head_dim]`."""
         if self.rows is None:
             raise Error(f"layer {self.index} is empty")
         batch, heads, head_dim = self.rows.shape
         shape = batch, heads, self.length - self.rows.first, head_dim
         keys, values = (torch.empty(shape, dtype=getattr(torch, self.rows.dtype.name)) for _ in range(2))
         self.rows.read(self.rows.first, keys, values, torch.get_num_threads())
-        return keys, values
+        return keys.to(self.device), values.to(self.device)
 
     # ---- what generate() does to it ----
 

@@ -18,7 +18,7 @@ class Visibility:
     keep: bool `[batch, cells]`, False for padding; full: bool (True is seen) or additive
     `[batch, 1 or heads, queries, cells]`, instead of everything above; bias: additive `[batch or 1, heads, 1
     or queries, cells]`, on top (ALiBi). Their last column is cell `total - 1`; cells before the first are
-    hidden.
+    hidden. device: where masks are made.
     """
 
     total: int
@@ -28,6 +28,7 @@ class Visibility:
     keep: torch.Tensor | None = None
     full: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    device: torch.device | str = "cpu"
 
     @property
     def plain_causal(self) -> bool:
@@ -74,9 +75,9 @@ class Visibility:
         ahead = self.causal and last > position + 1
         behind = self.window is not None and first <= self.total - self.queries + stop - 1 - self.window
         if ahead or behind:
-            cells = torch.arange(first, last)
-            positions = torch.arange(position, position + stop - start)[:, None]
-            seen = torch.ones(stop - start, last - first, dtype=torch.bool)
+            cells = torch.arange(first, last, device=self.device)
+            positions = torch.arange(position, position + stop - start, device=self.device)[:, None]
+            seen = torch.ones(stop - start, last - first, dtype=torch.bool, device=self.device)
             if ahead:
                 seen &= cells <= positions
             if behind:
@@ -96,4 +97,4 @@ class Visibility:
 
 
 def _hide(seen: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))

@@ -35,12 +35,13 @@ struct nb::detail::is_copy_constructible<lowkv::Batch> : std::false_type {};
 namespace lowkv::python {
 namespace {
 
-// Tensors [sequence][head][token][channel].
-using Rows = nb::ndarray<nb::ro, nb::ndim<4>, nb::device::cpu>;
+// Tensors [sequence][head][token][channel]; without nb::device::cpu, they may be on a CUDA device.
+using Rows = nb::ndarray<nb::ro, nb::ndim<4>>;
 using RowsOut = nb::ndarray<nb::ndim<4>, nb::device::cpu>;
-using Floats = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
-using FloatsOut = nb::ndarray<float, nb::ndim<4>, nb::device::cpu>;
-using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<4>>;
+using FloatsOut = nb::ndarray<float, nb::ndim<4>>;
+using QueriesSeen = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig>;
 using Image = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewImage = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
@@ -53,6 +54,18 @@ Executor& executor(unsigned threads) {
     auto& pool = pools[threads];
     if (pool == nullptr) pool = make_thread_executor(threads);
     return *pool;
+}
+
+// What is not in the host's memory must be in that of the batch's device.
+template <class Array>
+void check_place(const Batch& batch, const Array& array, const char* name) {
+    if (array.device_type() == nb::device::cpu::value) return;
+    const std::string its = "cuda:" + std::to_string(array.device_id());
+    const std::string_view device = batch.device().name();
+    check(array.device_type() == nb::device::cuda::value && its == device,
+          std::string(name) + " must be on the CPU or on the batch's device, '" +
+              std::string(device) + "'" +
+              (device.starts_with("cuda") ? "" : "; that takes none but the CPU's"));
 }
 
 std::string shape_text(const Batch& batch, const char* heads, const char* tokens) {
@@ -84,6 +97,8 @@ BatchStrides check_rows(const Batch& batch, const Array& rows, std::size_t token
 
 void append(Batch& batch, const Rows& keys, const Rows& values) {
     const std::size_t tokens = keys.shape(2);
+    check_place(batch, keys, "keys");
+    check_place(batch, values, "values");
     check(tokens < Sequence::max_cells, std::to_string(tokens) + " tokens are too many");
     const BatchRows k{keys.data(), row_type(keys, "keys"), check_rows(batch, keys, tokens, "keys")};
     const BatchRows v{values.data(), row_type(values, "values"),
@@ -130,6 +145,10 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     check(first <= batch.tokens(), "first, " + std::to_string(first) + ", is past the " +
                                        std::to_string(batch.tokens()) + " tokens there are");
     check(!sink_logits || sink_logits->shape(0) == q.shape(1), "sink_logits must be [heads]");
+    check_place(batch, q, "q");
+    check_place(batch, out, "out");
+    if (mask) check_place(batch, *mask, "mask");
+    if (sink_logits) check_place(batch, *sink_logits, "sink_logits");
     BatchAttention attention;
     attention.q = q.data();
     attention.q_strides = strides_of(q, "q");
@@ -151,7 +170,7 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     batch.attend(attention, workspace, executor(threads));
 }
 
-void observe(Batch& batch, const Floats& q) {
+void observe(Batch& batch, const QueriesSeen& q) {
     check(q.shape(0) == batch.size() && q.shape(3) == batch.plan().shape().head_dim,
           "q must be " + shape_text(batch, "heads", "queries"));
     batch.observe(q.data(), strides_of(q, "q"), static_cast<std::uint32_t>(q.shape(2)),
@@ -219,7 +238,16 @@ void bind_batch(nb::module_& m) {
                 new (self) Store(0, its);
             },
             "device"_a = "cpu",
-            "device: 'cpu', 'opencl' or 'opencl:NAME'. Raises Error where there is none such.")
+            "device: 'cpu', 'opencl', 'opencl:NAME', 'cuda' or 'cuda:NUMBER'. Raises Error where "
+            "there is none such.")
+        .def(
+            "use_stream",
+            [](Store& s, std::uintptr_t stream) {
+                s.device().use_stream(reinterpret_cast<void*>(stream));
+            },
+            "stream"_a,
+            "Has the device's work done in the order of a CUDA stream, such as torch's current one "
+            "(its cuda_stream), from here on. Raises Error for a device without streams.")
         .def_prop_ro(
             "device", [](const Store& s) { return std::string(s.device().name()); },
             "The device that the blocks lie on, by its whole name.")
@@ -259,8 +287,9 @@ void bind_batch(nb::module_& m) {
             },
             "Held exact and packed, blocks that are shared with forks included.")
         .def("append", &append, "keys"_a.noconvert(), "values"_a.noconvert(),
-             "Adds rows [sequences, kv_heads, tokens, head_dim] of float32, float16 or bfloat16. "
-             "Nothing is packed by it.")
+             "Adds rows [sequences, kv_heads, tokens, head_dim] of float32, float16 or bfloat16, "
+             "on the "
+             "CPU or on the batch's CUDA device. Nothing is packed by it.")
         .def(
             "settle",
             [](Batch& b, std::uint32_t spared, unsigned threads) {
@@ -276,7 +305,7 @@ void bind_batch(nb::module_& m) {
              "tokens from `first` on. Writes out, shaped like q. mask: added to the scores, "
              "[sequences or 1, heads or 1, queries, tokens - first], or None; then causal and "
              "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
-             "values, or None.")
+             "values, or None. All are on the CPU, or all on the batch's CUDA device.")
         .def("observe", &observe, "q"_a.noconvert(),
              "Queries [sequences, heads, queries, head_dim] that attend to what settle() will "
              "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "

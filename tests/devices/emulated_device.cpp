@@ -1,10 +1,13 @@
 // The kernels' CUDA dialect on the host: the same text, the same host's side as for OpenCL.
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <tuple>
 #include <utility>
 
+#include "caller_memory.h"
 #include "cuda_group.h"
 #include "cuda_words.h"
 #include "device_case.h"
@@ -45,11 +48,26 @@ constexpr Run runs[] = {
 #undef RUN
 };
 
+// Where a caller's memory ends, by where it begins.
+std::map<const std::byte*, const std::byte*>& callers() {
+    static std::map<const std::byte*, const std::byte*> ranges;
+    return ranges;
+}
+
+std::atomic<bool> all_reached = false;
+
 class EmulatedQueue final : public devices::Queue {
   public:
     EmulatedQueue() : devices::Queue("CUDA", "emulated") {
         set_device(devices::Kind::discrete, std::size_t{4} << 30, std::size_t{1} << 30);
     }
+
+    bool reaches(const void* address) const noexcept override {
+        const auto* at = static_cast<const std::byte*>(address);
+        const auto after = callers().upper_bound(at);
+        return all_reached || (after != callers().begin() && at < std::prev(after)->second);
+    }
+    void use_stream(void*) override {}  // all is done when a call returns
 
   private:
     static std::byte* at(Handle handle, std::size_t offset) {
@@ -89,5 +107,21 @@ const std::shared_ptr<Device>& shared_device() {
         devices::make_device(std::make_unique<EmulatedQueue>(), "cuda:emulated");
     return device;
 }
+
+void reach_all_memory() { all_reached = true; }
+
+void* take_callers(std::size_t bytes) {
+    auto* memory = new std::byte[bytes];
+    callers()[memory] = memory + bytes;
+    return memory;
+}
+void give_callers(void* memory) {
+    auto* its = static_cast<std::byte*>(memory);
+    callers().erase(its);
+    delete[] its;
+}
+void write_callers(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void read_callers(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void* callers_stream() { return nullptr; }
 
 }  // namespace lowkv::test

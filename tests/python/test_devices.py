@@ -1,17 +1,23 @@
-"""Caches on a device other than the CPU, beside the same on the CPU. The model is on the CPU either way."""
+"""Caches on a device other than the CPU, beside the same on the CPU. The model is on the CPU either way; test_gpu.py
+has it on a GPU."""
 
 import os
 import subprocess
 import sys
+import types
 
 import lowkv
 import pytest
 import torch
 from families import build
 from lowkv._core import PagedLayer, Plan, Retention, RowType, Store, parse_scheme
+from lowkv.visibility import Visibility
 
 DEVICE = os.environ.get("LOWKV_DEVICE", "cpu")
 on_device = pytest.mark.skipif(DEVICE == "cpu", reason="LOWKV_DEVICE names no device; make test-python-opencl does")
+on_opencl = pytest.mark.skipif(not DEVICE.startswith("opencl"), reason="LOWKV_DEVICE names no OpenCL device")
+on_cuda = pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="LOWKV_DEVICE names no CUDA device; make "
+                             "test-python-cuda does")
 SCHEMES = ["exact", "lowkv2.8,window=16,sinks=3", "kivi2,window=16"]
 
 
@@ -46,15 +52,15 @@ def close(got, want, scheme):
 
 def test_wrong_devices_are_refused_by_name_and_change_nothing(monkeypatch, tmp_path):
     model, stock = build("llama")
-    for device, words in (("gpu", "there is no device 'gpu': it is 'cpu', 'opencl'"), ("", "there is no device ''"),
+    for device, words in (("gpu", "there is no device 'gpu': it is 'cpu', 'cuda' or"), ("", "there is no device ''"),
                           ("openclx", "there is no device 'openclx'"), (0, "device must be a str such as 'cpu'")):
         for make in (lambda d: lowkv.Cache.from_model(model, device=d), lambda d: lowkv.Cache("kivi2", [None], d),
                      lambda d: lowkv.KiviCache.from_model(model, device=d),
                      lambda d: lowkv.generate(model, None, "", device=d)):
             with pytest.raises(lowkv.Error, match=words):
                 make(device)
-    monkeypatch.setenv("LOWKV_DEVICE", "cuda")
-    with pytest.raises(lowkv.Error, match="LOWKV_DEVICE in the environment: there is no device 'cuda'"):
+    monkeypatch.setenv("LOWKV_DEVICE", "xpu")
+    with pytest.raises(lowkv.Error, match="LOWKV_DEVICE in the environment: there is no device 'xpu'"):
         lowkv.Cache.from_model(model)
     assert type(model) is type(stock) and model.config._attn_implementation == "eager"
     cache = lowkv.Cache.from_model(model, "kivi2", "cpu")  # what is named counts
@@ -67,28 +73,28 @@ def test_wrong_devices_are_refused_by_name_and_change_nothing(monkeypatch, tmp_p
     assert lowkv.Cache.load(tmp_path / "prefix", model).device == "cpu"
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="LOWKV_DEVICE names a device, so this build has OpenCL")
+@pytest.mark.skipif(DEVICE.startswith("opencl"), reason="this build has OpenCL")
 @pytest.mark.parametrize("device", ["opencl", "opencl:pocl"])
 def test_a_build_without_opencl_says_so(device):
     with pytest.raises(lowkv.Error, match=f"device '{device}': this build of lowkv has no OpenCL. Build one that has"):
         lowkv.Cache.from_model(build("llama")[0], device=device)
 
 
-@on_device
+@on_opencl
 def test_an_unknown_opencl_device_is_refused_with_those_that_there_are():
     words = r"no OpenCL device has 'no such' in its name or version; there is:\n  opencl:.+ / .+"
     with pytest.raises(lowkv.Error, match=words):
         lowkv.Cache.from_model(build("llama")[0], device="opencl:no such")
 
 
-@on_device
+@on_opencl
 def test_a_machine_without_a_platform_is_told_what_is_missing(tmp_path):
     done = subprocess.run([sys.executable, "-c", "import lowkv; lowkv.Cache('kivi2', [None])"], capture_output=True,
                           text=True, env=os.environ | {"OCL_ICD_VENDORS": str(tmp_path)}, check=False)
     assert "lowkv._core.Error: LOWKV_DEVICE in the environment: there is no OpenCL device" in done.stderr, done.stderr
 
 
-@on_device
+@on_opencl
 def test_a_device_is_known_by_its_whole_name():
     model, _ = build("llama")
     cache = lowkv.Cache.from_model(model)
@@ -99,10 +105,58 @@ def test_a_device_is_known_by_its_whole_name():
         assert lowkv.Cache.from_model(model, device="opencl:pocl").device == cache.device
 
 
+@pytest.mark.skipif(DEVICE.startswith("cuda"), reason="lowkv-cuda is there")
+def test_without_its_package_cuda_is_refused():
+    model, _ = build("llama")
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(lowkv.Error, match=f"device '{device}': CUDA devices take the package lowkv-cuda: pip inst"):
+            lowkv.Cache.from_model(model, device=device)
+
+
+def test_a_package_of_other_sources_is_refused(monkeypatch):
+    part = types.ModuleType("lowkv_cuda")
+    part.interface = "of another day"
+    monkeypatch.setitem(sys.modules, "lowkv_cuda", part)
+    with pytest.raises(lowkv.Error, match="the packages lowkv and lowkv-cuda are not of the same sources"):
+        Store("cuda:7")
+
+
+@on_cuda
+def test_an_unknown_cuda_device_is_refused():
+    with pytest.raises(lowkv.Error, match="there is no CUDA device"):
+        lowkv.Cache.from_model(build("llama")[0], device="cuda:9")
+
+
+@on_cuda
+def test_what_its_library_refuses_comes_through_as_an_error():
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model, "kivi2,rows=8,window=16")
+    with pytest.raises(lowkv.Error, match="has no kernels for rows=8"):
+        run(model, cache, ids(1, 9))
+
+
+def test_masks_are_made_where_the_queries_are():
+    """torch's device `meta` stands for a GPU: no tensor of it goes together with one of the CPU's."""
+    there = dict(device="meta")
+    seen = {"keep": torch.ones(2, 90, dtype=torch.bool, **there), "bias": torch.zeros(1, 4, 1, 90, **there)}
+    for arguments in ({}, {"keep": seen["keep"]}, {"bias": seen["bias"]}, seen, {"full": torch.zeros(2, 1, 5, 70, **there)}):
+        for window in (None, 20):
+            mask = Visibility(90, 5, window=window, device=there["device"], **arguments).mask(0, 90, 0, 5)
+            assert mask.device.type == "meta" and mask.shape[-1] == 90
+
+
+def test_streams_are_a_gpus():
+    if not DEVICE.startswith("cuda"):
+        with pytest.raises(lowkv.Error, match="takes no stream of a caller's"):
+            Store(DEVICE).use_stream(0)
+    else:
+        Store(DEVICE).use_stream(0)
+
+
 @on_device
 def test_pages_of_the_hosts_memory_are_refused():
     plan = Plan(parse_scheme("kivi2"), 0, 1, 32, RowType.float16)
-    with pytest.raises(lowkv.Error, match="need a store on the CPU, not on 'opencl:"):
+    with pytest.raises(lowkv.Error, match="need a store on the CPU, not on '"):
         PagedLayer(Store(DEVICE), plan, Retention(0, 0, 0), 0, 32, torch.zeros(4, 1, 1, 4096, dtype=torch.uint8), 4)
 
 

@@ -1,0 +1,74 @@
+#include "numbers.h"
+
+#include <algorithm>
+#include <span>
+
+#include "codec/float16.h"
+#include "lowkv/error.h"
+
+namespace lowkv::devices {
+
+bool reached(const Queue& queue, const SequenceAttention& sequence, const AttentionParams& params) {
+    const AttentionIO& io = sequence.io;
+    const bool there = queue.reaches(io.q);
+    const bool additive = sequence.mask.kind == Mask::Kind::additive_f16 ||
+                          sequence.mask.kind == Mask::Kind::additive_f32;
+    const void* const others[] = {io.out, io.log_sum, params.alibi_slopes, params.sink_logits,
+                                  additive ? sequence.mask.data : nullptr};
+    for (const void* other : others) {
+        if (other != nullptr && queue.reaches(other) != there)
+            throw Error(ErrorCode::invalid_argument,
+                        "attend: queries, results, masks and numbers of the heads must all be in "
+                        "the host's memory, or all in that of the " +
+                            queue.title());
+    }
+    return there;
+}
+
+std::uint32_t Numbers::reserve(std::size_t count) {
+    const auto at = static_cast<std::uint32_t>(size());
+    if (fetched_)
+        reserved_ += count;
+    else
+        floats_.resize(at + count);
+    return at;
+}
+
+std::uint32_t Numbers::add(const Numbers3& numbers) {
+    const auto [xs, ys, zs] = numbers.count;
+    const std::uint32_t at = reserve(xs * ys * zs);
+    if (fetched_) {
+        fetches_.push_back({numbers, at});
+        return at;
+    }
+    float* to = floats_.data() + at;
+    for (std::size_t x = 0; x < xs; ++x) {
+        for (std::size_t y = 0; y < ys; ++y, to += zs) {
+            const std::size_t first = x * numbers.x_stride + y * numbers.y_stride;
+            if (numbers.type == RowType::f32) {
+                std::copy_n(static_cast<const float*>(numbers.from) + first, zs, to);
+            } else {
+                const auto* row = static_cast<const std::uint16_t*>(numbers.from) + first;
+                std::transform(row, row + zs, to, codec::f16_to_f32);
+            }
+        }
+    }
+    return at;
+}
+
+Handle Numbers::upload(State& state) const {
+    if (!fetched_) return state.numbers.holding(state.queue, std::span<const float>(floats_));
+    const Handle buffer = state.numbers.of(state.queue, reserved_ * sizeof(float));
+    const auto number = [](std::size_t value) { return static_cast<std::uint32_t>(value); };
+    for (const Fetch& fetch : fetches_) {
+        const Numbers3& its = fetch.numbers;
+        const auto [xs, ys, zs] = its.count;
+        state.queue.launch(Kernel::fetch, grid_of(xs * ys * zs), its.from,
+                           number(static_cast<std::size_t>(its.type)), std::uint64_t{its.x_stride},
+                           std::uint64_t{its.y_stride}, number(ys), number(zs),
+                           number(xs * ys * zs), buffer, fetch.at);
+    }
+    return buffer;
+}
+
+}  // namespace lowkv::devices

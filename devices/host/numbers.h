@@ -1,0 +1,56 @@
+#pragma once
+// The floats that a call's kernels read: queries, masks, numbers of the heads. They come from the
+// host's memory or, all of a call's, from where a caller has them in the device's
+// (kernels/caller.h).
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "lowkv/attention.h"
+#include "state.h"
+
+namespace lowkv::devices {
+
+// Whether a sequence's queries, and with them all else of the call, are in the device's memory.
+// Throws Error(invalid_argument) where some are and some aren't.
+bool reached(const Queue& queue, const SequenceAttention& sequence, const AttentionParams& params);
+
+// [x][y][z], z side by side.
+struct Numbers3 {
+    const void* from;
+    RowType type;  // f32 or f16
+    std::array<std::size_t, 3> count;
+    std::size_t x_stride, y_stride;  // in elements
+};
+
+class Numbers {
+  public:
+    // `fetched`: all that is added lies in the device's memory.
+    explicit Numbers(bool fetched) : fetched_(fetched) {}
+
+    // Where they are, once uploaded: one after the other.
+    std::uint32_t add(const Numbers3& numbers);
+    // Room for so many.
+    std::uint32_t reserve(std::size_t count);
+    std::size_t size() const noexcept { return fetched_ ? reserved_ : floats_.size(); }
+    // Of those that come from the host's memory.
+    float* data() noexcept { return floats_.data(); }
+
+    // Throws Error(device_failed).
+    Handle upload(State& state) const;
+
+  private:
+    struct Fetch {
+        Numbers3 numbers;
+        std::uint32_t at;
+    };
+
+    bool fetched_;
+    std::size_t reserved_ = 0;
+    std::vector<float> floats_;
+    std::vector<Fetch> fetches_;
+};
+
+}  // namespace lowkv::devices

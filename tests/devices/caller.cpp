@@ -1,0 +1,190 @@
+// What a caller has in a CUDA device's memory: rows, queries, masks and results there are what they
+// would be in the host's.
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "caller_memory.h"
+#include "device_case.h"
+#include "lowkv/batch.h"
+#include "lowkv/error.h"
+#include "lowkv/format.h"
+#include "lowkv/scheme.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+constexpr std::uint32_t sequences = 2, kv_heads = 2, heads = 6;
+
+std::vector<float> numbers(std::size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> found(count);
+    for (float& x : found) x = normal(random);
+    return found;
+}
+
+// As bytes of a type of rows.
+std::vector<std::byte> rows_of(const std::vector<float>& from, RowType type) {
+    std::vector<std::byte> bytes;
+    for (const float x : from) {
+        std::uint32_t bits = static_cast<std::uint32_t>(LOWKV_BITS(x));
+        std::size_t size = 4;
+        if (type == RowType::f16) bits = lowkv_f32_to_f16(x);
+        if (type == RowType::bf16) bits >>= 16;
+        if (type != RowType::f32) size = 2;
+        for (std::size_t i = 0; i < size; ++i) bytes.push_back(std::byte(bits >> (8 * i)));
+    }
+    return bytes;
+}
+
+struct Case {
+    std::string scheme;
+    std::uint32_t head_dim = 32;
+    std::uint32_t tokens = 200;
+    RowType plan_rows = RowType::f16, given_rows = RowType::f16;
+};
+
+// A batch whose rows came from the host's memory, and one from the caller's on the device.
+struct Pair {
+    std::shared_ptr<const Plan> plan;
+    Batch host, there;
+
+    explicit Pair(const Case& c) : Pair(c, parse_scheme(c.scheme)) {}
+
+  private:
+    Pair(const Case& c, const Scheme& scheme)
+        : plan(std::make_shared<Plan>(scheme.layer(0), Shape{kv_heads, c.head_dim}, "", 0,
+                                      LayerInputs{.rows = c.plan_rows})),
+          host(std::make_shared<Store>(0, shared_device()), plan, scheme.retention, sequences),
+          there(std::make_shared<Store>(0, shared_device()), plan, scheme.retention, sequences) {
+        // [token][sequence][head][channel], heads with a channel's worth of room.
+        const std::size_t head = c.head_dim + 1, sequence = kv_heads * head;
+        const BatchStrides strides{sequence, head, sequences * sequence};
+        const std::vector<std::byte> keys =
+            rows_of(numbers(c.tokens * strides.token, 1), c.given_rows);
+        const std::vector<std::byte> values =
+            rows_of(numbers(c.tokens * strides.token, 2), c.given_rows);
+        const Callers<std::byte> k(keys), v(values);
+        // A prompt, then a token.
+        const std::size_t last = (c.tokens - 1) * strides.token * element_bytes(c.given_rows);
+        for (const auto& [first, count] : {std::pair<std::size_t, std::uint32_t>{0, c.tokens - 1},
+                                           std::pair<std::size_t, std::uint32_t>{last, 1}}) {
+            const auto append = [&](Batch& batch, const std::byte* its_keys,
+                                    const std::byte* its_values) {
+                batch.append({its_keys + first, c.given_rows, strides},
+                             {its_values + first, c.given_rows, strides}, count);
+                batch.settle();
+            };
+            append(host, keys.data(), values.data());
+            append(there, k.data(), v.data());
+        }
+    }
+};
+
+// Queries of both batches' newest tokens, [token][sequence][head][channel].
+void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, bool masked) {
+    const std::size_t head = c.head_dim + 2, sequence = heads * head;
+    const BatchStrides strides{sequence, head, sequences * sequence};
+    const std::size_t size = queries * strides.token;
+    const std::vector<float> q = numbers(size, 3), sinks = numbers(heads, 4);
+    std::vector<float> mask = numbers(std::size_t{sequences} * queries * c.tokens, 5);
+    for (std::size_t i = 0; i < mask.size(); i += 3) mask[i] = -INFINITY;
+    std::vector<float> out(size, 7.0f), log_sum(std::size_t{sequences} * queries * heads, 7.0f);
+    const Callers<float> its_q(q), its_sinks(sinks), its_mask(mask), its_out(out),
+        its_log_sum(log_sum);
+    BatchAttention a;
+    a.q_strides = a.out_strides = strides;
+    a.queries = queries;
+    a.heads = heads;
+    a.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+    a.q = q.data();
+    a.out = out.data();
+    a.log_sum = log_sum.data();
+    if (masked) {
+        a.softcap = 20.0f;
+        a.mask = mask.data();
+        a.mask_strides = {std::size_t{queries} * c.tokens, 0, c.tokens};
+        a.sink_logits = sinks.data();
+    } else {
+        a.window = 150;
+    }
+    AttentionWorkspace workspace;
+    pair.host.attend(a, workspace);
+    a.q = its_q.data();
+    a.out = its_out.data();
+    a.log_sum = its_log_sum.data();
+    if (masked) {
+        a.mask = its_mask.data();
+        a.sink_logits = its_sinks.data();
+    }
+    pair.there.attend(a, workspace);
+    CHECK(its_out.read() == out);
+    CHECK(its_log_sum.read() == log_sum);
+}
+
+}  // namespace
+
+TEST_CASE("rows of every type, into plans of every type") {
+    for (const RowType plan : {RowType::f32, RowType::f16, RowType::bf16}) {
+        for (const RowType given : {RowType::f32, RowType::f16, RowType::bf16}) {
+            INFO("plan ", static_cast<unsigned>(plan), " given ", static_cast<unsigned>(given));
+            const Pair pair({"kivi2,window=40,sinks=3", 16, 120, plan, given});
+            CHECK(pair.host.save() == pair.there.save());
+        }
+    }
+    const Pair pair({.scheme = "lowkv2.8,window=40,sinks=3"});
+    CHECK(pair.host.save() == pair.there.save());
+}
+
+TEST_CASE("small: attention to few queries and to many") {
+    for (const char* scheme : {"kivi2", "turboquant3-qr", "lowkv2.8", "exact"}) {
+        const Case c{.scheme = std::string(scheme) + ",window=40,sinks=3"};
+        const Pair pair(c);
+        for (const std::uint32_t queries : {1u, 37u}) {
+            for (const bool masked : {false, true}) {
+                INFO(c.scheme, " queries ", queries, " masked ", masked);
+                check_attention(pair, c, queries, masked);
+            }
+        }
+    }
+}
+
+TEST_CASE("queries and results in two memories are refused, and nothing is lost") {
+    const Case c{.scheme = "kivi2,window=40,sinks=3"};
+    const Pair pair(c);
+    const std::vector<float> q = numbers(std::size_t{sequences} * heads * c.head_dim, 3);
+    std::vector<float> out(q.size());
+    const Callers<float> its_q(q);
+    BatchAttention a;
+    a.q_strides = a.out_strides = {std::size_t{heads} * c.head_dim, c.head_dim, 0};
+    a.queries = 1;
+    a.heads = heads;
+    a.q = its_q.data();
+    a.out = out.data();
+    AttentionWorkspace workspace;
+    try {
+        pair.there.attend(a, workspace);
+        FAIL("not refused");
+    } catch (const Error& error) {
+        CHECK(error.code() == ErrorCode::invalid_argument);
+        CHECK(std::string(error.what()).find("must all be in the host's memory") !=
+              std::string::npos);
+    }
+    check_attention(pair, c, 1, false);
+}
+
+TEST_CASE("work goes to a stream of the caller's") {
+    const Case c{.scheme = "lowkv2.8,window=40,sinks=3"};
+    device().use_stream(callers_stream());
+    const Pair pair(c);
+    check_attention(pair, c, 1, false);
+    device().use_stream(nullptr);
+    check_attention(pair, c, 1, false);
+}
