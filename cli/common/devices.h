@@ -10,7 +10,7 @@
 
 namespace lowkv::cli {
 
-extern const bool built_with_opencl;
+extern const bool built_with_opencl, built_with_cuda;
 
 struct FoundDevice {
     std::string name;
@@ -18,10 +18,11 @@ struct FoundDevice {
     std::string what;
 };
 
-// The CPU first, then every OpenCL device.
+// The CPU first, then what the build has: OpenCL's devices, CUDA's.
 std::vector<FoundDevice> found_devices();
 
-// "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h). Throws Error where there is none such.
+// "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h). Throws
+// Error where there is none such.
 std::shared_ptr<Device> device_by_name(const std::string& name);
 
 }  // namespace lowkv::cli

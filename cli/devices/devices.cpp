@@ -1,5 +1,6 @@
 // lowkv devices: where stores can be.
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -14,7 +15,7 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv devices
 
-A device's name is what the C++ library (opencl_device()), the Python package (LOWKV_DEVICE) and `lowkv bench
+A device's name is what the C++ library (opencl_device(), cuda_device()), the Python package (LOWKV_DEVICE) and `lowkv bench
 attention --device` take: its words, in either case, or only some of them. The other commands and the plug-ins
 keep their stores on the CPU. `lowkv doctor` has each device compute an example.)";
 
@@ -26,11 +27,19 @@ void list(int& status) {
                    device.memory_bytes == 0 ? "the machine's"
                                             : bytes(static_cast<double>(device.memory_bytes)),
                    device.what});
+    const auto has = [&](const char* kind) {
+        return std::ranges::any_of(
+            found, [&](const FoundDevice& device) { return device.name.starts_with(kind); });
+    };
     std::string note;
     if (!built_with_opencl)
         note = "This build has no OpenCL: configure it with -DLOWKV_OPENCL=ON.\n";
-    else if (found.size() == 1)
+    else if (!has("opencl"))
         note = "No OpenCL platform has a device (clinfo -l lists what there is).\n";
+    if (!built_with_cuda)
+        note += "This build has no CUDA: configure it with -DLOWKV_CUDA=ON.\n";
+    else if (!has("cuda"))
+        note += "There is no CUDA device (nvidia-smi lists what there is).\n";
     std::fputs((table.text() + note).c_str(), stdout);
     status = 0;
 }

@@ -44,9 +44,10 @@ class Cache(Steps, transformers.Cache):
         """An empty cache for `model`, which from here on calls lowkv's attention function: with other caches it
         computes what it did before. device: as for Cache, but by default a model's that is on a CUDA device. Raises
         lowkv.Error for a scheme or a model that is not served, or a device that is not there, and why."""
+        windows = sliding_windows(model)  # refuses what is no model
         if device is None and model.device.type == "cuda" and not os.environ.get("LOWKV_DEVICE"):
             device = str(model.device)
-        cache = cls(scheme, sliding_windows(model), device)
+        cache = cls(scheme, windows, device)
         install(model)
         watch(model)
         cache.model = weakref.ref(model)

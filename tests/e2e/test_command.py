@@ -251,7 +251,14 @@ def test_devices():
     run = lowkv("devices")
     assert run.code == 0, run.both
     assert re.search(r"^\|? *cpu ", run.out, re.MULTILINE), run.out
-    assert "LOWKV_OPENCL=ON" in run.out or "opencl:" in run.out or "No OpenCL platform" in run.out
+    for kind, option, none in (("opencl", "LOWKV_OPENCL=ON", "No OpenCL platform"),
+                               ("cuda", "LOWKV_CUDA=ON", "There is no CUDA device")):
+        assert option in run.out or f"{kind}:" in run.out or none in run.out
+        if option in run.out:  # refused by name, with what to do
+            run_there = lowkv("bench", "attention", "--device", kind, "--tokens", "64", "--peers", "none")
+            assert run_there.code != 0 and f"device '{kind}': this build has none such" in run_there.err
+    run = lowkv("bench", "attention", "--device", "npu", "--tokens", "64", "--peers", "none")
+    assert run.code != 0 and "there is no device 'npu': it is 'cpu'" in run.err, run.both
 
 
 def test_doctor_names_the_variables_that_keep_the_cache_away():
