@@ -131,7 +131,7 @@ class Sequence {
     // Queries that attend to the sequence, before what they see is packed, for plans that want them
     // (Plan::wants_queries(); others ignore it): the first packed block weighs its channels by
     // them, and later ones, of forks too, do as it does. Forgotten by truncate(0). Where a host
-    // doesn't call it, keys are coded by their own size alone.
+    // doesn't call it, keys are coded by their own size alone. They are in the host's memory.
     void observe(const QueryRows& queries);
     bool wants_queries() const noexcept { return plan_->wants_queries() && queries_.wanted(); }
 

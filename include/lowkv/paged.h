@@ -59,7 +59,8 @@ struct PagedSequence {
     std::uint32_t first_query = 0;  // its first row of q and out
 };
 
-// [token][head][channel], f32; strides in floats.
+// [token][head][channel], f32; strides in floats. In the host's memory, whatever the device: the
+// layer sums up queries itself.
 struct PagedQueries {
     const float* q = nullptr;
     std::size_t q_token_stride = 0, q_head_stride = 0;

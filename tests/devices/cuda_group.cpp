@@ -15,7 +15,7 @@
 
 namespace lowkv::test {
 
-thread_local Place thread_place, group_place;
+LOWKV_TEST_LOCAL Place thread_place, group_place;
 Place group_size;
 
 namespace {
@@ -114,11 +114,7 @@ bool run_fibers(const devices::Grid& grid, const std::function<void()>& thread) 
     return true;
 }
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool use_threads = true;
-#else
-constexpr bool use_threads = false;
-#endif
+constexpr bool use_threads = LOWKV_TEST_THREADS != 0;
 
 }  // namespace
 

@@ -14,12 +14,22 @@
 // Groups run one after the other.
 #define __shared__ static
 
+// Under a sanitizer CUDA threads are threads. Fibers go on with whichever thread calls the device,
+// one at a time: what they know may not be a thread's.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define LOWKV_TEST_THREADS 1
+#define LOWKV_TEST_LOCAL thread_local
+#else
+#define LOWKV_TEST_THREADS 0
+#define LOWKV_TEST_LOCAL
+#endif
+
 namespace lowkv::test {
 
 struct Place {
     std::uint32_t x = 0, y = 0, z = 0;
 };
-extern thread_local Place thread_place, group_place;
+extern LOWKV_TEST_LOCAL Place thread_place, group_place;
 extern Place group_size;
 
 // Waits for all threads of the group.
