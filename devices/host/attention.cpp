@@ -21,7 +21,7 @@ constexpr std::size_t launch_floats = std::size_t{1} << 24;
 // Query tokens that have their tasks together: their rows fill whole tasks.
 constexpr std::uint32_t slice_tokens = LOWKV_TILE_ROWS;
 
-// The rows of a task: few, for the kernel that decodes, or as many as prefill has registers for.
+// The rows of a task: few, or as many as there are registers for.
 std::uint32_t task_rows(const Plan& plan, const AttentionIO& io) {
     const std::size_t rows = std::size_t{io.tokens} * (io.heads / plan.shape().kv_heads);
     if (rows <= few_rows) return few_rows;
@@ -125,18 +125,13 @@ class Launch {
         const std::size_t results = std::size_t{queries_} * (d_ + 1);
         const Handle device_results = state_.results.of(queue, results * sizeof(float));
         const Grid grid{task_items, tasks_.size(), kv_heads};
-        if (task_rows_ == few_rows) {
-            queue.launch(Kernel::attend, grid, state_.memory.all(), plan_buffer_, words_buffer_,
-                         numbers_buffer_, partial);
-        } else {
-            const std::size_t forms = plan_.keys().rotation() == nullptr ? 1 : 2;
-            const Handle laid = state_.laid.of(
-                queue, chunks_.size() * kv_heads * forms * d_ * task_rows_ * sizeof(float));
-            queue.launch(Kernel::lay_queries, {task_items, chunks_.size(), kv_heads, forms},
-                         plan_buffer_, words_buffer_, numbers_buffer_, laid);
-            queue.launch(Kernel::prefill, grid, state_.memory.all(), plan_buffer_, words_buffer_,
-                         numbers_buffer_, laid, partial);
-        }
+        const std::size_t forms = plan_.keys().rotation() == nullptr ? 1 : 2;
+        const Handle laid = state_.laid.of(
+            queue, chunks_.size() * kv_heads * forms * d_ * task_rows_ * sizeof(float));
+        queue.launch(Kernel::lay_queries, {task_items, chunks_.size(), kv_heads, forms},
+                     plan_buffer_, words_buffer_, numbers_buffer_, laid);
+        queue.launch(Kernel::attend, grid, state_.memory.all(), plan_buffer_, words_buffer_,
+                     numbers_buffer_, laid, partial);
         queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows_}, plan_buffer_,
                      words_buffer_, numbers_buffer_, partial, device_results);
         if (reached_) {
@@ -210,7 +205,6 @@ class Launch {
         const std::size_t groups = (rows + task_rows_ - 1) / task_rows_ * plan_.shape().kv_heads;
         const Tuning& tuning = state_.queue.tuning();
         if (groups >= tuning.groups) return seen.end + LOWKV_TILE_SCORES;
-        if (task_rows_ == few_rows) return tuning.cells;
         const std::size_t share = (seen.end - seen.begin) * groups / tuning.groups;
         return number(std::max<std::size_t>(share, tuning.cells) / tuning.cells * tuning.cells);
     }
@@ -226,9 +220,8 @@ class Launch {
             if (mask.window != 0 && first_end > mask.window)
                 span.begin = std::max(span.begin, first_end - mask.window);
         }
-        // A tile of prefill's may be as large as a block: it begins where one does.
-        const std::uint32_t whole = task_rows_ == few_rows ? tile : plan_.block_tokens();
-        span.begin = span.begin / whole * whole;
+        // A tile may be as large as a block: it begins where one does.
+        span.begin = span.begin / plan_.block_tokens() * plan_.block_tokens();
         return span;
     }
 

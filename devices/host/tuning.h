@@ -20,11 +20,11 @@ enum class Kind : std::uint8_t {
 
 struct Tuning {
     // Groups of a sequence's attention from which on a device is busy: fewer rows have their cells
-    // parted into more tasks. An H100 has 1,056 of decode's at a time and 396 of prefill's, by
-    // their registers; by its threads and local memory DG2 has 256 and 128, Tiger Lake 42 and 12.
+    // parted into more tasks. An H100 has 396 at a time, by their registers; by its threads and
+    // local memory DG2 has 128, Tiger Lake 12.
     std::size_t groups;
-    // Cells of such a task, at least, and of decode's: a multiple of the largest block, 128. With 8
-    // kv heads 4,096 cells are 128 groups of 256 cells, fewer than an H100 has processors.
+    // Cells of such a task, at least: a multiple of the largest block, 128. With 8 kv heads 4,096
+    // cells are 128 groups of 256 cells, fewer than an H100 has processors.
     std::uint32_t cells;
     // Blocks that are encoded in a launch, which bounds the scratch memory: for 8 kv heads of 128
     // channels about .65 MiB a block. Some of its kernels have one group a block and head.

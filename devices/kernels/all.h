@@ -29,7 +29,7 @@
 
 #include "decode.h"
 
-#include "attend.h"
+#include "scores.h"
 
 #include "join.h"
 
@@ -37,6 +37,6 @@
 
 #include "expand.h"
 
-#include "prefill.h"
+#include "attend.h"
 
 #include "mass.h"

@@ -1,297 +1,267 @@
-// Attention to few queries (of many: prefill.h): one online softmax over exact and packed blocks,
-// cut into tasks (part.h) whose results are joined. A group is a task and a kv head: four query
-// rows and as many cells as the host says, all exact or all packed, 32 at a time.
+// Attention: one online softmax over exact and packed blocks, cut into tasks (part.h) whose results
+// are joined. A task is 4, 16, 32 or 64 query rows that share a kv head, and as many cells as the
+// host says, all exact or all packed. A tile of them is expanded into local memory (expand.h) once
+// for all of its rows, by all items; then an item has four rows and four cells of a tile's scores
+// in registers, and the same four rows and every `lanes`-th four channels of the output. Rows stand
+// in one order everywhere: item = rows' number / 4 * lanes + lane. With four rows, as one query has
+// mostly, a quarter of the items multiplies.
 //
-//   scores   an item has a cell and a quarter of the channels, for all four rows
-//   weights  an item has a row and a cell
-//   output   an item has every 128th channel, for all four rows
+// Local memory: the tile's numbers 18 KiB, weights 8, the rest 4.6. Queries are read where
+// lay_queries put them, four rows at once, by all lanes the same.
 
-#define TASK_ITEMS 128
-#define ROWS LOWKV_TASK_ROWS
-#define CELLS LOWKV_TASK_CELLS
-#define QUARTERS 4
-#define CHANNELS_OF_ITEM 5  // of 576
+#define OUTPUTS 5  // fours of channels: LOWKV_TILE_OUTPUTS / 4 / TILE_ITEMS / 4 rows
 
-// Dot products of a sorted block's means and rows with the queries, for each.
-#define TERMS ((1 + LOWKV_SORTED_ROWS) * LOWKV_TASK_ROWS)
-
-typedef struct {
-    GLOBAL const uint32_t* plan;
-    GLOBAL const lowkv_part *keys, *values;
-    GLOBAL const lowkv_call* call;
-    GLOBAL const lowkv_queries* sequence;
-    GLOBAL const uint32_t* words;
-    GLOBAL const float* numbers;
-    uint32_t kv_head, repeat;
-} attention_t;
-
-FN attention_t open_attention(GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words,
-                              GLOBAL const float* numbers, uint32_t sequence, uint32_t kv_head) {
-    attention_t a;
-    a.plan = plan;
-    a.keys = part_of(plan, 0);
-    a.values = part_of(plan, 1);
-    a.call = (GLOBAL const lowkv_call*)words;
-    a.sequence = (GLOBAL const lowkv_queries*)(words + a.call->sequences) + sequence;
-    a.words = words;
-    a.numbers = numbers;
-    a.kv_head = kv_head;
-    a.repeat = a.sequence->heads / a.keys->kv_heads;
-    return a;
-}
-
-FN GLOBAL const lowkv_task* task_of(GLOBAL const uint32_t* words, uint32_t number) {
-    return (GLOBAL const lowkv_task*)(words + ((GLOBAL const lowkv_call*)words)->tasks) + number;
-}
-
-// Of a row: the query token and head.
-FN uint32_t token_of(attention_t a, uint32_t row) { return row / a.repeat; }
-FN uint32_t head_of(attention_t a, uint32_t row) { return a.kv_head * a.repeat + row % a.repeat; }
-FN uint32_t query_of(attention_t a, uint32_t row) {
-    return a.sequence->first_query + token_of(a, row) * a.sequence->heads + head_of(a, row);
-}
-
-// An element as attention sees it: exact, or as it is stored.
-FN float exact_value(GLOBAL const lowkv_part* part, uint32_t rows, GLOBAL const uint8_t* at,
-                     uint32_t kv_head, uint32_t channel, uint32_t token) {
-    return load_row(at, rows, exact_index(part, kv_head * part->head_dim + channel, token));
-}
-FN float value_of(GLOBAL const lowkv_part* part, uint32_t packed, GLOBAL const uint8_t* at,
-                  uint32_t kv_head, uint32_t channel, uint32_t token) {
-    if (!packed) return exact_value(part, part->rows, at, kv_head, channel, token);
-    if (part->exact) return exact_value(part, LOWKV_ROWS_F16, at, kv_head, channel, token);
-    return stored_value(part, at + kv_head * part->head_bytes, channel, token);
-}
-
-// A query's score with the mask, or -inf where it doesn't see the cell.
-FN float masked(attention_t a, float product, uint32_t token, uint32_t head, uint32_t cell) {
-    GLOBAL const lowkv_queries* s = a.sequence;
-    const int causal = s->mask_kind == 1, additive = s->mask_kind > 1;
-    const uint32_t own = s->n_cells - s->all_tokens + s->first_token + token;  // its own cell
-    const float slope = a.call->slopes == LOWKV_NOWHERE ? 1.0f : a.numbers[a.call->slopes + head];
-    float score = product * a.call->scale;
-    if (cell < s->first_cell || cell >= s->n_cells) return -INFINITY;
-    if (a.call->softcap > 0.0f) score = a.call->softcap * TANH(score / a.call->softcap);
-    if (causal) {
-        if (cell > own || (s->window != 0 && own - cell >= s->window)) return -INFINITY;
-        return a.call->slopes == LOWKV_NOWHERE ? score : score - slope * (float)(own - cell);
-    }
-    if (!additive) return score;
-    return score + slope * a.numbers[s->mask + token * s->mask_row + head * s->mask_head + cell -
-                                     s->first_cell];
-}
-
-// Loads the queries of a task's rows; rows that it lacks are zeros.
-FN void load_queries(attention_t a, uint32_t first_row, uint32_t rows, uint32_t packed,
-                     LOCAL float* query) {
-    const uint32_t d = a.keys->head_dim;
-    const uint32_t from = packed ? a.call->rotated : a.call->queries;
-    for (uint32_t i = ITEM; i < ROWS * d; i += TASK_ITEMS) {
-        const uint32_t row = i / d;
-        query[i] = row < rows ? a.numbers[from + query_of(a, first_row + row) * d + i % d] : 0.0f;
-    }
-}
-
-// ---- sorted keys ----
-//
-// A query is brought into the order of a block's channels, where one Hadamard matrix of 16 and a
-// factor for each group remain. Blocks of a sequence mostly have the same statistics, but to make a
-// query once more is little beside a block's products.
-
-// Of a query of the task, or 0: as keys are damped.
-FN float damped_query(attention_t a, sorted_t s, uint32_t row, uint32_t rows, uint32_t first_row,
-                      uint32_t channel) {
-    if (row >= rows) return 0.0f;
-    return a.numbers[a.call->queries + query_of(a, first_row + row) * a.keys->head_dim + channel] *
-           factor_of(s, channel);
-}
-
-// A quarter of a term.
-FN float part_of_term(attention_t a, sorted_t s, uint32_t which, uint32_t row, uint32_t rows,
-                      uint32_t first_row, uint32_t quarter) {
-    float sum = 0.0f;
-    for (uint32_t c = quarter; c < a.keys->head_dim; c += QUARTERS)
-        sum += damped_query(a, s, row, rows, first_row, c) *
-               (which == 0 ? mean_of(s, c) : residual_of(s, which - 1, c));
-    return sum;
-}
-
-// The queries of a task's rows for a block, by place. What products had there is lost.
-FN void transform_queries(attention_t a, GLOBAL const uint8_t* keys, uint32_t first_row,
-                          uint32_t rows, LOCAL float* query, LOCAL float* products,
-                          LOCAL float* terms) {
-    const uint32_t d = a.keys->head_dim, item = ITEM;
-    const uint32_t count = (1 + a.keys->sorted.rows) * ROWS;
-    const sorted_t s = open_sorted_section(a.plan, a.keys, keys + a.kv_head * a.keys->head_bytes);
-    for (uint32_t i = item; i < ROWS * s.plan->coded_groups; i += TASK_ITEMS) {
-        const uint32_t row = i % ROWS, group = i / ROWS;
-        float x[GROUP_CHANNELS];
-        for (uint32_t k = 0; k < GROUP_CHANNELS; ++k)
-            x[k] =
-                damped_query(a, s, row, rows, first_row, channel_at(s, group * GROUP_CHANNELS + k));
-        hadamard_of_row(x);
-        const float unit =
-            0.25f * s.plan->levels[s.plan->groups[group].bits].step * unit_of(s, group);
-        for (uint32_t k = 0; k < GROUP_CHANNELS; ++k)
-            query[row * d + group * GROUP_CHANNELS + k] = x[k] * unit;
-    }
-    if (item < count * QUARTERS)
-        products[item] = part_of_term(a, s, item / QUARTERS / ROWS, item / QUARTERS % ROWS, rows,
-                                      first_row, item % QUARTERS);
-    BARRIER();
-    if (item < count) {
-        LOCAL const float* its = products + item * QUARTERS;
-        terms[item] = its[0] + its[1] + its[2] + its[3];
-    }
-    BARRIER();
-}
-
-// As multiply_keys(): a quarter is of the groups.
-FN void multiply_sorted(attention_t a, GLOBAL const uint8_t* keys, uint32_t token,
-                        LOCAL const float* query, LOCAL const float* terms, LOCAL float* products) {
-    const uint32_t d = a.keys->head_dim;
-    const uint32_t lane = ITEM % CELLS, quarter = ITEM / CELLS;
-    const sorted_t s = open_sorted_section(a.plan, a.keys, keys + a.kv_head * a.keys->head_bytes);
-    float sum[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (uint32_t g = quarter; g < s.plan->coded_groups; g += QUARTERS) {
-        GLOBAL const lowkv_sorted_levels* levels = &s.plan->levels[s.plan->groups[g].bits];
-        uint32_t codes[GROUP_CHANNELS];
-        open_codes(s, g, token, codes);
-        for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) {
-            const float x = sorted_level(levels, codes[i]);
-            const uint32_t place = g * GROUP_CHANNELS + lowkv_word_step(i);
-            for (uint32_t r = 0; r < ROWS; ++r) sum[r] += query[r * d + place] * x;
+// The queries of a task's rows by channel, rows that it lacks as zeros: a group a chunk, a kv head
+// and a form of the queries.
+KERNEL(lay_queries, TILE_ITEMS)
+(GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
+ GLOBAL float* laid) {
+    SHARED(float, part, 16 * (LOWKV_TILE_ROWS + 1));
+    GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
+    const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
+    const lowkv_task task = *task_of(words, chunk.first_task);
+    const attention_t a = open_attention(plan, words, numbers, task.sequence, GROUP(1));
+    const uint32_t d = a.keys->head_dim, rows = call->rows;
+    const uint32_t from = GROUP(2) ? call->rotated : call->queries;
+    const uint32_t forms = call->rotated == call->queries ? 1 : 2;
+    GLOBAL float* to =
+        laid + (size_t)((GROUP(0) * a.keys->kv_heads + a.kv_head) * forms + GROUP(2)) * d * rows;
+    for (uint32_t first = 0; first < d; first += 16) {
+        for (uint32_t i = ITEM; i < 16 * rows; i += TILE_ITEMS) {
+            const uint32_t row = i / 16, c = i % 16;
+            part[c * (rows + 1) + row] =
+                row < task.rows
+                    ? numbers[from + (size_t)query_of(a, task.first_row + row) * d + first + c]
+                    : 0.0f;
         }
-    }
-    const float scale = scale_of(s, token);
-    for (uint32_t r = 0; r < ROWS; ++r) {
-        float product = sum[r] * scale;
-        if (quarter == 0) {
-            product += terms[r];
-            for (uint32_t i = 0; i < a.keys->sorted.rows; ++i)
-                if (row_token(s, i) == token) product += terms[(1 + i) * ROWS + r];
-        }
-        products[(quarter * ROWS + r) * CELLS + lane] = product;
-    }
-}
-
-// ---- all keys ----
-
-// The queries of a task's rows as the keys of the cells from `cell` on meet them: for all cells,
-// but for each block where its keys are sorted. All items have seen what they wrote, and will have.
-FN void ready_queries(attention_t a, lowkv_task task, uint32_t first_row, uint32_t rows,
-                      GLOBAL const uint8_t* keys, uint32_t cell, LOCAL float* query,
-                      LOCAL float* products, LOCAL float* terms) {
-    const int sorted = task.packed && a.keys->sorted_at != 0;
-    if (sorted && (cell == task.first_cell || cell % a.keys->tokens == 0)) {
-        if (keys) transform_queries(a, keys, first_row, rows, query, products, terms);
-    } else if (!sorted && cell == task.first_cell) {
-        load_queries(a, first_row, rows, task.packed, query);
+        BARRIER();
+        for (uint32_t i = ITEM; i < 16 * rows; i += TILE_ITEMS)
+            to[first * rows + i] = part[i / rows * (rows + 1) + i % rows];
         BARRIER();
     }
 }
 
-// The products of 32 cells from `cell` on with four queries, a quarter of the channels each:
-// [quarter][row][cell]. A block that is absent reads as zeros.
-FN void multiply_keys(attention_t a, GLOBAL const uint8_t* keys, uint32_t packed, uint32_t cell,
-                      LOCAL const float* query, LOCAL const float* terms, LOCAL float* products) {
-    const uint32_t d = a.keys->head_dim;
-    const uint32_t lane = ITEM % CELLS, quarter = ITEM / CELLS;
-    const uint32_t token = cell % a.keys->tokens + lane;
-    if (keys && packed && a.keys->sorted_at != 0) {
-        multiply_sorted(a, keys, token, query, terms, products);
-        return;
+// A row of four cells' scores: what its query doesn't see becomes -inf.
+FN float4 masked_row(tile_t t, float4 products, uint32_t row, uint32_t cell) {
+    const uint32_t token = token_of(t.a, row), head = head_of(t.a, row);
+    return FLOAT4(
+        cell < t.last_cell ? masked(t.a, products.x, token, head, cell) : -INFINITY,
+        cell + 1 < t.last_cell ? masked(t.a, products.y, token, head, cell + 1) : -INFINITY,
+        cell + 2 < t.last_cell ? masked(t.a, products.z, token, head, cell + 2) : -INFINITY,
+        cell + 3 < t.last_cell ? masked(t.a, products.w, token, head, cell + 3) : -INFINITY);
+}
+
+// All rows see all cells of the tile, and a score is a product's share.
+FN int is_plain(tile_t t, lowkv_task task, uint32_t cell) {
+    GLOBAL const lowkv_queries* s = t.a.sequence;
+    const uint32_t before = s->n_cells - s->all_tokens + s->first_token;
+    const uint32_t first_own = before + token_of(t.a, task.first_row);
+    const uint32_t last_own = before + token_of(t.a, task.first_row + task.rows - 1);
+    if (t.a.call->softcap > 0.0f || t.a.call->slopes != LOWKV_NOWHERE) return 0;
+    if (cell < s->first_cell || cell + t.cells > t.last_cell || s->mask_kind > 1) return 0;
+    return s->mask_kind == 0 ||
+           (cell + t.cells <= first_own + 1 && (s->window == 0 || last_own - cell < s->window));
+}
+
+FN float top_of(float4 scores) { return fmax(fmax(scores.x, scores.y), fmax(scores.z, scores.w)); }
+FN float weight_of(float score, float top) { return score == -INFINITY ? 0.0f : EXP(score - top); }
+FN float4 weights_of(float4 scores, float top) {
+    return FLOAT4(weight_of(scores.x, top), weight_of(scores.y, top), weight_of(scores.z, top),
+                  weight_of(scores.w, top));
+}
+FN float sum_of(float4 x) { return (x.x + x.y) + (x.z + x.w); }
+FN float4 larger(float4 x, float4 y) {
+    return FLOAT4(fmax(x.x, y.x), fmax(x.y, y.y), fmax(x.z, y.z), fmax(x.w, y.w));
+}
+FN float4 scaled(float4 x, float by) { return FLOAT4(x.x * by, x.y * by, x.z * by, x.w * by); }
+
+// Products of the item's rows and cells with `steps` channels of the tile's keys are added.
+FN void multiply_tile(tile_t t, GLOBAL const float4* query, uint32_t fours, uint32_t lane,
+                      uint32_t steps, float4* sum) {
+    LOCAL const float4* keys = (LOCAL const float4*)t.numbers + lane;
+    const uint32_t stride = t.cells / 4;
+    float4 s0 = sum[0], s1 = sum[1], s2 = sum[2], s3 = sum[3];
+    for (uint32_t c = 0; c < steps; ++c) {
+        const float4 q = query[t.order[c] * fours];
+        const float4 k = keys[c * stride];
+        MAD4(s0, q.x, k);
+        MAD4(s1, q.y, k);
+        MAD4(s2, q.z, k);
+        MAD4(s3, q.w, k);
     }
-    float sum[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (keys) {
-        for (uint32_t c = quarter; c < d; c += QUARTERS) {
-            const float x = value_of(a.keys, packed, keys, a.kv_head, c, token);
-            for (uint32_t r = 0; r < ROWS; ++r) sum[r] += query[r * d + c] * x;
+    sum[0] = s0;
+    sum[1] = s1;
+    sum[2] = s2;
+    sum[3] = s3;
+}
+
+// The item's output with `cells` of the tile's values is added, of channels [first, first +
+// channels). In registers of its own: a CPU's runtime has `all` in memory, where barriers part it.
+FN void add_values(tile_t t, LOCAL const float4* weights, uint32_t fours, uint32_t lane,
+                   uint32_t cells, uint32_t first, uint32_t channels, float4 all[4][OUTPUTS]) {
+    float4 out[4][OUTPUTS];
+    UNROLL for (uint32_t k = 0; k < OUTPUTS; ++k) {
+        UNROLL for (uint32_t r = 0; r < 4; ++r) out[r][k] = all[r][k];
+    }
+    LOCAL const float4* values = (LOCAL const float4*)t.numbers;
+    for (uint32_t i = 0; i < cells; ++i, weights += fours, values += channels / 4) {
+        const float4 p = weights[0];
+        UNROLL for (uint32_t k = 0; k < OUTPUTS; ++k) {
+            const uint32_t c = 4 * lane + k * t.cells - first;  // of those before: too large
+            if (c >= channels) continue;
+            const float4 v = values[c / 4];
+            MAD4(out[0][k], p.x, v);
+            MAD4(out[1][k], p.y, v);
+            MAD4(out[2][k], p.z, v);
+            MAD4(out[3][k], p.w, v);
         }
     }
-    for (uint32_t r = 0; r < ROWS; ++r) products[(quarter * ROWS + r) * CELLS + lane] = sum[r];
+    UNROLL for (uint32_t k = 0; k < OUTPUTS; ++k) {
+        UNROLL for (uint32_t r = 0; r < 4; ++r) all[r][k] = out[r][k];
+    }
 }
 
-// What the item's row and cell have come to.
-FN float product_of(LOCAL const float* products) {
-    const uint32_t one = ROWS * CELLS, at = ITEM;
-    return products[at] + products[one + at] + products[2 * one + at] + products[3 * one + at];
+// The largest chunks of values that the tile has room for: cells, of all channels if it can be.
+FN uint32_t value_cells(uint32_t cells, uint32_t d) {
+    while (cells > 16 && cells * d > TILE_NUMBERS) cells /= 2;
+    return cells;
 }
-
-// Where a block's keys or values lie: its address, or null.
-#define BLOCK_AT(a, cell, which) \
-    (a.words[a.sequence->blocks + 2 * ((cell) / a.keys->tokens) + which])
 
 // partial: by task, kv head and row: the output, without the softmax's denominator, then its
 // running maximum and sum.
-KERNEL(attend, TASK_ITEMS)
+KERNEL(attend, TILE_ITEMS)
 (MEMORY, GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
- GLOBAL float* partial) {
-    SHARED(float, query, LOWKV_TASK_ROWS* LOWKV_MOST_CHANNELS);
-    SHARED(float, products, QUARTERS * LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
-    SHARED(float, weights, LOWKV_TASK_ROWS* LOWKV_TASK_CELLS);
-    SHARED(float, terms, TERMS);
-    SHARED(float, row_max, LOWKV_TASK_ROWS);
-    SHARED(float, row_sum, LOWKV_TASK_ROWS);
-    SHARED(float, shrink, LOWKV_TASK_ROWS);
+ GLOBAL const float* laid, GLOBAL float* partial) {
+    SHARED(float4, tile, TILE_NUMBERS / 4);
+    SHARED(float4, weights, LOWKV_TILE_SCORES / 4);
+    SHARED(float4, tops, TILE_ITEMS);
+    SHARED(float, scales, STEP_GRIDS);
+    SHARED(float, zeros, STEP_GRIDS);
+    SHARED(uint32_t, order, 128);
+    SHARED(float, levels, LEVELS);
     const lowkv_task task = *task_of(words, GROUP(0));
-    const attention_t a = open_attention(plan, words, numbers, task.sequence, GROUP(1));
-    const uint32_t d = a.keys->head_dim, item = ITEM;
-    const uint32_t row = item / CELLS, lane = item % CELLS;
-    float out[ROWS][CHANNELS_OF_ITEM];
-    for (uint32_t r = 0; r < ROWS; ++r)
-        for (uint32_t k = 0; k < CHANNELS_OF_ITEM; ++k) out[r][k] = 0.0f;
-    if (item < ROWS) {
-        row_max[item] = -INFINITY;
-        row_sum[item] = 0.0f;
-    }
-    for (uint32_t cell = task.first_cell; cell < task.last_cell; cell += CELLS) {
-        const uint32_t address = BLOCK_AT(a, cell, 0), values = BLOCK_AT(a, cell, 1);
-        GLOBAL const uint8_t* keys = address == LOWKV_NOWHERE ? 0 : AT(address);
-        ready_queries(a, task, task.first_row, task.rows, keys, cell, query, products, terms);
-        multiply_keys(a, keys, task.packed, cell, query, terms, products);
-        BARRIER();
-        const float score = row < task.rows && cell + lane < task.last_cell
-                                ? masked(a, product_of(products), token_of(a, task.first_row + row),
-                                         head_of(a, task.first_row + row), cell + lane)
-                                : -INFINITY;
-        weights[item] = score;
-        BARRIER();
-        float top = row_max[row];
-        for (uint32_t i = 0; i < CELLS; ++i) top = fmax(top, weights[row * CELLS + i]);
-        BARRIER();
-        weights[item] = score == -INFINITY ? 0.0f : EXP(score - top);
-        if (lane == 0) {
-            shrink[row] = row_max[row] == -INFINITY ? 0.0f : EXP(row_max[row] - top);
-            row_max[row] = top;
+    tile_t t;
+    t.a = open_attention(plan, words, numbers, task.sequence, GROUP(1));
+    t.packed = task.packed;
+    t.last_cell = task.last_cell;
+    t.numbers = (LOCAL float*)tile;
+    t.scales = scales;
+    t.zeros = zeros;
+    t.order = order;
+    t.levels = levels;
+    const uint32_t d = t.a.keys->head_dim, rows = t.a.call->rows, fours = rows / 4;
+    t.cells = rows < 16 ? LOWKV_TILE_CELLS : LOWKV_TILE_SCORES / rows;
+    const uint32_t lanes = t.cells / 4, lane = ITEM % lanes, four = ITEM / lanes;
+    const int multiplies = four < fours;
+    const uint32_t forms = t.a.call->rotated == t.a.call->queries ? 1 : 2;
+    const uint32_t form = forms == 2 && task.packed ? 1 : 0;
+    GLOBAL const float4* query =
+        (GLOBAL const float4*)(laid +
+                               (size_t)((task.chunk * t.a.keys->kv_heads + t.a.kv_head) * forms +
+                                        form) *
+                                   d * rows) +
+        four;
+    const uint32_t steps_at_once = 4096 / t.cells;
+    const uint32_t cells_at_once = value_cells(t.cells, d);
+    const uint32_t channels_at_once = cells_at_once * d > TILE_NUMBERS ? 256 : d;
+    const float scale = t.a.call->scale;
+    float4 out[4][OUTPUTS], top = FLOAT4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    float4 total = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
+    UNROLL for (uint32_t r = 0; r < 4; ++r) UNROLL for (uint32_t k = 0; k < OUTPUTS; ++k)
+        out[r][k] = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
+    load_levels(t.a, levels);
+    for (uint32_t cell = task.first_cell; cell < task.last_cell; cell += t.cells) {
+        float4 scores[4];
+        UNROLL for (uint32_t r = 0; r < 4; ++r) scores[r] = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (uint32_t first = 0; first < d; first += steps_at_once) {
+            const uint32_t steps = d - first < steps_at_once ? d - first : steps_at_once;
+            share_keys(MEMORIES, t, cell, first, steps);
+            BARRIER();
+            expand_keys(MEMORIES, t, cell, first, steps);
+            BARRIER();
+            if (multiplies) multiply_tile(t, query, fours, lane, steps, scores);
+            BARRIER();
+        }
+        if (multiplies) {
+            const uint32_t own_row = task.first_row + 4 * four, own_cell = cell + 4 * lane;
+            if (is_plain(t, task, cell)) {
+                UNROLL for (uint32_t r = 0; r < 4; ++r) scores[r] = scaled(scores[r], scale);
+            } else {
+                UNROLL for (uint32_t r = 0; r < 4; ++r) scores[r] =
+                    4 * four + r < task.rows ? masked_row(t, scores[r], own_row + r, own_cell)
+                                             : FLOAT4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+            }
+            tops[lane * fours + four] =
+                FLOAT4(top_of(scores[0]), top_of(scores[1]), top_of(scores[2]), top_of(scores[3]));
         }
         BARRIER();
-        if (lane == 0) {
-            float sum = row_sum[row] * shrink[row];
-            for (uint32_t i = 0; i < CELLS; ++i) sum += weights[row * CELLS + i];
-            row_sum[row] = sum;
-        }
-        for (uint32_t r = 0; r < ROWS; ++r)
-            for (uint32_t k = 0; k < CHANNELS_OF_ITEM; ++k) out[r][k] *= shrink[r];
-        const uint32_t token = cell % a.values->tokens;
-        const uint32_t cells = task.last_cell - cell < CELLS ? task.last_cell - cell : CELLS;
-        if (values != LOWKV_NOWHERE) {
-            for (uint32_t k = 0; k < CHANNELS_OF_ITEM && item + k * TASK_ITEMS < d; ++k) {
-                for (uint32_t i = 0; i < cells; ++i) {
-                    const float x = value_of(a.values, task.packed, AT(values), a.kv_head,
-                                             item + k * TASK_ITEMS, token + i);
-                    for (uint32_t r = 0; r < ROWS; ++r) out[r][k] += weights[r * CELLS + i] * x;
-                }
+        if (multiplies) {
+            float4 now = top;
+            for (uint32_t i = 0; i < lanes; ++i) now = larger(now, tops[i * fours + four]);
+            const float4 shrink = FLOAT4(weight_of(top.x, now.x), weight_of(top.y, now.y),
+                                         weight_of(top.z, now.z), weight_of(top.w, now.w));
+            scores[0] = weights_of(scores[0], now.x);
+            scores[1] = weights_of(scores[1], now.y);
+            scores[2] = weights_of(scores[2], now.z);
+            scores[3] = weights_of(scores[3], now.w);
+            total = FLOAT4(
+                total.x * shrink.x + sum_of(scores[0]), total.y * shrink.y + sum_of(scores[1]),
+                total.z * shrink.z + sum_of(scores[2]), total.w * shrink.w + sum_of(scores[3]));
+            top = now;
+            LOCAL float4* its = weights + 4 * lane * fours + four;
+            its[0] = FLOAT4(scores[0].x, scores[1].x, scores[2].x, scores[3].x);
+            its[fours] = FLOAT4(scores[0].y, scores[1].y, scores[2].y, scores[3].y);
+            its[2 * fours] = FLOAT4(scores[0].z, scores[1].z, scores[2].z, scores[3].z);
+            its[3 * fours] = FLOAT4(scores[0].w, scores[1].w, scores[2].w, scores[3].w);
+            UNROLL for (uint32_t k = 0; k < OUTPUTS; ++k) {
+                out[0][k] = scaled(out[0][k], shrink.x);
+                out[1][k] = scaled(out[1][k], shrink.y);
+                out[2][k] = scaled(out[2][k], shrink.z);
+                out[3][k] = scaled(out[3][k], shrink.w);
             }
         }
-        BARRIER();
+        for (uint32_t from = 0; from < t.cells && cell + from < task.last_cell;
+             from += cells_at_once) {
+            for (uint32_t first = 0; first < d; first += channels_at_once) {
+                const uint32_t channels =
+                    d - first < channels_at_once ? d - first : channels_at_once;
+                share_values(MEMORIES, t, cell + from, cells_at_once, first, channels);
+                BARRIER();
+                expand_values(MEMORIES, t, cell + from, cells_at_once, first, channels);
+                BARRIER();
+                if (multiplies)
+                    add_values(t, weights + from * fours + four, fours, lane, cells_at_once, first,
+                               channels, out);
+                BARRIER();
+            }
+        }
     }
-    GLOBAL float* to = partial + (size_t)(GROUP(0) * a.keys->kv_heads + a.kv_head) * ROWS * (d + 2);
-    for (uint32_t r = 0; r < ROWS; ++r)
-        for (uint32_t k = 0; k < CHANNELS_OF_ITEM && item + k * TASK_ITEMS < d; ++k)
-            to[r * (d + 2) + item + k * TASK_ITEMS] = out[r][k];
-    if (item < ROWS) {
-        to[item * (d + 2) + d] = row_max[item];
-        to[item * (d + 2) + d + 1] = row_sum[item];
+    if (multiplies) tops[lane * fours + four] = total;
+    BARRIER();
+    if (!multiplies) return;
+    for (uint32_t i = 1; i < lanes; ++i) {
+        const float4 other = tops[(lane + i) % lanes * fours + four];
+        total = FLOAT4(total.x + other.x, total.y + other.y, total.z + other.z, total.w + other.w);
+    }
+    const float tops_of[4] = {top.x, top.y, top.z, top.w};
+    const float totals[4] = {total.x, total.y, total.z, total.w};
+    GLOBAL float* to =
+        partial +
+        ((size_t)(GROUP(0) * t.a.keys->kv_heads + t.a.kv_head) * rows + 4 * four) * (d + 2);
+    UNROLL for (uint32_t r = 0; r < 4; ++r) {
+        if (4 * four + r >= task.rows) continue;
+        GLOBAL float* row = to + r * (d + 2);
+        UNROLL for (uint32_t k = 0; k < OUTPUTS; ++k) {
+            const uint32_t c = 4 * (lane + k * lanes);
+            if (c >= d) continue;
+            row[c] = out[r][k].x;
+            row[c + 1] = out[r][k].y;
+            row[c + 2] = out[r][k].z;
+            row[c + 3] = out[r][k].w;
+        }
+        if (lane == 0) {
+            row[d] = tops_of[r];
+            row[d + 1] = totals[r];
+        }
     }
 }

@@ -1,4 +1,4 @@
-// Blocks as numbers in local memory, for prefill: a tile of cells, some channels or some cells of
+// Blocks as numbers in local memory, for attention: a tile of cells, some channels or some cells of
 // it at a time. An item makes 16 numbers, a lane's of a unit (lanes.h): of keys a cell's channels,
 // of values a channel's cells. Neighbouring items have neighbouring lanes, so that what they read
 // lies side by side in the block, and what they write in the tile.

@@ -1,4 +1,4 @@
-// The end of attention: what the tasks of some rows have come to (attend.h, prefill.h) becomes
+// The end of attention: what the tasks of some rows have come to (attend.h) becomes
 // their output.
 
 // A chunk's rows from its tasks' results: a group a chunk, a kv head and a row. results: by query

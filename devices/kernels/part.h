@@ -128,17 +128,18 @@ typedef struct {
     X(transform) X(find_grids) X(find_windows) X(find_scales) X(balance) X(write_factors) \
     X(correct_mean) X(decode_tokens) X(decode_sorted) X(begin_sorted) X(transform_sorted) \
     X(find_reaches) X(find_nearest) X(find_paths) X(fit_scales) X(write_sorted) \
-    X(pack_sorted) X(attend) X(lay_queries) X(prefill) X(join) X(attention_mass) X(fetch) \
+    X(pack_sorted) X(lay_queries) X(attend) X(join) X(attention_mass) X(fetch) \
     X(rotate_queries) X(hand_out)
 // clang-format on
 
-// The rows of a task of decode, and cells that a group takes at a time.
-#define LOWKV_TASK_ROWS 4u
-#define LOWKV_TASK_CELLS 32u
-// Of prefill: a task has 16, 32 or 64 rows, so many scores at a time, and up to so many channels of
+// A task has 4 rows, 16, 32 or 64; cells and scores of its tiles, at most, and so many channels of
 // output for all of a group's items.
+#define LOWKV_TASK_ROWS 4u
 #define LOWKV_TILE_ROWS 64u
+#define LOWKV_TILE_CELLS 128u
 #define LOWKV_TILE_SCORES 2048u
 #define LOWKV_TILE_OUTPUTS 10240u
+// Cells that attention mass takes at a time, and that lie in blocks whole.
+#define LOWKV_TASK_CELLS 32u
 
 #endif
