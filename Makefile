@@ -128,7 +128,7 @@ test-llama-cpp-python: build package ## lowkv.llama_cpp in a real llama-cpp-pyth
 	    "$(call dep,LOWKV_PYTHON)" -m pytest tests/e2e/test_llama_cpp_python.py $(PYTEST_ARGS)
 
 .PHONY: test-vllm
-test-vllm: package ## lowkv in vLLM on the CPU: engines with small models and SmolLM2 (10 minutes; 2 GB of packages)
+test-vllm: package ## lowkv in vLLM on the CPU: engines with small models and SmolLM2 (half an hour; 2 GB of packages)
 	@$(SETUP) venv-vllm
 	LOWKV_MODEL="$(call dep,LOWKV_MODEL)" PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$(call dep,LOWKV_VLLM_PYTHON)" -m pytest \
 	    tests/vllm $(PYTEST_ARGS)
