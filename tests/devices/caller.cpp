@@ -131,7 +131,7 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
 
 }  // namespace
 
-TEST_CASE("rows of every type, into plans of every type") {
+TEST_CASE("every type of rows, into plans of every type") {
     for (const RowType plan : {RowType::f32, RowType::f16, RowType::bf16}) {
         for (const RowType given : {RowType::f32, RowType::f16, RowType::bf16}) {
             INFO("plan ", static_cast<unsigned>(plan), " given ", static_cast<unsigned>(given));
@@ -143,7 +143,7 @@ TEST_CASE("rows of every type, into plans of every type") {
     CHECK(pair.host.save() == pair.there.save());
 }
 
-TEST_CASE("small: attention to few queries and to many") {
+TEST_CASE("attention to few queries and to many") {
     for (const char* scheme : {"kivi2", "turboquant3-qr", "lowkv2.8", "exact"}) {
         const Case c{.scheme = std::string(scheme) + ",window=40,sinks=3"};
         const Pair pair(c);
@@ -154,6 +154,14 @@ TEST_CASE("small: attention to few queries and to many") {
             }
         }
     }
+}
+
+// As in codes.cpp: for whoever looks for races.
+TEST_CASE("small: rows and a query of a caller's") {
+    const Case c{.scheme = "k=token-4-head-hadamard,v=exact,window=20,sinks=1",
+                 .head_dim = 16,
+                 .tokens = 70};
+    check_attention(Pair(c), c, 1, true);
 }
 
 TEST_CASE("queries and results in two memories are refused, and nothing is lost") {
