@@ -67,6 +67,8 @@ def main() -> None:
     parser.add_argument("--json", help="a file for the rows")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     clock = Clock(device)
     heads, kv_heads = arguments.heads
     per_ms = bandwidth(clock, device, 1 << 30 if clock.cuda else 1 << 26)
@@ -101,6 +103,7 @@ def main() -> None:
                        "share": sum(rows.bytes) / per_ms / ms,
                        "error": ((out - stock()).norm() / stock().norm()).item(), "device": name}
                 found.append(row)
+                del store, rows, out, ours  # before the next one's
                 print(f"{scheme:10} {tokens:8} {batch:5} {ms:9.3f} {sdpa:9.3f} {sdpa / ms:6.2f}x {row['share']:8.0%} "
                       f"{row['error']:8.4f}", flush=True)
     if arguments.json:

@@ -1,5 +1,7 @@
 #include "queue.h"
 
+#include <atomic>
+
 #include "lowkv/error.h"
 
 namespace lowkv::cuda {
@@ -10,16 +12,55 @@ namespace {
 
 constexpr std::size_t most_arguments = 20;
 
+// The calling thread's device while this lives; then it is the caller's again.
+class Turn {
+  public:
+    explicit Turn(int device) noexcept : status_(cudaGetDevice(&before_)) {
+        if (status_ == cudaSuccess && before_ != device) status_ = cudaSetDevice(device);
+        changed_ = status_ == cudaSuccess && before_ != device;
+    }
+    ~Turn() {
+        if (changed_) cudaSetDevice(before_);
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    cudaError_t status() const noexcept { return status_; }
+    bool works() const noexcept { return status_ == cudaSuccess; }
+
+  private:
+    int before_ = 0;
+    bool changed_ = false;
+    cudaError_t status_;
+};
+
+// A thread's stream, of the queue that it named one to last.
+struct Callers {
+    std::uint64_t queue = 0;
+    cudaStream_t stream = nullptr;
+};
+thread_local Callers callers;
+
+std::uint64_t next_number() noexcept {
+    static std::atomic<std::uint64_t> last = 0;
+    return ++last;
+}
+
 std::byte* place(devices::Handle handle, std::size_t at) noexcept {
     return static_cast<std::byte*>(handle) + at;
 }
 
 }  // namespace
 
-Queue::Queue(int device, const std::string& name) : devices::Queue("CUDA", name), device_(device) {
+Queue::Queue(int device, const std::string& name)
+    : devices::Queue("CUDA", name), device_(device), number_(next_number()) {
+    const Turn turn(device_);
     std::size_t left = 0, all = 0;
-    int status = use();
+    int status = turn.status();
     if (status == cudaSuccess) status = cudaMemGetInfo(&left, &all);
+    // Refuses a GPU that there are no kernels for.
+    cudaFuncAttributes attributes{};
+    if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, kernels[0]);
     int integrated = 0;
     if (status == cudaSuccess)
         status = cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device);
@@ -37,7 +78,8 @@ Queue::Queue(int device, const std::string& name) : devices::Queue("CUDA", name)
 }
 
 Queue::~Queue() {
-    if (use() != cudaSuccess) return;
+    const Turn turn(device_);
+    if (!turn.works()) return;
     cudaDeviceSynchronize();
     cudaEventDestroy(before_);
     cudaStreamDestroy(own_stream_);
@@ -45,7 +87,7 @@ Queue::~Queue() {
 
 bool Queue::reaches(const void* address) const noexcept {
     cudaPointerAttributes attributes{};
-    if (use() != cudaSuccess || cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+    if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
         cudaGetLastError();  // an address that the driver doesn't know is the host's
         return false;
     }
@@ -55,36 +97,54 @@ bool Queue::reaches(const void* address) const noexcept {
 
 void Queue::use_stream(void* stream) {
     auto* const its = static_cast<cudaStream_t>(stream);
-    if (its == stream_) return;
-    int status = use();
-    if (status == cudaSuccess) status = cudaEventRecord(before_, stream_);
-    if (status == cudaSuccess) status = cudaStreamWaitEvent(its, before_, 0);
-    keep(status, "going on in another stream");
-    check();
-    stream_ = its;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const Turn turn(device_);
+    const cudaError_t status = turn.works() ? cudaStreamIsCapturing(its, &capture) : turn.status();
+    if (status != cudaSuccess)
+        throw Error(ErrorCode::device_failed,
+                    title() + " can't work in that stream: " + cudaGetErrorString(status));
+    if (capture != cudaStreamCaptureStatusNone)
+        throw Error(ErrorCode::unsupported,
+                    title() +
+                        " can't have its work captured in a graph: what is launched "
+                        "follows from what the cache holds");
+    callers = {number_, its};
+}
+
+int Queue::follow() noexcept {
+    if (callers.queue != number_ || callers.stream == stream_) return cudaSuccess;
+    cudaError_t status = cudaEventRecord(before_, stream_);
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(callers.stream, before_, 0);
+    if (status == cudaSuccess) stream_ = callers.stream;
+    return status;
 }
 
 devices::Handle Queue::take(std::size_t bytes) noexcept {
+    const Turn turn(device_);
     void* memory = nullptr;
-    if (use() == cudaSuccess && cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
+    if (turn.works() && cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
     cudaGetLastError();  // too little memory is no failure of the device
     return nullptr;
 }
 
 void Queue::give(Handle handle) noexcept {
-    if (use() == cudaSuccess) cudaFree(handle);
+    const Turn turn(device_);
+    if (turn.works()) cudaFree(handle);
 }
 
 int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
-    int status = use();
-    if (status != cudaSuccess) return status;
+    const Turn turn(device_);
+    if (!turn.works()) return turn.status();
+    if (const int status = follow(); status != cudaSuccess) return status;
     if (bytes <= Uploads::most) return uploads_.write(place(to, at), from, bytes, stream_);
-    status = cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
+    const int status = cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
     return status == cudaSuccess ? do_finish() : status;
 }
 
 int Queue::do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
-    int status = use();
+    const Turn turn(device_);
+    if (!turn.works()) return turn.status();
+    int status = follow();
     if (status == cudaSuccess)
         status = cudaMemcpyAsync(to, place(from, at), bytes, cudaMemcpyDeviceToHost, stream_);
     return status == cudaSuccess ? do_finish() : status;
@@ -92,19 +152,24 @@ int Queue::do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noe
 
 int Queue::do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
                    std::size_t bytes) noexcept {
-    const int status = use();
-    if (status != cudaSuccess) return status;
+    const Turn turn(device_);
+    if (!turn.works()) return turn.status();
+    if (const int status = follow(); status != cudaSuccess) return status;
     return cudaMemcpyAsync(place(to, to_at), place(from, at), bytes, cudaMemcpyDeviceToDevice,
                            stream_);
 }
 
 int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
-    const int status = use();
-    return status == cudaSuccess ? cudaMemsetAsync(place(to, at), 0, bytes, stream_) : status;
+    const Turn turn(device_);
+    if (!turn.works()) return turn.status();
+    if (const int status = follow(); status != cudaSuccess) return status;
+    return cudaMemsetAsync(place(to, at), 0, bytes, stream_);
 }
 
 int Queue::do_finish() noexcept {
-    const int status = use();
+    const Turn turn(device_);
+    if (!turn.works()) return turn.status();
+    const int status = follow();
     return status == cudaSuccess ? cudaStreamSynchronize(stream_) : status;
 }
 
@@ -116,8 +181,9 @@ int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
         values[i] = const_cast<void*>(arguments[i].value);
     const auto number = [](std::size_t value) { return static_cast<unsigned>(value); };
     const dim3 groups(number(grid.x), number(grid.y), number(grid.z)), items(number(grid.items));
-    const int status = use();
-    if (status != cudaSuccess) return status;
+    const Turn turn(device_);
+    if (!turn.works()) return turn.status();
+    if (const int status = follow(); status != cudaSuccess) return status;
     return cudaLaunchKernel(kernels[static_cast<std::size_t>(kernel)], groups, items, values, 0,
                             stream_);
 }

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "devices/host/queue.h"
 #include "uploads.h"
 
@@ -21,13 +23,14 @@ class Queue final : public devices::Queue {
     using Handle = devices::Handle;
 
     int device_;
+    std::uint64_t number_;  // among all queues there have been
     cudaStream_t own_stream_ = nullptr;
     cudaStream_t stream_ = nullptr;  // where work goes
     cudaEvent_t before_ = nullptr;   // the end of what went to another stream
     Uploads uploads_;
 
-    // Of the calling thread: calls come from many.
-    int use() const noexcept { return cudaSetDevice(device_); }
+    // Goes on in the calling thread's stream.
+    int follow() noexcept;
 
     Handle take(std::size_t bytes) noexcept override;
     void give(Handle handle) noexcept override;

@@ -162,16 +162,22 @@ class KernelDevice final : public Device {
         State& state = *state_;
         if (exact.empty()) return true;
         std::vector<std::uint32_t> blocks;
-        for (const std::byte* block : exact) blocks.push_back(state.memory.address(block));
         const Handle its = state.plan(plan);
-        const Handle words =
-            state.words.holding(state.queue, std::span<const std::uint32_t>(blocks));
         const Handle flag = state.results.of(state.queue, sizeof(std::uint32_t));
         state.queue.clear(flag, 0, sizeof(std::uint32_t));
-        const Grid grid = grid_of(elements_of(plan), blocks.size());
-        for (const std::uint32_t part : {0u, 1u})
-            state.queue.launch(Kernel::find_unfit, grid, state.memory.all(), its, part, words,
-                               flag);
+        constexpr std::size_t most = 32768;  // CUDA's grids have no more in that direction
+        for (std::size_t first = 0; first < exact.size(); first += most) {
+            blocks.clear();
+            for (const std::byte* block :
+                 exact.subspan(first, std::min(most, exact.size() - first)))
+                blocks.push_back(state.memory.address(block));
+            const Handle words =
+                state.words.holding(state.queue, std::span<const std::uint32_t>(blocks));
+            const Grid grid = grid_of(elements_of(plan), blocks.size());
+            for (const std::uint32_t part : {0u, 1u})
+                state.queue.launch(Kernel::find_unfit, grid, state.memory.all(), its, part, words,
+                                   flag);
+        }
         std::uint32_t unfit = 0;
         state.queue.read(&unfit, flag, 0, sizeof unfit);
         state.queue.check();

@@ -51,8 +51,9 @@ class Device {
 
     virtual std::string_view name() const noexcept = 0;
 
-    // Work goes to a caller's stream from here on, after what was begun before: a cudaStream_t,
-    // null for the default stream. Throws Error(unsupported) where the device has no streams.
+    // The calling thread's work is done in the order of its stream from here on, after what was
+    // begun before: a cudaStream_t that lives as long, null for the default stream. Throws
+    // Error(unsupported) where the device has no streams, or the stream is being captured.
     virtual void use_stream(void* /*stream*/) {
         throw Error(ErrorCode::unsupported,
                     "device '" + std::string(name()) + "' takes no stream of a caller's");
@@ -112,8 +113,8 @@ class Device {
                                 std::span<float> mass, AttentionWorkspace& workspace,
                                 Executor& executor) const = 0;
 
-    // Waits for what was begun. Throws Error(device_failed) where the device has failed, be it in a
-    // call that could not say so.
+    // What calls leave in the host's memory is there. Throws Error(device_failed) where the device
+    // has failed, be it in a call that could not say so.
     virtual void finish() const {}
 };
 

@@ -3,6 +3,7 @@ the core's (lowkv._core.Batch)."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 
@@ -36,6 +37,7 @@ class Layer(CacheLayerMixin):
         self.sliding_window = sliding_window
         self.is_sliding = sliding_window is not None
         self.retention = scheme.retention(index, self.is_sliding, whole_blocks=True)
+        self.device = torch.device("cpu")  # the model's, once it has given rows
         self._clear()
 
     def _clear(self) -> None:
@@ -48,7 +50,6 @@ class Layer(CacheLayerMixin):
         # The keys and values of a first step, until it attends to them.
         self._prompt: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_initialized = rows is not None
-        self.device = torch.device("cpu")  # the model's, since it gave rows
 
     # ---- what transformers asks ----
 
@@ -123,10 +124,12 @@ class Layer(CacheLayerMixin):
         raise Error(f"layer {self.index}: the model is on {device}, and lowkv takes rows from the CPU, wherever the "
                     "cache is, and from a CUDA device that it is on; move the model with model.to('cpu')")
 
-    def _follow(self, rows: torch.Tensor) -> None:
-        """Has the device work in torch's order, where it is a GPU that torch uses."""
-        if rows.is_cuda:
-            self.store.use_stream(torch.cuda.current_stream(rows.device).cuda_stream)
+    def _beside(self, rows: torch.Tensor):
+        """A context in which the device works in torch's order, where the rows are on a GPU."""
+        if not rows.is_cuda:
+            return contextlib.nullcontext()
+        self.store.use_stream(torch.cuda.current_stream(rows.device).cuda_stream)
+        return torch.cuda.device(rows.device)
 
     def load(self, image: torch.Tensor) -> None:
         """Takes over what was saved of a layer like this one. Raises Error for anything else."""
@@ -154,8 +157,8 @@ class Layer(CacheLayerMixin):
         keys, values = _side_by_side(keys.detach()), _side_by_side(values.detach().to(keys.dtype))
         self._prompt = (keys, values) if self.length == 0 else None
         self.device = keys.device
-        self._follow(keys)
-        self.rows.append(keys, values)
+        with self._beside(keys):
+            self.rows.append(keys, values)
         self.pending = True
 
     def require_attended(self) -> None:
@@ -183,8 +186,7 @@ class Layer(CacheLayerMixin):
                sink_logits: torch.Tensor | None) -> torch.Tensor:
         """Attention of `query`, `[batch, heads, queries, head_dim]`, over all rows. Then packs what has left
         the window. Returns the output in the query's shape and dtype."""
-        self._follow(query)
-        with torch.no_grad():
+        with self._beside(query), torch.no_grad():
             if self._prompt is not None and not softcap and sink_logits is None:
                 out = _attend_to_prompt(query, *self._prompt, visibility, scale)
             else:
@@ -220,8 +222,8 @@ class Layer(CacheLayerMixin):
         self.pending = False
 
     def full(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows that are held, in order, packed ones decoded, where the model is: `[batch, heads, rows,
-        head_dim]`."""
+        """All rows that are held, in order, packed ones decoded, where the last rows came from (else on the
+        CPU): `[batch, heads, rows, head_dim]`."""
         if self.rows is None:
             raise Error(f"layer {self.index} is empty")
         batch, heads, head_dim = self.rows.shape
@@ -303,6 +305,8 @@ def _attend_to_prompt(query, keys, values, visibility: Visibility, scale: float)
     outs = []
     for part, mask in _masked_parts(visibility, 0, query.shape[0] * query.shape[1]):  # torch may make all scores
         mask = None if mask is None else mask.to(query.dtype)
+        if mask is not None and mask.is_cuda:  # padding sees nothing, of which some of torch's GPU kernels make NaN
+            mask = mask.clamp_min(torch.finfo(mask.dtype).min)
         outs.append(sdpa(query[:, :, part], keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped))
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
