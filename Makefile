@@ -76,10 +76,10 @@ test-builds: build ## the plug-in under llama.cpp built in other ways (BUILDS="d
 	    tests/matrix $(PYTEST_ARGS)
 
 PACKAGE := build/python/site
-# $(call INSTALL,folder[,settings]): the Python package in folder/site
+# $(call INSTALL,folder[,settings[,source]]): the Python package in folder/site, or that of another source
 INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
 	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
-	--config-settings=build-dir=$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON $(2) .
+	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON $(2) $(or $(3),.)
 .PHONY: package
 package: ## build the Python package into build/python/site
 	@$(SETUP) model venv-transformers oldest-transformers lmcache
@@ -91,18 +91,15 @@ package-opencl: ## the same with OpenCL devices, into build/python-opencl/site
 	$(call INSTALL,build/python-opencl,--config-settings=cmake.define.LOWKV_OPENCL=ON)
 
 # The package lowkv-cuda beside it: with the kernels on the host, into build/python-cuda/site, or for GPUs.
-INSTALL_CUDA = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
-	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
-	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON $(2) ./python/cuda
 .PHONY: package-cuda-emulated
 package-cuda-emulated: package ## lowkv-cuda with its kernels run on the host, for tests, into build/python-cuda/site
-	$(call INSTALL_CUDA,build/python-cuda,--config-settings=cmake.define.LOWKV_CUDA=OFF \
-	    --config-settings=cmake.define.LOWKV_CUDA_EMULATED=ON)
+	$(call INSTALL,build/python-cuda,--config-settings=cmake.define.LOWKV_CUDA=OFF \
+	    --config-settings=cmake.define.LOWKV_CUDA_EMULATED=ON,./python/cuda)
 
 .PHONY: package-cuda
 package-cuda: package ## lowkv-cuda for GPUs, by nvcc, into build/python-gpu/site
 	@type -P nvcc >/dev/null || { echo "make package-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
-	$(call INSTALL_CUDA,build/python-gpu)
+	$(call INSTALL,build/python-gpu,,./python/cuda)
 
 .PHONY: test-python-cuda
 test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's kernels, run on the host

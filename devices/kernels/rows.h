@@ -37,10 +37,8 @@ FN uint16_t load_half(GLOBAL const uint8_t* rows, uint32_t type, uint32_t i) {
 FN void store_half(GLOBAL uint8_t* rows, uint32_t type, uint32_t i, uint16_t bits) {
     if (type == LOWKV_ROWS_F16)
         ((GLOBAL uint16_t*)rows)[i] = bits;
-    else if (type == LOWKV_ROWS_F32)
-        ((GLOBAL float*)rows)[i] = lowkv_f16_to_f32(bits);
     else
-        ((GLOBAL uint16_t*)rows)[i] = f32_to_bf16(lowkv_f16_to_f32(bits));
+        store_row(rows, type, i, lowkv_f16_to_f32(bits));
 }
 
 FN void copy_element(GLOBAL uint8_t* to, uint32_t i, GLOBAL const uint8_t* from, uint32_t j,
