@@ -119,6 +119,14 @@ int Queue::follow() noexcept {
     return status;
 }
 
+template <class F>
+int Queue::in_turn(F f) noexcept {
+    const Turn turn(device_);
+    int status = turn.status();
+    if (status == cudaSuccess) status = follow();
+    return status == cudaSuccess ? int{f()} : status;
+}
+
 devices::Handle Queue::take(std::size_t bytes) noexcept {
     const Turn turn(device_);
     void* memory = nullptr;
@@ -133,44 +141,36 @@ void Queue::give(Handle handle) noexcept {
 }
 
 int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
-    const Turn turn(device_);
-    if (!turn.works()) return turn.status();
-    if (const int status = follow(); status != cudaSuccess) return status;
-    if (bytes <= Uploads::most) return uploads_.write(place(to, at), from, bytes, stream_);
-    const int status = cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
-    return status == cudaSuccess ? do_finish() : status;
+    return in_turn([&] {
+        if (bytes <= Uploads::most) return uploads_.write(place(to, at), from, bytes, stream_);
+        const cudaError_t status =
+            cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
+        return status == cudaSuccess ? cudaStreamSynchronize(stream_) : status;
+    });
 }
 
 int Queue::do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
-    const Turn turn(device_);
-    if (!turn.works()) return turn.status();
-    int status = follow();
-    if (status == cudaSuccess)
-        status = cudaMemcpyAsync(to, place(from, at), bytes, cudaMemcpyDeviceToHost, stream_);
-    return status == cudaSuccess ? do_finish() : status;
+    return in_turn([&] {
+        const cudaError_t status =
+            cudaMemcpyAsync(to, place(from, at), bytes, cudaMemcpyDeviceToHost, stream_);
+        return status == cudaSuccess ? cudaStreamSynchronize(stream_) : status;
+    });
 }
 
 int Queue::do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
                    std::size_t bytes) noexcept {
-    const Turn turn(device_);
-    if (!turn.works()) return turn.status();
-    if (const int status = follow(); status != cudaSuccess) return status;
-    return cudaMemcpyAsync(place(to, to_at), place(from, at), bytes, cudaMemcpyDeviceToDevice,
-                           stream_);
+    return in_turn([&] {
+        return cudaMemcpyAsync(place(to, to_at), place(from, at), bytes, cudaMemcpyDeviceToDevice,
+                               stream_);
+    });
 }
 
 int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
-    const Turn turn(device_);
-    if (!turn.works()) return turn.status();
-    if (const int status = follow(); status != cudaSuccess) return status;
-    return cudaMemsetAsync(place(to, at), 0, bytes, stream_);
+    return in_turn([&] { return cudaMemsetAsync(place(to, at), 0, bytes, stream_); });
 }
 
 int Queue::do_finish() noexcept {
-    const Turn turn(device_);
-    if (!turn.works()) return turn.status();
-    const int status = follow();
-    return status == cudaSuccess ? cudaStreamSynchronize(stream_) : status;
+    return in_turn([&] { return cudaStreamSynchronize(stream_); });
 }
 
 int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
@@ -181,11 +181,10 @@ int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
         values[i] = const_cast<void*>(arguments[i].value);
     const auto number = [](std::size_t value) { return static_cast<unsigned>(value); };
     const dim3 groups(number(grid.x), number(grid.y), number(grid.z)), items(number(grid.items));
-    const Turn turn(device_);
-    if (!turn.works()) return turn.status();
-    if (const int status = follow(); status != cudaSuccess) return status;
-    return cudaLaunchKernel(kernels[static_cast<std::size_t>(kernel)], groups, items, values, 0,
-                            stream_);
+    return in_turn([&] {
+        return cudaLaunchKernel(kernels[static_cast<std::size_t>(kernel)], groups, items, values, 0,
+                                stream_);
+    });
 }
 
 }  // namespace lowkv::cuda

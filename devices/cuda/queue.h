@@ -31,6 +31,9 @@ class Queue final : public devices::Queue {
 
     // Goes on in the calling thread's stream.
     int follow() noexcept;
+    // The status of f(), called with this device and in that stream, or of what failed before it.
+    template <class F>
+    int in_turn(F f) noexcept;
 
     Handle take(std::size_t bytes) noexcept override;
     void give(Handle handle) noexcept override;
