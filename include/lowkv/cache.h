@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lowkv/codec.h"
@@ -129,11 +130,14 @@ class Sequence {
                       std::size_t row_stride);
 
     // Queries that attend to the sequence, before what they see is packed, for plans that want them
-    // (Plan::wants_queries(); others ignore it): the first packed block weighs its channels by
-    // them, and later ones, of forks too, do as it does. Forgotten by truncate(0). Where a host
-    // doesn't call it, keys are coded by their own size alone. They are in the host's memory.
+    // (Plan::wants_queries(); others ignore it): the block whose statistics the others take over
+    // weighs its channels by them, and later ones, of forks too, do as it does. Forgotten by
+    // truncate(0). Where a host doesn't call it, keys are coded by their own size alone. They are
+    // in the host's memory.
     void observe(const QueryRows& queries);
     bool wants_queries() const noexcept { return plan_->wants_queries() && queries_.wanted(); }
+    // Puts others in their place, for hosts that keep several sequences in one.
+    void swap_queries(QueryEnergy& other) noexcept { std::swap(queries_, other); }
 
     // One cell's row, decoded if packed; zeros if never written. For tests and for saving state: a
     // packed cell costs the decoding of its block.

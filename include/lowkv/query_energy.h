@@ -27,7 +27,8 @@ class QueryEnergy {
 
     // More of them would change something.
     bool wanted() const noexcept { return !kept_ && tokens_ < enough; }
-    // The newest ones, as many as are wanted. Throws Error(invalid_argument) for heads that are no
+    // The newest ones, as many as are wanted; a token with the queries of the one before it, as
+    // padding has, does not count. Throws Error(invalid_argument) for heads that are no
     // multiple of the kv heads.
     void add(const Shape& shape, const QueryRows& queries);
     // Mean squares; null: fewer than `least` tokens were added.

@@ -55,6 +55,13 @@ MaskRows AttentionOp::mask_rows(std::int64_t stream) const {
     return rows;
 }
 
+QueryRows AttentionOp::queries(std::int64_t stream) const {
+    const auto* data = static_cast<const std::byte*>(q->data) + stream * q->nb[3];
+    return {reinterpret_cast<const float*>(data), q->nb[1] / sizeof(float),
+            q->nb[2] / sizeof(float), static_cast<std::uint32_t>(q->ne[1]),
+            static_cast<std::uint32_t>(q->ne[2])};
+}
+
 std::uint32_t AttentionOp::first_stream(const LayerCache& layer) const {
     return static_cast<std::uint32_t>(k->view_offs / (layer.row_bytes(Part::keys) * layer.cells()));
 }

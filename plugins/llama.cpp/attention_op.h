@@ -25,6 +25,8 @@ struct AttentionOp {
     bool served_layout() const;
     // The mask of one of the operation's streams.
     MaskRows mask_rows(std::int64_t stream) const;
+    // Its queries.
+    QueryRows queries(std::int64_t stream) const;
     // The stream that the views begin with.
     std::uint32_t first_stream(const LayerCache& layer) const;
 };

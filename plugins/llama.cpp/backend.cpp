@@ -204,15 +204,15 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
     const std::uint32_t stream = op.first_stream(layer) + static_cast<std::uint32_t>(index);
     const auto floats = [](std::size_t bytes) { return bytes / sizeof(float); };
     AttentionIO io;
-    io.q = reinterpret_cast<const float*>(static_cast<const std::byte*>(op.q->data) +
-                                          index * op.q->nb[3]);
-    io.q_token_stride = floats(op.q->nb[1]);
-    io.q_head_stride = floats(op.q->nb[2]);
+    const QueryRows queries = op.queries(index);
+    io.q = queries.data;
+    io.q_token_stride = queries.token_stride;
+    io.q_head_stride = queries.head_stride;
     io.out = reinterpret_cast<float*>(static_cast<std::byte*>(node.data) + index * node.nb[3]);
     io.out_token_stride = floats(node.nb[2]);
     io.out_head_stride = floats(node.nb[1]);
-    io.tokens = static_cast<std::uint32_t>(op.q->ne[1]);
-    io.heads = static_cast<std::uint32_t>(op.q->ne[2]);
+    io.tokens = queries.tokens;
+    io.heads = queries.heads;
 
     CellTracker& tracker = keys.buffer->tracker(stream);
     if (layer.stream(stream).version < tracker.step_version()) layer.follow(stream, *executor_);
@@ -230,7 +230,6 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
     params.mask.row_stride = view.rows();
     const SequenceAttention one{views_, io, params.mask};
     attend(layer.device(), layer.plan(), std::span(&one, 1), params, workspace_, *executor_);
-    layer.observe(stream, {io.q, io.q_token_stride, io.q_head_stride, io.tokens, io.heads});
 }
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer
@@ -243,7 +242,9 @@ void Backend::finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32
             const MaskRows mask = op.mask_rows(s);
             tracker.observe(mask.data, mask.stride, mask.visible);
         }
-        if (tracker.pending() == 0) keys.layer->attended(stream, *executor_);
+        if (tracker.pending() > 0) continue;
+        keys.layer->observe(stream, op.queries(s));
+        keys.layer->attended(stream, *executor_);
     }
 }
 

@@ -6,6 +6,9 @@
 namespace lowkv::ggml {
 namespace {
 
+// Ranks by which draft tokens may be taken back within a history.
+constexpr std::uint32_t most_taken_back = 32;
+
 // What is added up to `size` can't fail any more.
 void make_room(std::vector<std::uint32_t>& list, std::size_t size) {
     if (list.capacity() < size) list.reserve(2 * size);
@@ -29,7 +32,7 @@ void CellGroups::clear() noexcept {
     generations_.clear();
     unit_group_.clear();
     free_units_.clear();
-    histories_ = 0;
+    top_rank_.clear();
     version_ = 0;
     packed_count_ = exact_count_ = 0;
 }
@@ -69,7 +72,37 @@ bool CellGroups::has_room(std::uint32_t group, std::uint32_t rank) const noexcep
 void CellGroups::join(std::uint32_t cell, std::uint32_t rank, std::uint32_t parent,
                       std::uint64_t now) {
     const std::uint32_t group = parent != no_cell ? group_[parent] : no_cell;
-    put(cell, rank, group != no_cell && has_room(group, rank) ? group : no_cell, group, now);
+    const bool stays = group != no_cell && has_room(group, rank);
+    if (stays && rank + most_taken_back <= top_rank_[list_[group].history])
+        list_[group].history = new_history();
+    put(cell, rank, stays ? group : no_cell, group, now);
+}
+
+std::uint32_t CellGroups::new_history() {
+    top_rank_.push_back(0);
+    return static_cast<std::uint32_t>(top_rank_.size() - 1);
+}
+
+std::uint32_t CellGroups::before(std::uint32_t group) const noexcept {
+    const CellGroup& its = list_[group];
+    if (its.before == no_cell) return no_cell;
+    const CellGroup& found = list_[its.before];
+    return found.live > 0 && found.id == its.before_id ? its.before : no_cell;
+}
+
+bool CellGroups::has_history(std::uint32_t history) const noexcept {
+    return std::ranges::any_of(
+        list_, [&](const CellGroup& group) { return group.live > 0 && group.history == history; });
+}
+
+// Whether a new group that continues `before` leaves its history.
+bool CellGroups::branches(const CellGroup& group, std::uint32_t number) const noexcept {
+    const CellGroup& its = list_[number];
+    if (group.first_rank <= its.first_rank) return true;  // the rest of `its` is another's
+    if (group.first_rank + most_taken_back <= top_rank_[its.history]) return true;
+    return std::ranges::any_of(list_, [&](const CellGroup& other) {
+        return other.live > 0 && other.before == number && other.before_id == its.id;
+    });
 }
 
 std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint32_t group,
@@ -84,10 +117,17 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
         }
         group = free_groups_.back();
         free_groups_.pop_back();
-        const std::uint32_t history = before != no_cell ? list_[before].history : ++histories_;
-        list_[group] = {.cells = std::move(none), .first_rank = rank - slot, .history = history};
+        CellGroup fresh{.cells = std::move(none), .first_rank = rank - slot, .id = ++ids_};
+        if (before != no_cell) {
+            fresh.before = before;
+            fresh.before_id = list_[before].id;
+        }
+        fresh.history =
+            before != no_cell && !branches(fresh, before) ? list_[before].history : new_history();
+        list_[group] = std::move(fresh);
     }
     CellGroup& g = list_[group];
+    top_rank_[g.history] = std::max(top_rank_[g.history], rank);
     g.cells[slot] = cell;
     ++g.live;
     g.last_write = g.last_seen = now;

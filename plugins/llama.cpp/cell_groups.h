@@ -6,6 +6,11 @@
 // age: a group holds `block` consecutive ranks of one sequence, a token's slot being its rank's
 // place in there. What a block's codes are then does not depend on what else the cache holds.
 //
+// A history is one sequence's tokens as far as they were never replaced. A new one begins where a
+// token has no parent, where a second group continues the same one, and where a sequence goes back
+// by more than a few tokens: a prompt that shares a prefix with an earlier one goes on by itself,
+// while draft tokens that were rejected change nothing.
+//
 // An exact row lies at its cell. A group that is packed gets a unit: `block` consecutive rows of
 // the packed area. A row whose cell is written again is dead; a unit without live rows is free.
 
@@ -33,9 +38,12 @@ struct CellGroup {
     std::uint32_t live = 0;            // 0: this group is free
     std::uint32_t unit = no_cell;      // no_cell: exact
     std::uint32_t history = 0;         // groups that continue each other have the same
-    std::uint64_t last_write = 0;      // in rows written to the stream
-    std::uint64_t last_seen = 0;       // by a sequence's newest token; at least last_write
-    bool passed = false;               // a sequence's window begins after this group
+    std::uint64_t id = 0;              // no other group has had it
+    std::uint32_t before = no_cell;    // the group that it continues, while that has `before_id`
+    std::uint64_t before_id = 0;
+    std::uint64_t last_write = 0;  // in rows written to the stream
+    std::uint64_t last_seen = 0;   // by a sequence's newest token; at least last_write
+    bool passed = false;           // a sequence's window begins after this group
 };
 
 class CellGroups {
@@ -77,9 +85,11 @@ class CellGroups {
     std::span<const std::uint32_t> unit_cells(std::uint32_t unit) const noexcept {
         return list_[unit_group_[unit]].cells;
     }
-    std::uint32_t unit_history(std::uint32_t unit) const noexcept {
-        return list_[unit_group_[unit]].history;
-    }
+    std::uint32_t unit_group(std::uint32_t unit) const noexcept { return unit_group_[unit]; }
+    // The group that group `group` continues; no_cell: none, or it is gone.
+    std::uint32_t before(std::uint32_t group) const noexcept;
+    // Whether any row is of that history.
+    bool has_history(std::uint32_t history) const noexcept;
     // Exact rows among the cells [block * block(), ...), live or dead.
     std::span<const std::uint32_t> exact_rows() const noexcept { return exact_rows_; }
     // Counts the changes of all that.
@@ -101,11 +111,14 @@ class CellGroups {
     std::vector<CellGroup> list_;
     std::vector<std::uint32_t> free_groups_;
     std::vector<std::uint32_t> generations_, unit_group_, free_units_;  // per unit
-    std::uint32_t histories_ = 0;
+    std::uint64_t ids_ = 0;
+    std::vector<std::uint32_t> top_rank_;  // per history: the highest rank so far
     std::uint64_t version_ = 0;
     std::size_t packed_count_ = 0, exact_count_ = 0;
 
     void leave(std::uint32_t cell) noexcept;
+    std::uint32_t new_history();
+    bool branches(const CellGroup& group, std::uint32_t before) const noexcept;
 };
 
 }  // namespace lowkv::ggml

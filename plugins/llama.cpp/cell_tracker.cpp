@@ -226,6 +226,8 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
 
 bool CellTracker::is_ready(const CellGroup& group) const noexcept {
     if (group.live == 0 || group.unit != no_cell) return false;
+    // A unit holds codes for a whole block: more bytes than so few unquantized rows.
+    if (group.live < groups_.block() / 8) return false;
     // A sink stays exact as long as its sequence lives; a sequence that nobody has continued while
     // the whole stream was written once more is taken for dead.
     if (group.first_rank <= retention_.sinks) return writes_ - group.last_seen >= rank_.size();

@@ -40,6 +40,9 @@ class CellTracker {
     // new cells and packs the groups that have left the window. Null: every cell is visible.
     void observe(const std::uint16_t* mask, std::size_t row_stride, std::uint32_t visible);
 
+    // The step's cells in the order of its tokens, once observe() has seen its mask.
+    std::span<const std::uint32_t> observed() const noexcept { return previous_; }
+
     // A cell was written outside a graph: a state is restored. `mark`: what was saved with it; for
     // rows without one, the order in which they come is their age.
     void restore(std::uint32_t cell, const std::optional<RowMark>& mark);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "ggml.h"
 #include "lowkv/calibration_file.h"
@@ -89,7 +91,8 @@ void LayerCache::decide() {
         for (std::uint32_t s = 0; s < streams_; ++s)
             states.push_back({.exact = Sequence(store_, plan_, setting_->scheme.retention),
                               .packed = Sequence(store_, plan_, packed),
-                              .done = {}});
+                              .done = {},
+                              .queries = {}});
         streams_state_ = std::move(states);
         decoded_ = DeviceMemory(store_->device(), plan_->host().exact_bytes());
         mode_ = Mode::packed;
@@ -106,6 +109,7 @@ void LayerCache::clear() {
     for (StreamState& s : streams_state_) {
         s.exact.truncate(0);
         s.packed.truncate(0);
+        s.queries.clear();
         s.written_step = s.version = 0;
         s.done.clear();
         s.rewritten = false;
@@ -123,7 +127,8 @@ void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
                      .done = source.done,
                      .rewritten = source.rewritten,
                      .readers = source.readers,
-                     .expected_readers = source.expected_readers};
+                     .expected_readers = source.expected_readers,
+                     .queries = source.queries};
     state(to) = std::move(copy);
 }
 
@@ -132,23 +137,57 @@ std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
     return groups.block() / plan_->block_tokens();
 }
 
-// The block whose statistics a unit takes over: of a packed unit of its sequence, or of the first
-// one among `others`, which are packed with it. no_cell: its own. Layers with statistics have
-// blocks as long as a unit.
+// The block whose statistics a unit takes over: that of the nearest packed group before it in its
+// sequence, or of one among `others`, which are packed with it. no_cell: its own. So what another
+// sequence has in the stream does not matter. Layers with statistics have blocks as long as a unit.
 std::uint32_t LayerCache::like(std::uint32_t stream_index, std::uint32_t unit,
                                std::span<const std::uint32_t> others) const {
     if (!plan_->has_statistics()) return no_cell;
     const CellGroups& groups = trackers_[stream_index].groups();
     const StreamState& s = stream(stream_index);
-    const auto its = [&](std::uint32_t u) {
-        return u != unit && groups.unit_history(u) == groups.unit_history(unit);
-    };
-    for (std::uint32_t u = 0; u < std::min<std::size_t>(s.done.size(), s.packed.blocks()); ++u) {
-        const bool in_use = s.done[u] == groups.generations()[u] && s.done[u] % 2 == 1;
-        if (in_use && s.packed.packed(u) && its(u)) return u;
+    for (std::uint32_t g = groups.before(groups.unit_group(unit)); g != no_cell;
+         g = groups.before(g)) {
+        const std::uint32_t u = groups.group(g).unit;
+        if (u == no_cell) continue;
+        const bool done = u < s.done.size() && s.done[u] == groups.generations()[u];
+        if ((done && s.packed.packed(u)) || std::ranges::find(others, u) != others.end()) return u;
     }
-    const auto found = std::find_if(others.begin(), others.end(), its);
-    return found == others.end() ? no_cell : *found;
+    return no_cell;
+}
+
+void LayerCache::observe(std::uint32_t stream_index, const QueryRows& queries) {
+    if (!plan_->wants_queries()) return;
+    const CellTracker& tracker = trackers_[stream_index];
+    const CellGroups& groups = tracker.groups();
+    const auto cells = tracker.observed();
+    if (cells.size() != queries.tokens) return;  // not the tokens of the step
+    StreamState& s = state(stream_index);
+    const auto history_of = [&](std::uint32_t token) {
+        const std::uint32_t group = groups.group_of(cells[token]);
+        return group == no_cell ? no_cell : groups.group(group).history;
+    };
+    for (std::uint32_t first = 0, end = 0; first < queries.tokens; first = end) {
+        const std::uint32_t history = history_of(first);
+        for (end = first + 1; end < queries.tokens && history_of(end) == history;) ++end;
+        if (history == no_cell) continue;
+        QueryRows its = queries;
+        its.data += first * queries.token_stride;
+        its.tokens = end - first;
+        const auto [found, is_new] = s.queries.try_emplace(history);
+        found->second.add(plan_->shape(), its);
+        if (is_new)
+            std::erase_if(s.queries, [&](const auto& q) { return !groups.has_history(q.first); });
+    }
+}
+
+// A sequence's units in the order of their tokens, one history after the other.
+std::vector<std::uint32_t> LayerCache::by_rank(const CellGroups& groups,
+                                               std::vector<std::uint32_t> units) const {
+    std::ranges::sort(units, {}, [&](std::uint32_t unit) {
+        const CellGroup& group = groups.group(groups.unit_group(unit));
+        return std::tuple(group.history, group.first_rank, unit);
+    });
+    return units;
 }
 
 void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
@@ -163,28 +202,47 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
         constexpr std::size_t units_at_once = 8;
         std::vector<std::uint32_t> blocks, cells, units, likes;
         const auto flush = [&] {
-            s.packed.adopt(s.exact, blocks, cells, executor, likes);
+            if (units.empty()) return;
+            const std::uint32_t history = groups.group(groups.unit_group(units[0])).history;
+            QueryEnergy& queries = s.queries[history];
+            s.packed.swap_queries(queries);
+            try {
+                s.packed.adopt(s.exact, blocks, cells, executor, likes);
+            } catch (...) {
+                s.packed.swap_queries(queries);
+                throw;
+            }
+            s.packed.swap_queries(queries);
             for (const std::uint32_t unit : units) s.done[unit] = generations[unit];
             blocks.clear();
             cells.clear();
             units.clear();
             likes.clear();
         };
+        std::vector<std::uint32_t> taken;
         for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
             if (s.done[unit] == generations[unit]) continue;
             std::vector<std::uint32_t> its(blocks_each);
             std::iota(its.begin(), its.end(), unit * blocks_each);
             s.packed.drop(its);
-            if (generations[unit] % 2 == 0) {
+            if (generations[unit] % 2 == 0)
                 s.done[unit] = generations[unit];
-                continue;
-            }
+            else
+                taken.push_back(unit);
+        }
+        const auto history_of = [&](std::uint32_t unit) {
+            return groups.group(groups.unit_group(unit)).history;
+        };
+        for (const std::uint32_t unit : by_rank(groups, std::move(taken))) {
+            if (units.size() == units_at_once ||
+                (!units.empty() && history_of(units[0]) != history_of(unit)))
+                flush();
             likes.insert(likes.end(), blocks_each, like(stream_index, unit, units));
             units.push_back(unit);
-            blocks.insert(blocks.end(), its.begin(), its.end());
+            for (std::uint32_t i = 0; i < blocks_each; ++i)
+                blocks.push_back(unit * blocks_each + i);
             for (const std::uint32_t cell : groups.unit_cells(unit))
                 cells.push_back(holds_exact(s, cell) ? cell : no_cell);
-            if (units.size() == units_at_once) flush();
         }
         flush();
         std::vector<std::uint32_t> empty;

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -103,10 +104,9 @@ class LayerCache {
     // A reader of the step that another backend runs, on a copy.
     void copied_by_graph(std::uint32_t stream);
 
-    // A step's queries, before attended(): what is packed first weighs its channels by them.
-    void observe(std::uint32_t stream, const QueryRows& queries) {
-        state(stream).packed.observe(queries);
-    }
+    // A step's queries, before attended() and after the tracker's observe(). Each history weighs
+    // its channels by its own.
+    void observe(std::uint32_t stream, const QueryRows& queries);
 
     // The blocks of `layout`'s units and exact rows, in its order.
     void views(std::uint32_t stream, std::span<const std::uint32_t> units,
@@ -130,6 +130,7 @@ class LayerCache {
         bool rewritten = false;              // a packed row was: its block is exact
         std::uint32_t readers = 0;           // attention operations since the last write
         std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
+        std::map<std::uint32_t, QueryEnergy> queries;  // by history
     };
     const StreamState& stream(std::uint32_t stream) const noexcept {
         return streams_state_[stream];
@@ -181,6 +182,8 @@ class LayerCache {
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     std::uint32_t like(std::uint32_t stream, std::uint32_t unit,
                        std::span<const std::uint32_t> others) const;
+    std::vector<std::uint32_t> by_rank(const CellGroups& groups,
+                                       std::vector<std::uint32_t> units) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void read_run(Part part, const Sequence& sequence, std::uint32_t first, std::uint32_t count,
                   std::byte* out) const;

@@ -148,6 +148,8 @@ void Batch::truncate(std::uint32_t tokens) {
     check(tokens >= state_.first, "can't go back to " + std::to_string(tokens) +
                                       " tokens: those before " + std::to_string(state_.first) +
                                       " are dropped");
+    if (tokens == 0)
+        for (Sequence& sequence : sequences_) sequence.queries_ = {};
     if (tokens >= state_.tokens) return;
     State then = state_;
     then.tokens = tokens;
@@ -162,10 +164,7 @@ void Batch::truncate(std::uint32_t tokens) {
             Sequence::make_writable(cut, 0);
         }
     }
-    for (Sequence& sequence : sequences_) {
-        sequence.truncate(tokens + offset_);
-        if (tokens == 0) sequence.queries_ = {};
-    }
+    for (Sequence& sequence : sequences_) sequence.truncate(tokens + offset_);
     state_ = then;
 }
 

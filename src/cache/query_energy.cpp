@@ -1,12 +1,25 @@
 #include "lowkv/query_energy.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
 #include "lowkv/error.h"
 
 namespace lowkv {
+namespace {
+
+// Whether token t has the queries of the token before it, as padding has.
+bool repeats(const Shape& shape, const QueryRows& queries, std::uint32_t t) noexcept {
+    for (std::uint32_t h = 0; h < queries.heads; ++h) {
+        const float* q = queries.data + t * queries.token_stride + h * queries.head_stride;
+        if (std::memcmp(q, q - queries.token_stride, shape.head_dim * sizeof *q) != 0) return false;
+    }
+    return true;
+}
+
+}  // namespace
 
 void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
     if (queries.heads == 0 || queries.heads % shape.kv_heads != 0)
@@ -19,13 +32,14 @@ void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
     heads_ = queries.heads / shape.kv_heads;
     const std::uint32_t count = std::min(queries.tokens, enough - tokens_);
     for (std::uint32_t t = queries.tokens - count; t < queries.tokens; ++t) {
+        if (t > 0 && repeats(shape, queries, t)) continue;
         for (std::uint32_t h = 0; h < queries.heads; ++h) {
             const float* q = queries.data + t * queries.token_stride + h * queries.head_stride;
             float* sum = sums_.data() + std::size_t{h / heads_} * shape.head_dim;
             for (std::uint32_t c = 0; c < shape.head_dim; ++c) sum[c] += q[c] * q[c];
         }
+        ++tokens_;
     }
-    tokens_ += count;
 }
 
 QueryEnergy::Means QueryEnergy::means() const {

@@ -119,6 +119,7 @@ bool Sequence::full(std::uint32_t block) const noexcept {
 }
 
 void Sequence::truncate(std::uint32_t size) noexcept {
+    if (size == 0) queries_ = {};  // also those of tokens that never had a row
     if (size >= size_) return;
     const std::uint32_t tokens = plan_->block_tokens();
     const std::uint32_t kept = ceil_div(size, tokens);
@@ -128,7 +129,6 @@ void Sequence::truncate(std::uint32_t size) noexcept {
     size_ = size;
     settled_ = std::min(settled_, size / tokens);
     cut_ = size % tokens != 0 && blocks_.back() != nullptr;
-    if (size == 0) queries_ = {};
 }
 
 void Sequence::drop(std::span<const std::uint32_t> blocks) noexcept {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache/block.h"
+#include "cache/leader.h"
 #include "cache/store.h"
 #include "codec/round.h"
 #include "lowkv/error.h"
@@ -149,6 +150,7 @@ struct SequenceImage::Access {
                 header, layout, tokens, offset, s,
                 [&](std::uint32_t b, std::size_t at) {
                     device.copy_in(sequence.blocks_[b]->data, image + at, plan.packed_bytes());
+                    sequence.blocks_[b]->leads = cache::leads(plan, image + at);
                 },
                 [&](const ExactRun& run) {
                     cache::Block& block = *sequence.blocks_[run.cell / tokens];

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/block.h"
+#include "cache/leader.h"
 #include "cache/store.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
@@ -16,20 +17,59 @@
 namespace lowkv {
 namespace {
 
+constexpr std::size_t none = ~std::size_t{0};
+
 // A block that is due, with what it becomes.
 struct Due {
     cache::Block* block = nullptr;
     std::uint32_t holders = 0;  // among the sequences that pack it
     Sequence* first_holder = nullptr;
-    // Whose statistics it takes over: a packed block's, or those of the due block of that number.
-    // Null and its own number: nobody's.
+    // A packed block whose statistics it takes over. Null: it asks the due block before it in its
+    // sequence, `before`, for those that this one has.
     const std::byte* like = nullptr;
-    std::size_t leader = 0;
+    std::size_t before = none;
+    // Found by find_leaders(): the due block whose statistics it takes over; its own number if it
+    // makes them.
+    std::size_t leader = none;
+    bool uniform = false;   // makes statistics that no other block should take over
     bool replaced = false;  // `fresh` takes its place
     std::unique_ptr<cache::Block> fresh;
     QueryEnergy::Means queries;    // for statistics of its own
     cache::Block* made = nullptr;  // `fresh`, once its holders have it
 };
+
+// Whose statistics each due block takes over. A block takes what the one before it in its sequence
+// has, unless that one made them for itself alone.
+void find_leaders(const Device& device, const Plan& plan, std::vector<Due>& due) {
+    if (!plan.has_statistics()) return;
+    std::vector<std::size_t> chain;
+    for (std::size_t i = 0; i < due.size(); ++i) {
+        // Back to a block that is settled; a chain that closes is broken there.
+        chain.assign(1, i);
+        while (true) {
+            const Due& last = due[chain.back()];
+            if (last.like != nullptr || last.leader != none || last.before == none ||
+                std::ranges::find(chain, last.before) != chain.end())
+                break;
+            chain.push_back(last.before);
+        }
+        for (; !chain.empty(); chain.pop_back()) {
+            const std::size_t number = chain.back();
+            Due& its = due[number];
+            if (its.like != nullptr || its.leader != none) continue;
+            const Due* before = its.before == none ? nullptr : &due[its.before];
+            if (before != nullptr && before->like != nullptr) {
+                its.like = before->like;
+            } else if (before != nullptr && before->leader != none &&
+                       !due[before->leader].uniform) {
+                its.leader = before->leader;
+            } else {
+                its.leader = number;
+                its.uniform = !cache::is_varied(device, plan, its.block->data);
+            }
+        }
+    }
+}
 
 }  // namespace
 
@@ -61,10 +101,11 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
     pack(places, false, executor);
 }
 
-// Of the sequence's first packed block; null: it has none.
+// Of the sequence's first packed block that leads; null: it has none.
 const std::byte* Sequence::statistics() const noexcept {
-    const auto found = std::ranges::find_if(
-        blocks_, [](const cache::Block* block) { return block != nullptr && block->packed; });
+    const auto found = std::ranges::find_if(blocks_, [](const cache::Block* block) {
+        return block != nullptr && block->packed && block->leads;
+    });
     return found == blocks_.end() ? nullptr : (*found)->data;
 }
 
@@ -78,11 +119,10 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     {
         std::map<const cache::Block*, std::size_t> numbers;
         const Sequence* previous = nullptr;
-        constexpr std::size_t none = ~std::size_t{0};
-        std::size_t leader = none;  // of the sequence, where it has nothing packed yet
+        std::size_t before = none;  // the due block before, of the sequence
         for (const Packing& place : places) {
             Sequence& sequence = *place.sequence;
-            if (std::exchange(previous, place.sequence) != place.sequence) leader = none;
+            if (std::exchange(previous, place.sequence) != place.sequence) before = none;
             if (!sequence.full(place.block) || sequence.packed(place.block)) continue;
             if (!holders.empty() && holders.back().first.sequence == place.sequence &&
                 holders.back().first.block == place.block)
@@ -92,14 +132,13 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
             if (is_new) due.emplace_back().block = block;
             Due& its = due[found->second];
             if (is_new) {
-                its.leader = found->second;
                 its.first_holder = place.sequence;
                 if (plan.has_statistics() && place.like == first_packed) {
                     its.like = sequence.statistics();
-                    if (its.like == nullptr && leader != none) its.leader = leader;
+                    if (its.like == nullptr) its.before = before;
                 }
             }
-            if (leader == none) leader = its.leader;
+            before = found->second;
             ++its.holders;
             its.replaced = its.replaced || sequence.guarded(place.block);
             holders.emplace_back(place, found->second);
@@ -111,10 +150,10 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
                 continue;
             const cache::Block* like = blocks[place.like];
             const auto found = numbers.find(like);
-            if (like->packed)
+            if (like->packed && like->leads)
                 due[number].like = like->data;
             else if (found != numbers.end())
-                due[number].leader = found->second;
+                due[number].before = found->second;
         }
     }
     if (due.empty()) return;
@@ -133,18 +172,17 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         }
     }
 
+    find_leaders(store.device, plan, due);
+
     lock.lock();
     const std::size_t packed_bytes = plan.packed_bytes(), exact_bytes = plan.exact_bytes();
     cache::ReservedSlots slots(store.pool(packed_bytes), due.size());
     std::vector<BlockCopy> encoded;
     for (const bool follow : {false, true}) {
         for (std::size_t i = 0; i < due.size(); ++i) {
-            const std::size_t leader = due[i].leader;
-            const bool follows =
-                due[i].like == nullptr && leader != i && due[leader].leader == leader;
+            const bool follows = due[i].leader != none && due[i].leader != i;
             if (follows != follow) continue;
-            const std::byte* like = due[follows ? leader : i].like;
-            if (follows && like == nullptr) like = slots[leader];
+            const std::byte* like = follows ? slots[due[i].leader] : due[i].like;
             if (like == nullptr && plan.wants_queries())
                 due[i].queries = due[i].first_holder->queries_.means();
             encoded.push_back({due[i].block->data, slots[i], like,
@@ -154,6 +192,8 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     lock.unlock();
     try {
         store.device.encode(plan, encoded, executor);
+        for (std::size_t i = 0; i < due.size(); ++i)
+            if (due[i].uniform) cache::mark_uniform(store.device, plan, slots[i]);
     } catch (...) {
         lock.lock();  // for the slots
         throw;
@@ -164,10 +204,11 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     for (Due& its : due) {
         std::byte* data = slots.take();
         ++store.stats.encoded_blocks;
-        its.first_holder->queries_.keep(its.queries);
+        if (!its.uniform) its.first_holder->queries_.keep(its.queries);
         if (its.replaced) {
             its.fresh->data = data;
             its.fresh->packed = true;
+            its.fresh->leads = !its.uniform;
             its.fresh->refs = its.holders;
             its.fresh->keys = its.block->keys;
             its.fresh->values = its.block->values;
@@ -178,6 +219,7 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         store.drop(false, exact_bytes);
         its.block->data = data;
         its.block->packed = true;
+        its.block->leads = !its.uniform;
     }
     for (const auto& [place, number] : holders) {
         if (!due[number].replaced) continue;

@@ -171,7 +171,7 @@ TEST_CASE("a second continuation of a prefix gets units of its own") {
           Units{range(0, 32), range(32, 64), range(64, 96), range(200, 216), range(216, 248)});
 }
 
-TEST_CASE("units that continue each other have one history, other sequences' units another") {
+TEST_CASE("groups that continue each other have one history, a second continuation another") {
     CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     std::vector<std::uint32_t> a, b;
     for (std::uint32_t t = 0; t < 112; ++t) {
@@ -185,12 +185,22 @@ TEST_CASE("units that continue each other have one history, other sequences' uni
     const CellGroups& groups = tracker.groups();
     REQUIRE(packed(tracker).size() == 5);
     const auto history = [&](std::uint32_t cell) {
-        return groups.unit_history(groups.packed_row(cell) / block);
+        return groups.group(groups.group_of(cell)).history;
+    };
+    const auto descends = [&](std::uint32_t cell, std::uint32_t from) {
+        std::uint32_t group = groups.group_of(cell);
+        while (group != no_cell && group != groups.group_of(from)) group = groups.before(group);
+        return group != no_cell;
     };
     CHECK(history(a[0]) == history(a[40]));
     CHECK(history(b[0]) == history(b[40]));
     CHECK(history(a[0]) != history(b[0]));
-    CHECK(history(300) == history(a[0]));
+    CHECK(history(300) != history(a[0]));
+    CHECK(history(300) == history(340));
+    CHECK(descends(340, a[0]));
+    CHECK(descends(a[70], a[0]));
+    CHECK(!descends(b[70], a[0]));
+    CHECK(!descends(340, a[70]));
     restore(tracker, range(500, 600));
     CHECK(history(500) == history(540));
     CHECK(history(500) != history(a[0]));
