@@ -201,7 +201,10 @@ class Layer(CacheLayerMixin):
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
             if self.rows.wants_queries:
-                self.rows.observe(_side_by_side(query[:, :, -Batch.queries_enough :].detach().float().cpu()))
+                # Padding is nobody's query: it must not weigh channels, nor end the collection.
+                newest = visibility.real(query)[:, :, -Batch.queries_enough :]
+                if newest.shape[2] > 0:
+                    self.rows.observe(_side_by_side(newest.detach().float().cpu()))
             self.settle(_GUESSES if self.record_past else 0)
         if query.shape[2] >= _LONG:
             heap.trim()

@@ -53,6 +53,13 @@ class Visibility:
             first = max(first, self.total - self.queries - self.window + 1)
         return first
 
+    def real(self, query: torch.Tensor) -> torch.Tensor:
+        """Of `query`, `[batch, heads, queries, head_dim]`, the tokens that are padding in no row of the batch, as far
+        as `keep` says it."""
+        if self.keep is None:
+            return query
+        return query[:, :, self.keep[:, -self.queries :].all(dim=0)]
+
     def cells(self, start: int, stop: int) -> tuple[int, int]:
         """Queries [start, stop) see no cell outside of these: the first, and the one after the last."""
         if self.full is not None or not self.causal:
