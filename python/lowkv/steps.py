@@ -72,15 +72,15 @@ def restore(model: PreTrainedModel) -> None:
 
 class _Stepped:
     def __call__(self, *args, **kwargs):
-        with contextlib.ExitStack() as steps:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Steps):
-                    steps.enter_context(value.step())
-            try:
+        try:
+            with contextlib.ExitStack() as steps:
+                for value in (*args, *kwargs.values()):
+                    if isinstance(value, Steps):
+                        steps.enter_context(value.step())
                 return super().__call__(*args, **kwargs)
-            except Bypassed:  # with its own caches, it computes what it did
-                uninstall(self)
-                raise
+        except Bypassed:  # with its own caches, it computes what it did
+            uninstall(self)
+            raise
 
     def generate_batch(self, *args, **kwargs):
         # transformers asks for an attention implementation by its name, and has a cache of its own.
