@@ -82,7 +82,7 @@ INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTH
 	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON $(2) $(or $(3),.)
 .PHONY: package
 package: ## build the Python package into build/python/site
-	@$(SETUP) model venv-transformers oldest-transformers lmcache
+	@$(SETUP) model venv-transformers oldest-transformers previous-transformers lmcache
 	$(call INSTALL,build/python)
 
 .PHONY: package-opencl
@@ -108,11 +108,14 @@ test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's
 	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest tests/python $(PYTEST_ARGS)
 
 .PHONY: test-python
-test-python: package ## the Python package, on the newest and the oldest transformers
+test-python: package ## the Python package, on the newest, the previous and the oldest transformers
 	@python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
 	export LOWKV_MODEL="$(call dep,LOWKV_MODEL)"
 	echo "== newest transformers"
 	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE)" "$$python" -m pytest tests/python $(PYTEST_ARGS)
+	echo "== previous transformers"
+	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_PREVIOUS_TRANSFORMERS)" "$$python" -m pytest \
+	    tests/python/test_families.py $(PYTEST_ARGS)
 	echo "== oldest transformers"
 	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_OLDEST_TRANSFORMERS)" "$$python" -m pytest \
 	    tests/python/test_families.py tests/python/test_generate.py $(PYTEST_ARGS)

@@ -253,6 +253,8 @@ PARTS = {part.name: part for part in (
          fallback_index="https://download.pytorch.org/whl/cpu", options=["--no-deps"]),
     Beside("oldest-transformers", "the oldest transformers that the Python package works with",
            "LOWKV_OLDEST_TRANSFORMERS", "requirements-oldest.txt"),
+    Beside("previous-transformers", "the last transformers in which models call the cache past_key_values",
+           "LOWKV_PREVIOUS_TRANSFORMERS", "requirements-previous.txt", ["--no-deps"]),
     Beside("lmcache", "LMCache without its CUDA packages, for the round trips in its tests", "LOWKV_LMCACHE",
            "requirements-lmcache.txt", ["--no-deps", "--only-binary", ":all:"]),
     Beside("reasoning-gym", "reasoning-gym, the tasks of eval/reasoning.py", "LOWKV_REASONING_GYM",

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from lowkv.cache import Cache
     from lowkv.generation import generate
     from lowkv.kivi import KiviCache
+    from lowkv.steps import restore
 
 __all__ = ["Cache", "Error", "KiviCache", "default_scheme", "dequantize_keys", "dequantize_values", "generate",
-           "presets", "quantize_keys", "quantize_values"]
+           "presets", "quantize_keys", "quantize_values", "restore"]
 
 # What needs torch and transformers is imported when it is asked for: the kernel-level functions do without.
-_LAZY = {"Cache": "lowkv.cache", "KiviCache": "lowkv.kivi", "generate": "lowkv.generation"}
+_LAZY = {"Cache": "lowkv.cache", "KiviCache": "lowkv.kivi", "generate": "lowkv.generation",
+         "restore": "lowkv.steps"}
 
 
 def __getattr__(name):

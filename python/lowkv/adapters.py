@@ -1,4 +1,5 @@
-"""The four families whose attention does not go through transformers' AttentionInterface. Their attention modules
+"""The four families whose attention does not go through transformers' AttentionInterface (GPT-J's does since
+transformers 5.24, and needs no adapter there). Their attention modules
 become instances of a subclass that hands the rows of a lowkv cache to lowkv. With another cache, or none, the
 stock code runs; masks are the stock ones in either case."""
 
@@ -13,6 +14,7 @@ from transformers.models.mpt.modeling_mpt import MptAttention
 from lowkv._core import Error
 from lowkv.attention import attend_packed
 from lowkv.layer import Layer
+from lowkv.names import cache_argument
 from lowkv.tripwire import Rows
 
 
@@ -24,6 +26,14 @@ def adapt(model) -> bool:
             module.__class__ = _ADAPTED[type(module)]
         found |= type(module) in _ADAPTED.values()
     return found
+
+
+def restore(model) -> None:
+    """Takes the adapters back."""
+    stock = {ours: theirs for theirs, ours in _ADAPTED.items()}
+    for module in model.modules():
+        if type(module) in stock:
+            module.__class__ = stock[type(module)]
 
 
 def _packed(cache, index: int) -> bool:
@@ -89,18 +99,18 @@ class Bloom(BloomAttention):
 
 
 class Mpt(MptAttention):
-    def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):
-        if not _packed(past_key_values, self.layer_idx):
-            return super().forward(hidden_states, position_bias, past_key_values=past_key_values,
-                                   attention_mask=attention_mask, **kwargs)
+    def forward(self, hidden_states, position_bias, attention_mask=None, **kwargs):
+        cache = kwargs.get(_MPT_CACHE)
+        if not _packed(cache, self.layer_idx):
+            return super().forward(hidden_states, position_bias, attention_mask=attention_mask, **kwargs)
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(-self.clip_qkv, self.clip_qkv)
         query, key, value = (_heads(x, self.n_heads) for x in qkv.chunk(3, dim=2))
-        key, _ = past_key_values.update(key, value, self.layer_idx)
+        key, _ = cache.update(key, value, self.layer_idx)
         bias = None
         if position_bias is not None:
-            length = past_key_values.get_seq_length(self.layer_idx)
+            length = cache.get_seq_length(self.layer_idx)
             if length > position_bias.shape[2]:
                 raise Error(f"{length} tokens, but the model has biases for max_seq_len={position_bias.shape[2]}")
             bias = position_bias[None, :, :, -length:]
@@ -110,4 +120,7 @@ class Mpt(MptAttention):
         return self.out_proj(_merge(out)), None
 
 
-_ADAPTED = {GPTJAttention: GPTJ, FalconAttention: Falcon, BloomAttention: Bloom, MptAttention: Mpt}
+_MPT_CACHE = cache_argument(MptAttention.forward)
+_ADAPTED = {FalconAttention: Falcon, BloomAttention: Bloom, MptAttention: Mpt}
+if hasattr(GPTJAttention, "_attn"):
+    _ADAPTED[GPTJAttention] = GPTJ

@@ -13,7 +13,13 @@ from lowkv.masks import lowkv_mask
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
 
-NAME = "lowkv"
+
+class _Name(str):
+    """A name whose unpickling imports this module: a switched model, or a part of it, finds the attention function
+    registered in another process too."""
+
+
+NAME = _Name("lowkv")
 
 
 def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0, softcap=None,
@@ -24,13 +30,13 @@ def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None
     if position_bias is not None:
         raise Error(f"{type(module).__name__} adds a position bias, which lowkv does not serve; use the model's "
                     "own cache and attn_implementation")
-    if kwargs.get("output_attentions"):
-        raise Error("output_attentions: lowkv's attention makes no weights to return; leave it out")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if type(key) is not Rows:
         window = sliding_window if sliding_window is not None else _window(module)
         visibility = see(attention_mask, key.shape[2], query, bool(causal), window)
         return _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs)
+    if kwargs.get("output_attentions"):
+        raise Error("output_attentions: lowkv's attention makes no weights to return; leave it out")
     out = attend_packed(query, key, attention_mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
                         window=sliding_window, sink_logits=s_aux)
     return out.transpose(1, 2).contiguous(), None
@@ -48,6 +54,12 @@ def attend_packed(query, rows: Rows, mask, causal=True, scaling=None, dropout=0.
     if window is not None and layer.sliding_window is not None and window != layer.sliding_window:
         raise Error(f"layer {layer.index} slides over {window} tokens, but the cache was made for "
                     f"{layer.sliding_window}: make it with Cache.from_model() of this model")
+    if mask is not None and mask.ndim == 4 and layer.sliding_window is not None:
+        columns = layer.sliding_window + query.shape[2] - 1
+        if layer.length > columns and mask.shape[3] > columns:
+            raise Error(f"an attention mask of shape {tuple(mask.shape)} for layer {layer.index}, which slides over "
+                        f"{layer.sliding_window} tokens: it takes the columns of the newest {columns} cells. Give the "
+                        "model a mask per layer type, {'full_attention': ..., 'sliding_attention': ...}, or a 2-D one")
     visibility = see(mask, layer.length, query, causal, layer.sliding_window or window)
     visibility.bias = bias
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
@@ -91,7 +103,8 @@ def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_a
         mask = None
     else:
         mask = _finite(visibility.mask(0, cells, 0, queries), query.dtype)
-    if not softcap and s_aux is None:
+    weights = kwargs.get("output_attentions")  # which only eager attention makes
+    if not softcap and s_aux is None and not weights:
         causal = visibility.causal and mask is None and queries == cells
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
                                       is_causal=causal)

@@ -98,6 +98,8 @@ def _measure(args, name: str) -> dict:
     import torch
     from transformers.generation.streamers import BaseStreamer
 
+    from lowkv.names import cache_argument
+
     class Clock(BaseStreamer):
         def __init__(self):
             self.times: list[float] = []
@@ -121,7 +123,7 @@ def _measure(args, name: str) -> dict:
         before = _reset_peak()
         clock = Clock()
         output = model.generate(ids, max_new_tokens=args.tokens, min_new_tokens=args.tokens, do_sample=False,
-                                past_key_values=cache, streamer=clock, pad_token_id=0)
+                                streamer=clock, pad_token_id=0, **{cache_argument(model): cache})
     steps = clock.times[1:]  # the first is the prompt
     return {"tokens": output[0, ids.shape[1] :].tolist(), "prefill_seconds": steps[0] - clock.times[0],
             "tokens_per_second": (len(steps) - 1) / (steps[-1] - steps[0]) if len(steps) > 1 else 0.0,

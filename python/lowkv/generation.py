@@ -8,14 +8,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from lowkv._core import Error, default_scheme
 from lowkv.cache import Cache
+from lowkv.names import cache_argument
 
 
 def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample: bool = False,
-             temperature: float = 1.0, top_k: int = 50, verbose: bool = False, scheme: str = default_scheme,
+             temperature: float | None = None, top_k: int | None = None, verbose: bool = False, scheme: str = default_scheme,
              device: str | None = None, **arguments) -> str:
     """The prompt and its continuation, computed with a packed cache.
 
-    verbose: shows progress while tokens arrive, with the bytes that the cache holds. device: as for Cache. arguments:
+    temperature, top_k: for do_sample; left out, the model's own. verbose: shows progress while tokens arrive, with the bytes that the cache holds. device: as for Cache. arguments:
     for `model.generate()`, for one sequence. Raises lowkv.Error for a model or a scheme that is not served.
     """
     if not isinstance(prompt, str):
@@ -34,14 +35,17 @@ def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample
     if "stop_strings" in arguments:
         arguments["tokenizer"] = tokenizer
     if do_sample:
-        arguments |= {"temperature": temperature, "top_k": top_k}
+        given = {"temperature": temperature, "top_k": top_k}
+        arguments |= {name: value for name, value in given.items() if value is not None}
     if tokenizer.pad_token_id is None:
         arguments.setdefault("pad_token_id", tokenizer.eos_token_id)
     if verbose:
         arguments["streamer"] = Progress(tokenizer, cache, max_new_tokens)
     with torch.inference_mode():
+        # The model's own generation_config may ask for other forms of the result.
         output = model.generate(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask,
-                                max_new_tokens=max_new_tokens, do_sample=do_sample, past_key_values=cache, **arguments)
+                                max_new_tokens=max_new_tokens, do_sample=do_sample, return_dict_in_generate=False,
+                                num_return_sequences=1, **{cache_argument(model): cache}, **arguments)
     return tokenizer.decode(output[0], skip_special_tokens=True)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
+import torch
 from transformers import PreTrainedModel
 
 from lowkv import adapters
 from lowkv._core import Error
 from lowkv.attention import NAME
 
+_STOCK = "_lowkv_stock_attention"  # a switched model's attribute: the attention implementation it had
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -22,8 +25,24 @@ def install(model: PreTrainedModel) -> None:
     if not _goes_through_the_interface(model):
         raise Error(f"{type(model).__name__} ({config.model_type}) computes its attention itself, and lowkv has no "
                     "adapter for it; use the model's own cache. docs/transformers.md lists what works")
+    if config._attn_implementation != NAME:
+        setattr(model, _STOCK, config._attn_implementation)
     # Not by set_attn_implementation(), which would switch a multimodal model's vision tower as well.
     config._attn_implementation = NAME
+
+
+def uninstall(model: PreTrainedModel) -> None:
+    """Gives `model` the attention back that it had before install(). Nothing where that was not called."""
+    adapters.restore(model)
+    config = _text_config(model)
+    if config._attn_implementation == NAME:
+        # A model that shares the config of a switched one has no note of its own.
+        config._attn_implementation = getattr(model, _STOCK, "sdpa" if model._supports_sdpa else "eager")
+
+
+def installed(model: PreTrainedModel) -> bool:
+    """Whether the model calls lowkv's attention through transformers' AttentionInterface."""
+    return _text_config(model)._attn_implementation == NAME
 
 
 def sliding_windows(model: PreTrainedModel) -> list[int | None]:
@@ -33,8 +52,8 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
         raise Error(f"{type(model).__name__} has an encoder and a decoder; lowkv serves decoder-only models")
     if getattr(config, "num_kv_shared_layers", 0):
         raise Error(f"{type(model).__name__} shares keys and values between layers; lowkv does not serve that")
-    if config.model_type == "moshi":
-        raise Error("MoshiForCausalLM has a sliding_window that its masks do not follow; lowkv does not serve it")
+    if config.model_type in ("moshi", "kyutai_speech_to_text"):
+        raise Error(f"{type(model).__name__} has a sliding_window that its masks do not follow; lowkv does not serve it")
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if types is None:
@@ -47,6 +66,12 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
 
 
 def _text_config(model: PreTrainedModel):
+    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
+        raise Error(f"from_model() takes a transformers model, not {type(model).__name__}: give and call "
+                    "model.get_base_model(), which has PEFT's adapters in it (but for prefix and prompt tuning, which "
+                    "are not served)")
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise Error("from_model() takes a model that is not compiled: torch.compile with a lowkv cache is not served")
     if not isinstance(model, PreTrainedModel):
         raise Error(f"from_model() takes a transformers model, not {type(model).__name__}")
     return model.config.get_text_config(decoder=True)
@@ -54,4 +79,11 @@ def _text_config(model: PreTrainedModel):
 
 def _goes_through_the_interface(model: PreTrainedModel) -> bool:
     # What calls the interface has this name from transformers; Layer's tripwire stops what has it and does not.
-    return hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
+    name = "ALL_ATTENTION_FUNCTIONS"
+    if not hasattr(sys.modules[type(model).__module__], name):
+        return False
+    # A vision tower may call it where the text decoder does not, as GIT's.
+    attention = {type(module) for module in model.modules()
+                 if hasattr(module, "layer_idx") and "Attention" in type(module).__name__}
+    codes = [inspect.unwrap(kind.forward).__code__ for kind in attention]
+    return not codes or any(name in code.co_names for code in codes)

@@ -56,7 +56,20 @@ def _layers(past_key_values):
             raise Error(f"add_tokens: layer {dropped[0]} of that cache has dropped what its sliding window has passed")
         return [past_key_values.full(index) for index in range(len(past_key_values.layers))]
     if hasattr(past_key_values, "layers"):
-        return [(layer.keys, layer.values) for layer in past_key_values.layers if layer.is_initialized]
+        return [_rows(index, layer) for index, layer in enumerate(past_key_values.layers) if layer.is_initialized]
     if not isinstance(past_key_values, (tuple, list)):
         raise Error(f"add_tokens takes a cache or a tuple of layers, not {type(past_key_values).__name__}")
     return [tuple(layer[:2]) for layer in past_key_values]
+
+
+def _rows(index: int, layer):
+    """Keys and values of a stock cache's layer, from the first token on."""
+    tokens, keys, values = int(layer.get_seq_length()), layer.keys, layer.values
+    if hasattr(layer, "_quantize"):
+        raise Error(f"add_tokens: layer {index} of that cache is a {type(layer).__name__}, whose tokens are packed in "
+                    "another way; give a cache that is not quantized")
+    if keys.shape[2] < tokens:
+        raise Error(f"add_tokens: layer {index} of that cache, a {type(layer).__name__}, has seen {tokens} tokens and "
+                    f"kept {keys.shape[2]}; add them before the window has passed any, or call the model with this "
+                    "cache from the first token on")
+    return keys[:, :, :tokens], values[:, :, :tokens]  # a static layer has room for more behind them

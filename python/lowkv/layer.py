@@ -17,6 +17,7 @@ from lowkv.visibility import Visibility
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MASK = 1 << 22  # mask values made at a time: 16 MiB of f32
+_PIECE = 128  # queries at a time at least: fewer make torch read all keys and values too often
 _LONG = 1024  # queries of a step that leaves temporaries worth giving back at once, before the next layer's
 # Tokens kept behind a sliding window, so that a rejected guess can be rolled back although the host did
 # not announce it (transformers before activate_past_recording()).
@@ -154,19 +155,24 @@ class Layer(CacheLayerMixin):
         if (got[0], got[1], got[3]) != (batch, heads, head_dim):
             raise Error(f"layer {self.index}: keys {tuple(got)} do not fit a cache with batch {batch}, {heads} heads "
                         f"and head_dim {head_dim}; start with an empty cache")
-        keys, values = _side_by_side(keys.detach()), _side_by_side(values.detach().to(keys.dtype))
+        held = getattr(torch, self.rows.dtype.name)
+        for given in (keys.dtype, values.dtype):
+            if torch.promote_types(given, held) != held:
+                raise Error(f"layer {self.index}: rows of {given} for a cache whose first keys were {held}, to which "
+                            "they would be rounded; run all steps in one dtype (torch.autocast included)")
+        keys, values = (_side_by_side(rows.detach().to(held)) for rows in (keys, values))
         self._prompt = (keys, values) if self.length == 0 else None
         self.device = keys.device
         with self._beside(keys):
             self.rows.append(keys, values)
         self.pending = True
 
-    def require_attended(self) -> None:
-        """Raises Error where the last rows were appended in a step that went no further."""
+    def require_attended(self, kind: type[Error] = Error) -> None:
+        """Raises `kind` where the last rows were appended in a step that went no further."""
         if self.pending:
-            raise Error(f"layer {self.index}: its last keys were stored but never attended to by lowkv. Either the "
-                        "last step failed or was interrupted: call reset(), or go on with a fork from before it. Or "
-                        "this model bypasses the attention that Cache.from_model() installed: use its own cache")
+            raise kind(f"layer {self.index}: its last keys were stored but never attended to by lowkv. Either the "
+                       "last step failed or was interrupted: call reset(), or go on with a fork from before it. Or "
+                       "this model bypasses the attention that Cache.from_model() installed: use its own cache")
 
     def update(self, key_states, value_states, *args, **kwargs):
         self.append(key_states, value_states)
@@ -186,13 +192,19 @@ class Layer(CacheLayerMixin):
                sink_logits: torch.Tensor | None) -> torch.Tensor:
         """Attention of `query`, `[batch, heads, queries, head_dim]`, over all rows. Then packs what has left
         the window. Returns the output in the query's shape and dtype."""
+        if torch.is_grad_enabled() and query.requires_grad:
+            raise Error("a packed cache has no gradients, those of queries included: run the model under "
+                        "torch.no_grad()")
         with self._beside(query), torch.no_grad():
             if self._prompt is not None and not softcap and sink_logits is None:
                 out = _attend_to_prompt(query, *self._prompt, visibility, scale)
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
             if self.rows.wants_queries:
-                self.rows.observe(_side_by_side(query[:, :, -Batch.queries_enough :].detach().float().cpu()))
+                # Padding is nobody's query: it must not weigh channels, nor end the collection.
+                newest = visibility.real(query)[:, :, -Batch.queries_enough :]
+                if newest.shape[2] > 0:
+                    self.rows.observe(_side_by_side(newest.detach().float().cpu()))
             self.settle(_GUESSES if self.record_past else 0)
         if query.shape[2] >= _LONG:
             heap.trim()
@@ -218,7 +230,8 @@ class Layer(CacheLayerMixin):
         self._prompt = None
         self.rows.settle(spared, torch.get_num_threads())
         if self.is_sliding:  # no later query sees a cell before it
-            self.rows.drop_before(max(0, self.length - self.sliding_window + 1 - _SLACK - spared))
+            slack = _SLACK + (_GUESSES if self.record_past else 0)
+            self.rows.drop_before(max(0, self.length - self.sliding_window + 1 - slack))
         self.pending = False
 
     def full(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -303,11 +316,18 @@ def _attend_to_prompt(query, keys, values, visibility: Visibility, scale: float)
     if visibility.plain_causal and visibility.queries == visibility.total:
         return sdpa(query, keys, values, scale=scale, is_causal=visibility.queries > 1, enable_gqa=grouped)
     outs = []
-    for part, mask in _masked_parts(visibility, 0, query.shape[0] * query.shape[1]):  # torch may make all scores
+    step = max(_PIECE, _MASK // (max(visibility.masks, 1) * visibility.total))
+    if visibility.window is not None:  # longer pieces see more cells than their queries do
+        step = min(step, max(_PIECE, visibility.window))
+    for start in range(0, visibility.queries, step):
+        stop = min(start + step, visibility.queries)
+        first, last = visibility.cells(start, stop)
+        mask = visibility.mask(first, last, start, stop)
         mask = None if mask is None else mask.to(query.dtype)
         if mask is not None and mask.is_cuda:  # padding sees nothing, of which some of torch's GPU kernels make NaN
             mask = mask.clamp_min(torch.finfo(mask.dtype).min)
-        outs.append(sdpa(query[:, :, part], keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped))
+        outs.append(sdpa(query[:, :, start:stop], keys[:, :, first:last], values[:, :, first:last], attn_mask=mask,
+                         scale=scale, enable_gqa=grouped))
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
 

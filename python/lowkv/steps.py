@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from transformers import PreTrainedModel
 
 from lowkv._core import Error
+from lowkv.install import install, installed, uninstall
 from lowkv.layer import Layer
+from lowkv.tripwire import Bypassed
 
 
 class Steps:
@@ -34,7 +36,7 @@ class Steps:
         try:
             self._in_step = True
             yield
-            self._require_even()
+            self._require_even(Bypassed)
         except BaseException:
             for layer, rows in zip(self.layers, begun, strict=True):
                 layer.rollback(rows)
@@ -44,10 +46,10 @@ class Steps:
         for layer in self.layers:  # what an interruption leaves open here, the next begin() commits
             layer.commit()
 
-    def _require_even(self) -> None:
-        """Raises Error after something else than a step has ended half-way."""
+    def _require_even(self, kind: type[Error] = Error) -> None:
+        """Raises Error after something else than a step has ended half-way; `kind` where rows were not attended to."""
         for layer in self.layers:
-            layer.require_attended()
+            layer.require_attended(kind)
         lengths = {layer.length for layer in self.layers}
         if len(lengths) > 1:
             raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: the "
@@ -60,13 +62,41 @@ def watch(model: PreTrainedModel) -> None:
         model.__class__ = _stepped(type(model))
 
 
+def restore(model: PreTrainedModel) -> None:
+    """Makes `model` again what it was before Cache.from_model(): its class and its attention. Its lowkv caches can't
+    be used any more, until from_model() is called again. Nothing where the model is as it was."""
+    uninstall(model)
+    if isinstance(model, _Stepped):
+        model.__class__ = type(model).__mro__[2]
+
+
 class _Stepped:
     def __call__(self, *args, **kwargs):
-        with contextlib.ExitStack() as steps:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Steps):
-                    steps.enter_context(value.step())
-            return super().__call__(*args, **kwargs)
+        try:
+            with contextlib.ExitStack() as steps:
+                for value in (*args, *kwargs.values()):
+                    if isinstance(value, Steps):
+                        steps.enter_context(value.step())
+                return super().__call__(*args, **kwargs)
+        except Bypassed:  # with its own caches, it computes what it did
+            uninstall(self)
+            raise
+
+    def generate_batch(self, *args, **kwargs):
+        # transformers asks for an attention implementation by its name, and has a cache of its own.
+        if not installed(self):
+            return super().generate_batch(*args, **kwargs)
+        uninstall(self)
+        try:
+            return super().generate_batch(*args, **kwargs)
+        finally:
+            install(self)
+
+    def init_continuous_batching(self, *args, **kwargs):
+        if installed(self):
+            raise Error("continuous batching has a cache of its own: call lowkv.restore(model) first, or "
+                        "model.generate_batch(), which does without")
+        return super().init_continuous_batching(*args, **kwargs)
 
     def __reduce_ex__(self, protocol):
         # By its own class: pickle would not find the subclass by its name.

@@ -53,6 +53,20 @@ class Visibility:
             first = max(first, self.total - self.queries - self.window + 1)
         return first
 
+    def real(self, query: torch.Tensor) -> torch.Tensor:
+        """Of `query`, `[batch, heads, queries, head_dim]`, the tokens that are padding in no row of the batch, as far
+        as `keep` says it."""
+        if self.keep is None:
+            return query
+        return query[:, :, self.keep[:, -self.queries :].all(dim=0)]
+
+    def cells(self, start: int, stop: int) -> tuple[int, int]:
+        """Queries [start, stop) see no cell outside of these: the first, and the one after the last."""
+        if self.full is not None or not self.causal:
+            return 0, self.total
+        before = self.total - self.queries
+        return 0 if self.window is None else max(0, before + start - self.window + 1), before + stop
+
     def mask(self, first: int, last: int, start: int, stop: int) -> torch.Tensor | None:
         """What is added to the scores of queries [start, stop) for cells [first, last): f32, broadcastable to
         `[batch, heads, stop - start, last - first]`, or None where it is all zero."""
@@ -97,4 +111,4 @@ class Visibility:
 
 
 def _hide(seen: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
+    return torch.zeros(seen.shape, dtype=torch.float32, device=seen.device).masked_fill_(~seen, float("-inf"))

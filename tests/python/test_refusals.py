@@ -5,9 +5,11 @@ import pytest
 import torch
 import transformers
 from families import GROUPED, build
+from lowkv.names import cache_argument
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 TOKENS = torch.arange(3, 43)[None]
+CACHE = cache_argument(LlamaAttention)
 
 
 @torch.no_grad()
@@ -16,9 +18,9 @@ def test_a_model_that_computes_attention_itself_stops_at_its_first_operation():
     cache = lowkv.Cache.from_model(model)
 
     class Own(LlamaAttention):
-        def forward(self, hidden_states, past_key_values=None, **kwargs):
+        def forward(self, hidden_states, **kwargs):
             keys = self.k_proj(hidden_states).unflatten(2, (2, -1)).transpose(1, 2)
-            keys, _ = past_key_values.update(keys, keys, self.layer_idx)
+            keys, _ = kwargs[CACHE].update(keys, keys, self.layer_idx)
             return keys @ keys.transpose(2, 3), None
 
     model.model.layers[1].self_attn.__class__ = Own
@@ -90,14 +92,15 @@ def test_a_watched_model_that_bypasses_the_attention_is_stopped_at_its_first_ste
     cache = lowkv.Cache.from_model(model)
 
     class Own(LlamaAttention):
-        def forward(self, hidden_states, past_key_values=None, **kwargs):
+        def forward(self, hidden_states, **kwargs):
             keys = self.k_proj(hidden_states).unflatten(2, (2, -1)).transpose(1, 2)
-            past_key_values.update(keys, keys, self.layer_idx)
+            kwargs[CACHE].update(keys, keys, self.layer_idx)
             return hidden_states, None
 
     model.model.layers[1].self_attn.__class__ = Own
-    for _ in range(2):
-        with pytest.raises(lowkv.Error, match="layer 1: its last keys were stored but never attended to"):
+    # From the second step on, the model has its own attention again.
+    for said in ("layer 1: its last keys were stored but never", "needs Cache.from_model.. again"):
+        with pytest.raises(lowkv.Error, match=said):
             model(TOKENS, past_key_values=cache)
         assert cache.get_seq_length() == 0
 
