@@ -42,7 +42,7 @@ TEST_CASE("the last of an option's spellings counts; in llama-bench all do") {
         const bool bench = random() % 4 == 0;
         std::vector<std::string> command = {bench ? "llama-bench" : "llama-server"};
         bool last = false, any = false;
-        for (std::uint32_t uses = random() % 4; uses > 0; --uses) {
+        for (auto uses = random() % 4; uses > 0; --uses) {
             const std::string name = one(option.names);
             last = random() % 2 == 0;
             any = any || last;

@@ -34,7 +34,7 @@ TEST_CASE("a cache is a stranger's once all its buffers are named and none is ou
     for (int round = 0; round < 2000; ++round) {
         std::vector<std::string> lines;
         bool any_ours = false, any_other = false;
-        for (std::uint32_t buffers = random() % 5; buffers > 0; --buffers) {
+        for (auto buffers = random() % 5; buffers > 0; --buffers) {
             const bool lowkv = random() % 2 == 0;
             (lowkv ? any_ours : any_other) = true;
             lines.emplace_back(lowkv ? ours : cpu);
