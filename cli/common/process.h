@@ -9,8 +9,8 @@
 
 namespace lowkv::cli {
 
-// A parent may have us ignore SIGCHLD, and exec passes that on: then the system forgets how children
-// end, and a failed one would count as a success. To call before fork().
+// A parent may have us ignore SIGCHLD, and exec passes that on: then the system forgets how
+// children end, and a failed one would count as a success. To call before fork().
 void keep_children();
 
 // Becomes the program; returns errno where it can't.

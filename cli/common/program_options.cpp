@@ -113,7 +113,8 @@ std::vector<Setting> settings_of(const std::vector<std::string>& command, const 
     std::vector<Setting> found;
     for (const std::string& value : values_of(command, names))
         found.push_back({value, std::string(names.front()) + " " + value, instead});
-    if (!found.empty() && program.name != "llama-bench") found.erase(found.begin(), found.end() - 1);
+    if (!found.empty() && program.name != "llama-bench")
+        found.erase(found.begin(), found.end() - 1);
     if (!found.empty() || !program.common) return found;
     const std::string value = variable == nullptr ? "" : environment(variable);
     if (!value.empty()) return {{value, std::string(variable) + "=" + value, "unset it"}};
@@ -144,7 +145,8 @@ void look_at_offload(const std::vector<std::string>& command, const Program& pro
         found.push_back({"LLAMA_ARG_NO_KV_OFFLOAD=" + value, harm, "unset it"});
         return;
     }
-    for (const Setting& setting : settings_of({command[0]}, program, yes, "LLAMA_ARG_KV_OFFLOAD", ""))
+    for (const Setting& setting :
+         settings_of({command[0]}, program, yes, "LLAMA_ARG_KV_OFFLOAD", ""))
         if (off(setting.value)) found.push_back({setting.source, harm, setting.remedy});
     if (!environment("LLAMA_ARG_KV_OFFLOAD").empty()) return;
     if (const std::optional<ConfigValue> config = configured(no, nullptr);
@@ -200,9 +202,9 @@ std::string setting_of(const std::vector<std::string>& command, const Program& p
 std::string reason_elsewhere(const std::vector<std::string>& command, const Program& program) {
     const auto source = [&](const Words& names, const char* variable) {
         const std::vector<Setting> found = settings_of(command, program, names, variable, "");
-        const bool number = !found.empty() && !found.back().value.empty() &&
-                            found.back().value.find_first_not_of("0123456789,-/;") ==
-                                std::string::npos;
+        const bool number =
+            !found.empty() && !found.back().value.empty() &&
+            found.back().value.find_first_not_of("0123456789,-/;") == std::string::npos;
         return number ? found.back().source : "";
     };
     constexpr const char* few = " keeps some there: leave it out";
@@ -215,8 +217,8 @@ std::string reason_elsewhere(const std::vector<std::string>& command, const Prog
                    "LLAMA_ARG_N_GPU_LAYERS_DRAFT");
         !layers.empty())
         return layers + few;
-    if (const std::string device =
-            setting_of(command, program, {"-devd", "--device-draft", "--spec-draft-device"}, nullptr);
+    if (const std::string device = setting_of(
+            command, program, {"-devd", "--device-draft", "--spec-draft-device"}, nullptr);
         !device.empty() && other_device(device))
         return "-devd " + device + few;
     const std::string fit = setting_of(command, program, {"-fit", "--fit"}, "LLAMA_ARG_FIT");

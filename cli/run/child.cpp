@@ -90,8 +90,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages) {
     struct sigaction action = {};
     action.sa_sigaction = forward;
     action.sa_flags = SA_SIGINFO | SA_RESTART;
-    for (const int number : passed_on)
-        sigaction(number, &action, nullptr);
+    for (const int number : passed_on) sigaction(number, &action, nullptr);
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
     return child;

@@ -88,7 +88,8 @@ void check_models(const std::vector<std::string>& command, const Program& progra
 void add_options(std::vector<std::string>& command, const Program& program,
                  const std::vector<std::string>& words) {
     const auto place = std::min(program.options, command.size());
-    command.insert(command.begin() + static_cast<std::ptrdiff_t>(place), words.begin(), words.end());
+    command.insert(command.begin() + static_cast<std::ptrdiff_t>(place), words.begin(),
+                   words.end());
 }
 
 void name_device(std::vector<std::string>& command, const Program& program) {
@@ -103,8 +104,7 @@ void name_device(std::vector<std::string>& command, const Program& program) {
 void limit_threads(std::vector<std::string>& command, const Program& program) {
     if (!program.common && program.name != "llama-bench") return;
     if (!setting_of(command, program, {"-t", "--threads"}, "LLAMA_ARG_THREADS").empty()) return;
-    const unsigned threads =
-        program.name == "llama-server" ? usable_cores() : default_threads();
+    const unsigned threads = program.name == "llama-server" ? usable_cores() : default_threads();
     if (threads < machine_cores()) add_options(command, program, {"-t", std::to_string(threads)});
 }
 
@@ -173,8 +173,8 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         if (!alive && watch.seconds() - end > 1) break;
         if (!demand || !alive) continue;
         ending.problem = watcher.problem(options.partial);
-        if (ending.problem.empty() && !watcher.active() && !watcher.waits() && options.timeout > 0 &&
-            watch.seconds() > options.timeout) {
+        if (ending.problem.empty() && !watcher.active() && !watcher.waits() &&
+            options.timeout > 0 && watch.seconds() > options.timeout) {
             ending.problem = "no \"lowkv: active\" line within " + shortest(options.timeout, 6) +
                              " s (--timeout)";
         }

@@ -31,9 +31,9 @@ void Watcher::judge(std::string_view line) {
     if (!active_) judge_start(line);
 }
 
-// With -v, and in older versions without, a context names the buffers of its caches, one by one, and
-// then its compute buffers: only then is it known that none is ours. A cache in several memories is
-// the plug-in's to complain of.
+// With -v, and in older versions without, a context names the buffers of its caches, one by one,
+// and then its compute buffers: only then is it known that none is ours. A cache in several
+// memories is the plug-in's to complain of.
 void Watcher::judge_start(std::string_view line) {
     const auto says = [&](std::string_view words) {
         return line.find(words) != std::string_view::npos;

@@ -10,8 +10,8 @@ namespace lowkv::cli {
 class Watcher {
   public:
     // llama-bench makes a cache for each of its tests: where one is not packed, the next may be.
-    // A server may compute nothing before it listens (`late_start`). `advice` says why layers may be
-    // in other memory.
+    // A server may compute nothing before it listens (`late_start`). `advice` says why layers may
+    // be in other memory.
     Watcher(bool one_cache, bool late_start, std::string advice)
         : advice_(std::move(advice)), one_cache_(one_cache), late_start_(late_start) {}
     void read(std::string_view text);
@@ -40,7 +40,7 @@ class Watcher {
     std::string advice_;
     bool one_cache_, late_start_;
     bool active_ = false;
-    bool ours_ = false;   // memory of the device LOWKV holds a cache
+    bool ours_ = false;  // memory of the device LOWKV holds a cache
     bool waits_ = false;
     bool nothing_ = false;  // is packed
 };

@@ -16,9 +16,8 @@ TEST_CASE("a failed helper is no success where SIGCHLD is ignored") {
     for (const auto action : {SIG_DFL, SIG_IGN}) {
         for (const int status : {0, 1, 3, 127}) {
             std::signal(SIGCHLD, action);
-            const Output output = output_of_child(STDOUT_FILENO, [&] {
-                return write(STDOUT_FILENO, "said", 4) == 4 ? status : 99;
-            });
+            const Output output = output_of_child(
+                STDOUT_FILENO, [&] { return write(STDOUT_FILENO, "said", 4) == 4 ? status : 99; });
             CHECK(output.text == "said");
             REQUIRE(WIFEXITED(output.status));
             CHECK(WEXITSTATUS(output.status) == status);

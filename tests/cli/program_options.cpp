@@ -91,10 +91,11 @@ TEST_CASE("the unified program's commands are the tools") {
 }
 
 TEST_CASE("a wrapper of a tool is refused, a tool is not") {
-    CHECK_THROWS_WITH_AS(refuse_wrappers({"numactl", "-N", "0", "/b/llama-server", "-m", "m"}),
-                         "numactl would start llama-server without the options that lowkv run gives "
-                         "it: use numactl ... lowkv run -- /b/llama-server ...",
-                         UsageError);
+    CHECK_THROWS_WITH_AS(
+        refuse_wrappers({"numactl", "-N", "0", "/b/llama-server", "-m", "m"}),
+        "numactl would start llama-server without the options that lowkv run gives "
+        "it: use numactl ... lowkv run -- /b/llama-server ...",
+        UsageError);
     CHECK_THROWS_AS(refuse_wrappers({"env", "A=1", "llama", "serve", "-m", "m"}), UsageError);
     refuse_wrappers({"env", "A=1", "llama-server", "-dev", "LOWKV"});
     refuse_wrappers({"env", "A=1", "llama-bench"});
