@@ -33,7 +33,7 @@ bool lists(std::string_view value, std::string_view word) {
     }
     return false;
 }
-bool splits_tensors(std::string_view value) { return lists(value, "tensor"); }
+bool splits_layers(std::string_view value) { return lists(value, "tensor") || lists(value, "row"); }
 bool overrides_to_lowkv(std::string_view value) { return lists(value, "=LOWKV"); }
 
 const std::vector<Rule>& rules() {
@@ -69,9 +69,9 @@ const std::vector<Rule>& rules() {
          .draft_only = true},
         {{"-sm", "--split-mode"},
          "LLAMA_ARG_SPLIT_MODE",
-         splits_tensors,
+         splits_layers,
          "use -sm layer, or leave it out",
-         "splits each layer's cache among devices, and lowkv serves whole layers only"},
+         "splits layers among devices, and lowkv serves whole layers only"},
         {{"-ot", "--override-tensor"},
          "LLAMA_ARG_OVERRIDE_TENSOR",
          overrides_to_lowkv,

@@ -29,7 +29,7 @@ TEST_CASE("the last of an option's spellings counts; in llama-bench all do") {
     const std::vector<Case> cases = {
         {{"-ctk", "--cache-type-k", "--cache_type_k"}, {"f16"}, {"q8_0", "bf16"}},
         {{"-fa", "--flash-attn", "--flash_attn"}, {"on", "auto", "1"}, {"off", "0"}},
-        {{"-sm", "--split-mode", "--split_mode"}, {"layer", "row", "none"}, {"tensor"}},
+        {{"-sm", "--split-mode", "--split_mode"}, {"layer", "none"}, {"row", "tensor"}},
         {{"-ot", "--override-tensor", "--override_tensor"},
          {"a=CPU", "a=CPU,b=CPU"},
          {"a=LOWKV", "a=CPU,b=LOWKV", "a=LOWKV,b=CPU"}},

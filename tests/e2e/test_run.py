@@ -149,7 +149,7 @@ WEIGHTS = "puts weights on the device LOWKV, which holds caches only"
 
 
 @pytest.mark.parametrize("option, value, words", [
-    ("-sm", "tensor", "splits each layer's cache among devices"), ("-ot", r"blk\.1\.attn_k.*=LOWKV", WEIGHTS),
+    ("-sm", "tensor", "splits layers among devices"), ("-sm", "row", "whole layers only"), ("-ot", r"blk\.1\.attn_k.*=LOWKV", WEIGHTS),
     ("-ot", "a=CPU,b=LOWKV", WEIGHTS), ("-otd", "a=LOWKV", WEIGHTS), ("-ctkd", "q8_0", "--scheme says"),
     ("-ctvd", "q4_0", "--scheme says"), ("-devd", "none", "use -devd LOWKV"), ("-ngld", "0", "draft model's"),
     ("-ctk", "q8_0", "--scheme says"), ("-ctv", "q8_0", "--scheme says"), ("-fa", "off", "use -fa on"),
