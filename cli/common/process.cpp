@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 
@@ -21,11 +22,23 @@ int execute(std::vector<std::string> words) {
     return errno;
 }
 
+void keep_children() { std::signal(SIGCHLD, SIG_DFL); }
+
+pid_t wait_for(pid_t child, int& status, int options) {
+    pid_t ended = 0;
+    do {
+        ended = waitpid(child, &status, options);
+    } while (ended < 0 && errno == EINTR);
+    if (ended < 0) throw Failure(std::string("can't wait for a process: ") + std::strerror(errno));
+    return ended;
+}
+
 Output output_of_child(int descriptor, const std::function<int()>& work) {
     std::array<int, 2> ends{};
     if (pipe2(ends.data(), O_CLOEXEC) != 0)
         throw Failure(std::string("no pipe: ") + std::strerror(errno));
     std::fflush(nullptr);
+    keep_children();
     const pid_t child = fork();
     if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
     if (child == 0) {
@@ -38,7 +51,7 @@ Output output_of_child(int descriptor, const std::function<int()>& work) {
     for (ssize_t got = 0; (got = read(ends[0], buffer.data(), buffer.size())) > 0;)
         output.text.append(buffer.data(), static_cast<std::size_t>(got));
     close(ends[0]);
-    waitpid(child, &output.status, 0);
+    wait_for(child, output.status, 0);
     return output;
 }
 

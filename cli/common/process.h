@@ -1,11 +1,17 @@
 #pragma once
 // Other programs.
 
+#include <sys/types.h>
+
 #include <functional>
 #include <string>
 #include <vector>
 
 namespace lowkv::cli {
+
+// A parent may have us ignore SIGCHLD, and exec passes that on: then the system forgets how
+// children end, and a failed one would count as a success. To call before fork().
+void keep_children();
 
 // Becomes the program; returns errno where it can't.
 int execute(std::vector<std::string> words);
@@ -14,6 +20,10 @@ struct Output {
     int status = 0;  // waitpid's
     std::string text;
 };
+
+// waitpid() that never reports a child that it doesn't know: the process that ended, 0 if none has
+// yet (with WNOHANG). Throws Failure.
+pid_t wait_for(pid_t child, int& status, int options);
 
 // A forked child's exit status is work()'s, and `text` what it wrote to the descriptor. Throws
 // Failure where there can be no child.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 
+#include "common/config_files.h"
 #include "common/terminal.h"
 
 namespace lowkv::cli {
@@ -11,37 +13,145 @@ namespace {
 
 struct Rule {
     Words names;
-    const char* variable;
+    const char* variable;  // nullptr: there is none
     bool (*hinders)(std::string_view value);
     const char* instead;
+    const char* harm = "keeps the cache away from lowkv";
+    bool draft_only = false;  // a target model's cache is packed all the same
 };
 
 bool off(std::string_view value) { return one_of(value, {"off", "0", "false", "disabled"}); }
 bool other_type(std::string_view value) { return value != "f16"; }
+bool zero(std::string_view value) { return value == "0"; }
+bool other_device(std::string_view value) { return value.find("LOWKV") == std::string_view::npos; }
+
+// Lists of llama-bench, too.
+bool lists(std::string_view value, std::string_view word) {
+    for (std::size_t at = 0; (at = value.find(word, at)) != std::string_view::npos; ++at) {
+        const std::size_t end = at + word.size();
+        if (end == value.size() || value[end] == ',' || value[end] == ';') return true;
+    }
+    return false;
+}
+bool splits_layers(std::string_view value) { return lists(value, "tensor") || lists(value, "row"); }
+bool overrides_to_lowkv(std::string_view value) { return lists(value, "=LOWKV"); }
 
 const std::vector<Rule>& rules() {
     constexpr const char* by_scheme = "leave it out; --scheme says how the cache is stored";
+    constexpr const char* layers = "leave it out (the weights stay on the CPU anyway)";
+    constexpr const char* weights = "puts weights on the device LOWKV, which holds caches only";
+    constexpr const char* no_weights = "name another buffer type, or leave it out";
     static const std::vector<Rule> all = {
-        {{"-ngl", "--gpu-layers", "--n-gpu-layers"},
-         "LLAMA_ARG_N_GPU_LAYERS",
-         [](std::string_view value) { return value == "0"; },
-         "leave it out (the weights stay on the CPU anyway)"},
+        {{"-ngl", "--gpu-layers", "--n-gpu-layers"}, "LLAMA_ARG_N_GPU_LAYERS", zero, layers},
         {{"-fa", "--flash-attn"}, "LLAMA_ARG_FLASH_ATTN", off, "use -fa on, or leave it out"},
         {{"-ctk", "--cache-type-k"}, "LLAMA_ARG_CACHE_TYPE_K", other_type, by_scheme},
         {{"-ctv", "--cache-type-v"}, "LLAMA_ARG_CACHE_TYPE_V", other_type, by_scheme},
-        {{"-dev", "--device"},
-         "LLAMA_ARG_DEVICE",
-         [](std::string_view value) { return value.find("LOWKV") == std::string_view::npos; },
-         "use -dev LOWKV, or leave it out"},
+        {{"-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"},
+         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+         other_type,
+         by_scheme},
+        {{"-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"},
+         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+         other_type,
+         by_scheme},
+        {{"-dev", "--device"}, "LLAMA_ARG_DEVICE", other_device, "use -dev LOWKV, or leave it out"},
+        {.names = {"-devd", "--device-draft", "--spec-draft-device"},
+         .variable = nullptr,
+         .hinders = other_device,
+         .instead = "use -devd LOWKV, or leave it out",
+         .harm = "keeps the draft model's cache away from lowkv",
+         .draft_only = true},
+        {.names = {"-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"},
+         .variable = "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+         .hinders = zero,
+         .instead = layers,
+         .harm = "keeps the draft model's cache away from lowkv",
+         .draft_only = true},
+        {{"-sm", "--split-mode"},
+         "LLAMA_ARG_SPLIT_MODE",
+         splits_layers,
+         "use -sm layer, or leave it out",
+         "splits layers among devices, and lowkv serves whole layers only"},
+        {{"-ot", "--override-tensor"},
+         "LLAMA_ARG_OVERRIDE_TENSOR",
+         overrides_to_lowkv,
+         no_weights,
+         weights},
+        {{"-otd", "--override-tensor-draft", "--spec-draft-override-tensor"},
+         nullptr,
+         overrides_to_lowkv,
+         no_weights,
+         weights},
     };
     return all;
 }
 
-void look_at_variable(const char* name, bool (*hinders)(std::string_view),
-                      std::vector<Obstacle>& found) {
-    const std::string value = environment(name);
-    if (!value.empty() && hinders(value))
-        found.push_back({std::string(name) + "=" + value, "unset it"});
+// "--cache_type_k=q8_0" is of the option "--cache-type-k".
+std::string option_in(std::string_view word) {
+    std::string option(word.substr(0, word.find('=')));
+    if (option.starts_with("--")) std::replace(option.begin(), option.end(), '_', '-');
+    return option;
+}
+
+std::optional<ConfigValue> configured(const Words& names, const char* variable) {
+    const auto values = config_values();
+    for (const std::string_view name : names) {
+        const auto found = values.find(std::string(name.substr(name.find_first_not_of('-'))));
+        if (found != values.end()) return found->second;
+    }
+    const auto found = values.find(variable == nullptr ? "" : variable);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
+}
+
+struct Setting {
+    std::string value, source, remedy;
+};
+
+// The last one counts, but in llama-bench, where each value is a test.
+std::vector<Setting> settings_of(const std::vector<std::string>& command, const Program& program,
+                                 const Words& names, const char* variable, const char* instead) {
+    std::vector<Setting> found;
+    for (const std::string& value : values_of(command, names))
+        found.push_back({value, std::string(names.front()) + " " + value, instead});
+    if (!found.empty() && program.name != "llama-bench")
+        found.erase(found.begin(), found.end() - 1);
+    if (!found.empty() || !program.common) return found;
+    const std::string value = variable == nullptr ? "" : environment(variable);
+    if (!value.empty()) return {{value, std::string(variable) + "=" + value, "unset it"}};
+    if (const std::optional<ConfigValue> config = configured(names, variable))
+        return {{config->value, config->source, "remove the line"}};
+    return {};
+}
+
+// --no-kv-offload takes a value in llama-bench only. A variable's other form means no whatever its
+// value is.
+void look_at_offload(const std::vector<std::string>& command, const Program& program,
+                     std::vector<Obstacle>& found) {
+    constexpr const char *harm = "keeps the cache away from lowkv", *instead = "leave it out";
+    const Words no = {"-nkvo", "--no-kv-offload"}, yes = {"-kvo", "--kv-offload"};
+    if (program.name == "llama-bench") {
+        for (const std::string& value : values_of(command, no))
+            if (value == "1") found.push_back({"-nkvo 1", harm, instead});
+        return;
+    }
+    for (auto word = command.rbegin(); word + 1 != command.rend(); ++word) {
+        if (one_of(option_in(*word), yes)) return;
+        if (!one_of(option_in(*word), no)) continue;
+        found.push_back({"-nkvo", harm, instead});
+        return;
+    }
+    if (!program.common) return;
+    if (const std::string value = environment("LLAMA_ARG_NO_KV_OFFLOAD"); !value.empty()) {
+        found.push_back({"LLAMA_ARG_NO_KV_OFFLOAD=" + value, harm, "unset it"});
+        return;
+    }
+    for (const Setting& setting :
+         settings_of({command[0]}, program, yes, "LLAMA_ARG_KV_OFFLOAD", ""))
+        if (off(setting.value)) found.push_back({setting.source, harm, setting.remedy});
+    if (!environment("LLAMA_ARG_KV_OFFLOAD").empty()) return;
+    if (const std::optional<ConfigValue> config = configured(no, nullptr);
+        config && !off(config->value))
+        found.push_back({config->source, harm, "remove the line"});
 }
 
 }  // namespace
@@ -53,45 +163,70 @@ bool one_of(std::string_view word, const Words& words) {
 std::vector<std::string> values_of(const std::vector<std::string>& command, const Words& names) {
     std::vector<std::string> values;
     for (std::size_t i = 1; i < command.size(); ++i) {
+        if (!one_of(option_in(command[i]), names)) continue;
         const std::size_t equals = command[i].find('=');
-        if (one_of(command[i], names)) {
-            values.push_back(i + 1 < command.size() ? command[i + 1] : "");
-        } else if (equals != std::string::npos &&
-                   one_of(std::string_view(command[i]).substr(0, equals), names)) {
+        if (equals != std::string::npos)
             values.push_back(command[i].substr(equals + 1));
-        }
+        else
+            values.push_back(i + 1 < command.size() ? command[i + 1] : "");
     }
     return values;
 }
 
-std::string value_of(const std::vector<std::string>& command, const Words& names) {
-    const std::vector<std::string> values = values_of(command, names);
-    return values.empty() ? "" : values.front();
-}
-
 bool has_any(const std::vector<std::string>& command, const Words& names) {
-    return std::any_of(command.begin() + 1, command.end(), [&](const std::string& word) {
-        return one_of(std::string_view(word).substr(0, word.find('=')), names);
-    });
+    return std::any_of(command.begin() + 1, command.end(),
+                       [&](const std::string& word) { return one_of(option_in(word), names); });
 }
 
-std::vector<Obstacle> obstacles(const std::vector<std::string>& command, bool reads_environment) {
+std::vector<Obstacle> obstacles(const std::vector<std::string>& command, const Program& program,
+                                bool partial) {
     std::vector<Obstacle> found;
-    if (has_any(command, {"-nkvo", "--no-kv-offload"})) {
-        found.push_back({"-nkvo", "leave it out"});
-    } else if (reads_environment && !has_any(command, {"-kvo", "--kv-offload"})) {
-        look_at_variable("LLAMA_ARG_KV_OFFLOAD", off, found);
-        // Any value of this form means no.
-        look_at_variable("LLAMA_ARG_NO_KV_OFFLOAD", [](std::string_view) { return true; }, found);
-    }
+    look_at_offload(command, program, found);
     for (const Rule& rule : rules()) {
-        const std::string value = value_of(command, rule.names);
-        if (!value.empty() && rule.hinders(value))
-            found.push_back({std::string(rule.names.front()) + " " + value, rule.instead});
-        else if (value.empty() && reads_environment)
-            look_at_variable(rule.variable, rule.hinders, found);
+        if (rule.draft_only && partial) continue;
+        for (const Setting& setting :
+             settings_of(command, program, rule.names, rule.variable, rule.instead)) {
+            if (!setting.value.empty() && rule.hinders(setting.value))
+                found.push_back({setting.source, rule.harm, setting.remedy});
+        }
     }
     return found;
+}
+
+std::string setting_of(const std::vector<std::string>& command, const Program& program,
+                       const Words& names, const char* variable) {
+    const std::vector<Setting> found = settings_of(command, program, names, variable, "");
+    return found.empty() ? "" : found.back().value;
+}
+
+std::string reason_elsewhere(const std::vector<std::string>& command, const Program& program) {
+    const auto source = [&](const Words& names, const char* variable) {
+        const std::vector<Setting> found = settings_of(command, program, names, variable, "");
+        const bool number =
+            !found.empty() && !found.back().value.empty() &&
+            found.back().value.find_first_not_of("0123456789,-/;") == std::string::npos;
+        return number ? found.back().source : "";
+    };
+    constexpr const char* few = " keeps some there: leave it out";
+    if (const std::string layers =
+            source({"-ngl", "--gpu-layers", "--n-gpu-layers"}, "LLAMA_ARG_N_GPU_LAYERS");
+        !layers.empty())
+        return layers + few;
+    if (const std::string layers =
+            source({"-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"},
+                   "LLAMA_ARG_N_GPU_LAYERS_DRAFT");
+        !layers.empty())
+        return layers + few;
+    if (const std::string device = setting_of(
+            command, program, {"-devd", "--device-draft", "--spec-draft-device"}, nullptr);
+        !device.empty() && other_device(device))
+        return "-devd " + device + few;
+    const std::string fit = setting_of(command, program, {"-fit", "--fit"}, "LLAMA_ARG_FIT");
+    if (!program.common || off(fit)) return "";
+    const std::string target = source({"-fitt", "--fit-target"}, "LLAMA_ARG_FIT_TARGET");
+    if (!target.empty())
+        return target + " asks for more free memory than there is: leave it out, or use -fit off";
+    return "llama.cpp's -fit found too little free memory: use -fit off, or a smaller -c";
 }
 
 }  // namespace lowkv::cli

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/programs.h"
+
 namespace lowkv::cli {
 
 using Words = std::vector<std::string_view>;
@@ -12,19 +14,29 @@ using Words = std::vector<std::string_view>;
 bool one_of(std::string_view word, const Words& words);
 
 // Of a program and its arguments: the values after one of the options, e.g. {"-ngl",
-// "--gpu-layers"}; the first of them, empty when there is none; whether one is there.
+// "--gpu-layers"}; whether one is there. As in llama.cpp, "--gpu_layers" is "--gpu-layers".
 std::vector<std::string> values_of(const std::vector<std::string>& command, const Words& names);
-std::string value_of(const std::vector<std::string>& command, const Words& names);
 bool has_any(const std::vector<std::string>& command, const Words& names);
 
-// What keeps llama.cpp's cache away from lowkv.
+// What keeps llama.cpp's cache away from lowkv, or makes the program abort.
 struct Obstacle {
-    std::string what;     // "-fa off", "LLAMA_ARG_FLASH_ATTN=off"
+    std::string what;     // "-fa off", "LLAMA_ARG_FLASH_ATTN=off", "FILE: flash-attn = off"
+    std::string harm;     // "keeps the cache away from lowkv"
     std::string instead;  // what would be right
+    std::string text() const { return what + ' ' + harm + ": " + instead; }
 };
 
-// On the command line; and in the environment, where the program reads it and the command line does
-// not say otherwise.
-std::vector<Obstacle> obstacles(const std::vector<std::string>& command, bool reads_environment);
+// On the command line; and where the program reads them and the command line does not say
+// otherwise, in the environment and in configuration files. A `partial` cache may leave a draft
+// model's out.
+std::vector<Obstacle> obstacles(const std::vector<std::string>& command, const Program& program,
+                                bool partial);
+
+// The value that an option has there; empty: none.
+std::string setting_of(const std::vector<std::string>& command, const Program& program,
+                       const Words& names, const char* variable);
+
+// Why layers of a cache are in other memory than lowkv's, as far as the options tell; else empty.
+std::string reason_elsewhere(const std::vector<std::string>& command, const Program& program);
 
 }  // namespace lowkv::cli

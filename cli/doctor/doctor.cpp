@@ -130,8 +130,9 @@ void look_at_environment(Findings& findings) {
         findings.good("GGML_BACKEND_PATH",
                       " " + path + " (llama-server and most tools need -dev LOWKV too)");
     }
-    for (const Obstacle& found : obstacles({"llama-server"}, true))
-        findings.bad("LLAMA_ARG_*", found.what + " keeps the cache away from lowkv", found.instead);
+    const std::vector<std::string> server = {"llama-server"};
+    for (const Obstacle& found : obstacles(server, program_of(server), false))
+        findings.bad("LLAMA_ARG_*", found.what + ' ' + found.harm, found.instead);
     const std::string scheme = environment("LOWKV_SCHEME");
     try {
         if (scheme.empty()) {

@@ -34,6 +34,8 @@ bool in_foreground() {
     return ours;
 }
 
+constexpr std::array passed_on = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
 void signal_child(pid_t child, int number) { kill(own_group ? -child : child, number); }
 
 // `timeout` signals its command and then its group: we get both, and they mean one.
@@ -74,6 +76,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages) {
     std::array<int, 2> ends{};
     if (pipe2(ends.data(), O_CLOEXEC) != 0)
         throw Failure(std::string("no pipe: ") + std::strerror(errno));
+    keep_children();
     own_group = !in_foreground();
     sigset_t block, before;
     sigfillset(&block);
@@ -87,8 +90,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages) {
     struct sigaction action = {};
     action.sa_sigaction = forward;
     action.sa_flags = SA_SIGINFO | SA_RESTART;
-    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
-        sigaction(number, &action, nullptr);
+    for (const int number : passed_on) sigaction(number, &action, nullptr);
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
     return child;
@@ -98,14 +100,17 @@ int stop_child(pid_t child) {
     signal_child(child, SIGTERM);
     int status = 0;
     for (int wait = 0; wait < 50; ++wait) {
-        if (waitpid(child, &status, WNOHANG) == child) return status;
+        if (wait_for(child, status, WNOHANG) == child) return status;
         usleep(100000);
     }
     signal_child(child, SIGKILL);
-    waitpid(child, &status, 0);
+    wait_for(child, status, 0);
     return status;
 }
 
-void forget_child() { child_process = 0; }
+void forget_child() {
+    child_process = 0;
+    for (const int number : passed_on) std::signal(number, SIG_DFL);
+}
 
 }  // namespace lowkv::cli

@@ -15,7 +15,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages);
 // Ends it, by force where it takes long. waitpid's status.
 int stop_child(pid_t child);
 
-// It has ended: signals are dropped.
+// It has ended: signals mean us again.
 void forget_child();
 
 }  // namespace lowkv::cli

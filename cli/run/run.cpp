@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +26,7 @@
 #include "common/processors.h"
 #include "common/program_options.h"
 #include "common/program_plugin.h"
+#include "common/programs.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
@@ -67,40 +69,57 @@ std::string not_seconds(const std::string& text) {
     return text + " is not a number of seconds, 0 or more";
 }
 
-void refuse_obstacles(const std::vector<std::string>& command, bool reads_environment) {
-    for (const Obstacle& found : obstacles(command, reads_environment))
-        throw UsageError(found.what + " keeps the cache away from lowkv: " + found.instead);
+void refuse_obstacles(const std::vector<std::string>& command, const Program& program,
+                      bool partial) {
+    for (const Obstacle& found : obstacles(command, program, partial))
+        throw UsageError(found.text());
 }
 
 // The models that are files by name; what -hf or -mu would fetch can't be known before.
-void check_models(const std::vector<std::string>& command, const Options& options) {
+void check_models(const std::vector<std::string>& command, const Program& program,
+                  const Options& options) {
     std::vector<std::string> models = values_of(command, {"-m", "--model"});
-    if (models.empty()) models.push_back(environment("LLAMA_ARG_MODEL"));
+    if (models.empty())
+        models.push_back(setting_of(command, program, {"-m", "--model"}, "LLAMA_ARG_MODEL"));
     for (const std::string& model : models)
         check_model(model, options.scheme, options.calibrations);
 }
 
-// These read GGML_BACKEND_PATH only when a device is named (see docs/llama.cpp.md).
-bool needs_device(const std::string& program) {
-    return one_of(program, {"llama-server", "llama-cli", "llama-completion", "llama-perplexity",
-                            "llama-run", "llama-batched-bench", "llama-parallel",
-                            "llama-speculative", "llama-speculative-simple", "llama-lookup",
-                            "llama-simple-chat", "llama-imatrix", "llama-mtmd-cli"});
+void add_options(std::vector<std::string>& command, const Program& program,
+                 const std::vector<std::string>& words) {
+    const auto place = std::min(program.options, command.size());
+    command.insert(command.begin() + static_cast<std::ptrdiff_t>(place), words.begin(),
+                   words.end());
+}
+
+void name_device(std::vector<std::string>& command, const Program& program) {
+    const std::string device =
+        setting_of(command, program, {"-dev", "--device"}, "LLAMA_ARG_DEVICE");
+    if (has_any(command, {"-dev", "--device"}) || device.find("LOWKV") != std::string::npos) return;
+    add_options(command, program, {"-dev", "LOWKV"});
 }
 
 // llama.cpp takes a thread per core, usable and free or not, and all wait for the slowest. A server
 // outlives what is busy when it starts.
-void limit_threads(std::vector<std::string>& command, const std::string& program) {
-    if (!needs_device(program) && program != "llama-bench") return;
-    if (has_any(command, {"-t", "--threads"}) || !environment("LLAMA_ARG_THREADS").empty()) return;
-    const unsigned threads = program == "llama-server" ? usable_cores() : default_threads();
-    if (threads < machine_cores())
-        command.insert(command.begin() + 1, {"-t", std::to_string(threads)});
+void limit_threads(std::vector<std::string>& command, const Program& program) {
+    if (!program.common && program.name != "llama-bench") return;
+    if (!setting_of(command, program, {"-t", "--threads"}, "LLAMA_ARG_THREADS").empty()) return;
+    const unsigned threads = program.name == "llama-server" ? usable_cores() : default_threads();
+    if (threads < machine_cores()) add_options(command, program, {"-t", std::to_string(threads)});
 }
 
-bool only_asks(const std::vector<std::string>& command) {
-    return has_any(command, {"-h", "--help", "--usage", "--version", "--list-devices", "-cl",
-                             "--cache-list", "--completion-bash"});
+// llama-server's warm-up, or else its look whether a cache can drop tokens, computes before it
+// listens; but neither with --no-warmup and a draft that rolls a recurrent state back.
+bool starts_late(const std::vector<std::string>& command, const Program& program) {
+    const auto is_set = [&](const Words& names, const char* variable) {
+        return !setting_of(command, program, names, variable).empty();
+    };
+    return program.name == "llama-server" &&
+           (has_any(command, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
+           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") ||
+            is_set({"-md", "--model-draft", "--spec-draft-model"}, "LLAMA_ARG_SPEC_DRAFT_MODEL") ||
+            is_set({"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
+                   "LLAMA_ARG_SPEC_DRAFT_HF_REPO"));
 }
 
 // Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.
@@ -129,6 +148,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
     std::array<char, 65536> buffer{};
     Ending ending;
     bool open = true, alive = true;
+    double end = 0;
     while (open || alive) {
         struct pollfd ready = {messages, POLLIN, 0};
         const int n = open ? poll(&ready, 1, 200) : (usleep(20000), 0);
@@ -144,16 +164,23 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         } else if (!alive) {
             break;  // ended; something else still holds its stderr
         }
-        if (alive && waitpid(child, &ending.status, WNOHANG) == child) alive = false;
+        if (alive && wait_for(child, ending.status, WNOHANG) == child) {
+            alive = false;
+            end = watch.seconds();
+            forget_child();
+        }
+        // Something that it has left behind may hold its stderr, and write on for ever.
+        if (!alive && watch.seconds() - end > 1) break;
         if (!demand || !alive) continue;
         ending.problem = watcher.problem(options.partial);
-        if (ending.problem.empty() && !watcher.active() && options.timeout > 0 &&
-            watch.seconds() > options.timeout) {
+        if (ending.problem.empty() && !watcher.active() && !watcher.waits() &&
+            options.timeout > 0 && watch.seconds() > options.timeout) {
             ending.problem = "no \"lowkv: active\" line within " + shortest(options.timeout, 6) +
                              " s (--timeout)";
         }
         if (ending.problem.empty()) continue;
         ending.status = stop_child(child);
+        forget_child();
         return ending;
     }
     watcher.end();
@@ -165,14 +192,13 @@ int run(Options& options) {
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
     if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
     std::vector<std::string> words = options.command;
-    const std::string program = std::filesystem::path(words[0]).filename().string();
-    const bool demand = !only_asks(words);
-    const bool common = needs_device(program);  // and reads LLAMA_ARG_*, as llama-bench does not
-    if (common && !has_any(words, {"-dev", "--device"})) {
-        words.insert(words.begin() + 1, {"-dev", "LOWKV"});
-    }
-    if (demand) refuse_obstacles(words, common);
-    if (demand) check_models(words, options);
+    refuse_wrappers(words);
+    const Program program = program_of(words);
+    const std::string name = std::filesystem::path(words[0]).filename().string();
+    const bool demand = !program.only_asks;
+    if (program.common) name_device(words, program);
+    if (demand) refuse_obstacles(words, program, options.partial);
+    if (demand) check_models(words, program, options);
     words[0] = find_program(words[0]);
     if (demand) limit_threads(words, program);
     const std::string plugin = options.plugin.empty()
@@ -193,18 +219,18 @@ int run(Options& options) {
 
     int messages = -1;
     const pid_t child = start_child(words, messages);
-    Watcher watcher(program != "llama-bench");
+    Watcher watcher(program.name != "llama-bench", starts_late(words, program),
+                    reason_elsewhere(words, program));
     const Ending ending = attend_to(child, messages, watcher, options, demand);
-    forget_child();
     close(messages);
-    if (!ending.problem.empty()) throw Failure(program + " was stopped: " + ending.problem);
+    if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
     const int status =
         WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
     if (!demand) return status;
     std::string problem = watcher.problem(options.partial);
     if (problem.empty()) problem = watcher.lack(status == 0);
     if (problem.empty()) return status;
-    std::fprintf(stderr, "lowkv: %s ended (status %d): %s\n", program.c_str(), status,
+    std::fprintf(stderr, "lowkv: %s ended (status %d): %s\n", name.c_str(), status,
                  problem.c_str());
     return status == 0 ? 1 : status;
 }

@@ -28,20 +28,39 @@ void Watcher::judge(std::string_view line) {
         if (said.starts_with(nothing)) nothing_ = true;
         if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "
     }
-    if (active_) return;
-    // The cache was made elsewhere, or the program works: too late for the plug-in.
-    const bool elsewhere = line.find(" KV buffer size") != std::string_view::npos &&
-                           line.find("LOWKV") == std::string_view::npos;
-    const bool working = line.find("listening on http") != std::string_view::npos ||
-                         line.find("all slots are idle") != std::string_view::npos;
-    if (stranger_.empty() && (elsewhere || working)) stranger_ = line;
+    if (!active_) judge_start(line);
+}
+
+// With -v, and in older versions without, a context names the buffers of its caches, one by one,
+// and then its compute buffers: only then is it known that none is ours. A cache in several
+// memories is the plug-in's to complain of.
+void Watcher::judge_start(std::string_view line) {
+    const auto says = [&](std::string_view words) {
+        return line.find(words) != std::string_view::npos;
+    };
+    if (says(" KV buffer size")) {
+        if (says("LOWKV"))
+            ours_ = true;
+        else if (other_.empty())
+            other_ = line;
+    }
+    if (ours_ || !stranger_.empty()) {
+        waits_ = waits_ || (ours_ && says("listening on http"));
+        return;
+    }
+    if (says(" compute buffer size") && !other_.empty()) stranger_ = other_;
+    const bool listens = says("listening on http") || says("all slots are idle");
+    if (listens && late_start_)
+        waits_ = true;
+    else if (listens || (waits_ && says("stop processing:")))  // it has served a request
+        stranger_ = line;
 }
 
 std::string Watcher::problem(bool partial) const {
     if (!partial && !denial_.empty())
         return "lowkv can't pack " + denial_ + "; --partial lets it run all the same";
     if (!partial && active_ && !elsewhere_.empty())
-        return "lowkv can't pack every layer: " + elsewhere_ +
+        return "lowkv can't pack every layer: " + elsewhere() +
                "; --partial lets it run all the same";
     if (one_cache_ && nothing_ && !active_ && !denial_.empty())
         return "lowkv can't pack " + denial_ + "; --partial is for some layers, not for all";
@@ -50,10 +69,16 @@ std::string Watcher::problem(bool partial) const {
            "\"). Its cache would have been llama.cpp's own. `lowkv doctor -m MODEL` may tell why";
 }
 
+// The plug-in's words, with the option at fault in place of all that may be.
+std::string Watcher::elsewhere() const {
+    if (advice_.empty()) return elsewhere_;
+    return elsewhere_.substr(0, elsewhere_.find(" (")) + " (" + advice_ + ")";
+}
+
 std::string Watcher::lack(bool succeeded) const {
     if (active_) return "";
     if (!denial_.empty()) return "lowkv can't pack " + denial_;
-    if (!elsewhere_.empty()) return "lowkv can't pack any layer: " + elsewhere_;
+    if (!elsewhere_.empty()) return "lowkv can't pack any layer: " + elsewhere();
     return succeeded ? "its cache was never lowkv's: there was no \"lowkv: active\" line" : "";
 }
 

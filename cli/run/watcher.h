@@ -3,16 +3,22 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace lowkv::cli {
 
 class Watcher {
   public:
     // llama-bench makes a cache for each of its tests: where one is not packed, the next may be.
-    explicit Watcher(bool one_cache) : one_cache_(one_cache) {}
+    // A server may compute nothing before it listens (`late_start`). `advice` says why layers may
+    // be in other memory.
+    Watcher(bool one_cache, bool late_start, std::string advice)
+        : advice_(std::move(advice)), one_cache_(one_cache), late_start_(late_start) {}
     void read(std::string_view text);
     void end();  // no more is to come
     bool active() const { return active_; }
+    // It listens, and computes nothing until it is asked to: no time limit applies.
+    bool waits() const { return waits_; }
 
     // Why the program should not go on; empty: nothing is wrong so far. A `partial` cache may have
     // layers that stay f16, beside others.
@@ -23,13 +29,19 @@ class Watcher {
 
   private:
     void judge(std::string_view line);
+    void judge_start(std::string_view line);
+    std::string elsewhere() const;
 
     std::string line_;
+    std::string other_;      // the first line about a cache in other memory
     std::string stranger_;   // why it surely isn't active
     std::string denial_;     // "1 of 30 layers ...: why"
     std::string elsewhere_;  // where some cache is
-    bool one_cache_;
+    std::string advice_;
+    bool one_cache_, late_start_;
     bool active_ = false;
+    bool ours_ = false;  // memory of the device LOWKV holds a cache
+    bool waits_ = false;
     bool nothing_ = false;  // is packed
 };
 

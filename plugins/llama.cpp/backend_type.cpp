@@ -89,11 +89,11 @@ void warn_if_elsewhere(const ggml_tensor& op) {
         const std::lock_guard lock(elsewhere_mutex);
         elsewhere().insert(name->layer);
     }
-    report_once(GGML_LOG_LEVEL_WARN,
-                std::string("NOT active: the KV cache is in ") +
-                    ggml_backend_buffer_name(target->buffer) +
-                    " memory, so it stays f16 (drop -nkvo and -ngl: the latter must be above the "
-                    "number of layers)");
+    report_once(
+        GGML_LOG_LEVEL_WARN,
+        std::string("NOT active: the KV cache is in ") + ggml_backend_buffer_name(target->buffer) +
+            " memory, so it stays f16 (kept there by -nkvo, by -ngl or a draft's -ngld below "
+            "the number of layers, by -devd, or by -fit for lack of memory)");
 }
 
 void learn_heads(const ggml_tensor& op) {

@@ -56,7 +56,8 @@ std::string LayerCache::why_not_packed() {
     const Half& k = half(Part::keys);
     const Half& v = half(Part::values);
     if (!k.present || !v.present) return "it has no separate keys and values";
-    if (!k.f16 || !v.f16) return "its cache type is not f16 (drop -ctk and -ctv)";
+    if (!k.f16 || !v.f16)
+        return "its cache type is not f16 (drop -ctk and -ctv, or a draft's -ctkd and -ctvd)";
     if (!shape_known())
         return reason_.empty()
                    ? "it runs without flash attention (drop -fa off, or say -fa on where "

@@ -1,5 +1,6 @@
 """`lowkv run`: a stock program whose cache is packed, or a message and no program."""
 
+import re
 from pathlib import Path
 
 import plugin_models as models
@@ -136,3 +137,98 @@ def test_a_program_that_works_without_a_cache_fails():
     run = lowkv("run", "--", "sh", "-c", "exit 0")
     assert run.code == 1, run.both
     assert "lowkv: sh ended (status 0): its cache was never lowkv's" in run.err, run.both
+
+
+def said(run):
+    """All of a command line that was refused before anything started."""
+    assert run.code == 2 and len(run.both.splitlines()) == 1, run.both
+    return run.both
+
+
+WEIGHTS = "puts weights on the device LOWKV, which holds caches only"
+
+
+@pytest.mark.parametrize("option, value, words", [
+    ("-sm", "tensor", "splits layers among devices"), ("-sm", "row", "whole layers only"), ("-ot", r"blk\.1\.attn_k.*=LOWKV", WEIGHTS),
+    ("-ot", "a=CPU,b=LOWKV", WEIGHTS), ("-otd", "a=LOWKV", WEIGHTS), ("-ctkd", "q8_0", "--scheme says"),
+    ("-ctvd", "q4_0", "--scheme says"), ("-devd", "none", "use -devd LOWKV"), ("-ngld", "0", "draft model's"),
+    ("-ctk", "q8_0", "--scheme says"), ("-ctv", "q8_0", "--scheme says"), ("-fa", "off", "use -fa on"),
+    ("-ngl", "0", "leave it out"), ("-dev", "none", "use -dev LOWKV")])
+def test_every_spelling_of_an_option_is_refused_before_the_start(option, value, words):
+    """llama-server's own help names them, and the variable."""
+    text = lowkv("run", "--", COMPLETION.with_name("llama-server"), "--help").out
+    # An entry is names, a placeholder of the value, and what it does, in later lines or behind blanks.
+    entries = [entry for entry in re.split(r"^(?=-)", text, flags=re.M) if re.match(rf"(?:\S+, +)*{option}[, ]", entry)]
+    assert len(entries) == 1, option
+    spellings = re.findall(r"--?[a-z][a-z-]*", re.match(r"(?:--?[a-z-]+, +)*--?[a-z-]+", entries[0]).group())
+    assert option in spellings and len(spellings) > 1, entries[0]
+    for name in spellings:
+        run = lowkv("run", "--", COMPLETION.with_name("llama-server"), "-m", MODEL, name, value)
+        assert said(run).startswith(f"lowkv: {option} {value} ") and words in run.both, run.both
+    variable = re.search(r"\(env: (\w+)\)", entries[0])
+    if variable and option != "-dev":  # `lowkv run` itself names the device
+        run = lowkv("run", "--", COMPLETION.with_name("llama-server"), "-m", MODEL, **{variable.group(1): value})
+        assert said(run).startswith(f"lowkv: {variable.group(1)}={value} "), run.both
+
+
+def test_a_configuration_file_of_llama_cpp_counts(tmp_path):
+    file = tmp_path / "llama.cpp/config.ini"
+    file.parent.mkdir()
+    words = ("run", "--", COMPLETION, "-m", MODEL, *ASK)
+    for text in ("cache-type-k = q8_0 ; small", "[*]\nLLAMA_ARG_CACHE_TYPE_K=q8_0", "[default]\nctk = q8_0"):
+        file.write_text(text + "\n")
+        run = lowkv(*words, XDG_CONFIG_HOME=str(tmp_path))
+        assert f"{file}: " in said(run) and "keeps the cache away from lowkv: remove the line" in run.both, run.both
+    assert lowkv(*words, "-ctk", "f16", XDG_CONFIG_HOME=str(tmp_path)).code == 0
+    file.write_text("[other]\nctk = q8_0\n")
+    assert lowkv(*words, XDG_CONFIG_HOME=str(tmp_path)).code == 0
+
+
+def tools_of_the_source():
+    """Those that parse llama.cpp's common options and make a context, with their targets' names."""
+    source = Path(PATHS["LOWKV_LLAMA_SOURCE"])
+    for file in [*source.glob("tools/*/*.cpp"), *source.glob("tools/mtmd/debug/*.cpp"), *source.glob("examples/*/*.cpp")]:
+        text = file.read_text()
+        if "common_params_parse(" not in text or not re.search("common_init_from_params|llama_init_from_model", text):
+            continue
+        yield {"server": "llama-server", "finetune": "llama-finetune", "tokenize": None}.get(
+            file.stem, f"llama-{file.stem}")
+
+
+def test_every_tool_of_the_pinned_llama_cpp_gets_the_device(tmp_path):
+    # The server's context is made in another source file than its options are parsed in.
+    tools = {tool for tool in tools_of_the_source() if tool} | {"llama-server", "llama-cli"}
+    assert len(tools) > 20
+    for tool in sorted(tools):
+        fake = tmp_path / tool
+        fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active >&2\n')
+        fake.chmod(0o755)
+        run = lowkv("run", "--", fake, "-n", 1)
+        assert run.code == 0 and "-dev LOWKV" in run.out, (tool, run.both)
+    fake = tmp_path / "llama"
+    fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active >&2\n')
+    fake.chmod(0o755)
+    assert lowkv("run", "--", fake, "serve", "-m", "x").out.startswith("serve ")
+    assert "-dev LOWKV" in lowkv("run", "--", fake, "cli", "-m", "x").out
+    assert "-dev" not in lowkv("run", "--", fake, "bench", "-m", "x").out
+    assert lowkv("run", "--", fake, "serve", "-dev", "LOWKV", "-dev", "CUDA0").code == 2
+    for simple in ("llama-simple", "llama-simple-chat"):  # they know three options
+        fake = tmp_path / simple
+        fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active >&2\n')
+        fake.chmod(0o755)
+        assert lowkv("run", "--", fake, "-m", "x").out == "-m x\n"
+
+
+@pytest.mark.parametrize("more", [(), ("-v",)])
+def test_partial_goes_on_whatever_is_logged(more):
+    run = lowkv("run", "--partial", "--", COMPLETION, "-m", MODEL, "-ngl", 20, *more, *ASK)
+    assert run.code == 0, run.both[-3000:]
+
+
+@pytest.mark.parametrize("options, words", [
+    (("-fit", "on", "-fitt", 100000000), "-fitt 100000000 asks for more free memory than there is"),
+    (("-ngl", 20), "-ngl 20 keeps some there: leave it out")])
+def test_the_option_that_keeps_layers_away_is_named(options, words):
+    run = lowkv("run", "--", COMPLETION, "-m", MODEL, *options, *ASK)
+    last = run.err.strip().splitlines()[-1]
+    assert run.code == 1 and words in last and "-nkvo" not in last, run.both[-3000:]

@@ -111,3 +111,40 @@ def test_a_second_one_is_passed_on(tmp_path):
             assert process.stdout.readline() == word
             time.sleep(0.3)
         assert process.wait(30) == 9
+
+
+def ignoring_children():
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_it_ends_where_its_parent_ignores_children(code):
+    """Perl and some supervisors start programs so; then the system forgets how a child ends."""
+    done = subprocess.run([BUILD / "bin/lowkv", "run", "--", "sh", "-c", f"exit {code}"], env=environment(None),
+                          capture_output=True, text=True, timeout=30, preexec_fn=ignoring_children)
+    assert done.returncode == (code or 1), done.stderr
+
+
+def test_it_ends_by_a_signal_where_its_parent_ignores_children():
+    with subprocess.Popen([BUILD / "bin/lowkv", "run", "--", "sh", "-c", "echo ready; exec sleep 60"],
+                          env=environment(None), stdout=subprocess.PIPE, text=True, start_new_session=True,
+                          preexec_fn=ignoring_children) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(10) == 128 + signal.SIGTERM
+
+
+def test_a_helper_that_fails_is_no_success_where_children_are_ignored(tmp_path):
+    script = tmp_path / "deps/plugin_for.py"
+    script.parent.mkdir()
+    script.write_text("raise SystemExit(3)")
+    done = subprocess.run([BUILD / "bin/lowkv", "run", "--", "/bin/true"], capture_output=True, text=True, timeout=30,
+                          env=environment(None, LOWKV_SOURCE=str(tmp_path)), preexec_fn=ignoring_children)
+    assert done.returncode == 1 and "no plug-in fits /bin/true (see above)" in done.stderr, done.stderr
+
+
+def test_it_ends_with_its_program_though_something_still_writes(tmp_path):
+    script = "(while :; do echo noise >&2 || exit; sleep 0.05; done) & exit 7"
+    done = subprocess.run([BUILD / "bin/lowkv", "run", "--", "sh", "-c", script], env=environment(None),
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20)
+    assert done.returncode == 7

@@ -1,0 +1,75 @@
+// What `lowkv run` makes of a program's log, in every order in which llama.cpp writes it.
+
+#include "run/watcher.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace lowkv::cli;
+
+namespace {
+
+constexpr const char *cpu = "llama_kv_cache:        CPU KV buffer size =    10.00 MiB\n",
+                     *ours = "llama_kv_cache:      LOWKV KV buffer size =    10.00 MiB\n",
+                     *computes = "sched_reserve:        CPU compute buffer size =    10.00 MiB\n",
+                     *listens = "main: server is listening on http://127.0.0.1:8080\n",
+                     *served = "slot release: id 0 | task 0 | stop processing: n_tokens = 9\n",
+                     *active = "lowkv: active: scheme lowkv2.8, 30 layers\n";
+
+Watcher told(const std::vector<std::string>& lines, bool late_start = false,
+             const std::string& advice = "") {
+    Watcher watcher(true, late_start, advice);
+    for (const std::string& line : lines) watcher.read(line);
+    return watcher;
+}
+
+}  // namespace
+
+TEST_CASE("a cache is a stranger's once all its buffers are named and none is ours") {
+    std::mt19937 random(37);
+    for (int round = 0; round < 2000; ++round) {
+        std::vector<std::string> lines;
+        bool any_ours = false, any_other = false;
+        for (auto buffers = random() % 5; buffers > 0; --buffers) {
+            const bool lowkv = random() % 2 == 0;
+            (lowkv ? any_ours : any_other) = true;
+            lines.emplace_back(lowkv ? ours : cpu);
+        }
+        for (const bool partial : {false, true})
+            CHECK(told(lines).problem(partial).empty());  // there may be more to come
+        lines.emplace_back(random() % 2 == 0 ? computes : listens);
+        const bool stranger = !any_ours && (any_other || lines.back() == listens);
+        for (const bool partial : {false, true}) {
+            const std::string problem = told(lines).problem(partial);
+            CHECK(problem.empty() == !stranger);
+            if (stranger) CHECK(problem.find("without the plug-in") != std::string::npos);
+        }
+        lines.insert(lines.begin(), active);
+        CHECK(told(lines).problem(true).empty());
+    }
+}
+
+TEST_CASE("a server that computes nothing before it listens is judged by its first request") {
+    const Watcher waiting = told({listens}, true);
+    CHECK(waiting.problem(false).empty());
+    CHECK(waiting.waits());
+    CHECK(told({listens, active, served}, true).problem(false).empty());
+    CHECK(told({listens, served}, true).problem(false).find("without the plug-in") !=
+          std::string::npos);
+    CHECK(!told({listens}).problem(false).empty());
+    CHECK(told({ours, computes, listens}).waits());  // -v names the memory before any graph runs
+}
+
+TEST_CASE("the option at fault is named in place of all that may be") {
+    const std::vector<std::string> lines = {
+        "lowkv: NOT active: the KV cache is in CPU memory, so it stays f16 (drop this or that)\n",
+        active};
+    CHECK(told(lines).problem(false).find("(drop this or that); --partial") != std::string::npos);
+    const std::string problem = told(lines, false, "-fitt 9 is much").problem(false);
+    CHECK(problem.find("stays f16 (-fitt 9 is much); --partial") != std::string::npos);
+    CHECK(told(lines, false, "-fitt 9 is much").problem(true).empty());
+}
