@@ -196,7 +196,7 @@ NewImage save(const Batch& batch) {
 
 // Of a batch that has settled, and was given all its tokens at once.
 std::size_t image_bytes(const Plan& plan, const Retention& retention, std::uint32_t tokens) {
-    ImageHeader header{image_identity(plan, retention), 1, tokens, {}};
+    ImageHeader header{image_identity(plan, retention), 1, tokens, {}, false};
     const std::uint32_t block = header.identity.block_tokens;
     const std::uint32_t packed = block > 0 ? tokens / block * block : 0;
     if (packed > 0) header.spans.push_back({0, packed, true});

@@ -7,6 +7,11 @@
 #include "lowkv/error.h"
 
 namespace lowkv {
+namespace {
+
+constexpr std::uint32_t most_heads = 1u << 16;  // of queries to a kv head, in an image
+
+}  // namespace
 
 void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
     if (queries.heads == 0 || queries.heads % shape.kv_heads != 0)
@@ -39,6 +44,26 @@ void QueryEnergy::keep(Means means) noexcept {
     if (!means) return;
     kept_ = std::move(means);
     sums_ = {};
+}
+
+QueryState QueryEnergy::state() const {
+    return {tokens_, heads_, kept_ != nullptr, kept_ ? *kept_ : sums_};
+}
+
+void QueryEnergy::restore(QueryState state) {
+    const bool empty = state.values.empty();
+    if (state.tokens > enough || state.heads > most_heads || (empty && state.kept) ||
+        (!empty && !state.kept && (state.tokens == 0 || state.heads == 0)))
+        throw Error(ErrorCode::invalid_image,
+                    "image: query energies of " + std::to_string(state.tokens) + " tokens and " +
+                        std::to_string(state.heads) + " heads; legal: 1 to " +
+                        std::to_string(enough) + " tokens, 1 to " + std::to_string(most_heads) +
+                        " heads to a kv head");
+    tokens_ = state.tokens;
+    heads_ = state.heads;
+    kept_ = state.kept ? std::make_shared<const std::vector<float>>(std::move(state.values))
+                       : nullptr;
+    sums_ = state.kept ? std::vector<float>() : std::move(state.values);
 }
 
 }  // namespace lowkv
