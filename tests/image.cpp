@@ -85,7 +85,7 @@ TEST_CASE("every byte is where docs/images.md says") {
     const ImageHeader header = sample();
     const Bytes image = random_image(header);
     CHECK(std::memcmp(image.data(), "LOWKVIMG", 8) == 0);
-    CHECK(number<std::uint32_t>(image, 8) == 3);
+    CHECK(number<std::uint32_t>(image, 8) == 4);
     CHECK(number<std::uint32_t>(image, 12) == 192);  // 88 + 4 spans of 12 + 15 letters, padded
     CHECK(number<std::uint64_t>(image, 16) == image.size());
     CHECK(number<std::uint64_t>(image, 24) == xxh64(std::span(image).subspan(32)));
@@ -174,12 +174,12 @@ TEST_CASE("each field, corrupted") {
             Bytes bad = good;
             std::memcpy(bad.data() + field.offset, &now, field.bytes);
             if (bad == good) continue;
+            const std::string name = field.name;
+            if (name == "version" && now == oldest_image_version) continue;  // all else is the same
             INFO(field.name << " at " << field.offset << ": " << was << " to " << now);
             CHECK(refused(bad));
             if (field.offset == 24) continue;
             reseal(bad);
-            const std::string name = field.name;
-            if (name == "version" && now == oldest_image_version) continue;  // all else is the same
             // Room behind, so that a length that is too long does not end the matter.
             bad.resize(2 * bad.size());
             // Other cells may hold together; then they are what is read.

@@ -61,7 +61,7 @@ struct Host {
 
     explicit Host(const char* name) {
         const Scheme scheme = parse_scheme(name);
-        plan = std::make_shared<const Plan>(plan_of(scheme.base, {2, 32}));
+        plan = std::make_shared<const Plan>(plan_of(scheme.base, {2, 64}));
         retention = {.window = 40, .sinks = 4};
         const std::uint32_t block = plan->block_tokens();
         ImageHeader header;
@@ -93,9 +93,16 @@ std::size_t block_bytes(const ImageHeader& header, const Plan& plan) {
 std::uint32_t odd_number(std::mt19937& random, std::uint32_t was) {
     const std::uint32_t block = 32u << random() % 3;
     const std::uint32_t numbers[] = {
-        0, 1, was + 1, was - 1, was * 2, was + block, was - block,
+        0,
+        1,
+        was + 1,
+        was - 1,
+        was * 2,
+        was + block,
+        was - block,
         (1u << random() % 32) + static_cast<std::uint32_t>(random() % 3) - 1,
-        static_cast<std::uint32_t>(random()), 0xffffffff - static_cast<std::uint32_t>(random() % 200),
+        static_cast<std::uint32_t>(random()),
+        0xffffffff - static_cast<std::uint32_t>(random() % 200),
         Sequence::max_cells - 1 - static_cast<std::uint32_t>(random() % 300) / block * block,
         static_cast<std::uint32_t>(random() % 5) * block};
     return numbers[random() % std::size(numbers)];
@@ -112,8 +119,14 @@ void change(std::mt19937& random, ImageHeader& header) {
         case 4: identity.block_tokens = odd_number(random, identity.block_tokens); break;
         case 5: identity.packed_bytes = odd_number(random, 1); break;
         case 6: identity.shape.head_dim = odd_number(random, identity.shape.head_dim); break;
-        case 7: header.spans.push_back({odd_number(random, header.tokens), 1 + static_cast<std::uint32_t>(random()) % 3, false}); break;
-        case 8: header.spans.push_back({header.tokens - 1 - static_cast<std::uint32_t>(random() % 3), 1, false}); break;
+        case 7:
+            header.spans.push_back({odd_number(random, header.tokens),
+                                    1 + static_cast<std::uint32_t>(random()) % 3, false});
+            break;
+        case 8:
+            header.spans.push_back(
+                {header.tokens - 1 - static_cast<std::uint32_t>(random() % 3), 1, false});
+            break;
         case 9:  // lone rows, far from each other
             for (std::uint32_t i = 0, cell = header.tokens; i < random() % 20; ++i) {
                 cell += static_cast<std::uint32_t>(random()) >> random() % 32;
@@ -123,10 +136,13 @@ void change(std::mt19937& random, ImageHeader& header) {
             break;
         default:  // most images that hold together differ in cells
             if (header.spans.empty()) break;
-            if (random() % 2 == 0) header.spans[at].first = odd_number(random, header.spans[at].first);
-            if (random() % 2 == 0) header.spans[at].tokens = odd_number(random, header.spans[at].tokens);
+            if (random() % 2 == 0)
+                header.spans[at].first = odd_number(random, header.spans[at].first);
+            if (random() % 2 == 0)
+                header.spans[at].tokens = odd_number(random, header.spans[at].tokens);
             if (random() % 4 == 0) header.spans[at].packed = !header.spans[at].packed;
-            if (random() % 2 == 0) header.tokens = header.spans.back().first + header.spans.back().tokens;
+            if (random() % 2 == 0)
+                header.tokens = header.spans.back().first + header.spans.back().tokens;
     }
 }
 
@@ -141,7 +157,8 @@ Bytes crafted(std::mt19937& random, const ImageHeader& good) {
     }
     if (size > 0 && size <= most) {
         Bytes image(size);
-        for (std::size_t i = 0; i < 64; ++i) image[random() % size] = static_cast<std::byte>(random());
+        for (std::size_t i = 0; i < 64; ++i)
+            image[random() % size] = static_cast<std::byte>(random());
         if (random() % 2 == 0) std::fill(image.begin(), image.end(), std::byte{0});
         seal_image(header, image);
         return image;
@@ -222,9 +239,12 @@ TEST_CASE("a header without rows allocates nothing by its counts") {
     ImageHeader header = host.good.back();
     REQUIRE(header.spans.empty());
     header.queries = false;
-    const std::pair<std::uint32_t, std::uint32_t> counts[] = {
-        {1, Sequence::max_cells - 200}, {1 << 16, Sequence::max_cells - 200}, {1 << 16, 1},
-        {4000000000u, 1}, {5000, 100}, {0x80000000u, 0}};
+    const std::pair<std::uint32_t, std::uint32_t> counts[] = {{1, Sequence::max_cells - 200},
+                                                              {1 << 16, Sequence::max_cells - 200},
+                                                              {1 << 16, 1},
+                                                              {4000000000u, 1},
+                                                              {5000, 100},
+                                                              {0x80000000u, 0}};
     for (const auto& [batch, tokens] : counts) {
         header.batch = batch;
         header.tokens = tokens;

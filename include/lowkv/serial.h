@@ -23,8 +23,9 @@
 namespace lowkv {
 
 // Raised when the bytes of an image, or those that a codec packs, change their meaning.
-inline constexpr std::uint32_t image_version = 3;
-// The oldest version that is read: it has no query energies, all else is the same.
+inline constexpr std::uint32_t image_version = 4;
+// Read, too: it has no query energies, all else is the same. There was no version 3: its number is
+// one flipped bit from 2, and no checksum is over the version.
 inline constexpr std::uint32_t oldest_image_version = 2;
 
 // What an image's bytes mean: those of equal identities are interchangeable.
@@ -87,7 +88,7 @@ struct ImageLayout {
     std::vector<ImagePart> parts;  // of the spans
     // [batch] of a QueryRecord and f32 [kv_head][channel]; where the parts end if there are none.
     std::size_t queries = 0;
-    std::size_t bytes = 0;         // of the image, a multiple of 64
+    std::size_t bytes = 0;  // of the image, a multiple of 64
 };
 
 // Throws Error(invalid_image) for what can't be an image: counts, sizes or spans that don't hold

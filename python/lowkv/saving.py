@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor
 
 from lowkv._core import Error, parse_scheme
 
@@ -28,9 +27,10 @@ _SAMPLES = 64  # values of each parameter that enter the model's fingerprint
 def fingerprint(model) -> str:
     """Tells models apart by their class, by their configuration but for what says where they came from and how they
     run, and by names, shapes, dtypes and some values of their parameters."""
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        raise Error("the model is split over several processes (tensor parallelism), and a saved prefix has the heads "
-                    "of all: save and load with the model whole in one process")
+    processes = getattr(model, "tp_size", None) or 1
+    if processes > 1:
+        raise Error(f"the model is split over {processes} processes (tensor parallelism), of which each has some of the "
+                    "heads; a saved prefix has all: save and load with the whole model in one process")
     digest = hashlib.sha256(type(model).__name__.encode())
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_THE_MODEL}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())

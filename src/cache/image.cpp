@@ -103,8 +103,7 @@ void check_zeros(std::span<const std::byte> bytes, std::size_t begin, std::size_
 // Of one sequence.
 std::size_t query_bytes(const ImageHeader& header) {
     const Shape& shape = header.identity.shape;
-    return plus(sizeof(QueryRecord),
-                times(times(shape.kv_heads, shape.head_dim), sizeof(float)));
+    return plus(sizeof(QueryRecord), times(times(shape.kv_heads, shape.head_dim), sizeof(float)));
 }
 
 // Calls f(begin, end) for each piece of padding.
@@ -124,9 +123,9 @@ Fixed fixed_of(std::span<const std::byte> bytes) {
         refuse(std::to_string(bytes.size()) + " bytes are too few for one");
     std::memcpy(&fixed, bytes.data(), sizeof fixed);
     if (fixed.magic != magic) refuse("these bytes are none: they begin with something else");
-    if (fixed.version < oldest_image_version || fixed.version > image_version)
+    if (fixed.version != oldest_image_version && fixed.version != image_version)
         refuse("version " + std::to_string(fixed.version) + "; this lowkv reads versions " +
-               std::to_string(oldest_image_version) + " to " + std::to_string(image_version));
+               std::to_string(oldest_image_version) + " and " + std::to_string(image_version));
     if (fixed.bytes > bytes.size() || fixed.bytes < sizeof fixed)
         refuse("it says that it has " + std::to_string(fixed.bytes) + " bytes, and there are " +
                std::to_string(bytes.size()) + ": cut off or damaged");
@@ -210,24 +209,24 @@ void seal_image(const ImageHeader& header, std::span<std::byte> image) {
                                                      " bytes does not fit into " +
                                                      std::to_string(image.size()));
     const ImageIdentity& identity = header.identity;
-    Fixed fixed{.magic = magic,
-                .version = image_version,
-                .header_bytes = static_cast<std::uint32_t>(layout.header_bytes),
-                .bytes = layout.bytes,
-                .checksum = 0,
-                .inputs = identity.inputs,
-                .packed_bytes = identity.packed_bytes,
-                .block_tokens = identity.block_tokens,
-                .kv_heads = identity.shape.kv_heads,
-                .head_dim = identity.shape.head_dim,
-                .layer = identity.layer,
-                .batch = header.batch,
-                .tokens = header.tokens,
-                .rows = static_cast<std::uint32_t>(identity.rows),
-                .flags = (identity.positions ? has_positions : 0) |
-                         (header.queries ? has_queries : 0),
-                .spans = static_cast<std::uint32_t>(header.spans.size()),
-                .text = static_cast<std::uint32_t>(identity.scheme.size())};
+    Fixed fixed{
+        .magic = magic,
+        .version = image_version,
+        .header_bytes = static_cast<std::uint32_t>(layout.header_bytes),
+        .bytes = layout.bytes,
+        .checksum = 0,
+        .inputs = identity.inputs,
+        .packed_bytes = identity.packed_bytes,
+        .block_tokens = identity.block_tokens,
+        .kv_heads = identity.shape.kv_heads,
+        .head_dim = identity.shape.head_dim,
+        .layer = identity.layer,
+        .batch = header.batch,
+        .tokens = header.tokens,
+        .rows = static_cast<std::uint32_t>(identity.rows),
+        .flags = (identity.positions ? has_positions : 0) | (header.queries ? has_queries : 0),
+        .spans = static_cast<std::uint32_t>(header.spans.size()),
+        .text = static_cast<std::uint32_t>(identity.scheme.size())};
     each_padding(header, layout, [&](std::size_t begin, std::size_t end) {
         std::ranges::fill(image.subspan(begin, end - begin), std::byte{0});
     });
@@ -250,7 +249,8 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
         refuse("it is damaged: its bytes do not match their checksum");
 
     // The checksum shows damage, not mistakes.
-    const std::uint32_t legal = fixed.version == 2 ? has_positions : has_positions | has_queries;
+    const std::uint32_t legal =
+        fixed.version == oldest_image_version ? has_positions : has_positions | has_queries;
     if ((fixed.flags & ~legal) != 0)
         refuse("flags: " + std::to_string(fixed.flags) + "; legal: 0 to " + std::to_string(legal));
     // A span has a part of its own, so it takes `alignment` bytes or more beside its entry.

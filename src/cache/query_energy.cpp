@@ -61,8 +61,8 @@ void QueryEnergy::restore(QueryState state) {
                         " heads to a kv head");
     tokens_ = state.tokens;
     heads_ = state.heads;
-    kept_ = state.kept ? std::make_shared<const std::vector<float>>(std::move(state.values))
-                       : nullptr;
+    kept_ =
+        state.kept ? std::make_shared<const std::vector<float>>(std::move(state.values)) : nullptr;
     sums_ = state.kept ? std::vector<float>() : std::move(state.values);
 }
 

@@ -179,8 +179,7 @@ struct SequenceImage::Access {
         Device& device = sequences.front().device();
         const std::uint32_t tokens = plan.block_tokens();
         const ImageLayout layout = lay_out(header);
-        const auto blocks =
-            ceil_div<std::size_t>(std::size_t{header.tokens} + offset, tokens);
+        const auto blocks = ceil_div<std::size_t>(std::size_t{header.tokens} + offset, tokens);
         std::vector<Sequence::Place> exact, packed;
         for (Sequence& sequence : sequences) {
             sequence.blocks_.reserve(blocks);
@@ -221,8 +220,7 @@ struct SequenceImage::Access {
                     block.values |= cache::cell_range(first, run.count);
                 });
             if (header.queries)
-                sequence.queries_.restore(
-                    read_queries(layout.queries, s, shape.channels(), image));
+                sequence.queries_.restore(read_queries(layout.queries, s, shape.channels(), image));
             sequence.size_ = header.tokens + offset;
             sequence.cut_ =
                 sequence.size_ % tokens != 0 && sequence.packed(sequence.size_ / tokens);
