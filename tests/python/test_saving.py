@@ -1,7 +1,6 @@
 """A saved prefix goes on exactly where it was, and nothing else is taken for one."""
 
 import copy
-import os
 import struct
 import threading
 
@@ -280,13 +279,6 @@ def test_a_saved_file_is_on_the_disk_before_it_has_its_name(saved, monkeypatch):
     monkeypatch.setattr(lowkv.saving.os, "replace", lambda *its: (calls.append("replace"), replace(*its)))
     cache.save(path)
     assert calls == ["fsync", "replace", "fsync"]
-    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @torch.no_grad()
