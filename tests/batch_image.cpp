@@ -109,7 +109,7 @@ TEST_CASE("an image whose tokens a batch does not have so is refused") {
     many.batch = 1u << 31;
     std::vector<std::byte> bytes(lay_out(many).bytes);
     seal_image(many, bytes);
-    CHECK(refused(ErrorCode::invalid_image, "without rows",
+    CHECK(refused(ErrorCode::invalid_image, "bytes without a row",
                   [&] { Batch::load(bytes, held.store, held.plan, held.retention); }));
     // Another type of rows means other bytes.
     Held other("kivi2,window=20,sinks=4", RowType::bf16, 2);

@@ -85,7 +85,7 @@ TEST_CASE("every byte is where docs/images.md says") {
     const ImageHeader header = sample();
     const Bytes image = random_image(header);
     CHECK(std::memcmp(image.data(), "LOWKVIMG", 8) == 0);
-    CHECK(number<std::uint32_t>(image, 8) == 2);
+    CHECK(number<std::uint32_t>(image, 8) == 4);
     CHECK(number<std::uint32_t>(image, 12) == 192);  // 88 + 4 spans of 12 + 15 letters, padded
     CHECK(number<std::uint64_t>(image, 16) == image.size());
     CHECK(number<std::uint64_t>(image, 24) == xxh64(std::span(image).subspan(32)));
@@ -155,7 +155,7 @@ TEST_CASE("each field, corrupted") {
         {"magic", 0, 8},     {"version", 8, 4},   {"header bytes", 12, 4}, {"bytes", 16, 8},
         {"checksum", 24, 8}, {"inputs", 32, 8},   {"packed bytes", 40, 8}, {"block tokens", 48, 4},
         {"kv heads", 52, 4}, {"head_dim", 56, 4}, {"layer", 60, 4},        {"batch", 64, 4},
-        {"tokens", 68, 4},   {"rows", 72, 4},     {"positions", 76, 4},    {"spans", 80, 4},
+        {"tokens", 68, 4},   {"rows", 72, 4},     {"flags", 76, 4},        {"spans", 80, 4},
         {"text", 84, 4}};
     for (std::size_t i = 0; i < 4; ++i) {
         fields.push_back({"first", 88 + 12 * i, 4});
@@ -174,6 +174,8 @@ TEST_CASE("each field, corrupted") {
             Bytes bad = good;
             std::memcpy(bad.data() + field.offset, &now, field.bytes);
             if (bad == good) continue;
+            const std::string name = field.name;
+            if (name == "version" && now == oldest_image_version) continue;  // all else is the same
             INFO(field.name << " at " << field.offset << ": " << was << " to " << now);
             CHECK(refused(bad));
             if (field.offset == 24) continue;
@@ -181,7 +183,6 @@ TEST_CASE("each field, corrupted") {
             // Room behind, so that a length that is too long does not end the matter.
             bad.resize(2 * bad.size());
             // Other cells may hold together; then they are what is read.
-            const std::string name = field.name;
             const bool cells = name == "tokens" || name == "first";
             CHECK((refused(bad) || (cells && read_image(bad) != sample())));
         }
@@ -225,6 +226,9 @@ TEST_CASE("bytes that are random behind a right checksum") {
             CHECK(layout.bytes == bad.size());
             for (const ImagePart& part : layout.parts) CHECK(part.end <= bad.size());
             Bytes again = bad;
+            again[8] = std::byte{image_version};  // of an older one
+            bad[8] = again[8];
+            reseal(bad);
             seal_image(header, again);
             CHECK(again == bad);
         });

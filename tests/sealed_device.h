@@ -21,7 +21,7 @@
 
 namespace lowkv::test {
 
-class SealedDevice final : public Device {
+class SealedDevice : public Device {
   public:
     std::string_view name() const noexcept override { return "sealed"; }
 

@@ -20,6 +20,14 @@ struct QueryRows {
     std::uint32_t tokens = 0, heads = 0;
 };
 
+// What a QueryEnergy has collected, for images: restored, it goes on as if it had never been saved.
+struct QueryState {
+    std::uint32_t tokens = 0;
+    std::uint32_t heads = 0;    // of queries to a kv head
+    bool kept = false;          // keep() was called
+    std::vector<float> values;  // [kv_head][channel]: means if kept, else sums; empty: nothing yet
+};
+
 class QueryEnergy {
   public:
     using Means = std::shared_ptr<const std::vector<float>>;  // [kv_head][channel]
@@ -35,6 +43,11 @@ class QueryEnergy {
     Means means() const;
     // From now on means() are these. Null: nothing changes.
     void keep(Means means) noexcept;
+
+    QueryState state() const;
+    // Values are those of the shape's channels, or none. Throws Error(invalid_image) for counts
+    // that state() never has.
+    void restore(QueryState state);
 
   private:
     std::vector<float> sums_;

@@ -23,7 +23,10 @@
 namespace lowkv {
 
 // Raised when the bytes of an image, or those that a codec packs, change their meaning.
-inline constexpr std::uint32_t image_version = 2;
+inline constexpr std::uint32_t image_version = 4;
+// Read, too: it has no query energies, all else is the same. There was no version 3: its number is
+// one flipped bit from 2, and no checksum is over the version.
+inline constexpr std::uint32_t oldest_image_version = 2;
 
 // What an image's bytes mean: those of equal identities are interchangeable.
 struct ImageIdentity {
@@ -58,6 +61,8 @@ struct ImageHeader {
     std::uint32_t tokens = 0;  // one past the highest cell
     // Ascending; cells between them are absent. The last block may go past `tokens`.
     std::vector<ImageSpan> spans;
+    // Behind the parts: what the sequences have seen of their queries (query_energy.h).
+    bool queries = false;
 
     friend bool operator==(const ImageHeader&, const ImageHeader&) = default;
 };
@@ -71,10 +76,19 @@ struct ImagePart {
     std::size_t end = 0;
 };
 
+// A sequence's QueryState, before its values.
+struct QueryRecord {
+    std::uint32_t tokens = 0, heads = 0;
+    std::uint32_t kind = 0;  // 0: no values (zeros follow), 1: sums, 2: means that are kept
+    std::uint32_t zero = 0;
+};
+
 struct ImageLayout {
     std::size_t header_bytes = 0;
     std::vector<ImagePart> parts;  // of the spans
-    std::size_t bytes = 0;         // of the image, a multiple of 64
+    // [batch] of a QueryRecord and f32 [kv_head][channel]; where the parts end if there are none.
+    std::size_t queries = 0;
+    std::size_t bytes = 0;  // of the image, a multiple of 64
 };
 
 // Throws Error(invalid_image) for what can't be an image: counts, sizes or spans that don't hold
@@ -98,8 +112,11 @@ void check_image(const ImageHeader& header, const ImageIdentity& wanted);
 std::vector<std::byte> save_sequences(std::span<const Sequence* const> sequences);
 std::vector<std::byte> save_sequence(const Sequence& sequence);
 
-// The sequences again, which go on as the saved ones would have. Throws as read_image(),
-// check_image() and Sequence do. load_sequence() takes an image of one.
+// The sequences again, which go on as the saved ones would have, bit for bit, but for exact rows
+// that a scheme with rows=8 keeps of bf16 (docs/images.md). Throws as read_image(), check_image()
+// and Sequence do. load_sequence() takes an image of one. Beside the rows themselves, what is
+// allocated for sequences and their lists of blocks is at most the image's size and 1 MiB: images
+// of more absent cells or empty sequences are refused, and are not saved.
 std::vector<Sequence> load_sequences(std::span<const std::byte> image,
                                      const std::shared_ptr<Store>& store,
                                      const std::shared_ptr<const Plan>& plan,

@@ -5,7 +5,10 @@ Import this module (it registers itself), then name it in the configuration of a
     {"type": "fs", "base_path": "/cache", "serde": {"type": "lowkv", "scheme": "lowkv4", "head_dim": 128}}
 
 LMCache's chunks carry no head_dim, so it must be told. Tokens that fill no whole block, and every token of a
-layer that the scheme keeps exact, are stored as they are. Reading gives decoded rows in the chunk's dtype."""
+layer that the scheme keeps exact, are stored as they are. Reading gives decoded rows in the chunk's dtype.
+
+A chunk does not say where in its sequence it lies, so by default all of it is packed, the first tokens of a prompt
+too. A scheme that names sinks= or window= keeps so many tokens exact at the beginning or the end of every chunk."""
 
 from __future__ import annotations
 
@@ -30,10 +33,9 @@ from lowkv._core import (
     read_image,
 )
 
-# Permutations to [2, layers, tokens, channels], and what is missing in the chunk's own shape.
 _LAYERS, _TOKENS_FIRST, _ONE_LAYER = MemoryFormat.KV_2LTD, MemoryFormat.KV_T2D, MemoryFormat.KV_2TD
+_FUSED = MemoryFormat.KV_MLA_FMT
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
-_PACK_ALL = Retention(window=0, sinks=0, flush=0)
 
 
 class Codec:
@@ -41,37 +43,67 @@ class Codec:
 
     def __init__(self, scheme: str, head_dim: int):
         self.scheme, self.head_dim = parse_scheme(scheme), head_dim
+        words = [word.strip().partition("=")[0] for word in scheme.split(",")]
+        if "flush" in words:
+            raise Error("flush= says how often rows are packed, and a chunk is packed at once: leave it out")
+        self._named = {"sinks", "window"} & set(words)
+        self._layers = any(word.startswith("layer.") for word in words)
         self._plan = functools.cache(functools.partial(Plan, self.scheme))
         self.plan(0, head_dim, torch.float16)  # raises Error for a head_dim that can't be
 
     def plan(self, layer: int, channels: int, dtype: torch.dtype) -> Plan:
         """The layer's codecs, compiled for a chunk's rows. Raises Error for channels that are not whole heads, and for
         other dtypes."""
-        if channels % self.head_dim:
-            raise Error(f"chunks of {channels} channels are not whole heads of head_dim {self.head_dim}")
+        self.require_heads(channels, 1)
         if dtype not in _DTYPES:
             raise Error(f"a chunk of {dtype}; lowkv takes float32, float16 and bfloat16")
         return self._plan(layer, channels // self.head_dim, self.head_dim, _DTYPES[dtype])
 
+    def retention(self, layer: int) -> Retention:
+        """What of a chunk's layer stays exact."""
+        its = self.scheme.retention(layer, False)
+        return Retention(window=its.window if "window" in self._named else 0,
+                         sinks=its.sinks if "sinks" in self._named else 0, flush=0)
+
     def size(self, layer: int, tokens: int, channels: int, dtype: torch.dtype) -> int:
         """Bytes that one layer of a chunk takes."""
-        return image_bytes(self.plan(layer, channels, dtype), _PACK_ALL, tokens)
+        return image_bytes(self.plan(layer, channels, dtype), self.retention(layer), tokens)
 
-    def heads(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[tokens, channels]` as `[1, heads, tokens, head_dim]`."""
-        return rows.unflatten(1, (-1, self.head_dim)).transpose(0, 1)[None]
+    def require_one_codec(self) -> None:
+        """Raises Error where a chunk of one layer, which does not say of which, could be of several codecs."""
+        if self._layers:
+            raise Error("a chunk of one layer (KV_2TD, KV_T2D) does not say of which, so layer.N= can't be followed: "
+                        "leave it out, or have LMCache store all layers in a chunk (KV_2LTD)")
 
+    def layered(self, tensor: torch.Tensor, layout: MemoryFormat) -> torch.Tensor:
+        """A view of a chunk as `[layers, 2, 1, heads, tokens, head_dim]`."""
+        shape, three = tensor.shape, tensor.ndim == 3
+        if tensor.ndim == 4 and layout in (_LAYERS, _FUSED) and shape[0] == 1:
+            tensor, three = tensor[0], True
+        elif tensor.ndim == 4 and layout == _LAYERS and shape[0] == 2:
+            return self._heads(tensor.transpose(0, 1))
+        if three and layout in (_LAYERS, _FUSED):  # each head's key and value side by side
+            self.require_heads(shape[-1], 2)
+            return tensor.unflatten(2, (-1, 2, self.head_dim)).permute(0, 3, 2, 1, 4)[:, :, None]
+        if three and layout == _TOKENS_FIRST and shape[1] == 2:
+            self.require_one_codec()
+            return self._heads(tensor.transpose(0, 1)[None])
+        if three and layout == _ONE_LAYER and shape[0] == 2:
+            self.require_one_codec()
+            return self._heads(tensor[None])
+        raise Error(f"a chunk of layout {layout.name} and shape {tuple(shape)}; lowkv takes KV_2LTD, KV_T2D, KV_2TD, "
+                    "and keys beside their values in KV_2LTD or KV_MLA_FMT")
 
-def _layered(tensor: torch.Tensor, layout: MemoryFormat) -> torch.Tensor:
-    """A view of a chunk as `[2, layers, tokens, channels]`."""
-    if layout == _LAYERS and tensor.ndim == 4 and tensor.shape[0] == 2:
-        return tensor
-    if layout == _TOKENS_FIRST and tensor.ndim == 3 and tensor.shape[1] == 2:
-        return tensor.transpose(0, 1)[:, None]
-    if layout == _ONE_LAYER and tensor.ndim == 3 and tensor.shape[0] == 2:
-        return tensor[:, None]
-    raise Error(f"a chunk of layout {layout.name} and shape {tuple(tensor.shape)}; lowkv takes KV_2LTD, KV_T2D and "
-                "KV_2TD")
+    def require_heads(self, channels: int, parts: int) -> None:
+        """Raises Error for channels that are not whole heads of so many parts."""
+        if channels % (parts * self.head_dim):
+            beside = " with keys beside values" if parts == 2 else ""
+            raise Error(f"chunks of {channels} channels{beside} are not whole heads of head_dim {self.head_dim}")
+
+    def _heads(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[layers, 2, tokens, channels]` as layered() gives it."""
+        self.require_heads(rows.shape[-1], 1)
+        return rows.unflatten(3, (-1, self.head_dim)).transpose(2, 3)[:, :, None]
 
 
 class LowKVSerializer(Serializer):
@@ -83,9 +115,10 @@ class LowKVSerializer(Serializer):
     def serialize(self, src, dst, key) -> int:
         """Packs the chunk `src` into the bytes `dst`; returns how many."""
         data, written = dst.tensor.flatten().view(torch.uint8), 0
-        for layer, (keys, values) in enumerate(_layered(src.tensor, src.meta.fmt).unbind(1)):
-            rows = Batch(Store(), self.codec.plan(layer, keys.shape[1], keys.dtype), _PACK_ALL, 1)
-            rows.append(self.codec.heads(keys), self.codec.heads(values))
+        for layer, (keys, values) in enumerate(self.codec.layered(src.tensor, src.meta.fmt)):
+            plan = self.codec.plan(layer, keys.shape[1] * keys.shape[3], keys.dtype)
+            rows = Batch(Store(), plan, self.codec.retention(layer), 1)
+            rows.append(keys, values)
             rows.settle(0, 1)
             image = torch.from_numpy(rows.save())
             end = written + len(image)
@@ -96,14 +129,26 @@ class LowKVSerializer(Serializer):
         return written
 
     def estimate_serialized_size(self, layout_desc) -> int:
-        """Bytes of a packed chunk of these shapes and dtypes; exact, not an estimate."""
-        total = 0
-        for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True):
-            # Without the layout's name: a chunk of all layers has 4 dimensions, one layer's has 3.
-            layers = shape[1] if len(shape) == 4 else 1
-            tokens = shape[2] if len(shape) == 4 else shape[0] if shape[1] == 2 else shape[1]
-            total += sum(self.codec.size(layer, tokens, shape[-1], dtype) for layer in range(layers))
-        return total
+        """Bytes of a packed chunk of these shapes and dtypes: exact, but for a shape that is one of two layouts, whose
+        larger size it is."""
+        return sum(max(sum(self.codec.size(layer, tokens, channels, dtype) for layer in range(layers))
+                       for layers, tokens, channels in self._readings(shape))
+                   for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True))
+
+    def _readings(self, shape) -> list[tuple[int, int, int]]:
+        """Layers, tokens and channels of keys that a chunk of this shape may have; the layout's name is not known."""
+        *sizes, channels = shape
+        if len(sizes) == 3 and sizes[0] == 2:
+            return [(*sizes[1:], channels)]
+        if len(sizes) == 2 and sizes[1] == 2:  # KV_T2D
+            self.codec.require_one_codec()
+            return [(1, sizes[0], channels)]
+        one_layer = len(sizes) == 2 and sizes[0] == 2  # KV_2TD, or two layers with keys beside values
+        if one_layer and channels % (2 * self.codec.head_dim):
+            self.codec.require_one_codec()
+            return [(1, sizes[1], channels)]
+        self.codec.require_heads(channels, 2)
+        return [(*sizes[-2:], channels // 2)] + ([(1, sizes[1], channels)] if one_layer else [])
 
 
 class LowKVDeserializer(Deserializer):
@@ -116,7 +161,7 @@ class LowKVDeserializer(Deserializer):
         """Decodes what serialize() wrote into the chunk `dst`. Raises Error for what is damaged, cut off, or was
         written with another scheme or head_dim, or for a chunk of another shape or dtype."""
         data = src.tensor.flatten().view(torch.uint8)
-        for layer, (keys, values) in enumerate(_layered(dst.tensor, dst.meta.fmt).unbind(1)):
+        for layer, (keys, values) in enumerate(self.codec.layered(dst.tensor, dst.meta.fmt)):
             try:
                 data = data[self._read(layer, data, keys, values) :]
             except Error as error:
@@ -125,12 +170,15 @@ class LowKVDeserializer(Deserializer):
 
     def _read(self, layer: int, data: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> int:
         """One layer from the image that `data` begins with; its bytes."""
-        header = read_image(data)
-        rows = Batch.load(data, Store(), self.codec.plan(layer, keys.shape[1], keys.dtype), _PACK_ALL)
-        if (rows.shape[0], rows.first, rows.tokens) != (1, 0, len(keys)):
-            raise Error(f"it has tokens [{rows.first}, {rows.tokens}) of {rows.shape[0]} sequences, and the chunk "
-                        f"{len(keys)} of one")
-        rows.read(0, self.codec.heads(keys), self.codec.heads(values), 1)
+        header, tokens = read_image(data), keys.shape[2]
+        if (header.sequences, header.tokens) != (1, tokens):  # before anything is made of it
+            raise Error(f"it has tokens [0, {header.tokens}) of {header.sequences} sequences, and the chunk {tokens} "
+                        "of one")
+        plan = self.codec.plan(layer, keys.shape[1] * keys.shape[3], keys.dtype)
+        rows = Batch.load(data, Store(), plan, self.codec.retention(layer))
+        if rows.first > 0:
+            raise Error(f"it has its tokens from {rows.first} on, and the chunk from the first")
+        rows.read(0, keys, values, 1)
         return header.bytes
 
 

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,10 @@ _SAMPLES = 64  # values of each parameter that enter the model's fingerprint
 def fingerprint(model) -> str:
     """Tells models apart by their class, by their configuration but for what says where they came from and how they
     run, and by names, shapes, dtypes and some values of their parameters."""
+    processes = getattr(model, "tp_size", None) or 1
+    if processes > 1:
+        raise Error(f"the model is split over {processes} processes (tensor parallelism), of which each has some of the "
+                    "heads; a saved prefix has all: save and load with the whole model in one process")
     digest = hashlib.sha256(type(model).__name__.encode())
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_THE_MODEL}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
@@ -40,12 +45,29 @@ def save(cache, model, path: Path) -> None:
     """Writes the file. A layer's tensor has its number for a name."""
     images = {str(layer.index): torch.from_numpy(layer.rows.save()) for layer in cache.layers if layer.length}
     metadata = {"format": FORMAT, "scheme": cache.scheme, "model": fingerprint(model)}
-    draft = path.with_name(f".{path.name}.{os.getpid()}")  # an interrupted save leaves the old file
-    try:
+    with replacing(path) as draft:
         save_file(images, draft, metadata)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which then takes the place of `path`: whole, and on the disk. Writers of one path do not
+    meet, the last one's file stays, and a save that is interrupted leaves the old one."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:  # nobody else's
+        draft = Path(folder) / path.name
+        yield draft
+        _sync(draft)
         os.replace(draft, path)
+    with contextlib.suppress(OSError):  # some file systems have no such thing for folders
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
     finally:
-        draft.unlink(missing_ok=True)
+        os.close(file)
 
 
 @contextlib.contextmanager

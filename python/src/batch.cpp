@@ -196,11 +196,16 @@ NewImage save(const Batch& batch) {
 
 // Of a batch that has settled, and was given all its tokens at once.
 std::size_t image_bytes(const Plan& plan, const Retention& retention, std::uint32_t tokens) {
-    ImageHeader header{image_identity(plan, retention), 1, tokens, {}};
+    ImageHeader header{image_identity(plan, retention), 1, tokens, {}, false};
     const std::uint32_t block = header.identity.block_tokens;
-    const std::uint32_t packed = block > 0 ? tokens / block * block : 0;
-    if (packed > 0) header.spans.push_back({0, packed, true});
-    if (packed < tokens) header.spans.push_back({packed, tokens - packed, false});
+    const std::uint64_t exact = std::uint64_t{retention.sinks} + retention.window;
+    const auto packed = block > 0 && tokens > exact
+                            ? static_cast<std::uint32_t>((tokens - exact) / block * block)
+                            : 0;
+    const std::uint32_t sinks = packed > 0 ? retention.sinks : 0, end = sinks + packed;
+    if (sinks > 0) header.spans.push_back({0, sinks, false});
+    if (packed > 0) header.spans.push_back({sinks, packed, true});
+    if (end < tokens) header.spans.push_back({end, tokens - end, false});
     return lay_out(header).bytes;
 }
 
@@ -221,7 +226,7 @@ void bind_images(nb::module_& m) {
         "The header of what the uint8 array begins with. Raises Error where that is no image, cut "
         "off, damaged, or does not hold together.");
     m.def("image_bytes", &image_bytes, "plan"_a, "retention"_a, "tokens"_a,
-          "Bytes of the image of one sequence of so many tokens, without window and sinks.");
+          "Bytes of the image of one sequence that was given so many tokens at once, and settled.");
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ struct Fixed {
     std::uint32_t batch;
     std::uint32_t tokens;
     std::uint32_t rows;
-    std::uint32_t positions;
+    std::uint32_t flags;
     std::uint32_t spans;
     std::uint32_t text;
 };
@@ -43,6 +43,8 @@ struct FixedSpan {
     std::uint32_t first, tokens, packed;
 };
 constexpr std::size_t checked_from = offsetof(Fixed, inputs);
+constexpr std::uint32_t has_positions = 1, has_queries = 2;  // flags
+static_assert(sizeof(QueryRecord) == 16);
 static_assert(sizeof(Fixed) == 88 && checked_from == 32 && sizeof(FixedSpan) == 12);
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -98,6 +100,12 @@ void check_zeros(std::span<const std::byte> bytes, std::size_t begin, std::size_
         refuse("its padding at byte " + std::to_string(begin) + " is not zero");
 }
 
+// Of one sequence.
+std::size_t query_bytes(const ImageHeader& header) {
+    const Shape& shape = header.identity.shape;
+    return plus(sizeof(QueryRecord), times(times(shape.kv_heads, shape.head_dim), sizeof(float)));
+}
+
 // Calls f(begin, end) for each piece of padding.
 template <class F>
 void each_padding(const ImageHeader& header, const ImageLayout& layout, F f) {
@@ -105,7 +113,8 @@ void each_padding(const ImageHeader& header, const ImageLayout& layout, F f) {
       layout.header_bytes);
     for (std::size_t i = 0; i < layout.parts.size(); ++i)
         f(layout.parts[i].end,
-          i + 1 < layout.parts.size() ? layout.parts[i + 1].begin : layout.bytes);
+          i + 1 < layout.parts.size() ? layout.parts[i + 1].begin : layout.queries);
+    if (header.queries) f(layout.queries + header.batch * query_bytes(header), layout.bytes);
 }
 
 Fixed fixed_of(std::span<const std::byte> bytes) {
@@ -114,9 +123,9 @@ Fixed fixed_of(std::span<const std::byte> bytes) {
         refuse(std::to_string(bytes.size()) + " bytes are too few for one");
     std::memcpy(&fixed, bytes.data(), sizeof fixed);
     if (fixed.magic != magic) refuse("these bytes are none: they begin with something else");
-    if (fixed.version != image_version)
-        refuse("version " + std::to_string(fixed.version) + "; this lowkv reads version " +
-               std::to_string(image_version));
+    if (fixed.version != oldest_image_version && fixed.version != image_version)
+        refuse("version " + std::to_string(fixed.version) + "; this lowkv reads versions " +
+               std::to_string(oldest_image_version) + " and " + std::to_string(image_version));
     if (fixed.bytes > bytes.size() || fixed.bytes < sizeof fixed)
         refuse("it says that it has " + std::to_string(fixed.bytes) + " bytes, and there are " +
                std::to_string(bytes.size()) + ": cut off or damaged");
@@ -171,6 +180,7 @@ ImageLayout lay_out(const ImageHeader& header) {
     layout.header_bytes =
         aligned(sizeof(Fixed) + sizeof(FixedSpan) * header.spans.size() + identity.scheme.size());
     layout.bytes = layout.header_bytes;
+    layout.parts.reserve(header.spans.size());
     for (const ImageSpan& span : header.spans) {
         ImagePart part;
         part.begin = layout.bytes;
@@ -186,6 +196,9 @@ ImageLayout lay_out(const ImageHeader& header) {
         layout.bytes = aligned(part.end);
         layout.parts.push_back(part);
     }
+    layout.queries = layout.bytes;
+    if (header.queries)
+        layout.bytes = aligned(plus(layout.queries, times(header.batch, query_bytes(header))));
     return layout;
 }
 
@@ -196,23 +209,24 @@ void seal_image(const ImageHeader& header, std::span<std::byte> image) {
                                                      " bytes does not fit into " +
                                                      std::to_string(image.size()));
     const ImageIdentity& identity = header.identity;
-    Fixed fixed{.magic = magic,
-                .version = image_version,
-                .header_bytes = static_cast<std::uint32_t>(layout.header_bytes),
-                .bytes = layout.bytes,
-                .checksum = 0,
-                .inputs = identity.inputs,
-                .packed_bytes = identity.packed_bytes,
-                .block_tokens = identity.block_tokens,
-                .kv_heads = identity.shape.kv_heads,
-                .head_dim = identity.shape.head_dim,
-                .layer = identity.layer,
-                .batch = header.batch,
-                .tokens = header.tokens,
-                .rows = static_cast<std::uint32_t>(identity.rows),
-                .positions = identity.positions ? 1u : 0u,
-                .spans = static_cast<std::uint32_t>(header.spans.size()),
-                .text = static_cast<std::uint32_t>(identity.scheme.size())};
+    Fixed fixed{
+        .magic = magic,
+        .version = image_version,
+        .header_bytes = static_cast<std::uint32_t>(layout.header_bytes),
+        .bytes = layout.bytes,
+        .checksum = 0,
+        .inputs = identity.inputs,
+        .packed_bytes = identity.packed_bytes,
+        .block_tokens = identity.block_tokens,
+        .kv_heads = identity.shape.kv_heads,
+        .head_dim = identity.shape.head_dim,
+        .layer = identity.layer,
+        .batch = header.batch,
+        .tokens = header.tokens,
+        .rows = static_cast<std::uint32_t>(identity.rows),
+        .flags = (identity.positions ? has_positions : 0) | (header.queries ? has_queries : 0),
+        .spans = static_cast<std::uint32_t>(header.spans.size()),
+        .text = static_cast<std::uint32_t>(identity.scheme.size())};
     each_padding(header, layout, [&](std::size_t begin, std::size_t end) {
         std::ranges::fill(image.subspan(begin, end - begin), std::byte{0});
     });
@@ -235,9 +249,12 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
         refuse("it is damaged: its bytes do not match their checksum");
 
     // The checksum shows damage, not mistakes.
-    if (fixed.positions > 1)
-        refuse("positions: " + std::to_string(fixed.positions) + "; legal: 0, 1");
-    const std::size_t spans_bytes = times(fixed.spans, sizeof(FixedSpan));
+    const std::uint32_t legal =
+        fixed.version == oldest_image_version ? has_positions : has_positions | has_queries;
+    if ((fixed.flags & ~legal) != 0)
+        refuse("flags: " + std::to_string(fixed.flags) + "; legal: 0 to " + std::to_string(legal));
+    // A span has a part of its own, so it takes `alignment` bytes or more beside its entry.
+    const std::size_t spans_bytes = times(fixed.spans, sizeof(FixedSpan) + alignment);
     if (plus(plus(sizeof fixed, spans_bytes), fixed.text) > bytes.size())
         refuse(std::to_string(fixed.spans) + " spans and a scheme of " +
                std::to_string(fixed.text) + " letters do not fit into it");
@@ -249,9 +266,11 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
                        .block_tokens = fixed.block_tokens,
                        .packed_bytes = fixed.packed_bytes,
                        .rows = static_cast<RowType>(fixed.rows),
-                       .positions = fixed.positions == 1};
+                       .positions = (fixed.flags & has_positions) != 0};
     header.batch = fixed.batch;
     header.tokens = fixed.tokens;
+    header.queries = (fixed.flags & has_queries) != 0;
+    header.spans.reserve(fixed.spans);
     const std::byte* at = bytes.data() + sizeof fixed;
     for (std::uint32_t i = 0; i < fixed.spans; ++i) {
         FixedSpan span{};

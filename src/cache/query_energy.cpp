@@ -10,6 +10,8 @@
 namespace lowkv {
 namespace {
 
+constexpr std::uint32_t most_heads = 1u << 16;  // of queries to a kv head, in an image
+
 // Whether token t has the queries of the token before it, as padding has.
 bool repeats(const Shape& shape, const QueryRows& queries, std::uint32_t t) noexcept {
     for (std::uint32_t h = 0; h < queries.heads; ++h) {
@@ -28,11 +30,11 @@ void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
                         " query heads; there must be a multiple of the " +
                         std::to_string(shape.kv_heads) + " kv heads");
     if (!wanted()) return;
-    sums_.resize(shape.channels());
     heads_ = queries.heads / shape.kv_heads;
     const std::uint32_t count = std::min(queries.tokens, enough - tokens_);
     for (std::uint32_t t = queries.tokens - count; t < queries.tokens; ++t) {
         if (t > 0 && repeats(shape, queries, t)) continue;
+        sums_.resize(shape.channels());
         for (std::uint32_t h = 0; h < queries.heads; ++h) {
             const float* q = queries.data + t * queries.token_stride + h * queries.head_stride;
             float* sum = sums_.data() + std::size_t{h / heads_} * shape.head_dim;
@@ -53,6 +55,26 @@ void QueryEnergy::keep(Means means) noexcept {
     if (!means) return;
     kept_ = std::move(means);
     sums_ = {};
+}
+
+QueryState QueryEnergy::state() const {
+    return {tokens_, heads_, kept_ != nullptr, kept_ ? *kept_ : sums_};
+}
+
+void QueryEnergy::restore(QueryState state) {
+    const bool empty = state.values.empty();
+    if (state.tokens > enough || state.heads > most_heads || (empty && state.kept) ||
+        (!empty && !state.kept && (state.tokens == 0 || state.heads == 0)))
+        throw Error(ErrorCode::invalid_image,
+                    "image: query energies of " + std::to_string(state.tokens) + " tokens and " +
+                        std::to_string(state.heads) + " heads; legal: 1 to " +
+                        std::to_string(enough) + " tokens, 1 to " + std::to_string(most_heads) +
+                        " heads to a kv head");
+    tokens_ = state.tokens;
+    heads_ = state.heads;
+    kept_ =
+        state.kept ? std::make_shared<const std::vector<float>>(std::move(state.values)) : nullptr;
+    sums_ = state.kept ? std::vector<float>() : std::move(state.values);
 }
 
 }  // namespace lowkv

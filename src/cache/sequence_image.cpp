@@ -3,6 +3,7 @@
 #include "cache/sequence_image.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -58,6 +59,22 @@ void each_place(const ImageHeader& header, const ImageLayout& layout, std::uint3
             t += count;
         }
     }
+}
+
+// What sequences and their lists of blocks may take beside the image's own size.
+constexpr std::size_t free_list_bytes = std::size_t{1} << 20;
+
+// Empty if the rows stand behind the sequences and their lists of blocks, else what is wrong.
+std::string list_error(const ImageHeader& header, const ImageLayout& layout, const Plan& plan,
+                       std::uint32_t offset) {
+    const std::uint64_t blocks =
+        ceil_div<std::uint64_t>(std::uint64_t{header.tokens} + offset, plan.block_tokens());
+    const std::uint64_t bytes = header.batch * (sizeof(Sequence) + blocks * sizeof(cache::Block*));
+    if (bytes <= layout.bytes + free_list_bytes) return {};
+    return std::to_string(header.batch) + " sequences of " + std::to_string(header.tokens) +
+           " cells take " + std::to_string(bytes) + " bytes without a row, and its rows only " +
+           std::to_string(layout.bytes) + "; legal: at most " + std::to_string(free_list_bytes) +
+           " more than it has itself";
 }
 
 }  // namespace
@@ -118,6 +135,41 @@ struct SequenceImage::Access {
                                     exact + cache::exact_position_offset(plan, first),
                                     run.count * sizeof(std::int32_t));
             });
+        if (header.queries)
+            write_queries(sequence.queries_.state(), layout.queries, number, shape.channels(),
+                          image);
+    }
+
+    static bool has_queries(const Sequence& sequence) {
+        return sequence.plan_->wants_queries() && !sequence.queries_.state().values.empty();
+    }
+
+    static std::size_t queries_at(std::size_t begin, std::size_t number, std::size_t channels) {
+        return begin + number * (sizeof(QueryRecord) + channels * sizeof(float));
+    }
+
+    static void write_queries(const QueryState& state, std::size_t begin, std::size_t number,
+                              std::size_t channels, std::byte* image) {
+        if (state.values.empty()) return;  // zeros
+        const QueryRecord record{state.tokens, state.heads, state.kept ? 2u : 1u, 0};
+        std::byte* at = image + queries_at(begin, number, channels);
+        std::memcpy(at, &record, sizeof record);
+        std::memcpy(at + sizeof record, state.values.data(), channels * sizeof(float));
+    }
+
+    static QueryState read_queries(std::size_t begin, std::size_t number, std::size_t channels,
+                                   const std::byte* image) {
+        const std::byte* at = image + queries_at(begin, number, channels);
+        QueryRecord record;
+        std::memcpy(&record, at, sizeof record);
+        if (record.kind > 2 || record.zero != 0)
+            refuse_image("query energies of kind " + std::to_string(record.kind) + ", " +
+                         std::to_string(record.zero) + "; legal: 0 to 2, 0");
+        QueryState state{record.tokens, record.heads, record.kind == 2, {}};
+        if (record.kind == 0) return state;
+        state.values.resize(channels);
+        std::memcpy(state.values.data(), at + sizeof record, channels * sizeof(float));
+        return state;
     }
 
     // Takes all memory first; what then fails is the destructors' to give back.
@@ -128,8 +180,10 @@ struct SequenceImage::Access {
         Device& device = sequences.front().device();
         const std::uint32_t tokens = plan.block_tokens();
         const ImageLayout layout = lay_out(header);
+        const auto blocks = ceil_div<std::size_t>(std::size_t{header.tokens} + offset, tokens);
         std::vector<Sequence::Place> exact, packed;
         for (Sequence& sequence : sequences) {
+            sequence.blocks_.reserve(blocks);
             const std::size_t before = exact.size();
             each_place(
                 header, layout, tokens, offset, 0,
@@ -141,8 +195,7 @@ struct SequenceImage::Access {
                 });
         }
         Sequence::make_writable(exact, 0);
-        take_packed(packed, plan, sequences.front().store_->impl(),
-                    ceil_div<std::size_t>(std::size_t{header.tokens} + offset, tokens), sequences);
+        take_packed(packed, plan, sequences.front().store_->impl(), blocks, sequences);
 
         for (std::size_t s = 0; s < sequences.size(); ++s) {
             Sequence& sequence = sequences[s];
@@ -168,6 +221,8 @@ struct SequenceImage::Access {
                     block.keys |= cache::cell_range(first, run.count);
                     block.values |= cache::cell_range(first, run.count);
                 });
+            if (header.queries)
+                sequence.queries_.restore(read_queries(layout.queries, s, shape.channels(), image));
             sequence.size_ = header.tokens + offset;
             sequence.cut_ =
                 sequence.size_ % tokens != 0 && sequence.packed(sequence.size_ / tokens);
@@ -198,14 +253,20 @@ std::vector<std::byte> SequenceImage::save(std::span<const Sequence* const> sequ
     const Sequence& one = *sequences.front();
     ImageHeader header{image_identity(one.plan(), one.retention()),
                        static_cast<std::uint32_t>(sequences.size()), last,
-                       Access::spans(one, offset, first + offset, last + offset)};
+                       Access::spans(one, offset, first + offset, last + offset), false};
     for (const Sequence* sequence : sequences) {
         if (&sequence->plan() != &one.plan() || !(sequence->retention() == one.retention()) ||
             sequence->size() != one.size() ||
             Access::spans(*sequence, offset, first + offset, last + offset) != header.spans)
             refuse_saving("its sequences have other plans, sizes, or packed and exact cells");
     }
+    // A range that ends at 0 has no history, as after a truncation to 0.
+    if (last > 0 || one.size() == offset)
+        header.queries = std::ranges::any_of(
+            sequences, [](const Sequence* sequence) { return Access::has_queries(*sequence); });
     const ImageLayout layout = lay_out(header);
+    const std::string wrong = list_error(header, layout, one.plan(), offset);
+    if (!wrong.empty()) refuse_saving(wrong);
     std::vector<std::byte> image(layout.bytes);
     for (std::size_t s = 0; s < sequences.size(); ++s)
         Access::save(*sequences[s], header, layout, offset, s, image.data());
@@ -218,10 +279,10 @@ std::vector<Sequence> SequenceImage::load(const ImageHeader& header, const std::
                                           const std::shared_ptr<Store>& store,
                                           const std::shared_ptr<const Plan>& plan,
                                           const Retention& retention, std::uint32_t offset) {
-    // Spans bound the batch by the image's bytes.
-    constexpr std::uint32_t most_without_rows = 1 << 16;
-    if (header.spans.empty() && header.batch > most_without_rows)
-        refuse_image("a batch of " + std::to_string(header.batch) + " without rows");
+    const std::string wrong = list_error(header, lay_out(header), *plan, offset);
+    if (!wrong.empty()) refuse_image(wrong);
+    if (header.queries && !plan->wants_queries())
+        refuse_image("it has query energies, and its scheme weighs no keys by them");
     std::vector<Sequence> sequences;
     sequences.reserve(header.batch);
     while (sequences.size() < header.batch) sequences.emplace_back(store, plan, retention, offset);

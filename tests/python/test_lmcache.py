@@ -14,6 +14,7 @@ from lmcache.v1.distributed.serde import SerdeConfig, create_serde_processor
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
 LAYERS, TOKENS, HEADS, HEAD_DIM = 2, 300, 2, 64
+FUSED = {"KV_2LTD": (1, LAYERS, TOKENS, 2 * HEADS * HEAD_DIM), "KV_MLA_FMT": (LAYERS, TOKENS, 2 * HEADS * HEAD_DIM)}
 SHAPES = {"KV_2LTD": (2, LAYERS, TOKENS, HEADS * HEAD_DIM), "KV_T2D": (TOKENS, 2, HEADS * HEAD_DIM),
           "KV_2TD": (2, TOKENS, HEADS * HEAD_DIM)}
 
@@ -34,6 +35,8 @@ def wait(fd, query, task):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("scheme,least", [("kivi4", 0.99), ("exact", 1.0), ("kivi4,layer.0=exact", 0.99)])
 def test_round_trip(layout, dtype, scheme, least):
+    if "layer." in scheme and layout != "KV_2LTD":
+        return refused_for_one_layer(layout, dtype, scheme)
     serde = create_serde_processor(SerdeConfig("lowkv", {"scheme": scheme, "head_dim": HEAD_DIM}))
     source, target = memory(SHAPES[layout], dtype, layout), memory(SHAPES[layout], dtype, layout)
     source.tensor.copy_(torch.randn(SHAPES[layout], generator=torch.Generator().manual_seed(1)))
@@ -54,6 +57,59 @@ def test_round_trip(layout, dtype, scheme, least):
     assert torch.equal(got[tail], want[tail])  # 300 = 9 * 32 + 12
     if scheme == "kivi4":
         assert size < 0.45 * source.tensor.nbytes
+
+
+def refused_for_one_layer(layout, dtype, scheme):
+    """Which layer it is of is not known, and so not whether the override is for it."""
+    write = lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec(scheme, HEAD_DIM))
+    with pytest.raises(lowkv.Error, match="a chunk of one layer .* layer.N= can't be followed"):
+        write.serialize(memory(SHAPES[layout], dtype, layout), memory((400000,), torch.uint8, "BINARY"), None)
+
+
+def stored_and_read(scheme, source):
+    """Bytes, and what a chunk is read back as."""
+    codec = lowkv.lmcache.Codec(scheme, HEAD_DIM)
+    shape, layout = source.tensor.shape, source.meta.fmt.name
+    write, target = lowkv.lmcache.LowKVSerializer(codec), memory(shape, source.tensor.dtype, layout)
+    size = write.estimate_serialized_size(MemoryLayoutDesc([shape], [source.tensor.dtype]))
+    stored = memory((size,), torch.uint8, "BINARY")
+    written = write.serialize(source, stored, None)
+    assert written == size or shape[0] == 2 and len(shape) == 3
+    lowkv.lmcache.LowKVDeserializer(codec).deserialize(stored, target, None)
+    return written, target.tensor
+
+
+@pytest.mark.parametrize("layout", FUSED)
+@pytest.mark.parametrize("scheme", ["exact", "kivi4", "lowkv4", "kivi4,layer.1=exact"])
+def test_keys_beside_their_values_are_the_same_rows(layout, scheme):
+    """Newer vLLM has one plane, kv_size 1: of each head the key, then the value."""
+    plain, fused = memory(SHAPES["KV_2LTD"], torch.bfloat16, "KV_2LTD"), memory(FUSED[layout], torch.bfloat16, layout)
+    plain.tensor.normal_(generator=torch.Generator().manual_seed(1))
+
+    def beside(rows):
+        return rows.unflatten(3, (HEADS, HEAD_DIM)).permute(1, 2, 3, 0, 4).flatten(2)
+
+    fused.tensor.copy_(beside(plain.tensor).reshape(FUSED[layout]))
+    (size, want), (fused_size, got) = stored_and_read(scheme, plain), stored_and_read(scheme, fused)
+    assert size == fused_size
+    assert torch.equal(got, beside(want).reshape(got.shape))
+    codec = lowkv.lmcache.Codec(scheme, 96)
+    with pytest.raises(lowkv.Error, match="256 channels with keys beside values are not whole heads of head_dim 96"):
+        lowkv.lmcache.LowKVSerializer(codec).serialize(fused, fused, None)
+
+
+@pytest.mark.parametrize("scheme,first,last", [("lowkv2.8", 0, 0), ("lowkv2.8,sinks=5,window=20", 5, 20),
+                                               ("lowkv2.8,sinks=0,window=0", 0, 0), ("kivi2,sinks=40", 40, 0),
+                                               ("kivi2,window=7", 0, 7), ("lowkv2.8,window=900", TOKENS, 0)])
+def test_sinks_and_window_are_followed_where_they_are_named(scheme, first, last):
+    source = memory(SHAPES["KV_2LTD"], torch.bfloat16, "KV_2LTD")
+    source.tensor.normal_(generator=torch.Generator().manual_seed(1))
+    _, got = stored_and_read(scheme, source)
+    same = (got == source.tensor).all(3).all(1).all(0)
+    assert same[:first].all() and same[TOKENS - last :].all()
+    assert first == TOKENS or not same[first]
+    with pytest.raises(lowkv.Error, match="flush= says how often"):
+        lowkv.lmcache.Codec("kivi2,flush=64", HEAD_DIM)
 
 
 def test_wrong_configurations_are_refused():

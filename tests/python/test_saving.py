@@ -2,6 +2,7 @@
 
 import copy
 import struct
+import threading
 
 import lowkv
 import numpy as np
@@ -232,6 +233,99 @@ def test_a_rewritten_file_is_otherwise_taken(model, saved):
     assert loaded.get_seq_length() == TOKENS.shape[1]
 
 
+def test_writers_of_one_path_do_not_meet(tmp_path):
+    """Threads, as other processes do; whoever reads meanwhile has a whole file, and no draft stays."""
+    model, _ = build("llama")
+    caches, path, found = [filled(model, TOKENS[:1, :n], "exact") for n in (40, 300)], tmp_path / "prefix", []
+    caches[0].save(path)
+
+    def repeated(call):
+        try:
+            for _ in range(60):
+                call()
+        except Exception as error:
+            found.append(error)
+
+    def load():
+        assert lowkv.Cache.load(path, model).get_seq_length() in (40, 300)
+
+    threads = [threading.Thread(target=repeated, args=(call,))
+               for call in (lambda: caches[0].save(path), lambda: caches[1].save(path), load)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [] and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_that_fails_leaves_the_old_file(model, saved, monkeypatch):
+    cache, path = saved
+    before = path.read_bytes()
+
+    def broken(images, draft, metadata):
+        draft.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lowkv.saving, "save_file", broken)
+    with pytest.raises(KeyboardInterrupt):
+        cache.save(path)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_a_saved_file_is_on_the_disk_before_it_has_its_name(saved, monkeypatch):
+    cache, path = saved
+    calls, sync, replace = [], lowkv.saving.os.fsync, lowkv.saving.os.replace
+    monkeypatch.setattr(lowkv.saving.os, "fsync", lambda file: (calls.append("fsync"), sync(file)))
+    monkeypatch.setattr(lowkv.saving.os, "replace", lambda *its: (calls.append("replace"), replace(*its)))
+    cache.save(path)
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", ["lowkv2.8,window=16", "lowkv2,window=16", "lowkv4,window=0"])
+@pytest.mark.parametrize("tokens", [5, 90, 250, 330])
+def test_a_loaded_prefix_has_seen_its_queries(tmp_path, scheme, tokens):
+    """Before and behind the first block that is packed, token by token."""
+    model, _ = build("llama")
+    text = torch.randint(3, 128, (2, 420), generator=torch.Generator().manual_seed(1))
+    cache = filled(model, text[:, :tokens], scheme)
+    cache.save(tmp_path / "prefix")
+    loaded = lowkv.Cache.load(tmp_path / "prefix", model)
+    for part in text[:, tokens:].split(7, dim=1):
+        assert torch.equal(model(part, past_key_values=loaded).logits, model(part, past_key_values=cache).logits)
+    for a, b in zip(cache.layers, loaded.layers, strict=True):
+        assert np.array_equal(a.rows.save(), b.rows.save())
+
+
+def bomb(image, batch, tokens):
+    """The image's header without spans and rows, with other counts."""
+    spans, text = struct.unpack_from("<II", image, 80)
+    out = bytearray(image[:88] + image[88 + 12 * spans : 88 + 12 * spans + text])
+    out += bytes(-len(out) % 64)
+    struct.pack_into("<IQ", out, 12, len(out), len(out))
+    struct.pack_into("<IIIII", out, 64, batch, tokens, *struct.unpack_from("<I", image, 72), 0, 0)
+    struct.pack_into("<Q", out, 24, xxh64(bytes(out[32:])))
+    return torch.frombuffer(out, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("batch", [1, 2**16, 2**32 - 1])
+def test_a_header_without_rows_asks_for_no_memory(model, saved, batch):
+    def apply(metadata, tensors):
+        for name, image in tensors.items():
+            tensors[name] = bomb(image.numpy().tobytes(), batch, 2**31 - 1000)
+    with pytest.raises(lowkv.Error, match="bytes without a row, and its rows only"):
+        lowkv.Cache.load(rewritten(saved[1], apply), model)
+
+
+def test_a_split_model_is_refused(model, saved, monkeypatch):
+    """Each process has some heads, and one path has room for one's."""
+    cache, path = saved
+    monkeypatch.setattr(type(model), "tp_size", property(lambda self: 2), raising=False)
+    for call in (lambda: cache.save(path), lambda: lowkv.Cache.load(path, model)):
+        with pytest.raises(lowkv.Error, match="split over 2 processes .tensor parallelism."):
+            call()
+
+
 def xxh64(data):
     """XXH64 with seed 0, after its specification."""
     p1, p2, p3, p4, p5 = (11400714785074694791, 14029467366897019727, 1609587929392839161, 9650029242287828579,
@@ -267,7 +361,7 @@ def xxh64(data):
 # docs/images.md: offset and struct's letter.
 FIELDS = {"version": (8, "I"), "header bytes": (12, "I"), "image bytes": (16, "Q"), "inputs": (32, "Q"),
           "packed bytes": (40, "Q"), "block tokens": (48, "I"), "kv heads": (52, "I"), "head_dim": (56, "I"),
-          "layer": (60, "I"), "batch": (64, "I"), "tokens": (68, "I"), "rows": (72, "I"), "positions": (76, "I"),
+          "layer": (60, "I"), "batch": (64, "I"), "tokens": (68, "I"), "rows": (72, "I"), "flags": (76, "I"),
           "spans": (80, "I"), "scheme bytes": (84, "I"), "first span: first": (88, "I"),
           "first span: cells": (92, "I"), "first span: packed": (96, "I"), "second span: first": (100, "I"),
           "second span: cells": (104, "I"), "second span: packed": (108, "I"), "last span: cells": (116, "I")}

@@ -1,5 +1,6 @@
 #include "calibration/file/safetensors.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <random>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -191,6 +193,51 @@ std::string header_of(const TensorFile& file, std::string& data) {
     return text;
 }
 
+[[noreturn]] void fail_errno() { throw std::system_error(errno, std::generic_category()); }
+
+// A file beside `path` that no other writer has; its name can't be foretold.
+class Draft {
+  public:
+    explicit Draft(const std::string& path) {
+        std::random_device random;
+        do {
+            path_ = path + ".new-" + std::to_string(random()) + std::to_string(random());
+            fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        } while (fd_ < 0 && errno == EEXIST);
+        if (fd_ < 0) fail_errno();
+    }
+    ~Draft() {
+        if (fd_ >= 0) close(fd_);
+        if (!path_.empty()) unlink(path_.c_str());
+    }
+    Draft(const Draft&) = delete;
+    Draft& operator=(const Draft&) = delete;
+
+    void write(std::string_view bytes) const {
+        while (!bytes.empty()) {
+            const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
+            if (written < 0 && errno != EINTR) fail_errno();
+            if (written > 0) bytes.remove_prefix(static_cast<std::size_t>(written));
+        }
+    }
+    // On the disk first: after a power cut there is the old file or the whole new one.
+    void replace(const std::string& path) {
+        if (fsync(fd_) != 0) fail_errno();
+        if (close(std::exchange(fd_, -1)) != 0) fail_errno();
+        std::filesystem::rename(path_, path);
+        path_.clear();
+        const auto parent = std::filesystem::absolute(path).parent_path();
+        const int folder = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (folder < 0) return;
+        fsync(folder);  // some file systems have no such thing for folders
+        close(folder);
+    }
+
+  private:
+    std::string path_;  // empty: it has taken the other's place
+    int fd_ = -1;
+};
+
 }  // namespace
 
 Tensor Tensor::of(const std::vector<float>& values) { return tensor_of("F32", values); }
@@ -252,20 +299,16 @@ void write_tensors(const std::string& path, const TensorFile& file) {
     std::array<char, length_bytes> length{};
     for (std::size_t i = 0; i < length_bytes; ++i)
         length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
-    const std::string draft = path + ".new-" + std::to_string(getpid());
-    errno = 0;
-    std::ofstream out(draft, std::ios::binary | std::ios::trunc);
-    out.write(length.data(), length_bytes);
-    out.write(header.data(), static_cast<std::streamsize>(header.size()));
-    out.write(data.data(), static_cast<std::streamsize>(data.size()));
-    out.close();
-    std::error_code renamed;
-    if (out) std::filesystem::rename(draft, path, renamed);
-    if (out && !renamed) return;
-    const std::string why = renamed ? renamed.message() : std::strerror(errno);
-    std::error_code ignored;
-    std::filesystem::remove(draft, ignored);
-    throw Error(ErrorCode::invalid_argument, "can't write " + path + ": " + why);
+    try {
+        Draft draft(path);
+        draft.write({length.data(), length_bytes});
+        draft.write(header);
+        draft.write(data);
+        draft.replace(path);
+    } catch (const std::system_error& error) {
+        throw Error(ErrorCode::invalid_argument,
+                    "can't write " + path + ": " + error.code().message());
+    }
 }
 
 }  // namespace lowkv::calibration
