@@ -115,8 +115,8 @@ class Device {
                                 std::span<float> mass, AttentionWorkspace& workspace,
                                 Executor& executor) const = 0;
 
-    // Numbers of the host's rows that were NaN or infinite, or that ended at an f16's +-65504, since
-    // the device was made.
+    // Numbers of the host's rows that were NaN or infinite, or that ended at an f16's +-65504,
+    // since the device was made.
     virtual std::uint64_t saturated() const noexcept { return saturated_; }
 
     // What calls leave in the host's memory is there. Throws Error(device_failed) where the device

@@ -1,6 +1,7 @@
 #pragma once
 // The host's threads do the work: lowkv asks an Executor for a parallel loop and never starts a
-// thread that the host did not ask for.
+// thread that the host did not ask for. A task needs up to 400 KB of its thread's stack: threads of
+// 512 KB are enough, those of musl's 128 KB are not.
 
 #include <cstddef>
 #include <memory>

@@ -80,7 +80,7 @@ void load_row(const ByteRows<const std::byte>& its, std::size_t head, std::size_
 }  // namespace
 
 std::size_t store_bytes(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
-                 std::uint32_t count, const Rows& rows) noexcept {
+                        std::uint32_t count, const Rows& rows) noexcept {
     const ByteRows<std::byte> its(plan, part, block);
     const std::size_t bytes = cache::bytes_of(rows.type);
     std::size_t changed = 0;

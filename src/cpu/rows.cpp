@@ -41,7 +41,7 @@ void each_tile(const ExactShape& shape, std::size_t head_stride, F f) noexcept {
 // T: an element's bits.
 template <class T>
 std::size_t store_keys_as(const kernels::Table& table, T* keys, const ExactShape& shape,
-                   std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+                          std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
     const auto* data = static_cast<const std::byte*>(rows.data);
     const std::size_t bytes = bytes_of(rows.type);
     T tile[tile_tokens][tile_channels];
@@ -111,9 +111,12 @@ std::size_t make_finite_as(T* x, std::size_t count, T largest, T infinity, T cou
 
 std::size_t make_finite(RowType type, void* bits, std::size_t count) noexcept {
     auto* halves = static_cast<std::int16_t*>(bits);
-    if (type == RowType::f16) return make_finite_as<std::int16_t>(halves, count, 0x7bff, 0x7c00, 0x7bff);
-    if (type == RowType::bf16) return make_finite_as<std::int16_t>(halves, count, 0x477f, 0x7f80, 0x7f80);
-    return make_finite_as<std::int32_t>(static_cast<std::int32_t*>(bits), count, 0x477fe000, 0x7f800000, 0x7f800000);
+    if (type == RowType::f16)
+        return make_finite_as<std::int16_t>(halves, count, 0x7bff, 0x7c00, 0x7bff);
+    if (type == RowType::bf16)
+        return make_finite_as<std::int16_t>(halves, count, 0x477f, 0x7f80, 0x7f80);
+    return make_finite_as<std::int32_t>(static_cast<std::int32_t*>(bits), count, 0x477fe000,
+                                        0x7f800000, 0x7f800000);
 }
 
 bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept {
@@ -132,14 +135,15 @@ bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexce
 }
 
 std::size_t store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
-                std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+                       std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
     if (shape.type == RowType::f32)
-        return store_keys_as(table, reinterpret_cast<std::uint32_t*>(keys), shape, first, count, rows);
+        return store_keys_as(table, reinterpret_cast<std::uint32_t*>(keys), shape, first, count,
+                             rows);
     return store_keys_as(table, reinterpret_cast<std::uint16_t*>(keys), shape, first, count, rows);
 }
 
 std::size_t store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
-                  std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+                         std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
     const Pieces its = pieces(shape, rows.head_stride);
     std::size_t changed = 0;
     for (std::uint32_t i = 0; i < count; ++i) {

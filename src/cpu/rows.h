@@ -33,9 +33,9 @@ std::size_t make_finite(RowType type, void* bits, std::size_t count) noexcept;
 // `count` rows to tokens [first, first + count), made finite, and converted where they are of
 // another type. Returns what make_finite() does.
 std::size_t store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
-                std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
+                       std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
 std::size_t store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
-                  std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
+                         std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
 
 // Tokens [first, first + count) to rows of the same type.
 void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t first,
