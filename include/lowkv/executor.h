@@ -1,7 +1,6 @@
 #pragma once
 // The host's threads do the work: lowkv asks an Executor for a parallel loop and never starts a
-// thread that the host did not ask for. A task needs up to 400 KB of its thread's stack: threads of
-// 512 KB are enough, those of musl's 128 KB are not.
+// thread that the host did not ask for.
 
 #include <cstddef>
 #include <memory>
@@ -18,7 +17,7 @@ class Executor {
     Executor& operator=(const Executor&) = delete;
     virtual ~Executor() = default;
 
-    // How many threads may call a task at once; a task's `thread` is below it.
+    // How many threads, with 512 KB of stack or more, call a task at once; `thread` is below it.
     virtual unsigned threads() const noexcept = 0;
 
     // Calls task(context, i, thread) once for each i in [0, items), and returns when all are done.
