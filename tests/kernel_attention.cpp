@@ -249,3 +249,26 @@ TEST_CASE("wrong arguments are refused by name") {
     }));
     CHECK(says("finite", [](AttentionIO&, AttentionParams& a) { a.scale = NAN; }));
 }
+
+TEST_CASE("keys before RoPE across a wrap of positions") {
+    if (forced_is_missing()) return;
+    unsigned seed = 0;
+    for (const char* codec : row_codecs) {
+        for (const std::int32_t first : {-5, -31, 2097152 - 5, 2097152 - 31, 2097152 - 32}) {
+            const Shape shape{1, 64};
+            const Scheme scheme = parse_scheme(std::string(codec) + ",window=0,sinks=0");
+            std::mt19937 random(++seed);
+            const LayerCalibration calibration = random_calibration(scheme.base, shape, random);
+            Rope rope;
+            rope.pairs = seed % 2 == 0 ? Rope::Pairs::halves : Rope::Pairs::neighbours;
+            rope.magnitude = 1.0f;
+            for (unsigned i = 0; i < 32; ++i)
+                rope.frequencies.push_back(static_cast<float>(std::pow(10000.0, -2.0 * i / 64.0)));
+            std::vector<std::int32_t> positions(256);
+            for (std::int32_t t = 0; t < 256; ++t)
+                positions[static_cast<std::size_t>(t)] = first + t;
+            check_case(Problem(scheme, shape, 2, 1, 256, seed, {&calibration, &rope}, positions),
+                       codec, {}, serial_executor());
+        }
+    }
+}

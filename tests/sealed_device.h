@@ -25,6 +25,8 @@ class SealedDevice : public Device {
   public:
     std::string_view name() const noexcept override { return "sealed"; }
 
+    std::uint64_t saturated() const noexcept override { return cpu_.saturated(); }
+
     std::byte* allocate(std::size_t bytes) override {
         const std::scoped_lock lock(mutex_);
         void* memory = mmap(nullptr, bytes, open_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE,

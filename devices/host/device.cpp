@@ -102,8 +102,9 @@ class KernelDevice final : public Device {
         }
         each_turn(plan, block, count,
                   [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
-                      cpu::store_values(plan.kernels(), state_->staging.data(), row_shape(plan), 0,
-                                        tokens, cache::rows_from(rows, from));
+                      count_saturated(cpu::store_values(plan.kernels(), state_->staging.data(),
+                                                        row_shape(plan), 0, tokens,
+                                                        cache::rows_from(rows, from)));
                       const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
                       state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
                                           elements * cache::bytes_of(plan.rows()));

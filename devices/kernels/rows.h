@@ -28,6 +28,22 @@ FN void store_row(GLOBAL uint8_t* rows, uint32_t type, uint32_t i, float value) 
         ((GLOBAL uint16_t*)rows)[i] =
             type == LOWKV_ROWS_F16 ? lowkv_f32_to_f16(value) : f32_to_bf16(value);
 }
+// Stored numbers are finite: a NaN becomes 0, an infinity the largest number that an f16 holds.
+FN void make_finite(GLOBAL uint8_t* rows, uint32_t type, uint32_t i) {
+    if (type == LOWKV_ROWS_F32) {
+        GLOBAL uint32_t* to = (GLOBAL uint32_t*)rows + i;
+        const uint32_t magnitude = *to & 0x7fffffffu;
+        if (magnitude < 0x7f800000u) return;
+        *to = (*to & 0x80000000u) | (magnitude > 0x7f800000u ? 0u : 0x477fe000u);
+        return;
+    }
+    GLOBAL uint16_t* to = (GLOBAL uint16_t*)rows + i;
+    const uint32_t infinity = type == LOWKV_ROWS_F16 ? 0x7c00u : 0x7f80u;
+    const uint32_t largest = type == LOWKV_ROWS_F16 ? 0x7bffu : 0x477fu;
+    const uint32_t magnitude = *to & 0x7fffu;
+    if (magnitude < infinity) return;
+    *to = (uint16_t)((*to & 0x8000u) | (magnitude > infinity ? 0u : largest));
+}
 FN uint32_t bytes_of_row(uint32_t type) { return type == LOWKV_ROWS_F32 ? 4 : 2; }
 // Rounded to f16, which is what is encoded.
 FN uint16_t load_half(GLOBAL const uint8_t* rows, uint32_t type, uint32_t i) {
@@ -74,6 +90,7 @@ KERNEL(write_rows, 64)
         copy_element(to, at, from, channel % part->head_dim, type);
     else
         store_row(to, part->rows, at, load_row(from, type, channel % part->head_dim));
+    make_finite(to, part->rows, at);
 }
 
 // To the host's rows, [token][channel] one after the other.

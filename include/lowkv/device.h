@@ -13,6 +13,7 @@
 // is given; a device may go on with it after a call has returned, as long as what a call leaves in
 // the host's memory is there after finish(). What the host gave must stay until then.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -76,7 +77,8 @@ class Device {
 
     // ---- exact blocks, laid out as Plan says ----
 
-    // Tokens [first, first + count); rows of the plan's type or another.
+    // Tokens [first, first + count); rows of the plan's type or another. What is stored is finite:
+    // a NaN becomes 0 and an infinity +-65504, so that it reaches no sequence but its own.
     virtual void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                             std::uint32_t count, const Rows& rows) noexcept = 0;
     // Rows of the plan's type.
@@ -113,9 +115,22 @@ class Device {
                                 std::span<float> mass, AttentionWorkspace& workspace,
                                 Executor& executor) const = 0;
 
+    // Numbers of the host's rows that were NaN or infinite, or that ended at an f16's +-65504,
+    // since the device was made.
+    virtual std::uint64_t saturated() const noexcept { return saturated_; }
+
     // What calls leave in the host's memory is there. Throws Error(device_failed) where the device
     // has failed, be it in a call that could not say so.
     virtual void finish() const {}
+
+  protected:
+    void count_saturated(std::size_t numbers) noexcept {
+        if (numbers > 0) [[unlikely]]
+            saturated_ += numbers;
+    }
+
+  private:
+    std::atomic<std::uint64_t> saturated_{0};
 };
 
 // A device's memory, given back by itself.

@@ -17,7 +17,7 @@ class Executor {
     Executor& operator=(const Executor&) = delete;
     virtual ~Executor() = default;
 
-    // How many threads may call a task at once; a task's `thread` is below it.
+    // How many threads, with 512 KB of stack or more, call a task at once; `thread` is below it.
     virtual unsigned threads() const noexcept = 0;
 
     // Calls task(context, i, thread) once for each i in [0, items), and returns when all are done.

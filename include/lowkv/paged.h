@@ -75,9 +75,10 @@ struct PagedStats {
     std::size_t exact_pages = 0, most_exact_pages = 0;  // with exact rows beside them
     std::size_t exact_bytes = 0, sink_bytes = 0;        // beside the host's memory, now
     std::uint64_t packed = 0;                           // pages, since the layer was made
-    std::uint64_t reopened = 0;  // decoded again, because they were written again
-    std::uint64_t evicted = 0;   // packed before they were full, because `spare` was reached
-    std::uint64_t replaced = 0;  // overwritten by someone else
+    std::uint64_t reopened = 0;   // decoded again, because they were written again
+    std::uint64_t evicted = 0;    // packed before they were full, because `spare` was reached
+    std::uint64_t replaced = 0;   // overwritten by someone else
+    std::uint64_t saturated = 0;  // packed with numbers above 65504, which are 65504 there
 };
 
 class PagedLayer {
@@ -113,8 +114,7 @@ class PagedLayer {
     void write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots);
 
     // Throws Error(invalid_argument), besides for what attention.h says, for cells that were never
-    // written, for whole pages that were packed with something else, and, after everything was
-    // attended to, for rows that an f16 can't hold.
+    // written, and for whole pages that were packed with something else.
     void attend(std::span<const PagedSequence> sequences, const PagedQueries& queries,
                 AttentionWorkspace& workspace, Executor& executor = serial_executor());
 
@@ -190,6 +190,7 @@ class PagedLayer {
     void settle(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
     std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step);
     const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const noexcept;
+    void count_saturated(std::span<const BlockCopy> copies, Executor& executor);
     void pack(std::span<const Due> due, Executor& executor);
     static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);
     std::byte* seal(std::uint32_t number) const noexcept;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "lowkv/device.h"
 #include "registry.h"
 #include "report.h"
 
@@ -117,7 +118,23 @@ std::string text_of(const std::vector<Cache>& caches) {
             " Layers whose cache is in other memory, as plain f16: what -ngl or -nkvo keep there.\n"
             "# TYPE " +
             elsewhere + " gauge\n" + elsewhere + " " + std::to_string(layers_elsewhere()) + "\n";
+    const std::string saturated = "lowkv_saturated_numbers_total";
+    text += "# HELP " + saturated +
+            " Numbers of keys and values that were NaN, infinite, or at an f16's end.\n# TYPE " +
+            saturated + " counter\n" + saturated + " " +
+            std::to_string(lowkv::cpu_device()->saturated()) + "\n";
     return text;
+}
+
+// One request's overflow: it harms that request alone, which is worth one line.
+void report_saturated() {
+    if (lowkv::cpu_device()->saturated() == 0) return;
+    static std::once_flag said;
+    std::call_once(said, [] {
+        report(GGML_LOG_LEVEL_WARN,
+               "a model's keys or values are NaN (stored as 0), infinite or above 65504 (stored "
+               "as 65504); other requests are not affected");
+    });
 }
 
 // Readers see the old file or the new one, never half of one.
@@ -160,7 +177,10 @@ void write_stats(const CacheBuffer& buffer, bool last) {
 
 }  // namespace
 
-void write_stats_if_due(const CacheBuffer& buffer) { write_stats(buffer, false); }
+void write_stats_if_due(const CacheBuffer& buffer) {
+    report_saturated();
+    write_stats(buffer, false);
+}
 void write_last_stats(const CacheBuffer& buffer) { write_stats(buffer, true); }
 
 }  // namespace lowkv::ggml

@@ -261,7 +261,11 @@ void bind_batch(nb::module_& m) {
         .def_prop_ro("encoded_blocks", [](const Store& s) { return s.stats().encoded_blocks; })
         .def_prop_ro(
             "reopened_blocks", [](const Store& s) { return s.stats().reopened_blocks; },
-            "Decoded again because a crop cut them in two.");
+            "Decoded again because a crop cut them in two.")
+        .def_prop_ro(
+            "saturated", [](const Store& s) { return s.device().saturated(); },
+            "Numbers written that were NaN (0 now), infinite, or at an f16's end, +-65504; of all "
+            "stores on this device.");
 
     nb::class_<Batch>(m, "Batch", "The rows of one layer, for every sequence of a batch.")
         .def(

@@ -58,24 +58,32 @@ std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence>
     return due;
 }
 
+// Numbers above 65504 are packed as that: other requests share the step and must not fail with it.
+void PagedLayer::count_saturated(std::span<const BlockCopy> copies, Executor& executor) {
+    const Device& device = store_->device();
+    std::vector<const std::byte*> exact;
+    for (const BlockCopy& copy : copies) exact.push_back(copy.from);
+    const std::span<const std::byte* const> all = exact;
+    if (device.packable(*plan_, all, executor)) return;
+    for (std::size_t first = 0; first < all.size(); first += page_blocks_) {
+        if (!device.packable(*plan_, all.subspan(first, page_blocks_), executor))
+            ++stats_.saturated;
+    }
+}
+
 void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     if (due.empty()) return;
     Device& device = store_->device();
-    std::vector<const std::byte*> exact;
     const QueryEnergy::Means queries = plan_->wants_queries() ? queries_.means() : nullptr;
     std::vector<BlockCopy> copies;
     for (const Due& its : due) {
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
-            exact.push_back(beside_[its.page]->exact + b * plan_->exact_bytes());
-            copies.push_back({exact.back(), page(its.page) + b * plan_->packed_bytes(), its.like,
+            copies.push_back({beside_[its.page]->exact + b * plan_->exact_bytes(),
+                              page(its.page) + b * plan_->packed_bytes(), its.like,
                               queries ? queries->data() : nullptr});
         }
     }
-    if (!device.packable(*plan_, exact, executor)) {
-        throw Error(ErrorCode::invalid_argument,
-                    "keys or values are infinite, NaN, or above 65504, which a packed page can't "
-                    "hold; use the scheme exact");
-    }
+    count_saturated(copies, executor);
     device.encode(*plan_, copies, executor);
     device.finish();
     queries_.keep(queries);

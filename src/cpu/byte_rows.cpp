@@ -79,19 +79,22 @@ void load_row(const ByteRows<const std::byte>& its, std::size_t head, std::size_
 
 }  // namespace
 
-void store_bytes(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
-                 std::uint32_t count, const Rows& rows) noexcept {
+std::size_t store_bytes(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
+                        std::uint32_t count, const Rows& rows) noexcept {
     const ByteRows<std::byte> its(plan, part, block);
     const std::size_t bytes = cache::bytes_of(rows.type);
+    std::size_t changed = 0;
     for (std::size_t t = 0; t < count; ++t) {
         const auto* from = static_cast<const std::byte*>(cache::rows_from(rows, t).data);
         for (std::size_t head = 0; head < its.heads(); ++head) {
             float row[kernels::max_head_dim];
             cache::convert(plan.kernels(), rows.type, from + head * rows.head_stride * bytes,
                            RowType::f32, reinterpret_cast<std::byte*>(row), its.head_dim);
+            changed += make_finite(RowType::f32, row, its.head_dim);
             store_row(plan.kernels(), its, head, first + t, row);
         }
     }
+    return changed;
 }
 
 void load_bytes(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,

@@ -9,9 +9,9 @@
 
 namespace lowkv::cpu {
 
-// `count` rows to tokens [first, first + count).
-void store_bytes(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
-                 std::uint32_t count, const Rows& rows) noexcept;
+// `count` rows to tokens [first, first + count), as store_keys() and store_values() do.
+std::size_t store_bytes(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
+                        std::uint32_t count, const Rows& rows) noexcept;
 // Tokens [first, first + count) to rows of plan.rows().
 void load_bytes(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
                 std::uint32_t count, const RowsOut& rows) noexcept;

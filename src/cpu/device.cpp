@@ -73,10 +73,11 @@ class CpuDevice final : public Device {
 
     void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                     std::uint32_t count, const Rows& rows) noexcept override {
-        if (plan.byte_rows()) return cpu::store_bytes(plan, part, block, first, count, rows);
+        if (plan.byte_rows())
+            return count_saturated(cpu::store_bytes(plan, part, block, first, count, rows));
         const auto store = part == Part::keys ? cpu::store_keys : cpu::store_values;
-        store(plan.kernels(), cpu::exact_part(plan, part, block), cpu::exact_shape(plan), first,
-              count, rows);
+        count_saturated(store(plan.kernels(), cpu::exact_part(plan, part, block),
+                              cpu::exact_shape(plan), first, count, rows));
     }
     void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
                    std::uint32_t count, const RowsOut& rows) const noexcept override {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "cache/host_rows.h"
 #include "kernels/table.h"
@@ -39,11 +40,12 @@ void each_tile(const ExactShape& shape, std::size_t head_stride, F f) noexcept {
 
 // T: an element's bits.
 template <class T>
-void store_keys_as(const kernels::Table& table, T* keys, const ExactShape& shape,
-                   std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+std::size_t store_keys_as(const kernels::Table& table, T* keys, const ExactShape& shape,
+                          std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
     const auto* data = static_cast<const std::byte*>(rows.data);
     const std::size_t bytes = bytes_of(rows.type);
     T tile[tile_tokens][tile_channels];
+    std::size_t changed = 0;
     for (std::uint32_t t = 0; t < count; t += tile_tokens) {
         const std::uint32_t tokens = std::min(tile_tokens, count - t);
         each_tile(shape, rows.head_stride,
@@ -52,6 +54,7 @@ void store_keys_as(const kernels::Table& table, T* keys, const ExactShape& shape
                           convert(table, rows.type,
                                   data + ((t + i) * rows.token_stride + offset) * bytes, shape.type,
                                   reinterpret_cast<std::byte*>(tile[i]), channels);
+                          changed += make_finite(shape.type, tile[i], channels);
                       }
                       for (std::uint32_t j = 0; j < channels; ++j) {
                           T* to = keys + std::size_t{c + j} * shape.block_tokens + first + t;
@@ -59,6 +62,7 @@ void store_keys_as(const kernels::Table& table, T* keys, const ExactShape& shape
                       }
                   });
     }
+    return changed;
 }
 
 template <class T>
@@ -80,7 +84,40 @@ void load_keys_as(const T* keys, const ExactShape& shape, std::uint32_t first, s
     }
 }
 
+// T: as wide as the bits, signed, which is what every instruction set compares.
+template <class T>
+std::size_t make_finite_as(T* x, std::size_t count, T largest, T infinity, T counted) noexcept {
+    constexpr T magnitude = std::numeric_limits<T>::max();
+    T top = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const T its = static_cast<T>(x[i] & magnitude);
+        top = its > top ? its : top;
+    }
+    if (top < counted) [[likely]]
+        return 0;
+    std::size_t changed = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const T its = static_cast<T>(x[i] & magnitude);
+        if (its < counted) continue;
+        ++changed;
+        if (its < infinity) continue;
+        const T sign = static_cast<T>(x[i] & ~magnitude);
+        x[i] = static_cast<T>(sign | (its > infinity ? T{0} : largest));
+    }
+    return changed;
+}
+
 }  // namespace
+
+std::size_t make_finite(RowType type, void* bits, std::size_t count) noexcept {
+    auto* halves = static_cast<std::int16_t*>(bits);
+    if (type == RowType::f16)
+        return make_finite_as<std::int16_t>(halves, count, 0x7bff, 0x7c00, 0x7bff);
+    if (type == RowType::bf16)
+        return make_finite_as<std::int16_t>(halves, count, 0x477f, 0x7f80, 0x7f80);
+    return make_finite_as<std::int32_t>(static_cast<std::int32_t*>(bits), count, 0x477fe000,
+                                        0x7f800000, 0x7f800000);
+}
 
 bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept {
     // Magnitudes are in the order of their bits; from these on they round to infinity.
@@ -97,17 +134,18 @@ bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexce
     return bad == 0;
 }
 
-void store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
-                std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+std::size_t store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
+                       std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
     if (shape.type == RowType::f32)
-        store_keys_as(table, reinterpret_cast<std::uint32_t*>(keys), shape, first, count, rows);
-    else
-        store_keys_as(table, reinterpret_cast<std::uint16_t*>(keys), shape, first, count, rows);
+        return store_keys_as(table, reinterpret_cast<std::uint32_t*>(keys), shape, first, count,
+                             rows);
+    return store_keys_as(table, reinterpret_cast<std::uint16_t*>(keys), shape, first, count, rows);
 }
 
-void store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
-                  std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
+std::size_t store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
+                         std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
     const Pieces its = pieces(shape, rows.head_stride);
+    std::size_t changed = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
         std::byte* to = values + std::size_t{first + i} * shape.channels() * shape.bytes();
         const auto* from = static_cast<const std::byte*>(rows_from(rows, i).data);
@@ -116,7 +154,9 @@ void store_values(const kernels::Table& table, std::byte* values, const ExactSha
                     shape.type, to + std::size_t{head} * its.channels * shape.bytes(),
                     its.channels);
         }
+        changed += make_finite(shape.type, to, shape.channels());
     }
+    return changed;
 }
 
 void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t first,

@@ -24,11 +24,18 @@ struct ExactShape {
 // Whether every element is one that an f16 can hold, but for rounding.
 bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept;
 
-// `count` rows to tokens [first, first + count), converted where they are of another type.
-void store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
-                std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
-void store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
-                  std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
+// Stored numbers are finite, so that a masked cell, whose weight is 0, adds nothing to another
+// sequence's sums: a NaN becomes 0, an infinity the largest number that an f16 holds. `bits` are
+// f32's, f16's or bf16's. Returns how many numbers were changed; of f16, those at +-65504 count as
+// well, where rounding from f32 ends.
+std::size_t make_finite(RowType type, void* bits, std::size_t count) noexcept;
+
+// `count` rows to tokens [first, first + count), made finite, and converted where they are of
+// another type. Returns what make_finite() does.
+std::size_t store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
+                       std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
+std::size_t store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
+                         std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
 
 // Tokens [first, first + count) to rows of the same type.
 void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t first,

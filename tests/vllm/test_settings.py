@@ -115,7 +115,8 @@ def config(**changed):
     space.get_num_kv_heads, space.get_head_size = (lambda parallel: 2), (lambda: facts["head_size"])
     space.get_total_num_hidden_layers = lambda: 3
     return SimpleNamespace(cache_config=space, parallel_config=space, model_config=space,
-                           kv_transfer_config=space.kv_transfer_config, speculative_config=space.speculative_config)
+                           kv_transfer_config=space.kv_transfer_config, speculative_config=space.speculative_config,
+                           use_v2_model_runner=facts.get("use_v2_model_runner", False))
 
 
 @pytest.mark.parametrize("changed,words", [
@@ -128,6 +129,10 @@ def config(**changed):
     ({"kv_transfer_config": connector("ExampleConnector", "mine")}, "the KV connector ExampleConnector .* not served"),
     ({"speculative_config": SimpleNamespace(method="eagle")}, "speculative decoding by eagle is not served; by ngram"),
     ({"speculative_config": SimpleNamespace(method="ngram")}, None),
+    ({"kv_offloading_size": 1.0}, "--kv-offloading-size 1.0: pages in other memory are not served"),
+    ({"kv_offloading_size": None}, None),
+    ({"kv_transfer_config": connector("OffloadingConnector")}, "the KV connector OffloadingConnector"),
+    ({"use_v2_model_runner": True}, "model runner V2 is not served; set VLLM_USE_V2_MODEL_RUNNER=0"),
     ({"decode_context_parallel_size": 2}, "context parallelism"),
     ({"use_mla": True}, "LlamaForCausalLM has multi-head latent attention"),
     ({"is_encoder_decoder": True}, "an encoder and cross-attention"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -20,6 +21,15 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from lowkv._core import Error, PagedLayer, PagedStep
 from lowkv.vllm import settings
+
+logger = init_logger("vllm.lowkv")
+
+
+@functools.cache
+def _say_saturated() -> None:
+    """Once in a process: the requests that it happened to go on, with these numbers."""
+    logger.warning("lowkv: keys or values of a request are NaN (stored as 0), infinite or above 65504 (stored as 65504); "
+                   "other requests are not affected")
 
 
 @dataclass
@@ -140,8 +150,10 @@ class Impl(AttentionImpl[Metadata]):
         if output_scale is not None or output_block_scale is not None:
             raise Error("lowkv in vLLM: attention with a quantized output is not served")
         tokens = attn_metadata.tokens
-        attended = torch.empty(tokens, self.num_heads, self.head_size)
+        attended = torch.empty(tokens, self.num_heads, self.head_size, dtype=torch.float32)
         self._rows(layer, kv_cache, key.dtype).attend(attn_metadata.step, query[:tokens].float(), attended, self.scale,
                                                       self.softcap, torch.get_num_threads())
+        if settings.store().saturated or self.rows.stats.saturated:
+            _say_saturated()
         output[:tokens].copy_(attended.view_as(output[:tokens]))
         return output

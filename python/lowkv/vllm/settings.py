@@ -147,6 +147,10 @@ def require_config(scheme: Scheme, config) -> None:
         wrong = f"--kv-cache-dtype {cache.cache_dtype}: lowkv's scheme says what the cache holds; leave it out"
     elif cache.block_size % PAGE_TOKENS:
         wrong = f"--block-size {cache.block_size}; a multiple of {PAGE_TOKENS} is needed"
+    elif getattr(cache, "kv_offloading_size", None):
+        wrong = f"--kv-offloading-size {cache.kv_offloading_size}: pages in other memory are not served; leave it out"
+    elif getattr(config, "use_v2_model_runner", False):
+        wrong = "vLLM's model runner V2 is not served; set VLLM_USE_V2_MODEL_RUNNER=0"
     elif transfer is not None and (transfer.kv_connector not in CONNECTORS or transfer.kv_connector_module_path):
         wrong = (f"the KV connector {transfer.kv_connector} (--kv-transfer-config) is not served; "
                  f"{', '.join(CONNECTORS)} is")

@@ -24,6 +24,8 @@ class Worker(CPUWorker):
 
     def __init__(self, vllm_config, *args, **kwargs) -> None:
         settings.use(vllm_config)
+        # Again: vLLM makes a connector of --kv-offloading-size after the platform has looked.
+        settings.require_config(settings.used(), vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, *args, **kwargs) -> None:
@@ -52,7 +54,8 @@ class Worker(CPUWorker):
         return specs
 
     def determine_available_memory(self) -> int:
-        """Less what windows need at most, unless the cache's size was named: that is then vLLM's pages alone."""
+        """Less what windows need at most, and the sinks of as many pages as then fit, each of which may begin a request.
+        Unless the cache's size was named: that is then vLLM's pages alone."""
         available = super().determine_available_memory()
         if self.cache_config.kv_cache_memory_bytes is not None:
             return available
@@ -61,7 +64,8 @@ class Worker(CPUWorker):
             raise Error(f"lowkv in vLLM: exact rows of {self.scheduler_config.max_num_seqs} requests may take "
                         f"{beside // _MIB} MiB, and {available // _MIB} MiB are left for the cache; lower "
                         "--max-num-seqs, or window= in the scheme")
-        return available - beside
+        page, sinks = self._page_bytes(), self._sink_bytes()
+        return (available - beside) * page // (page + sinks)
 
     def initialize_from_config(self, kv_cache_config) -> None:
         super().initialize_from_config(kv_cache_config)
@@ -76,9 +80,9 @@ class Worker(CPUWorker):
                 continue
             stats = impl.rows.stats
             for name in ("exact_pages", "exact_bytes", "most_exact_pages", "sink_bytes", "packed", "reopened",
-                         "evicted", "replaced"):
+                         "evicted", "replaced", "saturated"):
                 total[name] = total.get(name, 0) + getattr(stats, name)
-        return total
+        return total | {"saturated_numbers": settings.store().saturated}
 
     def _impls(self) -> dict[str, Impl]:
         layers = self.vllm_config.compilation_config.static_forward_context
@@ -99,6 +103,22 @@ class Worker(CPUWorker):
         rows = sum(size for layer, size in self._stock_bytes().items() if not scheme.exact(layer))
         return self.scheduler_config.max_num_seqs * pages * tokens * rows
 
+    def _page_bytes(self) -> int:
+        """Of one page in all layers, in vLLM's memory."""
+        return self.cache_config.block_size * sum(
+            impl.num_kv_heads * settings.cell_bytes(settings.used(), extract_layer_index(name), impl.num_kv_heads,
+                                                    impl.head_size, self.model_config.dtype)
+            for name, impl in self._impls().items())
+
+    def _sink_bytes(self) -> int:
+        """Beside a page that begins a request, in all layers, for as long as the page is there."""
+        if settings.whole():
+            return 0  # they are in the page
+        scheme, stock = settings.used(), self._stock_bytes()
+        layers = ((extract_layer_index(name), impl) for name, impl in self._impls().items())
+        return sum(scheme.retention(layer, False).sinks * stock[layer] for layer, impl in layers
+                   if impl.sliding_window is None and not scheme.exact(layer))
+
     def _say_what_fits(self, kv_cache_config) -> None:
         dtype, stock = self.model_config.dtype, sum(self._stock_bytes().values())
         packed = sum(impl.num_kv_heads * settings.cell_bytes(settings.used(), extract_layer_index(name),
@@ -107,6 +127,7 @@ class Worker(CPUWorker):
         groups = kv_cache_config.kv_cache_groups
         tokens = kv_cache_config.num_blocks // len(groups) * min(group.kv_cache_spec.block_size for group in groups)
         logger.info("lowkv: scheme %s, %d tokens fit: %.2f times as many as in %s; exact rows beside them take %.1f "
-                    "MiB a request, at most %d MiB", settings.used(), tokens, stock / packed,
+                    "MiB a request, at most %d MiB, and sinks at most %d MiB", settings.used(), tokens, stock / packed,
                     {2: "16 bits", 4: "32 bits"}[dtype.itemsize],
-                    self._most_beside() / self.scheduler_config.max_num_seqs / _MIB, self._most_beside() // _MIB)
+                    self._most_beside() / self.scheduler_config.max_num_seqs / _MIB, self._most_beside() // _MIB,
+                    kv_cache_config.num_blocks // len(groups) * self._sink_bytes() // _MIB)

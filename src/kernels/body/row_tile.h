@@ -60,7 +60,12 @@ LOWKV_INLINE void load_turns(const codec::RopeTable& rope, std::int32_t position
     }
 }
 
+// Whether a tile's turns are offsets from its first token's. Not across a wrap of the table's
+// positions, from which on single tokens are turned by 2^21 positions less.
 LOWKV_INLINE bool are_consecutive(const std::int32_t* positions) {
+    constexpr std::uint32_t wrap =
+        codec::RopeTable::digit * codec::RopeTable::digit * codec::RopeTable::digit;
+    if (static_cast<std::uint32_t>(positions[0]) % wrap > wrap - tile_tokens) return false;
     for (unsigned t = 1; t < tile_tokens; ++t) {
         if (positions[t] - positions[t - 1] != 1) return false;
     }
