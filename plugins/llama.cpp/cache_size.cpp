@@ -123,9 +123,15 @@ std::size_t SizeAnswers::bytes(const ggml_tensor& tensor, const Setting& setting
     return answer;
 }
 
-std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting) {
+void SizeAnswers::forget(const ggml_tensor& tensor) noexcept {
+    const auto its = [&](const auto& entry) { return std::get<0>(entry.first) == &tensor; };
+    std::erase_if(given_, its);
+    std::erase_if(older_, its);
+}
+
+SizeAnswers& size_answers() {
     static thread_local SizeAnswers answers;
-    return answers.bytes(tensor, setting);
+    return answers;
 }
 
 }  // namespace lowkv::ggml

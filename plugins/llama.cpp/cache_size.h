@@ -23,6 +23,8 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting);
 class SizeAnswers {
   public:
     std::size_t bytes(const ggml_tensor& tensor, const Setting& setting);
+    // The tensor is made: nobody asks again, and another one may lie there later.
+    void forget(const ggml_tensor& tensor) noexcept;
 
   private:
     // A tensor with the same address, name, form and scheme is the same tensor.
@@ -43,7 +45,7 @@ class SizeAnswers {
     std::size_t first_answer(const ggml_tensor& tensor, const Setting& setting);
 };
 
-// The answer of this thread's SizeAnswers: a context is made by one thread.
-std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting);
+// This thread's: a context is made by one thread.
+SizeAnswers& size_answers();
 
 }  // namespace lowkv::ggml

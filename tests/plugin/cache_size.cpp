@@ -79,6 +79,8 @@ TEST_CASE("a tensor's size is the same whenever and however often it is asked fo
             const auto [first, is_new] = said.try_emplace({tensor, scheme}, bytes);
             REQUIRE(first->second == bytes);
         }
+        for (const Model& model : models)
+            for (const ggml_tensor* tensor : model.tensors) answers.forget(*tensor);
     }
 }
 
@@ -98,6 +100,7 @@ TEST_CASE("in llama.cpp's order the sum is what the layers take, repeats or not"
             if (random() % 2 == 0) answers.bytes(*model.tensors[random() % (i + 1)], setting);
         }
         REQUIRE(sum == right);
+        for (const ggml_tensor* tensor : model.tensors) answers.forget(*tensor);
     }
 }
 
