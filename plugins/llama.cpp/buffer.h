@@ -155,8 +155,8 @@ CacheStats live_stats();
 void for_each_live(const std::function<void(const CacheBuffer&)>& f);
 int last_live_layer();  // of all caches
 int last_layer_of(std::uint64_t model);
-bool any_refused();     // then no context can be made
-bool none_packs();      // of all caches
+bool any_refused();  // then no context can be made
+bool none_packs();   // of all caches
 bool any_cache_made();
 
 }  // namespace lowkv::ggml

@@ -69,11 +69,11 @@ struct Step {
             }
             rows.push_back(input(GGML_TYPE_F32, head_dim, tokens, heads));
             const auto view = [&](ggml_tensor* t) {
-                return ggml_permute(c,
-                                    ggml_view_4d(c, t, head_dim, kv_heads, cells, 1,
-                                                 head_dim * sizeof(ggml_fp16_t), row_bytes,
-                                                 row_bytes * cells, 0),
-                                    0, 2, 1, 3);
+                return ggml_permute(
+                    c,
+                    ggml_view_4d(c, t, head_dim, kv_heads, cells, 1, head_dim * sizeof(ggml_fp16_t),
+                                 row_bytes, row_bytes * cells, 0),
+                    0, 2, 1, 3);
             };
             outputs.push_back(ggml_flash_attn_ext(c, rows.back(), view(keys[l]), view(values[l]),
                                                   mask_of(forms[l]), 0.125f, 0, 0));
@@ -116,8 +116,7 @@ Result run(const Case& test, const char* scheme) {
     std::vector<ggml_tensor*> keys, values;
     for (std::size_t l = 0; l < layers_of_graph; ++l)
         for (const char part : {'k', 'v'}) {
-            ggml_tensor* t =
-                ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, channels, cells, 1);
+            ggml_tensor* t = ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, channels, cells, 1);
             ggml_format_name(t, "cache_%c_l%d", part, static_cast<int>(l));
             (part == 'k' ? keys : values).push_back(t);
         }

@@ -31,8 +31,10 @@ def hunyuan_moe(path):
 def deepseek2(path, latent, layers=2, heads=4, plain=128, value=128, query_rank=64):
     """With `latent`, the cache holds one key of 512 + 64 channels per token, and the values are its
     first 512 (MLA); without, as old files have it, keys of 192 channels and values of 128."""
-    block = NORMS | {"attn_q_a": "aw", "attn_q_a_norm": "a", "attn_q_b": "Qa", "attn_kv_a_mqa": "mw",
-                     "attn_kv_a_norm": "l", "attn_output": "wV"}
+    block = NORMS | {"attn_kv_a_mqa": "mw", "attn_kv_a_norm": "l", "attn_output": "wV"}
+    # llama.cpp knows DeepSeek V2 Lite, whose queries are not compressed, by its 27 layers.
+    block |= {"attn_q": "Qw"} if layers == 27 else {
+        "attn_q_a": "aw", "attn_q_a_norm": "a", "attn_q_b": "Qa"}
     block |= {"attn_k_b": "hlp", "attn_v_b": "hyl"} if latent else {"attn_kv_b": "bl"}
     rope, rank = 64, 512
     keys = RMS | EXPERT_KEYS | {
