@@ -3,6 +3,26 @@
 #include <cstring>
 
 namespace lowkv::ggml {
+namespace {
+
+// Whose values the mask has, in this form or another.
+const ggml_tensor* mask_source(const ggml_tensor* mask) {
+    while (mask != nullptr) {
+        switch (mask->op) {
+            case GGML_OP_RESHAPE:
+            case GGML_OP_VIEW:
+            case GGML_OP_PERMUTE:
+            case GGML_OP_TRANSPOSE:
+            case GGML_OP_CONT:
+            case GGML_OP_CPY:
+            case GGML_OP_DUP: mask = mask->src[0]; break;
+            default: return mask;
+        }
+    }
+    return nullptr;
+}
+
+}  // namespace
 
 AttentionOp::AttentionOp(const ggml_tensor& node)
     : q(node.src[0]), k(node.src[1]), v(node.src[2]), mask(node.src[3]), sinks(node.src[4]) {
@@ -23,6 +43,20 @@ std::string AttentionOp::unsupported_heads() const {
                std::to_string(v->ne[0]);
     if (k->ne[2] != v->ne[2]) return "its keys and values differ in heads";
     return {};
+}
+
+std::string AttentionOp::unsupported_mask() const {
+    const ggml_tensor* source = mask_source(mask);
+    if (source == nullptr || source->op == GGML_OP_NONE) return {};
+    return std::string("its attention mask is computed in the graph by ") + ggml_op_desc(source) +
+           " (sparse attention)";
+}
+
+// A tensor without the flag may be the scheduler's copy of a computed mask.
+bool AttentionOp::mask_is_input() const {
+    const ggml_tensor* source = mask_source(mask);
+    return source == nullptr ||
+           (source->op == GGML_OP_NONE && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
 }
 
 bool AttentionOp::served_layout() const {
@@ -47,7 +81,10 @@ bool AttentionOp::served_layout() const {
 }
 
 MaskRows AttentionOp::mask_rows(std::int64_t stream) const {
-    MaskRows rows{.data = nullptr, .stride = 0, .visible = static_cast<std::uint32_t>(k->ne[1])};
+    MaskRows rows{.data = nullptr,
+                  .stride = 0,
+                  .visible = static_cast<std::uint32_t>(k->ne[1]),
+                  .tensor = mask_is_input() ? mask : nullptr};
     if (mask == nullptr) return rows;
     rows.data = reinterpret_cast<const std::uint16_t*>(static_cast<const std::byte*>(mask->data) +
                                                        (stream % mask->ne[3]) * mask->nb[3]);

@@ -136,6 +136,7 @@ void Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
     const auto* data = static_cast<const float*>(rows.data);
     const std::size_t stride = rows.nb[1] / sizeof(float);
     const auto cells = static_cast<std::int64_t>(layer.cells());
+    std::vector<std::int32_t>& known = target.buffer->step_positions();
     for (std::int64_t i = 0; i < rows.ne[1];) {
         // The rows of one stream come together.
         const auto stream = static_cast<std::uint32_t>(row_number(numbers, i) / cells);
@@ -159,26 +160,29 @@ void Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
         if (target.part == Part::keys && layer.stream(stream).written_step == tracker.step()) {
             target.buffer->follow(stream, *executor_);
             tracker.begin_step(cells_, this);
-            // Now, because a later layer may find them overwritten: they are an input.
-            positions_.clear();
-            if (stores_positions(target.buffer->setting().scheme)) read_positions(rows);
+            known.clear();
         }
+        // From the first layer that turns its keys, because a later one may find them overwritten:
+        // they are an input. Some models' first layers or every fourth have no RoPE.
+        if (target.part == Part::keys && known.empty() &&
+            stores_positions(target.buffer->setting().scheme))
+            read_positions(rows, known);
         const std::span<const std::int32_t> positions =
-            positions_.size() == static_cast<std::size_t>(rows.ne[1])
-                ? std::span(positions_).subspan(static_cast<std::size_t>(first), cells_.size())
+            known.size() == static_cast<std::size_t>(rows.ne[1])
+                ? std::span(known).subspan(static_cast<std::size_t>(first), cells_.size())
                 : std::span<const std::int32_t>{};
         layer.write_step(target.part, stream, cells_, from, stride, positions);
     }
 }
 
-void Backend::read_positions(const ggml_tensor& keys) {
+void Backend::read_positions(const ggml_tensor& keys, std::vector<std::int32_t>& known) {
     const ggml_tensor* rope = rope_above(&keys);
     const ggml_tensor* positions = rope != nullptr ? rope->src[1] : nullptr;
     if (positions == nullptr || positions->type != GGML_TYPE_I32 || positions->data == nullptr ||
         positions->ne[0] != keys.ne[1])
         return;
     const auto* first = static_cast<const std::int32_t*>(positions->data);
-    positions_.assign(first, first + keys.ne[1]);
+    known.assign(first, first + keys.ne[1]);
 }
 
 void Backend::attention(const ggml_tensor& node) {
@@ -238,7 +242,9 @@ void Backend::finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32
     for (std::int64_t s = 0; s < op.q->ne[3]; ++s) {
         const std::uint32_t stream = first_stream + static_cast<std::uint32_t>(s);
         CellTracker& tracker = keys.buffer->tracker(stream);
-        if (tracker.pending() > 0 && tracker.pending() == static_cast<std::size_t>(op.q->ne[1])) {
+        const bool ranks = op.unsupported_mask().empty();
+        if (ranks && tracker.pending() > 0 &&
+            tracker.pending() == static_cast<std::size_t>(op.q->ne[1])) {
             const MaskRows mask = op.mask_rows(s);
             tracker.observe(mask.data, mask.stride, mask.visible);
         }

@@ -29,7 +29,6 @@ class Backend {
 
     // Scratch of set_rows() and attention().
     std::vector<std::uint32_t> cells_;
-    std::vector<std::int32_t> positions_;  // of the step's tokens; empty: unknown
     std::vector<float> slopes_;
     std::vector<BlockView> views_;
     std::vector<StepView> step_views_;  // one per stream of an operation
@@ -39,7 +38,7 @@ class Backend {
 
     // The operations on packed layers, in the forms that are served (served.h).
     void set_rows(const ggml_tensor& node, CacheTensor& target);
-    void read_positions(const ggml_tensor& keys);
+    static void read_positions(const ggml_tensor& keys, std::vector<std::int32_t>& known);
     void attention(const ggml_tensor& node);
     ggml_status shift_keys(const ggml_tensor& node, CacheTensor& target);
     ggml_status shift_stream(const ggml_tensor& node, CacheTensor& target, std::uint32_t stream,

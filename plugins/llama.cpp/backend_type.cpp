@@ -104,6 +104,10 @@ void learn_heads(const ggml_tensor& op) {
     const std::string reason = attention.unsupported_heads();
     if (reason.empty() && (values == nullptr || values->layer != keys->layer))
         keys->layer->learn_refusal("its keys and values are not of one layer");
+    // A layer that chooses cells by itself must not rank them for the others, and a model of such
+    // layers alone would never rank any: nothing would be packed.
+    if (const std::string why = attention.unsupported_mask(); !why.empty())
+        keys->layer->learn_refusal(why);
     if (reason.empty())
         keys->layer->learn_shape(static_cast<std::uint32_t>(attention.k->ne[2]),
                                  static_cast<std::uint32_t>(attention.k->ne[0]));
@@ -149,6 +153,9 @@ void forget_layers_elsewhere() {
     elsewhere().clear();
 }
 
+// The model whose graph this thread plans: its first layers come first, and have a cache.
+static thread_local std::uint64_t planned_model = 0;
+
 // llama.cpp's scheduler gives an attention to the device of the operations before it, views aside.
 // A layer that reads an earlier layer's cache (the last ones of Gemma 3n and Gemma 4) stores
 // nothing, so all of those are the CPU's, and llama.cpp would turn flash attention off for the
@@ -160,7 +167,7 @@ bool offload_op(const ggml_tensor* op) {
     if (op->op != GGML_OP_MUL || !name.starts_with(normed)) return false;
     int layer = -1;
     std::from_chars(name.data() + normed.size(), name.data() + name.size(), layer);
-    const int last = last_live_layer();
+    const int last = last_layer_of(planned_model);
     return last >= 0 && layer > last;
 }
 
@@ -177,7 +184,10 @@ bool supports_op(const ggml_tensor* op) {
     if (op->op == GGML_OP_MUL_MAT)
         if (const CacheTensor* t = cache_tensor(op->src[0])) t->layer->learn_no_flash_attention();
     if (op->op == GGML_OP_SET_ROWS) {
-        if (const CacheTensor* t = cache_tensor(op)) t->buffer->plan();
+        if (const CacheTensor* t = cache_tensor(op)) {
+            t->buffer->plan();
+            planned_model = t->buffer->model();
+        }
         learn_rope(*op);
     }
     if (!served(*op)) learn_other_use(*op);

@@ -1,6 +1,7 @@
 #include "buffer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -21,9 +22,18 @@ namespace lowkv::ggml {
 namespace {
 
 std::mutex live_mutex;
-std::vector<const CacheBuffer*>& live() {  // the newest last
-    static std::vector<const CacheBuffer*> buffers;
+// The newest last. Never destroyed: a host's own globals may free caches when the process ends.
+std::vector<const CacheBuffer*>& live() {
+    static auto& buffers = *new std::vector<const CacheBuffer*>;
     return buffers;
+}
+// The model whose caches this thread is making; 0: none yet.
+thread_local std::uint64_t model_in_making = 0;
+
+std::uint64_t model_of_new_buffer() {
+    static std::atomic<std::uint64_t> models{0};
+    if (model_in_making == 0) model_in_making = ++models;
+    return model_in_making;
 }
 bool cache_made = false;
 
@@ -48,7 +58,10 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
 }
 
 CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting)
-    : setting_(std::move(setting)), memory_(bytes), store_(std::make_shared<Store>()) {
+    : setting_(std::move(setting)),
+      model_(model_of_new_buffer()),
+      memory_(bytes),
+      store_(std::make_shared<Store>()) {
     const std::lock_guard lock(live_mutex);
     if (live().empty()) forget_layers_elsewhere();
     live().push_back(this);
@@ -77,6 +90,7 @@ void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
 
 void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     if (tensor.view_src != nullptr) return;
+    size_answers().forget(tensor);
     const auto name = parse_cache_name(tensor.name);
     if (name) {
         const std::lock_guard lock(live_mutex);
@@ -90,14 +104,19 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
         plain_tensors_.emplace_back(address, ggml_nbytes(&tensor));
         return;
     }
-    auto& layer = layers_[{name->tag, name->layer}];
-    if (layer == nullptr)
-        layer = std::make_unique<LayerCache>(setting_, store_, trackers_,
-                                             static_cast<std::uint32_t>(name->layer));
-    layer->add_tensor(name->part, tensor);
-    make_trackers(layer->streams(), layer->cells());
-    tensors_.push_back(std::make_unique<CacheTensor>(CacheTensor{this, layer.get(), name->part}));
-    tensor.extra = tensors_.back().get();
+    {
+        // Other threads that plan a graph look for layers meanwhile.
+        const std::lock_guard lock(live_mutex);
+        auto& layer = layers_[{name->tag, name->layer}];
+        if (layer == nullptr)
+            layer = std::make_unique<LayerCache>(setting_, store_, trackers_,
+                                                 static_cast<std::uint32_t>(name->layer));
+        layer->add_tensor(name->part, tensor);
+        make_trackers(layer->streams(), layer->cells());
+        tensors_.push_back(
+            std::make_unique<CacheTensor>(CacheTensor{this, layer.get(), name->part}));
+        tensor.extra = tensors_.back().get();
+    }
     memory_.forbid(static_cast<std::size_t>(address - base()), packed_bytes(tensor, *setting_));
 }
 
@@ -130,7 +149,9 @@ void CacheBuffer::start() {
 }
 
 void CacheBuffer::plan() {
-    if (!std::exchange(planned_, true)) refuse_other_layers();
+    if (std::exchange(planned_, true)) return;
+    if (model_in_making == model_) model_in_making = 0;  // all of its caches are made
+    refuse_other_layers();
 }
 
 void CacheBuffer::prepare() {
@@ -140,14 +161,20 @@ void CacheBuffer::prepare() {
     copied_ = {};
 }
 
-// A scheme that speaks of layers which no model in this process has was meant for another one.
+// A scheme that speaks of layers which no model in this process has was meant for another one. One
+// that an earlier model has them of was meant for that: this one may be its draft, and goes on.
 void CacheBuffer::refuse_other_layers() {
-    const int highest = last_live_layer();
+    const int highest = last_layer_of(model_);
+    const int of_all = last_live_layer();
     for (const LayerOverride& o : setting_->scheme.overrides) {
         if (static_cast<int>(o.last) <= highest) continue;
         const std::string why =
             "the scheme " + setting_->text + " speaks of layer " + std::to_string(o.last) +
             ", but the model's last layer with a cache is " + std::to_string(highest);
+        if (static_cast<int>(o.last) <= of_all) {
+            report_once(GGML_LOG_LEVEL_WARN, why + ": it was meant for another model");
+            return;
+        }
         {
             const std::lock_guard lock(live_mutex);
             refusal_ = why;
@@ -326,6 +353,14 @@ int CacheBuffer::last_layer() const {
 int last_live_layer() {
     int last = -1;
     for_each_live([&](const CacheBuffer& buffer) { last = std::max(last, buffer.last_layer()); });
+    return last;
+}
+
+int last_layer_of(std::uint64_t model) {
+    int last = -1;
+    for_each_live([&](const CacheBuffer& buffer) {
+        if (buffer.model() == model) last = std::max(last, buffer.last_layer());
+    });
     return last;
 }
 

@@ -55,7 +55,12 @@ class CacheBuffer {
 
     const Setting& setting() const noexcept { return *setting_; }
     CellTracker& tracker(std::uint32_t stream) noexcept { return trackers_[stream]; }
+    // Positions of the tokens of this cache's step; empty: not known. A model may have several
+    // caches, and those of layers without RoPE never learn them.
+    std::vector<std::int32_t>& step_positions() noexcept { return step_positions_; }
     bool holds_cache() const noexcept { return holds_cache_; }
+    // The same for all caches of a context.
+    std::uint64_t model() const noexcept { return model_; }
 
     // A graph is planned on the cache: all caches of its context are made by now. Refuses a scheme
     // that was meant for another model.
@@ -101,6 +106,7 @@ class CacheBuffer {
 
   private:
     std::shared_ptr<const Setting> setting_;
+    std::uint64_t model_;
     Mapping memory_;
     bool holds_cache_ = false;
     std::atomic<bool> may_pack_ = true;  // read while other contexts compute
@@ -109,6 +115,7 @@ class CacheBuffer {
     Layers layers_;  // by tag, number
     std::vector<std::unique_ptr<CacheTensor>> tensors_;
     std::vector<CellTracker> trackers_;  // per stream
+    std::vector<std::int32_t> step_positions_;
     std::vector<std::pair<std::byte*, std::size_t>> plain_tensors_;
 
     // The state that is being restored: the layer whose keys came first, which tells the cells and
@@ -147,8 +154,9 @@ CacheStats live_stats();
 // None is made or freed meanwhile.
 void for_each_live(const std::function<void(const CacheBuffer&)>& f);
 int last_live_layer();  // of all caches
-bool any_refused();     // then no context can be made
-bool none_packs();      // of all caches
+int last_layer_of(std::uint64_t model);
+bool any_refused();  // then no context can be made
+bool none_packs();   // of all caches
 bool any_cache_made();
 
 }  // namespace lowkv::ggml

@@ -184,7 +184,7 @@ std::size_t get_alignment(ggml_backend_buffer_type_t) { return alignment; }
 
 std::size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
     const auto chosen = setting();
-    return chosen == nullptr ? ggml_nbytes(tensor) : alloc_bytes(*tensor, *chosen);
+    return chosen == nullptr ? ggml_nbytes(tensor) : size_answers().bytes(*tensor, *chosen);
 }
 
 // The CPU backend would read packed bytes as f16.

@@ -1,8 +1,10 @@
 #include "cache_size.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "cache_name.h"
 #include "ggml.h"
@@ -17,18 +19,54 @@ bool packable(const ggml_tensor& tensor, const Setting& setting) {
     return !setting.delegate && tensor.type == GGML_TYPE_F16 && tensor.view_src == nullptr;
 }
 
-// The keys that were asked for last.
-struct LastKeys {
-    std::string tag;
-    int layer = -1;
-    std::int64_t channels = 0;
-    std::size_t missing = 0;  // bytes that were not announced for them
+// The sizes of one block; zeros if no head size fits.
+struct BlockSizes {
+    std::size_t keys = 0, values = 0, exact = 0;
 };
-
-}  // namespace
 
 // The heads are not known when llama.cpp asks for the size, and the padding of a packed block
 // depends on them a little: take the worst of the head sizes that fit.
+BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels, bool byte_rows) {
+    BlockSizes sizes;
+    for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 512u, 576u}) {
+        if (channels % head_dim != 0) continue;
+        try {
+            // A calibration changes no size.
+            const Plan plan =
+                neutral_plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim},
+                             nullptr, byte_rows);
+            sizes.keys = std::max(sizes.keys, plan.keys().bytes());
+            sizes.values = std::max(sizes.values, plan.values().bytes());
+            sizes.exact = std::max(sizes.exact, plan.exact_part_bytes());
+        } catch (const Error&) {
+            continue;  // the layer will say so when it decides
+        }
+    }
+    return sizes;
+}
+
+// Measured once: a plan of a random rotation (-qr) takes a tenth of a second.
+BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels, bool byte_rows) {
+    struct Known {
+        LayerScheme scheme;
+        std::uint32_t channels;
+        bool byte_rows;
+        BlockSizes sizes;
+    };
+    // Never destroyed: a host's own globals may free caches when the process ends.
+    static auto& mutex = *new std::mutex;
+    static auto& known = *new std::vector<Known>;
+    const std::lock_guard lock(mutex);
+    const auto found = std::find_if(known.begin(), known.end(), [&](const Known& k) {
+        return k.scheme == scheme && k.channels == channels && k.byte_rows == byte_rows;
+    });
+    if (found != known.end()) return found->sizes;
+    return known.emplace_back(scheme, channels, byte_rows, measure(scheme, channels, byte_rows))
+        .sizes;
+}
+
+}  // namespace
+
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const auto name = parse_cache_name(tensor.name);
@@ -37,53 +75,63 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const LayerScheme& scheme = setting.scheme.layer(layer);
     if (scheme.exact()) return nominal;
 
-    const auto channels = static_cast<std::uint32_t>(tensor.ne[0]);
-    const std::size_t tokens = block_tokens(scheme);
-    std::size_t packed = 0, exact = 0;
-    for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 512u, 576u}) {
-        if (channels % head_dim != 0) continue;
-        try {
-            // A calibration changes no size.
-            const Plan plan =
-                neutral_plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim},
-                             nullptr, setting.scheme.byte_rows(layer));
-            exact = std::max(exact, plan.exact_part_bytes());
-            packed = std::max(
-                packed, name->part == Part::keys ? plan.keys().bytes() : plan.values().bytes());
-        } catch (const Error&) {
-            continue;  // the layer will say so when it decides
-        }
-    }
+    const BlockSizes sizes = block_sizes(scheme, static_cast<std::uint32_t>(tensor.ne[0]),
+                                         setting.scheme.byte_rows(layer));
+    const std::size_t packed = name->part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return nominal;
+    const std::size_t tokens = block_tokens(scheme);
     const std::size_t blocks = (static_cast<std::size_t>(tensor.ne[1]) + tokens - 1) / tokens;
     const Retention& keep = setting.scheme.retention;
     const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
     const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
-    const std::size_t per_stream = blocks * packed + exact_blocks * exact;
+    const std::size_t per_stream = blocks * packed + exact_blocks * sizes.exact;
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }
 
-std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting) {
+std::size_t SizeAnswers::first_answer(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const std::size_t packed = packed_bytes(tensor, setting);
     const auto name = parse_cache_name(tensor.name);
-    if (!name || tensor.view_src != nullptr) return packed;
 
-    static thread_local LastKeys last;
-    const std::size_t missing = last.missing;
+    const std::size_t missing = last_.missing;
     if (name->part == Part::values) {
         const bool apart =
-            name->tag == last.tag && name->layer == last.layer && tensor.ne[0] != last.channels;
-        last = {};
+            name->tag == last_.tag && name->layer == last_.layer && tensor.ne[0] != last_.channels;
+        last_ = {};
         return apart ? nominal + missing : packed;
     }
     // Keys after the keys of a lower layer: that one has no values, so this one has none either.
-    const bool alone = name->tag == last.tag && last.layer >= 0 && name->layer > last.layer;
-    last = {.tag = name->tag,
-            .layer = name->layer,
-            .channels = tensor.ne[0],
-            .missing = alone ? 0 : nominal - packed};
+    const bool alone = name->tag == last_.tag && last_.layer >= 0 && name->layer > last_.layer;
+    last_ = {.tag = name->tag,
+             .layer = name->layer,
+             .channels = tensor.ne[0],
+             .missing = alone ? 0 : nominal - packed};
     return alone ? nominal + missing : packed;
+}
+
+std::size_t SizeAnswers::bytes(const ggml_tensor& tensor, const Setting& setting) {
+    if (tensor.view_src != nullptr || !parse_cache_name(tensor.name))
+        return packed_bytes(tensor, setting);
+    const Question question{&tensor,      tensor.name,  tensor.type, tensor.ne[0],
+                            tensor.ne[1], tensor.ne[2], setting.text};
+    if (const auto known = given_.find(question); known != given_.end()) return known->second;
+    const auto known = older_.find(question);
+    const std::size_t answer =
+        known != older_.end() ? known->second : first_answer(tensor, setting);
+    if (given_.size() >= most_answers) older_ = std::exchange(given_, {});
+    given_.emplace(question, answer);
+    return answer;
+}
+
+void SizeAnswers::forget(const ggml_tensor& tensor) noexcept {
+    const auto its = [&](const auto& entry) { return std::get<0>(entry.first) == &tensor; };
+    std::erase_if(given_, its);
+    std::erase_if(older_, its);
+}
+
+SizeAnswers& size_answers() {
+    static thread_local SizeAnswers answers;
+    return answers;
 }
 
 }  // namespace lowkv::ggml

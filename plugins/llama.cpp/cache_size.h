@@ -2,6 +2,10 @@
 // What llama.cpp is told that a cache tensor takes ("KV buffer size", --fit).
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
 
 #include "settings.h"
 
@@ -13,9 +17,36 @@ namespace lowkv::ggml {
 // is not packed, as far as the tensor tells.
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting);
 
-// The same as an answer to llama.cpp, which asks for a layer's keys and then for its values. Only
-// the second question shows that a layer can't be packed (no values, or of another width): its
-// answer makes up for the first.
-std::size_t alloc_bytes(const ggml_tensor& tensor, const Setting& setting);
+// The answers to llama.cpp, which asks for a layer's keys and then for its values. Only the second
+// question shows that a layer can't be packed (no values, or of another width): its answer makes up
+// for the first. ggml asks three times per tensor and aborts if the answers differ, so each is
+// kept.
+class SizeAnswers {
+  public:
+    std::size_t bytes(const ggml_tensor& tensor, const Setting& setting);
+    // The tensor is made: nobody asks again, and another one may lie there later.
+    void forget(const ggml_tensor& tensor) noexcept;
+
+  private:
+    // A tensor with the same address, name, form and scheme is the same tensor.
+    using Question = std::tuple<const ggml_tensor*, std::string, int, std::int64_t, std::int64_t,
+                                std::int64_t, std::string>;
+    // The keys that were asked for last.
+    struct LastKeys {
+        std::string tag;
+        int layer = -1;
+        std::int64_t channels = 0;
+        std::size_t missing = 0;  // bytes that were not announced for them
+    };
+    // More than the tensors of any cache: those of caches made long ago are asked for no more.
+    static constexpr std::size_t most_answers = 4096;
+    std::map<Question, std::size_t> given_, older_;
+    LastKeys last_;
+
+    std::size_t first_answer(const ggml_tensor& tensor, const Setting& setting);
+};
+
+// This thread's: a context is made by one thread.
+SizeAnswers& size_answers();
 
 }  // namespace lowkv::ggml

@@ -23,7 +23,9 @@ void set_scheme(const std::string& text);
 // A file of `lowkv calibrate`, for schemes set from now on. Throws lowkv::Error.
 void add_calibration(const std::string& path);
 
-// What the live caches hold, all buffers together.
+// What the live caches hold, all buffers together. Neither stats() nor layer_reports() may be
+// called while a cache of the process is computed with, restored, made or freed in another thread.
+// LOWKV_STATS writes figures that each cache's own thread takes.
 struct CacheStats {
     std::string scheme;            // of the newest cache
     std::size_t buffers = 0;       // live cache buffers

@@ -36,7 +36,8 @@ struct Book {
 };
 
 Book& book() {
-    static Book instance;
+    // Never destroyed: a host's own globals may free caches when the process ends.
+    static auto& instance = *new Book;
     return instance;
 }
 

@@ -10,11 +10,13 @@ void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& 
     const Key key{.tracker = &tracker,
                   .step = tracker.serial(),
                   .layout = layout.version,
+                  .tensor = mask.tensor,
                   .mask = mask.data,
                   .stride = mask.stride,
                   .visible = mask.visible,
                   .tokens = tokens};
-    if (tracker.owner() == owner && key == key_) return;
+    const bool lasts = mask.data == nullptr || mask.tensor != nullptr;
+    if (lasts && tracker.owner() == owner && key == key_) return;
 
     key_ = {};
     // Row by row: a mask's columns lie far apart.

@@ -16,6 +16,9 @@ struct MaskRows {
     const std::uint16_t* data = nullptr;
     std::size_t stride = 0;
     std::uint32_t visible = 0;  // cells
+    // Of a graph's input, which keeps its values for the whole step. Null: each layer may have a
+    // mask of its own, computed into the same memory.
+    const void* tensor = nullptr;
 };
 
 class StepView {
@@ -23,7 +26,7 @@ class StepView {
     // Brings the mask into the order of the rows of a layer that has followed the stream's groups
     // up to `version`. Units and blocks that no query sees are left out: other sequences' rows
     // aren't read. `owner`: who runs the graph; what was made for a layer before serves again if it
-    // began the step, whose mask can't have changed then.
+    // began the step and the mask is the same input.
     void see(CellTracker& tracker, std::uint64_t version, const MaskRows& mask,
              std::uint32_t tokens, const void* owner, Executor& executor);
 
@@ -37,6 +40,7 @@ class StepView {
         const CellTracker* tracker = nullptr;
         std::uint64_t step = 0;
         std::uint64_t layout = 0;
+        const void* tensor = nullptr;
         const std::uint16_t* mask = nullptr;
         std::size_t stride = 0;
         std::uint32_t visible = 0, tokens = 0;

@@ -39,6 +39,12 @@ ALL = {
     "gpt-oss": ("attention sinks, every second layer slides", gpt_oss),
     "hunyuan-moe": ("keys normed after RoPE", hunyuan_moe),
     "deepseek2": ("latent attention (MLA), 576 channels", partial(deepseek2, latent=True)),
+    "deepseek2-27": ("the same, as many layers as DeepSeek V2 Lite", partial(
+        deepseek2, latent=True, layers=27)),
+    "kimi-k2": ("the same in Kimi K2's form, 61 layers", partial(
+        deepseek2, latent=True, layers=61, heads=8, query_rank=96)),
+    "glm-4.7-flash": ("the same in GLM 4.7 Flash's form, 47 layers", partial(
+        deepseek2, latent=True, layers=47, heads=5, plain=192, value=256, query_rank=48)),
     "deepseek2-old": ("keys of 192 channels, values of 128", partial(deepseek2, latent=False)),
     "jamba": ("Mamba around attention without positions", jamba),
     "falcon-h1": ("attention beside Mamba-2", falcon_h1),
