@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "batch_common.h"
+#include "cache/leader.h"
 #include "lowkv/device.h"
 #include "lowkv/paged.h"
 #include "sample.h"
@@ -284,7 +285,8 @@ class Fuzz {
         const std::size_t heads = std::size_t{case_.shape.kv_heads} * heads_per_kv;
         const std::size_t width = heads * case_.shape.head_dim;
         std::vector<float> q(queries * width), out(queries * width, -77.0f);
-        for (float& x : q) x = random_row(rng_, 1)[0];
+        // Of one size: the model weighs no channel more than another.
+        for (float& x : q) x = random_row(rng_, 1)[0] < 0 ? -1.0f : 1.0f;
         std::vector<std::vector<Token>> seen;
         for (const PagedSequence& part : parts) seen.push_back(as_read(part));
         PagedQueries asked;
@@ -404,13 +406,15 @@ class Fuzz {
         page.sinks.assign(page.tokens.begin(), page.tokens.begin() + sinks());
     }
 
-    // The codec itself, block by block; a page's statistics are those of the page before it.
+    // The codec itself, block by block; a page's statistics are those of the page before it, if
+    // that leads.
     void pack(ModelPage& page, const ModelPage* before) {
         Device& device = *cpu_device();
         const std::uint32_t tokens = plan_->block_tokens();
         page.bytes.assign(PagedLayer::page_bytes(*plan_, page_tokens), std::byte{});
         DeviceMemory exact(device, plan_->exact_bytes()), packed(device, plan_->packed_bytes());
         DeviceMemory like(device, plan_->packed_bytes());
+        if (before != nullptr && !cache::leads(*plan_, before->bytes.data())) before = nullptr;
         if (before != nullptr)
             std::copy_n(before->bytes.data(), plan_->packed_bytes(), like.data());
         for (std::uint32_t b = 0; b < page_tokens / tokens; ++b) {
@@ -425,6 +429,9 @@ class Fuzz {
             const BlockCopy copy{exact.data(), packed.data(),
                                  before != nullptr ? like.data() : nullptr};
             device.encode(*plan_, std::span(&copy, 1), serial_executor());
+            if (b == 0 && before == nullptr && plan_->has_statistics() &&
+                !cache::is_varied(device, *plan_, exact.data()))
+                cache::mark_uniform(device, *plan_, packed.data());
             std::copy_n(packed.data(), plan_->packed_bytes(),
                         page.bytes.data() + b * plan_->packed_bytes());
         }

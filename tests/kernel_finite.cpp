@@ -58,7 +58,7 @@ TEST_CASE("what a masked cell holds changes nothing") {
                 for (unsigned round = 0; round < 6; ++round) {
                     const Shape shape{2, 64};
                     const auto plan = batch_test::make_plan(scheme, shape, type);
-                    const std::uint32_t cells = 20 + random() % 400;
+                    const auto cells = static_cast<std::uint32_t>(20 + random() % 400);
                     std::vector<char> mine(cells);
                     for (char& c : mine) c = random() % 2 == 0;
                     mine[random() % cells] = 1;

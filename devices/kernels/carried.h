@@ -21,8 +21,8 @@ FN uint64_t summed(uint64_t sum, uint64_t word) {
     return turned(sum + word * PRIME_2, 31) * PRIME_1;
 }
 
-// The low half of XXH64.
-FN uint32_t checksum_of(GLOBAL const uint8_t* at, uint32_t bytes) {
+// The low 48 bits of XXH64.
+FN uint64_t checksum_of(GLOBAL const uint8_t* at, uint32_t bytes) {
     uint32_t left = bytes;
     uint64_t hash = PRIME_5;
     if (left >= 32) {
@@ -45,10 +45,11 @@ FN uint32_t checksum_of(GLOBAL const uint8_t* at, uint32_t bytes) {
     for (; left > 0; --left, ++at) hash = turned(hash ^ *at * PRIME_5, 11) * PRIME_1;
     hash = (hash ^ (hash >> 33)) * PRIME_2;
     hash = (hash ^ (hash >> 29)) * PRIME_3;
-    return (uint32_t)(hash ^ (hash >> 32));
+    return (hash ^ (hash >> 32)) & 0xffffffffffffu;
 }
 
 #define CARRYING_BIT 4u
+#define CHECKSUM_BYTES 6u
 
 // How many of a section's bytes are carried, the checksum apart.
 FN uint32_t carried_bytes(GLOBAL const lowkv_part* part, GLOBAL const lowkv_sorted* sorted) {
@@ -64,11 +65,12 @@ FN uint16_t with_bit(uint32_t half_bits, uint32_t set) {
 }
 
 // A decoded element of a head, the `index`-th, with its bit.
-FN uint16_t carrying(GLOBAL const uint8_t* section, uint32_t bytes, uint32_t checksum,
+FN uint16_t carrying(GLOBAL const uint8_t* section, uint32_t bytes, uint64_t checksum,
                      uint32_t index, uint16_t half_bits) {
     const uint32_t byte = index / 8;
-    if (byte >= bytes + 4 || (half_bits & 0x7c00u) == 0x7c00u) return half_bits;
-    const uint32_t value = byte < bytes ? section[byte] : checksum >> (8 * (byte - bytes));
+    if (byte >= bytes + CHECKSUM_BYTES || (half_bits & 0x7c00u) == 0x7c00u) return half_bits;
+    const uint32_t value =
+        byte < bytes ? section[byte] : (uint32_t)(checksum >> (8 * (byte - bytes)) & 0xffu);
     return with_bit(half_bits, value >> index % 8 & 1u);
 }
 
@@ -86,9 +88,9 @@ FN uint8_t carried_byte(GLOBAL const lowkv_part* part, head_t head, uint32_t byt
 // Whether the section's first bytes, which were taken from the head's elements, are what these
 // carry.
 FN int is_carried(GLOBAL const lowkv_part* part, head_t head, uint32_t bytes) {
-    uint32_t checksum = 0;
-    for (uint32_t i = 0; i < 4; ++i)
-        checksum |= (uint32_t)carried_byte(part, head, bytes + i) << (8 * i);
+    uint64_t checksum = 0;
+    for (uint32_t i = 0; i < CHECKSUM_BYTES; ++i)
+        checksum |= (uint64_t)carried_byte(part, head, bytes + i) << (8 * i);
     // Rows of zeros carry nothing, whatever the checksum of zeros is.
     return checksum != 0 && checksum == checksum_of(head.section, bytes);
 }

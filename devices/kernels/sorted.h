@@ -97,7 +97,7 @@ FN void hadamard_of_row(float* x) {
 // Packed blocks to exact ones, as they are encoded once more: a group of items a group of channels.
 KERNEL(decode_sorted, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks) {
-    SHARED(uint32_t, checksum, 1);
+    SHARED(uint64_t, checksum, 1);
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t group = GROUP(0), d = part->head_dim;
     const uint32_t block = GROUP(1) / part->kv_heads, head = GROUP(1) % part->kv_heads;

@@ -15,7 +15,8 @@
 //                        window; those of a first page stay while there is room.
 //
 // Sequences that share a page share its statistics: a page is encoded like the one before it in its
-// sequence, so that they are those of the sequence's first page.
+// sequence, so that they are those of the sequence's first page, or of its first page of enough
+// different rows.
 //
 // A page that isn't packed, or not any more, has marks of the layer's in the host's memory, and one
 // that is packed is remembered by some of its bytes: where they have changed someone else has
@@ -124,14 +125,16 @@ class PagedLayer {
     using Mark = std::array<std::byte, 64>;
     // What lies beside a page of the host's.
     struct Beside {
-        std::byte* exact = nullptr;    // its blocks, exact; null: they are only packed
-        std::uint32_t rows = 0;        // written
-        bool packed = false;           // what the host's memory has is valid
-        bool first = false;            // of a sequence that was seen, with sinks
-        std::uint32_t due = 0;         // to be packed: its number among them, and 1
-        std::uint64_t used = 0;        // the last step that read or wrote it
-        std::uint64_t seen = 0;        // the last step with it in a sequence's window
-        Mark mark{};                   // of the page as the layer has left it
+        std::byte* exact = nullptr;  // its blocks, exact; null: they are only packed
+        std::uint32_t rows = 0;      // written
+        bool packed = false;         // what the host's memory has is valid
+        bool first = false;          // of a sequence that was seen, with sinks
+        std::uint32_t due = 0;       // to be packed: its number among them, and 1
+        std::uint64_t used = 0;      // the last step that read or wrote it
+        std::uint64_t seen = 0;      // the last step with it in a sequence's window
+        Mark mark{};                 // of the page as the layer has left it
+        // Of the sequence that begins with the page, until a page of it leads.
+        std::unique_ptr<QueryEnergy> queries;
         std::vector<std::byte> sinks;  // rows, keys then values, of a sequence's first page, not of
                                        // a whole one
     };
@@ -143,7 +146,9 @@ class PagedLayer {
     // A page to be packed.
     struct Due {
         std::uint32_t page;
-        const std::byte* like;
+        const std::byte* like;           // null: it makes statistics
+        QueryEnergy* queries = nullptr;  // of its sequence, for those
+        bool uniform = false;            // which no other page takes over
     };
     struct Step;
 
@@ -159,7 +164,6 @@ class PagedLayer {
     std::vector<std::uint32_t> exact_;             // the pages with exact rows, in no order
     DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
     std::size_t sink_pages_ = 0;
-    QueryEnergy queries_;  // of whichever sequences came first
     std::uint64_t step_ = 0;
     std::uint64_t opened_;  // pages, from a number on that is the layer's own
     PagedStats stats_;
@@ -188,8 +192,11 @@ class PagedLayer {
     void attend_sinks(const AttentionParams& params, const Step& step,
                       AttentionWorkspace& workspace, Executor& executor);
     void settle(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
-    std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step);
-    const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const noexcept;
+    void find_due(std::span<const PagedSequence> sequences, const Step& step,
+                  std::vector<Due>& due);
+    void observe(std::span<const PagedSequence> sequences, const Step& step);
+    bool page_leads(std::uint32_t number) const;
+    const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const;
     void count_saturated(std::span<const BlockCopy> copies, Executor& executor);
     void pack(std::span<const Due> due, Executor& executor);
     static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);

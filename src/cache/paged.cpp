@@ -221,7 +221,10 @@ void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std
         if (its.packed) mark_open(run.page);
         its.used = step_ + 1;
         // A new page begins another sequence, or none.
-        if (run.first == 0) its.first = false;
+        if (run.first == 0) {
+            its.first = false;
+            its.queries.reset();
+        }
         if (run.first < sinks_) {
             stats_.sink_bytes -= its.sinks.size();
             its.sinks = {};

@@ -83,6 +83,21 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
     }
 }
 
+// Queries of sequences whose first page the layer knows, which weigh the statistics that they make.
+void PagedLayer::observe(std::span<const PagedSequence> sequences, const Step& step) {
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+        const AttentionIO& io = step.attended[s].io;
+        if (io.tokens == 0) continue;
+        Beside* first =
+            beside_[static_cast<std::uint32_t>(sequences[s].pages[step.parts[s].first_page])].get();
+        if (first == nullptr) continue;
+        if (first->queries == nullptr) first->queries = std::make_unique<QueryEnergy>();
+        if (!first->queries->wanted()) continue;
+        first->queries->add(plan_->shape(),
+                            {io.q, io.q_token_stride, io.q_head_stride, io.tokens, io.heads});
+    }
+}
+
 void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQueries& queries,
                         AttentionWorkspace& workspace, Executor& executor) {
     ++step_;
@@ -120,11 +135,7 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
         log_sum += std::size_t{sequence.queries} * queries.heads;
     }
     step.attended = std::move(parts);
-    if (plan_->wants_queries() && queries_.wanted()) {
-        for (const SequenceAttention& its : step.attended)
-            queries_.add(plan_->shape(), {its.io.q, its.io.q_token_stride, its.io.q_head_stride,
-                                          its.io.tokens, its.io.heads});
-    }
+    if (plan_->wants_queries()) observe(sequences, step);
     lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
     attend_sinks(params, step, workspace, executor);
     if (!in_place()) settle(sequences, step, executor);

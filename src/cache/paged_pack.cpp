@@ -2,9 +2,11 @@
 // that nobody needs any more are dropped.
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <tuple>
 
+#include "cache/leader.h"
 #include "cache/paged_step.h"
 #include "cache/store.h"
 #include "codec/round.h"
@@ -15,8 +17,17 @@ namespace lowkv {
 
 void PagedLayer::settle(std::span<const PagedSequence> sequences, const Step& step,
                         Executor& executor) {
-    const std::vector<Due> due = find_due(sequences, step);
-    for (const Due& its : due) beside_[its.page]->due = 0;
+    std::vector<Due> due;
+    const auto clear_numbers = [&] {
+        for (const Due& its : due) beside_[its.page]->due = 0;
+    };
+    try {
+        find_due(sequences, step, due);
+    } catch (...) {
+        clear_numbers();
+        throw;
+    }
+    clear_numbers();
     pack(due, executor);
     drop_unseen();
     evict(executor);
@@ -24,20 +35,27 @@ void PagedLayer::settle(std::span<const PagedSequence> sequences, const Step& st
 
 // The page whose statistics the next one of its sequence takes over: its own, or those that it is
 // about to take over itself.
-const std::byte* PagedLayer::statistics_of(std::int32_t number,
-                                           std::span<const Due> due) const noexcept {
+const std::byte* PagedLayer::statistics_of(std::int32_t number, std::span<const Due> due) const {
     const auto its_page = static_cast<std::uint32_t>(number);
     const Beside* its = beside_[its_page].get();
-    if (its == nullptr || its->exact == nullptr || its->packed) return page(its_page);
+    if (its == nullptr || its->exact == nullptr || its->packed)
+        return page_leads(its_page) ? page(its_page) : nullptr;
     if (its->due == 0) return nullptr;
     const Due& before = due[its->due - 1];
-    return before.like != nullptr ? before.like : page(its_page);
+    if (before.like != nullptr) return before.like;
+    return before.uniform ? nullptr : page(its_page);
+}
+
+bool PagedLayer::page_leads(std::uint32_t number) const {
+    std::array<std::byte, 2> first{};
+    store_->device().copy_out(first.data(), page(number), first.size());
+    store_->device().finish();
+    return cache::leads(*plan_, first.data());
 }
 
 // The pages that the step has filled.
-std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence> sequences,
-                                                  const Step& step) {
-    std::vector<Due> due;
+void PagedLayer::find_due(std::span<const PagedSequence> sequences, const Step& step,
+                          std::vector<Due>& due) {
     for (std::size_t s = 0; s < sequences.size(); ++s) {
         const PagedSequence& sequence = sequences[s];
         const std::size_t end = sequence.cells / page_tokens_;  // whole pages
@@ -51,11 +69,15 @@ std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence>
             // A page out of sight may be another sequence's by now.
             const bool follows = plan_->has_statistics() && p > step.parts[s].first_page;
             const std::byte* like = follows ? statistics_of(sequence.pages[p - 1], due) : nullptr;
-            due.push_back({number, like});
+            const auto begin = static_cast<std::uint32_t>(sequence.pages[step.parts[s].first_page]);
+            Due& its_due = due.emplace_back(Due{number, like});
+            if (like == nullptr && beside_[begin] != nullptr)
+                its_due.queries = beside_[begin]->queries.get();
+            if (like == nullptr && plan_->has_statistics())
+                its_due.uniform = !cache::is_varied(store_->device(), *plan_, its->exact);
             its->due = static_cast<std::uint32_t>(due.size());
         }
     }
-    return due;
 }
 
 // Numbers above 65504 are packed as that: other requests share the step and must not fail with it.
@@ -74,20 +96,25 @@ void PagedLayer::count_saturated(std::span<const BlockCopy> copies, Executor& ex
 void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     if (due.empty()) return;
     Device& device = store_->device();
-    const QueryEnergy::Means queries = plan_->wants_queries() ? queries_.means() : nullptr;
+    std::vector<QueryEnergy::Means> queries;
     std::vector<BlockCopy> copies;
     for (const Due& its : due) {
+        const auto& means = queries.emplace_back(its.queries ? its.queries->means() : nullptr);
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
             copies.push_back({beside_[its.page]->exact + b * plan_->exact_bytes(),
                               page(its.page) + b * plan_->packed_bytes(), its.like,
-                              queries ? queries->data() : nullptr});
+                              means ? means->data() : nullptr});
         }
     }
     count_saturated(copies, executor);
     device.encode(*plan_, copies, executor);
     device.finish();
-    queries_.keep(queries);
-    for (const Due& its : due) {
+    for (std::size_t i = 0; i < due.size(); ++i) {
+        const Due& its = due[i];
+        if (its.uniform)
+            cache::mark_uniform(device, *plan_, page(its.page));
+        else if (its.queries != nullptr)
+            its.queries->keep(queries[i]);
         // Who reads a whole page may know better where it lies in a sequence.
         Beside& beside = *beside_[its.page];
         if (memory_.whole || beside.first) keep_sinks(its.page);
@@ -152,7 +179,9 @@ void PagedLayer::evict(Executor& executor) {
             store_->device().copy_rows(*plan_, block(cell), cell % tokens, block(its.rows - 1),
                                        (its.rows - 1) % tokens, 1, true);
         }
-        due.push_back({number, nullptr});
+        Due& last = due.emplace_back(Due{number, nullptr});
+        if (plan_->has_statistics())
+            last.uniform = !cache::is_varied(store_->device(), *plan_, its.exact);
     }
     pack(due, executor);
     stats_.evicted += due.size();

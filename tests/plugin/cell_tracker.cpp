@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <random>
 #include <vector>
 
 namespace {
@@ -13,6 +14,7 @@ namespace {
 using lowkv::ggml::CellGroups;
 using lowkv::ggml::CellTracker;
 using lowkv::ggml::no_cell;
+using lowkv::ggml::RowMark;
 
 constexpr std::uint32_t cells = 1024;
 constexpr std::uint32_t block = 32;
@@ -312,4 +314,23 @@ TEST_CASE("a step's number does not come back after a clear") {
     tracker.clear();
     step(tracker, {0}, {});
     CHECK(tracker.serial() != before);
+}
+
+TEST_CASE("restored rows of a stranger's marks take no unit for a few rows each") {
+    std::mt19937 random(9);
+    for (int round = 0; round < 20; ++round) {
+        CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+        for (std::uint32_t c = 0; c < cells; ++c) {
+            const auto rank = 1 + static_cast<std::uint32_t>(random() % (1u << 24));
+            const auto group = static_cast<std::uint32_t>(random() % 1000);
+            tracker.restore(c, RowMark{.rank = rank, .group = group, .packed = true});
+        }
+        tracker.settle_restored();
+        std::size_t rows = 0;
+        for (const auto& unit : packed(tracker)) {
+            CHECK(unit.size() >= block / 8);
+            rows += unit.size();
+        }
+        CHECK(rows + tracker.groups().exact_count() == cells);
+    }
 }
