@@ -86,8 +86,10 @@ inline std::vector<float> matrix_of(const PackedPart& part, std::uint32_t d) {
     return matrix;
 }
 
-// A rope in double precision.
+// A rope in double precision, of a position as packed keys count it: modulo 2^21. Encoding turned
+// the key back by as much.
 inline void turn(const Rope& rope, std::int32_t position, std::vector<double>& x) {
+    position &= (1 << 21) - 1;
     const std::size_t pairs = rope.frequencies.size();
     for (std::size_t i = 0; i < pairs; ++i) {
         const bool halves = rope.pairs == Rope::Pairs::halves;
