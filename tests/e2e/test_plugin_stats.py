@@ -9,6 +9,8 @@ from plugin_tools import server, text, tool
 from prometheus_client.parser import text_string_to_metric_families
 
 ELSEWHERE = "lowkv_elsewhere_layers"
+SATURATED = "lowkv_saturated_numbers"
+OF_THE_PROCESS = (ELSEWHERE, SATURATED)  # no cache's
 INTERVAL = 1.0  # seconds between two files: stats_file.cpp
 
 
@@ -17,14 +19,14 @@ def read(path):
     families = list(text_string_to_metric_families(path.read_text()))
     assert families and all(f.documentation for f in families)
     for family in families:
-        counts = family.name.endswith(("_blocks", "_repacked_cells"))
+        counts = family.name.endswith(("_blocks", "_repacked_cells", SATURATED))
         assert family.type == ("counter" if counts else "gauge")
     return {(s.name.removeprefix("lowkv_cache_"), s.labels["cache"], s.labels.get("state")): s.value
-            for f in families if f.name != ELSEWHERE for s in f.samples}
+            for f in families if f.name not in OF_THE_PROCESS for s in f.samples}
 
 
 def schemes(path):
-    return {s.labels["scheme"] for f in text_string_to_metric_families(path.read_text()) if f.name != ELSEWHERE
+    return {s.labels["scheme"] for f in text_string_to_metric_families(path.read_text()) if f.name not in OF_THE_PROCESS
             for s in f.samples}
 
 

@@ -49,7 +49,8 @@ def served(tmp_path, model, *before, terminal=None):
                                    preexec_fn=take_terminal)
     try:
         end = time.monotonic() + 60
-        while not healthy(port):
+        # It answers for its health before it takes signals, which it does before it says that it listens.
+        while not healthy(port) or "listening on" not in log.read_text():
             assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
             time.sleep(0.1)
         yield process, log
