@@ -1,4 +1,4 @@
-// A saved sequence or batch goes on as the unsaved one: what it has seen of its queries, too.
+// A saved sequence or batch goes on exactly as the unsaved one would: images keep query energies.
 
 #include <doctest/doctest.h>
 

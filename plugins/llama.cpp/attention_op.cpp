@@ -2,27 +2,9 @@
 
 #include <cstring>
 
+#include "rope_params.h"
+
 namespace lowkv::ggml {
-namespace {
-
-// Whose values the mask has, in this form or another.
-const ggml_tensor* mask_source(const ggml_tensor* mask) {
-    while (mask != nullptr) {
-        switch (mask->op) {
-            case GGML_OP_RESHAPE:
-            case GGML_OP_VIEW:
-            case GGML_OP_PERMUTE:
-            case GGML_OP_TRANSPOSE:
-            case GGML_OP_CONT:
-            case GGML_OP_CPY:
-            case GGML_OP_DUP: mask = mask->src[0]; break;
-            default: return mask;
-        }
-    }
-    return nullptr;
-}
-
-}  // namespace
 
 AttentionOp::AttentionOp(const ggml_tensor& node)
     : q(node.src[0]), k(node.src[1]), v(node.src[2]), mask(node.src[3]), sinks(node.src[4]) {
@@ -46,7 +28,7 @@ std::string AttentionOp::unsupported_heads() const {
 }
 
 std::string AttentionOp::unsupported_mask() const {
-    const ggml_tensor* source = mask_source(mask);
+    const ggml_tensor* source = behind_views(mask);
     if (source == nullptr || source->op == GGML_OP_NONE) return {};
     return std::string("its attention mask is computed in the graph by ") + ggml_op_desc(source) +
            " (sparse attention)";
@@ -54,7 +36,7 @@ std::string AttentionOp::unsupported_mask() const {
 
 // A tensor without the flag may be the scheduler's copy of a computed mask.
 bool AttentionOp::mask_is_input() const {
-    const ggml_tensor* source = mask_source(mask);
+    const ggml_tensor* source = behind_views(mask);
     return source == nullptr ||
            (source->op == GGML_OP_NONE && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
 }

@@ -181,16 +181,6 @@ void LayerCache::observe(std::uint32_t stream_index, const QueryRows& queries) {
     }
 }
 
-// A sequence's units in the order of their tokens, one history after the other.
-std::vector<std::uint32_t> LayerCache::by_rank(const CellGroups& groups,
-                                               std::vector<std::uint32_t> units) const {
-    std::ranges::sort(units, {}, [&](std::uint32_t unit) {
-        const CellGroup& group = groups.group(groups.unit_group(unit));
-        return std::tuple(group.history, group.first_rank, unit);
-    });
-    return units;
-}
-
 void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
     decoded_from_ = nullptr;
     const CellGroups& groups = trackers_[stream_index].groups();
@@ -202,10 +192,12 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
         // Exact and packed at once: few units at a time.
         constexpr std::size_t units_at_once = 8;
         std::vector<std::uint32_t> blocks, cells, units, likes;
+        const auto group_of = [&](std::uint32_t unit) -> const CellGroup& {
+            return groups.group(groups.unit_group(unit));
+        };
         const auto flush = [&] {
             if (units.empty()) return;
-            const std::uint32_t history = groups.group(groups.unit_group(units[0])).history;
-            QueryEnergy& queries = s.queries[history];
+            QueryEnergy& queries = s.queries[group_of(units[0]).history];
             s.packed.swap_queries(queries);
             try {
                 s.packed.adopt(s.exact, blocks, cells, executor, likes);
@@ -231,12 +223,13 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
             else
                 taken.push_back(unit);
         }
-        const auto history_of = [&](std::uint32_t unit) {
-            return groups.group(groups.unit_group(unit)).history;
-        };
-        for (const std::uint32_t unit : by_rank(groups, std::move(taken))) {
+        // One history after the other, each in the order of its tokens.
+        std::ranges::sort(taken, {}, [&](std::uint32_t unit) {
+            return std::tuple(group_of(unit).history, group_of(unit).first_rank, unit);
+        });
+        for (const std::uint32_t unit : taken) {
             if (units.size() == units_at_once ||
-                (!units.empty() && history_of(units[0]) != history_of(unit)))
+                (!units.empty() && group_of(units[0]).history != group_of(unit).history))
                 flush();
             likes.insert(likes.end(), blocks_each, like(stream_index, unit, units));
             units.push_back(unit);

@@ -182,8 +182,6 @@ class LayerCache {
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     std::uint32_t like(std::uint32_t stream, std::uint32_t unit,
                        std::span<const std::uint32_t> others) const;
-    std::vector<std::uint32_t> by_rank(const CellGroups& groups,
-                                       std::vector<std::uint32_t> units) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void read_run(Part part, const Sequence& sequence, std::uint32_t first, std::uint32_t count,
                   std::byte* out) const;

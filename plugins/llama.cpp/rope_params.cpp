@@ -113,8 +113,8 @@ Rope rope_of(const ggml_tensor& node) {
     return rope;
 }
 
-const ggml_tensor* rope_above(const ggml_tensor* tensor) {
-    while (tensor != nullptr && tensor->op != GGML_OP_ROPE) {
+const ggml_tensor* behind_views(const ggml_tensor* tensor) {
+    while (tensor != nullptr) {
         switch (tensor->op) {
             case GGML_OP_RESHAPE:
             case GGML_OP_VIEW:
@@ -123,10 +123,15 @@ const ggml_tensor* rope_above(const ggml_tensor* tensor) {
             case GGML_OP_CONT:
             case GGML_OP_CPY:
             case GGML_OP_DUP: tensor = tensor->src[0]; break;
-            default: return nullptr;
+            default: return tensor;
         }
     }
-    return tensor;
+    return nullptr;
+}
+
+const ggml_tensor* rope_above(const ggml_tensor* tensor) {
+    const ggml_tensor* source = behind_views(tensor);
+    return source != nullptr && source->op == GGML_OP_ROPE ? source : nullptr;
 }
 
 bool rotated_before(const ggml_tensor* tensor, int depth) {

@@ -12,6 +12,9 @@ namespace lowkv::ggml {
 // Error(invalid_argument) for another node.
 Rope rope_of(const ggml_tensor& node);
 
+// The tensor that `tensor` is a view or a copy of, through any number of these; null if it is null.
+const ggml_tensor* behind_views(const ggml_tensor* tensor);
+
 // The ROPE node whose result `tensor` is, seen through views and copies; null if it is none.
 const ggml_tensor* rope_above(const ggml_tensor* tensor);
 
