@@ -171,3 +171,55 @@ TEST_CASE("dropped blocks give their memory back, and a fork keeps its own") {
     caches.fill(n, 6);
     CHECK(caches.row(caches.from, n, true) != std::vector<float>(shape.channels()));
 }
+
+TEST_CASE("keys and then values have the codes of both adopted at once") {
+    std::mt19937 random(7);
+    const auto below = [&](std::uint32_t most) {
+        return static_cast<std::uint32_t>(random()) % most;
+    };
+    for (const char* scheme : schemes) {
+        for (unsigned round = 0; round < 6; ++round) {
+            CAPTURE(scheme);
+            CAPTURE(round);
+            // `ours` has keys without values, then values without keys.
+            Caches ours(scheme), theirs(scheme);
+            const std::uint32_t n = ours.tokens(), total = 4 * n;
+            theirs.fill(total, 10 + round);
+            const auto write = [&](bool keys) {
+                for (std::uint32_t cell = 0; cell < total; ++cell) {
+                    const auto row = theirs.row(theirs.from, cell, keys);
+                    if (keys)
+                        ours.from.write_keys({&cell, 1}, row.data(), row.size());
+                    else
+                        ours.from.write_values({&cell, 1}, row.data(), row.size());
+                }
+            };
+            const std::vector<std::uint32_t> blocks{2, 0, 1};
+            std::vector<std::uint32_t> cells;
+            for (std::uint32_t t = 0; t < 3 * n; ++t)
+                cells.push_back(below(4) == 0 ? Sequence::no_cell : below(total));
+            if (round == 0) std::fill_n(cells.begin() + n, n, Sequence::no_cell);
+            const std::vector<std::uint32_t> like{Sequence::no_cell, 2, 0};
+            theirs.to.adopt(theirs.from, blocks, cells, serial_executor(), like);
+
+            write(true);
+            ours.to.adopt_keys(ours.from, blocks, cells, serial_executor(), like);
+            for (const std::uint32_t b : blocks) CHECK(!ours.to.full(b));
+            CHECK(!ours.to.has_values(0));
+            ours.from.drop(range(0, 4));
+            write(false);
+            CHECK_THROWS_AS(ours.to.adopt_keys(ours.from, blocks, cells), Error);
+            ours.to.adopt_values(ours.from, blocks, cells);
+            for (const std::uint32_t b : blocks) {
+                CHECK(bytes(ours.to, b) == bytes(theirs.to, b));
+                CHECK(ours.to.full(b));
+            }
+            CHECK_THROWS_AS(ours.to.adopt_values(ours.from, blocks, cells), Error);
+            CHECK(ours.store->stats().encoded_blocks == 3);
+        }
+    }
+    Caches exact("exact");
+    exact.fill(exact.tokens(), 1);
+    const std::uint32_t block = 0;
+    CHECK_THROWS_AS(exact.to.adopt_keys(exact.from, {&block, 1}, range(0, exact.tokens())), Error);
+}

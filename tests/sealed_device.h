@@ -81,9 +81,10 @@ class SealedDevice : public Device {
         const Open open(*this);
         return cpu_.packable(plan, exact, executor);
     }
-    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) override {
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
+                std::optional<Part> only) override {
         const Open open(*this);
-        cpu_.encode(plan, blocks, executor);
+        cpu_.encode(plan, blocks, executor, only);
     }
     void decode(const Plan& plan, std::span<const BlockCopy> blocks,
                 Executor& executor) const override {

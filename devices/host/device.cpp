@@ -185,13 +185,14 @@ class KernelDevice final : public Device {
         return unfit == 0;
     }
     // Blocks that others may take statistics from come first.
-    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) override {
-        if (!plan.has_statistics()) return encode_alike(plan, blocks);
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&,
+                std::optional<Part> only) override {
+        if (!plan.has_statistics()) return encode_alike(plan, blocks, only);
         std::vector<BlockCopy> sorted(blocks.begin(), blocks.end());
         const auto others = std::ranges::stable_partition(
             sorted, [](const BlockCopy& block) { return block.like == nullptr; });
-        encode_alike(plan, {sorted.begin(), others.begin()});
-        encode_alike(plan, others);
+        encode_alike(plan, {sorted.begin(), others.begin()}, only);
+        encode_alike(plan, others, only);
     }
     void decode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&) const override {
         each_batch(plan, blocks, [&](const Batch& batch) {
@@ -278,8 +279,10 @@ class KernelDevice final : public Device {
     };
 
     // All make their own statistics, or none.
-    void encode_alike(const Plan& plan, std::span<const BlockCopy> blocks) {
+    void encode_alike(const Plan& plan, std::span<const BlockCopy> blocks,
+                      std::optional<Part> only) {
         each_batch(plan, blocks, [&](const Batch& batch) {
+            if (only && batch.part != number_of(*only)) return;
             const lowkv_part& shape = batch.shape;
             const std::size_t heads = batch.blocks.size() * shape.kv_heads;
             if (shape.exact != 0) {

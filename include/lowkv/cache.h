@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -178,6 +179,15 @@ class Sequence {
     void adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
                std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
                std::span<const std::uint32_t> like = {});
+    // The same in two calls, for hosts that get a block's values long after its keys. The bytes in
+    // the end are those of one adopt(). Between the calls the source may give up its keys, and the
+    // blocks must be neither written nor attended to. Refused for an exact scheme, and adopt_values
+    // for blocks other than those of adopt_keys.
+    void adopt_keys(const Sequence& source, std::span<const std::uint32_t> blocks,
+                    std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
+                    std::span<const std::uint32_t> like = {});
+    void adopt_values(const Sequence& source, std::span<const std::uint32_t> blocks,
+                      std::span<const std::uint32_t> cells, Executor& executor = serial_executor());
 
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
     void drop(std::span<const std::uint32_t> blocks) noexcept;
@@ -206,6 +216,8 @@ class Sequence {
     bool packed(std::uint32_t block) const noexcept;
     // Every cell of the block has both its rows.
     bool full(std::uint32_t block) const noexcept;
+    // Any cell of the block has its value row.
+    bool has_values(std::uint32_t block) const noexcept;
 
   private:
     Sequence(const Sequence& other);
@@ -272,7 +284,19 @@ class Sequence {
     void drop_stale_cells(cache::Block& block) noexcept;
 
     // `apart`: a block that other sequences share too is replaced here, not changed for them.
-    static void pack(std::span<const Packing> places, bool apart, Executor& executor);
+    static void pack(std::span<const Packing> places, bool apart, Executor& executor,
+                     std::optional<Part> only = std::nullopt);
+    void pack(std::span<const std::uint32_t> blocks, Executor& executor,
+              std::span<const std::uint32_t> like, std::optional<Part> only);
+
+    void check_packable(std::span<const std::byte* const> exact, Executor& executor) const;
+    void check_adopted(const Sequence& source, std::span<const std::uint32_t> blocks,
+                       std::span<const std::uint32_t> cells) const;
+    void adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
+               std::span<const std::uint32_t> cells, Executor& executor,
+               std::span<const std::uint32_t> like, std::optional<Part> only);
+    // Rows of a block's worth of cells into an exact block. False: none of them is there.
+    bool gather(std::span<const std::uint32_t> cells, std::byte* to) const noexcept;
 
     // A rollback needs blocks_[block] as it is.
     bool guarded(std::uint32_t block) const noexcept;

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -98,9 +99,12 @@ class Device {
     virtual bool packable(const Plan& plan, std::span<const std::byte* const> exact,
                           Executor& executor) const = 0;
     // Exact to packed and back, rounded to f16 in between. Throws std::bad_alloc before anything is
-    // written.
-    virtual void encode(const Plan& plan, std::span<const BlockCopy> blocks,
-                        Executor& executor) = 0;
+    // written. `only`: the part that is encoded; the other part's packed bytes stay as they are.
+    virtual void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
+                        std::optional<Part> only) = 0;
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) {
+        encode(plan, blocks, executor, std::nullopt);
+    }
     virtual void decode(const Plan& plan, std::span<const BlockCopy> blocks,
                         Executor& executor) const = 0;
 

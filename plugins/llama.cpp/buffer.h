@@ -137,6 +137,7 @@ class CacheBuffer {
     void begin_restore(LayerCache& layer);
     void take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                    const std::byte* in);
+    void follow_restored();
     void poison(const char* what, const char* why) noexcept;
     void restore_cells(const LayerCache& layer, std::size_t offset, std::size_t size,
                        const std::byte* in);

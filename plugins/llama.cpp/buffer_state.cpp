@@ -85,24 +85,35 @@ void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::si
     }
 }
 
-// llama.cpp restores a state layer by layer: first all keys, then all values. A layer whose values
-// are complete packs what had been packed, so that only keys are held exactly all at once.
+// llama.cpp restores a state part by part: the keys of all layers, then the values of all layers.
+// What had been packed is packed again as soon as a layer's keys, and later its values, are
+// complete. So one layer's rows at most are held unquantized beside what stays so.
 void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                             const std::byte* in) {
     LayerCache& layer = *tensor.layer;
     const bool again = restored_last_ != &tensor;
-    if (tensor.part == Part::keys) {
-        if (&layer == marked_layer() && (restored_layer_ == nullptr || again)) begin_restore(layer);
-        if (restored_layer_ == &layer) restore_cells(layer, offset, size, in);
-    } else if (restored_layer_ != nullptr && again) {
-        for (CellTracker& tracker : trackers_) tracker.settle_restored();
-        // The values that came before are complete now.
-        if (restored_last_ != nullptr && restored_last_->part == Part::values)
-            for (std::uint32_t s = 0; s < trackers_.size(); ++s)
-                restored_last_->layer->follow(s, serial_executor());
-    }
+    if (tensor.part == Part::keys && &layer == marked_layer() &&
+        (restored_layer_ == nullptr || again))
+        begin_restore(layer);
+    else if (restored_layer_ != nullptr && again)
+        follow_restored();
+    if (tensor.part == Part::keys && restored_layer_ == &layer)
+        restore_cells(layer, offset, size, in);
     restored_last_ = &tensor;
     layer.write(tensor.part, offset, size, in);
+}
+
+// The tensor that came last is complete, and so are the marks.
+void CacheBuffer::follow_restored() {
+    for (CellTracker& tracker : trackers_) tracker.settle_restored();
+    if (restored_last_ == nullptr) return;
+    LayerCache& layer = *restored_last_->layer;
+    for (std::uint32_t s = 0; s < trackers_.size(); ++s) {
+        if (restored_last_->part == Part::keys)
+            layer.follow_keys(s, serial_executor());
+        else if (layer.stream(s).keys_wait)
+            layer.follow(s, serial_executor());
+    }
 }
 
 void CacheBuffer::poison(const char* what, const char* why) noexcept {

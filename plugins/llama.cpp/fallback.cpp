@@ -45,7 +45,7 @@ ggml_status Backend::shift_stream(const ggml_tensor& node, CacheTensor& target,
     cells_.clear();
     for (std::uint32_t cell = 0; cell < layer.cells(); ++cell)
         if (moved[cell] != 0) cells_.push_back(cell);
-    const std::vector<LayerCache::Placed> rows = layer.by_place(stream, cells_);
+    const std::vector<LayerCache::Placed> rows = layer.by_place(Part::keys, stream, cells_);
 
     constexpr std::size_t batch = 1024;
     const std::size_t bytes = layer.row_bytes(Part::keys);

@@ -93,6 +93,7 @@ void LayerCache::decide() {
             states.push_back({.exact = Sequence(store_, plan_, setting_->scheme.retention),
                               .packed = Sequence(store_, plan_, packed),
                               .done = {},
+                              .keys = {},
                               .queries = {}});
         streams_state_ = std::move(states);
         decoded_ = DeviceMemory(store_->device(), plan_->host().exact_bytes());
@@ -113,6 +114,8 @@ void LayerCache::clear() {
         s.queries.clear();
         s.written_step = s.version = 0;
         s.done.clear();
+        s.keys.clear();
+        s.keys_wait = false;
         s.rewritten = false;
         count_readers(s);
     }
@@ -126,6 +129,8 @@ void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
                      .written_step = source.written_step,
                      .version = source.version,
                      .done = source.done,
+                     .keys = source.keys,
+                     .keys_wait = source.keys_wait,
                      .rewritten = source.rewritten,
                      .readers = source.readers,
                      .expected_readers = source.expected_readers,
@@ -150,7 +155,7 @@ std::uint32_t LayerCache::like(std::uint32_t stream_index, std::uint32_t unit,
          g = groups.before(g)) {
         const std::uint32_t u = groups.group(g).unit;
         if (u == no_cell) continue;
-        const bool done = u < s.done.size() && s.done[u] == groups.generations()[u];
+        const bool done = has_packed(Part::keys, s, groups, u);
         if ((done && s.packed.packed(u)) || std::ranges::find(others, u) != others.end()) return u;
     }
     return no_cell;
@@ -181,70 +186,122 @@ void LayerCache::observe(std::uint32_t stream_index, const QueryRows& queries) {
     }
 }
 
+bool LayerCache::has_packed(Part part, const StreamState& s, const CellGroups& groups,
+                            std::uint32_t unit) noexcept {
+    if (unit >= s.done.size()) return false;
+    const std::uint32_t generation = groups.generations()[unit];
+    return s.done[unit] == generation || (part == Part::keys && s.keys[unit] == generation);
+}
+
+// Packs units of one history, few enough to be exact and packed at once.
+void LayerCache::adopt(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+                       Portion portion, Executor& executor) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    const std::uint32_t blocks_each = ratio(groups);
+    std::vector<std::uint32_t> blocks, cells, likes;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+        likes.insert(likes.end(), blocks_each, like(stream_index, units[i], units.first(i)));
+        for (std::uint32_t b = 0; b < blocks_each; ++b)
+            blocks.push_back(units[i] * blocks_each + b);
+        for (const std::uint32_t cell : groups.unit_cells(units[i]))
+            cells.push_back(holds_exact(s, cell) ? cell : no_cell);
+    }
+    if (portion == Portion::values) {
+        s.packed.adopt_values(s.exact, blocks, cells, executor);
+    } else {
+        QueryEnergy& queries = s.queries[groups.group(groups.unit_group(units[0])).history];
+        s.packed.swap_queries(queries);
+        try {
+            if (portion == Portion::keys)
+                s.packed.adopt_keys(s.exact, blocks, cells, executor, likes);
+            else
+                s.packed.adopt(s.exact, blocks, cells, executor, likes);
+        } catch (...) {
+            s.packed.swap_queries(queries);
+            throw;
+        }
+        s.packed.swap_queries(queries);
+    }
+    s.keys_wait |= portion == Portion::keys;
+    for (const std::uint32_t unit : units)
+        (portion == Portion::keys ? s.keys : s.done)[unit] = groups.generations()[unit];
+}
+
+// Drops the units that are free, and packs those that are not packed up to that portion.
+void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& executor) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    const std::uint32_t blocks_each = ratio(groups);
+    const auto generations = groups.generations();
+    s.done.resize(generations.size(), 0);
+    s.keys.resize(generations.size(), 0);
+    std::vector<std::uint32_t> taken;
+    for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
+        if (has_packed(last == Portion::keys ? Part::keys : Part::values, s, groups, unit))
+            continue;
+        if (!has_packed(Part::keys, s, groups, unit)) {
+            std::vector<std::uint32_t> its(blocks_each);
+            std::iota(its.begin(), its.end(), unit * blocks_each);
+            s.packed.drop(its);
+        }
+        if (generations[unit] % 2 == 0)
+            s.done[unit] = generations[unit];
+        else
+            taken.push_back(unit);
+    }
+    const auto portion_of = [&](std::uint32_t unit) {
+        return has_packed(Part::keys, s, groups, unit) ? Portion::values : last;
+    };
+    // One history after the other, each in the order of its tokens.
+    const auto history = [&](std::uint32_t unit) {
+        return groups.group(groups.unit_group(unit)).history;
+    };
+    std::ranges::sort(taken, {}, [&](std::uint32_t unit) {
+        const std::uint32_t rank = groups.group(groups.unit_group(unit)).first_rank;
+        return std::tuple(history(unit), rank, unit);
+    });
+    constexpr std::size_t units_at_once = 8;
+    for (std::size_t first = 0, end = 0; first < taken.size(); first = end) {
+        const Portion portion = portion_of(taken[first]);
+        while (end < taken.size() && end - first < units_at_once &&
+               history(taken[end]) == history(taken[first]) && portion_of(taken[end]) == portion)
+            ++end;
+        adopt(stream_index, std::span(taken).subspan(first, end - first), portion, executor);
+    }
+}
+
+// Blocks of cells without exact rows. One whose values belong to keys that wait stays.
+void LayerCache::drop_unused(std::uint32_t stream_index) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    const std::uint32_t blocks_each = ratio(groups);
+    std::vector<std::uint32_t> unused;
+    for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
+        if (groups.exact_rows()[b] > 0) continue;
+        for (std::uint32_t i = b * blocks_each; i < (b + 1) * blocks_each; ++i)
+            if (!s.keys_wait || !s.exact.has_values(i)) unused.push_back(i);
+    }
+    s.exact.drop(unused);
+}
+
+void LayerCache::follow_keys(std::uint32_t stream_index, Executor& executor) {
+    if (plan_->scheme().exact() ||
+        state(stream_index).version == trackers_[stream_index].groups().version())
+        return;
+    decoded_from_ = nullptr;
+    take_units(stream_index, Portion::keys, executor);
+    drop_unused(stream_index);
+}
+
 void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
     decoded_from_ = nullptr;
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
     if (s.version != groups.version()) {
-        const std::uint32_t blocks_each = ratio(groups);
-        const auto generations = groups.generations();
-        s.done.resize(generations.size(), 0);
-        // Exact and packed at once: few units at a time.
-        constexpr std::size_t units_at_once = 8;
-        std::vector<std::uint32_t> blocks, cells, units, likes;
-        const auto group_of = [&](std::uint32_t unit) -> const CellGroup& {
-            return groups.group(groups.unit_group(unit));
-        };
-        const auto flush = [&] {
-            if (units.empty()) return;
-            QueryEnergy& queries = s.queries[group_of(units[0]).history];
-            s.packed.swap_queries(queries);
-            try {
-                s.packed.adopt(s.exact, blocks, cells, executor, likes);
-            } catch (...) {
-                s.packed.swap_queries(queries);
-                throw;
-            }
-            s.packed.swap_queries(queries);
-            for (const std::uint32_t unit : units) s.done[unit] = generations[unit];
-            blocks.clear();
-            cells.clear();
-            units.clear();
-            likes.clear();
-        };
-        std::vector<std::uint32_t> taken;
-        for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
-            if (s.done[unit] == generations[unit]) continue;
-            std::vector<std::uint32_t> its(blocks_each);
-            std::iota(its.begin(), its.end(), unit * blocks_each);
-            s.packed.drop(its);
-            if (generations[unit] % 2 == 0)
-                s.done[unit] = generations[unit];
-            else
-                taken.push_back(unit);
-        }
-        // One history after the other, each in the order of its tokens.
-        std::ranges::sort(taken, {}, [&](std::uint32_t unit) {
-            return std::tuple(group_of(unit).history, group_of(unit).first_rank, unit);
-        });
-        for (const std::uint32_t unit : taken) {
-            if (units.size() == units_at_once ||
-                (!units.empty() && group_of(units[0]).history != group_of(unit).history))
-                flush();
-            likes.insert(likes.end(), blocks_each, like(stream_index, unit, units));
-            units.push_back(unit);
-            for (std::uint32_t i = 0; i < blocks_each; ++i)
-                blocks.push_back(unit * blocks_each + i);
-            for (const std::uint32_t cell : groups.unit_cells(unit))
-                cells.push_back(holds_exact(s, cell) ? cell : no_cell);
-        }
-        flush();
-        std::vector<std::uint32_t> empty;
-        for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
-            if (groups.exact_rows()[b] > 0) continue;
-            for (std::uint32_t i = 0; i < blocks_each; ++i) empty.push_back(b * blocks_each + i);
-        }
-        s.exact.drop(empty);
+        take_units(stream_index, Portion::whole, executor);
+        s.keys_wait = false;
+        drop_unused(stream_index);
         s.version = groups.version();
     }
     repack(stream_index, executor);

@@ -79,7 +79,8 @@ class LayerCache {
         std::uint32_t row = 0;  // in the sequence that holds it
         std::uint32_t cell = 0;
     };
-    std::vector<Placed> by_place(std::uint32_t stream, std::span<const std::uint32_t> cells) const;
+    std::vector<Placed> by_place(Part part, std::uint32_t stream,
+                                 std::span<const std::uint32_t> cells) const;
 
     // Whether a graph's keys were written to the cell and are still exact here. (Another layer may
     // have packed them already.)
@@ -97,7 +98,10 @@ class LayerCache {
     // unit, drops units without rows and blocks without exact ones, packs again what was rewritten.
     // What it has done when it throws stays done; the next call goes on.
     void follow(std::uint32_t stream, Executor& executor);
-    // Only the last of these; nothing on a plain layer.
+    // Packs the keys alone of rows that got a unit: their values are yet to come. The next follow()
+    // packs those.
+    void follow_keys(std::uint32_t stream, Executor& executor);
+    // Only the last of follow()'s; nothing on a plain layer.
     void repack(std::uint32_t stream, Executor& executor);
     // Follows once all readers of the step have attended: a step sees its own tokens exactly.
     void attended(std::uint32_t stream, Executor& executor);
@@ -127,6 +131,8 @@ class LayerCache {
         std::uint64_t written_step = 0;      // the tracker's step that it wrote last
         std::uint64_t version = 0;           // of the groups that it has followed
         std::vector<std::uint32_t> done;     // per unit: the generation that it has followed
+        std::vector<std::uint32_t> keys;     // the same of keys that wait for their values
+        bool keys_wait = false;              // some do
         bool rewritten = false;              // a packed row was: its block is exact
         std::uint32_t readers = 0;           // attention operations since the last write
         std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
@@ -173,11 +179,19 @@ class LayerCache {
         std::uint32_t row = 0;  // in the sequence that holds it
         std::uint32_t run = 0;
     };
-    Place place(std::uint32_t stream, std::uint32_t cell, std::uint32_t limit) const;
+    Place place(Part part, std::uint32_t stream, std::uint32_t cell, std::uint32_t limit) const;
     // The sequence that holds the rows, which are going to change.
-    Sequence& to_write(std::uint32_t stream, const Place& at);
+    Sequence& to_write(Part part, std::uint32_t stream, const Place& at);
     StreamState& state(std::uint32_t stream) noexcept { return streams_state_[stream]; }
     static void count_readers(StreamState& s);
+    // Whether the layer has packed that part of a unit in use.
+    static bool has_packed(Part part, const StreamState& s, const CellGroups& groups,
+                           std::uint32_t unit) noexcept;
+    enum class Portion : std::uint8_t { whole, keys, values };
+    void take_units(std::uint32_t stream, Portion last, Executor& executor);
+    void adopt(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
+               Executor& executor);
+    void drop_unused(std::uint32_t stream);
     bool holds_exact(const StreamState& s, std::uint32_t cell) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     std::uint32_t like(std::uint32_t stream, std::uint32_t unit,

@@ -32,16 +32,14 @@ void each_row(std::size_t offset, std::size_t size, std::size_t bytes, Whole who
 }  // namespace
 
 // A unit that this layer has not packed yet is still at its cells.
-LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t cell,
+LayerCache::Place LayerCache::place(Part part, std::uint32_t stream_index, std::uint32_t cell,
                                     std::uint32_t limit) const {
     const CellGroups& groups = trackers_[stream_index].groups();
     const StreamState& s = stream(stream_index);
     const auto packed_row = [&](std::uint32_t c) {
         const std::uint32_t row = groups.packed_row(c);
-        const std::uint32_t unit = row / groups.block();
-        const bool done =
-            row != no_cell && unit < s.done.size() && s.done[unit] == groups.generations()[unit];
-        return done ? row : no_cell;
+        const bool packed = row != no_cell && has_packed(part, s, groups, row / groups.block());
+        return packed ? row : no_cell;
     };
     limit = std::min(limit, cells_ - cell);
     const std::uint32_t row = packed_row(cell);
@@ -55,7 +53,7 @@ LayerCache::Place LayerCache::place(std::uint32_t stream_index, std::uint32_t ce
 bool LayerCache::writable(std::uint32_t stream_index, std::uint32_t cell) const {
     const CellGroups& groups = trackers_[stream_index].groups();
     const bool written = groups.exact(cell) || groups.packed_row(cell) != no_cell;
-    return written && !place(stream_index, cell, 1).packed;
+    return written && !place(Part::keys, stream_index, cell, 1).packed;
 }
 
 LayerCache::Rows LayerCache::rows(std::uint32_t stream_index) const {
@@ -63,18 +61,19 @@ LayerCache::Rows LayerCache::rows(std::uint32_t stream_index) const {
     Rows rows;
     for (std::uint32_t cell = 0; cell < cells_; ++cell) {
         if (groups.packed_row(cell) == no_cell && !groups.exact(cell)) continue;
-        const bool packed = !plan_->scheme().exact() && place(stream_index, cell, 1).packed;
+        const bool packed =
+            !plan_->scheme().exact() && place(Part::values, stream_index, cell, 1).packed;
         ++(packed ? rows.packed : rows.exact);
     }
     return rows;
 }
 
-std::vector<LayerCache::Placed> LayerCache::by_place(std::uint32_t stream_index,
+std::vector<LayerCache::Placed> LayerCache::by_place(Part part, std::uint32_t stream_index,
                                                      std::span<const std::uint32_t> cells) const {
     std::vector<Placed> placed;
     placed.reserve(cells.size());
     for (const std::uint32_t cell : cells) {
-        const Place at = place(stream_index, cell, 1);
+        const Place at = place(part, stream_index, cell, 1);
         placed.push_back({at.packed, at.row, cell});
     }
     std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
@@ -94,7 +93,7 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
         const auto first = static_cast<std::uint32_t>(row % cells_);
         cells.resize(std::min<std::size_t>(rows, cells_ - first));
         std::iota(cells.begin(), cells.end(), first);
-        const std::vector<Placed> placed = by_place(s, cells);
+        const std::vector<Placed> placed = by_place(part, s, cells);
         for (std::size_t i = 0, n = 1; i < placed.size(); i += n, n = 1) {
             const Placed& at = placed[i];
             // What lies right behind it, in its block, and is wanted right behind it.
@@ -136,8 +135,10 @@ void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t fir
     std::memcpy(out, rows_.data(), bytes);
 }
 
-Sequence& LayerCache::to_write(std::uint32_t stream_index, const Place& at) {
+Sequence& LayerCache::to_write(Part part, std::uint32_t stream_index, const Place& at) {
     StreamState& s = state(stream_index);
+    // A block that is reopened must have its values.
+    if (at.packed && part == Part::keys && s.keys_wait) follow(stream_index, serial_executor());
     s.rewritten |= at.packed;
     decoded_from_ = nullptr;
     return at.packed ? s.packed : s.exact;
@@ -150,14 +151,14 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
     std::vector<std::uint32_t> places;
     while (rows > 0) {
         const auto s = static_cast<std::uint32_t>(row / cells_);
-        const Place at = place(s, static_cast<std::uint32_t>(row % cells_),
+        const Place at = place(part, s, static_cast<std::uint32_t>(row % cells_),
                                static_cast<std::uint32_t>(std::min(rows, batch)));
         rows_.resize(std::size_t{at.run} * channels);
         std::memcpy(rows_.data(), in, at.run * row_bytes(part));
         ggml_fp16_to_fp32_row(rows_.data(), values.data(), std::int64_t{at.run} * channels);
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
-        Sequence& sequence = to_write(s, at);
+        Sequence& sequence = to_write(part, s, at);
         if (part == Part::keys)
             sequence.write_keys(places, values.data(), channels);
         else
@@ -173,13 +174,13 @@ void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const
     std::vector<float> values(shape_.channels());
     ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(row), values.data(),
                           static_cast<std::int64_t>(values.size()));
-    const Place at = place(stream_index, cell, 1);
-    to_write(stream_index, at)
+    const Place at = place(Part::keys, stream_index, cell, 1);
+    to_write(Part::keys, stream_index, at)
         .write_keys({&at.row, 1}, values.data(), values.size(), {&position, 1});
 }
 
 std::int32_t LayerCache::position(std::uint32_t stream_index, std::uint32_t cell) const {
-    const Place at = place(stream_index, cell, 1);
+    const Place at = place(Part::keys, stream_index, cell, 1);
     const StreamState& s = stream(stream_index);
     return (at.packed ? s.packed : s.exact).position(at.row);
 }

@@ -118,6 +118,10 @@ bool Sequence::full(std::uint32_t block) const noexcept {
     return blocks_[block]->keys.count() == tokens && blocks_[block]->values.count() == tokens;
 }
 
+bool Sequence::has_values(std::uint32_t block) const noexcept {
+    return block < blocks_.size() && blocks_[block] != nullptr && blocks_[block]->values.any();
+}
+
 void Sequence::truncate(std::uint32_t size) noexcept {
     if (size == 0) queries_ = {};  // also those of tokens that never had a row
     if (size >= size_) return;

@@ -1,9 +1,12 @@
 // Rows of one sequence packed into another's blocks, in an order that the host gives.
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cache/block.h"
+#include "cache/store.h"
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
@@ -17,65 +20,117 @@ namespace {
 
 }  // namespace
 
-void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
-                     std::span<const std::uint32_t> cells, Executor& executor,
-                     std::span<const std::uint32_t> like) {
+void Sequence::check_adopted(const Sequence& source, std::span<const std::uint32_t> blocks,
+                             std::span<const std::uint32_t> cells) const {
     const std::uint32_t tokens = plan_->block_tokens();
     if (source.plan_ != plan_) refuse("the rows' sequence has another plan");
     if (cells.size() != blocks.size() * tokens)
         refuse(std::to_string(cells.size()) + " cells for " + std::to_string(blocks.size()) +
                " blocks of " + std::to_string(tokens) + " tokens");
-    for (const std::uint32_t b : blocks) {
-        check_cell((std::uint64_t{b} + 1) * tokens - 1);
-        if (b < blocks_.size() && blocks_[b] != nullptr)
-            refuse("block " + std::to_string(b) + " is there already");
-    }
     for (const std::uint32_t cell : cells) {
         if (cell == no_cell) continue;
         const std::uint32_t b = cell / tokens;
         if (b >= source.blocks_.size() || source.blocks_[b] == nullptr || source.packed(b))
             refuse("cell " + std::to_string(cell) + " of the rows' sequence is not exact");
     }
-
     std::vector<std::uint32_t> ascending(blocks.begin(), blocks.end());
     std::sort(ascending.begin(), ascending.end());
     if (std::adjacent_find(ascending.begin(), ascending.end()) != ascending.end())
         refuse("a block is named twice");
+}
+
+bool Sequence::gather(std::span<const std::uint32_t> cells, std::byte* to) const noexcept {
+    const auto tokens = static_cast<std::uint32_t>(cells.size());
+    const auto first =
+        std::find_if(cells.begin(), cells.end(), [](auto c) { return c != no_cell; });
+    if (first == cells.end()) return false;
+    std::uint32_t known = *first;
+    for (std::uint32_t t = 0; t < tokens;) {
+        const bool missing = cells[t] == no_cell;
+        if (!missing) known = cells[t];
+        const std::uint32_t from = known % tokens;
+        std::uint32_t count = 1;
+        while (t + count < tokens &&
+               (missing ? cells[t + count] == no_cell
+                        : cells[t + count] == known + count && from + count < tokens))
+            ++count;
+        device().copy_rows(*plan_, to, t, blocks_[known / tokens]->data, from, count, missing);
+        if (!missing) known += count - 1;
+        t += count;
+    }
+    return true;
+}
+
+void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
+                     std::span<const std::uint32_t> cells, Executor& executor,
+                     std::span<const std::uint32_t> like) {
+    adopt(source, blocks, cells, executor, like, std::nullopt);
+}
+
+void Sequence::adopt_keys(const Sequence& source, std::span<const std::uint32_t> blocks,
+                          std::span<const std::uint32_t> cells, Executor& executor,
+                          std::span<const std::uint32_t> like) {
+    if (plan_->scheme().exact()) refuse("an exact scheme's keys can't be packed alone");
+    adopt(source, blocks, cells, executor, like, Part::keys);
+}
+
+void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
+                     std::span<const std::uint32_t> cells, Executor& executor,
+                     std::span<const std::uint32_t> like, std::optional<Part> only) {
+    const std::uint32_t tokens = plan_->block_tokens();
+    check_adopted(source, blocks, cells);
+    std::uint32_t end = 0;
     std::vector<Place> places;
-    for (const std::uint32_t b : ascending) places.push_back({this, b});
+    for (const std::uint32_t b : blocks) {
+        check_cell((std::uint64_t{b} + 1) * tokens - 1);
+        if (b < blocks_.size() && blocks_[b] != nullptr)
+            refuse("block " + std::to_string(b) + " is there already");
+        places.push_back({this, b});
+        end = std::max(end, (b + 1) * tokens);
+    }
+    std::ranges::sort(places, {}, &Place::block);
     make_writable(places, 0);
     executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) {
         cache::Block& block = *blocks_[blocks[i]];
-        const auto its = cells.subspan(i * tokens, tokens);
-        const auto first = static_cast<std::uint32_t>(
-            std::find_if(its.begin(), its.end(), [](auto c) { return c != no_cell; }) -
-            its.begin());
-        std::uint32_t known = first < tokens ? its[first] : no_cell;
-        for (std::uint32_t t = 0; t < tokens && known != no_cell;) {
-            const bool missing = its[t] == no_cell;
-            if (!missing) known = its[t];
-            const std::uint32_t from = known % tokens;
-            std::uint32_t count = 1;
-            while (t + count < tokens &&
-                   (missing ? its[t + count] == no_cell
-                            : its[t + count] == known + count && from + count < tokens))
-                ++count;
-            device().copy_rows(*plan_, block.data, t, source.blocks_[known / tokens]->data, from,
-                               count, missing);
-            if (!missing) known += count - 1;
-            t += count;
-        }
+        source.gather(cells.subspan(i * tokens, tokens), block.data);
         block.keys = block.values = cache::cell_range(0, tokens);
     });
     const std::uint32_t before = size_;
-    size_ = std::max(size_, (ascending.empty() ? 0 : (ascending.back() + 1) * tokens));
+    size_ = std::max(size_, end);
     try {
-        pack(blocks, executor, like);
+        pack(blocks, executor, like, only);
     } catch (...) {
         drop(blocks);
         size_ = before;
         throw;
     }
+    if (only != Part::keys) return;
+    for (const std::uint32_t b : blocks) blocks_[b]->values.reset();
+}
+
+void Sequence::adopt_values(const Sequence& source, std::span<const std::uint32_t> blocks,
+                            std::span<const std::uint32_t> cells, Executor& executor) {
+    const std::uint32_t tokens = plan_->block_tokens();
+    check_adopted(source, blocks, cells);
+    for (const std::uint32_t b : blocks) {
+        if (!packed(b) || blocks_[b]->values.any() || blocks_[b]->refs > 1 || guarded(b))
+            refuse("block " + std::to_string(b) + " doesn't wait for its values");
+    }
+    Store::Impl& store = store_->impl();
+    const cache::ScratchSlots rows(store, plan_->exact_bytes(), blocks.size());
+    std::vector<BlockCopy> encoded;
+    std::vector<const std::byte*> exact;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        encoded.push_back({rows[i], blocks_[blocks[i]]->data});
+        exact.push_back(rows[i]);
+    }
+    executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) {
+        if (!source.gather(cells.subspan(i * tokens, tokens), rows[i]))
+            device().clear(rows[i], plan_->exact_bytes());
+    });
+    if (plan_->rows() != RowType::f16) check_packable(exact, executor);
+    store.device.encode(*plan_, encoded, executor, Part::values);
+    for (const std::uint32_t b : blocks) blocks_[b]->values = cache::cell_range(0, tokens);
 }
 
 }  // namespace lowkv

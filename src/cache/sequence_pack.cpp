@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,6 +89,11 @@ void Sequence::settle(Executor& executor) {
 
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
                     std::span<const std::uint32_t> like) {
+    pack(blocks, executor, like, std::nullopt);
+}
+
+void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
+                    std::span<const std::uint32_t> like, std::optional<Part> only) {
     if (!like.empty() && like.size() != blocks.size()) {
         throw Error(ErrorCode::invalid_argument,
                     std::to_string(like.size()) + " blocks to be like for " +
@@ -98,7 +104,7 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
         places.push_back({{this, blocks[i]}, like.empty() ? first_packed : like[i]});
     std::sort(places.begin(), places.end(),
               [](const Place& a, const Place& b) { return a.block < b.block; });
-    pack(places, false, executor);
+    pack(places, false, executor, only);
 }
 
 // Of the sequence's first packed block that leads; null: it has none.
@@ -109,7 +115,16 @@ const std::byte* Sequence::statistics() const noexcept {
     return found == blocks_.end() ? nullptr : (*found)->data;
 }
 
-void Sequence::pack(std::span<const Packing> places, bool apart, Executor& executor) {
+void Sequence::check_packable(std::span<const std::byte* const> exact, Executor& executor) const {
+    if (device().packable(*plan_, exact, executor)) return;
+    throw Error(
+        ErrorCode::invalid_argument,
+        "keys or values are infinite, NaN, or above 65504, which a packed block can't hold; "
+        "use scheme='exact'");
+}
+
+void Sequence::pack(std::span<const Packing> places, bool apart, Executor& executor,
+                    std::optional<Part> only) {
     if (places.empty() || places.front().sequence->plan_->scheme().exact()) return;
     const Plan& plan = *places.front().sequence->plan_;
     Store::Impl& store = places.front().sequence->store_->impl();
@@ -165,11 +180,7 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     if (apart || plan.rows() != RowType::f16) {
         std::vector<const std::byte*> exact;
         for (const Due& its : due) exact.push_back(its.block->data);
-        if (!store.device.packable(plan, exact, executor)) {
-            throw Error(ErrorCode::invalid_argument,
-                        "keys or values are infinite, NaN, or above 65504, which a packed block "
-                        "can't hold; use scheme='exact'");
-        }
+        places.front().sequence->check_packable(exact, executor);
     }
 
     find_leaders(store.device, plan, due);
@@ -191,9 +202,13 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     }
     lock.unlock();
     try {
-        store.device.encode(plan, encoded, executor);
-        for (std::size_t i = 0; i < due.size(); ++i)
+        store.device.encode(plan, encoded, executor, only);
+        for (std::size_t i = 0; i < due.size(); ++i) {
             if (due[i].uniform) cache::mark_uniform(store.device, plan, slots[i]);
+            // A reader of the keys decodes the whole block.
+            if (only == Part::keys)
+                store.device.clear(slots[i] + plan.keys().bytes(), plan.values().bytes());
+        }
     } catch (...) {
         lock.lock();  // for the slots
         throw;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,29 +17,6 @@ namespace lowkv {
 namespace {
 
 constexpr std::size_t blocks_at_a_time = 32;
-
-// Blocks of the device to decode into, in no books.
-class ScratchSlots {
-  public:
-    ScratchSlots(Store::Impl& store, std::size_t slot_bytes, std::size_t count) : store_(store) {
-        if (count == 0) return;
-        const std::scoped_lock lock(store_.mutex);
-        slots_.emplace(store_.pool(slot_bytes), count);
-    }
-    ~ScratchSlots() {
-        if (!slots_) return;
-        const std::scoped_lock lock(store_.mutex);
-        slots_.reset();
-    }
-    ScratchSlots(const ScratchSlots&) = delete;
-    ScratchSlots& operator=(const ScratchSlots&) = delete;
-
-    std::byte* operator[](std::size_t i) const noexcept { return (*slots_)[i]; }
-
-  private:
-    Store::Impl& store_;
-    std::optional<cache::ReservedSlots> slots_;
-};
 
 void clear(const Shape& shape, const RowsOut& rows, std::uint32_t count,
            std::size_t bytes) noexcept {
@@ -111,7 +87,7 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
         const auto block_of = [&](std::size_t item) {
             return readings[item / blocks].sequence->blocks_[first_block + item % blocks];
         };
-        const ScratchSlots scratch(store, plan.host().exact_bytes(), any_packed ? turn : 0);
+        const cache::ScratchSlots scratch(store, plan.host().exact_bytes(), any_packed ? turn : 0);
         decoded.clear();
         for (std::size_t i = 0; i < turn; ++i) {
             const cache::Block* block = block_of(done + i);

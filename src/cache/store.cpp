@@ -73,5 +73,18 @@ ReservedSlots::~ReservedSlots() {
     for (std::size_t i = taken_; i < slots_.size(); ++i) pool_.deallocate(slots_[i]);
 }
 
+ScratchSlots::ScratchSlots(Store::Impl& store, std::size_t slot_bytes, std::size_t count)
+    : store_(store) {
+    if (count == 0) return;
+    const std::scoped_lock lock(store_.mutex);
+    slots_.emplace(store_.pool(slot_bytes), count);
+}
+
+ScratchSlots::~ScratchSlots() {
+    if (!slots_) return;
+    const std::scoped_lock lock(store_.mutex);
+    slots_.reset();
+}
+
 }  // namespace cache
 }  // namespace lowkv

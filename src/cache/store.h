@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "cache/block.h"
@@ -55,6 +56,21 @@ class ReservedSlots {
     Pool& pool_;
     std::vector<std::byte*> slots_;
     std::size_t taken_ = 0;
+};
+
+// Blocks to decode into or to encode from, in no books. Takes the mutex itself.
+class ScratchSlots {
+  public:
+    ScratchSlots(Store::Impl& store, std::size_t slot_bytes, std::size_t count);
+    ~ScratchSlots();
+    ScratchSlots(const ScratchSlots&) = delete;
+    ScratchSlots& operator=(const ScratchSlots&) = delete;
+
+    std::byte* operator[](std::size_t i) const noexcept { return (*slots_)[i]; }
+
+  private:
+    Store::Impl& store_;
+    std::optional<ReservedSlots> slots_;
 };
 
 }  // namespace cache

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "codec/block.h"
 #include "lowkv/codec.h"
 
 namespace lowkv {
@@ -24,26 +25,34 @@ const std::uint16_t* f16_rows(const Plan& plan, Part part, const std::byte* f16)
 
 }  // namespace
 
-void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept {
+void codec::encode_shared_part(const Plan& plan, Part part, const std::byte* f16,
+                               std::byte* packed) noexcept {
     const auto* positions = reinterpret_cast<const std::int32_t*>(f16 + 2 * plan.f16_part_bytes());
-    for (const Part part : parts) {
-        plan.part(part).encode_shared(f16_rows(plan, part, f16),
-                                      plan.has_positions() ? positions : nullptr,
-                                      packed + packed_offset(plan, part));
+    plan.part(part).encode_shared(f16_rows(plan, part, f16),
+                                  plan.has_positions() ? positions : nullptr,
+                                  packed + packed_offset(plan, part));
+}
+
+void codec::encode_part(const Plan& plan, Part part, const std::byte* f16, std::byte* packed,
+                        std::uint32_t first_head, std::uint32_t last_head,
+                        const EncodeHints& hints) noexcept {
+    EncodeHints its = hints;
+    if (its.like != nullptr) its.like += packed_offset(plan, part);
+    for (std::uint32_t head = first_head; head < last_head; ++head) {
+        plan.part(part).encode_head(f16_rows(plan, part, f16), head,
+                                    packed + packed_offset(plan, part), its);
     }
+}
+
+void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept {
+    for (const Part part : parts) codec::encode_shared_part(plan, part, f16, packed);
 }
 
 void encode_block(const Plan& plan, const std::byte* f16, std::byte* packed,
                   std::uint32_t first_head, std::uint32_t last_head,
                   const EncodeHints& hints) noexcept {
-    for (const Part part : parts) {
-        EncodeHints its = hints;
-        if (its.like != nullptr) its.like += packed_offset(plan, part);
-        for (std::uint32_t head = first_head; head < last_head; ++head) {
-            plan.part(part).encode_head(f16_rows(plan, part, f16), head,
-                                        packed + packed_offset(plan, part), its);
-        }
-    }
+    for (const Part part : parts)
+        codec::encode_part(plan, part, f16, packed, first_head, last_head, hints);
 }
 
 void decode_block(const Plan& plan, const std::byte* packed, std::byte* f16) noexcept {

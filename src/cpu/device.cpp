@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "attention/run.h"
+#include "codec/block.h"
 #include "cpu/byte_rows.h"
 #include "cpu/exact_block.h"
 #include "cpu/memory.h"
@@ -18,10 +20,17 @@ namespace {
 // What families encode is f16: rows of other types are rounded first, some blocks at a time.
 constexpr std::size_t blocks_at_a_time = 32;
 
-void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) noexcept {
+void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
+                std::optional<Part> only) noexcept {
+    const auto each_part = [&](auto f) {
+        for (const Part part : {Part::keys, Part::values})
+            if (!only || *only == part) f(part);
+    };
     if (plan.has_shared()) {
         executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) noexcept {
-            encode_shared(plan, blocks[i].from, blocks[i].to);
+            each_part([&](Part part) {
+                codec::encode_shared_part(plan, part, blocks[i].from, blocks[i].to);
+            });
         });
     }
     const std::uint32_t heads = plan.shape().kv_heads;
@@ -32,8 +41,10 @@ void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& e
             const BlockCopy& block = blocks[item / heads];
             if (plan.has_statistics() && (block.like == nullptr) != leads) return;
             const auto head = static_cast<std::uint32_t>(item % heads);
-            encode_block(plan, block.from, block.to, head, head + 1,
-                         {.like = block.like, .queries = block.queries});
+            each_part([&](Part part) {
+                codec::encode_part(plan, part, block.from, block.to, head, head + 1,
+                                   {.like = block.like, .queries = block.queries});
+            });
         });
     }
 }
@@ -113,8 +124,9 @@ class CpuDevice final : public Device {
         });
         return std::ranges::find(fits, 0) == fits.end();
     }
-    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) override {
-        if (cpu::is_f16(plan)) return encode_f16(plan, blocks, executor);
+    void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
+                std::optional<Part> only) override {
+        if (cpu::is_f16(plan)) return encode_f16(plan, blocks, executor, only);
         const std::size_t most = std::min(blocks.size(), blocks_at_a_time);
         std::vector<std::byte> f16(most * plan.f16_bytes());
         std::vector<BlockCopy> rounded(most);
@@ -126,7 +138,7 @@ class CpuDevice final : public Device {
                 rounded[i] = blocks[first + i];
                 rounded[i].from = own;
             });
-            encode_f16(plan, std::span(rounded).first(count), executor);
+            encode_f16(plan, std::span(rounded).first(count), executor, only);
         }
     }
     void decode(const Plan& plan, std::span<const BlockCopy> blocks,

@@ -113,6 +113,13 @@ Made make(Device& device, const Plan& plan, const std::vector<float>& rows, std:
     device.decode(plan, decode, serial_executor());
     made.exact = out_of(device, exact.data(), blocks * plan.exact_bytes());
     made.packed = out_of(device, packed.data(), blocks * plan.packed_bytes());
+
+    // One part, then the other.
+    const DeviceMemory parts(device, blocks * plan.packed_bytes());
+    for (std::size_t b = 0; b < blocks; ++b) encode[b].to = parts.data() + b * plan.packed_bytes();
+    for (const Part part : {Part::values, Part::keys})
+        device.encode(plan, encode, serial_executor(), part);
+    CHECK(out_of(device, parts.data(), blocks * plan.packed_bytes()) == made.packed);
     made.decoded = out_of(device, decoded.data(), blocks * plan.exact_bytes());
     return made;
 }

@@ -58,7 +58,8 @@ using Context = std::unique_ptr<ggml_context, Free>;
 using Buffer = std::unique_ptr<ggml_backend_buffer, Free>;
 
 inline Context new_context() {
-    return Context(ggml_init({64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
+    return Context(
+        ggml_init({128 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
 }
 
 inline Buffer host_memory(ggml_context* context) {
@@ -68,10 +69,11 @@ inline Buffer host_memory(ggml_context* context) {
     return memory;
 }
 
-// A cache of two layers, and a backend.
+// A cache, and a backend.
 class Cache {
   public:
-    explicit Cache(const std::string& scheme, std::uint32_t cells = 512, int streams = 1)
+    explicit Cache(const std::string& scheme, std::uint32_t cells = 512, int streams = 1,
+                   int layer_count = layers)
         : cells_(cells) {
         static const bool registered = [] {
             ggml_log_set(
@@ -87,7 +89,7 @@ class Cache {
         backend_.reset(ggml_backend_dev_init(lowkv::ggml::device(), nullptr));
         REQUIRE(backend_ != nullptr);
         lowkv::ggml::set_threads(backend_.get(), 1);  // whose allocations are this thread's
-        for (int layer = 0; layer < layers; ++layer) {
+        for (int layer = 0; layer < layer_count; ++layer) {
             for (const char part : {'k', 'v'}) {
                 ggml_tensor* tensor =
                     ggml_new_tensor_3d(context_.get(), GGML_TYPE_F16, channels, cells, streams);
@@ -127,6 +129,19 @@ class Cache {
         return ggml_backend_graph_compute(backend_.get(), graph);
     }
 
+    // The layers learn their heads when llama.cpp asks whether their attention is served.
+    void ask() const {
+        const Context context = new_context();
+        ggml_context* c = context.get();
+        ggml_tensor* query = ggml_new_tensor_3d(c, GGML_TYPE_F32, head_dim, 1, heads);
+        ggml_tensor* mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, cells_, 1);
+        for (std::size_t layer = 0; layer < keys_.size(); ++layer)
+            REQUIRE(ggml_backend_dev_supports_op(
+                lowkv::ggml::device(),
+                ggml_flash_attn_ext(c, query, view(c, keys_[layer]), view(c, values_[layer]), mask,
+                                    0.125f, 0, 0)));
+    }
+
     // Tokens written to `where` in stream 0, each seeing `before` and the tokens up to itself, in
     // all layers.
     ggml_status step(const Cells& where, const Cells& before) {
@@ -137,7 +152,7 @@ class Cache {
         ggml_tensor* mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, cells_, tokens);
         ggml_tensor* numbers = ggml_new_tensor_1d(c, GGML_TYPE_I64, tokens);
         std::vector<ggml_tensor*> inputs, outputs;
-        for (std::size_t layer = 0; layer < layers; ++layer) {
+        for (std::size_t layer = 0; layer < keys_.size(); ++layer) {
             for (ggml_tensor* target : {keys_[layer], values_[layer]}) {
                 inputs.push_back(ggml_new_tensor_2d(c, GGML_TYPE_F32, channels, tokens));
                 ggml_tensor* rows = ggml_reshape_2d(c, target, channels, ggml_nrows(target));
@@ -164,7 +179,6 @@ class Cache {
             seen.push_back(where[i]);
             for (const std::uint32_t cell : seen) row[cell] = 0;
         }
-        // The layers learn their heads when llama.cpp asks.
         for (const ggml_tensor* out : outputs)
             REQUIRE(ggml_backend_dev_supports_op(lowkv::ggml::device(), out));
         const ggml_status status = compute(graph);
