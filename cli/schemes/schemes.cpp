@@ -46,6 +46,17 @@ void explain_layer(const LayerScheme& scheme) {
     }
 }
 
+void explain_speed(const LayerScheme& scheme) {
+    const Plan plan = neutral_plan(scheme, {.kv_heads = 8, .head_dim = 128});
+    for (const Part part : {Part::keys, Part::values}) {
+        const PartKernels& kernels = plan.part(part).kernels();
+        if (kernels.name.empty() || kernels.multiply != nullptr) continue;
+        line("speed", std::string(part == Part::keys ? "keys" : "values") +
+                          " are not of a preset: attention decodes 32 tokens at a time to f32, "
+                          "which is slower than the presets' way");
+    }
+}
+
 void explain_retention(const Retention& retention, std::uint32_t block) {
     line("window", "the newest " + std::to_string(retention.window) + " tokens stay exact; " +
                        (retention.flush > 0
@@ -105,6 +116,7 @@ void explain(const std::string& text) {
                      : "no calibration: nothing is learned from a text beforehand");
     std::printf("\n");
     explain_layer(scheme.base);
+    explain_speed(scheme.base);
     explain_retention(scheme.retention, block_tokens(scheme.base));
     for (const LayerOverride& other : scheme.overrides) {
         if (other.first == other.last) {
@@ -113,6 +125,7 @@ void explain(const std::string& text) {
             std::printf("Layers %u to %u:\n", other.first, other.last);
         }
         explain_layer(other.scheme);
+        explain_speed(other.scheme);
     }
 
     std::printf("\nBits per number, with all scales, zeros, norms and means%s:\n",
