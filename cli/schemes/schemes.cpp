@@ -156,23 +156,23 @@ void explain(const std::string& text) {
 
 }  // namespace
 
-void add_schemes(CLI::App& app, int& status) {
+void add_schemes(Command app, int& status) {
     struct Options {
         std::string scheme, json;
         bool all = false;
     };
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand("schemes", "What can be stored, in words and in bits");
-    command->footer(footer);
-    CLI::Option* scheme = command->add_option(
-        "scheme", options->scheme, "Explain this one; without it, list those that one would use");
+    Command command = app.add_command("schemes", "What can be stored, in words and in bits");
+    command.footer(footer);
+    Option scheme = command.option("scheme", options->scheme,
+                                   "Explain this one; without it, list those that one would use");
     command
-        ->add_flag("--all", options->all,
-                   "List the presets to compare with, too, and every word of a scheme")
-        ->excludes(scheme);
-    command->add_option("--json", options->json, "Write all presets and words to this file")
-        ->excludes(scheme);
-    command->callback([options, &status] {
+        .flag("--all", options->all,
+              "List the presets to compare with, too, and every word of a scheme")
+        .excludes(scheme);
+    command.option("--json", options->json, "Write all presets and words to this file")
+        .excludes(scheme);
+    command.callback([options, &status] {
         if (!options->json.empty()) require_writable(options->json);
         if (options->scheme.empty()) {
             std::fputs(scheme_list(options->all).c_str(), stdout);
