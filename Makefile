@@ -14,9 +14,14 @@ SETUP := python3 deps/setup.py
 export PATH := $(or $(LOWKV_CACHE_DIR),$(HOME)/.cache/lowkv)/bin:$(PATH)
 # The value of one of the paths that the set-up knows, e.g. $(call dep,LOWKV_MODEL): a shell expression.
 dep = $$($(SETUP) --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["$(1)"])')
-# $(call BUILD,preset[,targets])
-BUILD = mkdir -p build; cmake --preset $(1) >build/$(1)-configure.log || { cat build/$(1)-configure.log; exit 1; }; \
+# Ninja where it is, in new build folders.
+export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
+# $(call BUILD,preset[,targets]): configured once; the build itself configures again where that is needed.
+BUILD = mkdir -p build; [[ -e build/$(1)/CMakeCache.txt ]] || cmake --preset $(1) >build/$(1)-configure.log || \
+	{ cat build/$(1)-configure.log; rm -f build/$(1)/CMakeCache.txt; exit 1; }; \
 	cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
+# The core in build/release, which other builds take from there.
+CORE = $(SETUP) headers; $(call BUILD,release,lowkv lowkv_filters lowkv_calibrate)
 
 .PHONY: help
 help: ## this list
@@ -37,8 +42,29 @@ demo: ## stream an answer from the packed cache, then compare schemes: builds on
 	deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
 
 .PHONY: test
-test: test-cpp test-eval test-e2e test-python test-sanitizers ## run all tests, sanitizers included
-	@$(MAKE) test-versions VERSIONS="0.10.2 0.15.3"
+test: test-cpp test-eval test-e2e test-python ## what every change must pass: C++, the real model, the Python package
+
+.PHONY: test-all
+test-all: test ## `make test` and all lanes, one after the other (hours); `make lanes` lists them
+	@tests/lanes.py --all
+
+.PHONY: lanes
+lanes: ## the lanes of test-all: what each runs, and about how long
+	@tests/lanes.py --list
+
+.PHONY: check
+check: ## one test: T=NAME, of C++ (sorted_codec), or of pytest (tests/e2e/test_run.py, test_run.py::test_dry)
+	@test -n "$(T)" || { echo "make check needs T=NAME, for example T=sorted_codec or T=tests/e2e/test_run.py"; exit 1; }
+	case "$(T)" in
+	*e2e/*) $(MAKE) test-e2e LONG=1 E2E="$(T)" ;;
+	*python/*) $(MAKE) test-python LONG=1 PY="$(T)" ;;
+	*) $(SETUP); $(call BUILD,$(PRESET),test_$(subst .,_,$(T))); "$(BIN)/test_$(subst .,_,$(T))" $(ARGS) ;;
+	esac
+
+# LONG=1 runs all of tests/e2e and tests/python: else those that are not marked long.
+SHORT := $(if $(LONG),,-m "not long")
+E2E := tests/e2e
+PY := tests/python
 
 .PHONY: test-cpp
 test-cpp: build ## C++ tests, every kernel on every implementation
@@ -51,7 +77,11 @@ test-eval: setup ## what the scripts of eval/ count and remember (seconds, no mo
 .PHONY: test-e2e
 test-e2e: build ## the plug-in and the command on a real model
 	@$(SETUP) text gemma venv-transformers
-	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/e2e $(PYTEST_ARGS)
+	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest $(E2E) $(SHORT) $(PYTEST_ARGS)
+
+.PHONY: test-long
+test-long: build package ## the tests that `make test` leaves out because they are long: of e2e and of the package
+	@$(MAKE) test-e2e test-python SHORT="-m long"
 
 .PHONY: test-llama
 test-llama: build ## llama.cpp's own server tests, stock and with the plug-in (10 minutes)
@@ -79,15 +109,18 @@ PACKAGE := build/python/site
 # $(call INSTALL,folder[,settings[,source]]): the Python package in folder/site, or that of another source
 INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
 	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
-	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON $(2) $(or $(3),.)
+	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON \
+	--config-settings=cmake.define.LOWKV_CORE=$(CURDIR)/build/release $(2) $(or $(3),.)
 .PHONY: package
-package: ## build the Python package into build/python/site
-	@$(SETUP) model venv-transformers oldest-transformers previous-transformers lmcache
+package: ## build the Python package into build/python/site, on the core in build/release
+	@$(CORE)
+	$(SETUP) model venv-transformers lmcache
 	$(call INSTALL,build/python)
 
 .PHONY: package-opencl
 package-opencl: ## the same with OpenCL devices, into build/python-opencl/site
-	@$(SETUP) model venv-transformers
+	@$(CORE)
+	$(SETUP) model venv-transformers
 	$(call INSTALL,build/python-opencl,--config-settings=cmake.define.LOWKV_OPENCL=ON)
 
 # The package lowkv-cuda beside it: with the kernels on the host, into build/python-cuda/site, or for GPUs.
@@ -107,18 +140,19 @@ test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's
 	    PYTHONPATH="$(CURDIR)/$(PACKAGE):$(CURDIR)/build/python-cuda/site" \
 	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest tests/python $(PYTEST_ARGS)
 
+# $(call PYTEST,paths before the package's[,arguments])
+PYTEST = LOWKV_MODEL="$(call dep,LOWKV_MODEL)" PYTHONPATH="$(CURDIR)/$(PACKAGE):$(1)" \
+	"$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest $(2) $(PYTEST_ARGS)
+
 .PHONY: test-python
-test-python: package ## the Python package, on the newest, the previous and the oldest transformers
-	@python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
-	export LOWKV_MODEL="$(call dep,LOWKV_MODEL)"
-	echo "== newest transformers"
-	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE)" "$$python" -m pytest tests/python $(PYTEST_ARGS)
-	echo "== previous transformers"
-	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_PREVIOUS_TRANSFORMERS)" "$$python" -m pytest \
-	    tests/python/test_families.py $(PYTEST_ARGS)
-	echo "== oldest transformers"
-	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_OLDEST_TRANSFORMERS)" "$$python" -m pytest \
-	    tests/python/test_families.py tests/python/test_generate.py $(PYTEST_ARGS)
+test-python: package ## the Python package, on the newest transformers
+	@$(call PYTEST,$(call dep,LOWKV_LMCACHE),$(PY) $(SHORT))
+
+.PHONY: test-older-transformers
+test-older-transformers: package ## the Python package on the previous and the oldest transformers
+	@$(SETUP) oldest-transformers previous-transformers
+	$(call PYTEST,$(call dep,LOWKV_PREVIOUS_TRANSFORMERS),tests/python/test_families.py)
+	$(call PYTEST,$(call dep,LOWKV_OLDEST_TRANSFORMERS),tests/python/test_families.py tests/python/test_generate.py)
 
 .PHONY: test-llama-cpp-python
 test-llama-cpp-python: build package ## lowkv.llama_cpp in a real llama-cpp-python (builds it: 10 minutes, once)
@@ -151,19 +185,21 @@ docs: package ## the API reference of the Python package, in build/docs
 	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE):$(call dep,LOWKV_API_DOCS)" \
 	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" deps/api_reference.py build/docs
 
-.PHONY: test-sanitizers
-test-sanitizers: setup ## core tests under ASan+UBSan and under TSan
-	@for preset in asan-ubsan tsan; do
-	    echo "== $$preset"
-	    $(call BUILD,$$preset)
-	    ctest --preset $$preset -j $(JOBS)
-	done
+.PHONY: test-asan
+test-asan: setup ## core tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(call BUILD,asan-ubsan)
+	ctest --preset asan-ubsan -j $(JOBS)
+
+.PHONY: test-tsan
+test-tsan: setup ## core tests that run on several threads, under ThreadSanitizer
+	@$(call BUILD,tsan)
+	ctest --preset tsan -j $(JOBS)
 
 .PHONY: test-opencl
 test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or the first: codes, attention, the cache, Python
 	@type -P clinfo >/dev/null && clinfo -l | grep -q Device || { echo "make test-opencl needs an OpenCL device and" \
 	    "clinfo; on Debian: apt-get install pocl-opencl-icd clinfo opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
-	$(SETUP) headers
+	$(CORE)
 	$(call BUILD,opencl,opencl_tests)
 	ctest --preset opencl -j $(JOBS)
 	$(MAKE) test-python-opencl
@@ -178,13 +214,13 @@ test-python-opencl: package-opencl ## the Python package's caches on the device 
 compile-opencl: ## lowkv::opencl's kernels for three of Intel's GPUs (tgllp, dg2, pvc) by ocloc; nothing is run
 	@type -P ocloc >/dev/null || { echo "make compile-opencl needs ocloc; on Debian 12: apt-get install" \
 	    "intel-opencl-icd opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
-	$(SETUP) headers
+	$(CORE)
 	$(call BUILD,opencl,compile_opencl)
 
 .PHONY: compile-cuda
 compile-cuda: ## lowkv::cuda and its tests, kernels for sm_80, sm_90 and sm_120 by nvcc; nothing is run
 	@type -P nvcc >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
-	$(SETUP) headers
+	$(CORE)
 	$(call BUILD,cuda,test_gpu_codes test_gpu_attention test_gpu_caller)
 
 .PHONY: compile-hip
@@ -201,7 +237,7 @@ test-cuda: compile-cuda ## lowkv::cuda on the GPU LOWKV_TEST_CUDA (cuda:NUMBER),
 .PHONY: test-opencl-races
 test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted by oclgrind, which looks for data races
 	@type -P oclgrind >/dev/null || { echo "make test-opencl-races needs oclgrind; on Debian: apt-get install oclgrind"; exit 1; }
-	$(SETUP) headers
+	$(CORE)
 	$(call BUILD,opencl,test_opencl_codes test_opencl_attention)
 	mkdir -p build/oclgrind
 	for test in codes attention; do
@@ -277,6 +313,10 @@ format: ## rewrite our C++ with clang-format
 .PHONY: lint
 lint: build ## clang-format, clang-tidy, links, names and generated tables in the documents
 	@deps/lint.py
+
+.PHONY: lint-tidy
+lint-tidy: build package ## clang-tidy alone, on all but the tests
+	@deps/lint.py --check tidy src/ cli/ plugins/ python/ examples/ devices/host/
 
 .PHONY: clean
 clean: ## remove build/ (the cache of dependencies stays)

@@ -32,14 +32,12 @@ int message(const char* text, int status) {
     return status;
 }
 
-void require_command(const CLI::App& app, const std::string& word) {
-    std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-        if (command->get_name() == word) return;
-        names.push_back(command->get_name());
+void require_command(const lowkv::cli::CommandLine& line, const std::string& word) {
+    const std::vector<std::string> names = line.commands();
+    if (std::ranges::find(names, word) == names.end()) {
+        throw lowkv::cli::UsageError("there is no command " + word + "; there are " +
+                                     lowkv::cli::joined(names));
     }
-    throw lowkv::cli::UsageError("there is no command " + word + "; there are " +
-                                 lowkv::cli::joined(names));
 }
 
 }  // namespace
@@ -47,14 +45,13 @@ void require_command(const CLI::App& app, const std::string& word) {
 int main(int argc, char** argv) {
     using namespace lowkv;
     cli::restart_with_short_spins(argv);
-    CLI::App app{
-        "Low-bit KV cache for language models: the cache that attention reads, in 2 to 4 "
-        "bits, inside llama.cpp."};
-    app.name("lowkv");
+    cli::CommandLine line("lowkv",
+                          "Low-bit KV cache for language models: the cache that attention reads, "
+                          "in 2 to 4 bits, inside llama.cpp.",
+                          std::string("lowkv ") + LOWKV_VERSION);
+    cli::Command app = line.root();
     app.footer(footer);
-    app.set_version_flag("--version", std::string("lowkv ") + LOWKV_VERSION);
-    app.require_subcommand(1);
-    app.get_formatter()->column_width(34);
+    app.require_command();
     // CLI11 gives what follows -- to the command's root: keep it for `run`.
     char** end = argv + argc;
     char** dashes =
@@ -74,14 +71,12 @@ int main(int argc, char** argv) {
         cli::add_calibrate(app, status);
         cli::add_plugin(app);
         if (argc == 1) {
-            std::fputs(app.help().c_str(), stderr);
+            std::fputs(line.help().c_str(), stderr);
             return 2;
         }
-        if (argv[1][0] != '-') require_command(app, argv[1]);
-        app.parse(static_cast<int>(dashes - argv), argv);
-        return status;
-    } catch (const CLI::ParseError& error) {
-        return app.exit(error) == 0 ? 0 : 2;
+        if (argv[1][0] != '-') require_command(line, argv[1]);
+        const int refused = line.parse(static_cast<int>(dashes - argv), argv);
+        return refused != 0 ? refused : status;
     } catch (const cli::UsageError& error) {
         return message(error.what(), 2);
     } catch (const Error& error) {

@@ -38,9 +38,16 @@ else()
     set(lowkv_have_both OFF)
 endif()
 
-option(LOWKV_BUILD_PLUGIN "Build the llama.cpp plug-in" ${lowkv_have_llama})
-option(LOWKV_BUILD_CLI "Build the command lowkv (needs the plug-in)" ${lowkv_have_both})
-option(LOWKV_BUILD_TESTS "Build the C++ tests and examples" ${lowkv_have_headers})
+# Not options, which would keep what the first run of the set-up allowed. -D sets any of them.
+function(lowkv_default name value)
+    if(NOT DEFINED ${name})
+        set(${name} ${value} PARENT_SCOPE)
+    endif()
+endfunction()
+lowkv_default(LOWKV_BUILD_PLUGIN ${lowkv_have_llama}) # the llama.cpp plug-in
+lowkv_default(LOWKV_BUILD_CLI ${lowkv_have_both})     # the command lowkv, which needs the plug-in
+lowkv_default(LOWKV_BUILD_TESTS ${lowkv_have_headers}) # the C++ tests and examples
+set(LOWKV_CORE "" CACHE PATH "A build folder of these sources whose core is taken, not compiled again")
 option(LOWKV_BUILD_PYTHON "Build the Python extension (pip does: see pyproject.toml)" OFF)
 option(LOWKV_BUILD_PYTHON_CUDA "Build the extension of lowkv-cuda (pip does: see python/cuda/pyproject.toml)" OFF)
 option(LOWKV_LINK_CHECK "Let the linker find all that the plug-in takes from ggml" ON)

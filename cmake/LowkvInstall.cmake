@@ -1,5 +1,5 @@
 # Installation: the library with its CMake package, the plug-in and the command.
-if(NOT TARGET lowkv)
+if(LOWKV_CORE)
     return()
 endif()
 include(CMakePackageConfigHelpers)

@@ -9,7 +9,11 @@
 #include <string>
 
 #include "kernels/table.h"
+#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
 #include "lowkv/error.h"
+#include "lowkv/family.h"
+#include "lowkv/scheme.h"
 
 using namespace lowkv;
 
@@ -38,6 +42,27 @@ std::string names_that_run() {
 }
 
 }  // namespace
+
+TEST_CASE("all keys and values of presets have a product of their own") {
+    for (const Implementation& i : implementations()) {
+        if (!i.supported) continue;
+        for (const Preset& preset : presets()) {
+            // Of several groups in a row, and of one (RowPart::dense).
+            for (const Shape shape :
+                 {Shape{.kv_heads = 8, .head_dim = 128}, Shape{.kv_heads = 1, .head_dim = 64}}) {
+                const Plan plan = neutral_plan(preset.scheme.base, shape);
+                for (const Part part : {Part::keys, Part::values}) {
+                    const std::string_view name = plan.part(part).kernels().name;
+                    if (name.empty()) continue;  // exact
+                    CAPTURE(i.name);
+                    CAPTURE(preset.name);
+                    CAPTURE(name);
+                    CHECK((kernels::find(kernels::select(i.name), name).multiply != nullptr));
+                }
+            }
+        }
+    }
+}
 
 TEST_CASE("the best that this CPU has runs, and any of them when it is named") {
     const std::string best = forced("");

@@ -317,41 +317,40 @@ int bench_attention(Options options) {
 
 }  // namespace
 
-void add_bench_attention(CLI::App& group, int& status) {
+void add_bench_attention(Command group, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = group.add_subcommand(
+    Command command = group.add_command(
         "attention", "Our attention against ggml's, and against the memory's floor");
-    command->footer(footer);
-    defaulted(*command, "--head-dim", options->head_dims, "Head dimensions")
-        ->delimiter(',')
-        ->check(CLI::Range(16, 576));
-    defaulted(*command, "--heads", options->heads, "Query heads / kv heads")->delimiter(',');
-    defaulted(*command, "--tokens", options->tokens, "Tokens in the cache")
-        ->delimiter(',')
-        ->check(CLI::Range(2, 16777216));
-    defaulted(*command, "--queries", options->queries, "Query tokens of a decode step")
-        ->delimiter(',')
-        ->check(CLI::Range(1, 512));
-    defaulted(*command, "-t,--threads", options->threads, "Threads")
-        ->delimiter(',')
-        ->check(CLI::Range(1, 1024));
-    defaulted(*command, "-s,--schemes", options->schemes, "Our schemes")->delimiter(',');
-    defaulted(*command, "--device", options->device,
-              "Where our caches are; lowkv devices lists what there is");
-    defaulted(*command, "--peers", options->peers, "ggml's cache types; none: leave them out")
-        ->delimiter(',');
-    defaulted(*command, "--op", options->ops, "decode, prefill")
-        ->delimiter(',')
-        ->check(CLI::IsMember({"decode", "prefill"}));
-    command->add_flag("--refcheck", options->refcheck,
-                      "Check the outputs against a double-precision attention");
-    defaulted(*command, "--limit", options->limit,
-              "Leave out what takes longer than so many seconds at once")
-        ->check(CLI::PositiveNumber);
-    command->add_option("--json", options->json, "Write the figures to this file, a list");
-    command->add_flag("--quick", options->quick,
-                      "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, lowkv2.8 and kivi2");
-    command->callback([options, &status] {
+    command.footer(footer);
+    command.defaulted("--head-dim", options->head_dims, "Head dimensions")
+        .delimiter(',')
+        .range(16, 576);
+    command.defaulted("--heads", options->heads, "Query heads / kv heads").delimiter(',');
+    command.defaulted("--tokens", options->tokens, "Tokens in the cache")
+        .delimiter(',')
+        .range(2, 16777216);
+    command.defaulted("--queries", options->queries, "Query tokens of a decode step")
+        .delimiter(',')
+        .range(1, 512);
+    command.defaulted("-t,--threads", options->threads, "Threads").delimiter(',').range(1, 1024);
+    command.defaulted("-s,--schemes", options->schemes, "Our schemes").delimiter(',');
+    command.defaulted("--device", options->device,
+                      "Where our caches are; lowkv devices lists what there is");
+    command.defaulted("--peers", options->peers, "ggml's cache types; none: leave them out")
+        .delimiter(',');
+    command.defaulted("--op", options->ops, "decode, prefill")
+        .delimiter(',')
+        .one_of({"decode", "prefill"});
+    command.flag("--refcheck", options->refcheck,
+                 "Check the outputs against a double-precision attention");
+    command
+        .defaulted("--limit", options->limit,
+                   "Leave out what takes longer than so many seconds at once")
+        .positive();
+    command.option("--json", options->json, "Write the figures to this file, a list");
+    command.flag("--quick", options->quick,
+                 "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, lowkv2.8 and kivi2");
+    command.callback([options, &status] {
         std::erase(options->peers, "none");
         if (options->peers.empty() && options->schemes.empty())
             throw UsageError("nothing to measure");

@@ -1,12 +1,12 @@
 #pragma once
 // The subcommands of `lowkv bench`, a file each.
 
-#include "CLI/CLI.hpp"
+#include "common/command_line.h"
 
 namespace lowkv::cli {
 
-void add_bench_attention(CLI::App& group, int& status);
-void add_bench_encode(CLI::App& group, int& status);
-void add_bench_length(CLI::App& group, int& status);
+void add_bench_attention(Command group, int& status);
+void add_bench_encode(Command group, int& status);
+void add_bench_length(Command group, int& status);
 
 }  // namespace lowkv::cli

@@ -161,24 +161,24 @@ int bench_encode(Options options) {
 
 }  // namespace
 
-void add_bench_encode(CLI::App& group, int& status) {
+void add_bench_encode(Command group, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command =
-        group.add_subcommand("encode", "What packing a token costs, and reading one back");
-    command->footer(footer);
-    defaulted(*command, "--head-dim", options->head_dims, "Head dimensions")
-        ->delimiter(',')
-        ->check(CLI::Range(16, 576));
-    defaulted(*command, "--kv-heads", options->kv_heads, "Kv heads")->check(CLI::Range(1, 256));
-    defaulted(*command, "--tokens", options->tokens, "Tokens that are packed at once")
-        ->check(CLI::Range(1, 1048576));
-    defaulted(*command, "-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 1024));
-    defaulted(*command, "-s,--schemes", options->schemes, "Schemes, + for the comma within one")
-        ->delimiter(',');
-    defaulted(*command, "--rounds", options->rounds, "Rounds in which the schemes take turns")
-        ->check(CLI::Range(1, 1000));
-    command->add_option("--json", options->json, "Write the figures to this file, a list");
-    command->callback([options, &status] { status = bench_encode(*options); });
+    Command command =
+        group.add_command("encode", "What packing a token costs, and reading one back");
+    command.footer(footer);
+    command.defaulted("--head-dim", options->head_dims, "Head dimensions")
+        .delimiter(',')
+        .range(16, 576);
+    command.defaulted("--kv-heads", options->kv_heads, "Kv heads").range(1, 256);
+    command.defaulted("--tokens", options->tokens, "Tokens that are packed at once")
+        .range(1, 1048576);
+    command.defaulted("-t,--threads", options->threads, "Threads").range(1, 1024);
+    command.defaulted("-s,--schemes", options->schemes, "Schemes, + for the comma within one")
+        .delimiter(',');
+    command.defaulted("--rounds", options->rounds, "Rounds in which the schemes take turns")
+        .range(1, 1000);
+    command.option("--json", options->json, "Write the figures to this file, a list");
+    command.callback([options, &status] { status = bench_encode(*options); });
 }
 
 }  // namespace lowkv::cli

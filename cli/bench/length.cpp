@@ -203,22 +203,21 @@ int bench_length(const Options& options) {
 
 }  // namespace
 
-void add_bench_length(CLI::App& group, int& status) {
+void add_bench_length(Command group, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = group.add_subcommand(
+    Command command = group.add_command(
         "length", "One long sequence in all layers: memory, packing, decoding as it grows");
-    command->footer(footer);
-    defaulted(*command, "--tokens", options->tokens, "Tokens at the end: 64Ki, 1M ...");
-    defaulted(*command, "--layers", options->layers, "Layers")->check(CLI::Range(1, 1024));
-    defaulted(*command, "--heads", options->heads, "Query heads / kv heads");
-    defaulted(*command, "--head-dim", options->head_dim, "Head dimension")
-        ->check(CLI::Range(16, 576));
-    add_scheme(*command, options->scheme);
-    defaulted(*command, "-t,--threads", options->threads, "Threads")->check(CLI::Range(1, 1024));
-    command->add_flag("--refcheck", options->refcheck,
-                      "Check one layer's output against a double-precision attention");
-    command->add_option("--json", options->json, "Write the figures to this file, a list");
-    command->callback([options, &status] { status = bench_length(*options); });
+    command.footer(footer);
+    command.defaulted("--tokens", options->tokens, "Tokens at the end: 64Ki, 1M ...");
+    command.defaulted("--layers", options->layers, "Layers").range(1, 1024);
+    command.defaulted("--heads", options->heads, "Query heads / kv heads");
+    command.defaulted("--head-dim", options->head_dim, "Head dimension").range(16, 576);
+    add_scheme(command, options->scheme);
+    command.defaulted("-t,--threads", options->threads, "Threads").range(1, 1024);
+    command.flag("--refcheck", options->refcheck,
+                 "Check one layer's output against a double-precision attention");
+    command.option("--json", options->json, "Write the figures to this file, a list");
+    command.callback([options, &status] { status = bench_length(*options); });
 }
 
 }  // namespace lowkv::cli

@@ -287,33 +287,35 @@ int run(Options options) {
 
 }  // namespace
 
-void add_calibrate(CLI::App& app, int& status) {
+void add_calibrate(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand(
+    Command command = app.add_command(
         "calibrate",
         "Measure what SKVQ's and KVQuant's schemes need to know about a model, or which "
         "rotations other schemes are best off with");
-    command->footer(footer);
-    add_model(*command, options->model);
-    command->add_option("--text", options->text, "The text to measure on; - is stdin")->required();
-    defaulted(*command, "-s,--scheme", options->scheme,
-              "The scheme that it is for, one that needs it or rotates, see `lowkv schemes`");
-    command->add_option("-o,--output", options->output,
-                        "The file to write (default: beside the model, "
-                        "MODEL.SCHEME.lowkv.safetensors; for rotations none)");
-    command->add_option("-n,--tokens", options->tokens,
-                        "Tokens of the text to read (default 4096, or all there are)");
-    defaulted(*command, "-c,--context", options->context,
-              "The longest window of text, at most the model's context")
-        ->check(CLI::Range(1, 1 << 24));
-    defaulted(*command, "--seed", options->seed, "Seed of the k-means of channels");
-    command->add_flag("--q-norm", options->q_norm,
-                      "KVQuant's Q-Norm: learned levels keep the mean and the variance");
-    command->add_option("--fisher", options->fisher,
-                        "Weights of channels for learned levels, from tools/fisher.py");
-    add_threads(*command, options->threads);
-    add_verbose(*command, options->verbose);
-    command->callback([options, &status] { status = run(*options); });
+    command.footer(footer);
+    add_model(command, options->model);
+    command.option("--text", options->text, "The text to measure on; - is stdin").required();
+    command.defaulted(
+        "-s,--scheme", options->scheme,
+        "The scheme that it is for, one that needs it or rotates, see `lowkv schemes`");
+    command.option("-o,--output", options->output,
+                   "The file to write (default: beside the model, "
+                   "MODEL.SCHEME.lowkv.safetensors; for rotations none)");
+    command.option("-n,--tokens", options->tokens,
+                   "Tokens of the text to read (default 4096, or all there are)");
+    command
+        .defaulted("-c,--context", options->context,
+                   "The longest window of text, at most the model's context")
+        .range(1, 1 << 24);
+    command.defaulted("--seed", options->seed, "Seed of the k-means of channels");
+    command.flag("--q-norm", options->q_norm,
+                 "KVQuant's Q-Norm: learned levels keep the mean and the variance");
+    command.option("--fisher", options->fisher,
+                   "Weights of channels for learned levels, from tools/fisher.py");
+    add_threads(command, options->threads);
+    add_verbose(command, options->verbose);
+    command.callback([options, &status] { status = run(*options); });
 }
 
 }  // namespace lowkv::cli

@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
-
+#include "common/command_line.h"
 #include "common/errors.h"
 
 namespace lowkv::cli {
@@ -15,17 +14,17 @@ namespace lowkv::cli {
 #endif
 
 // Each adds its subcommand to `app`; when chosen, its callback sets `status`.
-void add_generate(CLI::App& app, int& status);
-void add_compare(CLI::App& app, int& status);
+void add_generate(Command app, int& status);
+void add_compare(Command app, int& status);
 // `words` follow a bare -- on the command line.
-void add_run(CLI::App& app, int& status, const std::vector<std::string>& words);
-void add_schemes(CLI::App& app, int& status);
-void add_doctor(CLI::App& app, int& status);
-void add_devices(CLI::App& app, int& status);
-void add_plan(CLI::App& app, int& status);
-void add_bench(CLI::App& app, int& status);
-void add_budget(CLI::App& app, int& status);
-void add_calibrate(CLI::App& app, int& status);
-void add_plugin(CLI::App& app);
+void add_run(Command app, int& status, const std::vector<std::string>& words);
+void add_schemes(Command app, int& status);
+void add_doctor(Command app, int& status);
+void add_devices(Command app, int& status);
+void add_plan(Command app, int& status);
+void add_bench(Command app, int& status);
+void add_budget(Command app, int& status);
+void add_calibrate(Command app, int& status);
+void add_plugin(Command app);
 
 }  // namespace lowkv::cli

@@ -1,6 +1,5 @@
 #pragma once
-// How a command ends: exit codes 0 done, 1 it failed, 2 the arguments make no sense. Apart from
-// app.h, because CLI11's headers are most of what a source of the command costs to compile.
+// How a command ends: exit codes 0 done, 1 it failed, 2 the arguments make no sense.
 
 #include <stdexcept>
 #include <string_view>

@@ -5,22 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
+#include "common/command_line.h"
 
 namespace lowkv::cli {
 
-// An option whose help shows its default.
-template <class Value>
-CLI::Option* defaulted(CLI::App& command, const std::string& names, Value& value,
-                       const std::string& meaning) {
-    return command.add_option(names, value, meaning)->capture_default_str();
-}
-
-void add_model(CLI::App& command, std::string& model);
-void add_scheme(CLI::App& command, std::string& scheme);
-void add_calibrations(CLI::App& command, std::vector<std::string>& calibrations);
-void add_chunk(CLI::App& command, std::uint32_t& chunk, const std::string& meaning);
-void add_threads(CLI::App& command, unsigned& threads);  // 0 becomes default_threads()
-void add_verbose(CLI::App& command, bool& verbose);
+void add_model(Command command, std::string& model);
+void add_scheme(Command command, std::string& scheme);
+void add_calibrations(Command command, std::vector<std::string>& calibrations);
+void add_chunk(Command command, std::uint32_t& chunk, const std::string& meaning);
+void add_threads(Command command, unsigned& threads);  // 0 becomes default_threads()
+void add_verbose(Command command, bool& verbose);
 
 }  // namespace lowkv::cli

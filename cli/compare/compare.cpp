@@ -340,39 +340,42 @@ int compare(Options options) {
 
 }  // namespace
 
-void add_compare(CLI::App& app, int& status) {
+void add_compare(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand(
+    Command command = app.add_command(
         "compare", "One text under several schemes, beside exact and stock llama.cpp caches");
-    command->footer(footer);
-    add_model(*command, options->model);
-    command->add_option("-f,--file", options->file, "The text; - is stdin")->required();
-    defaulted(*command, "-s,--schemes", options->schemes,
-              "Schemes; exact is always there, as the reference")
-        ->delimiter(',');
-    add_calibrations(*command, options->calibrations);
-    defaulted(*command, "--stock", options->stock,
-              "llama.cpp cache types to set beside them; none: leave them out")
-        ->delimiter(',');
-    defaulted(*command, "-n,--tokens", options->tokens,
-              "Tokens of a window; 0: what the text has, at most 4096");
-    defaulted(*command, "-w,--windows", options->windows,
-              "Windows, taken one after another; each starts afresh")
-        ->check(CLI::Range(1, 1000000));
-    add_chunk(*command, options->chunk, "Tokens computed at once");
-    defaulted(*command, "--skip", options->skip,
-              "First positions of a window that are not counted");
-    defaulted(*command, "--decode", options->decode,
-              "Tokens at the end that decode speed is measured on")
-        ->check(CLI::Range(1, 65536));
-    command->add_flag("--speed,!--no-speed", options->speed,
-                      "Measure speed (default), in one more pass");
-    add_threads(*command, options->threads);
-    command->add_option("--json", options->json, "Write the figures to this file");
-    command->add_option("--plot", options->plot,
-                        "Draw KLD against size into this .png or .svg (needs matplotlib)");
-    add_verbose(*command, options->verbose);
-    command->callback([options, &status] {
+    command.footer(footer);
+    add_model(command, options->model);
+    command.option("-f,--file", options->file, "The text; - is stdin").required();
+    command
+        .defaulted("-s,--schemes", options->schemes,
+                   "Schemes; exact is always there, as the reference")
+        .delimiter(',');
+    add_calibrations(command, options->calibrations);
+    command
+        .defaulted("--stock", options->stock,
+                   "llama.cpp cache types to set beside them; none: leave them out")
+        .delimiter(',');
+    command.defaulted("-n,--tokens", options->tokens,
+                      "Tokens of a window; 0: what the text has, at most 4096");
+    command
+        .defaulted("-w,--windows", options->windows,
+                   "Windows, taken one after another; each starts afresh")
+        .range(1, 1000000);
+    add_chunk(command, options->chunk, "Tokens computed at once");
+    command.defaulted("--skip", options->skip, "First positions of a window that are not counted");
+    command
+        .defaulted("--decode", options->decode,
+                   "Tokens at the end that decode speed is measured on")
+        .range(1, 65536);
+    command.flag("--speed,!--no-speed", options->speed,
+                 "Measure speed (default), in one more pass");
+    add_threads(command, options->threads);
+    command.option("--json", options->json, "Write the figures to this file");
+    command.option("--plot", options->plot,
+                   "Draw KLD against size into this .png or .svg (needs matplotlib)");
+    add_verbose(command, options->verbose);
+    command.callback([options, &status] {
         std::erase(options->stock, "none");
         status = compare(*options);
     });

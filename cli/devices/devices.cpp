@@ -46,10 +46,10 @@ void list(int& status) {
 
 }  // namespace
 
-void add_devices(CLI::App& app, int& status) {
-    CLI::App* command = app.add_subcommand("devices", "List the devices that stores can be on");
-    command->footer(footer);
-    command->callback([&status] { list(status); });
+void add_devices(Command app, int& status) {
+    Command command = app.add_command("devices", "List the devices that stores can be on");
+    command.footer(footer);
+    command.callback([&status] { list(status); });
 }
 
 }  // namespace lowkv::cli

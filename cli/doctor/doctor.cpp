@@ -190,21 +190,20 @@ int doctor(const Options& options) {
 
 }  // namespace
 
-void add_doctor(CLI::App& app, int& status) {
+void add_doctor(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand("doctor", "Checks this machine, this build and a model");
-    command->footer(footer);
-    command->add_option("-m,--model", options->model, "Look at this model too, a GGUF file");
-    command->add_option("-s,--scheme", options->scheme,
-                        "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
-    add_calibrations(*command, options->calibrations);
-    add_threads(*command, options->threads);
-    command->add_option("--plugin", options->plugin,
-                        "The plug-in to check (default: the one built with this command)");
-    command->add_flag("--all", options->all, "The sizes of all presets, those to compare with too");
-    command->add_flag("-v,--verbose", options->verbose,
-                      "Show every layer, and llama.cpp's messages");
-    command->callback([options, &status] { status = doctor(*options); });
+    Command command = app.add_command("doctor", "Checks this machine, this build and a model");
+    command.footer(footer);
+    command.option("-m,--model", options->model, "Look at this model too, a GGUF file");
+    command.option("-s,--scheme", options->scheme,
+                   "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
+    add_calibrations(command, options->calibrations);
+    add_threads(command, options->threads);
+    command.option("--plugin", options->plugin,
+                   "The plug-in to check (default: the one built with this command)");
+    command.flag("--all", options->all, "The sizes of all presets, those to compare with too");
+    command.flag("-v,--verbose", options->verbose, "Show every layer, and llama.cpp's messages");
+    command.callback([options, &status] { status = doctor(*options); });
 }
 
 }  // namespace lowkv::cli

@@ -260,42 +260,41 @@ int generate(const Options& options) {
 
 }  // namespace
 
-void add_generate(CLI::App& app, int& status) {
+void add_generate(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command =
-        app.add_subcommand("generate", "An answer from a model, streamed from a packed cache");
-    command->footer(footer);
-    add_model(*command, options->model);
-    command->add_option("-p,--prompt", options->prompt,
-                        "The prompt, or what follows --file's text");
-    command->add_option("-f,--file", options->file,
-                        "A text file that the prompt starts with; - is stdin");
-    command->add_option("--system", options->system, "The system message");
-    defaulted(*command, "-n,--tokens", options->answer,
-              "At most so many tokens of answer; -1: until it ends");
-    add_scheme(*command, options->scheme);
-    add_calibrations(*command, options->calibrations);
-    defaulted(
-        *command, "-c,--context", options->context,
+    Command command =
+        app.add_command("generate", "An answer from a model, streamed from a packed cache");
+    command.footer(footer);
+    add_model(command, options->model);
+    command.option("-p,--prompt", options->prompt, "The prompt, or what follows --file's text");
+    command.option("-f,--file", options->file,
+                   "A text file that the prompt starts with; - is stdin");
+    command.option("--system", options->system, "The system message");
+    command.defaulted("-n,--tokens", options->answer,
+                      "At most so many tokens of answer; -1: until it ends");
+    add_scheme(command, options->scheme);
+    add_calibrations(command, options->calibrations);
+    command.defaulted(
+        "-c,--context", options->context,
         "Cells of the cache; 0: as many as prompt and answer need, within the model's context");
-    add_threads(*command, options->threads);
-    add_chunk(*command, options->chunk, "Prompt tokens computed at once");
-    defaulted(*command, "--temp", options->temperature, "Temperature; 0 takes the likeliest token")
-        ->check(CLI::Range(0.0f, 100.0f));
-    defaulted(*command, "--top-k", options->top_k, "Sample from the k likeliest tokens; 0: all");
-    defaulted(*command, "--top-p", options->top_p, "... from the likeliest that make up p; 1: all")
-        ->check(CLI::Range(0.0f, 1.0f));
-    defaulted(*command, "--min-p", options->min_p,
-              "... from those at least p times as likely as the best")
-        ->check(CLI::Range(0.0f, 1.0f));
-    command->add_option("--seed", options->seed,
-                        "Seed of the sampler (default: another one each time)");
-    command->add_flag("--chat,!--no-chat", options->chat,
-                      "Put the model's chat template around the prompt (default); --no-chat: the "
-                      "prompt as it is");
-    command->add_flag("-q,--quiet", options->quiet, "No progress and no figures");
-    add_verbose(*command, options->verbose);
-    command->callback([options, &status] { status = generate(*options); });
+    add_threads(command, options->threads);
+    add_chunk(command, options->chunk, "Prompt tokens computed at once");
+    command.defaulted("--temp", options->temperature, "Temperature; 0 takes the likeliest token")
+        .range(0.0f, 100.0f);
+    command.defaulted("--top-k", options->top_k, "Sample from the k likeliest tokens; 0: all");
+    command.defaulted("--top-p", options->top_p, "... from the likeliest that make up p; 1: all")
+        .range(0.0f, 1.0f);
+    command
+        .defaulted("--min-p", options->min_p,
+                   "... from those at least p times as likely as the best")
+        .range(0.0f, 1.0f);
+    command.option("--seed", options->seed, "Seed of the sampler (default: another one each time)");
+    command.flag("--chat,!--no-chat", options->chat,
+                 "Put the model's chat template around the prompt (default); --no-chat: the "
+                 "prompt as it is");
+    command.flag("-q,--quiet", options->quiet, "No progress and no figures");
+    add_verbose(command, options->verbose);
+    command.callback([options, &status] { status = generate(*options); });
 }
 
 }  // namespace lowkv::cli

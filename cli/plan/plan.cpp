@@ -201,51 +201,45 @@ int plan(const Options& options) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, int& status) {
+void add_plan(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand(
+    Command command = app.add_command(
         "plan",
         "Memory, longest context and least time a token, by scheme, without a model loaded");
-    command->footer(footer + ("\n\nNames: " + shape_names()));
-    command->add_option("-m,--model", options->model,
-                        "The model, a GGUF file; only its header is read");
-    command->add_option("--shape", options->name,
-                        "The model by name, with f16 weights; names below");
-    command->add_option("--layers", options->layers, "The model spelled out: layers")
-        ->check(CLI::Range(1, 4096));
-    command->add_option("--kv-heads", options->kv_heads, "... key/value heads of a layer")
-        ->check(CLI::Range(1, 4096));
-    command->add_option("--head-dim", options->head_dim, "... numbers of a head")
-        ->check(CLI::Range(1, 65536));
-    command->add_option("--heads", options->heads, "... query heads of a layer, for --unfused")
-        ->check(CLI::Range(1, 4096));
-    command->add_option("--weights", options->weights,
-                        "Size of the weights, as 9GB (default: the model's)");
-    command->add_option("-c,--context", options->context,
-                        "Tokens of a sequence, as 32768, 32Ki or 1M (default: the model's)");
-    defaulted(*command, "-b,--batch", options->batch, "Sequences decoded together")
-        ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1000000}));
-    command->add_option("--memory", options->memory,
-                        "What all must fit into, as 80GB (default: this machine's)");
-    command->add_option("--bandwidth", options->bandwidth,
-                        "GB/s that the memory gives; without it, no times");
-    CLI::Option* schemes =
-        command
-            ->add_option("-s,--schemes", options->schemes,
-                         "Schemes beside f16 (default: the presets that one would use)")
-            ->delimiter(',');
-    command->add_flag("--all", options->all, "All presets, those to compare with too")
-        ->excludes(schemes);
+    command.footer(footer + ("\n\nNames: " + shape_names()));
+    command.option("-m,--model", options->model, "The model, a GGUF file; only its header is read");
+    command.option("--shape", options->name, "The model by name, with f16 weights; names below");
+    command.option("--layers", options->layers, "The model spelled out: layers").range(1, 4096);
+    command.option("--kv-heads", options->kv_heads, "... key/value heads of a layer")
+        .range(1, 4096);
+    command.option("--head-dim", options->head_dim, "... numbers of a head").range(1, 65536);
+    command.option("--heads", options->heads, "... query heads of a layer, for --unfused")
+        .range(1, 4096);
+    command.option("--weights", options->weights,
+                   "Size of the weights, as 9GB (default: the model's)");
+    command.option("-c,--context", options->context,
+                   "Tokens of a sequence, as 32768, 32Ki or 1M (default: the model's)");
+    command.defaulted("-b,--batch", options->batch, "Sequences decoded together")
+        .range(std::uint64_t{1}, std::uint64_t{1000000});
+    command.option("--memory", options->memory,
+                   "What all must fit into, as 80GB (default: this machine's)");
+    command.option("--bandwidth", options->bandwidth,
+                   "GB/s that the memory gives; without it, no times");
+    Option schemes = command
+                         .option("-s,--schemes", options->schemes,
+                                 "Schemes beside f16 (default: the presets that one would use)")
+                         .delimiter(',');
+    command.flag("--all", options->all, "All presets, those to compare with too").excludes(schemes);
     command
-        ->add_option("--bits", options->bits,
-                     "Also so many bits per key and value element, with no window, sinks or "
-                     "blocks, as papers reckon")
-        ->delimiter(',')
-        ->check(CLI::Range(0.1, 32.0));
-    command->add_flag("--unfused", options->unfused,
-                      "Count the scores that attention moves when it isn't fused (lowkv's is)");
-    command->add_option("--json", options->json, "Write the figures to this file");
-    command->callback([options, &status] { status = plan(*options); });
+        .option("--bits", options->bits,
+                "Also so many bits per key and value element, with no window, sinks or "
+                "blocks, as papers reckon")
+        .delimiter(',')
+        .range(0.1, 32.0);
+    command.flag("--unfused", options->unfused,
+                 "Count the scores that attention moves when it isn't fused (lowkv's is)");
+    command.option("--json", options->json, "Write the figures to this file");
+    command.callback([options, &status] { status = plan(*options); });
 }
 
 }  // namespace lowkv::cli

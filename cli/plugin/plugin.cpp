@@ -46,19 +46,18 @@ struct Options {
 
 }  // namespace
 
-void add_plugin(CLI::App& app) {
+void add_plugin(Command app) {
     auto options = std::make_shared<Options>();
-    CLI::App* command =
-        app.add_subcommand("plugin", "Build the plug-in for any llama.cpp since ggml 0.10");
-    command->footer(footer);
-    command->add_option(
-        "--for", options->path,
-        "A llama.cpp tree, an installation, a folder with libggml.so, a program, or "
-        "a Python with llama-cpp-python");
-    command->add_flag("--list", options->list, "The plug-ins built so far, with their ggml");
-    command->add_option("--source", options->source,
-                        "lowkv's source tree (default: LOWKV_SOURCE, else where this was built)");
-    command->callback([options] { run(*options); });
+    Command command =
+        app.add_command("plugin", "Build the plug-in for any llama.cpp since ggml 0.10");
+    command.footer(footer);
+    command.option("--for", options->path,
+                   "A llama.cpp tree, an installation, a folder with libggml.so, a program, or "
+                   "a Python with llama-cpp-python");
+    command.flag("--list", options->list, "The plug-ins built so far, with their ggml");
+    command.option("--source", options->source,
+                   "lowkv's source tree (default: LOWKV_SOURCE, else where this was built)");
+    command.callback([options] { run(*options); });
 }
 
 }  // namespace lowkv::cli

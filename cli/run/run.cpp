@@ -237,27 +237,28 @@ int run(Options& options) {
 
 }  // namespace
 
-void add_run(CLI::App& app, int& status, const std::vector<std::string>& words) {
+void add_run(Command app, int& status, const std::vector<std::string>& words) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand("run",
-                                           "A stock llama.cpp program with the plug-in, or a clear "
-                                           "failure: lowkv run [OPTIONS] -- COMMAND ...");
-    command->footer(footer);
-    add_scheme(*command, options->scheme);
-    add_calibrations(*command, options->calibrations);
-    command->add_flag("--partial", options->partial,
-                      "Go on where some layers stay f16, as long as others are packed");
-    command->add_option("--plugin", options->plugin,
-                        "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
-                        "ggml, see `lowkv plugin`)");
-    command->add_flag("--build-plugin", options->build_plugin,
-                      "Build the plug-in first if none fits the program's ggml");
-    defaulted(*command, "--timeout", options->timeout,
-              "Stop the program when it isn't active after so many seconds; 0: never")
-        ->check(CLI::Validator(not_seconds, "0 or more"));
-    command->prefix_command();  // the -- may be left out
-    command->callback([options, command, words, &status] {
-        options->command = command->remaining();
+    Command command = app.add_command("run",
+                                      "A stock llama.cpp program with the plug-in, or a clear "
+                                      "failure: lowkv run [OPTIONS] -- COMMAND ...");
+    command.footer(footer);
+    add_scheme(command, options->scheme);
+    add_calibrations(command, options->calibrations);
+    command.flag("--partial", options->partial,
+                 "Go on where some layers stay f16, as long as others are packed");
+    command.option("--plugin", options->plugin,
+                   "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
+                   "ggml, see `lowkv plugin`)");
+    command.flag("--build-plugin", options->build_plugin,
+                 "Build the plug-in first if none fits the program's ggml");
+    command
+        .defaulted("--timeout", options->timeout,
+                   "Stop the program when it isn't active after so many seconds; 0: never")
+        .check(not_seconds, "0 or more");
+    command.prefix_command();  // the -- may be left out
+    command.callback([options, command, words, &status] {
+        options->command = command.remaining();
         options->command.insert(options->command.end(), words.begin(), words.end());
         if (!options->command.empty() && options->command.front().rfind('-', 0) == 0) {
             throw UsageError("run has no option " + options->command.front() +

@@ -46,6 +46,17 @@ void explain_layer(const LayerScheme& scheme) {
     }
 }
 
+void explain_speed(const LayerScheme& scheme) {
+    const Plan plan = neutral_plan(scheme, {.kv_heads = 8, .head_dim = 128});
+    for (const Part part : {Part::keys, Part::values}) {
+        const PartKernels& kernels = plan.part(part).kernels();
+        if (kernels.name.empty() || kernels.multiply != nullptr) continue;
+        line("speed", std::string(part == Part::keys ? "keys" : "values") +
+                          " are not of a preset: attention decodes 32 tokens at a time to f32, "
+                          "which is slower than the presets' way");
+    }
+}
+
 void explain_retention(const Retention& retention, std::uint32_t block) {
     line("window", "the newest " + std::to_string(retention.window) + " tokens stay exact; " +
                        (retention.flush > 0
@@ -105,6 +116,7 @@ void explain(const std::string& text) {
                      : "no calibration: nothing is learned from a text beforehand");
     std::printf("\n");
     explain_layer(scheme.base);
+    explain_speed(scheme.base);
     explain_retention(scheme.retention, block_tokens(scheme.base));
     for (const LayerOverride& other : scheme.overrides) {
         if (other.first == other.last) {
@@ -113,6 +125,7 @@ void explain(const std::string& text) {
             std::printf("Layers %u to %u:\n", other.first, other.last);
         }
         explain_layer(other.scheme);
+        explain_speed(other.scheme);
     }
 
     std::printf("\nBits per number, with all scales, zeros, norms and means%s:\n",
@@ -143,23 +156,23 @@ void explain(const std::string& text) {
 
 }  // namespace
 
-void add_schemes(CLI::App& app, int& status) {
+void add_schemes(Command app, int& status) {
     struct Options {
         std::string scheme, json;
         bool all = false;
     };
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand("schemes", "What can be stored, in words and in bits");
-    command->footer(footer);
-    CLI::Option* scheme = command->add_option(
-        "scheme", options->scheme, "Explain this one; without it, list those that one would use");
+    Command command = app.add_command("schemes", "What can be stored, in words and in bits");
+    command.footer(footer);
+    Option scheme = command.option("scheme", options->scheme,
+                                   "Explain this one; without it, list those that one would use");
     command
-        ->add_flag("--all", options->all,
-                   "List the presets to compare with, too, and every word of a scheme")
-        ->excludes(scheme);
-    command->add_option("--json", options->json, "Write all presets and words to this file")
-        ->excludes(scheme);
-    command->callback([options, &status] {
+        .flag("--all", options->all,
+              "List the presets to compare with, too, and every word of a scheme")
+        .excludes(scheme);
+    command.option("--json", options->json, "Write all presets and words to this file")
+        .excludes(scheme);
+    command.callback([options, &status] {
         if (!options->json.empty()) require_writable(options->json);
         if (options->scheme.empty()) {
             std::fputs(scheme_list(options->all).c_str(), stdout);

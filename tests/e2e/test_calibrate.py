@@ -161,6 +161,7 @@ def test_the_package_safetensors_opens_it(calibrate, folder):
     assert metadata == said and arrays == {name: a.tolist() for name, a in found.items()}
 
 
+@pytest.mark.long
 def test_fisher_weights_of_the_real_model(calibrate, folder):
     file, text = folder / "real.safetensors", PATHS["LOWKV_HANDBOOK_TEXT"]
     done = subprocess.run([PATHS["LOWKV_TRANSFORMERS_PYTHON"], ROOT / "tools/fisher.py", "-m", MODEL,
@@ -177,6 +178,7 @@ def test_fisher_weights_of_the_real_model(calibrate, folder):
         assert (plain[name] == found[name]).all() == name.endswith(("low", "high")), name
 
 
+@pytest.mark.long
 def test_other_models(calibrate, folder):
     """Soft-capped scores and sliding windows; no rotary embedding (ALiBi)."""
     for make in (models.gemma2, models.bloom):
@@ -187,6 +189,7 @@ def test_other_models(calibrate, folder):
         run.said("Written: ")
 
 
+@pytest.mark.long
 def test_the_real_model(calibrate, folder):
     run, said, found = calibrate("skvq-k2v2", "--tokens", 256, "--context", 256, model=MODEL,
                                  text=PATHS["LOWKV_HANDBOOK_TEXT"])
@@ -220,6 +223,7 @@ def rotations(model, text, scheme, folder, *more):
 ROTATED = "k=token-3-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased,layer.3=int4h"
 
 
+@pytest.mark.long
 def test_rotations_of_the_real_model(folder):
     losses, chosen, scheme = rotations(MODEL, PATHS["LOWKV_HANDBOOK_TEXT"], ROTATED, folder,
                                        "--tokens", 512, "--context", 512)

@@ -305,6 +305,7 @@ def test_bench_encode_counts_bits_and_time(tmp_path):
     assert nothing.code == 2 and "exact: it packs nothing" in nothing.err, nothing.both
 
 
+@pytest.mark.long
 def test_bench_length_holds_all_layers(tmp_path):
     file = tmp_path / "length.json"
     run = lowkv("bench", "length", "--tokens", 3000, "--layers", 2, "--heads", "4/2", "--scheme", "lowkv2.8",

@@ -61,6 +61,7 @@ def log_probabilities(row, vocabulary):
     return scale * row[4:4 + vocabulary] + smallest
 
 
+@pytest.mark.long
 def test_predictions_are_stock_llama_cpps(tmp_path):
     """Row by row: the vocabulary has 262,144 tokens."""
     stock, vocabulary = predictions(tmp_path, None)
@@ -82,6 +83,7 @@ def test_generate():
     assert run.code == 0 and "blue" in run.out, run.both
 
 
+@pytest.mark.long
 def test_compare(tmp_path):
     file = tmp_path / "compare.json"
     run = lowkv("compare", "-m", GEMMA, "-f", TEXT, "--schemes", "lowkv4,kivi2", "--stock", "f16", "--tokens", 1400,
@@ -97,6 +99,7 @@ def test_compare(tmp_path):
     assert rows["lowkv4"]["compression"] > 1.5
 
 
+@pytest.mark.long
 def test_doctor_reads_back_every_layer():
     run = lowkv("doctor", "-m", GEMMA, "--scheme", "lowkv2.8")
     assert run.code == 0, run.both

@@ -34,7 +34,11 @@ def state(run):
     return "; ".join(words)
 
 
-@pytest.mark.parametrize("name", ALL)
+# Of 20 layers and more: each takes ten seconds to forty.
+DEEP = ("kimi-k2", "glm-4.7-flash", "deepseek2-27")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] if name in DEEP else []) for name in ALL])
 def test_model(name, text, tmp_path):
     model = write_model(name, tmp_path / f"{name}.gguf")
     # In steps of four tokens, for the kernels that decode; test_plugin_models.py has prompts.

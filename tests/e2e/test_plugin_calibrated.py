@@ -8,6 +8,8 @@ import pytest
 from plugin_tools import MODEL, PATHS, TOOLS, complete
 from test_calibrate import lowkv, read_tensors, write_tensors
 
+pytestmark = pytest.mark.long  # each calibrates the real model
+
 # Bytes of a token's 30 layers of 192 channels, once packed, and the most that may be lost (mean KLD
 # on 256 positions; docs/quality.md has .25 and .027 on longer texts).
 SCHEMES = {"skvq-k2v2": (3360, 0.6), "kvquant3-1%": (5160, 0.1)}

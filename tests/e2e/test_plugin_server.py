@@ -17,6 +17,7 @@ def tiny(tmp_path_factory):
     return models.llama(tmp_path_factory.mktemp("tiny") / "llama.gguf", layers=3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
 @pytest.mark.parametrize("model, scheme", [("tiny", "kivi2"), ("sliding", "lowkv2.8")])
 def test_soak(tmp_path, model, scheme, unified, request):

@@ -10,6 +10,7 @@ from plugin_tools import MODEL, PLUGIN, TOOLS, assert_same_text, complete, envir
 LEGAL = r"legal: exact, lowkv1.5, lowkv2, lowkv2.8, lowkv3, lowkv4, kivi2, kivi4"
 
 
+@pytest.mark.long
 def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
     args = ("-c", 256, "--context-shift")
     stock = complete(*args, tokens=540)
@@ -122,6 +123,7 @@ def test_options_that_turn_it_off_are_reported_and_right(options, like, why):
     assert_same_text(ours.out, stock.out, at_least=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme, cells", [
     ("kivi2,window=32", 256), ("lowkv3,window=32", 512)])
 def test_context_shift_goes_on_packed(scheme, cells):

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = Path(os.environ["LOWKV_MODEL"]) if "LOWKV_MODEL" in os.environ else None
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MODEL is None, reason="LOWKV_MODEL is not set; make test-python does")
 @pytest.mark.parametrize("page", ["README.md", "docs/transformers.md"])
 def test_the_snippets_run(page, tmp_path, monkeypatch):

@@ -73,6 +73,7 @@ def test_assisted_decoding(models):
     assert torch.equal(got, want)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guesser", ["prompt lookup", "assistant"])
 def test_rejected_guesses_are_cropped_out_of_packed_blocks(models, guesser, monkeypatch):
     """A cache that is told of guesses leaves the newest tokens exact; here it is made to pack them at once, so that

@@ -74,6 +74,7 @@ def test_continuous_batching_has_the_models_own_attention(monkeypatch):
         model.init_continuous_batching()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [lambda model: model, lambda model: model.model, lambda model: model.model.layers[0]])
 def test_a_switched_model_computes_in_another_process(part, tmp_path):
     model, _ = build("llama")

@@ -40,6 +40,7 @@ def continued(model, prompt, cache):
     return output[0, PROMPT:]
 
 
+@pytest.mark.long
 def test_exact_gives_the_same_200_tokens(loaded, prompt, reference):
     assert torch.equal(continued(loaded[0], prompt, lowkv.Cache.from_model(loaded[0], "exact")), reference)
 
@@ -85,6 +86,7 @@ def test_the_loop_of_the_intel_package(loaded):
     assert cache.get_stats(layer=0)["tokens"] == 0
 
 
+@pytest.mark.long
 def test_the_benchmark_prints_its_table(capfd):
     assert benchmark.main([str(MODEL), "--tokens", "4", "--prompt-tokens", "200", "--scheme", "kivi2"]) == 0
     out = capfd.readouterr().out

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from families import build
 
 SCHEMES = ["exact", "int8,window=0"]
@@ -20,6 +21,7 @@ def run(processes, folder):
     return [int(line[1]) for line in lines], [line[3:] for line in lines]
 
 
+@pytest.mark.long
 def test_two_processes_give_the_tokens_of_one(tmp_path):
     build("llama")[0].save_pretrained(tmp_path)
     heads, want = run(1, tmp_path)

@@ -76,18 +76,24 @@ template <Width W, Look L>
 constexpr PartKernels folded(std::string_view name) {
     return kernels_of<Folded, W, L>(name);
 }
+// Without a product: a tile is expanded and multiplied. Such are the kernels that no preset needs,
+// of schemes that are spelled out. A product is a hundred times as much code.
+template <Width W, Look L>
+constexpr PartKernels expanded(std::string_view name) {
+    return {.name = name, .multiply = nullptr, .expand = expand_codes<W, L>};
+}
 
 // With a table of levels, or where the code is the level.
 constinit const PartKernels code_kernels[] = {
-    unfolded<Width::one, Look::trellis>("unfolded-1-trellis"),
-    unfolded<Width::ternary, Look::code>("unfolded-1.5"),
-    unfolded<Width::two, Look::code>("unfolded-2"),
+    expanded<Width::one, Look::trellis>("unfolded-1-trellis"),
+    expanded<Width::ternary, Look::code>("unfolded-1.5"),
+    expanded<Width::two, Look::code>("unfolded-2"),
     unfolded<Width::two, Look::table>("unfolded-2-levels"),
-    unfolded<Width::two, Look::trellis>("unfolded-2-trellis"),
-    unfolded<Width::senary, Look::table>("unfolded-2.6-levels"),
-    unfolded<Width::three, Look::code>("unfolded-3"),
+    expanded<Width::two, Look::trellis>("unfolded-2-trellis"),
+    expanded<Width::senary, Look::table>("unfolded-2.6-levels"),
+    expanded<Width::three, Look::code>("unfolded-3"),
     unfolded<Width::three, Look::table>("unfolded-3-levels"),
-    unfolded<Width::three, Look::trellis>("unfolded-3-trellis"),
+    expanded<Width::three, Look::trellis>("unfolded-3-trellis"),
     unfolded<Width::four, Look::code>("unfolded-4"),
     unfolded<Width::four, Look::table>("unfolded-4-levels"),
     unfolded<Width::eight, Look::code>("unfolded-8"),
@@ -96,7 +102,7 @@ constinit const PartKernels code_kernels[] = {
     folded<Width::two, Look::code>("folded-2"),
     folded<Width::two, Look::table>("folded-2-levels"),
     folded<Width::two, Look::trellis>("folded-2-trellis"),
-    folded<Width::senary, Look::table>("folded-2.6-levels"),
+    expanded<Width::senary, Look::table>("folded-2.6-levels"),
     folded<Width::three, Look::code>("folded-3"),
     folded<Width::three, Look::table>("folded-3-levels"),
     folded<Width::three, Look::trellis>("folded-3-trellis"),

@@ -319,5 +319,5 @@ constinit const PartKernels row_kernels[] = {
     {"row-2", multiply_rows<Width::two>, expand_rows<Width::two>},
     {"row-3", multiply_rows<Width::three>, expand_rows<Width::three>},
     {"row-4", multiply_rows<Width::four>, expand_rows<Width::four>},
-    {"row-8", multiply_rows<Width::eight>, expand_rows<Width::eight>},
+    {"row-8", nullptr, expand_rows<Width::eight>},  // of no preset: its tiles are multiplied
 };

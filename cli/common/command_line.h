@@ -1,0 +1,85 @@
+#pragma once
+// The border to CLI11, which reads the command line. Its headers take seconds to compile wherever
+// they are included, so only command_line.cpp includes them; what a command says about its options
+// goes through the handles below.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace lowkv::cli {
+
+// An option of a command: a handle, as cheap to copy as a pointer.
+class Option {
+  public:
+    explicit Option(CLI::Option* option) : option_(option) {}
+
+    Option required();
+    Option delimiter(char between);  // several values in one word
+    Option excludes(Option other);
+    // From `least` to `most`; the type is how the help calls the value and how it is read.
+    Option range(int least, int most);
+    Option range(std::uint64_t least, std::uint64_t most);
+    Option range(float least, float most);
+    Option range(double least, double most);
+    Option positive();
+    Option one_of(const std::vector<std::string>& words);
+    // `fault` says what is wrong with a value, or nothing; `meaning` is shown in the help.
+    Option check(std::function<std::string(const std::string&)> fault, const std::string& meaning);
+
+  private:
+    CLI::Option* option_;
+};
+
+// A command or a group of commands: a handle, too.
+class Command {
+  public:
+    explicit Command(CLI::App* app) : app_(app) {}
+
+    Command add_command(const std::string& name, const std::string& meaning);
+    void require_command();  // of a group: one of its commands must be named
+    void footer(const std::string& text);
+
+    // An option whose value goes into `value`, of a type that command_line.cpp names at its end.
+    template <class Value>
+    Option option(const std::string& names, Value& value, const std::string& meaning);
+    // ... and whose help shows its default.
+    template <class Value>
+    Option defaulted(const std::string& names, Value& value, const std::string& meaning);
+    Option flag(const std::string& names, bool& value, const std::string& meaning);
+
+    void callback(std::function<void()> run);         // when it is chosen and its options are read
+    void after_options(std::function<void()> adapt);  // before that, to complete the options
+    // The first word that is no option ends the options: remaining() gives it and what follows.
+    void prefix_command();
+    std::vector<std::string> remaining() const;
+
+  private:
+    CLI::App* app_;
+};
+
+// The whole command line.
+class CommandLine {
+  public:
+    CommandLine(const std::string& name, const std::string& meaning, const std::string& version);
+    ~CommandLine();
+
+    Command root() const { return Command(app_.get()); }
+    std::vector<std::string> commands() const;
+    std::string help() const;
+    // Calls the chosen command. 0 where that was done or help was asked for; 2 where the words make
+    // no sense, which it has said on stderr.
+    int parse(int argc, const char* const* argv);
+
+  private:
+    std::unique_ptr<CLI::App> app_;
+};
+
+}  // namespace lowkv::cli

@@ -1,0 +1,12 @@
+# The core's libraries out of LOWKV_CORE, another build folder of these sources, which has compiled them.
+foreach(library lowkv lowkv_filters lowkv_calibrate)
+    add_library(${library} STATIC IMPORTED)
+    set_target_properties(${library} PROPERTIES
+        IMPORTED_LOCATION "${LOWKV_CORE}/lib/${CMAKE_STATIC_LIBRARY_PREFIX}${library}${CMAKE_STATIC_LIBRARY_SUFFIX}"
+        INTERFACE_INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/include")
+    string(REPLACE "lowkv_" "" name ${library})
+    add_library(lowkv::${name} ALIAS ${library})
+endforeach()
+target_link_libraries(lowkv INTERFACE Threads::Threads)
+target_link_libraries(lowkv_filters INTERFACE lowkv)
+target_link_libraries(lowkv_calibrate INTERFACE lowkv)
