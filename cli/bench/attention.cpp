@@ -17,13 +17,13 @@
 #include "bench/memory_reader.h"
 #include "common/app.h"
 #include "common/devices.h"
+#include "common/json.h"
 #include "common/model.h"
 #include "common/options.h"
 #include "common/processors.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/implementation.h"
-#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
@@ -236,21 +236,21 @@ std::string table(const std::vector<Measurement>& found, bool refcheck) {
 }
 
 std::string json(const std::vector<Measurement>& found, const std::string& device) {
-    nlohmann::ordered_json out = nlohmann::ordered_json::array();
+    Json out = Json::array();
     for (const Measurement& m : found) {
-        nlohmann::ordered_json row = {{"op", m.op},
-                                      {"head_dim", m.shape.head_dim},
-                                      {"q_heads", m.shape.q_heads},
-                                      {"kv_heads", m.shape.kv_heads},
-                                      {"tokens", m.shape.tokens},
-                                      {"threads", m.threads},
-                                      {"scheme", m.scheme},
-                                      {"device", m.scheme.starts_with("ggml-") ? "cpu" : device},
-                                      {"ms", m.ms},
-                                      {"floor_ms", m.floor_ms},
-                                      {"bytes", m.bytes}};
-        if (m.error >= 0) row["max_error"] = m.error;
-        out.push_back(std::move(row));
+        Json row = {{"op", m.op},
+                    {"head_dim", m.shape.head_dim},
+                    {"q_heads", m.shape.q_heads},
+                    {"kv_heads", m.shape.kv_heads},
+                    {"tokens", m.shape.tokens},
+                    {"threads", m.threads},
+                    {"scheme", m.scheme},
+                    {"device", m.scheme.starts_with("ggml-") ? "cpu" : device},
+                    {"ms", m.ms},
+                    {"floor_ms", m.floor_ms},
+                    {"bytes", m.bytes}};
+        if (m.error >= 0) row.set("max_error", m.error);
+        out.push_back(row);
     }
     return out.dump(1) + "\n";
 }

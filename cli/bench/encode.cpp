@@ -10,12 +10,12 @@
 #include "bench/attention_case.h"
 #include "bench/commands.h"
 #include "common/errors.h"
+#include "common/json.h"
 #include "common/options.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"
-#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
@@ -135,7 +135,7 @@ int bench_encode(Options options) {
     read_schemes(options.schemes);
     if (!options.json.empty()) require_writable(options.json);
     Table table({"scheme", "head_dim", "bits", "encode us", "ns a number", "decode us"});
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    Json rows = Json::array();
     for (const std::uint32_t head_dim : options.head_dims) {
         for (const Figures& found : measure(options, head_dim)) {
             const double numbers = 2.0 * options.kv_heads * head_dim;

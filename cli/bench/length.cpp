@@ -13,13 +13,13 @@
 #include "bench/commands.h"
 #include "bench/memory_reader.h"
 #include "common/errors.h"
+#include "common/json.h"
 #include "common/options.h"
 #include "common/processors.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"
-#include "nlohmann/json.hpp"
 #include "plan/sizes.h"
 
 namespace lowkv::cli {
@@ -131,23 +131,23 @@ std::vector<std::string> row(const Figures& f, bool refcheck) {
     return cells;
 }
 
-nlohmann::ordered_json json(const Options& options, const AttentionShape& shape,
-                            const std::vector<Figures>& found) {
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+Json json(const Options& options, const AttentionShape& shape, const std::vector<Figures>& found) {
+    Json rows = Json::array();
     for (const Figures& f : found) {
-        rows.push_back({{"scheme", options.scheme},
-                        {"layers", options.layers},
-                        {"head_dim", shape.head_dim},
-                        {"q_heads", shape.q_heads},
-                        {"kv_heads", shape.kv_heads},
-                        {"threads", options.threads},
-                        {"tokens", f.tokens},
-                        {"bytes", f.bytes},
-                        {"f16_bytes", f.f16_bytes},
-                        {"pack_us", f.pack_us},
-                        {"ms", f.ms},
-                        {"floor_ms", f.floor_ms}});
-        if (f.error >= 0) rows.back()["max_error"] = f.error;
+        Json row = {{"scheme", options.scheme},
+                    {"layers", options.layers},
+                    {"head_dim", shape.head_dim},
+                    {"q_heads", shape.q_heads},
+                    {"kv_heads", shape.kv_heads},
+                    {"threads", options.threads},
+                    {"tokens", f.tokens},
+                    {"bytes", f.bytes},
+                    {"f16_bytes", f.f16_bytes},
+                    {"pack_us", f.pack_us},
+                    {"ms", f.ms},
+                    {"floor_ms", f.floor_ms}};
+        if (f.error >= 0) row.set("max_error", f.error);
+        rows.push_back(row);
     }
     return rows;
 }

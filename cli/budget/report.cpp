@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/json.h"
 #include "common/terminal.h"
-#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
@@ -30,7 +30,7 @@ const VerifiedRow& chosen_row(const Verification& verification) {
     return *std::ranges::find_if(verification.rows, &VerifiedRow::chosen);
 }
 
-nlohmann::ordered_json optional(const std::optional<Estimate>& estimate) {
+Json optional(const std::optional<Estimate>& estimate) {
     if (!estimate) return nullptr;
     return {{"mean_kld", estimate->mean}, {"error", estimate->error}};
 }
@@ -116,7 +116,6 @@ std::string verdict(const Budget& budget) {
 }
 
 std::string json(const Budget& budget) {
-    using Json = nlohmann::ordered_json;
     Json ladder = Json::array(), layers = Json::array(), rows = Json::array();
     for (std::size_t r = 0; r < budget.ladder.size(); ++r) {
         ladder.push_back({{"scheme", budget.ladder[r]},

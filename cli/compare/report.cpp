@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "common/errors.h"
+#include "common/json.h"
 #include "common/process.h"
-#include "nlohmann/json.hpp"
 
 #ifndef LOWKV_PLOT_PYTHON
 #define LOWKV_PLOT_PYTHON "python3"
@@ -120,7 +120,7 @@ std::string summary(const Comparison& comparison) {
 }
 
 std::string json(const Comparison& comparison) {
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    Json rows = Json::array();
     for (const ComparedRow& row : comparison.rows) {
         rows.push_back({{"scheme", row.name},
                         {"kind", row.stock ? "stock" : "lowkv"},
@@ -139,13 +139,12 @@ std::string json(const Comparison& comparison) {
                         {"prefill_tokens_per_s", row.prefill_rate},
                         {"decode_tokens_per_s", row.decode_rate}});
     }
-    const nlohmann::ordered_json out = {
-        {"model", comparison.model},     {"model_path", comparison.model_path},
-        {"text", comparison.text_path},  {"tokens", comparison.tokens},
-        {"windows", comparison.windows}, {"chunk", comparison.chunk},
-        {"skip", comparison.skip},       {"positions", comparison.positions},
-        {"cached", comparison.cached},   {"decoded", comparison.decoded},
-        {"threads", comparison.threads}, {"rows", rows}};
+    const Json out = {{"model", comparison.model},     {"model_path", comparison.model_path},
+                      {"text", comparison.text_path},  {"tokens", comparison.tokens},
+                      {"windows", comparison.windows}, {"chunk", comparison.chunk},
+                      {"skip", comparison.skip},       {"positions", comparison.positions},
+                      {"cached", comparison.cached},   {"decoded", comparison.decoded},
+                      {"threads", comparison.threads}, {"rows", rows}};
     return out.dump(2) + "\n";
 }
 

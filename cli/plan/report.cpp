@@ -1,7 +1,7 @@
 #include "plan/report.h"
 
+#include "common/json.h"
 #include "common/terminal.h"
-#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
@@ -76,7 +76,7 @@ std::string notes(const Planned& planned) {
 
 std::string json(const Planned& planned) {
     const bool timed = planned.bandwidth > 0;
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    Json rows = Json::array();
     for (const PlannedRow& row : planned.rows) {
         rows.push_back({{"scheme", row.name},
                         {"bits_per_element", row.bits},
@@ -85,26 +85,26 @@ std::string json(const Planned& planned) {
                         {"fits", fits(planned, row)},
                         {"longest_context", row.longest_context},
                         {"access_bytes", row.access_bytes},
-                        {"seconds_per_step", nullptr}});
-        if (timed) rows.back()["seconds_per_step"] = row.access_bytes / planned.bandwidth;
+                        {"seconds_per_step",
+                         timed ? Json(row.access_bytes / planned.bandwidth) : Json(nullptr)}});
     }
-    nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+    Json layers = Json::array();
     for (std::size_t i = 0; i < planned.shape.layers.size(); ++i) {
         const Shape& layer = planned.shape.layers[i];
-        layers.push_back({{"kv_heads", layer.kv_heads}, {"head_dim", layer.head_dim}});
+        Json row = {{"kv_heads", layer.kv_heads}, {"head_dim", layer.head_dim}};
         if (i < planned.shape.sliding.size() && planned.shape.sliding[i])
-            layers.back()["window"] = planned.shape.window;
+            row.set("window", planned.shape.window);
+        layers.push_back(row);
     }
-    nlohmann::ordered_json out = {{"model", planned.shape.name},
-                                  {"layers", layers},
-                                  {"weights_bytes", planned.demand.weights},
-                                  {"context", planned.demand.context},
-                                  {"batch", planned.demand.batch},
-                                  {"memory_bytes", planned.memory},
-                                  {"bandwidth_bytes_per_s", nullptr},
-                                  {"unfused", planned.unfused},
-                                  {"rows", rows}};
-    if (timed) out["bandwidth_bytes_per_s"] = planned.bandwidth;
+    const Json out = {{"model", planned.shape.name},
+                      {"layers", layers},
+                      {"weights_bytes", planned.demand.weights},
+                      {"context", planned.demand.context},
+                      {"batch", planned.demand.batch},
+                      {"memory_bytes", planned.memory},
+                      {"bandwidth_bytes_per_s", timed ? Json(planned.bandwidth) : Json(nullptr)},
+                      {"unfused", planned.unfused},
+                      {"rows", rows}};
     return out.dump(2) + "\n";
 }
 

@@ -4,19 +4,17 @@
 #include <array>
 #include <vector>
 
+#include "common/json.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/grammar.h"
-#include "nlohmann/json.hpp"
 #include "schemes/quality.h"
 
 namespace lowkv::cli {
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::uint32_t usual_kv_heads = 8;
 
@@ -121,8 +119,8 @@ Json preset_json(const Preset& preset) {
                 {"perplexity", nullptr},
                 {"sizes", sizes}};
     if (const Quality* quality = find_quality(preset.name)) {
-        out["mean_kld"] = quality->mean_kld;
-        out["perplexity"] = quality->perplexity;
+        out.set("mean_kld", quality->mean_kld);
+        out.set("perplexity", quality->perplexity);
     }
     return out;
 }
