@@ -53,7 +53,7 @@ lanes: ## the lanes of test-all: what each runs, and about how long
 	@tests/lanes.py --list
 
 .PHONY: check
-check: ## one test: T=NAME, of C++ (sorted_codec), or of pytest (tests/e2e/test_run.py, test_run.py::test_dry)
+check: ## one test: T=NAME, of C++ (sorted_codec), or of pytest (tests/e2e/test_run.py)
 	@test -n "$(T)" || { echo "make check needs T=NAME, for example T=sorted_codec or T=tests/e2e/test_run.py"; exit 1; }
 	case "$(T)" in
 	*e2e/*) $(MAKE) test-e2e LONG=1 E2E="$(T)" ;;
@@ -80,7 +80,7 @@ test-e2e: build ## the plug-in and the command on a real model
 	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest $(E2E) $(SHORT) $(PYTEST_ARGS)
 
 .PHONY: test-long
-test-long: build package ## the tests that `make test` leaves out because they are long: of e2e and of the package
+test-long: ## the tests that `make test` leaves out because they are long: of e2e and of the package
 	@$(MAKE) test-e2e test-python SHORT="-m long"
 
 .PHONY: test-llama
@@ -111,6 +111,10 @@ INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTH
 	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
 	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON \
 	--config-settings=cmake.define.LOWKV_CORE=$(CURDIR)/build/release $(2) $(or $(3),.)
+# $(call PYTEST,paths,tests): tests of the package, with these paths behind its own
+PYTEST = LOWKV_MODEL="$(call dep,LOWKV_MODEL)" PYTHONPATH="$(CURDIR)/$(PACKAGE):$(1)" \
+	"$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest $(2) $(PYTEST_ARGS)
+
 .PHONY: package
 package: ## build the Python package into build/python/site, on the core in build/release
 	@$(CORE)
@@ -136,13 +140,7 @@ package-cuda: package ## lowkv-cuda for GPUs, by nvcc, into build/python-gpu/sit
 
 .PHONY: test-python-cuda
 test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's kernels, run on the host
-	LOWKV_DEVICE=cuda LOWKV_MODEL="$(call dep,LOWKV_MODEL)" \
-	    PYTHONPATH="$(CURDIR)/$(PACKAGE):$(CURDIR)/build/python-cuda/site" \
-	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest tests/python $(PYTEST_ARGS)
-
-# $(call PYTEST,paths before the package's[,arguments])
-PYTEST = LOWKV_MODEL="$(call dep,LOWKV_MODEL)" PYTHONPATH="$(CURDIR)/$(PACKAGE):$(1)" \
-	"$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest $(2) $(PYTEST_ARGS)
+	LOWKV_DEVICE=cuda $(call PYTEST,$(CURDIR)/build/python-cuda/site,tests/python)
 
 .PHONY: test-python
 test-python: package ## the Python package, on the newest transformers

@@ -35,17 +35,6 @@ void line(std::string_view label, std::string_view text) {
     std::fputs(wrapped(first, text, indent).c_str(), stdout);
 }
 
-void explain_layer(const LayerScheme& scheme) {
-    for (const Part part : {Part::keys, Part::values}) {
-        const Codec& codec = part == Part::keys ? scheme.key : scheme.value;
-        const CodecWords words = family_of(codec).words(codec, part);
-        line(part == Part::keys ? "keys" : "values", words.sentence);
-        if (words.store.empty()) continue;
-        line("", "store: " + words.store);
-        line("", "read:  " + words.read);
-    }
-}
-
 void explain_speed(const LayerScheme& scheme) {
     const Plan plan = neutral_plan(scheme, {.kv_heads = 8, .head_dim = 128});
     for (const Part part : {Part::keys, Part::values}) {
@@ -55,6 +44,18 @@ void explain_speed(const LayerScheme& scheme) {
                           " are not of a preset: attention decodes 32 tokens at a time to f32, "
                           "which is slower than the presets' way");
     }
+}
+
+void explain_layer(const LayerScheme& scheme) {
+    for (const Part part : {Part::keys, Part::values}) {
+        const Codec& codec = part == Part::keys ? scheme.key : scheme.value;
+        const CodecWords words = family_of(codec).words(codec, part);
+        line(part == Part::keys ? "keys" : "values", words.sentence);
+        if (words.store.empty()) continue;
+        line("", "store: " + words.store);
+        line("", "read:  " + words.read);
+    }
+    explain_speed(scheme);
 }
 
 void explain_retention(const Retention& retention, std::uint32_t block) {
@@ -116,7 +117,6 @@ void explain(const std::string& text) {
                      : "no calibration: nothing is learned from a text beforehand");
     std::printf("\n");
     explain_layer(scheme.base);
-    explain_speed(scheme.base);
     explain_retention(scheme.retention, block_tokens(scheme.base));
     for (const LayerOverride& other : scheme.overrides) {
         if (other.first == other.last) {
@@ -125,7 +125,6 @@ void explain(const std::string& text) {
             std::printf("Layers %u to %u:\n", other.first, other.last);
         }
         explain_layer(other.scheme);
-        explain_speed(other.scheme);
     }
 
     std::printf("\nBits per number, with all scales, zeros, norms and means%s:\n",

@@ -77,7 +77,7 @@ constexpr PartKernels folded(std::string_view name) {
     return kernels_of<Folded, W, L>(name);
 }
 // Without a product: a tile is expanded and multiplied. Such are the kernels that no preset needs,
-// of schemes that are spelled out. A product is a hundred times as much code.
+// of schemes that are spelled out. Products, for one to four rows each, are most of the code.
 template <Width W, Look L>
 constexpr PartKernels expanded(std::string_view name) {
     return {.name = name, .multiply = nullptr, .expand = expand_codes<W, L>};
