@@ -189,7 +189,7 @@ test-asan: setup ## core tests under AddressSanitizer and UndefinedBehaviorSanit
 	ctest --preset asan-ubsan -j $(JOBS)
 
 .PHONY: test-tsan
-test-tsan: setup ## core tests that run on several threads, under ThreadSanitizer
+test-tsan: setup ## core tests that run on several threads, and the plug-in's of two models, under ThreadSanitizer
 	@$(call BUILD,tsan)
 	ctest --preset tsan -j $(JOBS)
 

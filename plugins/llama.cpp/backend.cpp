@@ -227,6 +227,13 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
     const MaskRows mask = op.mask_rows(index);
     keys.buffer->require_sane(stream, mask.data, mask.stride, io.tokens, mask.visible);
     view.see(tracker, layer.stream(stream).version, mask, io.tokens, this, *executor_);
+    if (view.rows() == 0) {  // a draft model's first look into its target's cache
+        for (std::size_t t = 0; t < io.tokens; ++t)
+            for (std::size_t h = 0; h < io.heads; ++h)
+                std::fill_n(io.out + t * io.out_token_stride + h * io.out_head_stride,
+                            layer.shape().head_dim, 0.0f);
+        return;
+    }
     layer.views(stream, view.units(), view.exact_blocks(), views_);
     io.n_cells = view.rows();
     params.mask.kind = Mask::Kind::additive_f16;

@@ -1,8 +1,10 @@
 // ggml's view of Backend, and the question which operations it gets.
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -14,6 +16,7 @@
 #include "backend.h"
 #include "cache_name.h"
 #include "lowkv/error.h"
+#include "planned_graph.h"
 #include "registry.h"
 #include "report.h"
 #include "rope_params.h"
@@ -96,6 +99,20 @@ void warn_if_elsewhere(const ggml_tensor& op) {
             "the number of layers, by -devd, or by -fit for lack of memory)");
 }
 
+// -sm tensor lays a device of ggml's own over all others, and its buffers over theirs.
+void warn_if_split(const ggml_tensor& op) {
+    const auto split = [](const ggml_tensor* tensor) {
+        if (tensor == nullptr) return false;
+        const ggml_backend_buffer_t buffer = root(tensor)->buffer;
+        return buffer != nullptr &&
+               std::string_view(ggml_backend_buffer_name(buffer)).starts_with("Meta(");
+    };
+    if (split(&op) || std::any_of(std::begin(op.src), std::end(op.src), split))
+        report_once(GGML_LOG_LEVEL_ERROR,
+                    "NOT active: -sm tensor splits the cache's rows among devices, and LOWKV holds "
+                    "whole layers only: leave it out");
+}
+
 void learn_heads(const ggml_tensor& op) {
     const AttentionOp attention(op);
     CacheTensor* keys = cache_tensor(attention.k);
@@ -153,22 +170,17 @@ void forget_layers_elsewhere() {
     elsewhere().clear();
 }
 
-// The model whose graph this thread plans: its first layers come first, and have a cache.
-static thread_local std::uint64_t planned_model = 0;
-
 // llama.cpp's scheduler gives an attention to the device of the operations before it, views aside.
-// A layer that reads an earlier layer's cache (the last ones of Gemma 3n and Gemma 4) stores
-// nothing, so all of those are the CPU's, and llama.cpp would turn flash attention off for the
-// whole model. That we take the norm of its queries, its last product with a weight, keeps its
-// attention here.
+// A layer that reads another layer's cache (planned_graph.h) stores nothing, so all of those are
+// the CPU's, and llama.cpp would turn flash attention off for the whole model. That we take the
+// norm of its queries, its last product with a weight, keeps its attention here.
 bool offload_op(const ggml_tensor* op) {
     constexpr std::string_view normed = "Qcur_normed-";
     const std::string_view name = op->name;
     if (op->op != GGML_OP_MUL || !name.starts_with(normed)) return false;
     int layer = -1;
     std::from_chars(name.data() + normed.size(), name.data() + name.size(), layer);
-    const int last = last_layer_of(planned_model);
-    return last >= 0 && layer > last;
+    return reads_another_layer(op->src[1], layer);
 }
 
 // Operations come to us for their cache tensors only: weights stay on the CPU backend, with its
@@ -176,6 +188,11 @@ bool offload_op(const ggml_tensor* op) {
 // first device that it finds.)
 bool supports_op(const ggml_tensor* op) {
     warn_if_elsewhere(*op);
+    warn_if_split(*op);
+    // Weights that -ot placed here are refused when they get memory. ggml aborts if it must not
+    // plan with them before, to measure.
+    if (op->op == GGML_OP_NONE && op->buffer != nullptr && op->buffer->buft == buffer_type())
+        return true;
     bool ours = is_ours(op) || offload_op(op);
     for (const ggml_tensor* source : op->src) ours = ours || (source != nullptr && is_ours(source));
     if (!ours) return false;
@@ -186,7 +203,7 @@ bool supports_op(const ggml_tensor* op) {
     if (op->op == GGML_OP_SET_ROWS) {
         if (const CacheTensor* t = cache_tensor(op)) {
             t->buffer->plan();
-            planned_model = t->buffer->model();
+            note_stored(t->buffer->model(), static_cast<int>(t->layer->index()));
         }
         learn_rope(*op);
     }

@@ -8,12 +8,14 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "cache_name.h"
 #include "cache_size.h"
 #include "host.h"
 #include "lowkv/error.h"
+#include "planned_graph.h"
 #include "registry.h"
 #include "report.h"
 #include "stats_file.h"
@@ -30,7 +32,7 @@ std::vector<const CacheBuffer*>& live() {
 // The model whose caches this thread is making; 0: none yet.
 thread_local std::uint64_t model_in_making = 0;
 
-std::uint64_t model_of_new_buffer() {
+std::uint64_t model_of_new_cache() {
     static std::atomic<std::uint64_t> models{0};
     if (model_in_making == 0) model_in_making = ++models;
     return model_in_making;
@@ -41,6 +43,19 @@ std::uint32_t largest_block(const Scheme& scheme) {
     std::uint32_t block = block_tokens(scheme.base);
     for (const LayerOverride& o : scheme.overrides) block = std::max(block, block_tokens(o.scheme));
     return block;
+}
+
+// A projector's and an adapter's weights take the first device that there is, and are computed on
+// the CPU all the same: those of a language model only come here by -ot.
+void refuse_weight(const ggml_tensor& tensor) {
+    const std::string_view name = tensor.name;
+    if (tensor.op != GGML_OP_NONE) return;
+    for (const std::string_view first :
+         {"blk.", "token_embd", "output", "enc.", "dec.", "per_layer"})
+        if (name.starts_with(first))
+            throw Error(ErrorCode::unsupported, "the device LOWKV holds caches only, and " +
+                                                    std::string(name) +
+                                                    " is a weight: leave -ot ...=LOWKV out");
 }
 
 }  // namespace
@@ -58,10 +73,7 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
 }
 
 CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting)
-    : setting_(std::move(setting)),
-      model_(model_of_new_buffer()),
-      memory_(bytes),
-      store_(std::make_shared<Store>()) {
+    : setting_(std::move(setting)), memory_(bytes), store_(std::make_shared<Store>()) {
     const std::lock_guard lock(live_mutex);
     if (live().empty()) forget_layers_elsewhere();
     live().push_back(this);
@@ -72,6 +84,7 @@ CacheBuffer::~CacheBuffer() {
         const std::lock_guard lock(live_mutex);
         std::erase(live(), this);
     }
+    if (model_ != 0 && last_layer_of(model_) < 0) forget_norms(model_);
     if (!started_) return;
     try {
         write_last_stats(*this);
@@ -98,7 +111,10 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     }
     auto* address = static_cast<std::byte*>(tensor.data);
     if (!name || setting_->delegate) {
-        if (!name) return;
+        if (!name) {
+            refuse_weight(tensor);
+            return;
+        }
         if (plain_tensors_.empty())
             report(GGML_LOG_LEVEL_INFO, "active: scheme delegate, plain f16 on stock CPU kernels");
         plain_tensors_.emplace_back(address, ggml_nbytes(&tensor));
@@ -107,6 +123,7 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     {
         // Other threads that plan a graph look for layers meanwhile.
         const std::lock_guard lock(live_mutex);
+        if (model_ == 0) model_ = model_of_new_cache();
         auto& layer = layers_[{name->tag, name->layer}];
         if (layer == nullptr)
             layer = std::make_unique<LayerCache>(setting_, store_, trackers_,
@@ -363,6 +380,8 @@ int last_layer_of(std::uint64_t model) {
     });
     return last;
 }
+
+bool makes_caches() { return model_in_making != 0; }
 
 bool any_refused() {
     const std::lock_guard lock(live_mutex);

@@ -59,7 +59,7 @@ class CacheBuffer {
     // caches, and those of layers without RoPE never learn them.
     std::vector<std::int32_t>& step_positions() noexcept { return step_positions_; }
     bool holds_cache() const noexcept { return holds_cache_; }
-    // The same for all caches of a context.
+    // The same for all caches of a context. 0: it holds none.
     std::uint64_t model() const noexcept { return model_; }
 
     // A graph is planned on the cache: all caches of its context are made by now. Refuses a scheme
@@ -106,7 +106,7 @@ class CacheBuffer {
 
   private:
     std::shared_ptr<const Setting> setting_;
-    std::uint64_t model_;
+    std::uint64_t model_ = 0;
     Mapping memory_;
     bool holds_cache_ = false;
     std::atomic<bool> may_pack_ = true;  // read while other contexts compute
@@ -156,8 +156,9 @@ CacheStats live_stats();
 void for_each_live(const std::function<void(const CacheBuffer&)>& f);
 int last_live_layer();  // of all caches
 int last_layer_of(std::uint64_t model);
-bool any_refused();  // then no context can be made
-bool none_packs();   // of all caches
+bool makes_caches();  // this thread has, and no graph was planned on them yet
+bool any_refused();   // then no context can be made
+bool none_packs();    // of all caches
 bool any_cache_made();
 
 }  // namespace lowkv::ggml

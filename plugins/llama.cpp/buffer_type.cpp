@@ -47,7 +47,7 @@ void* get_base(ggml_backend_buffer_t buffer) { return self(buffer).base(); }
 
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
     ggml_status status = GGML_STATUS_FAILED;
-    guarded(self(buffer), "can't set a cache tensor up", [&] {
+    guarded(self(buffer), "can't set a tensor up", [&] {
         self(buffer).init_tensor(*tensor);
         status = GGML_STATUS_SUCCESS;
     });

@@ -84,6 +84,12 @@ void* reg_proc_address(ggml_backend_reg_t, const char* function) {
         return reinterpret_cast<void*>(set_threads);
     if (std::strcmp(function, "ggml_backend_set_abort_callback") == 0)
         return reinterpret_cast<void*>(set_abort_callback);
+    // Of -sm row, which then says that the device has none.
+    if (std::strcmp(function, "ggml_backend_split_buffer_type") == 0)
+        report_once(
+            GGML_LOG_LEVEL_ERROR,
+            "-sm row splits rows among devices, and LOWKV holds whole layers only: leave it "
+            "out");
     return nullptr;
 }
 

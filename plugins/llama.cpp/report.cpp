@@ -27,8 +27,9 @@ void report(ggml_log_level level, const std::string& text) {
 }
 
 void report_once(ggml_log_level level, const std::string& text) {
-    static std::mutex mutex;
-    static std::set<std::string> said;
+    // Never destroyed: a host's own globals may free caches when the process ends.
+    static auto& mutex = *new std::mutex;
+    static auto& said = *new std::set<std::string>;
     {
         const std::lock_guard lock(mutex);
         if (!said.insert(text).second) return;

@@ -22,7 +22,8 @@ struct State {
 };
 
 State& state() {
-    static State instance;
+    // Never destroyed: programs make and free caches while they end.
+    static auto& instance = *new State;
     return instance;
 }
 

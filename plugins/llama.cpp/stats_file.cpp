@@ -1,5 +1,7 @@
 #include "stats_file.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -35,17 +37,18 @@ struct Book {
     std::vector<Cache> caches;
 };
 
+// Statics of this file are never destroyed: a host's own globals may free caches when the process
+// ends.
 Book& book() {
-    // Never destroyed: a host's own globals may free caches when the process ends.
     static auto& instance = *new Book;
     return instance;
 }
 
 const std::string& path() {
-    static const std::string value = [] {
+    static const auto& value = *new std::string([] {
         const char* text = std::getenv("LOWKV_STATS");
-        return std::string(text != nullptr ? text : "");
-    }();
+        return text != nullptr ? text : "";
+    }());
     return value;
 }
 
@@ -63,7 +66,7 @@ struct Metric {
 
 const std::vector<Metric>& metrics() {
     using S = const CacheStats&;
-    static const std::vector<Metric> all = {
+    static const auto& all = *new std::vector<Metric>{
         {"lowkv_cache_bytes",
          "gauge",
          "Memory of the cells that hold something, by how they are held.",
@@ -138,9 +141,9 @@ void report_saturated() {
     });
 }
 
-// Readers see the old file or the new one, never half of one.
+// Readers see the old file or the new one, never half of one, also where another process writes it.
 bool replace_file(const std::string& text) {
-    const std::string draft = path() + ".new";
+    const std::string draft = path() + "." + std::to_string(getpid()) + ".new";
     std::FILE* file = std::fopen(draft.c_str(), "w");
     if (file == nullptr) return false;
     const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();

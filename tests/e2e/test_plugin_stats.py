@@ -85,7 +85,7 @@ def test_two_caches_while_running_and_after(folder):
             assert ended[name, cache, state] >= running[name, cache, state]
     # A row that is written again leaves those that it was packed with as they are.
     assert all(ended["reopened_blocks_total", cache, None] == 0 for cache in ("0", "1"))
-    assert not path.with_suffix(".prom.new").exists()
+    assert [file.name for file in path.parent.glob(path.name + "*")] == [path.name]
 
 
 def test_layers_that_stay_f16(folder, tiny):
@@ -119,6 +119,14 @@ def test_a_path_that_cannot_be_written(folder, tiny):
         log = s.log
     assert len(re.findall(r"lowkv: LOWKV_STATS=.*can't be written \(No such file or directory\)", log.read_text())) == 1
     assert not path.parent.exists()
+
+
+def test_the_draft_of_another_process_is_left_alone(folder, tiny):
+    path, draft = folder / "shared.prom", folder / "shared.prom.new"
+    draft.write_text("half of another's")
+    run = tool("llama-completion", "-p", text(1, 50), "-n", 2, "-no-cnv", model=tiny, scheme="kivi2",
+               env={"LOWKV_STATS": str(path)})
+    assert run.code == 0 and read(path) and draft.read_text() == "half of another's", run.both
 
 
 def test_layers_in_other_memory_are_counted(folder, tiny):

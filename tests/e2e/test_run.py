@@ -5,7 +5,7 @@ from pathlib import Path
 
 import plugin_models as models
 import pytest
-from plugin_tools import MODEL, PATHS
+from plugin_tools import MODEL, PATHS, assert_same_text, complete
 from test_command import lowkv
 
 COMPLETION = Path(PATHS["LOWKV_LLAMA_BUILD"]) / "llama-completion"
@@ -68,6 +68,25 @@ def test_partial_counts_the_layers_of_two_caches(tmp_path, scheme, code):
     run = lowkv("run", "--partial", "--scheme", scheme, "--", COMPLETION, "-m", wide, *ASK)
     assert run.code == code, run.both
     assert ("nothing is packed" in run.err) == (code == 1), run.both
+
+
+@pytest.mark.parametrize("name, layers", [
+    ("deepseek2-27", 27), pytest.param("kimi-k2", 61, marks=pytest.mark.long),
+    pytest.param("glm-4.7-flash", 47, marks=pytest.mark.long)])
+def test_latent_attention_is_said_to_stay_f16(tmp_path, name, layers):
+    """`lowkv run` has nothing to go on for; by hand the program runs as stock does."""
+    model = models.write_model(name, tmp_path / f"{name}.gguf")
+    run = lowkv("run", "--partial", "--", COMPLETION, "-m", model, *ASK)
+    last = run.err.strip().splitlines()[-1]
+    assert run.code == 1 and f"lowkv can't pack {layers} of {layers} layers, which stay f16: it has" in last, run.both
+    run.said(rf"lowkv: NOT active for {layers} of {layers} layers, which stay f16: it has no separate keys and values")
+    run.said("lowkv: NOT active: nothing is packed")
+    texts = {}
+    for scheme in (None, "lowkv2.8"):
+        by_hand = complete(tokens=24, model=model, scheme=scheme)
+        assert by_hand.code == 0 and "ABORT" not in by_hand.both and "lowkv: active" not in by_hand.both, by_hand.both
+        texts[scheme] = by_hand.out
+    assert_same_text(texts[None], texts["lowkv2.8"], at_least=20)
 
 
 @pytest.mark.parametrize("program, options", [

@@ -70,3 +70,27 @@ def gemma4(path, head_dim=128, window=160):
                      "attention.key_length_swa": narrow, "attention.value_length_swa": narrow,
                      "rope.dimension_count_swa": narrow,
                      "embedding_length_per_layer_input": 32})
+
+
+def gemma4_assistant(path, window=160):
+    """A draft for gemma4(): it stores nothing, and attends to the target's last sliding layer and its last full one."""
+    sliding, layers = [True, False] * 2, 4
+
+    def block(i):
+        tensors = GEMMA_NORMS | GATED | {"attn_q": "qw", "attn_output": "wo", "attn_q_norm": "d",
+                                         "layer_output_scale": "1"}
+        if sliding[i]:
+            tensors |= {name: letters.translate(str.maketrans("qod", "QOD")) for name, letters in tensors.items()}
+        return tensors
+
+    narrow, wide, target = 64, 128, 128
+    return write(path, "gemma4-assistant", block, layers=layers, head_dim=wide, kv_heads=1, width=64, embedding=0.1,
+                 means=NARROW_NORMS, end=TIED_END | {"nextn.post_projection.weight": "tw"},
+                 start={"nextn.pre_projection.weight": "wT", "rope_freqs": "r"},
+                 sizes={"t": target, "T": 2 * target, "r": wide // 2, "1": 1, "Q": 4 * narrow, "O": 4 * narrow,
+                        "D": narrow},
+                 keys=RMS | {
+                     "embedding_length_out": target, "nextn_predict_layers": layers,
+                     "attention.sliding_window": window, "attention.sliding_window_pattern": sliding,
+                     "attention.key_length_swa": narrow, "attention.value_length_swa": narrow,
+                     "rope.dimension_count_swa": narrow, "rope.freq_base_swa": 1e4})
