@@ -5,7 +5,7 @@ lowkv=$1 model=$2 text=$3
 
 echo "== A question about 4,000 tokens of text, answered from the packed cache (lowkv2.8)"
 "$lowkv" generate --model "$model" --temp 0 --tokens 80 --stock f16 --file "$text" \
-    --prompt "In plain words: how does a draft model make text generation faster?"
+    --prompt "Name the three kinds of draft models that the text above describes, and what they have in common."
 
 cat <<END
 

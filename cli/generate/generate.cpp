@@ -276,7 +276,8 @@ int generate(const Options& options) {
     settings.scheme.reset();
     Context context(model, settings);
     stock.name = "stock " + options.stock;
-    if (!options.quiet) std::fprintf(stderr, "\n== The same by llama.cpp's own %s cache\n", options.stock.c_str());
+    if (!options.quiet)
+        std::fprintf(stderr, "\n== The same by llama.cpp's own %s cache\n", options.stock.c_str());
     stock.outcome = answer(model, context, prompt, options);
     if (!stock.outcome.read) return 128 + SIGINT;
     stock.cache_bytes = static_cast<double>(llama_state_seq_get_size(context.get(), 0));
