@@ -89,9 +89,9 @@ test-llama: build ## llama.cpp's own server tests, stock and with the plug-in (1
 	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" tests/llama_server/run.py \
 	    --table docs/llama.cpp-server-tests.md
 
-VERSIONS ?= 0.10.2 0.13.1 0.15.3 0.20.0
+VERSIONS ?= 0.11.1 0.13.1 0.15.3 0.20.2 0.22.0 0.24.0 0.25.3
 .PHONY: test-versions
-test-versions: build ## the plug-in under older llama.cpp (VERSIONS="0.10.2 0.15.3": their ggml) and the set-up's
+test-versions: build ## the plug-in under older llama.cpp (VERSIONS="0.15.3 0.25.3": their ggml) and the set-up's
 	@parts="llama $(addprefix llama-,$(VERSIONS))"
 	$(SETUP) $$parts
 	LOWKV_MATRIX="$$parts" LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest \
@@ -261,6 +261,10 @@ bench: build ## attention kernels against ggml's, then stock llama-bench with an
 	@mkdir -p build/bench
 	$(BIN)/lowkv bench attention --refcheck --json build/bench/attention.json
 	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
+
+.PHONY: bench-shapes
+bench-shapes: build ## decoding at 4k to 32k tokens in the shapes of three real models, stock beside it (an hour, 20 GB)
+	"$(call dep,LOWKV_PYTHON)" bench/shapes.py --out docs/performance $(BENCH_ARGS)
 
 .PHONY: bench-length
 bench-length: build ## one sequence of a million tokens in all layers: memory, packing, decoding (three minutes, 5 GiB)

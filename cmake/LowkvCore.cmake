@@ -1,5 +1,5 @@
 # The core's libraries out of LOWKV_CORE, another build folder of these sources, which has compiled them.
-foreach(library lowkv lowkv_filters lowkv_calibrate)
+foreach(library lowkv lowkv_filters lowkv_calibrate lowkv_calibration_files)
     add_library(${library} STATIC IMPORTED)
     set_target_properties(${library} PROPERTIES
         IMPORTED_LOCATION "${LOWKV_CORE}/lib/${CMAKE_STATIC_LIBRARY_PREFIX}${library}${CMAKE_STATIC_LIBRARY_SUFFIX}"
@@ -10,3 +10,4 @@ endforeach()
 target_link_libraries(lowkv INTERFACE Threads::Threads)
 target_link_libraries(lowkv_filters INTERFACE lowkv)
 target_link_libraries(lowkv_calibrate INTERFACE lowkv)
+target_link_libraries(lowkv_calibration_files INTERFACE lowkv)

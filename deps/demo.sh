@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
-# make demo: answers from the packed cache, then compares schemes on a real model and a real text.
+# make demo: one long prompt answered from the packed cache, then from llama.cpp's own f16 cache.
 set -euo pipefail
 lowkv=$1 model=$2 text=$3
 
-echo "== An answer about the beginning of a text, streamed from the packed cache"
-head -c 2600 "$text" | "$lowkv" generate --model "$model" --chat --temp 0.5 --seed 1 --tokens 100 \
-    --file - --prompt "In plain words: how does a draft model make text generation faster?"
+echo "== A question about 4,000 tokens of text, answered from the packed cache (lowkv2.8)"
+"$lowkv" generate --model "$model" --temp 0 --tokens 80 --stock f16 --file "$text" \
+    --prompt "Name the three kinds of draft models that the text above describes, and what they have in common."
 
-echo
-echo "== About 2,000 tokens of that text under several schemes, beside llama.cpp's own caches"
-"$lowkv" compare --model "$model" --file "$text" --tokens 2048 --schemes exact,lowkv2.8,lowkv2 --stock f16,q4_0
+cat <<END
+
+That was a small model, SmolLM2-135M. With your own, in this folder:
+
+  export PATH=\$PWD/build/release/bin:\$PATH
+  lowkv doctor -m model.gguf                                 # does it work here? bytes per token of each scheme
+  lowkv run -- llama-server -m model.gguf -c 32768           # stock llama.cpp with a packed cache
+  lowkv compare -m model.gguf -f book.txt                    # what each scheme loses and gains on a text
+END

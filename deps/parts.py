@@ -229,7 +229,7 @@ class DemoText(Part):
         return {"LOWKV_DEMO_TEXT": folder / "demo.txt"}
 
 
-TESTED_VERSIONS = ("0.10.2", "0.13.1", "0.15.3", "0.20.0")  # besides llama's own
+TESTED_VERSIONS = ("0.11.1", "0.13.1", "0.15.3", "0.20.2", "0.22.0", "0.24.0", "0.25.3")  # besides llama's own
 PARTS = {part.name: part for part in (
     Pip(),
     Cmake(),
@@ -244,7 +244,7 @@ PARTS = {part.name: part for part in (
     Handbook(),
     Bible(),
     Dialogue(),
-    Venv("venv-lint", "clang-format and clang-tidy", "LOWKV_LINT_PYTHON"),
+    Venv("venv-lint", "clang-format, clang-tidy and ruff", "LOWKV_LINT_PYTHON"),
     Venv("venv-llama-server-tests", "what llama.cpp's own server tests import",
          "LOWKV_LLAMA_SERVER_TESTS_PYTHON"),
     Venv("venv-transformers", "PyTorch and transformers, CPU only, and what builds the Python package",

@@ -2,10 +2,10 @@
 """Build the llama.cpp plug-in for another ggml than the set-up's: `lowkv plugin` runs this.
 
 The plug-in needs ggml's headers (one of them private) and the names of its two libraries. Headers come
-from the llama.cpp tree that is named, or else from the set-up's archive of the same version. What is
+from the llama.cpp tree that is named, or else from PyPI's archive of the same version. What is
 built lies in plugins/<ggml version>-<hash>/ of the cache; the hash covers everything that shaped it. A
-folder is renamed into place when it is complete, so an interrupted build leaves nothing half made. The
-object files of the last build stay, since only the plug-in's own sources depend on ggml.
+folder is renamed into place when it is complete, so an interrupted build leaves nothing half made. Only the
+plug-in's own sources depend on ggml, so the core comes from build/release where `make` has built it.
 """
 
 import argparse
@@ -199,6 +199,20 @@ def headers_for(host):
         return Setup(CACHE).need(f"ggml-{host.version}") / "llama.cpp"
 
 
+def prebuilt_core(cmake, log):
+    """The build folder of `make`, with its core brought up to date; None if there is none, or it can't be used."""
+    folder = ROOT / "build" / "release"
+    if not (folder / "CMakeCache.txt").exists():
+        return None
+    try:
+        run([cmake, "--build", folder, "-j", jobs(), "--target", "lowkv", "lowkv_calibration_files"], log,
+            "plug-in: bringing the core up to date")
+    except SetupError:
+        say(f"plug-in: the core in {folder} can't be used; building another one, which takes minutes")
+        return None
+    return folder
+
+
 def compile_for(host, tree, log):
     with contextlib.closing(locked(CACHE)):
         cmake = part.cmake(Setup(CACHE))
@@ -217,6 +231,7 @@ def compile_for(host, tree, log):
         "CMAKE_BUILD_TYPE": "Release", "CMAKE_SKIP_RPATH": "ON", "LOWKV_WERROR": "OFF", "LOWKV_BUILD_PLUGIN": "ON",
         "LOWKV_BUILD_CLI": "OFF", "LOWKV_BUILD_TESTS": "OFF", "LOWKV_LINK_CHECK": "ON" if host.libraries else "OFF",
         "LOWKV_LLAMA_SOURCE": tree, "LOWKV_LLAMA_BUILD": link, "LOWKV_GGML_VERSION": host.version,
+        "LOWKV_CORE": prebuilt_core(cmake, log) or "",
     }
     for attempt in (build.exists(), False):
         try:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The tables of documents that follow from the program: writes those of docs/methods.md between their marks
-`<!-- NAME -->` and `<!-- /NAME -->`, or with --check says what differs, README.md's figures included. The bits of
+`<!-- NAME -->` and `<!-- /NAME -->`, or with --check says what differs, those of docs/schemes.md included. The bits of
 each preset are reckoned here once more, by the rules of docs/methods.md, "Where the bits go", and must be those
 that `lowkv schemes` and `lowkv plan` print. Needs `make build`."""
 
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS, README = ROOT / "docs/methods.md", ROOT / "README.md"
+METHODS, SCHEMES = ROOT / "docs/methods.md", ROOT / "docs/schemes.md"
 COMMAND = ROOT / "build/release/bin/lowkv"
 SHOWN = 128  # head_dim of the table of bits; the others are checked only
 LINE = 64    # bytes that a section is a multiple of
@@ -155,13 +155,13 @@ def rounds_to(shown, value):
     return abs(float(shown) - value) <= 0.5 * 10**-digits + 1e-9
 
 
-def wrong_in_readme(presets, text):
-    """Figures of the README's table of schemes that are not the program's."""
+def wrong_in_table(presets, text):
+    """Figures of the table in docs/schemes.md that are not the program's."""
     table = text.partition("## Schemes")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| \**`([^`]+)`\** \| (.*)", table, re.M))
     for preset in presets:
         if preset["recommended"] and preset["mean_kld"] and preset["name"] not in rows:
-            yield f"README.md: the table of schemes lacks {preset['name']}"
+            yield f"docs/schemes.md: the table lacks {preset['name']}"
         if preset["name"] not in rows:
             continue
         bits, perplexity, kld = (cell.strip() for cell in rows[preset["name"]].split("|")[:3])
@@ -170,7 +170,7 @@ def wrong_in_readme(presets, text):
         good = [rounds_to(said[0], true[64]), rounds_to(said[1], true[128]), perplexity == preset["perplexity"],
                 rounds_to(kld, float(preset["mean_kld"]))]
         if not all(good):
-            yield (f"README.md: {preset['name']}: {bits}, {perplexity}, {kld}; lowkv schemes says {true[64]:.3f} and "
+            yield (f"docs/schemes.md: {preset['name']}: {bits}, {perplexity}, {kld}; lowkv schemes says {true[64]:.3f} and "
                    f"{true[128]:.3f} bits, {preset['perplexity']}, {preset['mean_kld']}")
 
 
@@ -182,7 +182,7 @@ def problems(command, rewrite=False):
     planned = ask(command, "plan", "--all", "--layers", 1, "--kv-heads", 8, "--head-dim", SHOWN, "--context", 1)
     planned = {row["scheme"]: row["bits_per_element"] for row in planned["rows"]}
     presets = answer["presets"]
-    found = list(wrong_bits(presets, planned)) + list(wrong_in_readme(presets, README.read_text()))
+    found = list(wrong_bits(presets, planned)) + list(wrong_in_table(presets, SCHEMES.read_text()))
     text = METHODS.read_text()
     right = filled(text, {"words": words_table(answer), "bits": bits_table(presets)})
     if rewrite and right != text:

@@ -19,6 +19,7 @@
 #include "common/options.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
+#include "generate/beside.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
 
@@ -29,6 +30,7 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv generate -m model.gguf -p "Why is the sky blue?"
   lowkv generate -m model.gguf -f report.txt -p "Summarise this report." --scheme kivi4
+  lowkv generate -m model.gguf -f report.txt -p "Summarise this report." --stock f16
   cat story.txt | lowkv generate -m model.gguf --no-chat -n 200 --temp 0
 
 The prompt is --file's text, then --prompt's; with neither, what stdin holds. The answer goes to
@@ -36,7 +38,7 @@ stdout, everything else to stderr. Ctrl-C ends the answer and still prints the f
 while the prompt is read it ends the command, with status 130.)";
 
 struct Options {
-    std::string model, prompt, file, system, scheme = chosen_scheme();
+    std::string model, prompt, file, system, stock, scheme = chosen_scheme();
     std::vector<std::string> calibrations;
     int answer = 512;
     std::uint32_t context = 0, chunk = 512;
@@ -167,25 +169,25 @@ class Stream {
     std::string pending_;
 };
 
-struct Outcome {
-    std::size_t prompt = 0, answer = 0;  // tokens
-    double prompt_seconds = 0, answer_seconds = 0;
-    const char* end = "";
-};
+// What our caches hold, in bytes.
+double held_bytes() {
+    const ggml::CacheStats stats = ggml::stats();
+    return static_cast<double>(stats.exact_bytes + stats.packed_bytes);
+}
 
 void report(const Outcome& outcome, const Context& context) {
     const ggml::CacheStats stats = ggml::stats();
     const ProcessMemory memory = process_memory();
-    const auto rate = [](std::size_t tokens, double seconds) {
-        return seconds > 0 ? fixed(static_cast<double>(tokens) / seconds, 1) : std::string("-");
+    const auto rate = [](double tokens_per_second) {
+        return tokens_per_second > 0 ? fixed(tokens_per_second, 1) : std::string("-");
     };
-    const double held = static_cast<double>(stats.exact_bytes + stats.packed_bytes);
+    const double held = held_bytes();
     const double f16 = f16_bytes(ggml::layer_reports(), context.size());
     std::fprintf(stderr, "\n[%s]\n", outcome.end);
     std::fprintf(stderr, "prompt   %s tokens, %s tokens/s\n", count(outcome.prompt).c_str(),
-                 rate(outcome.prompt, outcome.prompt_seconds).c_str());
+                 rate(outcome.prompt_rate()).c_str());
     std::fprintf(stderr, "answer   %s tokens, %s tokens/s\n", count(outcome.answer).c_str(),
-                 rate(outcome.answer > 0 ? outcome.answer - 1 : 0, outcome.answer_seconds).c_str());
+                 rate(outcome.answer_rate()).c_str());
     std::fprintf(stderr, "cache    %s for %s tokens: %s packed + %s exact; f16 would hold %s",
                  bytes(held).c_str(), count(context.size()).c_str(),
                  bytes(static_cast<double>(stats.packed_bytes)).c_str(),
@@ -197,32 +199,19 @@ void report(const Outcome& outcome, const Context& context) {
                  bytes(static_cast<double>(memory.peak)).c_str());
 }
 
-int generate(const Options& options) {
-    for (const float value : {options.temperature, options.top_p, options.min_p}) {
-        if (!std::isfinite(value)) throw UsageError("--temp, --top-p and --min-p must be numbers");
-    }
-    route_logs(options.verbose);
-    const bool calibrated =
-        options.scheme != "delegate" && parse_scheme(options.scheme).needs_calibration();
-    const Model model(options.model);
-    model.use_calibrations(options.calibrations, calibrated);
-    const std::vector<llama_token> prompt = prompt_tokens(model, options);
-    ContextOptions settings;
-    settings.cells = context_cells(model, options, prompt.size());
-    settings.chunk = std::min(options.chunk, settings.cells);
-    settings.threads = options.threads;
-    settings.scheme = options.scheme;
-    Context context(model, settings);
+// Reads the prompt and streams an answer to stdout.
+Outcome answer(const Model& model, Context& context, const std::vector<llama_token>& prompt,
+               const Options& options) {
     const Sampler sampler = make_sampler(options);
-
     const InterruptGuard guard;
     Outcome outcome;
     outcome.end = "stopped by Ctrl-C";
     {
+        const std::size_t chunk = std::min(options.chunk, context.cells());
         Progress progress("reading the prompt:", !options.quiet);
         const Stopwatch watch;
-        for (std::size_t at = 0; at < prompt.size() && interrupted == 0; at += settings.chunk) {
-            const std::size_t n = std::min<std::size_t>(settings.chunk, prompt.size() - at);
+        for (std::size_t at = 0; at < prompt.size() && interrupted == 0; at += chunk) {
+            const std::size_t n = std::min(chunk, prompt.size() - at);
             context.decode({prompt.data() + at, n});
             outcome.prompt += n;
             progress.show(
@@ -233,8 +222,8 @@ int generate(const Options& options) {
     }
     Stream stream;
     const Stopwatch watch;
-    const bool read = outcome.prompt == prompt.size();
-    while (read && interrupted == 0) {
+    outcome.read = outcome.prompt == prompt.size();
+    while (outcome.read && interrupted == 0) {
         if (options.answer >= 0 && outcome.answer >= static_cast<std::size_t>(options.answer)) {
             outcome.end = "end: -n tokens";
             break;
@@ -254,8 +243,46 @@ int generate(const Options& options) {
     }
     outcome.answer_seconds = watch.seconds();
     stream.finish();
-    if (!options.quiet) report(outcome, context);
-    return read ? 0 : 128 + SIGINT;
+    return outcome;
+}
+
+int generate(const Options& options) {
+    for (const float value : {options.temperature, options.top_p, options.min_p}) {
+        if (!std::isfinite(value)) throw UsageError("--temp, --top-p and --min-p must be numbers");
+    }
+    ContextOptions settings;
+    if (!options.stock.empty()) settings.stock = cache_type("--stock", options.stock);
+    route_logs(options.verbose);
+    const bool calibrated =
+        options.scheme != "delegate" && parse_scheme(options.scheme).needs_calibration();
+    const Model model(options.model);
+    model.use_calibrations(options.calibrations, calibrated);
+    const std::vector<llama_token> prompt = prompt_tokens(model, options);
+    settings.cells = context_cells(model, options, prompt.size());
+    settings.chunk = std::min(options.chunk, settings.cells);
+    settings.threads = options.threads;
+
+    Bar ours, stock;
+    {
+        settings.scheme = options.scheme;
+        Context context(model, settings);
+        ours.outcome = answer(model, context, prompt, options);
+        if (!options.quiet) report(ours.outcome, context);
+        if (!ours.outcome.read) return 128 + SIGINT;
+        ours.name = options.scheme;
+        ours.cache_bytes = held_bytes();
+    }
+    if (options.stock.empty() || interrupted != 0) return 0;
+    settings.scheme.reset();
+    Context context(model, settings);
+    stock.name = "stock " + options.stock;
+    if (!options.quiet)
+        std::fprintf(stderr, "\n== The same by llama.cpp's own %s cache\n", options.stock.c_str());
+    stock.outcome = answer(model, context, prompt, options);
+    if (!stock.outcome.read) return 128 + SIGINT;
+    stock.cache_bytes = static_cast<double>(llama_state_seq_get_size(context.get(), 0));
+    std::fputs(bars(ours, stock).c_str(), stderr);
+    return 0;
 }
 
 }  // namespace
@@ -292,6 +319,9 @@ void add_generate(Command app, int& status) {
     command.flag("--chat,!--no-chat", options->chat,
                  "Put the model's chat template around the prompt (default); --no-chat: the "
                  "prompt as it is");
+    command.option("--stock", options->stock,
+                   "Then answer with llama.cpp's own cache of this type (f16, q8_0, ...) too, and "
+                   "compare speed and memory");
     command.flag("-q,--quiet", options->quiet, "No progress and no figures");
     add_verbose(command, options->verbose);
     command.callback([options, &status] { status = generate(*options); });

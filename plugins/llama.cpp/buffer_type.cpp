@@ -193,16 +193,17 @@ bool is_host(ggml_backend_buffer_type_t) { return false; }
 }  // namespace
 
 ggml_backend_buffer_type_t buffer_type() {
-    static ggml_backend_buffer_type type = {
-        .iface = {.get_name = type_name,
-                  .alloc_buffer = alloc_buffer,
-                  .get_alignment = get_alignment,
-                  .get_max_size = nullptr,
-                  .get_alloc_size = get_alloc_size,
-                  .is_host = is_host},
-        .device = device(),
-        .context = nullptr,
-    };
+    static ggml_backend_buffer_type type = [] {
+        // Assigned by name: ggml 0.26 has more members, which may stay null.
+        ggml_backend_buffer_type made = {};
+        made.iface.get_name = type_name;
+        made.iface.alloc_buffer = alloc_buffer;
+        made.iface.get_alignment = get_alignment;
+        made.iface.get_alloc_size = get_alloc_size;
+        made.iface.is_host = is_host;
+        made.device = device();
+        return made;
+    }();
     return &type;
 }
 

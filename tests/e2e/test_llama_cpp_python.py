@@ -2,6 +2,7 @@
 
 Not a part of `make test`: `make test-llama-cpp-python` builds llama-cpp-python, which takes minutes."""
 
+import functools
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 PYTHON, MODEL = os.environ.get("LOWKV_LLAMA_CPP_PYTHON"), os.environ.get("LOWKV_MODEL")
 PACKAGE = Path(__file__).resolve().parents[2] / "build" / "python" / "site"
-PLUGIN = Path(os.environ.get("LOWKV_BUILD_DIR", "build/release")).resolve() / "lib" / "libggml-lowkv.so"
+COMMAND = Path(os.environ.get("LOWKV_BUILD_DIR", "build/release")).resolve() / "bin" / "lowkv"
 
 pytestmark = pytest.mark.skipif(
     not PYTHON, reason="llama-cpp-python: LOWKV_LLAMA_CPP_PYTHON is not set; make test-llama-cpp-python does")
@@ -43,12 +44,19 @@ def refused(call):
 """
 
 
+@functools.cache
+def plugin():
+    """The library for its ggml, which may be older than the set-up's: built as users do."""
+    done = subprocess.run([COMMAND, "plugin", "--for", PYTHON], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
 def run(script, **environment):
     """What the script said, its stderr as `stderr`."""
     text = BEGIN + textwrap.dedent(script) + "\nprint(json.dumps(said))\n"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("LOWKV_")}
     done = subprocess.run([PYTHON, "-c", text], capture_output=True, text=True, timeout=280, check=False,
-                          env=variables | {"PYTHONPATH": str(PACKAGE), "LOWKV_PLUGIN": str(PLUGIN), **environment})
+                          env=variables | {"PYTHONPATH": str(PACKAGE), "LOWKV_PLUGIN": plugin(), **environment})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) | {"stderr": done.stderr}
 
@@ -72,7 +80,7 @@ def packed(scheme):
 
 def test_a_packed_cache(stock):
     found = packed("lowkv2.8")
-    assert found["path"] == str(PLUGIN)
+    assert found["path"] == plugin()
     assert found["early"].startswith("the cache has no tokens yet")
     assert found["active"] is True and found["later"] is False
     assert found["stats"]["caches"] == 1 and found["stats"]["packed_layers"] == 30
@@ -165,7 +173,7 @@ def test_a_wrong_scheme_leaves_no_plain_cache_behind():
 def test_what_is_no_plugin_of_this_ggml_is_refused(tmp_path):
     (tmp_path / "text.so").write_text("no library")
     # The version string alone is changed, to one of the same length.
-    other = PLUGIN.read_bytes()
+    other = Path(plugin()).read_bytes()
     found = run("say(version=lowkv.llama_cpp._version(llama_cpp.llama_cpp._lib))")
     version = found["version"].encode() + b"\0"
     assert version in other

@@ -69,7 +69,7 @@ def test_refusals_say_what_would_do(tmp_path):
     assert "has ggml linked into it" in look(static, tmp_path)
     unknown = plugin("--for", fake_ggml(tmp_path / "new", "0.99.0"), cache=tmp_path / "cache")
     assert unknown.returncode == 1 and unknown.stdout == ""
-    assert "lowkv has no headers of ggml 0.99.0 (it can fetch those of 0.10.2," in unknown.stderr
+    assert "lowkv has no headers of ggml 0.99.0 (it can fetch those of 0.11.0," in unknown.stderr
     assert "name the llama.cpp tree" in unknown.stderr
 
 

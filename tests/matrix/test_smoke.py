@@ -1,6 +1,6 @@
 """One smoke test for every llama.cpp that the plug-in meets: versions of ggml, ways to build it.
 
-LOWKV_MATRIX names the parts of deps/setup.py to test, e.g. "llama llama-0.10.2"; `make test-versions`
+LOWKV_MATRIX names the parts of deps/setup.py to test, e.g. "llama llama-0.15.3"; `make test-versions`
 and `make test-builds` set them up first. Each plug-in is built and found as users do: by `lowkv run`.
 """
 
