@@ -129,7 +129,7 @@ TEST_CASE("presets have the documented contents and are their own canonical text
     CHECK(parse_scheme("exact").base == LayerScheme{});
     CHECK(parse_scheme("kivi2") == parse_scheme("k=channel-2-g32,v=token-2-g32"));
     CHECK(parse_scheme("kivi4") == parse_scheme("k=channel-4-g32,v=token-4-g32"));
-    CHECK(parse_scheme("int8") == parse_scheme("k=token-8-g128,v=token-8-g128"));
+    CHECK(parse_scheme("int8") == parse_scheme("k=channel-8-g32,v=token-8-g128"));
     CHECK(parse_scheme("int4") == parse_scheme("k=token-4-g32,v=token-4-g32"));
     CHECK(parse_scheme("kvarn3") ==
           parse_scheme("k=channel-3-g128-hadamard-varnorm,v=token-3-head-hadamard-varnorm"));

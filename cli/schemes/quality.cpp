@@ -27,7 +27,7 @@ constexpr std::array measured{
     Quality{"kvarn4", "0.00072", "0.0 %"},
     Quality{"int4", "0.0035", "0.0 %"},
     Quality{"int4h", "0.0020", "+0.3 %"},
-    Quality{"int8", "0.000013", "0.0 %"},
+    Quality{"int8", "0.0000053", "0.0 %"},
     Quality{"skvq-k4v4", "0.0046", "+0.6 %"},
     Quality{"skvq-k2v2", "0.25", "+31.0 %"},
     Quality{"skvq-k2v1.5", "0.29", "+37.5 %"},

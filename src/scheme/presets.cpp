@@ -165,6 +165,7 @@ std::span<const Preset> presets() {
                uniform(Width::four, Axis::channel, Group::g32),
                uniform(Width::four, Axis::token, Group::g32)),
         preset({"int8", "the safest step below f16", integers},
+               uniform(Width::eight, Axis::channel, Group::g32),
                uniform(Width::eight, Axis::token, Group::g128)),
         preset({"int4", "a yardstick: what plain integer caches do", integers},
                uniform(Width::four, Axis::token, Group::g32)),

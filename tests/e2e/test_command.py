@@ -105,7 +105,7 @@ PRESETS = {
     "lowkv4": ("own hybrid", "4.28", "KLD"),
     "kivi2": ("KIVI: A Tuning-Free", "3.00", "KLD"),
     "kivi4": ("KIVI: A Tuning-Free", "5.00", "KLD"),
-    "int8": ("no paper", "8.50", "KLD"),
+    "int8": ("no paper", "8.75", "KLD"),
     "int4": ("no paper", "5.00", "KLD"),
     "int4h": ("no paper", "4.50", "KLD"),
     "turboquant4": ("TurboQuant: Online", "4.25", "KLD"),

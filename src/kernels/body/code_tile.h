@@ -96,7 +96,7 @@ constinit const PartKernels code_kernels[] = {
     expanded<Width::three, Look::trellis>("unfolded-3-trellis"),
     unfolded<Width::four, Look::code>("unfolded-4"),
     unfolded<Width::four, Look::table>("unfolded-4-levels"),
-    unfolded<Width::eight, Look::code>("unfolded-8"),
+    expanded<Width::eight, Look::code>("unfolded-8"),
     folded<Width::one, Look::trellis>("folded-1-trellis"),
     folded<Width::ternary, Look::code>("folded-1.5"),
     folded<Width::two, Look::code>("folded-2"),
