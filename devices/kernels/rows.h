@@ -127,20 +127,18 @@ KERNEL(copy_rows, 64)
                  part->rows);
 }
 
-// Raises the flag where an element of a block is none that an f16 can hold, but for rounding.
-KERNEL(find_unfit, 64)
+// Counts the elements of blocks of f32 or bf16 that are beyond what rounds to an f16's largest.
+KERNEL(count_beyond, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- volatile GLOBAL uint32_t* flag) {
+ volatile GLOBAL uint32_t* counter) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t i = NUMBER;
     if (i >= part->tokens * channels_of(part)) return;
     GLOBAL const uint8_t* rows = AT(blocks[GROUP(1)]) + part->exact_at;
     // Magnitudes are in the order of their bits; from these on they round to infinity.
-    const uint32_t limit = part->rows == LOWKV_ROWS_F32   ? 0x477ff000u
-                           : part->rows == LOWKV_ROWS_F16 ? 0x7c00u
-                                                          : 0x4780u;
+    const uint32_t limit = part->rows == LOWKV_ROWS_F32 ? 0x477ff000u : 0x4780u;
     const uint32_t magnitude = part->rows == LOWKV_ROWS_F32
                                    ? ((GLOBAL const uint32_t*)rows)[i] & 0x7fffffffu
                                    : ((GLOBAL const uint16_t*)rows)[i] & 0x7fffu;
-    if (magnitude >= limit) RAISE(flag);
+    if (magnitude >= limit) COUNT(counter);
 }

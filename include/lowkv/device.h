@@ -95,11 +95,9 @@ class Device {
 
     // ---- packed blocks ----
 
-    // Whether all rows of the exact blocks are finite in f16.
-    virtual bool packable(const Plan& plan, std::span<const std::byte* const> exact,
-                          Executor& executor) const = 0;
-    // Exact to packed and back, rounded to f16 in between. Throws std::bad_alloc before anything is
-    // written. `only`: the part that is encoded; the other part's packed bytes stay as they are.
+    // Exact to packed and back, rounded to f16 in between: numbers beyond that end at +-65504.
+    // Throws std::bad_alloc before anything is written. `only`: the part that is encoded; the other
+    // part's packed bytes stay as they are.
     virtual void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
                         std::optional<Part> only) = 0;
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor) {
@@ -119,8 +117,9 @@ class Device {
                                 std::span<float> mass, AttentionWorkspace& workspace,
                                 Executor& executor) const = 0;
 
-    // Numbers of the host's rows that were NaN or infinite, or that ended at an f16's +-65504,
-    // since the device was made.
+    // Numbers of keys and values that were NaN or infinite, or that ended at an f16's +-65504: when
+    // they were written, or, in rows of f32 and bf16, when they were packed. Of all stores on the
+    // device, since it was made; rows written from the device's own memory count when packed.
     virtual std::uint64_t saturated() const noexcept { return saturated_; }
 
     // What calls leave in the host's memory is there. Throws Error(device_failed) where the device

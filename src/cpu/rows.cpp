@@ -119,19 +119,18 @@ std::size_t make_finite(RowType type, void* bits, std::size_t count) noexcept {
                                         0x7f800000, 0x7f800000);
 }
 
-bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept {
+std::size_t count_beyond_f16(RowType type, const void* elements, std::size_t count) noexcept {
     // Magnitudes are in the order of their bits; from these on they round to infinity.
-    constexpr std::uint32_t f32_limit = 0x477ff000, bf16_limit = 0x4780, f16_limit = 0x7c00;
-    unsigned bad = 0;
+    constexpr std::uint32_t f32_limit = 0x477ff000, bf16_limit = 0x4780;
+    std::size_t beyond = 0;
     if (type == RowType::f32) {
-        const auto* x = reinterpret_cast<const std::uint32_t*>(elements);
-        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffffffu) >= f32_limit ? 1u : 0u;
+        const auto* x = static_cast<const std::uint32_t*>(elements);
+        for (std::size_t i = 0; i < count; ++i) beyond += (x[i] & 0x7fffffffu) >= f32_limit;
     } else {
-        const std::uint32_t limit = type == RowType::f16 ? f16_limit : bf16_limit;
-        const auto* x = reinterpret_cast<const std::uint16_t*>(elements);
-        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffu) >= limit ? 1u : 0u;
+        const auto* x = static_cast<const std::uint16_t*>(elements);
+        for (std::size_t i = 0; i < count; ++i) beyond += (x[i] & 0x7fffu) >= bf16_limit;
     }
-    return bad == 0;
+    return beyond;
 }
 
 std::size_t store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,

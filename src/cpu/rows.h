@@ -21,8 +21,8 @@ struct ExactShape {
     std::size_t bytes() const noexcept { return cache::bytes_of(type); }
 };
 
-// Whether every element is one that an f16 can hold, but for rounding.
-bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept;
+// Elements of f32 or bf16 whose magnitude is beyond what rounds to an f16's largest.
+std::size_t count_beyond_f16(RowType type, const void* elements, std::size_t count) noexcept;
 
 // Stored numbers are finite, so that a masked cell, whose weight is 0, adds nothing to another
 // sequence's sums: a NaN becomes 0, an infinity the largest number that an f16 holds. `bits` are

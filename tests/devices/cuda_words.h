@@ -49,6 +49,6 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 // A GPU rounds once, which a host may only do slowly.
 inline float __fmaf_rn(float x, float y, float z) { return x * y + z; }
 
-inline void atomicOr(std::uint32_t* flag, std::uint32_t bits) {
-    std::atomic_ref(*flag).fetch_or(bits);
+inline void atomicAdd(std::uint32_t* counter, std::uint32_t more) {
+    std::atomic_ref(*counter).fetch_add(more);
 }
