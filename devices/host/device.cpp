@@ -160,7 +160,6 @@ class KernelDevice final : public Device {
     // Blocks that others may take statistics from come first.
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&,
                 std::optional<Part> only) override {
-        if (plan.rows() != RowType::f16) count_saturated(count_beyond(plan, blocks, only));
         if (!plan.has_statistics()) return encode_alike(plan, blocks, only);
         std::vector<BlockCopy> sorted(blocks.begin(), blocks.end());
         const auto others = std::ranges::stable_partition(
@@ -251,37 +250,6 @@ class KernelDevice final : public Device {
         std::span<const BlockCopy> blocks;
         Handle words;  // the blocks' addresses
     };
-
-    // Numbers of f32 or bf16 that end at an f16's +-65504 when they are packed.
-    std::size_t count_beyond(const Plan& plan, std::span<const BlockCopy> copies,
-                             std::optional<Part> only) {
-        const std::scoped_lock lock(state_->mutex);
-        State& state = *state_;
-        if (copies.empty()) return 0;
-        std::vector<std::uint32_t> blocks;
-        const Handle its = state.plan(plan);
-        const Handle counter = state.results.of(state.queue, sizeof(std::uint32_t));
-        state.queue.clear(counter, 0, sizeof(std::uint32_t));
-        constexpr std::size_t most = 32768;  // CUDA's grids have no more in that direction
-        for (std::size_t first = 0; first < copies.size(); first += most) {
-            blocks.clear();
-            for (const BlockCopy& copy :
-                 copies.subspan(first, std::min(most, copies.size() - first)))
-                blocks.push_back(state.memory.address(copy.from));
-            const Handle words =
-                state.words.holding(state.queue, std::span<const std::uint32_t>(blocks));
-            const Grid grid = grid_of(elements_of(plan), blocks.size());
-            for (const Part part : {Part::keys, Part::values}) {
-                if (!only || *only == part)
-                    state.queue.launch(Kernel::count_beyond, grid, state.memory.all(), its,
-                                       number_of(part), words, counter);
-            }
-        }
-        std::uint32_t beyond = 0;
-        state.queue.read(&beyond, counter, 0, sizeof beyond);
-        state.queue.check();
-        return beyond;
-    }
 
     // All make their own statistics, or none.
     void encode_alike(const Plan& plan, std::span<const BlockCopy> blocks,

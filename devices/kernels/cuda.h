@@ -15,7 +15,6 @@
 #define NUMBER (blockIdx.x * blockDim.x + threadIdx.x)
 #define ITEM (threadIdx.x)
 #define GROUP(axis) ((axis) == 0 ? blockIdx.x : (axis) == 1 ? blockIdx.y : blockIdx.z)
-#define COUNT(counter) atomicAdd(const_cast<uint32_t*>(counter), 1u)
 #define EXP(x) expf(x)
 #define LOG(x) logf(x)
 #define TANH(x) tanhf(x)

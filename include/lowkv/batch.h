@@ -95,8 +95,7 @@ class Batch {
     void append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens);
 
     // Packs what has left the window, sparing the newest `spared` tokens beside, in whole blocks
-    // and, with retention.flush, so many tokens at least. Numbers above 65504 are 65504 in packed
-    // blocks; Device::saturated() counts them.
+    // and, with retention.flush, so many tokens at least.
     void settle(std::uint32_t spared = 0, Executor& executor = serial_executor());
 
     // Attends to tokens [max(first_token, first()), tokens()), all sequences in one parallel loop.

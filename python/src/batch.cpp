@@ -273,8 +273,8 @@ void bind_batch(nb::module_& m) {
             "Decoded again because a crop cut them in two.")
         .def_prop_ro(
             "saturated", [](const Store& s) { return s.device().saturated(); },
-            "Numbers of keys and values that were NaN (0 now), infinite, or ended at an f16's "
-            "+-65504, of all stores on this device in this process.");
+            "Numbers written that were NaN (0 now) or ended at +-65504: of all stores on this "
+            "device, in this process.");
 
     nb::class_<Batch>(m, "Batch", "The rows of one layer, for every sequence of a batch.")
         .def(

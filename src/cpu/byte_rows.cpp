@@ -77,16 +77,6 @@ void load_row(const ByteRows<const std::byte>& its, std::size_t head, std::size_
     });
 }
 
-// Ends numbers where an f16 does, as which rows in 8 bits are decoded. Returns how many it changed.
-std::size_t end_at_f16(float* row, std::size_t count) noexcept {
-    const std::size_t beyond = count_beyond_f16(RowType::f32, row, count);
-    if (beyond == 0) [[likely]]
-        return 0;
-    for (std::size_t i = 0; i < count; ++i)
-        row[i] = std::clamp(row[i], -codec::f16_max, codec::f16_max);
-    return beyond;
-}
-
 }  // namespace
 
 std::size_t store_bytes(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
@@ -100,7 +90,7 @@ std::size_t store_bytes(const Plan& plan, Part part, std::byte* block, std::uint
             float row[kernels::max_head_dim];
             cache::convert(plan.kernels(), rows.type, from + head * rows.head_stride * bytes,
                            RowType::f32, reinterpret_cast<std::byte*>(row), its.head_dim);
-            changed += make_finite(RowType::f32, row, its.head_dim) + end_at_f16(row, its.head_dim);
+            changed += saturate(RowType::f32, row, its.head_dim);
             store_row(plan.kernels(), its, head, first + t, row);
         }
     }

@@ -126,7 +126,6 @@ class CpuDevice final : public Device {
             const std::size_t count = std::min(most, blocks.size() - first);
             executor.parallel_for(count, [&](std::size_t i, unsigned) noexcept {
                 std::byte* own = f16.data() + i * plan.f16_bytes();
-                count_saturated(cpu::count_beyond_f16(plan, blocks[first + i].from, only));
                 cpu::round_to_f16(plan, blocks[first + i].from, own);
                 rounded[i] = blocks[first + i];
                 rounded[i].from = own;

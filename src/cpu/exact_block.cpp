@@ -19,18 +19,6 @@ std::size_t position_bytes(const Plan& plan) noexcept {
 
 }  // namespace
 
-std::size_t count_beyond_f16(const Plan& plan, const std::byte* exact,
-                             std::optional<Part> only) noexcept {
-    if (plan.byte_rows()) return 0;
-    std::size_t beyond = 0;
-    for (const Part part : {Part::keys, Part::values}) {
-        if (!only || *only == part)
-            beyond +=
-                count_beyond_f16(plan.rows(), exact_part(plan, part, exact), part_elements(plan));
-    }
-    return beyond;
-}
-
 void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
                   std::byte* exact) noexcept {
     if (is_f16(plan)) return decode_block(plan, packed, exact);

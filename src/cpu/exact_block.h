@@ -2,7 +2,6 @@
 // An exact block in the CPU's memory, and packed ones to and from it.
 
 #include <cstddef>
-#include <optional>
 
 #include "cpu/rows.h"
 #include "lowkv/codec.h"
@@ -23,11 +22,6 @@ Byte* exact_part(const Plan& plan, Part part, Byte* exact) noexcept {
 inline bool is_f16(const Plan& plan) noexcept {
     return plan.rows() == RowType::f16 && !plan.byte_rows();
 }
-
-// Numbers of f32 and bf16 rows that round_to_f16() leaves at +-65504, of `only` or of both parts.
-// Rows in 8 bits have none: they ended there when they were written.
-std::size_t count_beyond_f16(const Plan& plan, const std::byte* exact,
-                             std::optional<Part> only) noexcept;
 
 // A packed block's rows as exact ones. `f16` is scratch memory of plan.f16_bytes(), not needed
 // where is_f16().

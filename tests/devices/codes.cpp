@@ -209,7 +209,7 @@ TEST_CASE("numbers that no f16 holds are counted once, on any row") {
         for (const float bad : {65504.0f, 70000.0f, INFINITY, NAN}) {
             std::vector<float> rows = rows_of(plan, 2, 4);
             rows[rows.size() - 3] = bad;
-            // A key and a value; the next bf16 to 65504 is above it.
+            // A key and a value; the bf16 next to 65504 is above it.
             const std::uint64_t want = type == RowType::f32 && bad == 65504.0f ? 0 : 2;
             for (Device* its : {&device(), cpu_device().get()})
                 CHECK(make(*its, plan, rows, 2).saturated == want);

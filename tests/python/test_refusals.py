@@ -57,7 +57,7 @@ def test_models_whose_masks_do_not_follow_their_sliding_window(kind, more):
     """What they compute beyond the window is not what any of their layers says."""
     kind = getattr(transformers, kind)
     model = kind(kind.config_class(**GROUPED, sliding_window=16, ffn_dim=96, head_dim=16, audio_bos_token_id=14,
-                                   **more))
+                                   audio_pad_token_id=15, **more))
     with pytest.raises(lowkv.Error, match="has a sliding_window that its masks do not follow"):
         lowkv.Cache.from_model(model)
     assert model.config._attn_implementation != "lowkv"
