@@ -22,9 +22,9 @@ struct ExactShape {
 };
 
 // Stored numbers are within f16's range: a NaN becomes 0, what is beyond +-65504 becomes that. So
-// packing keeps them, and a masked cell, whose weight is 0, adds nothing to another sequence's sums.
-// `bits` are f32's, f16's or bf16's. Returns how many numbers were changed; of f16, those at +-65504
-// count as well, where rounding from f32 ends.
+// packing keeps them, and a masked cell, whose weight is 0, adds nothing to another sequence's
+// sums. `bits` are f32's, f16's or bf16's. Returns how many numbers were changed; of f16, those at
+// +-65504 count as well, where rounding from f32 ends.
 std::size_t saturate(RowType type, void* bits, std::size_t count) noexcept;
 
 // `count` rows to tokens [first, first + count), converted where they are of another type, and
