@@ -1,4 +1,4 @@
-// Batches: what can't be packed, budgets, attention to them, threads, and steps of plain sequences.
+// Batches: budgets, attention to them, threads, and steps of plain sequences.
 
 #include <doctest/doctest.h>
 
@@ -13,30 +13,6 @@
 
 using namespace lowkv;
 using namespace batch_test;
-
-TEST_CASE("rows that no f16 holds are not packed, and nothing is lost") {
-    for (const RowType type : types) {
-        for (const float value : {65520.0f, 1e30f}) {
-            if (type == RowType::f16) continue;
-            Held held("kivi2,window=0,sinks=0", type, 2);
-            fill(held.batch, 1, 40);
-            std::vector<float> row(shape.channels(), 1.0f);
-            row[40] = value;
-            const BatchRows rows{row.data(), RowType::f32, {0, shape.head_dim, 0}};
-            held.batch.append(rows, rows, 1);
-            fill(held.batch, 1, 30);
-            const StoreStats before = held.store->stats();
-            CHECK(
-                refused(ErrorCode::invalid_argument, "above 65504", [&] { held.batch.settle(); }));
-            CHECK(held.batch.packed_end() == 0);
-            CHECK(held.store->stats().exact_bytes == before.exact_bytes);
-            CHECK(held.store->stats().packed_bytes == 0);
-            held.batch.truncate(40);
-            held.batch.settle();
-            CHECK(held.batch.packed_end() == 32);
-        }
-    }
-}
 
 TEST_CASE("rows of other types are rounded to the plan's") {
     for (const RowType type : types) {

@@ -209,8 +209,7 @@ TEST_CASE("a page with numbers that no f16 holds is packed, and counted") {
         its.write(21, 107);
         for (const float x : its.attend()) CHECK(std::isfinite(x));
         CHECK(its.layer->stats().packed == 1);
-        CHECK(its.layer->stats().saturated == (std::isfinite(bad) ? 1 : 0));
-        CHECK((its.store->device().saturated() > before) == !std::isfinite(bad));
+        CHECK(its.store->device().saturated() > before);
         for (const float x : its.attend()) CHECK(std::isfinite(x));
     }
 }

@@ -1,8 +1,10 @@
-// One sequence's NaN and infinities reach no other: cells of a shared cache, and rows of a batch.
+// One sequence's NaN, infinities and numbers beyond f16 reach no other: cells of a shared cache,
+// and rows of a batch. They are counted.
 
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -15,7 +17,9 @@ using batch_test::Rng;
 
 namespace {
 
-const float bad_numbers[] = {NAN, INFINITY, -INFINITY};
+const float bad_numbers[] = {NAN, INFINITY, -INFINITY, 65520.0f, -7e4f, 1e30f, -3e38f};
+
+float bad_number(Rng& random) { return bad_numbers[random() % std::size(bad_numbers)]; }
 
 // Two sequences' cells in one cache; `mine` says whose. Attention of the first one's queries.
 std::vector<float> attend_mine(const std::shared_ptr<const Plan>& plan,
@@ -71,8 +75,8 @@ TEST_CASE("what a masked cell holds changes nothing") {
                     for (std::uint32_t c = 0; c < cells; ++c) {
                         if (mine[c] != 0 || random() % 4 != 0) continue;
                         for (unsigned i = 0; i < 128; ++i) {
-                            if (random() % 3 == 0) keys[c * 128 + i] = bad_numbers[random() % 3];
-                            if (random() % 3 == 0) values[c * 128 + i] = bad_numbers[random() % 3];
+                            if (random() % 3 == 0) keys[c * 128 + i] = bad_number(random);
+                            if (random() % 3 == 0) values[c * 128 + i] = bad_number(random);
                         }
                     }
                     CHECK(attend_mine(plan, keys, values, mine, q, tokens) == want);
@@ -110,7 +114,7 @@ TEST_CASE("a query that is not finite harms its own row alone") {
                 params.scale = 0.125f;
                 AttentionWorkspace workspace;
                 attend(sequence, io, params, workspace);
-                q[1 * 64 + 5] = bad_numbers[random() % 3];  // head 1 of the first token
+                q[1 * 64 + 5] = bad_number(random);  // head 1 of the first token
             }
             for (std::size_t i = 0; i < q.size(); ++i) {
                 if (i / 64 != 1) CHECK(out[0][i] == out[1][i]);
@@ -120,8 +124,9 @@ TEST_CASE("a query that is not finite harms its own row alone") {
 }
 
 TEST_CASE("rows of one sequence of a batch that are not finite change no other, packed or not") {
-    for (const char* scheme : {"exact", "lowkv2.8,window=0,sinks=0", "kivi2,window=0,sinks=0",
-                               "int8,window=30,sinks=4"}) {
+    for (const char* scheme :
+         {"exact", "lowkv2.8,window=0,sinks=0", "kivi2,window=0,sinks=0", "int8,window=30,sinks=4",
+          "kivi2,window=0,sinks=0,rows=8", "k=exact,v=token-4-g32,window=0,sinks=0"}) {
         for (const RowType type : {RowType::f16, RowType::bf16, RowType::f32}) {
             std::vector<batch_test::Row> all[2];
             for (const bool bad : {false, true}) {
@@ -131,7 +136,7 @@ TEST_CASE("rows of one sequence of a batch that are not finite change no other, 
                 for (unsigned i = 0; bad && i < 50; ++i) {
                     auto& part = random() % 2 == 0 ? rows.keys : rows.values;
                     batch_test::Row& row = part[1][random() % 300];
-                    row[random() % row.size()] = bad_numbers[random() % 3];
+                    row[random() % row.size()] = bad_number(random);
                 }
                 batch_test::append(held.batch, rows, RowType::f32);
                 held.batch.settle();
@@ -142,6 +147,33 @@ TEST_CASE("rows of one sequence of a batch that are not finite change no other, 
             for (std::size_t i = 0; i < all[0].size(); ++i) {
                 for (const float x : all[1][i]) CHECK(std::isfinite(x));
                 if (i / third != 1) CHECK(all[0][i] == all[1][i]);
+            }
+        }
+    }
+}
+
+TEST_CASE("a number that no f16 holds is counted once, when it is written") {
+    for (const RowType type : {RowType::f16, RowType::bf16, RowType::f32}) {
+        for (const char* scheme : {"kivi2", "lowkv2.8", "kivi2,rows=8", "k=exact,v=exact"}) {
+            for (const float bad : bad_numbers) {
+                INFO(std::string(scheme), " ", bad);
+                const auto plan = batch_test::make_plan(scheme, {1, 64}, type);
+                Sequence sequence(lowkv::test::make_store(), plan, {.window = 0, .sinks = 0});
+                const Device& device = sequence.device();
+                std::vector<float> rows(std::size_t{256} * 64);
+                Rng random(13);
+                std::normal_distribution<float> normal;
+                for (float& x : rows) x = normal(random);
+                const std::vector<float> good = rows;
+                rows[70 * 64 + 3] = bad;
+                const std::uint64_t before = device.saturated();
+                sequence.append(rows.data(), good.data(), 256);
+                sequence.settle();
+                sequence.settle();
+                CHECK(device.saturated() - before == 1);
+                sequence.truncate(72);  // decodes the block that it cuts
+                sequence.settle();
+                CHECK(device.saturated() - before == 1);
             }
         }
     }

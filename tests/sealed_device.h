@@ -76,11 +76,6 @@ class SealedDevice : public Device {
         const Open open(*this);
         cpu_.copy_rows(plan, to, to_first, from, from_first, count, repeat);
     }
-    bool packable(const Plan& plan, std::span<const std::byte* const> exact,
-                  Executor& executor) const override {
-        const Open open(*this);
-        return cpu_.packable(plan, exact, executor);
-    }
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
                 std::optional<Part> only) override {
         const Open open(*this);

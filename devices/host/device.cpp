@@ -157,33 +157,6 @@ class KernelDevice final : public Device {
 
     // ---- packed blocks ----
 
-    bool packable(const Plan& plan, std::span<const std::byte* const> exact,
-                  Executor&) const override {
-        const std::scoped_lock lock(state_->mutex);
-        State& state = *state_;
-        if (exact.empty()) return true;
-        std::vector<std::uint32_t> blocks;
-        const Handle its = state.plan(plan);
-        const Handle flag = state.results.of(state.queue, sizeof(std::uint32_t));
-        state.queue.clear(flag, 0, sizeof(std::uint32_t));
-        constexpr std::size_t most = 32768;  // CUDA's grids have no more in that direction
-        for (std::size_t first = 0; first < exact.size(); first += most) {
-            blocks.clear();
-            for (const std::byte* block :
-                 exact.subspan(first, std::min(most, exact.size() - first)))
-                blocks.push_back(state.memory.address(block));
-            const Handle words =
-                state.words.holding(state.queue, std::span<const std::uint32_t>(blocks));
-            const Grid grid = grid_of(elements_of(plan), blocks.size());
-            for (const std::uint32_t part : {0u, 1u})
-                state.queue.launch(Kernel::find_unfit, grid, state.memory.all(), its, part, words,
-                                   flag);
-        }
-        std::uint32_t unfit = 0;
-        state.queue.read(&unfit, flag, 0, sizeof unfit);
-        state.queue.check();
-        return unfit == 0;
-    }
     // Blocks that others may take statistics from come first.
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor&,
                 std::optional<Part> only) override {

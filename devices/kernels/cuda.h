@@ -15,7 +15,6 @@
 #define NUMBER (blockIdx.x * blockDim.x + threadIdx.x)
 #define ITEM (threadIdx.x)
 #define GROUP(axis) ((axis) == 0 ? blockIdx.x : (axis) == 1 ? blockIdx.y : blockIdx.z)
-#define RAISE(flag) atomicOr(const_cast<uint32_t*>(flag), 1u)
 #define EXP(x) expf(x)
 #define LOG(x) logf(x)
 #define TANH(x) tanhf(x)

@@ -7,7 +7,6 @@
 //   BARRIER()             a group's items wait for each other and see what they shared;
 //                         GLOBAL_BARRIER(): what they wrote to GLOBAL memory, too
 //   NUMBER, ITEM          of a work-item: among all, in its group; GROUP(axis): its group's
-//   RAISE(flag)           sets a flag that many may set
 //   MEMORY, AT(address)   a kernel's first parameters: the cache's memory; a place in it by its
 //                         address (part.h). MEMORIES: those parameters, for a function's own
 //   UNROLL                before a loop whose counter numbers registers
@@ -26,7 +25,6 @@
 #define NUMBER ((uint32_t)get_global_id(0))
 #define ITEM ((uint32_t)get_local_id(0))
 #define GROUP(axis) ((uint32_t)get_group_id(axis))
-#define RAISE(flag) atomic_or(flag, 1u)
 #define EXP(x) exp(x)
 #define LOG(x) log(x)
 #define TANH(x) tanh(x)

@@ -28,12 +28,12 @@ FN void store_row(GLOBAL uint8_t* rows, uint32_t type, uint32_t i, float value) 
         ((GLOBAL uint16_t*)rows)[i] =
             type == LOWKV_ROWS_F16 ? lowkv_f32_to_f16(value) : f32_to_bf16(value);
 }
-// Stored numbers are finite: a NaN becomes 0, an infinity the largest number that an f16 holds.
-FN void make_finite(GLOBAL uint8_t* rows, uint32_t type, uint32_t i) {
+// Stored numbers are within f16's range: a NaN becomes 0, what is beyond +-65504 becomes that.
+FN void limit_element(GLOBAL uint8_t* rows, uint32_t type, uint32_t i) {
     if (type == LOWKV_ROWS_F32) {
         GLOBAL uint32_t* to = (GLOBAL uint32_t*)rows + i;
         const uint32_t magnitude = *to & 0x7fffffffu;
-        if (magnitude < 0x7f800000u) return;
+        if (magnitude <= 0x477fe000u) return;
         *to = (*to & 0x80000000u) | (magnitude > 0x7f800000u ? 0u : 0x477fe000u);
         return;
     }
@@ -41,7 +41,7 @@ FN void make_finite(GLOBAL uint8_t* rows, uint32_t type, uint32_t i) {
     const uint32_t infinity = type == LOWKV_ROWS_F16 ? 0x7c00u : 0x7f80u;
     const uint32_t largest = type == LOWKV_ROWS_F16 ? 0x7bffu : 0x477fu;
     const uint32_t magnitude = *to & 0x7fffu;
-    if (magnitude < infinity) return;
+    if (magnitude <= largest) return;
     *to = (uint16_t)((*to & 0x8000u) | (magnitude > infinity ? 0u : largest));
 }
 FN uint32_t bytes_of_row(uint32_t type) { return type == LOWKV_ROWS_F32 ? 4 : 2; }
@@ -90,7 +90,7 @@ KERNEL(write_rows, 64)
         copy_element(to, at, from, channel % part->head_dim, type);
     else
         store_row(to, part->rows, at, load_row(from, type, channel % part->head_dim));
-    make_finite(to, part->rows, at);
+    limit_element(to, part->rows, at);
 }
 
 // To the host's rows, [token][channel] one after the other.
@@ -125,22 +125,4 @@ KERNEL(copy_rows, 64)
     copy_element(AT(to) + part->exact_at, exact_index(part, channel, to_first + token),
                  AT(from) + part->exact_at, exact_index(part, channel, from_first + token * step),
                  part->rows);
-}
-
-// Raises the flag where an element of a block is none that an f16 can hold, but for rounding.
-KERNEL(find_unfit, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- volatile GLOBAL uint32_t* flag) {
-    GLOBAL const lowkv_part* part = part_of(plan, which);
-    const uint32_t i = NUMBER;
-    if (i >= part->tokens * channels_of(part)) return;
-    GLOBAL const uint8_t* rows = AT(blocks[GROUP(1)]) + part->exact_at;
-    // Magnitudes are in the order of their bits; from these on they round to infinity.
-    const uint32_t limit = part->rows == LOWKV_ROWS_F32   ? 0x477ff000u
-                           : part->rows == LOWKV_ROWS_F16 ? 0x7c00u
-                                                          : 0x4780u;
-    const uint32_t magnitude = part->rows == LOWKV_ROWS_F32
-                                   ? ((GLOBAL const uint32_t*)rows)[i] & 0x7fffffffu
-                                   : ((GLOBAL const uint16_t*)rows)[i] & 0x7fffu;
-    if (magnitude >= limit) RAISE(flag);
 }

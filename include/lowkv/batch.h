@@ -95,8 +95,7 @@ class Batch {
     void append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens);
 
     // Packs what has left the window, sparing the newest `spared` tokens beside, in whole blocks
-    // and, with retention.flush, so many tokens at least. Throws Error(invalid_argument) for rows
-    // that are infinite, NaN, or above 65504, which no packed block can hold.
+    // and, with retention.flush, so many tokens at least.
     void settle(std::uint32_t spared = 0, Executor& executor = serial_executor());
 
     // Attends to tokens [max(first_token, first()), tokens()), all sequences in one parallel loop.
@@ -107,7 +106,11 @@ class Batch {
     // settle(): see Sequence::observe(). [sequence][head][query][channel], f32.
     void observe(const float* q, const BatchStrides& strides, std::uint32_t queries,
                  std::uint32_t heads);
-    bool wants_queries() const noexcept { return sequences_.front().wants_queries(); }
+    // The same of one sequence: in a padded batch, they have different numbers of queries. Throws
+    // Error(invalid_argument) for a sequence that there is not.
+    void observe(std::uint32_t sequence, const QueryRows& queries);
+    // Whether any of the sequences does.
+    bool wants_queries() const noexcept;
 
     // Tokens [first, first + count) of every sequence, none of them dropped, decoded where packed.
     void read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,

@@ -289,7 +289,6 @@ class Sequence {
     void pack(std::span<const std::uint32_t> blocks, Executor& executor,
               std::span<const std::uint32_t> like, std::optional<Part> only);
 
-    void check_packable(std::span<const std::byte* const> exact, Executor& executor) const;
     void check_adopted(const Sequence& source, std::span<const std::uint32_t> blocks,
                        std::span<const std::uint32_t> cells) const;
     void adopt(const Sequence& source, std::span<const std::uint32_t> blocks,

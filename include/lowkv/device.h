@@ -78,8 +78,9 @@ class Device {
 
     // ---- exact blocks, laid out as Plan says ----
 
-    // Tokens [first, first + count); rows of the plan's type or another. What is stored is finite:
-    // a NaN becomes 0 and an infinity +-65504, so that it reaches no sequence but its own.
+    // Tokens [first, first + count); rows of the plan's type or another. What is stored is within
+    // f16's range, so that it reaches no sequence but its own: a NaN becomes 0, what is beyond
+    // +-65504 becomes that.
     virtual void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                             std::uint32_t count, const Rows& rows) noexcept = 0;
     // Rows of the plan's type.
@@ -95,9 +96,6 @@ class Device {
 
     // ---- packed blocks ----
 
-    // Whether all rows of the exact blocks are finite in f16.
-    virtual bool packable(const Plan& plan, std::span<const std::byte* const> exact,
-                          Executor& executor) const = 0;
     // Exact to packed and back, rounded to f16 in between. Throws std::bad_alloc before anything is
     // written. `only`: the part that is encoded; the other part's packed bytes stay as they are.
     virtual void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
@@ -119,8 +117,8 @@ class Device {
                                 std::span<float> mass, AttentionWorkspace& workspace,
                                 Executor& executor) const = 0;
 
-    // Numbers of the host's rows that were NaN or infinite, or that ended at an f16's +-65504,
-    // since the device was made.
+    // Numbers of the host's rows that were NaN, or that ended at +-65504: of all stores on the
+    // device, since it was made.
     virtual std::uint64_t saturated() const noexcept { return saturated_; }
 
     // What calls leave in the host's memory is there. Throws Error(device_failed) where the device

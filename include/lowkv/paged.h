@@ -76,10 +76,9 @@ struct PagedStats {
     std::size_t exact_pages = 0, most_exact_pages = 0;  // with exact rows beside them
     std::size_t exact_bytes = 0, sink_bytes = 0;        // beside the host's memory, now
     std::uint64_t packed = 0;                           // pages, since the layer was made
-    std::uint64_t reopened = 0;   // decoded again, because they were written again
-    std::uint64_t evicted = 0;    // packed before they were full, because `spare` was reached
-    std::uint64_t replaced = 0;   // overwritten by someone else
-    std::uint64_t saturated = 0;  // packed with numbers above 65504, which are 65504 there
+    std::uint64_t reopened = 0;  // decoded again, because they were written again
+    std::uint64_t evicted = 0;   // packed before they were full, because `spare` was reached
+    std::uint64_t replaced = 0;  // overwritten by someone else
 };
 
 class PagedLayer {
@@ -197,7 +196,6 @@ class PagedLayer {
     void observe(std::span<const PagedSequence> sequences, const Step& step);
     bool page_leads(std::uint32_t number) const;
     const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const;
-    void count_saturated(std::span<const BlockCopy> copies, Executor& executor);
     void pack(std::span<const Due> due, Executor& executor);
     static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);
     std::byte* seal(std::uint32_t number) const noexcept;

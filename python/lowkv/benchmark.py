@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,8 @@ def _in_own_process(args, name: str) -> dict:
     for option in ("text", "threads"):
         if getattr(args, option) is not None:
             command += [f"--{option}", str(getattr(args, option))]
+    # Where a parent has us ignore SIGCHLD, Python takes every child's exit status for 0.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name}: failed, see above")

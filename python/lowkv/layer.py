@@ -4,17 +4,19 @@ the core's (lowkv._core.Batch)."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from lowkv import heap
+from lowkv import heap, saturation
 from lowkv._core import Batch, Error, Plan, RowType, Scheme, Store, read_image
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
 
+_LOGGER = logging.getLogger("lowkv")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MASK = 1 << 22  # mask values made at a time: 16 MiB of f32
 _PIECE = 128  # queries at a time at least: fewer make torch read all keys and values too often
@@ -201,10 +203,7 @@ class Layer(CacheLayerMixin):
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
             if self.rows.wants_queries:
-                # Padding is nobody's query: it must not weigh channels, nor end the collection.
-                newest = visibility.real(query)[:, :, -Batch.queries_enough :]
-                if newest.shape[2] > 0:
-                    self.rows.observe(_side_by_side(newest.detach().float().cpu()))
+                self._observe(query, visibility.real())
             self.settle(_GUESSES if self.record_past else 0)
         if query.shape[2] >= _LONG:
             heap.trim()
@@ -224,11 +223,21 @@ class Layer(CacheLayerMixin):
             self.rows.attend(floats[:, :, part], out[:, :, part], first, mask, False, 0, *rest)
         return out.to(query.dtype)
 
+    def _observe(self, query: torch.Tensor, real: torch.Tensor | None) -> None:
+        """Padding is nobody's query: it must not weigh channels, nor end the collection."""
+        if real is None or real.all():
+            self.rows.observe(_newest(query))
+            return
+        for number, its in enumerate(real.expand(query.shape[0], -1)):
+            if its.any():
+                self.rows.observe(_newest(query[number : number + 1, :, its]), number)
+
     def settle(self, spared: int = 0) -> None:
         """Packs what has left the window, and drops what has left a sliding window; not the last `spared` tokens
         beside. The step is over with it."""
         self._prompt = None
         self.rows.settle(spared, torch.get_num_threads())
+        saturation.report(self.store, _LOGGER)
         if self.is_sliding:  # no later query sees a cell before it
             slack = _SLACK + (_GUESSES if self.record_past else 0)
             self.rows.drop_before(max(0, self.length - self.sliding_window + 1 - slack))
@@ -339,6 +348,11 @@ def _masked_parts(visibility: Visibility, first: int, masks: int) -> Iterator[tu
         stop = min(start + step, queries)
         mask = visibility.mask(first, total, start, stop)
         yield slice(start, stop), None if mask is None else mask.expand(-1, -1, stop - start, -1)
+
+
+def _newest(query: torch.Tensor) -> torch.Tensor:
+    """As many of the newest queries as count, for Batch.observe()."""
+    return _side_by_side(query[:, :, -Batch.queries_enough :].detach().float().cpu())
 
 
 def _side_by_side(rows: torch.Tensor) -> torch.Tensor:

@@ -53,12 +53,17 @@ class Visibility:
             first = max(first, self.total - self.queries - self.window + 1)
         return first
 
-    def real(self, query: torch.Tensor) -> torch.Tensor:
-        """Of `query`, `[batch, heads, queries, head_dim]`, the tokens that are padding in no row of the batch, as far
-        as `keep` says it."""
-        if self.keep is None:
-            return query
-        return query[:, :, self.keep[:, -self.queries :].all(dim=0)]
+    def real(self) -> torch.Tensor | None:
+        """The new tokens that are no padding, bool `[batch or 1, queries]`, or None where no mask says it. Padding does
+        not see itself."""
+        if self.keep is not None:
+            return self.keep[:, -self.queries :]
+        if self.full is None:
+            return None
+        own = self.full.diagonal(self.full.shape[-1] - self.queries, dim1=2, dim2=3)
+        if own.is_floating_point():  # hidden by -inf, or by the least number of some dtype
+            own = own > torch.finfo(torch.float16).min / 2
+        return own.any(dim=1)
 
     def cells(self, start: int, stop: int) -> tuple[int, int]:
         """Queries [start, stop) see no cell outside of these: the first, and the one after the last."""

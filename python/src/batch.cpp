@@ -170,11 +170,20 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     batch.attend(attention, workspace, executor(threads));
 }
 
-void observe(Batch& batch, const QueriesSeen& q) {
-    check(q.shape(0) == batch.size() && q.shape(3) == batch.plan().shape().head_dim,
+void observe(Batch& batch, const QueriesSeen& q, std::optional<std::uint32_t> sequence) {
+    const std::uint32_t head_dim = batch.plan().shape().head_dim;
+    const auto queries = static_cast<std::uint32_t>(q.shape(2));
+    const auto heads = static_cast<std::uint32_t>(q.shape(1));
+    const BatchStrides strides = strides_of(q, "q");
+    if (sequence) {
+        check(q.shape(0) == 1 && q.shape(3) == head_dim,
+              "q of one sequence must be [1, heads, queries, " + std::to_string(head_dim) + "]");
+        batch.observe(*sequence, {q.data(), strides.token, strides.head, queries, heads});
+        return;
+    }
+    check(q.shape(0) == batch.size() && q.shape(3) == head_dim,
           "q must be " + shape_text(batch, "heads", "queries"));
-    batch.observe(q.data(), strides_of(q, "q"), static_cast<std::uint32_t>(q.shape(2)),
-                  static_cast<std::uint32_t>(q.shape(1)));
+    batch.observe(q.data(), strides, queries, heads);
 }
 
 std::span<const std::byte> bytes_of(const Image& image) {
@@ -264,8 +273,8 @@ void bind_batch(nb::module_& m) {
             "Decoded again because a crop cut them in two.")
         .def_prop_ro(
             "saturated", [](const Store& s) { return s.device().saturated(); },
-            "Numbers written that were NaN (0 now), infinite, or at an f16's end, +-65504; of all "
-            "stores on this device.");
+            "Numbers written that were NaN (0 now) or ended at +-65504: of all stores on this "
+            "device, in this process.");
 
     nb::class_<Batch>(m, "Batch", "The rows of one layer, for every sequence of a batch.")
         .def(
@@ -315,12 +324,13 @@ void bind_batch(nb::module_& m) {
              "[sequences or 1, heads or 1, queries, tokens - first], or None; then causal and "
              "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
              "values, or None. All are on the CPU, or all on the batch's CUDA device.")
-        .def("observe", &observe, "q"_a.noconvert(),
+        .def("observe", &observe, "q"_a.noconvert(), "sequence"_a = nb::none(),
              "Queries [sequences, heads, queries, head_dim] that attend to what settle() will "
              "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "
-             "are enough, `queries_enough` of them.")
+             "are enough, `queries_enough` of them. sequence: q is of this one alone, [1, heads, "
+             "queries, head_dim].")
         .def_prop_ro("wants_queries", &Batch::wants_queries,
-                     "Whether observe() would change anything.")
+                     "Whether observe() would change anything in any sequence.")
         .def_prop_ro_static("queries_enough", [](nb::handle) { return QueryEnergy::enough; })
         .def("read", &read, "first"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a,
              "Writes the rows of tokens from `first` on, decoded where they are packed.")

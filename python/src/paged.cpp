@@ -152,8 +152,7 @@ void bind_paged(nb::module_& m) {
         .def_ro("packed", &PagedStats::packed, "Pages, since the layer was made.")
         .def_ro("reopened", &PagedStats::reopened, "Decoded again, to be written again.")
         .def_ro("evicted", &PagedStats::evicted, "Packed before they were full.")
-        .def_ro("replaced", &PagedStats::replaced, "Overwritten by someone else.")
-        .def_ro("saturated", &PagedStats::saturated, "Packed with numbers above 65504, as 65504.");
+        .def_ro("replaced", &PagedStats::replaced, "Overwritten by someone else.");
     nb::class_<PagedStep>(m, "PagedStep", "The sequences of a step, for all layers of one table.")
         .def(nb::init<const Ints&, const Ints&, const Table&, std::uint32_t>(),
              "query_start"_a.noconvert(), "lengths"_a.noconvert(), "table"_a.noconvert(),

@@ -86,6 +86,16 @@ void Batch::observe(const float* q, const BatchStrides& strides, std::uint32_t q
             {q + s * strides.sequence, strides.token, strides.head, queries, heads});
 }
 
+void Batch::observe(std::uint32_t sequence, const QueryRows& queries) {
+    check(sequence < size(),
+          "sequence " + std::to_string(sequence) + " of " + std::to_string(size()));
+    sequences_[sequence].observe(queries);
+}
+
+bool Batch::wants_queries() const noexcept {
+    return std::ranges::any_of(sequences_, &Sequence::wants_queries);
+}
+
 void Batch::settle(std::uint32_t spared, Executor& executor) {
     if (plan().scheme().exact()) return;
     const std::uint64_t kept =

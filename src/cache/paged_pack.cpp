@@ -80,19 +80,6 @@ void PagedLayer::find_due(std::span<const PagedSequence> sequences, const Step& 
     }
 }
 
-// Numbers above 65504 are packed as that: other requests share the step and must not fail with it.
-void PagedLayer::count_saturated(std::span<const BlockCopy> copies, Executor& executor) {
-    const Device& device = store_->device();
-    std::vector<const std::byte*> exact;
-    for (const BlockCopy& copy : copies) exact.push_back(copy.from);
-    const std::span<const std::byte* const> all = exact;
-    if (device.packable(*plan_, all, executor)) return;
-    for (std::size_t first = 0; first < all.size(); first += page_blocks_) {
-        if (!device.packable(*plan_, all.subspan(first, page_blocks_), executor))
-            ++stats_.saturated;
-    }
-}
-
 void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     if (due.empty()) return;
     Device& device = store_->device();
@@ -106,7 +93,6 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
                               means ? means->data() : nullptr});
         }
     }
-    count_saturated(copies, executor);
     device.encode(*plan_, copies, executor);
     device.finish();
     for (std::size_t i = 0; i < due.size(); ++i) {

@@ -119,16 +119,12 @@ void Sequence::adopt_values(const Sequence& source, std::span<const std::uint32_
     Store::Impl& store = store_->impl();
     const cache::ScratchSlots rows(store, plan_->exact_bytes(), blocks.size());
     std::vector<BlockCopy> encoded;
-    std::vector<const std::byte*> exact;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (std::size_t i = 0; i < blocks.size(); ++i)
         encoded.push_back({rows[i], blocks_[blocks[i]]->data});
-        exact.push_back(rows[i]);
-    }
     executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) {
         if (!source.gather(cells.subspan(i * tokens, tokens), rows[i]))
             device().clear(rows[i], plan_->exact_bytes());
     });
-    if (plan_->rows() != RowType::f16) check_packable(exact, executor);
     store.device.encode(*plan_, encoded, executor, Part::values);
     for (const std::uint32_t b : blocks) blocks_[b]->values = cache::cell_range(0, tokens);
 }

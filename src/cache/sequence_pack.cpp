@@ -115,14 +115,6 @@ const std::byte* Sequence::statistics() const noexcept {
     return found == blocks_.end() ? nullptr : (*found)->data;
 }
 
-void Sequence::check_packable(std::span<const std::byte* const> exact, Executor& executor) const {
-    if (device().packable(*plan_, exact, executor)) return;
-    throw Error(
-        ErrorCode::invalid_argument,
-        "keys or values are infinite, NaN, or above 65504, which a packed block can't hold; "
-        "use scheme='exact'");
-}
-
 void Sequence::pack(std::span<const Packing> places, bool apart, Executor& executor,
                     std::optional<Part> only) {
     if (places.empty() || places.front().sequence->plan_->scheme().exact()) return;
@@ -177,11 +169,6 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         if (its.replaced) its.fresh = std::make_unique<cache::Block>();
     }
     lock.unlock();
-    if (apart || plan.rows() != RowType::f16) {
-        std::vector<const std::byte*> exact;
-        for (const Due& its : due) exact.push_back(its.block->data);
-        places.front().sequence->check_packable(exact, executor);
-    }
 
     find_leaders(store.device, plan, due);
 

@@ -90,7 +90,7 @@ std::size_t store_bytes(const Plan& plan, Part part, std::byte* block, std::uint
             float row[kernels::max_head_dim];
             cache::convert(plan.kernels(), rows.type, from + head * rows.head_stride * bytes,
                            RowType::f32, reinterpret_cast<std::byte*>(row), its.head_dim);
-            changed += make_finite(RowType::f32, row, its.head_dim);
+            changed += saturate(RowType::f32, row, its.head_dim);
             store_row(plan.kernels(), its, head, first + t, row);
         }
     }
@@ -143,21 +143,6 @@ void copy_bytes(const Plan& plan, std::byte* to, std::uint32_t to_first, const s
             copy_tokens(its.row(0, to_first), other.row(0, from_first), its.channels, count,
                         repeat);
     }
-}
-
-bool bytes_fit_f16(const Plan& plan, const std::byte* exact) noexcept {
-    constexpr float most = 65504.0f * (1 + 1.0f / 256);  // both of its factors are rounded
-    bool fits = true;
-    for (const Part part : parts) {
-        const ByteRows<const std::byte> its(plan, part, exact);
-        for (std::size_t i = 0; i < its.groups * its.tokens; ++i) {
-            const int zero = its.zeros[i];
-            const auto largest = static_cast<float>(std::max(zero, 255 - zero));
-            fits = fits &&
-                   codec::bf16_to_f32(its.scales[i]) * largest <= most;  // of a NaN too it is false
-        }
-    }
-    return fits;
 }
 
 void bytes_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noexcept {

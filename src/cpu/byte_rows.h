@@ -21,8 +21,6 @@ void clear_bytes(const Plan& plan, std::byte* block, std::uint32_t first) noexce
 void copy_bytes(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                 std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept;
 
-// Whether an f16 can hold all rows, but for rounding.
-bool bytes_fit_f16(const Plan& plan, const std::byte* exact) noexcept;
 // All rows from and to an exact block of f16 (Plan::f16_bytes()), without positions.
 void bytes_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noexcept;
 void bytes_from_f16(const Plan& plan, const std::byte* f16, std::byte* exact) noexcept;

@@ -116,14 +116,6 @@ class CpuDevice final : public Device {
             std::memcpy(positions + bytes * t, its + bytes * (repeat ? 0 : t), bytes);
     }
 
-    bool packable(const Plan& plan, std::span<const std::byte* const> exact,
-                  Executor& executor) const override {
-        std::vector<std::uint8_t> fits(exact.size());
-        executor.parallel_for(exact.size(), [&](std::size_t i, unsigned) noexcept {
-            fits[i] = cpu::fits_f16(plan, exact[i]) ? 1 : 0;
-        });
-        return std::ranges::find(fits, 0) == fits.end();
-    }
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
                 std::optional<Part> only) override {
         if (cpu::is_f16(plan)) return encode_f16(plan, blocks, executor, only);

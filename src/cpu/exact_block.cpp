@@ -19,11 +19,6 @@ std::size_t position_bytes(const Plan& plan) noexcept {
 
 }  // namespace
 
-bool fits_f16(const Plan& plan, const std::byte* exact) noexcept {
-    if (plan.byte_rows()) return bytes_fit_f16(plan, exact);
-    return fits_f16(plan.rows(), exact, 2 * part_elements(plan));
-}
-
 void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
                   std::byte* exact) noexcept {
     if (is_f16(plan)) return decode_block(plan, packed, exact);

@@ -23,9 +23,6 @@ inline bool is_f16(const Plan& plan) noexcept {
     return plan.rows() == RowType::f16 && !plan.byte_rows();
 }
 
-// Whether all rows are finite in f16.
-bool fits_f16(const Plan& plan, const std::byte* exact) noexcept;
-
 // A packed block's rows as exact ones. `f16` is scratch memory of plan.f16_bytes(), not needed
 // where is_f16().
 void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,

@@ -54,7 +54,7 @@ std::size_t store_keys_as(const kernels::Table& table, T* keys, const ExactShape
                           convert(table, rows.type,
                                   data + ((t + i) * rows.token_stride + offset) * bytes, shape.type,
                                   reinterpret_cast<std::byte*>(tile[i]), channels);
-                          changed += make_finite(shape.type, tile[i], channels);
+                          changed += saturate(shape.type, tile[i], channels);
                       }
                       for (std::uint32_t j = 0; j < channels; ++j) {
                           T* to = keys + std::size_t{c + j} * shape.block_tokens + first + t;
@@ -84,9 +84,10 @@ void load_keys_as(const T* keys, const ExactShape& shape, std::uint32_t first, s
     }
 }
 
-// T: as wide as the bits, signed, which is what every instruction set compares.
+// T: as wide as the bits, signed, which is what every instruction set compares. Magnitudes are in
+// the order of their bits; those from `counted` on count.
 template <class T>
-std::size_t make_finite_as(T* x, std::size_t count, T largest, T infinity, T counted) noexcept {
+std::size_t saturate_as(T* x, std::size_t count, T largest, T infinity, T counted) noexcept {
     constexpr T magnitude = std::numeric_limits<T>::max();
     T top = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -100,7 +101,6 @@ std::size_t make_finite_as(T* x, std::size_t count, T largest, T infinity, T cou
         const T its = static_cast<T>(x[i] & magnitude);
         if (its < counted) continue;
         ++changed;
-        if (its < infinity) continue;
         const T sign = static_cast<T>(x[i] & ~magnitude);
         x[i] = static_cast<T>(sign | (its > infinity ? T{0} : largest));
     }
@@ -109,29 +109,14 @@ std::size_t make_finite_as(T* x, std::size_t count, T largest, T infinity, T cou
 
 }  // namespace
 
-std::size_t make_finite(RowType type, void* bits, std::size_t count) noexcept {
+std::size_t saturate(RowType type, void* bits, std::size_t count) noexcept {
     auto* halves = static_cast<std::int16_t*>(bits);
     if (type == RowType::f16)
-        return make_finite_as<std::int16_t>(halves, count, 0x7bff, 0x7c00, 0x7bff);
+        return saturate_as<std::int16_t>(halves, count, 0x7bff, 0x7c00, 0x7bff);
     if (type == RowType::bf16)
-        return make_finite_as<std::int16_t>(halves, count, 0x477f, 0x7f80, 0x7f80);
-    return make_finite_as<std::int32_t>(static_cast<std::int32_t*>(bits), count, 0x477fe000,
-                                        0x7f800000, 0x7f800000);
-}
-
-bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept {
-    // Magnitudes are in the order of their bits; from these on they round to infinity.
-    constexpr std::uint32_t f32_limit = 0x477ff000, bf16_limit = 0x4780, f16_limit = 0x7c00;
-    unsigned bad = 0;
-    if (type == RowType::f32) {
-        const auto* x = reinterpret_cast<const std::uint32_t*>(elements);
-        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffffffu) >= f32_limit ? 1u : 0u;
-    } else {
-        const std::uint32_t limit = type == RowType::f16 ? f16_limit : bf16_limit;
-        const auto* x = reinterpret_cast<const std::uint16_t*>(elements);
-        for (std::size_t i = 0; i < count; ++i) bad |= (x[i] & 0x7fffu) >= limit ? 1u : 0u;
-    }
-    return bad == 0;
+        return saturate_as<std::int16_t>(halves, count, 0x477f, 0x7f80, 0x4780);
+    return saturate_as<std::int32_t>(static_cast<std::int32_t*>(bits), count, 0x477fe000,
+                                     0x7f800000, 0x477fe001);
 }
 
 std::size_t store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
@@ -154,7 +139,7 @@ std::size_t store_values(const kernels::Table& table, std::byte* values, const E
                     shape.type, to + std::size_t{head} * its.channels * shape.bytes(),
                     its.channels);
         }
-        changed += make_finite(shape.type, to, shape.channels());
+        changed += saturate(shape.type, to, shape.channels());
     }
     return changed;
 }

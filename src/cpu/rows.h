@@ -21,17 +21,14 @@ struct ExactShape {
     std::size_t bytes() const noexcept { return cache::bytes_of(type); }
 };
 
-// Whether every element is one that an f16 can hold, but for rounding.
-bool fits_f16(RowType type, const std::byte* elements, std::size_t count) noexcept;
+// Stored numbers are within f16's range: a NaN becomes 0, what is beyond +-65504 becomes that. So
+// packing keeps them, and a masked cell, whose weight is 0, adds nothing to another sequence's
+// sums. `bits` are f32's, f16's or bf16's. Returns how many numbers were changed; of f16, those at
+// +-65504 count as well, where rounding from f32 ends.
+std::size_t saturate(RowType type, void* bits, std::size_t count) noexcept;
 
-// Stored numbers are finite, so that a masked cell, whose weight is 0, adds nothing to another
-// sequence's sums: a NaN becomes 0, an infinity the largest number that an f16 holds. `bits` are
-// f32's, f16's or bf16's. Returns how many numbers were changed; of f16, those at +-65504 count as
-// well, where rounding from f32 ends.
-std::size_t make_finite(RowType type, void* bits, std::size_t count) noexcept;
-
-// `count` rows to tokens [first, first + count), made finite, and converted where they are of
-// another type. Returns what make_finite() does.
+// `count` rows to tokens [first, first + count), converted where they are of another type, and
+// saturated. Returns what saturate() does.
 std::size_t store_keys(const kernels::Table& table, std::byte* keys, const ExactShape& shape,
                        std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept;
 std::size_t store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,

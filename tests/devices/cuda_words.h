@@ -4,7 +4,6 @@
 
 #include <math.h>  // NOLINT(modernize-deprecated-headers): fmax() and its kin without std::
 
-#include <atomic>
 #include <cstdint>
 
 #define __global__
@@ -48,7 +47,3 @@ struct alignas(16) float4 {
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 // A GPU rounds once, which a host may only do slowly.
 inline float __fmaf_rn(float x, float y, float z) { return x * y + z; }
-
-inline void atomicOr(std::uint32_t* flag, std::uint32_t bits) {
-    std::atomic_ref(*flag).fetch_or(bits);
-}

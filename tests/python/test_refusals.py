@@ -50,6 +50,19 @@ def test_models_without_a_plain_decoder():
     refused("layers of type", "Qwen3NextConfig", num_experts=2, num_experts_per_tok=1)
 
 
+@pytest.mark.parametrize("kind,more", [
+    ("MoshiForCausalLM", {}), ("KyutaiSpeechToTextModel", dict(codebook_vocab_size=16, num_codebooks=2)),
+])
+def test_models_whose_masks_do_not_follow_their_sliding_window(kind, more):
+    """What they compute beyond the window is not what any of their layers says."""
+    kind = getattr(transformers, kind)
+    model = kind(kind.config_class(**GROUPED, sliding_window=16, ffn_dim=96, head_dim=16, audio_bos_token_id=14,
+                                   audio_pad_token_id=15, **more))
+    with pytest.raises(lowkv.Error, match="has a sliding_window that its masks do not follow"):
+        lowkv.Cache.from_model(model)
+    assert model.config._attn_implementation != "lowkv"
+
+
 def test_wrong_arguments():
     model, _ = build("llama")
     with pytest.raises(lowkv.Error, match="kivi7"):
@@ -67,10 +80,6 @@ def test_rows_that_do_not_fit():
     model(TOKENS, past_key_values=cache)
     with pytest.raises(lowkv.Error, match="do not fit a cache with batch 1"):
         model(TOKENS.expand(2, -1), past_key_values=cache)
-    rows = torch.full((1, 2, 64, 16), 1e6)
-    layer = lowkv.Cache.from_model(model, "kivi4,window=0").layers[0]
-    with pytest.raises(lowkv.Error, match="above 65504"):
-        layer.take_over(rows, rows)
     odd = torch.zeros(1, 2, 4, 20)
     with pytest.raises(lowkv.Error, match="head_dim 20 is not supported"):
         lowkv.Cache.from_model(model).update(odd, odd, 0)

@@ -2,6 +2,9 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import lowkv
@@ -100,6 +103,13 @@ def test_the_benchmark_checks_its_arguments_first(capfd, words, arguments):
     with pytest.raises(SystemExit, match="2"):
         benchmark.main([str(MODEL), *arguments])
     assert re.search(words, capfd.readouterr().err)
+
+
+def test_a_benchmark_that_fails_says_so_where_its_parent_ignores_children(tmp_path):
+    """Perl and some supervisors start programs so; Python then takes a child's exit status for 0."""
+    done = subprocess.run([sys.executable, "-m", "lowkv.benchmark", tmp_path / "none.gguf"], capture_output=True,
+                          text=True, timeout=100, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert done.returncode == 1 and done.stderr.endswith("float32 DynamicCache: failed, see above\n")
 
 
 @pytest.mark.parametrize("words, arguments", [

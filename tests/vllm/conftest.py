@@ -73,6 +73,29 @@ def llama(tmp_path_factory):
     return folder
 
 
+NAN_TOKEN, LARGE_TOKEN = 7, 8
+
+
+@pytest.fixture(scope="session")
+def odd(tmp_path_factory):
+    """Its layer 0 has keys and values of 1e6 for one token, and NaN for another."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("odd")
+    torch.manual_seed(1)
+    model = sharpen(LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.08)))
+    with torch.no_grad():
+        rows = model.model.embed_tokens.weight
+        rows[:, 0] = 0.0
+        rows[NAN_TOKEN] = float("nan")
+        rows[LARGE_TOKEN] = 0.0
+        rows[LARGE_TOKEN, 0] = 1.0
+        for name in ("k_proj", "v_proj"):
+            getattr(model.model.layers[0].self_attn, name).weight[:, 0] = 1e5
+    model.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def mistral(tmp_path_factory):
     """Its tokens see the newest 200."""

@@ -168,6 +168,26 @@ def test_layers(changed, words):
         settings.require_layer(facts)
 
 
+REFUSED_BY_VLLMS_OWN_OPTIONS = [
+    ({"kv_offloading_size": 1.0}, {}, "--kv-offloading-size 1.0: pages in other memory are not served"),
+    ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, {}, "--kv-offloading-size 1.0"),
+    ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "vLLM's model runner V2 is not served; set VLLM_USE_V2_MODEL_RUNNER=0"),
+    ({}, {}, None),
+    ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, None),
+]
+
+
+@pytest.mark.parametrize("options,environment,words", REFUSED_BY_VLLMS_OWN_OPTIONS)
+def test_vllms_own_configuration(llama, options, environment, words):
+    """As EngineArgs makes it, in a process of its own: nothing starts."""
+    arguments = {"model": str(llama), "skip_tokenizer_init": True, "additional_config": OPTION, **options}
+    program = f"from vllm.engine.arg_utils import EngineArgs; EngineArgs(**{arguments!r}).create_engine_config()"
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120,
+                          env={k: v for k, v in os.environ.items() if k != "LOWKV_SCHEME"} | environment)
+    assert (done.returncode == 0) == (words is None), done.stderr[-3000:]
+    assert words is None or words in done.stderr
+
+
 def test_versions():
     settings.require_version("0.32.0+cpu")
     with pytest.raises(Error, match=r"vLLM 0\.33\.1: this lowkv serves vLLM 0\.32\.0 only"):

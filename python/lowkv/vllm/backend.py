@@ -20,16 +20,10 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from lowkv._core import Error, PagedLayer, PagedStep
+from lowkv import saturation
 from lowkv.vllm import settings
 
 logger = init_logger("vllm.lowkv")
-
-
-@functools.cache
-def _say_saturated() -> None:
-    """Once in a process: the requests that it happened to go on, with these numbers."""
-    logger.warning("lowkv: keys or values of a request are NaN (stored as 0), infinite or above 65504 (stored as 65504); "
-                   "other requests are not affected")
 
 
 @dataclass
@@ -153,7 +147,6 @@ class Impl(AttentionImpl[Metadata]):
         attended = torch.empty(tokens, self.num_heads, self.head_size, dtype=torch.float32)
         self._rows(layer, kv_cache, key.dtype).attend(attn_metadata.step, query[:tokens].float(), attended, self.scale,
                                                       self.softcap, torch.get_num_threads())
-        if settings.store().saturated or self.rows.stats.saturated:
-            _say_saturated()
+        saturation.report(settings.store(), logger)
         output[:tokens].copy_(attended.view_as(output[:tokens]))
         return output

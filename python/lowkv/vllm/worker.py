@@ -80,7 +80,7 @@ class Worker(CPUWorker):
                 continue
             stats = impl.rows.stats
             for name in ("exact_pages", "exact_bytes", "most_exact_pages", "sink_bytes", "packed", "reopened",
-                         "evicted", "replaced", "saturated"):
+                         "evicted", "replaced"):
                 total[name] = total.get(name, 0) + getattr(stats, name)
         return total | {"saturated_numbers": settings.store().saturated}
 

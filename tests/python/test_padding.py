@@ -1,0 +1,56 @@
+"""Left padding in a batch: it counts for nothing, in whichever form a mask says it."""
+
+import lowkv
+import pytest
+import torch
+from families import build
+
+SCHEME = "lowkv2.8,window=16"
+TOKENS, SHORT = 400, 20
+
+
+def masks(keep, form, dtype=torch.float32):
+    """The mask of the first `TOKENS` tokens: 2-D, or 4-D of bool, of -inf or of the least number."""
+    if form == "2-D":
+        return keep.long()
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[None, None] & keep[:, None, None]
+    if form == "bool":
+        return seen
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, {"-inf": -float("inf"),
+                                                                     "min": torch.finfo(dtype).min}[form])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["2-D", "bool", "-inf", "min"])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_a_short_row_takes_no_queries_from_a_long_one(form, order):
+    """Layer 0 has the same keys and queries in a batch as alone: so what is packed is the same to the last bit."""
+    model, _ = build("llama")
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.randint(3, 128, (2, TOKENS), generator=generator)
+    keep = torch.ones(2, TOKENS, dtype=torch.bool)
+    keep[1, :-SHORT] = False
+    tokens[1, :-SHORT] = 0
+    places = (keep.long().cumsum(1) - 1).clamp_min(0)
+    alone, batch = (lowkv.Cache.from_model(model, SCHEME) for _ in range(2))
+    model(tokens[:1], past_key_values=alone)
+    model(tokens[order], past_key_values=batch, attention_mask=masks(keep[order], form), position_ids=places[order])
+    assert alone.layers[0].rows.packed == batch.layers[0].rows.packed and alone.packed_bytes > 0
+    for want, got in zip(alone.layers[0].full(), batch.layers[0].full(), strict=True):
+        assert torch.equal(got[order.index(0)], want[0])
+    assert not alone.layers[0].rows.wants_queries and batch.layers[0].rows.wants_queries
+
+
+@torch.no_grad()
+def test_sequences_are_observed_one_by_one():
+    layer = lowkv.Cache(SCHEME, [None]).layers[0]
+    rows = torch.randn(2, 2, 4, 16)
+    layer.append(rows, rows)
+    with pytest.raises(lowkv.Error, match="sequence 2 of 2"):
+        layer.rows.observe(torch.randn(1, 4, 4, 16), 2)
+    with pytest.raises(lowkv.Error, match=r"q of one sequence must be \[1, heads, queries, 16\]"):
+        layer.rows.observe(torch.randn(2, 4, 4, 16), 1)
+    for number in (1, 0):
+        assert layer.rows.wants_queries
+        layer.rows.observe(torch.randn(1, 4, 512, 16), number)
+    assert not layer.rows.wants_queries
