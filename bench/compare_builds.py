@@ -4,9 +4,10 @@
     bench/compare_builds.py OLD/build/release build/release
     bench/compare_builds.py OLD/build/release build/release --schemes lowkv2.8,kivi2 --rounds 9 --json out.json
 
-Each round runs `lowkv bench attention` of the old build and of the new one, for each scheme, one right after the
-other; who is first changes from round to round. Printed are medians, the median of each round's ratio new/old with
-the quarter of the rounds below and above, and the ratio of the best rounds, which a noisy machine moves least. Schemes that one of the builds does not know are named and left out."""
+Each round runs `lowkv bench attention` of the old build and of the new one, for each scheme, one right after the other;
+who is first changes from round to round. Printed are medians, the median of each round's ratio new/old with the quarter
+of the rounds below and above, and the ratio of the best rounds, which a noisy machine moves least. Schemes that one of
+the builds does not know are named and left out."""
 
 import argparse
 import json

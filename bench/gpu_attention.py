@@ -2,9 +2,9 @@
 
 A row each scheme, tokens and batch: medians in ms, how much faster than scaled_dot_product_attention with f16 keys and
 values, the share of the memory's bandwidth at which the cache is read (measured: a copy of 1 GiB, both ways), and the
-distance from torch's result, which is large for any scheme but `exact`: the rows are random numbers. Needs
-torch with CUDA, and the packages lowkv and lowkv-cuda (docs/devices.md). --device cpu tries the script where there is no
-GPU: its figures mean nothing."""
+distance from torch's result, which is large for any scheme but `exact`: the rows are random numbers. Needs torch with
+CUDA, and the packages lowkv and lowkv-cuda (docs/devices.md). --device cpu tries the script where there is no GPU: its
+figures mean nothing."""
 
 import argparse
 import json
@@ -74,7 +74,8 @@ def main() -> None:
     per_ms = bandwidth(clock, device, 1 << 30 if clock.cuda else 1 << 26)
     name = torch.cuda.get_device_name(device) if clock.cuda else "no GPU"
     print(f"{name}, {per_ms / 1e6:.0f} GB/s; lowkv on {Store(arguments.device).device}")
-    print(f"{'scheme':10} {'tokens':>8} {'batch':>5} {'ms':>9} {'sdpa ms':>9} {'faster':>7} {'bandwidth':>9} {'error':>8}")
+    print(f"{'scheme':10} {'tokens':>8} {'batch':>5} {'ms':>9} {'sdpa ms':>9} {'faster':>7} {'bandwidth':>9} "
+          f"{'error':>8}")
     found = []
     for tokens in map(int, arguments.tokens.split(",")):
         for batch in map(int, arguments.batches.split(",")):

@@ -13,6 +13,7 @@ instruction of AVX2 does the work of two of NEON."""
 import argparse
 import bisect
 import collections
+import itertools
 import json
 import os
 import re
@@ -39,7 +40,7 @@ def arguments():
 def link(build, program):
     """Returns the CPU that the build is for."""
     command = json.loads((build / "compile_commands.json").read_text())[0]["command"].split()
-    compiler = next(word for word, option in zip(command, command[1:]) if option.startswith("-"))  # after a launcher
+    compiler = next(word for word, option in itertools.pairwise(command) if option.startswith("-"))  # after a launcher
     subprocess.run([compiler, "-std=c++20", "-O1", "-static", "-no-pie", "-I", ROOT / "include",
                     ROOT / "bench/decode_step.cpp", build / "lib/liblowkv.a", "-o", program], check=True)
     machine = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True, check=True)
@@ -64,8 +65,8 @@ def count(cpu, program, implementation, places, options, scheme, tokens):
     """Instructions executed, by function."""
     with tempfile.NamedTemporaryFile() as log:
         ranges = ",".join(f"{first:#x}..{last:#x}" for first, last, _ in places)
-        command = [f"qemu-{cpu}", "-cpu", "max", "-singlestep", "-d", "exec,nochain", "-D", log.name, "-dfilter", ranges,
-                   program, scheme, options.head_dim, str(tokens), options.rows]
+        command = [f"qemu-{cpu}", "-cpu", "max", "-singlestep", "-d", "exec,nochain", "-D", log.name, "-dfilter",
+                   ranges, program, scheme, options.head_dim, str(tokens), options.rows]
         ran = subprocess.run(command, capture_output=True, text=True,
                              env={**os.environ, "LOWKV_IMPLEMENTATION": implementation})
         if ran.returncode != 0:

@@ -6,10 +6,11 @@ how many tokens a second they get together (KIVI's Figure 5).
     bench/llama_batch.py --prompt 992 --answer 32 --fits 8     shorter sequences
     bench/llama_batch.py --schemes lowkv2,kivi2 --out build/batch
 
-Each sequence is a prompt of its own and an answer. The memory is that of --fits sequences in stock f16, by its "KV buffer
-size"; of ours it is the most that the cache really held (lowkv_cache_peak_bytes), exact rows included. Each scheme gets as
-many sequences as one's memory says will fit. Measured are one sequence, as many as f16 holds, and as many as fit, each in
-a process of its own; caches take turns, --rounds times; figures are medians. Writes batch.csv, batch.png and batch.svg into --out."""
+Each sequence is a prompt of its own and an answer. The memory is that of --fits sequences in stock f16, by its "KV
+buffer size"; of ours it is the most that the cache really held (lowkv_cache_peak_bytes), exact rows included. Each
+scheme gets as many sequences as one's memory says will fit. Measured are one sequence, as many as f16 holds, and as
+many as fit, each in a process of its own; caches take turns, --rounds times; figures are medians. Writes batch.csv,
+batch.png and batch.svg into --out."""
 
 import argparse
 import json
@@ -31,7 +32,8 @@ def arguments():
     add_options(parser, "llama-batched-bench")
     parser.add_argument("--schemes", default="lowkv2.8,lowkv2.8+rows=8,lowkv2+rows=8",
                         help="a scheme's own commas are written + (default: %(default)s)")
-    parser.add_argument("-p", "--prompt", type=int, default=4032, help="prompt tokens of a sequence (default: %(default)s)")
+    parser.add_argument("-p", "--prompt", type=int, default=4032,
+                        help="prompt tokens of a sequence (default: %(default)s)")
     parser.add_argument("-n", "--answer", type=int, default=64, help="answer tokens of one (default: %(default)s)")
     parser.add_argument("--fits", type=int, default=4, help="f16 sequences that fit the memory (default: %(default)s)")
     parser.add_argument("-r", "--rounds", type=int, default=1, help="rounds of turns (default: %(default)s)")
@@ -44,9 +46,9 @@ def bench(tool, scheme, options, count):
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.prom"
         out, err = tool.run(
-            scheme, *(["-dev", "LOWKV"] if scheme else []), "-fa", "on", "-c", count * (options.prompt + options.answer),
-            "-b", 2048, "-ub", 512, "-npp", options.prompt, "-ntg", options.answer, "-npl", count, "-lv", 4,
-            "--output-format", "jsonl", LOWKV_STATS=str(stats))
+            scheme, *(["-dev", "LOWKV"] if scheme else []), "-fa", "on",
+            "-c", count * (options.prompt + options.answer), "-b", 2048, "-ub", 512, "-npp", options.prompt,
+            "-ntg", options.answer, "-npl", count, "-lv", 4, "--output-format", "jsonl", LOWKV_STATS=str(stats))
         held = re.findall(r"^lowkv_cache_peak_bytes\S* (\d+)", stats.read_text(), re.M) if scheme else [
             float(size) * MIB for size in re.findall(r"KV buffer size = +([\d.]+) MiB", out + err)]
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -57,7 +59,8 @@ def bench(tool, scheme, options, count):
 
 def plot(rows, memory, out):
     figure, (left, right) = pictures.side_by_side(2)
-    for cache, colour, marker in zip(dict.fromkeys(row["cache"] for row in rows), pictures.COLOURS, pictures.MARKERS):
+    for cache, colour, marker in zip(dict.fromkeys(row["cache"] for row in rows), pictures.COLOURS, pictures.MARKERS,
+                                     strict=False):
         mine = [row for row in rows if row["cache"] == cache]
         for axis, column in ((left, "cache MiB"), (right, "answer tokens/s")):
             axis.plot([row["sequences"] for row in mine], [row[column] for row in mine], color=colour, marker=marker,
@@ -75,7 +78,8 @@ def plot(rows, memory, out):
 def main():
     options = arguments()
     tool = Tool("llama-batched-bench", options)
-    caches = {"stock f16": None, **{scheme.replace("+", ", "): scheme.replace("+", ",") for scheme in options.schemes.split(",")}}
+    caches = {"stock f16": None, **{scheme.replace("+", ", "): scheme.replace("+", ",")
+                                    for scheme in options.schemes.split(",")}}
     found = {}  # {(cache, sequences): its rounds}
     counts = {}
     for cache, scheme in caches.items():
@@ -104,8 +108,8 @@ def main():
     print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
     for row in rows:
         print("| " + " | ".join(str(row[column]) for column in COLUMNS) + " |")
-    print(f"\n{options.prompt} + {options.answer} tokens a sequence, {memory / MIB:.0f} MiB, {options.threads} threads, "
-          f"medians of {options.rounds} rounds, {Path(tool.model).name}")
+    print(f"\n{options.prompt} + {options.answer} tokens a sequence, {memory / MIB:.0f} MiB, "
+          f"{options.threads} threads, medians of {options.rounds} rounds, {Path(tool.model).name}")
 
 
 if __name__ == "__main__":

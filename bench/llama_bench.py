@@ -39,11 +39,12 @@ def table(rows, options):
     lines = [header, ["-" * len(word) for word in header]]
     for row in rows:
         lines.append(
-            [str(row["depth"]), row["scheme"], f"{row['pp']:.1f}", f"{row['pp_ratio']:.2f}x"]
-            + [f"{row['tg']:.1f}", f"{row['tg_ratio']:.2f}x"]
+            [str(row["depth"]), row["scheme"], f"{row['pp']:.1f}", f"{row['pp_ratio']:.2f}x",
+             f"{row['tg']:.1f}", f"{row['tg_ratio']:.2f}x"]
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join("| " + " | ".join(word.rjust(width) for word, width in zip(line, widths)) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)) + " |"
+                     for line in lines)
 
 
 def main():
@@ -52,7 +53,8 @@ def main():
     schemes = [None, *options.schemes.split(",")]
     rows = []
     for depth in bench.depths(options.depths):
-        found = each_in_turn(depth, schemes, options.rounds, lambda scheme: run(bench, scheme, depth, options))
+        found = each_in_turn(depth, schemes, options.rounds,
+                             lambda scheme, depth=depth: run(bench, scheme, depth, options))
         middle = {
             scheme: {kind: statistics.median(one[kind] for one in runs) for kind in ("pp", "tg")}
             for scheme, runs in found.items()

@@ -42,7 +42,7 @@ def measure(options, scheme):
 def plot(rows, out):
     figure, (left, right) = pictures.side_by_side(2)
     for scheme, colour, marker in zip(dict.fromkeys(row["scheme"] for row in rows), pictures.COLOURS[1:],
-                                      pictures.MARKERS[1:]):
+                                      pictures.MARKERS[1:], strict=False):
         mine = [row for row in rows if row["scheme"] == scheme]
         tokens = [row["tokens"] for row in mine]
         if scheme == rows[0]["scheme"]:
@@ -59,7 +59,8 @@ def plot(rows, out):
         axis.set_yscale("log")
         axis.set_xlabel("tokens held")
         axis.yaxis.set_major_formatter("{x:g}")
-        axis.set_xticks([1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20], ["1k", "4k", "16k", "64k", "256k", "1M"])
+        axis.set_xticks([1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20],
+                        ["1k", "4k", "16k", "64k", "256k", "1M"])
         axis.legend(frameon=False)
     pictures.save(figure, rows, out, "length")
 

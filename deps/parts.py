@@ -10,8 +10,7 @@ from pathlib import Path
 import bible
 import dialogue
 import prose
-from llama_parts import (RELEASES, GgmlHeaders, Llama, LlamaCppPython, LlamaLibraries, LlamaVariant,
-                         OlderLlama)
+from llama_parts import RELEASES, GgmlHeaders, Llama, LlamaCppPython, LlamaLibraries, LlamaVariant, OlderLlama
 from part import HERE, Beside, Cmake, Part, Pip, Venv, pip_download
 from tools import SetupError, download, require, run, say, sha256
 

@@ -170,8 +170,8 @@ def wrong_in_table(presets, text):
         good = [rounds_to(said[0], true[64]), rounds_to(said[1], true[128]), perplexity == preset["perplexity"],
                 rounds_to(kld, float(preset["mean_kld"]))]
         if not all(good):
-            yield (f"docs/schemes.md: {preset['name']}: {bits}, {perplexity}, {kld}; lowkv schemes says {true[64]:.3f} and "
-                   f"{true[128]:.3f} bits, {preset['perplexity']}, {preset['mean_kld']}")
+            yield (f"docs/schemes.md: {preset['name']}: {bits}, {perplexity}, {kld}; lowkv schemes says {true[64]:.3f} "
+                   f"and {true[128]:.3f} bits, {preset['perplexity']}, {preset['mean_kld']}")
 
 
 def problems(command, rewrite=False):

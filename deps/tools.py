@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tempfile
+import time
 from pathlib import Path
 
 

@@ -141,7 +141,8 @@ class Measurement:
                     for conversation in (0, 1):
                         answers[conversation].append(self.turn(server, conversation, turn))
                         if self.args.cells:
-                            print(f"turn {turn}, conversation {conversation}: {cells_out_of_order(server.positions_by_cell())}")
+                            print(f"turn {turn}, conversation {conversation}: "
+                                  f"{cells_out_of_order(server.positions_by_cell())}")
                 restored = len(re.findall("found better prompt", server.log_text()))
             # All but the first turn of each conversation.
             if restored < 2 * (self.args.turns - 1):

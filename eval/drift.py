@@ -39,7 +39,8 @@ PROMPTS, PROMPT_TOKENS, TEMPERATURE, GRAM = 8, 256, 0.8, 8
 def parser():
     made = measuring_parser(__doc__)
     made.add_argument("-m", "--model", help="a GGUF file; default: the set-up's SmolLM2")
-    made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +; `exact` comes first")
+    made.add_argument("--schemes", default=",".join(SCHEMES),
+                      help="a scheme's own commas are written +; `exact` comes first")
     made.add_argument("--modes", default=",".join(MODES), help="in this order (default: %(default)s)")
     made.add_argument("--answer", type=int, default=2000, help="tokens (default: %(default)s)")
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has")
@@ -165,14 +166,16 @@ def measure(args, sheet):
     schemes = ["exact", *(scheme for scheme in schemes_of(args.schemes) if scheme != "exact")]
     for mode in args.modes.split(","):
         for scheme in schemes:
-            if sheet.get(model, args.answer, scheme, mode).get("library") == now or (scheme, mode) == ("exact", "forced"):
+            measured = sheet.get(model, args.answer, scheme, mode).get("library") == now
+            if measured or (scheme, mode) == ("exact", "forced"):
                 continue
             begun = time.monotonic()
             exact = json.loads(sheet.get(model, args.answer, "exact", "sampled" if mode == "forced" else mode)
                                .get("figures", "{}")).get("tokens")
             if mode == "forced":
                 if not exact:
-                    sys.exit(f"{sheet.path} lacks the exact cache's sampled answer: --modes sampled,forced writes it first")
+                    sys.exit(f"{sheet.path} lacks the exact cache's sampled answer: "
+                             "--modes sampled,forced writes it first")
                 figures = writer.divergences(scheme, exact)
             else:
                 answers = writer.written(scheme, mode)

@@ -8,9 +8,9 @@
 
 The engine reads each window --chunk tokens at a time, with the scheme `exact` and with each other one ("stock": its own
 cache), and its whole predictions at each position after --skip are set against each other: mean Kullback-Leibler
-divergence, in nats. `lowkv compare` does the same with the llama.cpp plug-in. All have the same f16 weights; transformers
-and vLLM compute in float32, as llama.cpp does with f16 weights but for their products' rounding. That both read the same
-tokens shows in the perplexity of `exact`, which must be the same within half a percent.
+divergence, in nats. `lowkv compare` does the same with the llama.cpp plug-in. All have the same f16 weights;
+transformers and vLLM compute in float32, as llama.cpp does with f16 weights but for their products' rounding. That both
+read the same tokens shows in the perplexity of `exact`, which must be the same within half a percent.
 
 What stays different: a page of vLLM's (128 tokens) is packed when it is full and out of the window as a whole, so that
 some more of the newest tokens are exact than in llama.cpp."""

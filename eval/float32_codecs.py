@@ -60,8 +60,12 @@ def by_channel(x, bits, start, group=32):
 
 def lloyd_max(bits):
     """The best levels for N(0, 1)."""
-    density = lambda x: torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    below = lambda x: (1 + torch.erf(x / math.sqrt(2))) / 2
+    def density(x):
+        return torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    def below(x):
+        return (1 + torch.erf(x / math.sqrt(2))) / 2
+
     levels = torch.linspace(-2, 2, 2**bits, dtype=torch.float64)
     ends = torch.tensor([math.inf], dtype=torch.float64)
     for _ in range(2000):
@@ -167,7 +171,10 @@ class Model:
 
     def __init__(self, path):
         reader = gguf.GGUFReader(path)
-        field = lambda name: reader.fields[f"llama.{name}"].contents()
+
+        def field(name):
+            return reader.fields[f"llama.{name}"].contents()
+
         self.layers, self.heads = field("block_count"), field("attention.head_count")
         self.kv_heads, self.epsilon = field("attention.head_count_kv"), field("attention.layer_norm_rms_epsilon")
         self.base = field("rope.freq_base")

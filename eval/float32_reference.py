@@ -7,7 +7,8 @@ over the second half of every window. Run it with the python of this part of the
 
     python3 deps/setup.py venv-transformers llama model text
     make build
-    $(python3 deps/setup.py --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["LOWKV_TRANSFORMERS_PYTHON"])') \\
+    $(python3 deps/setup.py --paths |
+        python3 -c 'import json,sys; print(json.load(sys.stdin)["LOWKV_TRANSFORMERS_PYTHON"])') \\
         eval/float32_reference.py
 """
 

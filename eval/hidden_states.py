@@ -59,9 +59,8 @@ def measure(file):
 
 
 def plot(rows, out):
-    from matplotlib import pyplot
-
     import quality_plots as quality
+    from matplotlib import pyplot
 
     figure, both = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True)
     for axes, column, title in zip(both, ("mean", "min"), ("mean of all positions", "worst position"), strict=True):

@@ -32,9 +32,12 @@ COLUMNS = ["library", "value", "error", "questions"]
 
 def parser():
     made = measuring_parser(__doc__)
-    made.add_argument("-m", "--model", help="a GGUF file, a folder, or a name on the hub; default: the set-up's SmolLM2")
-    made.add_argument("--tasks", default="handbook_codes,handbook_last_word", help="lm-eval's names (default: %(default)s)")
-    made.add_argument("--schemes", default=",".join(["exact", *RECOMMENDED]), help="a scheme's own commas are written +")
+    made.add_argument("-m", "--model",
+                      help="a GGUF file, a folder, or a name on the hub; default: the set-up's SmolLM2")
+    made.add_argument("--tasks", default="handbook_codes,handbook_last_word",
+                      help="lm-eval's names (default: %(default)s)")
+    made.add_argument("--schemes", default=",".join(["exact", *RECOMMENDED]),
+                      help="a scheme's own commas are written +")
     made.add_argument("--num-fewshot", type=int, help="solved examples in the prompt; default: the task's own")
     made.add_argument("--limit", type=int, help="questions of each task; default: all")
     made.add_argument("--chunk", type=int, default=128, help="tokens read at a time (default: %(default)s)")

@@ -49,10 +49,12 @@ def add_options(parser, jobs):
     parser.add_argument("--build", default=ROOT / "build/release", type=lambda path: Path(path).resolve())
     parser.add_argument("--weights", default="f16", choices=WEIGHTS, help="their type (default: %(default)s)")
     parser.add_argument("--chunk", default=32, type=int, help="tokens read at a time (default: %(default)s)")
-    parser.add_argument("--skip", default=256, type=int, help="first positions that are not counted (default: %(default)s)")
+    parser.add_argument("--skip", default=256, type=int,
+                        help="first positions that are not counted (default: %(default)s)")
     parser.add_argument("--batch", default=8, type=int,
                         help="schemes of one run; each run repeats `exact` (default: %(default)s)")
-    parser.add_argument("--jobs", default=min(processors, jobs), type=int, help="runs side by side (default: %(default)s)")
+    parser.add_argument("--jobs", default=min(processors, jobs), type=int,
+                        help="runs side by side (default: %(default)s)")
     parser.add_argument("--threads", default=max(1, 2 // jobs), type=int, help="of each run (default: %(default)s)")
     parser.add_argument("--redraw", action="store_true", help="tables and pictures from the CSV, nothing measured")
 
@@ -77,7 +79,8 @@ class Results(Sheet):
         self.plugin = plugin
 
     def put(self, scheme, setting, figures):
-        self.add(**dict(zip(KEY, key(scheme, setting))), plugin=self.plugin, **{k: figures[k] for k in FIGURES})
+        self.add(**dict(zip(KEY, key(scheme, setting), strict=True)), plugin=self.plugin,
+                 **{k: figures[k] for k in FIGURES})
 
     def has(self, scheme, setting):
         """Whether this build was measured."""

@@ -56,10 +56,12 @@ def parser():
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--build", default=ROOT / "build/release", type=lambda path: Path(path).resolve())
     made.add_argument("--out", default=ROOT / "docs/quality", type=Path)
-    made.add_argument("--models", default=",".join(measuring.MODELS), help="of the set-up, or GGUF files (default: %(default)s)")
+    made.add_argument("--models", default=",".join(measuring.MODELS),
+                      help="of the set-up, or GGUF files (default: %(default)s)")
     made.add_argument("--lengths", default="2048,8192", help="tokens (default: %(default)s)")
     made.add_argument("--schemes", default=",".join(SCHEMES), help="a scheme's own commas are written +")
-    made.add_argument("--trials", default=8, type=int, help="texts of each length, five questions each (default: %(default)s)")
+    made.add_argument("--trials", default=8, type=int,
+                      help="texts of each length, five questions each (default: %(default)s)")
     made.add_argument("--threads", default=min(2, os.cpu_count() or 1), type=int)
     made.add_argument("--redraw", action="store_true", help="print the table of what the CSV has, draw the picture")
     return made
@@ -149,7 +151,8 @@ def shares(rows):
 def table(found):
     """Markdown: a line for each model and scheme."""
     lengths = sorted({length for _, length, _ in found})
-    lines = ["| model, scheme | " + " | ".join(f"{n:,} tokens" for n in lengths) + " |", "|---" * (1 + len(lengths)) + "|"]
+    lines = ["| model, scheme | " + " | ".join(f"{n:,} tokens" for n in lengths) + " |",
+             "|---" * (1 + len(lengths)) + "|"]
     for model, scheme in dict.fromkeys((model, scheme) for model, _, scheme in found):
         cells = []
         for length in lengths:

@@ -11,9 +11,8 @@ import matplotlib
 import matplotlib.ticker
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
-
 import quality_schemes as schemes
+from matplotlib import pyplot
 
 pyplot.rcParams.update({
     "font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "lowkv", "axes.spines.top": False,
@@ -96,7 +95,8 @@ def overview(out, find):
         if row["mean_kld"] < best:
             best = row["mean_kld"]
             front.append((row["bits"], best))
-    axes.plot(*zip(*front), color="#555555", linewidth=1, linestyle=":", label="nothing smaller loses less", zorder=1)
+    axes.plot(*zip(*front, strict=True), color="#555555", linewidth=1, linestyle=":",
+              label="nothing smaller loses less", zorder=1)
     floor = find("stock f16")
     if floor:
         axes.axhline(floor["mean_kld"], color=RED, linewidth=1, linestyle="--",
@@ -194,7 +194,7 @@ def layers(out):
     budget = json.loads((out / "layers.json").read_text())
     figure, axes = pyplot.subplots(figsize=(9, 3.6))
     rungs = sorted({row["scheme"] for row in budget["layers"]})
-    for rung, colour in zip(rungs, (BLUE, "#d9782d", "#3a9a5b", "#9467bd")):
+    for rung, colour in zip(rungs, (BLUE, "#d9782d", "#3a9a5b", "#9467bd"), strict=False):
         some = [row for row in budget["layers"] if row["scheme"] == rung]
         axes.bar([row["layer"] for row in some], [1000 * row["mean_kld"] for row in some], color=colour,
                  label=f"gets {rung} at {budget['target_bits']} bits")
@@ -219,7 +219,7 @@ def calibration(out, find):
         axes.bar(at, [r["mean_kld"] for r in rows], 0.92 * width, yerr=[r["mean_kld_error"] for r in rows],
                  capsize=2, color=RED if text == "bible" else pyplot.cm.Blues(0.35 + 0.25 * place),
                  label=f"{text}, {int(tokens):,} tokens")
-        for x, row in zip(at, rows):
+        for x, row in zip(at, rows, strict=True):
             axes.annotate(f"{row['mean_kld']:.3f}", (x, row["mean_kld"]), ha="center",
                           textcoords="offset points", xytext=(0, 7), fontsize=8.5)
     axes.set_xticks(range(len(schemes.CALIBRATIONS_SCHEMES)), schemes.CALIBRATIONS_SCHEMES)
@@ -236,7 +236,7 @@ def passkey(out, found):
         return
     figure, all_axes = pyplot.subplots(1, len(models), figsize=(4.6 * len(models), 4.2), sharey=True, squeeze=False)
     names = list(dict.fromkeys(scheme for _, _, scheme in found))
-    for axes, model in zip(all_axes.flat, models):
+    for axes, model in zip(all_axes.flat, models, strict=True):
         for place, name in enumerate(names):
             points = [(lengths.index(n), *found[model, n, name][:2]) for n in lengths if (model, n, name) in found]
             axes.errorbar([x + 0.04 * (place - len(names) / 2) for x, _, _ in points], [100 * s for _, s, _ in points],
@@ -258,8 +258,8 @@ def by_text(out, find, models, names, texts, contexts):
     figure, all_axes = pyplot.subplots(1, len(models), figsize=(5.2 * len(models), 4.6), sharey=True, squeeze=False)
     colours = pyplot.cm.viridis([i / max(1, len(names) - 1) * 0.9 for i in range(len(names))])
     drawn = False
-    for axes, model in zip(all_axes.flat, models):
-        for (name, colour), context in product(zip(names, colours), contexts):
+    for axes, model in zip(all_axes.flat, models, strict=True):
+        for (name, colour), context in product(zip(names, colours, strict=True), contexts):
             points = [(x, row) for x, text in enumerate(texts) if (row := find(model, name, text, context))]
             if points:
                 drawn = True

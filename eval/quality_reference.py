@@ -6,6 +6,8 @@ exactly iff it is less than R tokens old or one of the first S, to the token; he
 blocks, and a chunk of 32 sees itself exactly. eval/float32_codecs.py computes both rules in float32.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 H = "head-normal-hadamard"
@@ -26,7 +28,7 @@ class Row(NamedTuple):
     kld: float
     scheme: str
     reason: str = ""
-    setting: dict = {}
+    setting: Mapping = MappingProxyType({})
 
 
 ROWS = [

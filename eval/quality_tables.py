@@ -1,7 +1,8 @@
 """The tables of docs/quality.md, from the CSV's rows. Used by eval/quality.py.
 
-A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of docs/quality.md and
-docs/quality/reference.md (or of what lies in their places about another --out), where there is one. `find` gives the figures of a scheme under the usual setting, or under a changed one.
+A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of docs/quality.md and docs/quality/reference.md (or
+of what lies in their places about another --out), where there is one. `find` gives the figures of a scheme under the
+usual setting, or under a changed one.
 """
 
 import csv
@@ -112,12 +113,14 @@ def edges_table(find):
 
 def rows_table(find):
     """Exact rows in 16 bits, from the main table, and in 8."""
-    lines = ["| scheme | mean KLD | KV MiB | with `rows=8`: mean KLD | KV MiB | smaller than f16 |", "|---|---|---|---|---|---|"]
+    lines = ["| scheme | mean KLD | KV MiB | with `rows=8`: mean KLD | KV MiB | smaller than f16 |",
+             "|---|---|---|---|---|---|"]
     for name, scheme in schemes.ROWS.items():
         exact, plain, rows = map(find, ("exact", name, scheme))
         if not (exact and plain and rows):
             continue
-        cells = [f"{r['mean_kld']:.5f} ± {r['mean_kld_error']:.5f} | {r['kv_bytes'] / 2**20:.2f}" for r in (plain, rows)]
+        cells = [f"{r['mean_kld']:.5f} ± {r['mean_kld_error']:.5f} | {r['kv_bytes'] / 2**20:.2f}"
+                 for r in (plain, rows)]
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {exact['kv_bytes'] / rows['kv_bytes']:.2f}x |")
     return "\n".join(lines)
 
@@ -133,7 +136,8 @@ def calibration_table(find):
 
 def reference_table(find):
     """Ours beside the float32 reference's; the ratio is bold where it is off by more than a tenth."""
-    lines = ["| reference row | its bits | its KLD | ours | our bits | our KLD | ratio | why |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| reference row | its bits | its KLD | ours | our bits | our KLD | ratio | why |",
+             "|---|---|---|---|---|---|---|---|"]
     for row in quality_reference.ROWS:
         if not (got := find(row.scheme, **row.setting)):
             continue
@@ -152,7 +156,8 @@ def float32_table(out, find):
     reference = {row.scheme: row.kld for row in quality_reference.ROWS}
     lines = ["| scheme | reference | float32, token by token | float32, in blocks | plug-in |", "|---|---|---|---|---|"]
     for row in rows:
-        known, got = reference.get(row["scheme"]), find(row["scheme"], windows=int(row["windows"]), tokens=int(row["tokens"]))
+        known = reference.get(row["scheme"])
+        got = find(row["scheme"], windows=int(row["windows"]), tokens=int(row["tokens"]))
         cells = [known, float(row["token"]), float(row["blocks"]), got and got["mean_kld"]]
         lines.append(f"| {shown(row['scheme'])} | " + " | ".join(f"{c:.4f}" if c else "-" for c in cells) + " |")
     return "\n".join(lines)

@@ -8,10 +8,10 @@
     eval/reasoning.py -m gemma.gguf                   another model
     eval/reasoning.py --redraw                        the table again, nothing measured
 
-A context is solved examples of one task up to --lengths tokens, so that nearly all of them are packed; its 32
-questions are further examples without their answers. How they are read and scored: eval/retrieval.py. An answer counts
-where greedy decoding would write it and end the line. That is reasoning-gym's own score of 1 for the tasks used unasked:
-they have one right answer; of tasks with several, only the one that reasoning-gym made counts.
+A context is solved examples of one task up to --lengths tokens, so that nearly all of them are packed; its 32 questions
+are further examples without their answers. How they are read and scored: eval/retrieval.py. An answer counts where
+greedy decoding would write it and end the line. That is reasoning-gym's own score of 1 for the tasks used unasked: they
+have one right answer; of tasks with several, only the one that reasoning-gym made counts.
 
 Writes OUT/reasoning.csv."""
 
@@ -20,8 +20,8 @@ import sys
 import retrieval
 from retrieval_tasks import Context
 
-# What SmolLM2 solves of 32 after 600 tokens of examples with the exact cache: 13, 14 and 21 (of which half by chance). Of
-# aiw, chain_sum, family_relationships, leg_counting, number_filtering, number_format, sentence_reordering,
+# What SmolLM2 solves of 32 after 600 tokens of examples with the exact cache: 13, 14 and 21 (of which half by chance).
+# Of aiw, chain_sum, family_relationships, leg_counting, number_filtering, number_format, sentence_reordering,
 # spell_backward and word_sequence_reversal it solves 0 to 3.
 TASKS = ["gcd", "letter_counting", "syllogism"]
 QUESTIONS = 32

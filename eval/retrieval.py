@@ -56,8 +56,8 @@ def table(rows):
     for model, length in dict.fromkeys((row["model"], row["length"]) for row in rows):
         chosen = [row for row in rows if (row["model"], row["length"]) == (model, length)]
         tasks = list(dict.fromkeys(row["task"] for row in chosen))
-        lines = [f"{model}, {length} tokens: answers right, % (of those that `exact` has right, %; digits right, %)", "",
-                 "| scheme | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
+        lines = [f"{model}, {length} tokens: answers right, % (of those that `exact` has right, %; digits right, %)",
+                 "", "| scheme | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
         for scheme in dict.fromkeys(row["scheme"] for row in chosen):
             cells = [_cell(chosen, task, scheme) for task in tasks]
             lines.append(f"| {scheme} | " + " | ".join(cells) + " |")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import paths
 
-
 csv.field_size_limit(1 << 24)  # answers of thousands of tokens
 
 
@@ -66,7 +65,8 @@ def again_with_torch(package: Path, beside: str = "") -> int:
         sys.exit(f"there is no Python package in {package}: `make package` builds it")
     found = paths.set_up_paths()
     if beside and beside not in found:
-        sys.exit(f"python3 deps/setup.py {beside.removeprefix('LOWKV_').lower().replace('_', '-')} fetches what is missing")
+        part = beside.removeprefix("LOWKV_").lower().replace("_", "-")
+        sys.exit(f"python3 deps/setup.py {part} fetches what is missing")
     path = os.pathsep.join([str(package.resolve()), *([found[beside]] if beside else [])])
     python = found["LOWKV_TRANSFORMERS_PYTHON"]
     return subprocess.run([python, sys.argv[0], "--measuring", *sys.argv[1:]],

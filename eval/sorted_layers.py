@@ -30,7 +30,8 @@ class Recorder:
 
 
 def moved(torch, codec, query, key, scaling, window):
-    """Mean KL of the tokens' shares: query [kv heads, heads each, tokens, channels], key [kv heads, tokens, channels]."""
+    """Mean KL of the tokens' shares: query [kv heads, heads each, tokens, channels],
+    key [kv heads, tokens, channels]."""
     tokens = key.shape[1]
     end = BLOCK * (tokens // BLOCK - 1)
     coded = torch.cat([codec.keys(key[:, :end], query), key[:, end:]], 1)

@@ -6,8 +6,9 @@
 
 One forward pass per text. A query reads a key, and its value, as packed if their block of 128 tokens had left the
 window (so the newest 128 to 255 and the first block are exact), as lowkv does. Texts: `codes` is eval/retrieval.py's,
-all of its questions at once, each seeing the lines and itself; `prose` 2,048 tokens of the handbook (every other position
-from 256 on). No code is shared with src/families/sorted. A setting is what differs from `lowkv2` less its trellis:
+all of its questions at once, each seeing the lines and itself; `prose` 2,048 tokens of the handbook (every other
+position from 256 on). No code is shared with src/families/sorted. A setting is what differs from `lowkv2` less its
+trellis:
 
   alpha=0       channels are sorted by energy * w^alpha, w the mean square of the first 384 queries
   floor=.02     so much of its mean is added to w
@@ -22,6 +23,7 @@ from 256 on). No code is shared with src/families/sorted. A setting is what diff
 
 import math
 import sys
+from itertools import chain
 from pathlib import Path
 
 import paths
@@ -210,10 +212,10 @@ class Study:
             context = haystacks(self.reader)("codes", 2048, number)
             shared = self.reader.ids(context.text, special=True)
             asked = [(self.reader.ids(question), self.reader.ids(answer)) for question, answer in context.asked]
-            length, answer = len(sum(asked[0], [])), len(asked[0][1])
-            asked = [sum(pair, []) for pair in asked if len(sum(pair, [])) == length]
+            length, answer = sum(map(len, asked[0])), len(asked[0][1])
+            asked = [[*chain(*pair)] for pair in asked if sum(map(len, pair)) == length]
             n = len(shared)
-            tokens, places = shared + sum(asked, []), [*range(n)] + [*range(n, n + length)] * len(asked)
+            tokens, places = [*shared, *chain(*asked)], [*range(n)] + [*range(n, n + length)] * len(asked)
             at = [n + i * length + j for i in range(len(asked)) for j in range(length - answer - 1, length - 1)]
         else:
             source = Path(paths.set_up_paths()["LOWKV_HANDBOOK_TEXT"]).read_text()

@@ -16,8 +16,9 @@ Like eval/quality.py it lets `lowkv compare` do the work: mean KLD, the worst po
 likeliest token, against the scheme `exact`, one window of each text, weights in f16, 32 tokens at a time. Of a window
 of 2,048 tokens positions from 256 on are counted, of a longer one its last 2,048: what a long past costs, without the
 time that logits of all positions take. One scheme takes about 13 s at 2,048 tokens and 42 s at 8,192 on two cores, and
-so does `exact` beside each --batch; with 8,192 tokens of two texts only (--long) five schemes take under half an hour. The section `chunks` reads prose one token at a time instead, for the
-schemes of --chunk-1: a chunk sees itself exactly, so chunks of 32 hide a part of what one-by-one decoding loses.
+so does `exact` beside each --batch; with 8,192 tokens of two texts only (--long) five schemes take under half an hour.
+The section `chunks` reads prose one token at a time instead, for the schemes of --chunk-1: a chunk sees itself exactly,
+so chunks of 32 hide a part of what one-by-one decoding loses.
 
 Writes OUT/texts.csv, a line for each measurement, and the tables of docs/quality.md."""
 
@@ -46,11 +47,13 @@ def arguments():
                         help="a scheme's own commas are written + (default: %(default)s)")
     parser.add_argument("--chunk-1", default=",".join(RECOMMENDED[1:4]),
                         help="schemes that are read one token at a time too (default: %(default)s)")
-    parser.add_argument("--models", default=",".join(measuring.MODELS), help="of the set-up, or GGUF files (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(measuring.MODELS),
+                        help="of the set-up, or GGUF files (default: %(default)s)")
     parser.add_argument("--texts", default=",".join(TEXTS), help="default: %(default)s")
     parser.add_argument("--contexts", default="2048,8192", help="tokens of a window (default: %(default)s)")
     parser.add_argument("--long", default="prose,code",
-                        help=f"of these texts, those that are read at contexts over {COUNTED} too (default: %(default)s)")
+                        help=f"of these texts, those that are read at contexts over {COUNTED} too "
+                             "(default: %(default)s)")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections (default: %(default)s)")
     args = parser.parse_args()
     for name in ("schemes", "chunk_1", "models", "texts", "long", "only"):
@@ -111,7 +114,8 @@ def texts_table(args, corpus, find):
     parts = []
     for model, context in product(corpus.models, args.contexts):
         lines = [f"{model}, {context:,} tokens: mean KLD, worst 0.1 %, same top-1 %", "",
-                 "| scheme | bits | KV MiB | " + " | ".join(corpus.texts) + " |", "|---" * (3 + len(corpus.texts)) + "|"]
+                 "| scheme | bits | KV MiB | " + " | ".join(corpus.texts) + " |",
+                 "|---" * (3 + len(corpus.texts)) + "|"]
         for scheme in args.schemes:
             rows = [find(model, scheme, text, context) for text in corpus.texts]
             if known := [row for row in rows if row]:
@@ -123,7 +127,8 @@ def texts_table(args, corpus, find):
 
 
 def chunks_table(args, corpus, find):
-    lines = [f"| model, scheme | 1 token at a time | {args.chunk} at a time | ratio of mean KLDs |", "|---|---|---|---|"]
+    lines = [f"| model, scheme | 1 token at a time | {args.chunk} at a time | ratio of mean KLDs |",
+             "|---|---|---|---|"]
     for model, scheme in product(corpus.models, args.chunk_1):
         one, many = (find(model, scheme, "prose", min(args.contexts), chunk) for chunk in (1, args.chunk))
         if one and many:

@@ -1,5 +1,5 @@
-"""For eval/engine_kld.py, in vLLM's own Python: an engine reads windows of a text, and its predictions at each position,
-whole, are written to a file, or set against those in it. Takes JSON (read()) and prints JSON (main()).
+"""For eval/engine_kld.py, in vLLM's own Python: an engine reads windows of a text, and its predictions at each
+position, whole, are written to a file, or set against those in it. Takes JSON (read()) and prints JSON (main()).
 
 vLLM hands out the likeliest tokens of a prediction only, so a worker extension looks at them where the worker makes
 them: in its sampler, which is asked for log probabilities of a prompt's positions, one step's after the other, and of

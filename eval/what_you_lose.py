@@ -27,7 +27,8 @@ from sheet import RECOMMENDED, Sheet, schemes_of
 COLUMNS = ["prose", "code", "copying", "retrieval", "long answers"]
 ENOUGH = 40  # pass keys asked for
 # Up to this figure, this word: a divergence (the less the better) and a share that is lost.
-DIVERGENCE = [(.001, "nothing"), (.005, "hardly anything"), (.02, "a little"), (.06, "something"), (float("inf"), "much")]
+DIVERGENCE = [(.001, "nothing"), (.005, "hardly anything"), (.02, "a little"), (.06, "something"),
+              (float("inf"), "much")]
 LOST = [(.01, "nothing"), (.05, "hardly anything"), (.15, "a little"), (.4, "a part"), (1, "much")]
 
 
@@ -48,13 +49,14 @@ def codes_lost(rows, scheme):
     """Of the shuffled codes that exact copies, the share that the scheme gets wrong, over the contexts both have."""
     of = {(row["scheme"], row["length"], row["context"]): row["right"] for row in rows if row["task"] == "codes"}
     pairs = [pair for key, right in of.items() if key[0] == scheme and ("exact", *key[1:]) in of
-             for pair in zip(right, of["exact", *key[1:]], strict=True)]
+             for pair in zip(right, of[("exact", *key[1:])], strict=True)]
     asked = [ours for ours, exact in pairs if exact == "1"]
     return asked.count("0") / len(asked) if asked else None
 
 
 def keys_lost(rows, model, scheme):
-    """Of the pass keys that exact finds, of all lengths. Where ENOUGH were asked: a word for five questions would mislead."""
+    """Of the pass keys that exact finds, of all lengths. Where ENOUGH were asked: a word for five questions would
+    mislead."""
     asked, both = passkey.beside_exact(passkey.answers(rows), model, scheme)
     return both.count(False) / len(both) if len(asked) >= ENOUGH and both else None
 
@@ -103,12 +105,13 @@ def main():
 
         def figures(scheme, model=model, mine=mine):
             def on(context):
-                return [kld.find(scheme, corpus.setting(32, 256, "f16", model, text, context)) for text in ("prose", "code")]
+                return [kld.find(scheme, corpus.setting(32, 256, "f16", model, text, context))
+                        for text in ("prose", "code")]
 
             spelled, (prose, code) = schemes_of(scheme)[0], on(8192) if all(on(8192)) else on(2048)
-            return {"bits": prose and prose["bits"], "prose": prose and prose["mean_kld"], "code": code and code["mean_kld"],
-                    "copying": codes_lost(mine["retrieval"], spelled), "retrieval": keys_lost(keys, model, spelled),
-                    "long answers": last_quarter(mine["drift"], spelled)}
+            return {"bits": prose and prose["bits"], "prose": prose and prose["mean_kld"],
+                    "code": code and code["mean_kld"], "copying": codes_lost(mine["retrieval"], spelled),
+                    "retrieval": keys_lost(keys, model, spelled), "long answers": last_quarter(mine["drift"], spelled)}
 
         parts.append(f"**{model}**\n\n" + table(args.schemes.split(","), figures))
     for mark, text in (("schemes", "\n\n".join(parts)), ("words", legend())):

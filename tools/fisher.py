@@ -6,7 +6,8 @@ key (before its rotary embedding) and every value, and writes the mean of its sq
 channel: how much the loss minds an error there. The first token of each window is left out.
 
     python3 deps/setup.py venv-transformers
-    python=$(python3 deps/setup.py --paths | python3 -c 'import json,sys; print(json.load(sys.stdin)["LOWKV_TRANSFORMERS_PYTHON"])')
+    python=$(python3 deps/setup.py --paths |
+        python3 -c 'import json,sys; print(json.load(sys.stdin)["LOWKV_TRANSFORMERS_PYTHON"])')
     $python tools/fisher.py -m model.gguf --text book.txt -o fisher.safetensors
     lowkv calibrate -m model.gguf --text book.txt --scheme kvquant2 --fisher fisher.safetensors
 

@@ -37,7 +37,7 @@ def main() -> int:
         x = [row["kv_bytes_per_token"] / kilo for row in chosen]
         y = [max(row["mean_kld"], 1e-6) for row in chosen]
         axes.scatter(x, y, s=70, color=colour, marker=marker, label=label, zorder=3)
-        for row, at_x, at_y in zip(chosen, x, y):
+        for row, at_x, at_y in zip(chosen, x, y, strict=True):
             # Labels at the right edge go to the left of their dot.
             right = at_x > 0.85 * reference["kv_bytes_per_token"] / kilo
             label = row["scheme"].removeprefix("stock ")

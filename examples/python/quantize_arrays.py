@@ -1,4 +1,5 @@
-"""KIVI's arithmetic on plain arrays, in the shapes of the package kivi_sycl. Needs numpy only. python quantize_arrays.py"""
+"""KIVI's arithmetic on plain arrays, in the shapes of the package kivi_sycl. Needs numpy only.
+python quantize_arrays.py"""
 
 # %% Keys: per channel, one group of tokens. [batch, heads, head_dim, tokens]
 import lowkv

@@ -1,8 +1,9 @@
 """Speed, memory and agreement of caches on one model: python -m lowkv.benchmark MODEL --tokens 200
 
-Each cache runs in a process of its own, whose peak memory is the kernel's figure, reset after the model was
-loaded. The prompt goes in in one piece, and only its last token's logits are computed: generate() does so. The reference is transformers' DynamicCache, in float32 like the model; transformers' QuantizedCache is
-measured too where its back ends (optimum-quanto, hqq) are installed."""
+Each cache runs in a process of its own, whose peak memory is the kernel's figure, reset after the model was loaded. The
+prompt goes in in one piece, and only its last token's logits are computed: generate() does so. The reference is
+transformers' DynamicCache, in float32 like the model; transformers' QuantizedCache is measured too where its back ends
+(optimum-quanto, hqq) are installed."""
 
 from __future__ import annotations
 

@@ -12,12 +12,13 @@ from lowkv.names import cache_argument
 
 
 def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample: bool = False,
-             temperature: float | None = None, top_k: int | None = None, verbose: bool = False, scheme: str = default_scheme,
-             device: str | None = None, **arguments) -> str:
+             temperature: float | None = None, top_k: int | None = None, verbose: bool = False,
+             scheme: str = default_scheme, device: str | None = None, **arguments) -> str:
     """The prompt and its continuation, computed with a packed cache.
 
-    temperature, top_k: for do_sample; left out, the model's own. verbose: shows progress while tokens arrive, with the bytes that the cache holds. device: as for Cache. arguments:
-    for `model.generate()`, for one sequence. Raises lowkv.Error for a model or a scheme that is not served.
+    temperature, top_k: for do_sample; left out, the model's own. verbose: shows progress while tokens arrive, with the
+    bytes that the cache holds. device: as for Cache. arguments: for `model.generate()`, for one sequence. Raises
+    lowkv.Error for a model or a scheme that is not served.
     """
     if not isinstance(prompt, str):
         raise Error(f"prompt must be one str, not {type(prompt).__name__}; for batches call model.generate() with "

@@ -53,7 +53,8 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
     if getattr(config, "num_kv_shared_layers", 0):
         raise Error(f"{type(model).__name__} shares keys and values between layers; lowkv does not serve that")
     if config.model_type in ("moshi", "kyutai_speech_to_text"):
-        raise Error(f"{type(model).__name__} has a sliding_window that its masks do not follow; lowkv does not serve it")
+        raise Error(f"{type(model).__name__} has a sliding_window that its masks do not follow; "
+                    "lowkv does not serve it")
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if types is None:

@@ -73,8 +73,8 @@ def stats() -> dict[str, int | str]:
 
 
 def active() -> bool:
-    """Whether all layers of the live caches are packed. A cache is made packed or plain with its first tokens: raises lowkv.Error for
-    one that has none yet."""
+    """Whether all layers of the live caches are packed. A cache is made packed or plain with its first tokens: raises
+    lowkv.Error for one that has none yet."""
     now = stats()
     if now["caches"] and not now["packed_layers"] and not now["exact_bytes"]:
         raise Error("the cache has no tokens yet, and only they show whether it is packed: evaluate some, then ask")

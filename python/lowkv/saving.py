@@ -29,8 +29,8 @@ def fingerprint(model) -> str:
     run, and by names, shapes, dtypes and some values of their parameters."""
     processes = getattr(model, "tp_size", None) or 1
     if processes > 1:
-        raise Error(f"the model is split over {processes} processes (tensor parallelism), of which each has some of the "
-                    "heads; a saved prefix has all: save and load with the whole model in one process")
+        raise Error(f"the model is split over {processes} processes (tensor parallelism), of which each has some of "
+                    "the heads; a saved prefix has all: save and load with the whole model in one process")
     digest = hashlib.sha256(type(model).__name__.encode())
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_THE_MODEL}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())

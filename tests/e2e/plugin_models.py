@@ -2,8 +2,24 @@
 
 from functools import partial
 
-from models.decoder import (bloom, cohere2, command_r, falcon, gpt2, gptneox, llama, mistral,
-                            mistral3, mpt, phi3, qwen2, qwen2vl, qwen3, stablelm, t5)
+from models.decoder import (
+    bloom,
+    cohere2,
+    command_r,
+    falcon,
+    gpt2,
+    gptneox,
+    llama,
+    mistral,
+    mistral3,
+    mpt,
+    phi3,
+    qwen2,
+    qwen2vl,
+    qwen3,
+    stablelm,
+    t5,
+)
 from models.experts import deepseek2, gpt_oss, hunyuan_moe, mixtral, qwen3moe
 from models.gemma import gemma2, gemma3, gemma3n, gemma4
 from models.hybrid import falcon_h1, jamba, lfm2

@@ -115,7 +115,7 @@ def test_more_bits_never_lower_a_layer(budget):
         expected = found["chosen"]["expected_kld"]
         assert found["chosen"]["bits"] <= target + 1e-9
         if before:
-            assert all(new >= old for new, old in zip(bits, before[0])) and expected <= before[1]
+            assert all(new >= old for new, old in zip(bits, before[0], strict=True)) and expected <= before[1]
         before = bits, expected
         if target in (2.3125, 4.28125):
             name = "lowkv2" if target < 3 else "lowkv4"

@@ -212,7 +212,7 @@ def rotations(model, text, scheme, folder, *more):
     losses, chosen = [], []
     for number, row in enumerate(rows):
         assert row[0] == str(number)
-        found = dict(zip(header[1:], row[1:]))
+        found = dict(zip(header[1:], row[1:], strict=True))
         losses.append({name: float(cell.strip("* %")) for name, cell in found.items() if cell != "-"})
         chosen.append({name for name, cell in found.items() if cell.startswith("*")})
     *_, text_of_scheme = run.out.splitlines()
@@ -229,7 +229,7 @@ def test_rotations_of_the_real_model(folder):
                                        "--tokens", 512, "--context", 512)
     assert len(losses) == 30
     changed = {}
-    for layer, (loss, names) in enumerate(zip(losses, chosen)):
+    for layer, (loss, names) in enumerate(zip(losses, chosen, strict=True)):
         for part in ("keys", "values"):
             of_part = {name.split()[1]: value for name, value in loss.items() if name.startswith(part)}
             assert set(of_part) == {"none", "hadamard", "random"} and min(of_part.values()) > 0
@@ -275,7 +275,7 @@ def test_rotations_that_a_codec_cannot_have(model, text, folder):
 ])
 def test_wrong_arguments_say_what_is_right(model, text, folder, args, words):
     defaults = {"--text": text, "-o": folder / "wrong.safetensors", "-t": 1}
-    defaults.update(zip(args[::2], args[1::2]))
+    defaults.update(zip(args[::2], args[1::2], strict=True))
     run = lowkv("calibrate", "-m", model, *(word for pair in defaults.items() for word in pair))
     assert run.code in (1, 2) and not run.out and words in run.err, run.both
     assert not (folder / "wrong.safetensors").exists()

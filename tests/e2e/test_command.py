@@ -175,7 +175,8 @@ def test_schemes_explains_each_preset(name):
 
 def test_schemes_says_how_to_measure_what_was_not_measured():
     _, said = explanation("kivi2,window=64")
-    assert said["quality"].startswith("known of presets only") and '--schemes "exact,kivi2+window=64"' in said["quality"]
+    assert said["quality"].startswith("known of presets only")
+    assert '--schemes "exact,kivi2+window=64"' in said["quality"]
 
 
 @pytest.mark.parametrize("scheme, keys, values", [

@@ -38,7 +38,8 @@ def test_stock_llama_cpp_serves_it_packed(tmp_path):
         assert 5.8 < layers * LAYER / int(line.group(1)) < 6.2
     assert "NOT active" not in run.both
     packed = buffers(run)
-    assert len(packed) == 2 and all(ours < 0.6 * theirs for ours, theirs in zip(packed, buffers(stock)))
+    assert len(packed) == 2
+    assert all(ours < 0.6 * theirs for ours, theirs in zip(packed, buffers(stock), strict=True))
 
 
 def predictions(folder, scheme, context=1024):

@@ -60,7 +60,7 @@ def test_skvq_appendix_c(figures, batch, context):
                   "--unfused")
     rows = [out["rows"][name] for name in ("f16", "4 bits", "2 bits")]
     times, accesses, memories = SKVQ[batch, context]
-    for row, time, access, memory in zip(rows, times, accesses, memories):
+    for row, time, access, memory in zip(rows, times, accesses, memories, strict=True):
         assert 1e3 * row["seconds_per_step"] == close_to(time)
         assert row["access_bytes"] / 1e9 == close_to(access)
         assert row["total_bytes"] / 1e9 == close_to(memory)

@@ -46,8 +46,9 @@ def test_stock_llama_cpp_packs_them_also_when_the_context_shifts(calibrations, s
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_loss_is_what_it_should_be(calibrations, folder, scheme):
     file = folder / "compare.json"
-    run = lowkv("compare", "-m", MODEL, "-f", PATHS["LOWKV_HANDBOOK_TEXT"], "--tokens", 512, "--chunk", 32, "--no-speed",
-                "--stock", "none", "--calibration", calibrations[scheme], "--schemes", scheme, "--json", file)
+    run = lowkv("compare", "-m", MODEL, "-f", PATHS["LOWKV_HANDBOOK_TEXT"], "--tokens", 512, "--chunk", 32,
+                "--no-speed", "--stock", "none", "--calibration", calibrations[scheme], "--schemes", scheme,
+                "--json", file)
     assert run.code == 0, run.both
     row = json.loads(file.read_text())["rows"][1]
     assert 1e-4 < row["mean_kld"] < SCHEMES[scheme][1]

@@ -34,8 +34,8 @@ def fake_ggml(folder, version):
     source = folder / "version.c"
     source.write_text(f'const char * ggml_version(void) {{ return "{version}"; }}\n')
     for name in ("ggml-base", "ggml"):
-        subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,lib{name}.so.0", "-o", folder / f"lib{name}.so", source],
-                       check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,lib{name}.so.0", "-o", folder / f"lib{name}.so",
+                        source], check=True)
     return folder
 
 
@@ -97,7 +97,8 @@ def test_run_refuses_a_program_of_another_ggml(tmp_path):
     source = tmp_path / "main.c"
     source.write_text("const char * ggml_version(void); int main(void) { return ggml_version()[0] == 0; }\n")
     program = tmp_path / "llama-fake"
-    subprocess.run(["cc", source, "-o", program, "-L", tmp_path, "-Wl,--no-as-needed", "-lggml", "-lggml-base"], check=True)
+    subprocess.run(["cc", source, "-o", program, "-L", tmp_path, "-Wl,--no-as-needed", "-lggml", "-lggml-base"],
+                   check=True)
     for name in ("ggml", "ggml-base"):
         (tmp_path / f"lib{name}.so.0").symlink_to(tmp_path / f"lib{name}.so")
     env = environment(None, LOWKV_CACHE_DIR=str(tmp_path / "cache"), LD_LIBRARY_PATH=str(tmp_path))

@@ -51,8 +51,8 @@ def test_partial_goes_on_when_some_layers_are_packed(wide, tmp_path):
 def test_partial_stops_where_nothing_is_packed(tmp_path):
     """At the start, not after a day of work."""
     none = models.llama(tmp_path / "llama-40.gguf", head_dim=40)
-    run = lowkv("run", "--partial", "--", COMPLETION, "-m", none, "-p", "a", "-n", -1, "--ignore-eos", "--context-shift",
-                "-no-cnv", "-t", 1)
+    run = lowkv("run", "--partial", "--", COMPLETION, "-m", none, "-p", "a", "-n", -1, "--ignore-eos",
+                "--context-shift", "-no-cnv", "-t", 1)
     last = run.err.strip().splitlines()[-1]
     assert run.code == 1 and "llama-completion was stopped: lowkv can't pack 2 of 2 layers" in last, run.both
     assert "head_dim 40" in last and "not for all" in last, last
@@ -168,7 +168,8 @@ WEIGHTS = "puts weights on the device LOWKV, which holds caches only"
 
 
 @pytest.mark.parametrize("option, value, words", [
-    ("-sm", "tensor", "splits layers among devices"), ("-sm", "row", "whole layers only"), ("-ot", r"blk\.1\.attn_k.*=LOWKV", WEIGHTS),
+    ("-sm", "tensor", "splits layers among devices"), ("-sm", "row", "whole layers only"),
+    ("-ot", r"blk\.1\.attn_k.*=LOWKV", WEIGHTS),
     ("-ot", "a=CPU,b=LOWKV", WEIGHTS), ("-otd", "a=LOWKV", WEIGHTS), ("-ctkd", "q8_0", "--scheme says"),
     ("-ctvd", "q4_0", "--scheme says"), ("-devd", "none", "use -devd LOWKV"), ("-ngld", "0", "draft model's"),
     ("-ctk", "q8_0", "--scheme says"), ("-ctv", "q8_0", "--scheme says"), ("-fa", "off", "use -fa on"),
@@ -206,7 +207,8 @@ def test_a_configuration_file_of_llama_cpp_counts(tmp_path):
 def tools_of_the_source():
     """Those that parse llama.cpp's common options and make a context, with their targets' names."""
     source = Path(PATHS["LOWKV_LLAMA_SOURCE"])
-    for file in [*source.glob("tools/*/*.cpp"), *source.glob("tools/mtmd/debug/*.cpp"), *source.glob("examples/*/*.cpp")]:
+    for file in [*source.glob("tools/*/*.cpp"), *source.glob("tools/mtmd/debug/*.cpp"),
+                 *source.glob("examples/*/*.cpp")]:
         text = file.read_text()
         if "common_params_parse(" not in text or not re.search("common_init_from_params|llama_init_from_model", text):
             continue

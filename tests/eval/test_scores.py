@@ -84,7 +84,7 @@ def test_the_share_kept_is_counted_question_by_question():
 
 def test_every_retrieval_task_asks_for_what_its_text_says():
     class Words:
-        all = [f"word{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(600)]
+        all = tuple(f"word{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(600))
 
         def draw(self, rng, count):
             return rng.sample(self.all, count)
@@ -114,7 +114,8 @@ def test_lm_evals_figures():
              "perplexity,none": 12.5, "perplexity_stderr,none": "N/A"}
     assert lm_eval_lowkv.figures(found) == {"exact_match (strict-match)": (0.25, 0.1), "perplexity": (12.5, "")}
     rows = [{"model": "m", "task": "t", "fewshot": "5", "limit": "", "chunk": "128", "scheme": scheme, "metric": "acc",
-             "value": value, "error": "0.01", "questions": "100"} for scheme, value in (("exact", "0.5"), ("lowkv2", "0.4"))]
+             "value": value, "error": "0.01", "questions": "100"}
+            for scheme, value in (("exact", "0.5"), ("lowkv2", "0.4"))]
     assert lm_eval_lowkv.table(rows).splitlines()[-1] == "| m, t, 5 shots, acc | 100 | 0.500 ± 0.010 | 0.400 ± 0.010 |"
 
 
@@ -128,7 +129,8 @@ def test_words_follow_from_figures():
 
 
 def test_long_answers_are_judged_by_the_last_quarter_of_the_longest():
-    rows = [{"scheme": "lowkv2", "mode": "forced", "answer": n, "figures": f'{{"kld": [[0, 0, 0, {kld}], [0, 0, 0, 3]]}}'}
+    rows = [{"scheme": "lowkv2", "mode": "forced", "answer": n,
+             "figures": f'{{"kld": [[0, 0, 0, {kld}], [0, 0, 0, 3]]}}'}
             for n, kld in (("500", 9), ("2000", 1))]
     assert what_you_lose.last_quarter(rows, "lowkv2") == 2
     assert what_you_lose.last_quarter(rows, "kivi2") is None

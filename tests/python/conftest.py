@@ -1,4 +1,5 @@
-"""With LOWKV_DEVICE in the environment (make test-python-opencl, test-python-cuda) the tests' caches lie on that device."""
+"""With LOWKV_DEVICE in the environment (make test-python-opencl, test-python-cuda) the tests' caches lie on that
+device."""
 
 import os
 

@@ -139,7 +139,8 @@ def test_masks_are_made_where_the_queries_are():
     """torch's device `meta` stands for a GPU: no tensor of it goes together with one of the CPU's."""
     there = dict(device="meta")
     seen = {"keep": torch.ones(2, 90, dtype=torch.bool, **there), "bias": torch.zeros(1, 4, 1, 90, **there)}
-    for arguments in ({}, {"keep": seen["keep"]}, {"bias": seen["bias"]}, seen, {"full": torch.zeros(2, 1, 5, 70, **there)}):
+    full = torch.zeros(2, 1, 5, 70, **there)
+    for arguments in ({}, {"keep": seen["keep"]}, {"bias": seen["bias"]}, seen, {"full": full}):
         for window in (None, 20):
             mask = Visibility(90, 5, window=window, device=there["device"], **arguments).mask(0, 90, 0, 5)
             assert mask.device.type == "meta" and mask.shape[-1] == 90

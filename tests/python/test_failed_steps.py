@@ -160,7 +160,7 @@ def test_tokens_are_taken_over_by_all_layers_or_by_none():
     cache = lowkv.KiviCache.from_model(model, residual_length=32)
     run(model, cache, PROMPT)
     held, rows = state(cache), torch.randn(1, 2, 300, 16)
-    with pytest.raises(lowkv.Error, match="layer 1: keys .* do not fit a cache"):
+    with pytest.raises(lowkv.Error, match=r"layer 1: keys .* do not fit a cache"):
         cache.add_tokens(((rows, rows), (rows[:, :1], rows[:, :1])))
     same(held, state(cache))
 

@@ -65,7 +65,8 @@ VIEWS = {
 @pytest.mark.parametrize("queries", [1, 5, 40])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["kivi2,window=16,sinks=0", "lowkv2.8,window=16", "kivi4,window=32,flush=64,sinks=5",
-                                    "k=exact,v=token-4-g32,window=0", "kivi2,window=16,rows=8", "lowkv2.8,window=16,rows=8",
+                                    "k=exact,v=token-4-g32,window=0", "kivi2,window=16,rows=8",
+                                    "lowkv2.8,window=16,rows=8",
                                     "k=sorted-4211-head-2rows,v=token-2-head-normal-hadamard-unbiased,window=16"])
 def test_attention(scheme, view, queries):
     torch.manual_seed(len(view) + queries)

@@ -31,12 +31,12 @@ def test_without_llama_cpp_python():
 
 @pytest.mark.parametrize("scheme", [None, 2, ""])
 def test_a_scheme_is_text(scheme):
-    with pytest.raises(lowkv.Error, match="scheme must be a str such as 'lowkv2.8'"):
+    with pytest.raises(lowkv.Error, match=r"scheme must be a str such as 'lowkv2\.8'"):
         subject.enable(scheme)
 
 
 def test_calibrations_are_files_without_colons(tmp_path):
-    with pytest.raises(lowkv.Error, match="there is no file .*none; expected one that `lowkv calibrate` wrote"):
+    with pytest.raises(lowkv.Error, match=r"there is no file .*none; expected one that `lowkv calibrate` wrote"):
         subject.enable("kvquant3", calibration=tmp_path / "none")
     (tmp_path / "a:b").touch()
     with pytest.raises(lowkv.Error, match="a:b has a colon"):
@@ -55,15 +55,16 @@ def test_a_named_plugin_goes_first(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "second"))
     assert subject.find_plugin(tmp_path, tmp_path / "first") == tmp_path / "first"
     assert subject.find_plugin(tmp_path) == tmp_path / "second"
-    with pytest.raises(lowkv.Error, match="plugin=.*third: there is no file .*expected the plug-in, libggml-lowkv.so"):
+    wrong = r"plugin=.*third: there is no file .*expected the plug-in, libggml-lowkv\.so"
+    with pytest.raises(lowkv.Error, match=wrong):
         subject.find_plugin(tmp_path, tmp_path / "third")
     monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "third"))
-    with pytest.raises(lowkv.Error, match="LOWKV_PLUGIN=.*third: there is no file"):
+    with pytest.raises(lowkv.Error, match=r"LOWKV_PLUGIN=.*third: there is no file"):
         subject.find_plugin(tmp_path)
 
 
 def test_the_command_is_asked_for_one_that_fits(tmp_path):
-    with pytest.raises(lowkv.Error, match="there is no libggml-lowkv.so: build lowkv"):
+    with pytest.raises(lowkv.Error, match=r"there is no libggml-lowkv\.so: build lowkv"):
         subject.find_plugin(tmp_path)
     (tmp_path / "built.so").touch()
     command(tmp_path, f'[ "$*" = "plugin --for {tmp_path}/llama_cpp" ] && echo building && echo {tmp_path}/built.so')
@@ -74,5 +75,6 @@ def test_the_command_is_asked_for_one_that_fits(tmp_path):
     with pytest.raises(lowkv.Error, match=r"gave no library \(exit status 0\)"):
         subject.find_plugin(tmp_path)
     command(tmp_path, "echo /nowhere/built.so")
-    with pytest.raises(lowkv.Error, match="what `.*lowkv plugin --for .*` printed: there is no file /nowhere/built.so"):
+    wrong = r"what `.*lowkv plugin --for .*` printed: there is no file /nowhere/built\.so"
+    with pytest.raises(lowkv.Error, match=wrong):
         subject.find_plugin(tmp_path)

@@ -62,7 +62,7 @@ def test_round_trip(layout, dtype, scheme, least):
 def refused_for_one_layer(layout, dtype, scheme):
     """Which layer it is of is not known, and so not whether the override is for it."""
     write = lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec(scheme, HEAD_DIM))
-    with pytest.raises(lowkv.Error, match="a chunk of one layer .* layer.N= can't be followed"):
+    with pytest.raises(lowkv.Error, match=r"a chunk of one layer .* layer\.N= can't be followed"):
         write.serialize(memory(SHAPES[layout], dtype, layout), memory((400000,), torch.uint8, "BINARY"), None)
 
 
@@ -74,7 +74,7 @@ def stored_and_read(scheme, source):
     size = write.estimate_serialized_size(MemoryLayoutDesc([shape], [source.tensor.dtype]))
     stored = memory((size,), torch.uint8, "BINARY")
     written = write.serialize(source, stored, None)
-    assert written == size or shape[0] == 2 and len(shape) == 3
+    assert written == size or (shape[0] == 2 and len(shape) == 3)
     lowkv.lmcache.LowKVDeserializer(codec).deserialize(stored, target, None)
     return written, target.tensor
 
@@ -119,11 +119,11 @@ def test_wrong_configurations_are_refused():
     short = memory((5000,), torch.uint8, "BINARY")
     with pytest.raises(lowkv.Error, match="a stored chunk can't be read, layer 0: image: these bytes are none"):
         lowkv.lmcache.LowKVDeserializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).deserialize(short, source, None)
-    with pytest.raises(lowkv.Error, match="[0-9]+ bytes, but the chunk's layers need"):
+    with pytest.raises(lowkv.Error, match=r"[0-9]+ bytes, but the chunk's layers need"):
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(source, short, None)
     with pytest.raises(lowkv.Error, match="no 'scehme'; it takes scheme, head_dim"):
         create_serde_processor(SerdeConfig("lowkv", {"scehme": "kivi2", "head_dim": HEAD_DIM}))
-    with pytest.raises(lowkv.Error, match="a chunk of torch.uint8; lowkv takes float32"):
+    with pytest.raises(lowkv.Error, match=r"a chunk of torch\.uint8; lowkv takes float32"):
         numbers = memory(SHAPES["KV_2TD"], torch.uint8, "KV_2TD")
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(numbers, short, None)
     codec = lowkv.lmcache.Codec("kivi2", 48)

@@ -116,9 +116,9 @@ def test_a_compiled_model():
     model, _ = build("llama")
     cache = lowkv.Cache.from_model(model, "kivi4")
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(Exception, match="torch.compile with a lowkv cache is not served"):
+    with pytest.raises(Exception, match=r"torch\.compile with a lowkv cache is not served"):
         compiled(TOKENS, past_key_values=cache)
-    with pytest.raises(lowkv.Error, match="torch.compile with a lowkv cache is not served"):
+    with pytest.raises(lowkv.Error, match=r"torch\.compile with a lowkv cache is not served"):
         lowkv.Cache.from_model(compiled)
     torch._dynamo.reset()
     fresh = lowkv.Cache.from_model(model, "kivi4")

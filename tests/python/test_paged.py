@@ -94,7 +94,8 @@ def test_whole_pages_go_from_one_layer_to_another():
     keys[:5] *= 20
     q = torch.randn(200, HEADS, HEAD_DIM)
     for number, memory in enumerate(memories):
-        layer = PagedLayer(Store(), plan, parse_scheme("lowkv2.8,window=0").retention(0, False), 0, PAGE, memory, 0, True)
+        retention = parse_scheme("lowkv2.8,window=0").retention(0, False)
+        layer = PagedLayer(Store(), plan, retention, 0, PAGE, memory, 0, True)
         first = 0
         if number:
             memory[1] = memories[0][2]
@@ -104,8 +105,8 @@ def test_whole_pages_go_from_one_layer_to_another():
         layer.write(keys[first:], values[first:], table[cells // PAGE] * PAGE + cells % PAGE)
         for queries in (200 - first, 1):  # the first page is exact in the step that fills it
             out = torch.empty(queries, HEADS, HEAD_DIM)
-            layer.attend(PagedStep(numbers(0, queries), numbers(200), table.int().view(1, 2), PAGE), q[-queries:], out, 0.1,
-                         0.0, 1)
+            layer.attend(PagedStep(numbers(0, queries), numbers(200), table.int().view(1, 2), PAGE), q[-queries:], out,
+                         0.1, 0.0, 1)
         outs.append(out)
         assert layer.stats.sink_bytes == 0
     torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-5)

@@ -146,7 +146,7 @@ def test_a_cache_of_another_model_is_noticed():
         model(TOKENS, past_key_values=small)
     with pytest.raises(lowkv.Error, match="override of layer 9, but this model has 2 layers, numbered 0 to 1"):
         lowkv.Cache.from_model(model, "kivi2,layer.9=exact")
-    with pytest.raises(lowkv.Error, match="scheme must be a str such as 'lowkv2.8', not NoneType"):
+    with pytest.raises(lowkv.Error, match=r"scheme must be a str such as 'lowkv2\.8', not NoneType"):
         lowkv.Cache.from_model(model, None)
 
 

@@ -14,7 +14,7 @@ def test_one_request_with_rows_that_no_f16_holds_harms_no_other(odd, tmp_path, s
     rng = random.Random(8)
     good = [{"ids": [token for token in prompt(rng, length) if token not in (NAN_TOKEN, LARGE_TOKEN)],
              "sampling": {"max_tokens": 4}} for length in (20, 140, 300, 500)]
-    bad = [{"ids": prompt(rng, 150) + [token] + prompt(rng, 150), "sampling": {"max_tokens": 4}}
+    bad = [{"ids": [*prompt(rng, 150), token, *prompt(rng, 150)], "sampling": {"max_tokens": 4}}
            for token in (NAN_TOKEN, LARGE_TOKEN)]
     jobs = [{"generate": scored(good)}, {"forget": True}, {"generate": bad + scored(good)}, {"forget": True},
             {"generate": scored(good)}, {"statistics": True}]

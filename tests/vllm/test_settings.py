@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from lowkv import Error
 from lowkv._core import parse_scheme
 from lowkv.vllm import settings
@@ -227,11 +226,10 @@ def test_without_a_scheme_it_is_vllms_own(variable):
     """The only two methods that it overrides answer as vLLM's, and an engine's configuration comes out the same."""
     from unittest.mock import patch
 
+    from lowkv.vllm.platform import Platform
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.selector import AttentionSelectorConfig
-
-    from lowkv.vllm.platform import Platform
 
     assert {name for name in vars(Platform) if not name.startswith("__")} == {"check_and_update_config",
                                                                               "get_attn_backend_cls"}

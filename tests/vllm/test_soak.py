@@ -15,11 +15,12 @@ def crowd(count):
 
 
 def test_five_hundred_requests(llama, tmp_path):
-    """Aborted at random, preempted (memory for three of the longest), prefixes found and lost again. The fixed questions
-    are asked alone, with no prefix cached, before and after."""
+    """Aborted at random, preempted (memory for three of the longest), prefixes found and lost again. The fixed
+    questions are asked alone, with no prefix cached, before and after."""
     memory = 26 * 128 * 3 * 2 * 2 * 28 / (1 << 20)  # 30 pages of three layers
     fixed = [job for request in mixed(22)[:6] for job in ({"forget": True}, {"generate": [request]})]
-    jobs = [*fixed, {"soak": crowd(500), "together": 24, "seed": 3}, *fixed, {"statistics": True}, {"metrics": ["num_preemptions"]}]
+    jobs = [*fixed, {"soak": crowd(500), "together": 24, "seed": 3}, *fixed, {"statistics": True},
+            {"metrics": ["num_preemptions"]}]
     engine = run(llama, jobs, tmp_path, "lowkv2.8", mib=memory, max_model_len=1200, disable_log_stats=False)
     before, (ended, aborts), after = engine.results[:12], engine.results[12], engine.results[13:25]
     statistics, (preempted,) = engine.results[25:]

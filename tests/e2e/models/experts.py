@@ -1,7 +1,6 @@
 """Mixtures of experts, and what came with them: attention sinks, latent attention."""
 
-from models.base import (ATTENTION, END, EXPERT_KEYS, EXPERTS, GATED, NORMS, QK_NORMS, RMS,
-                         SHARED_EXPERT, biased, write)
+from models.base import ATTENTION, END, EXPERT_KEYS, EXPERTS, GATED, NORMS, QK_NORMS, RMS, SHARED_EXPERT, biased, write
 
 
 def mixtral(path):

@@ -84,7 +84,7 @@ def test_a_sliding_layer_has_what_its_window_sees(tmp_path, scheme):
         assert layer.rows.first > 0
         layer.rows.drop_before(TOKENS.shape[1])
     cache.save(tmp_path / "prefix")
-    with pytest.raises(lowkv.Error, match="it has its tokens from [0-9]+ on, and 377 is needed"):
+    with pytest.raises(lowkv.Error, match=r"it has its tokens from [0-9]+ on, and 377 is needed"):
         lowkv.Cache.load(tmp_path / "prefix", model)
 
 
@@ -103,7 +103,8 @@ def test_a_file_of_before_sinks_were_whole_blocks(model, tmp_path, scheme, taken
         assert torch.equal(model(TOKENS[:, :9], past_key_values=loaded).logits,
                            model(TOKENS[:, :9], past_key_values=cache).logits)
     else:
-        with pytest.raises(lowkv.Error, match="it was made for the scheme .*,sinks=5,flush=0, not .*,sinks=128,flush=0"):
+        wrong = r"it was made for the scheme .*,sinks=5,flush=0, not .*,sinks=128,flush=0"
+        with pytest.raises(lowkv.Error, match=wrong):
             lowkv.Cache.load(tmp_path / "prefix", model)
 
 
