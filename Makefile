@@ -313,7 +313,7 @@ format: ## rewrite our C++ with clang-format
 	@deps/lint.py --format
 
 .PHONY: lint
-lint: build ## clang-format, clang-tidy, links, names and generated tables in the documents
+lint: build ## clang-format, ruff, clang-tidy, links, names and generated tables in the documents
 	@deps/lint.py
 
 .PHONY: lint-tidy
