@@ -7,8 +7,8 @@ from test_engine import difference, ids, mixed, prompt, scored
 
 
 def test_samples_share_their_prompt(llama, tmp_path):
-    """Drawn with the engine's seed: vLLM on the CPU fails with a request's own. It draws once for all requests of a step,
-    so that samples are others where requests meet in other steps, with vLLM's own cache too."""
+    """Drawn with the engine's seed: vLLM on the CPU fails with a request's own. It draws once for all requests of a
+    step, so that samples are others where requests meet in other steps, with vLLM's own cache too."""
     rng = random.Random(11)
     jobs = [{"generate": [{"ids": prompt(rng, length), "sampling": {"max_tokens": 24, "n": 4, "temperature": 1.0}}
                           for length in (5, 128, 300, 600)]}]
@@ -44,13 +44,14 @@ def test_guesses_are_taken_back(llama, tmp_path):
     guessing = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3,
                                        "prompt_lookup_min": 1}, "disable_log_stats": False}
     stock = run(llama, jobs, tmp_path, mib=48)
-    exact = run(llama, [*jobs, {"metrics": ["spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"]}], tmp_path, "exact", mib=48, **guessing)
+    counters = {"metrics": ["spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"]}
+    exact = run(llama, [*jobs, counters], tmp_path, "exact", mib=48, **guessing)
     drafted, accepted = exact.results[2]
     print(f"{drafted} guesses, {accepted} accepted")
     assert drafted > accepted > 0
     assert ids(exact.results[:2]) == ids(stock.results)
     packed = run(llama, [*jobs, {"statistics": True}], tmp_path, "int8", mib=48, **guessing)
-    assert difference(packed.results[1], stock.results[1]) < 0.06
+    assert difference(packed.results[1], stock.results[1]) < 0.03
     statistics = packed.results[2]
     assert statistics["reopened"] == statistics["replaced"] == 0
 

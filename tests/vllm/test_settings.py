@@ -82,8 +82,8 @@ def test_pages_that_a_connector_carries_are_larger(monkeypatch):
 def config(**changed):
     facts = {"cache_dtype": "auto", "block_size": 128, "kv_transfer_config": None, "speculative_config": None,
              "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "use_mla": False,
-             "is_encoder_decoder": False, "worker_cls": settings.WORKER, "architecture": "LlamaForCausalLM", "head_size": 64,
-             "dtype": torch.bfloat16, **changed}
+             "is_encoder_decoder": False, "worker_cls": settings.WORKER,
+             "architecture": "LlamaForCausalLM", "head_size": 64, "dtype": torch.bfloat16, **changed}
     space = SimpleNamespace(**facts)
     space.get_num_kv_heads, space.get_head_size = (lambda parallel: 2), (lambda: facts["head_size"])
     space.get_total_num_hidden_layers = lambda: 3

@@ -28,5 +28,6 @@ def require() -> None:
     if not isinstance(current_platform, Platform):
         from lowkv import Error
 
-        raise Error(f"{VARIABLE} is set, but vLLM's platform is {type(current_platform).__name__}: set {VARIABLE} before "
-                    "vLLM is imported, unset VLLM_TARGET_DEVICE=cpu, and name 'lowkv' in VLLM_PLUGINS if that is set")
+        raise Error(f"{VARIABLE} is set, but vLLM's platform is {type(current_platform).__name__}: set {VARIABLE} "
+                    "before vLLM is imported, unset VLLM_TARGET_DEVICE=cpu, and name 'lowkv' in VLLM_PLUGINS if that "
+                    "is set")

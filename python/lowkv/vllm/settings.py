@@ -47,8 +47,8 @@ def asked(config) -> Scheme:
                     "without it")
     options = config.additional_config
     if isinstance(options, dict) and "lowkv" in options:
-        raise Error(f'additional_config has "lowkv": {options["lowkv"]!r}; {VARIABLE} alone names the scheme, leave the '
-                    "entry out")
+        raise Error(f'additional_config has "lowkv": {options["lowkv"]!r}; {VARIABLE} alone names the scheme, leave '
+                    "the entry out")
     return _scheme(text)
 
 
@@ -81,8 +81,8 @@ def use(config) -> None:
     global _used, _whole
     scheme, connected = asked(config), config.kv_transfer_config is not None
     if _used is not None and (str(_used), _whole) != (str(scheme), connected):
-        raise Error("lowkv in vLLM: engines with different schemes, or with and without a KV connector, in one process; "
-                    "start each in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
+        raise Error("lowkv in vLLM: engines with different schemes, or with and without a KV connector, in one "
+                    "process; start each in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
     _used, _whole = scheme, connected
 
 
@@ -170,4 +170,5 @@ def require_layer(facts) -> None:
         (facts.kv_cache_dtype not in ("auto", None), f"a cache of {facts.kv_cache_dtype}"),
     ) if is_so]
     if wrong:
-        raise Error(f"lowkv in vLLM: a layer of this model has {' and '.join(wrong)}, which is not served; unset {VARIABLE}")
+        raise Error(f"lowkv in vLLM: a layer of this model has {' and '.join(wrong)}, which is not served; "
+                    f"unset {VARIABLE}")

@@ -36,7 +36,8 @@ class Worker(CPUWorker):
             # Only the plain class: others change what a step's metadata mean.
             wrong = layer if type(layer) is not Attention else layer.impl if not isinstance(layer.impl, Impl) else None
             if wrong is not None:
-                raise Error(f"lowkv in vLLM: layer {name} has {type(wrong).__name__}, which is not served; unset {VARIABLE}")
+                raise Error(f"lowkv in vLLM: layer {name} has {type(wrong).__name__}, which is not served; "
+                            f"unset {VARIABLE}")
             layer.attn_backend = backend_of(extract_layer_index(name))
             layer.impl.spare = self.scheduler_config.max_num_seqs
 
@@ -53,8 +54,8 @@ class Worker(CPUWorker):
         return specs
 
     def determine_available_memory(self) -> int:
-        """Less what windows need at most, and the sinks of as many pages as then fit, each of which may begin a request.
-        Unless the cache's size was named: that is then vLLM's pages alone."""
+        """Less what windows need at most, and the sinks of as many pages as then fit, each of which may begin a
+        request. Unless the cache's size was named: that is then vLLM's pages alone."""
         available = super().determine_available_memory()
         if self.cache_config.kv_cache_memory_bytes is not None:
             return available
@@ -95,7 +96,8 @@ class Worker(CPUWorker):
 
     def _most_beside(self) -> int:
         """Exact rows of as many requests as may run, each with its window and a page that is being filled, and of as
-        many pages that have ended or begin a request. Those of a long prompt's step come on top, in one layer at a time."""
+        many pages that have ended or begin a request. Those of a long prompt's step come on top, in one layer at a
+        time."""
         scheme, tokens = settings.used(), settings.PAGE_TOKENS
         pages = 2 + math.ceil(scheme.retention(0, False).window / tokens)
         # An exact scheme's pages are vLLM's alone.
