@@ -94,7 +94,7 @@ def test_little_memory_for_packed_pages(llama, stock, tmp_path):
     memory = 30 * 128 * 3 * 2 * (72 + 68) / (1 << 20)  # 30 pages of three layers: keys of 9 bits, values of 8.5
     few = run(llama, [*jobs()[:2], jobs()[4], {"statistics": True}], tmp_path, "int8", mib=memory,
               max_model_len=1200)
-    assert 29 * 128 <= few.tokens <= 30 * 128
+    assert few.tokens == 3 * 1200  # three requests of ten pages each, as vLLM counts
     # Scores have a standard deviation of 10 or so in this model, and int8 rounds keys by half a percent of theirs.
     assert difference(few.results[2], stock.results[4]) < 0.03
     first = [answer["ids"][0] for answer in few.results[0]]
