@@ -91,12 +91,12 @@ def test_packed_pages(llama, stock, tmp_path):
 
 def test_little_memory_for_packed_pages(llama, stock, tmp_path):
     """As with exact ones, where int8 makes a difference that is next to nothing."""
-    memory = 30 * 128 * 3 * 2 * 2 * 72 / (1 << 20)
+    memory = 30 * 128 * 3 * 2 * (72 + 68) / (1 << 20)  # 30 pages of three layers: keys of 9 bits, values of 8.5
     few = run(llama, [*jobs()[:2], jobs()[4], {"statistics": True}], tmp_path, "int8", mib=memory,
               max_model_len=1200)
-    assert few.tokens < 5000
-    # Scores have a standard deviation of 10 or so in this model, and int8 rounds them by a third of a percent.
-    assert difference(few.results[2], stock.results[4]) < 0.06
+    assert few.tokens == 3 * 1200  # three requests of ten pages each, as vLLM counts
+    # Scores have a standard deviation of 10 or so in this model, and int8 rounds keys by half a percent of theirs.
+    assert difference(few.results[2], stock.results[4]) < 0.03
     first = [answer["ids"][0] for answer in few.results[0]]
     assert sum(x == y["ids"][0] for x, y in zip(first, stock.results[0], strict=True)) >= 30
     assert few.results[3]["replaced"] == 0

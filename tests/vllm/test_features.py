@@ -44,14 +44,14 @@ def test_guesses_are_taken_back(llama, tmp_path):
     guessing = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3,
                                        "prompt_lookup_min": 1}, "disable_log_stats": False}
     stock = run(llama, jobs, tmp_path, mib=48)
-    counted = {"metrics": ["spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"]}
-    exact = run(llama, [*jobs, counted], tmp_path, "exact", mib=48, **guessing)
+    counters = {"metrics": ["spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"]}
+    exact = run(llama, [*jobs, counters], tmp_path, "exact", mib=48, **guessing)
     drafted, accepted = exact.results[2]
     print(f"{drafted} guesses, {accepted} accepted")
     assert drafted > accepted > 0
     assert ids(exact.results[:2]) == ids(stock.results)
     packed = run(llama, [*jobs, {"statistics": True}], tmp_path, "int8", mib=48, **guessing)
-    assert difference(packed.results[1], stock.results[1]) < 0.06
+    assert difference(packed.results[1], stock.results[1]) < 0.03
     statistics = packed.results[2]
     assert statistics["reopened"] == statistics["replaced"] == 0
 
@@ -83,26 +83,12 @@ def test_sliding_windows_in_some_layers(gemma, tmp_path):
     assert "layers of different sizes are served in models whose layers all have a sliding window" in refused.log
 
 
-def test_an_engine_without_a_scheme_is_vllms_own(llama, tmp_path, monkeypatch):
-    """As where lowkv is not installed; and one with two schemes doesn't start."""
-    asked = [{"generate": mixed(17)}, {"generate": scored(mixed(17)[:6])}]
-    installed = run(llama, asked, tmp_path, mib=48)
-    refused = run(llama, [], tmp_path, "lowkv2", starts=False, additional_config={"lowkv": {"scheme": "lowkv2.8"}})
-    assert "LOWKV_SCHEME=lowkv2, but --additional-config names the scheme lowkv2.8: leave one out" in refused.log
-    monkeypatch.setenv("VLLM_PLUGINS", "")
-    alone = run(llama, asked, tmp_path, mib=48)
-    assert "lowkv: scheme" not in installed.log
-    assert installed.results == alone.results and installed.tokens == alone.tokens
-
-
 def test_two_processes_are_as_one(llama, tmp_path):
-    """Tensor parallel, asked for in the environment and in the configuration. (With --pipeline-parallel-size 2 vLLM
-    0.32.0 fails on the CPU whatever its cache is.)"""
+    """Tensor parallel. (With --pipeline-parallel-size 2 vLLM 0.32.0 fails on the CPU whatever its cache is.)"""
     asked = [{"generate": mixed(13)}, {"generate": scored(mixed(13)[:6])}]
     for scheme in ("exact", "lowkv2.8"):
         alone = run(llama, asked, tmp_path, scheme, mib=48)
-        together = run(llama, asked, tmp_path, mib=24, tensor_parallel_size=2, cores="0|1",
-                       additional_config={"lowkv": {"scheme": scheme}})
+        together = run(llama, asked, tmp_path, scheme, mib=24, tensor_parallel_size=2, cores="0|1")
         assert difference(together.results[1], alone.results[1]) < 1e-3
         if scheme == "exact":
             assert ids(together.results) == ids(alone.results)

@@ -25,11 +25,10 @@ def serving(model, log, *options, cores="0-1", patience=180):
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--enforce-eager",
                "--kv-cache-memory-bytes", 256 << 20, "--max-model-len", 4096, "--max-num-seqs", 8,
-               "--port", address.rpartition(":")[2],
-               "--additional-config", '{"lowkv": {"scheme": "lowkv2.8"}}', *options]
+               "--port", address.rpartition(":")[2], *options]
+    environment = os.environ | {"LOWKV_SCHEME": "lowkv2.8", "VLLM_CPU_OMP_THREADS_BIND": cores}
     with open(log, "w") as out:
-        server = subprocess.Popen(list(map(str, command)), env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": cores},
-                                  stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(list(map(str, command)), env=environment, stdout=out, stderr=subprocess.STDOUT)
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
     try:
         end = time.monotonic() + patience

@@ -12,83 +12,56 @@ from lowkv import Error
 from lowkv._core import parse_scheme
 from lowkv.vllm import settings
 
-OPTION = {"lowkv": {"scheme": "lowkv2.8"}}
+
+def engine(additional_config=None):
+    return SimpleNamespace(additional_config=additional_config or {}, kv_transfer_config=None)
 
 
-def asking(additional_config):
-    return SimpleNamespace(additional_config=additional_config, kv_transfer_config=None)
-
-
-@pytest.fixture
-def variable(monkeypatch):
-    """Sets LOWKV_SCHEME, or unsets it."""
-    def set_scheme(text):
-        monkeypatch.setenv("LOWKV_SCHEME", text) if text else monkeypatch.delenv("LOWKV_SCHEME", raising=False)
-    set_scheme(None)
-    return set_scheme
-
-
-WRONG = [
+@pytest.mark.parametrize("text,words", [
     ("lowkv5", r"Schemes: exact, lowkv1\.5, .*kvarn2$"),
     ("skvq-k2v2", "codecs of a token's row of all heads"),
     ("kivi2,flush=128", "flush= is not served"),
     ("kivi2,rows=8", "rows= is not served"),
-]
-
-
-@pytest.mark.parametrize("text,words", WRONG)
-def test_schemes_of_the_environment(variable, text, words):
-    variable(text)
+])
+def test_wrong_schemes(monkeypatch, text, words):
+    monkeypatch.setenv("LOWKV_SCHEME", text)
     with pytest.raises(Error, match=words) as caught:
-        settings.asked(asking({}))
+        settings.asked(engine())
     assert str(caught.value).startswith(f"LOWKV_SCHEME={text}: ")
 
 
-@pytest.mark.parametrize("text,words", [*WRONG, ("", "Schemes: exact, ")])
-def test_schemes_of_a_configuration(variable, text, words):
-    with pytest.raises(Error, match=words) as caught:
-        settings.asked(asking({"lowkv": {"scheme": text}}))
-    assert str(caught.value).startswith("--additional-config: scheme ")
+@pytest.mark.parametrize("options", ["lowkv2.8", {}, {"scheme": "lowkv2.8"}, None])
+def test_the_scheme_is_not_in_the_configuration(monkeypatch, options):
+    monkeypatch.setenv("LOWKV_SCHEME", "lowkv2.8")
+    with pytest.raises(Error, match=r'^additional_config has "lowkv": .*LOWKV_SCHEME alone names the scheme'):
+        settings.asked(engine({"lowkv": options}))
 
 
-@pytest.mark.parametrize("options", ["lowkv2.8", {}, {"scheme": 2}, {"scheme": "lowkv2.8", "strict": True}, None])
-def test_words_of_a_configuration(variable, options):
-    with pytest.raises(Error, match=r'{"lowkv": .*}: {"lowkv": {"scheme": "lowkv2.8"}} and the like is right'):
-        settings.asked(asking({"lowkv": options}))
+@pytest.mark.parametrize("other", [{}, {"other": 1}, SimpleNamespace(compute_hash=str)])
+def test_configurations_for_others(monkeypatch, other):
+    monkeypatch.setenv("LOWKV_SCHEME", "lowkv2.8")
+    assert str(settings.asked(engine(other))) == str(parse_scheme("lowkv2.8"))
 
 
-@pytest.mark.parametrize("named,additional_config,found", [
-    (None, {}, None), (None, {"other": 1}, None), (None, SimpleNamespace(compute_hash=str), None),
-    ("", {}, None), ("lowkv2.8", {}, "lowkv2.8"), (None, OPTION, "lowkv2.8"), ("", OPTION, "lowkv2.8"),
-    ("lowkv2.8", OPTION, "lowkv2.8"), ("lowkv2.8,window=128", OPTION, "lowkv2.8"),
-])
-def test_who_asks(variable, named, additional_config, found):
-    variable(named)
-    scheme = settings.asked(asking(additional_config))
-    assert (scheme and str(scheme)) == (found and str(parse_scheme(found)))
-
-
-def test_who_asks_for_something_else(variable):
-    variable("lowkv2")
-    with pytest.raises(Error, match=r"^LOWKV_SCHEME=lowkv2, but --additional-config names the scheme lowkv2\.8: leave"):
-        settings.asked(asking(OPTION))
-
-
-def test_a_process_serves_one_scheme(variable, monkeypatch):
+def test_a_process_serves_one_scheme(monkeypatch):
     monkeypatch.setattr(settings, "_used", None)
     monkeypatch.setattr(settings, "_whole", False)
-    with pytest.raises(Error, match="leave out --worker-cls"):
+    with pytest.raises(Error, match="set LOWKV_SCHEME before vLLM is imported"):
         settings.used()
-    settings.use(asking(OPTION))
-    settings.use(asking(OPTION))
+    for same in ("lowkv2.8", "lowkv2.8,window=128"):
+        monkeypatch.setenv("LOWKV_SCHEME", same)
+        settings.use(engine())
     assert str(settings.used()) == str(parse_scheme("lowkv2.8"))
-    for other in ({}, {"lowkv": {"scheme": "lowkv2"}}):
-        with pytest.raises(Error, match="in one process"):
-            settings.use(asking(other))
-    connected = asking(OPTION)
+    connected = engine()
     connected.kv_transfer_config = connector("ExampleConnector")
     with pytest.raises(Error, match="in one process"):
         settings.use(connected)
+    monkeypatch.setenv("LOWKV_SCHEME", "lowkv2")
+    with pytest.raises(Error, match="in one process"):
+        settings.use(engine())
+    monkeypatch.delenv("LOWKV_SCHEME")
+    with pytest.raises(Error, match="LOWKV_SCHEME was unset"):
+        settings.use(engine())
 
 
 def connector(name, module=None):
@@ -108,8 +81,8 @@ def test_pages_that_a_connector_carries_are_larger(monkeypatch):
 def config(**changed):
     facts = {"cache_dtype": "auto", "block_size": 128, "kv_transfer_config": None, "speculative_config": None,
              "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "use_mla": False,
-             "is_encoder_decoder": False, "architecture": "LlamaForCausalLM", "head_size": 64,
-             "dtype": torch.bfloat16, **changed}
+             "is_encoder_decoder": False, "worker_cls": settings.WORKER,
+             "architecture": "LlamaForCausalLM", "head_size": 64, "dtype": torch.bfloat16, **changed}
     space = SimpleNamespace(**facts)
     space.get_num_kv_heads, space.get_head_size = (lambda parallel: 2), (lambda: facts["head_size"])
     space.get_total_num_hidden_layers = lambda: 3
@@ -121,6 +94,7 @@ def config(**changed):
 @pytest.mark.parametrize("changed,words", [
     ({}, None),
     ({"cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
+    ({"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}, r"--worker-cls vllm\..*CPUWorker: .*; leave it out"),
     ({"block_size": 64}, "--block-size 64; a multiple of 128"),
     ({"block_size": 256}, None),
     ({"kv_transfer_config": connector("ExampleConnector")}, None),
@@ -171,6 +145,7 @@ REFUSED_BY_VLLMS_OWN_OPTIONS = [
     ({"kv_offloading_size": 1.0}, {}, "--kv-offloading-size 1.0: pages in other memory are not served"),
     ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, {}, "--kv-offloading-size 1.0"),
     ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "vLLM's model runner V2 is not served; set VLLM_USE_V2_MODEL_RUNNER=0"),
+    ({"additional_config": {"lowkv": {"scheme": "lowkv2.8"}}}, {}, "LOWKV_SCHEME alone names the scheme"),
     ({}, {}, None),
     ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, None),
 ]
@@ -179,10 +154,10 @@ REFUSED_BY_VLLMS_OWN_OPTIONS = [
 @pytest.mark.parametrize("options,environment,words", REFUSED_BY_VLLMS_OWN_OPTIONS)
 def test_vllms_own_configuration(llama, options, environment, words):
     """As EngineArgs makes it, in a process of its own: nothing starts."""
-    arguments = {"model": str(llama), "skip_tokenizer_init": True, "additional_config": OPTION, **options}
+    arguments = {"model": str(llama), "skip_tokenizer_init": True, **options}
     program = f"from vllm.engine.arg_utils import EngineArgs; EngineArgs(**{arguments!r}).create_engine_config()"
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120,
-                          env={k: v for k, v in os.environ.items() if k != "LOWKV_SCHEME"} | environment)
+                          env=os.environ | {"LOWKV_SCHEME": "lowkv2.8"} | environment)
     assert (done.returncode == 0) == (words is None), done.stderr[-3000:]
     assert words is None or words in done.stderr
 
@@ -193,56 +168,39 @@ def test_versions():
         settings.require_version("0.33.1")
 
 
-def platform_of(program="", **environment):
-    """vLLM's platform in a fresh process after `program`, or what it says."""
+def python(program, **environment):
+    """The last line that a fresh process prints, or its error's."""
     names = ("LOWKV_SCHEME", "VLLM_TARGET_DEVICE", "VLLM_PLUGINS")
-    program += ("\nfrom vllm.plugins import load_general_plugins; load_general_plugins()"
-                "\nfrom vllm.platforms import current_platform; print(type(current_platform).__module__)")
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120,
                           env={**{k: v for k, v in os.environ.items() if k not in names}, **environment})
     return (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1]
 
 
-def test_only_where_it_can_stand_in():
-    assert platform_of() == platform_of(LOWKV_SCHEME="lowkv2.8") == "lowkv.vllm.platform"
-    assert platform_of(VLLM_TARGET_DEVICE="cpu") == platform_of(VLLM_PLUGINS="") == "vllm.platforms.cpu"
+def platform_of(program="", **environment):
+    """vLLM's platform after `program`, and whether lowkv's was imported; or the error."""
+    return python(f"""{program}
+from vllm.plugins import load_general_plugins; load_general_plugins()
+from vllm.platforms import current_platform
+import sys; print(type(current_platform).__module__, "lowkv.vllm.platform" in sys.modules)""", **environment)
+
+
+STOCK, OURS = "vllm.platforms.cpu False", "lowkv.vllm.platform True"
+
+
+def test_the_platform_is_lowkvs_where_a_scheme_is_set():
+    assert platform_of(LOWKV_SCHEME="lowkv2.8") == OURS
     assert "VLLM_TARGET_DEVICE=cpu" in platform_of(LOWKV_SCHEME="lowkv2.8", VLLM_TARGET_DEVICE="cpu")
     newer = "import vllm; vllm.__version__ = '0.33.0'"
-    assert platform_of(newer) == "vllm.platforms.cpu"
     assert "vLLM 0.33.0: this lowkv serves vLLM 0.32.0 only" in platform_of(newer, LOWKV_SCHEME="lowkv2.8")
-    # Another plug-in's platform, and vLLM's own for another device.
-    other = ("import importlib.metadata as installed, sys, types\n"
-             "found, sys.modules['other'] = installed.entry_points, types.SimpleNamespace(ask=lambda: %s)\n"
-             "group = {'group': 'vllm.platform_plugins'}\n"
-             "both = [*found(**group), installed.EntryPoint('other', 'other:ask', group['group'])]\n"
-             "installed.entry_points = lambda **asked: both if asked == group else found(**asked)")
-    assert platform_of(other % None) == "lowkv.vllm.platform"
-    assert platform_of(other % "'vllm.platforms.interface.UnspecifiedPlatform'") == "vllm.platforms.interface"
+    late = "from vllm.platforms import current_platform; import os; os.environ['LOWKV_SCHEME'] = 'lowkv2.8'"
+    assert "set LOWKV_SCHEME before vLLM is imported" in platform_of(late)
+
+
+def test_without_a_scheme_nothing_happens():
+    assert platform_of() == platform_of(LOWKV_SCHEME="") == platform_of(VLLM_TARGET_DEVICE="cpu") == STOCK
+    assert platform_of("import vllm; vllm.__version__ = '0.33.0'") == STOCK
+    # The entry points neither import vLLM nor probe other plug-ins.
+    assert python("import sys, lowkv.vllm as ours; print(ours.platform(), ours.require(), 'vllm' in sys.modules)"
+                  ) == "None None False"
     device = "from vllm import platforms; platforms.builtin_platform_plugins = {'cuda': lambda: '%s'}"
-    assert platform_of(device % "vllm.platforms.interface.UnspecifiedPlatform") == "vllm.platforms.interface"
-
-
-def test_without_a_scheme_it_is_vllms_own(variable):
-    """The only two methods that it overrides answer as vLLM's, and an engine's configuration comes out the same."""
-    from unittest.mock import patch
-
-    from lowkv.vllm.platform import Platform
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.platforms.cpu import CpuPlatform
-    from vllm.v1.attention.selector import AttentionSelectorConfig
-
-    assert {name for name in vars(Platform) if not name.startswith("__")} == {"check_and_update_config",
-                                                                              "get_attn_backend_cls"}
-    configs = []
-    for platform in (CpuPlatform, Platform):
-        with patch("vllm.platforms._current_platform", platform()):
-            configs.append(VllmConfig())
-    ours = configs[1]
-    assert ours.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
-    same = [{**vars(config), "instance_id": None} for config in configs]
-    assert str(same[0]) == str(same[1])
-    for changed in ({}, {"has_sink": True}, {"use_mla": True, "block_size": 16}):
-        facts = AttentionSelectorConfig(**{"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto",
-                                           "block_size": 128, **changed})
-        with set_current_vllm_config(ours):
-            assert Platform.get_attn_backend_cls(None, facts) == CpuPlatform.get_attn_backend_cls(None, facts)
+    assert platform_of(device % "vllm.platforms.interface.UnspecifiedPlatform") == "vllm.platforms.interface False"

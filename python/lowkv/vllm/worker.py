@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lowkv._core import Error
-from lowkv.vllm import settings
+from lowkv.vllm import VARIABLE, settings
 from lowkv.vllm.backend import Impl, backend_of
 
 logger = init_logger("vllm.lowkv")  # vLLM shows loggers below its own
@@ -34,10 +34,10 @@ class Worker(CPUWorker):
             if not hasattr(layer, "get_kv_cache_spec"):
                 continue  # experts
             # Only the plain class: others change what a step's metadata mean.
-            if type(layer) is not Attention:
-                raise Error(f"lowkv in vLLM: layer {name} is {type(layer).__name__}, which is not served; "
-                            f"{settings.WITHOUT}")
-            settings.require_choice(layer.impl, Impl)
+            wrong = layer if type(layer) is not Attention else layer.impl if not isinstance(layer.impl, Impl) else None
+            if wrong is not None:
+                raise Error(f"lowkv in vLLM: layer {name} has {type(wrong).__name__}, which is not served; "
+                            f"unset {VARIABLE}")
             layer.attn_backend = backend_of(extract_layer_index(name))
             layer.impl.spare = self.scheduler_config.max_num_seqs
 
