@@ -19,7 +19,7 @@ RED, GRID = "#c0392b", "#e4e4e4"
 
 def side_by_side(count):
     """(figure, axes)"""
-    figure, axes = pyplot.subplots(1, count, figsize=(5 * count, 4))
+    figure, [axes] = pyplot.subplots(1, count, figsize=(5 * count, 4), squeeze=False)
     for axis in axes:
         axis.grid(color=GRID)
     return figure, axes

@@ -240,7 +240,7 @@ def draw(rows, shapes, caches, out):
     import pictures
 
     figure, axes = pictures.side_by_side(len(shapes))
-    for axis, shape in zip(getattr(axes, "flat", [axes]), shapes, strict=True):
+    for axis, shape in zip(axes, shapes, strict=True):
         for cache, colour, marker in zip(caches, pictures.COLOURS, pictures.MARKERS, strict=False):
             points = [(row["depth"], row["decode"]) for row in rows if (row["shape"], row["cache"]) == (shape, cache)]
             axis.plot(*zip(*points, strict=True), marker=marker, color=colour,
@@ -253,7 +253,7 @@ def draw(rows, shapes, caches, out):
         least, most = axis.get_ylim()
         ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if least <= tick <= most]
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    getattr(axes, "flat", [axes])[0].legend(frameon=False)
+    axes[0].legend(frameon=False)
     flat = [{key: value for key, value in row.items() if key != "rounds"} for row in rows]
     pictures.save(figure, flat, out, "shapes")
 
