@@ -4,32 +4,30 @@
     bench/shapes.py                                              what `make bench-shapes` runs (an hour, 20 GB of disk)
     bench/shapes.py --shapes llama-3.2-1b --depths 4096,16384    one shape, shorter
 
-Speed and memory depend on a model's shape, not on what it has learned. So the models have random Q4_0 weights (made
-once, in the set-up's cache), and the cache is filled by restoring a slot file: the rows of a prompt of 128 tokens,
+Speed and memory depend on a model's shape, not on its training. So the models have random Q4_0 weights (written once
+into the set-up's cache), and the cache is filled by restoring a slot file: the rows of a prompt of 128 tokens,
 repeated up to the depth with other low bits. Each cache has a llama-server of its own; at each depth they take turns.
 `decode` is the rate of --tokens tokens, `prompt` that of --prompt more tokens behind what the cache holds, `memory` the
 server's peak resident memory, weights included."""
 
 import argparse
-import contextlib
 import json
 import os
 import random
-import socket
+import re
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from llama_tools import Tool, add_options, turns
+from llama_tools import turns
 
+ROOT = Path(__file__).resolve().parent.parent
 STOCK = ("f16", "q8_0", "q4_0")
+PATIENCE = 3600  # seconds for one request: stock reads few tokens a second at depth
 SEED = 128  # tokens of the prompt whose rows are repeated
 
 
@@ -51,7 +49,8 @@ SHAPES = {
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, "llama-server")
+    parser.add_argument("--build", default=ROOT / "build/release", type=Path, help="default: %(default)s")
+    parser.add_argument("-t", "--threads", type=int, default=min(os.cpu_count() or 1, 2), help="default: %(default)s")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="default: %(default)s")
     parser.add_argument("--caches", default="f16,q8_0,lowkv2.8,lowkv4",
                         help="llama.cpp's types and schemes (default: %(default)s)")
@@ -113,14 +112,14 @@ def write_model(source, shape, name, path):
     writer.close()
 
 
-def model(bench, name):
+def model(tools, name):
     """The shape's model in the set-up's cache, made if it is not there."""
-    path = Path(bench.paths["LOWKV_CACHE_DIR"]) / "shapes" / f"{name}.gguf"
+    path = Path(tools.PATHS["LOWKV_CACHE_DIR"]) / "shapes" / f"{name}.gguf"
     if not path.exists():
         print(f"making {path}", file=sys.stderr)
         path.parent.mkdir(exist_ok=True)
         draft = path.with_suffix(".new")
-        write_model(bench.model, SHAPES[name], name, draft)
+        write_model(tools.MODEL, SHAPES[name], name, draft)
         draft.replace(path)
     return path
 
@@ -163,76 +162,48 @@ def row_type(data, at, shape):
     raise SystemExit("shapes.py: this llama-server's slot files have a form that the script does not know")
 
 
-class Server:
-    """A llama-server with one slot; `scheme` None: stock."""
-
-    def __init__(self, bench, path, scheme, words, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("LOWKV_", "GGML_", "LLAMA_"))}
-        if scheme:
-            environment.update(GGML_BACKEND_PATH=bench.plugin, LOWKV_SCHEME=scheme, LLAMA_ARG_DEVICE="LOWKV")
-        command = [bench.tool, "-m", path, "-t", bench.threads, "-np", 1, "-fa", "on", "-b", 512, "-cram", 0, "--port",
-                   self.port, "--slot-save-path", folder, *words]
-        self.log = open(folder / "server.log", "wb")
-        self.process = subprocess.Popen([str(x) for x in command], env=environment, stdout=self.log, stderr=self.log)
-
-    def __enter__(self):
-        while True:
-            with contextlib.suppress(urllib.error.URLError, ConnectionError), \
-                    urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health") as answer:
-                if answer.status == 200:
-                    return self
-            if self.process.poll() is not None:
-                raise SystemExit(f"shapes.py: llama-server ended:\n{Path(self.log.name).read_text()[-2000:]}")
-            time.sleep(0.1)
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
-        self.log.close()
-
-    def post(self, path, body):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as answer:
-            return json.load(answer)
-
-    def complete(self, tokens, answer):
-        return self.post("/completion", {"prompt": tokens, "n_predict": answer, "ignore_eos": True, "temperature": 0,
-                                         "id_slot": 0, "cache_prompt": True})["timings"]
-
-    def peak(self):
-        """Bytes."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-def measure(bench, options, name, cache, depth):
+def measure(tools, options, name, cache, depth):
     stock = cache in STOCK
-    words = ["-c", depth + 1024, *(["-ctk", cache, "-ctv", cache] if stock else [])]
-    with tempfile.TemporaryDirectory(dir=bench.paths["LOWKV_CACHE_DIR"]) as temporary:
+    words = ["-t", options.threads, "-np", 1, "-fa", "on", "-b", 512, "-cram", 0, "-c", depth + 1024,
+             *(["-ctk", cache, "-ctv", cache] if stock else [])]
+    with tempfile.TemporaryDirectory(dir=tools.PATHS["LOWKV_CACHE_DIR"]) as temporary:
         folder = Path(temporary)
-        with Server(bench, model(bench, name), None if stock else cache, words, folder) as server:
+        with tools.server(folder, *words, "--slot-save-path", folder, scheme=None if stock else cache,
+                          model=model(tools, name)) as server:
+
+            def post(path, body):
+                status, answer = server.request("POST", path, body, timeout=PATIENCE)
+                if status != 200:
+                    raise SystemExit(f"shapes.py: llama-server's answer to {path} is {status}: {answer}")
+                return answer
+
+            def complete(tokens, answer):
+                return post("/completion", {"prompt": tokens, "n_predict": answer, "ignore_eos": True,
+                                            "temperature": 0, "id_slot": 0, "cache_prompt": True})["timings"]
+
             chance = random.Random(2)
-            server.complete([chance.randrange(100, 40000) for _ in range(SEED + 1)], 1)
-            server.post("/slots/0?action=save", {"filename": "seed.bin"})
+            complete([chance.randrange(100, 40000) for _ in range(SEED + 1)], 1)
+            post("/slots/0?action=save", {"filename": "seed.bin"})
             tokens = grow(folder / "seed.bin", folder / "deep.bin", depth, SHAPES[name])
             start = time.monotonic()
-            server.post("/slots/0?action=restore", {"filename": "deep.bin"})
+            post("/slots/0?action=restore", {"filename": "deep.bin"})
             restored = time.monotonic() - start
             (folder / "deep.bin").unlink()
-            decode = server.complete([*tokens, 1000], options.tokens + 1)
+            decode = complete([*tokens, 1000], options.tokens + 1)
             more = [chance.randrange(100, 40000) for _ in range(options.prompt)]
-            prompt = server.complete([*tokens, *more], 1)
+            prompt = complete([*tokens, *more], 1)
             if decode["prompt_n"] > 2 or prompt["prompt_n"] > options.prompt + 1:
                 raise SystemExit(f"shapes.py: {cache} did not take the restored tokens (prompt_n {decode['prompt_n']})")
-            found = {"decode": decode["predicted_per_second"], "prompt": prompt["prompt_per_second"],
-                     "memory": server.peak(), "restore": restored}
-        if not stock and "lowkv: active" not in (folder / "server.log").read_text(errors="replace"):
-            raise SystemExit(f"shapes.py: {cache} did not become active")
-    return found
+            if not stock and "lowkv: active" not in server.log_text():
+                raise SystemExit(f"shapes.py: {cache} did not become active")
+            return {"decode": decode["predicted_per_second"], "prompt": prompt["prompt_per_second"],
+                    "memory": peak(server), "restore": restored}
+
+
+def peak(server):
+    """The largest resident memory so far, in bytes."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
 
 
 def draw(rows, shapes, caches, out):
@@ -260,20 +231,23 @@ def draw(rows, shapes, caches, out):
 
 def main():
     options = arguments()
-    bench = Tool("llama-server", options)
+    os.environ["LOWKV_BUILD_DIR"] = str(options.build)
+    sys.path.insert(0, str(ROOT / "tests/e2e"))
+    import plugin_tools as tools
+
     for name in options.shapes.split(","):
         if name not in SHAPES:
-            bench.fail(f"no shape {name}; there are: {', '.join(SHAPES)}")
+            sys.exit(f"shapes.py: no shape {name}; there are: {', '.join(SHAPES)}")
     caches, rows = options.caches.split(","), []
     print("| shape | depth | cache | decode tokens/s | of the first | prompt tokens/s | of the first | peak GiB | "
           "restore, s |\n|---|--:|---|--:|--:|--:|--:|--:|--:|", flush=True)
     for name in options.shapes.split(","):
-        for depth in bench.depths(options.depths):
+        for depth in map(int, options.depths.split(",")):
             found = {cache: [] for cache in caches}
             for turn in range(options.rounds):
                 for cache in turns(caches, turn):
                     print(f"{name}, {depth:,} tokens, round {turn + 1}/{options.rounds}: {cache}", file=sys.stderr)
-                    found[cache].append(measure(bench, options, name, cache, depth))
+                    found[cache].append(measure(tools, options, name, cache, depth))
             middle = {cache: {key: statistics.median(one[key] for one in runs) for key in runs[0]}
                       for cache, runs in found.items()}
             for cache, row in middle.items():

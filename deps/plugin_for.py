@@ -200,7 +200,7 @@ def headers_for(host):
 
 
 def prebuilt_core(cmake, log):
-    """The build folder of `make`, with its core brought up to date; None if there is none, or it can't be used."""
+    """Brings the core in build/release up to date. Returns that folder; None if it does not exist or does not build."""
     folder = ROOT / "build" / "release"
     if not (folder / "CMakeCache.txt").exists():
         return None

@@ -75,10 +75,7 @@ struct Row {
         return seconds;
     }
     static double packed_cells() { return static_cast<double>(ggml::stats().cells_packed); }
-    static double total() {
-        const ggml::CacheStats stats = ggml::stats();
-        return static_cast<double>(stats.exact_bytes + stats.packed_bytes);
-    }
+    static double total() { return ggml::stats().held_bytes(); }
 };
 
 std::vector<Row> make_rows(const Options& options, const Model& model, std::uint32_t cells,

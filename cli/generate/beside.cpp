@@ -49,10 +49,13 @@ std::string bars(const Bar& ours, const Bar& stock) {
     out += group("memory of the cache", ours, stock, memory, [](double x) { return bytes(x); });
     const double faster = answer(stock) > 0 ? answer(ours) / answer(stock) : 0;
     const double smaller = memory(ours) > 0 ? memory(stock) / memory(ours) : 0;
-    if (faster > 0 && smaller > 0)
-        out += "So " + ours.name + " answers " + fixed(faster, 1) + " times as fast as " +
-               stock.name + ", from a cache " + fixed(smaller, 1) + " times smaller.\n";
-    return out;
+    if (faster <= 0 || smaller <= 0)
+        return out;
+    // A few tokens' cache is larger than f16's: it has its fixed parts whatever the length.
+    const std::string size = smaller >= 1 ? fixed(smaller, 1) + " times smaller"
+                                          : fixed(1 / smaller, 1) + " times larger";
+    return out + "So " + ours.name + " answers " + fixed(faster, 1) + " times as fast as " +
+           stock.name + ", from a cache " + size + ".\n";
 }
 
 }  // namespace lowkv::cli

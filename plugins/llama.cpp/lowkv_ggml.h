@@ -41,6 +41,8 @@ struct CacheStats {
     std::uint64_t encoded_blocks = 0;   // since the caches were made
     std::uint64_t reopened_blocks = 0;  // StoreStats
     std::uint64_t repacked_cells = 0;   // restored packed, and packed once more
+
+    double held_bytes() const { return static_cast<double>(exact_bytes + packed_bytes); }
 };
 CacheStats stats();
 

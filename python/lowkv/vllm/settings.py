@@ -88,7 +88,7 @@ def use(config) -> None:
 
 def used() -> Scheme:
     """What this process serves."""
-    if _used is None:  # the worker is vLLM's own, chosen by a process without the variable
+    if _used is None:  # a process without the variable chose vLLM's own worker
         raise Error(f"lowkv in vLLM: the worker is not lowkv's; set {VARIABLE} before vLLM is imported")
     return _used
 
