@@ -8,6 +8,7 @@ LEFT_OUT = (
     ("test_slot_save.py::test_slot_save_restore_image_payload", "its picture comes from the hub"),
     ("test_slot_save.py::test_slot_restore_media_file_without_mmproj", "its picture comes from the hub"),
     ("test_security.py::test_local_media_file", "needs a model with a projector from the hub"),
+    ("test_systemone.py::", "its models, which have heads of their own for such answers, come from the hub"),
     ("test_router.py::test_router_remote_preset", "downloads from the hub"),
     ("test_router.py::test_router_download_model", "downloads from the hub"),
     ("test_router.py::test_router_delete_model", "downloads from the hub"),
