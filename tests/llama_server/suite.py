@@ -21,10 +21,9 @@ SLOW = "marked slow: downloads models of 1 to 8 billion parameters"
 # Numbers and words of the hub's models in a file of the suite, and those of the models that stand in for
 # them (models.py). Each has to be found, so that another version of the suite can't pass unnoticed.
 EXPECTED = {
-    "test_completion.py": (('18, 8, False', '17, 8, False'), ('46, 64, False', '45, 64, False'),
-                           ('(40 + r)*5 + 2', '(40 + r)*7 + 2')),
+    "test_completion.py": (('18, 8, False', '17, 8, False'), ('(40 + r)*5 + 2', '(40 + r)*7 + 2')),
     "test_chat_completion.py": (('"But she couldn\'t", 69', '"(any)+", 69'), ('Sarax.", 77', 'Sarax.", 78'),
-                                ('"^ blue",                    23', '"(any)+", 19'), ('104, 128', '99, 128'),
+                                ('"^ blue",                    23', '"(any)+", 20'), ('104, 128', '99, 128'),
                                 ('"(Suddenly)+", 77', '"(any)+", 78'), ('"Whillicter", 79', '"(any)+", 80'),
                                 ('77, 0)', '76, 0)'), ('77, 76)', '76, 75)'),
                                 ('77, 51)', '76, 51)'), ('77, 47)', '76, 47)'), ('(64, 4, False)', '(64, 3, False)'),
@@ -32,7 +31,7 @@ EXPECTED = {
     "test_rerank.py": (('most_relevant["index"] == 2', 'most_relevant["index"] == 3'),
                        ('least_relevant["index"] == 3', 'least_relevant["index"] == 2'),
                        ('"Learning is", 19', '"Learning is", 14'), ('la", 26', 'la", 19')),
-    "test_ctx_shift.py": (('== 226', '== 211'), ('(-1, 248, True)', '(-1, 243, True)')),
+    "test_ctx_shift.py": (('== 226', '== 214'), ('(-1, 248, True)', '(-1, 244, True)')),
     "test_slot_save.py": (('== 21 ', '== 19 '), ('== 84', '== 82')),
     "test_speculative.py": (('"Hello " * 248', '"the " * 248'),),
 }

@@ -60,22 +60,35 @@ void* allocate(std::size_t bytes, std::size_t alignment) {
 
 }  // namespace
 
-void* operator new(std::size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
-void* operator new[](std::size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
+// Not inline: gcc takes half of a pair that it has inlined for one that does not match the other.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+    return allocate(bytes, alignof(std::max_align_t));
+}
+[[gnu::noinline]] void* operator new[](std::size_t bytes) {
+    return allocate(bytes, alignof(std::max_align_t));
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
     return allocate(bytes, static_cast<std::size_t>(alignment));
 }
-void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment) {
     return allocate(bytes, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
 
 namespace {
 
