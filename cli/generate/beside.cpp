@@ -49,8 +49,7 @@ std::string bars(const Bar& ours, const Bar& stock) {
     out += group("memory of the cache", ours, stock, memory, [](double x) { return bytes(x); });
     const double faster = answer(stock) > 0 ? answer(ours) / answer(stock) : 0;
     const double smaller = memory(ours) > 0 ? memory(stock) / memory(ours) : 0;
-    if (faster <= 0 || smaller <= 0)
-        return out;
+    if (faster <= 0 || smaller <= 0) return out;
     // A few tokens' cache is larger than f16's: it has its fixed parts whatever the length.
     const std::string size = smaller >= 1 ? fixed(smaller, 1) + " times smaller"
                                           : fixed(1 / smaller, 1) + " times larger";

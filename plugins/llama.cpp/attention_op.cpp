@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "operation.h"
 #include "rope_params.h"
 
 namespace lowkv::ggml {
@@ -29,7 +30,7 @@ std::string AttentionOp::unsupported_heads() const {
 
 std::string AttentionOp::unsupported_mask() const {
     const ggml_tensor* source = behind_views(mask);
-    if (source == nullptr || source->op == GGML_OP_NONE) return {};
+    if (source == nullptr || operation(*source) == Operation::none) return {};
     return std::string("its attention mask is computed in the graph by ") + ggml_op_desc(source) +
            " (sparse attention)";
 }
@@ -38,7 +39,7 @@ std::string AttentionOp::unsupported_mask() const {
 bool AttentionOp::mask_is_input() const {
     const ggml_tensor* source = behind_views(mask);
     return source == nullptr ||
-           (source->op == GGML_OP_NONE && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
+           (operation(*source) == Operation::none && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
 }
 
 bool AttentionOp::served_layout() const {

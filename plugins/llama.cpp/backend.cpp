@@ -9,6 +9,7 @@
 
 #include "attention_op.h"
 #include "lowkv/error.h"
+#include "operation.h"
 #include "registry.h"
 #include "rope_params.h"
 #include "served.h"
@@ -85,7 +86,7 @@ ggml_status Backend::compute(ggml_cgraph* graph) {
 
     for (int i = 0; i < nodes; ++i) {
         ggml_tensor& node = *ggml_graph_node(graph, i);
-        if (is_view_op(node.op) || (node.flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
+        if (is_view(node) || (node.flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
         const ggml_status status = compute_node(node);
         if (status != GGML_STATUS_SUCCESS) return status;
     }
@@ -95,7 +96,7 @@ ggml_status Backend::compute(ggml_cgraph* graph) {
 
 ggml_status Backend::compute_node(ggml_tensor& node) {
     const CacheTensor* target = cache_tensor(&node);
-    if (node.op != GGML_OP_ROPE || target == nullptr) return compute_operation(node);
+    if (operation(node) != Operation::rope || target == nullptr) return compute_operation(node);
     // A context shift. llama.cpp goes on when it fails, with keys that were turned in some layers
     // or in none: they must not be seen.
     const auto* shifts =
@@ -121,8 +122,8 @@ ggml_status Backend::compute_operation(ggml_tensor& node) {
     if (!any) return cpu_.compute(&node);
     if (packed == nullptr) return compute_on_plain(node);
     if (!served(node)) refuse(node, *packed->layer);
-    if (node.op == GGML_OP_ROPE) return shift_keys(node, *packed);
-    if (node.op == GGML_OP_SET_ROWS)
+    if (operation(node) == Operation::rope) return shift_keys(node, *packed);
+    if (operation(node) == Operation::set_rows)
         set_rows(node, *packed);
     else
         attention(node);

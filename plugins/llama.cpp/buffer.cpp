@@ -15,6 +15,7 @@
 #include "cache_size.h"
 #include "host.h"
 #include "lowkv/error.h"
+#include "operation.h"
 #include "planned_graph.h"
 #include "registry.h"
 #include "report.h"
@@ -49,7 +50,7 @@ std::uint32_t largest_block(const Scheme& scheme) {
 // the CPU all the same: those of a language model only come here by -ot.
 void refuse_weight(const ggml_tensor& tensor) {
     const std::string_view name = tensor.name;
-    if (tensor.op != GGML_OP_NONE) return;
+    if (operation(tensor) != Operation::none) return;
     for (const std::string_view first :
          {"blk.", "token_embd", "output", "enc.", "dec.", "per_layer"})
         if (name.starts_with(first))

@@ -6,6 +6,8 @@
 
 #include "buffer.h"
 #include "cache_size.h"
+#include "host.h"
+#include "operation.h"
 #include "registry.h"
 #include "report.h"
 
@@ -93,7 +95,7 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
             throw;
         }
         // Attention takes the cache's views permuted; states are read from the tensors.
-        if (tensor->op == GGML_OP_PERMUTE && t->part == Part::keys)
+        if (operation(*tensor) == Operation::permute && t->part == Part::keys)
             t->buffer->copied_by_graph(*t, view_offset(tensor) + offset, size);
     });
 }
@@ -190,11 +192,24 @@ std::size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor
 // The CPU backend would read packed bytes as f16.
 bool is_host(ggml_backend_buffer_type_t) { return false; }
 
+// ggml_backend_buffer_type as programs of ggml's backend API 2 have it: without the two functions
+// that take several tensors at once.
+struct OlderBufferType {
+    using Interface = ggml_backend_buffer_type_i;
+    decltype(Interface::get_name) get_name;
+    decltype(Interface::alloc_buffer) alloc_buffer;
+    decltype(Interface::get_alignment) get_alignment;
+    decltype(Interface::get_max_size) get_max_size;
+    decltype(Interface::get_alloc_size) get_alloc_size;
+    decltype(Interface::is_host) is_host;
+    ggml_backend_dev_t device;
+    void* context;
+};
+
 }  // namespace
 
 ggml_backend_buffer_type_t buffer_type() {
     static ggml_backend_buffer_type type = [] {
-        // Assigned by name: ggml 0.26 has more members, which may stay null.
         ggml_backend_buffer_type made = {};
         made.iface.get_name = type_name;
         made.iface.alloc_buffer = alloc_buffer;
@@ -204,7 +219,17 @@ ggml_backend_buffer_type_t buffer_type() {
         made.device = device();
         return made;
     }();
-    return &type;
+    static OlderBufferType older = {
+        .get_name = type.iface.get_name,
+        .alloc_buffer = type.iface.alloc_buffer,
+        .get_alignment = type.iface.get_alignment,
+        .get_max_size = nullptr,
+        .get_alloc_size = type.iface.get_alloc_size,
+        .is_host = type.iface.is_host,
+        .device = type.device,
+        .context = nullptr,
+    };
+    return host_api() >= 3 ? &type : reinterpret_cast<ggml_backend_buffer_type_t>(&older);
 }
 
 }  // namespace lowkv::ggml

@@ -6,14 +6,18 @@
 #include <string>
 
 #include "ggml-backend.h"
+#include "host.h"
 #include "lowkv_ggml.h"
 #include "registry.h"
 #include "settings.h"
 
 extern "C" {
-// The ggml version that this plug-in was built for, e.g. "0.25.3". Callable before the backend is
-// loaded into a registry.
+// The newest ggml that this plug-in is for, e.g. "0.26.0". Callable before the backend is loaded
+// into a registry, as the next is.
 GGML_BACKEND_API const char* lowkv_ggml_version(void);
+
+// Why it can't work with the program's ggml, or "".
+GGML_BACKEND_API const char* lowkv_misfit(void);
 
 // Why no cache can be made (a wrong LOWKV_SCHEME or calibration), or "". Valid until this thread's
 // next call.
@@ -26,6 +30,11 @@ GGML_BACKEND_API std::size_t lowkv_stats_json(char* out, std::size_t size);
 }
 
 const char* lowkv_ggml_version(void) { return LOWKV_GGML_VERSION; }
+
+const char* lowkv_misfit(void) {
+    static const std::string problem = lowkv::ggml::misfit();
+    return problem.c_str();
+}
 
 const char* lowkv_setting_error(void) {
     static thread_local std::string error;

@@ -2,41 +2,60 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
+#include <array>
 #include <cstddef>
-#include <cstring>
+#include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <string_view>
-#include <utility>
 
+#include "ggml-backend.h"
 #include "ggml.h"
+#include "lowkv_ggml.h"
 
 #ifndef LOWKV_GGML_VERSION
 #error "LOWKV_GGML_VERSION: the ggml version that the headers belong to"
 #endif
+#ifndef LOWKV_GGML_OLDEST
+#error "LOWKV_GGML_OLDEST: the oldest ggml whose structures are known (CMakeLists.txt)"
+#endif
+
+// Weak: programs of backend API 2 don't have it.
+extern "C"
+    [[gnu::weak]] decltype(ggml_backend_buft_alloc_buffer_n) ggml_backend_buft_alloc_buffer_n;
 
 namespace lowkv::ggml {
 
-// ggml's structures change between versions while its own api_version stays; and llama.cpp changes
-// them long before it gives them a new version: ask for what shows, the order of operations and the
-// size of a tensor.
+namespace {
+
+// "0.25.3" -> {0, 25, 3}
+std::array<int, 3> numbers(const char* version) {
+    std::array<int, 3> out{};
+    std::sscanf(version, "%d.%d.%d", &out[0], &out[1], &out[2]);
+    return out;
+}
+
+}  // namespace
+
+int host_api() noexcept { return ggml_backend_buft_alloc_buffer_n == nullptr ? 2 : 3; }
+
+ServedVersions served_versions() { return {LOWKV_GGML_OLDEST, LOWKV_GGML_VERSION}; }
+
+// Of a newer ggml nobody knows the structures. And llama.cpp changes ggml long before it gives it a
+// new version: a tensor's size is asked for, too.
 std::string misfit() {
-    if (std::strcmp(ggml_version(), LOWKV_GGML_VERSION) != 0)
-        return std::string("but this program has ggml ") + ggml_version();
-    constexpr std::pair<ggml_op, std::string_view> operations[] = {
-        {GGML_OP_SET_ROWS, "SET_ROWS"},
-        {GGML_OP_ROPE, "ROPE"},
-        {GGML_OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"},
-        {GGML_OP_GLU, "GLU"},
-    };
-    const bool same_order =
-        std::all_of(std::begin(operations), std::end(operations),
-                    [](const auto& op) { return ggml_op_name(op.first) == op.second; });
+    const std::string mine =
+        "this plug-in is for ggml " LOWKV_GGML_OLDEST " to " LOWKV_GGML_VERSION;
+    const std::array<int, 3> host = numbers(ggml_version());
+    if (host < numbers(LOWKV_GGML_OLDEST))
+        return mine + ", but this program has ggml " + ggml_version() + ": take a newer llama.cpp";
+    if (numbers(LOWKV_GGML_VERSION) < host)
+        return mine + ", but this program has ggml " + ggml_version() +
+               ": take a newer lowkv, or build a plug-in for your llama.cpp with `lowkv plugin "
+               "--for TREE`";
     constexpr std::size_t object = 32;  // sizeof(ggml_object), which is private
-    if (!same_order || ggml_tensor_overhead() != object + sizeof(ggml_tensor))
-        return "but from other sources than this program's: operations or tensors have another "
-               "form";
+    if (ggml_tensor_overhead() != object + sizeof(ggml_tensor))
+        return mine + ", but this program's tensors have another form: is its ggml " +
+               ggml_version() + " a changed one? `lowkv plugin --for TREE` builds one that fits";
     return "";
 }
 

@@ -5,8 +5,11 @@
 
 namespace lowkv::ggml {
 
-// Why this plug-in can't work with the program's ggml; empty when it can.
+// Why this plug-in can't work with the program's ggml, and what would; empty when it can.
 std::string misfit();
+
+// GGML_BACKEND_API_VERSION of the program: 2 or 3.
+int host_api() noexcept;
 
 // Whether ggml was built without NDEBUG. Its assertions want a tensor to take no less memory than
 // its nominal size.

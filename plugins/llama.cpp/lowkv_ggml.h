@@ -23,6 +23,12 @@ void set_scheme(const std::string& text);
 // A file of `lowkv calibrate`, for schemes set from now on. Throws lowkv::Error.
 void add_calibration(const std::string& path);
 
+// The versions of ggml that a program may have to load the plug-in: the first and the last.
+struct ServedVersions {
+    std::string oldest, newest;
+};
+ServedVersions served_versions();
+
 // What the live caches hold, all buffers together. Neither stats() nor layer_reports() may be
 // called while a cache of the process is computed with, restored, made or freed in another thread.
 // LOWKV_STATS writes figures that each cache's own thread takes.

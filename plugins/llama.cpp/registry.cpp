@@ -33,11 +33,8 @@ void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
 // Integrated: llama.cpp uses it by itself when there is no discrete GPU, and drops it otherwise.
 enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
 
-// Without it llama.cpp turns mmap off for the whole model. ggml before 0.20 has no such word.
-template <class Capabilities>
-void allow_mmap(Capabilities& caps) {
-    if constexpr (requires { caps.mmap_support; }) caps.mmap_support = true;
-}
+// Before ggml 0.20 the structure ends without mmap_support, which then lies in its padding.
+static_assert(sizeof(ggml_backend_dev_caps) <= alignof(ggml_backend_dev_props));
 
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     *props = {};
@@ -45,7 +42,8 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     props->description = description;
     props->type = device_type(dev);
     device_memory(dev, &props->memory_free, &props->memory_total);
-    allow_mmap(props->caps);
+    // Without it llama.cpp turns mmap off for the whole model.
+    props->caps.mmap_support = true;
 }
 
 std::atomic<bool> used{false};  // by some context
@@ -95,7 +93,7 @@ void* reg_proc_address(ggml_backend_reg_t, const char* function) {
 
 ggml_backend_reg& registry() {
     static ggml_backend_reg reg = {
-        .api_version = GGML_BACKEND_API_VERSION,
+        .api_version = host_api(),
         .iface = {.get_name = reg_name,
                   .get_device_count = reg_device_count,
                   .get_device = reg_device,
@@ -131,9 +129,7 @@ bool watch_exit() {
 
 ggml_backend_reg_t load() {
     if (const std::string problem = misfit(); !problem.empty()) {
-        report(GGML_LOG_LEVEL_ERROR, "this plug-in was built for ggml " LOWKV_GGML_VERSION ", " +
-                                         problem +
-                                         "; `lowkv plugin --for PROGRAM` builds one that fits");
+        report(GGML_LOG_LEVEL_ERROR, problem);
         return nullptr;
     }
     choose_from_environment();

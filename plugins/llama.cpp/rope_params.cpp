@@ -14,6 +14,7 @@
 
 #include "ggml-backend.h"
 #include "lowkv/error.h"
+#include "operation.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -85,7 +86,7 @@ double pair_of_turns(const ggml_tensor& node, double turns) {
 }  // namespace
 
 Rope rope_of(const ggml_tensor& node) {
-    if (node.op != GGML_OP_ROPE)
+    if (operation(node) != Operation::rope)
         throw Error(ErrorCode::invalid_argument, std::string(ggml_get_name(&node)) +
                                                      " is no ROPE node but " + ggml_op_desc(&node));
     Rope rope{.pairs = pairs_of(node), .frequencies = {}, .magnitude = real(node, attention)};
@@ -115,14 +116,14 @@ Rope rope_of(const ggml_tensor& node) {
 
 const ggml_tensor* behind_views(const ggml_tensor* tensor) {
     while (tensor != nullptr) {
-        switch (tensor->op) {
-            case GGML_OP_RESHAPE:
-            case GGML_OP_VIEW:
-            case GGML_OP_PERMUTE:
-            case GGML_OP_TRANSPOSE:
-            case GGML_OP_CONT:
-            case GGML_OP_CPY:
-            case GGML_OP_DUP: tensor = tensor->src[0]; break;
+        switch (operation(*tensor)) {
+            case Operation::reshape:
+            case Operation::view:
+            case Operation::permute:
+            case Operation::transpose:
+            case Operation::cont:
+            case Operation::cpy:
+            case Operation::dup: tensor = tensor->src[0]; break;
             default: return tensor;
         }
     }
@@ -131,13 +132,15 @@ const ggml_tensor* behind_views(const ggml_tensor* tensor) {
 
 const ggml_tensor* rope_above(const ggml_tensor* tensor) {
     const ggml_tensor* source = behind_views(tensor);
-    return source != nullptr && source->op == GGML_OP_ROPE ? source : nullptr;
+    return source != nullptr && operation(*source) == Operation::rope ? source : nullptr;
 }
 
 bool rotated_before(const ggml_tensor* tensor, int depth) {
-    if (tensor == nullptr || tensor->op == GGML_OP_MUL_MAT || tensor->op == GGML_OP_MUL_MAT_ID)
+    if (tensor == nullptr || operation(*tensor) == Operation::mul_mat ||
+        operation(*tensor) == Operation::mul_mat_id)
         return false;
-    if (tensor->op == GGML_OP_ROPE || depth == 0) return true;  // too far to tell: taken for one
+    if (operation(*tensor) == Operation::rope || depth == 0)
+        return true;  // too far to tell: taken for one
     return std::any_of(std::begin(tensor->src), std::end(tensor->src),
                        [=](const ggml_tensor* s) { return rotated_before(s, depth - 1); });
 }

@@ -6,7 +6,7 @@
 
 namespace lowkv::ggml {
 
-// `node` is a GGML_OP_ROPE; its frequency factors (src[2], if any) must have their data, its
+// `node` is a ROPE; its frequency factors (src[2], if any) must have their data, its
 // positions need none. NeoX and neighbouring pairs, partial rotary, frequency factors, linear
 // scaling and YaRN. Throws Error(unsupported) for M-RoPE, vision and any mode not known here, and
 // Error(invalid_argument) for another node.

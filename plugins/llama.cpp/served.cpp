@@ -1,6 +1,7 @@
 #include "served.h"
 
 #include "attention_op.h"
+#include "operation.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -48,17 +49,23 @@ bool served_rope(const ggml_tensor& op) {
 
 }  // namespace
 
-bool is_view_op(ggml_op op) noexcept {
-    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW ||
-           op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
+bool is_view(const ggml_tensor& op) noexcept {
+    switch (operation(op)) {
+        case Operation::none:
+        case Operation::view:
+        case Operation::reshape:
+        case Operation::permute:
+        case Operation::transpose: return true;
+        default: return false;
+    }
 }
 
 bool served(const ggml_tensor& op) {
-    switch (op.op) {
-        case GGML_OP_SET_ROWS: return served_set_rows(op);
-        case GGML_OP_FLASH_ATTN_EXT: return served_attention(op);
-        case GGML_OP_ROPE: return served_rope(op);
-        default: return is_view_op(op.op);
+    switch (operation(op)) {
+        case Operation::set_rows: return served_set_rows(op);
+        case Operation::flash_attn_ext: return served_attention(op);
+        case Operation::rope: return served_rope(op);
+        default: return is_view(op);
     }
 }
 

@@ -8,7 +8,7 @@
 namespace lowkv::ggml {
 
 // Views have nothing to do, but their sources may be ours.
-bool is_view_op(ggml_op op) noexcept;
+bool is_view(const ggml_tensor& op) noexcept;
 
 // Of an operation on (views of) cache tensors, once the layer's heads are known.
 bool served(const ggml_tensor& op);

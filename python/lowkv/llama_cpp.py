@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
     one line on stderr. Returns the plug-in's path. Doing it again changes the scheme of later caches.
 
     plugin: libggml-lowkv.so; without it LOWKV_PLUGIN, then a library beside this package, then what the command
-    `lowkv plugin --for` builds for this llama_cpp. calibration: files of `lowkv calibrate`, for schemes that need
+    `lowkv plugin --for` names for this llama_cpp. calibration: files of `lowkv calibrate`, for schemes that need
     one; without it LOWKV_CALIBRATION. Sets LOWKV_SCHEME and LOWKV_CALIBRATION in this process. Raises lowkv.Error
     where anything is in the way."""
     global _plugin
@@ -89,10 +90,10 @@ def find_plugin(package: Path, plugin: str | os.PathLike | None = None) -> Path:
             return _existing(Path(named), f"{name}={os.fspath(named)}")
     if beside.exists():
         return beside
-    command = shutil.which("lowkv")
+    command = shutil.which("lowkv", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if command is None:
-        raise Error(f"there is no {_LIBRARY}: build lowkv in a clone of it (make), then put its build/release/bin on "
-                    "the PATH, or name the library in plugin= or LOWKV_PLUGIN")
+        raise Error(f"there is no {_LIBRARY}: install lowkv's wheel of a release, or build lowkv in a clone of it "
+                    "(make) and put its build/release/bin on the PATH, or name the library in plugin= or LOWKV_PLUGIN")
     asked = f"{command} plugin --for {package}"
     done = subprocess.run([command, "plugin", "--for", package], stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.split("\n")
@@ -162,16 +163,14 @@ def _open(path: Path, host: ctypes.CDLL) -> ctypes.CDLL:
     except OSError as error:
         raise Error(f"{path} can't be loaded beside llama_cpp's ggml {ours}: {error}") from None
     try:
-        plugin.lowkv_ggml_version.restype = ctypes.c_char_p
+        plugin.lowkv_misfit.restype = ctypes.c_char_p
         plugin.lowkv_setting_error.restype = ctypes.c_char_p
         plugin.lowkv_stats_json.restype = ctypes.c_size_t
         plugin.lowkv_stats_json.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
     except AttributeError:
         raise Error(f"{path} is not lowkv's plug-in for llama.cpp, or is older than this package") from None
-    theirs = plugin.lowkv_ggml_version().decode()
-    if theirs != ours:
-        raise Error(f"{path} was built for ggml {theirs}, but llama_cpp has ggml {ours}: build one for it with "
-                    "`lowkv plugin --for`")
+    if problem := plugin.lowkv_misfit().decode():
+        raise Error(f"{path}: {problem}")
     if _address(plugin.ggml_backend_load) != _address(host.ggml_backend_load):
         raise Error(f"{path} would use another copy of ggml than llama_cpp does: another package has loaded one "
                     "before; import llama_cpp first")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from plugin_tools import BUILD, MODEL, PATHS, TOOLS, environment
+from plugin_tools import BUILD, MODEL, PATHS, PLUGIN, TOOLS, environment
 
 TREE = Path(PATHS["LOWKV_LLAMA_SOURCE"])
 OWN = PATHS["LOWKV_GGML_VERSION"]
@@ -63,14 +63,21 @@ def test_refusals_say_what_would_do(tmp_path):
     assert "there is no /nowhere" in look("/nowhere", tmp_path)
     assert "no libggml.so and libggml-base.so in" in look(tmp_path, tmp_path)
     assert "is not linked with libggml.so" in look("/bin/ls", tmp_path)
-    assert "lowkv needs 0.10 or newer" in look(fake_ggml(tmp_path / "old", "0.9.4"), tmp_path)
+    assert "lowkv needs 0.11.0 or newer" in look(fake_ggml(tmp_path / "old", "0.10.2"), tmp_path)
     static = tmp_path / "llama-static"
     static.write_bytes(b"\x7fELF GGML_BACKEND_PATH")
     assert "has ggml linked into it" in look(static, tmp_path)
     unknown = plugin("--for", fake_ggml(tmp_path / "new", "0.99.0"), cache=tmp_path / "cache")
     assert unknown.returncode == 1 and unknown.stdout == ""
-    assert "lowkv has no headers of ggml 0.99.0 (it can fetch those of 0.11.0," in unknown.stderr
-    assert "name the llama.cpp tree" in unknown.stderr
+    assert "lowkv has no headers of ggml 0.99.0: name the llama.cpp tree" in unknown.stderr
+
+
+@pytest.mark.parametrize("version", ["0.11.0", "0.25.2", OWN])
+def test_one_plugin_is_for_many_versions(version, tmp_path):
+    """Nothing is built, and nothing fetched: the cache is empty and stays so."""
+    found = plugin("--for", fake_ggml(tmp_path / "lib", version), cache=tmp_path / "cache")
+    assert found.returncode == 0 and Path(found.stdout.strip()).samefile(PLUGIN), found.stderr
+    assert not list((tmp_path / "cache").glob("*"))
 
 
 def test_usage(tmp_path):
@@ -93,7 +100,7 @@ def test_an_interrupted_build_is_not_taken(tmp_path):
 
 def test_run_refuses_a_program_of_another_ggml(tmp_path):
     """Before the program starts, and with the command that helps."""
-    fake_ggml(tmp_path, "0.13.1")
+    fake_ggml(tmp_path, "0.99.0")
     source = tmp_path / "main.c"
     source.write_text("const char * ggml_version(void); int main(void) { return ggml_version()[0] == 0; }\n")
     program = tmp_path / "llama-fake"
@@ -105,4 +112,4 @@ def test_run_refuses_a_program_of_another_ggml(tmp_path):
     done = subprocess.run([str(BUILD / "bin/lowkv"), "run", "--", str(program), "-m", MODEL], env=env,
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert f"which has ggml 0.13.1: build it once with `lowkv plugin --for {program}`" in done.stderr
+    assert f"which has ggml 0.99.0: build it once with `lowkv plugin --for {program}`" in done.stderr

@@ -15,15 +15,6 @@ needs = {name: pytest.mark.skipif(name not in NAMES, reason=f"LOWKV_MATRIX does 
 PROMPT = ("-m", MODEL, "-p", STORY * 7, "-n", 24, "--temp", 0, "-no-cnv", "--ignore-eos")
 
 
-def fitting_plugin(build):
-    """What `lowkv plugin` builds for it: the last line of its output. The set-up's own is there already."""
-    if build.name == "llama":
-        return PLUGIN
-    done = subprocess.run([str(COMMAND), "plugin", "--for", str(build.folder)], env=environment(None),
-                          capture_output=True, text=True, check=True, timeout=600)
-    return done.stdout.splitlines()[-1]
-
-
 @pytest.fixture(scope="module")
 def one_thread():
     return Build("llama").run("llama-completion", *PROMPT, "-t", 1, scheme="lowkv2.8").out.strip()
@@ -44,7 +35,7 @@ def test_loadable_backends_read_the_variable_without_a_device():
     """Such builds load their backends at once, the one that GGML_BACKEND_PATH names among them."""
     build = Build("llama-dl")
     run = subprocess.run([str(build.folder / "llama-completion"), *map(str, PROMPT)],
-                         env=environment(None, GGML_BACKEND_PATH=fitting_plugin(build), LOWKV_SCHEME="lowkv2.8"),
+                         env=environment(None, GGML_BACKEND_PATH=str(PLUGIN), LOWKV_SCHEME="lowkv2.8"),
                          capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
     assert run.returncode == 0 and "lowkv: active: scheme lowkv2.8, 30 layers" in run.stderr
 
@@ -67,7 +58,7 @@ def test_a_server_that_gets_all_by_its_environment(name, tmp_path):
     the devices first, then gives its whole environment and no -dev; -np 1 and -t 2 are what a setting gives it."""
     build = Build(name)
     clean = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "LD_LIBRARY_PATH": str(build.folder),
-             "LLAMA_ARG_DEVICE": "LOWKV", "GGML_BACKEND_PATH": fitting_plugin(build)}
+             "LLAMA_ARG_DEVICE": "LOWKV", "GGML_BACKEND_PATH": str(PLUGIN)}
     program = build.folder / "llama-server"
     listed = subprocess.run([program, "--list-devices", "--offline", "--verbose"], env=clean, capture_output=True,
                             text=True, stdin=subprocess.DEVNULL, timeout=60)
