@@ -89,9 +89,9 @@ test-llama: build ## llama.cpp's own server tests, stock and with the plug-in (1
 	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" tests/llama_server/run.py \
 	    --table docs/llama.cpp-server-tests.md
 
-VERSIONS ?= 0.11.1 0.13.1 0.15.3 0.20.2 0.22.0 0.24.0 0.25.3
+VERSIONS ?= 0.11.0 0.13.1 0.15.3 0.20.2 0.22.0 0.24.0 0.25.1 0.25.3
 .PHONY: test-versions
-test-versions: build ## the plug-in under older llama.cpp (VERSIONS="0.15.3 0.25.3": their ggml) and the set-up's
+test-versions: build ## the plug-in under older llama.cpp (VERSIONS="0.11.0 0.25.1": their ggml) and the set-up's
 	@parts="llama $(addprefix llama-,$(VERSIONS))"
 	$(SETUP) $$parts
 	LOWKV_MATRIX="$$parts" LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest \
@@ -165,17 +165,16 @@ test-vllm: package ## lowkv in vLLM on the CPU: engines with small models and Sm
 	LOWKV_MODEL="$(call dep,LOWKV_MODEL)" PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$(call dep,LOWKV_VLLM_PYTHON)" -m pytest \
 	    tests/vllm $(PYTEST_ARGS)
 
-.PHONY: wheel
-wheel: ## build dist/*.whl and the sdist, and try the wheel in an empty environment
-	@$(SETUP) venv-transformers
-	rm -rf dist build/python/empty
-	python="$(call dep,LOWKV_TRANSFORMERS_PYTHON)"
-	"$$python" -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")' >build/python-sdist.log
-	"$$python" -m pip --disable-pip-version-check wheel --quiet --no-deps -w dist dist/*.tar.gz
-	"$$python" -m venv build/python/empty
-	build/python/empty/bin/python -m pip --disable-pip-version-check install --quiet dist/*.whl pytest
-	build/python/empty/bin/python -m pytest --noconftest tests/python/test_quantize.py tests/python/test_turboquant.py
-	ls -l dist
+.PHONY: dist
+dist: ## a release's files in dist/: the wheel with command and plug-in, the same as tar.gz, checksums
+	@$(SETUP) headers model venv-transformers llama-libraries llama-portable venv-dist
+	$(call BUILD,release,lowkv lowkv_filters lowkv_calibrate lowkv_calibration_files)
+	deps/dist.py
+
+.PHONY: test-dist
+test-dist: dist ## what `make dist` made, in an empty environment, and in a root without compiler and Python
+	@$(SETUP) llama
+	LOWKV_DIST="$(CURDIR)/dist" "$(call dep,LOWKV_PYTHON)" -m pytest tests/dist $(PYTEST_ARGS)
 
 .PHONY: docs
 docs: package ## the API reference of the Python package, in build/docs

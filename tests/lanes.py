@@ -39,9 +39,10 @@ LANES = (
     Lane("cuda", "compile-cuda", 180, 2, ("devices/kernels", "devices/cuda"), ("nvcc",)),
     Lane("cuda-emulated", "test-python-cuda", 600, 0, ("python/cuda", "devices", "tests/devices")),
     Lane("older-transformers", "test-older-transformers", 200, 2, ("python",)),
-    Lane("versions", "test-versions VERSIONS='0.15.3 0.25.3'", 800, 1, ("plugins", "cli/plugin", "deps/plugin_for.py")),
+    Lane("versions", "test-versions VERSIONS='0.11.0 0.25.1'", 800, 1, ("plugins", "cli/plugin", "deps/plugin_for.py")),
     Lane("builds", "test-builds BUILDS='dl noomp'", 900, 0, ("plugins", "cli/run")),
     Lane("llama-server", "test-llama", 900, 2, ("plugins",)),
+    Lane("dist", "test-dist", 600, 1, ("plugins", "cli", "deps/dist.py", "tests/dist", "cmake")),
     Lane("llama-cpp-python", "test-llama-cpp-python", 700, 1, ("python/lowkv/llama_cpp.py",)),
     Lane("vllm", "test-vllm", 2400, 2, ("python/lowkv/vllm", "tests/vllm")),
 )

