@@ -10,7 +10,7 @@ Each sequence is a prompt of its own and an answer. The memory is that of --fits
 buffer size"; of ours it is the most that the cache really held (lowkv_cache_peak_bytes), exact rows included. Each
 scheme gets as many sequences as one's memory says will fit. Measured are one sequence, as many as f16 holds, and as
 many as fit, each in a process of its own; caches take turns, --rounds times; figures are medians. Writes batch.csv,
-batch.png and batch.svg into --out."""
+batch.png into --out."""
 
 import argparse
 import json

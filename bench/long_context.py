@@ -4,7 +4,7 @@
     bench/long_context.py                                     three minutes, 5 GiB
     bench/long_context.py --tokens 64Ki --schemes lowkv2      shorter
 
-Writes length.csv, length.png and length.svg into --out. Left: what the cache holds, beside what f16 would. Right: what
+Writes length.csv and length.png into --out. Left: what the cache holds, beside what f16 would. Right: what
 attention of one token takes in all layers, beside what reading the held bytes takes at the measured bandwidth."""
 
 import argparse

@@ -9,8 +9,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 pyplot.rcParams.update({
-    "font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "lowkv", "axes.spines.top": False,
-    "axes.spines.right": False, "figure.constrained_layout.use": True, "axes.axisbelow": True})
+    "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True,
+    "axes.axisbelow": True})
 
 COLOURS = ("#7f7f7f", "#1f6fb4", "#d9782d", "#3a9a5b", "#9467bd")
 MARKERS = "soD^v"
@@ -26,12 +26,11 @@ def side_by_side(count):
 
 
 def save(figure, rows, out, name):
-    """The picture and the rows that it shows: name.png, name.svg and name.csv."""
+    """The picture and the rows that it shows: name.png and name.csv."""
     out.mkdir(parents=True, exist_ok=True)
     with open(out / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     figure.savefig(out / f"{name}.png", dpi=110)
-    figure.savefig(out / f"{name}.svg", metadata={"Date": None})
     pyplot.close(figure)

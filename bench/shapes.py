@@ -59,7 +59,7 @@ def arguments():
     parser.add_argument("-p", "--prompt", type=int, default=32, help="prompt tokens at depth (default: %(default)s)")
     parser.add_argument("-r", "--rounds", type=int, default=1, help="rounds of turns (default: %(default)s)")
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--out", type=Path, help="write shapes.png, .svg and .csv into this folder")
+    parser.add_argument("--out", type=Path, help="write shapes.png and .csv into this folder")
     return parser.parse_args()
 
 

@@ -16,7 +16,7 @@ requests at once and greedy, all answers to the full length:
              token at that depth
 
 Schemes take turns, --rounds times; figures are medians. Only ratios mean something: absolute speeds belong to one
-machine and one hour. Writes vllm.csv, vllm.png and vllm.svg into --out."""
+machine and one hour. Writes vllm.csv and vllm.png into --out."""
 
 import argparse
 import json

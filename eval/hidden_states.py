@@ -6,7 +6,7 @@
 A text runs through the model in chunks, as a long prompt does, once with the `exact` scheme and once with each
 other one. Compared are the hidden states after each layer (the last one after the final norm): the cosine, its
 mean and its minimum over the positions from FIRST on, where most of what a token attends to is packed.
-Writes OUT/hidden_states.csv, .png and .svg."""
+Writes OUT/hidden_states.csv and .png."""
 
 import csv
 import sys

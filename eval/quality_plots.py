@@ -15,8 +15,8 @@ import quality_schemes as schemes
 from matplotlib import pyplot
 
 pyplot.rcParams.update({
-    "font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "lowkv", "axes.spines.top": False,
-    "axes.spines.right": False, "figure.constrained_layout.use": True, "axes.axisbelow": True})
+    "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True,
+    "axes.axisbelow": True})
 
 FAMILIES = [  # prefix, label, colour, marker
     ("lowkv", "lowkv", "#1f6fb4", "o"), ("kivi", "KIVI", "#d9782d", "^"),
@@ -34,7 +34,6 @@ def family(scheme):
 
 def save(figure, out, name):
     figure.savefig(out / f"{name}.png", dpi=110)
-    figure.savefig(out / f"{name}.svg", metadata={"Date": None})
     pyplot.close(figure)
 
 
