@@ -313,7 +313,8 @@ format: ## rewrite our C++ with clang-format
 
 .PHONY: lint
 lint: build ## clang-format, ruff, clang-tidy, links, names and generated tables in the documents
-	@deps/lint.py
+	@deps/house.py
+	deps/lint.py
 
 .PHONY: lint-tidy
 lint-tidy: build package ## clang-tidy alone, on all but the tests

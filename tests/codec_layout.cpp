@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "codec/units.h"
 #include "families/packing.h"
-#include "kernels/units.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "store_code.h"

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"

@@ -14,7 +14,7 @@
 #include "attention_case.h"
 #include "batch_common.h"
 #include "codec/float16.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/error.h"
 
 using namespace lowkv;

@@ -11,7 +11,7 @@
 
 #include "attention_case.h"
 #include "codec/float16.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 using namespace lowkv;
 using namespace lowkv::test;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/units.h"
+#include "codec/units.h"
 
 namespace lowkv::test {
 

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "codec/trellis.h"
+#include "codec/units.h"
 #include "families/codes_part.h"
 #include "families/rotated/trellis_codes.h"
-#include "kernels/table.h"
-#include "kernels/units.h"
+#include "isa/table.h"
 #include "lowkv/codec.h"
 #include "lowkv/implementation.h"
 

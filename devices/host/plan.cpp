@@ -9,9 +9,9 @@
 
 #include "codec/lloyd_max.h"
 #include "codec/rotation.h"
+#include "codec/units.h"
 #include "families/codes_part.h"
 #include "families/sorted/sorted_part.h"
-#include "kernels/units.h"
 #include "lowkv/error.h"
 
 namespace lowkv::devices {

@@ -42,10 +42,10 @@ void attend(const Device& device, const Plan& plan, std::span<const SequenceAtte
     for (const SequenceAttention& sequence : sequences) {
         const AttentionIO& io = sequence.io;
         attention::check_arguments(plan.shape(), io, sequence.mask, params);
-        attention::check(sequence.blocks.size() >= blocks_of(plan, io.n_cells),
-                         std::to_string(sequence.blocks.size()) + " blocks of " +
-                             std::to_string(plan.block_tokens()) + " do not cover " +
-                             std::to_string(io.n_cells) + " cells");
+        if (sequence.blocks.size() < blocks_of(plan, io.n_cells))
+            attention::refuse(std::to_string(sequence.blocks.size()) + " blocks of " +
+                              std::to_string(plan.block_tokens()) + " do not cover " +
+                              std::to_string(io.n_cells) + " cells");
     }
     device.attend(plan, sequences, params, workspace, executor);
     device.finish();

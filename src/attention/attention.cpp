@@ -11,7 +11,7 @@
 #include "attention/workspace.h"
 #include "codec/rotation.h"
 #include "codec/round.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv {
 

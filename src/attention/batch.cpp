@@ -9,7 +9,7 @@
 #include "attention/query.h"
 #include "attention/workspace.h"
 #include "codec/round.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv {
 namespace {
@@ -33,9 +33,9 @@ Mask mask_of(const BatchAttention& attention, std::size_t sequence, std::uint32_
 
 void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspace,
                    Executor& executor) const {
-    attention::check(attention.first_token <= tokens(),
-                     "the first token, " + std::to_string(attention.first_token) +
-                         ", is past the " + std::to_string(tokens()) + " there are");
+    if (attention.first_token > tokens())
+        attention::refuse("the first token, " + std::to_string(attention.first_token) +
+                          ", is past the " + std::to_string(tokens()) + " there are");
     const std::uint32_t first_token = std::max(attention.first_token, first());
     const std::uint32_t block_tokens = plan().block_tokens();
     AttentionIO io;

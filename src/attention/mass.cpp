@@ -8,7 +8,7 @@
 #include "attention/run.h"
 #include "attention/workspace.h"
 #include "codec/round.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv {
 

@@ -8,32 +8,33 @@
 
 namespace lowkv::attention {
 
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, "attend: " + message);
+void refuse(const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, "attend: " + message);
 }
 
 void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,
                      const AttentionParams& params) {
-    check(io.heads > 0 && io.heads % shape.kv_heads == 0,
-          std::to_string(io.heads) + " query heads are not a multiple of " +
-              std::to_string(shape.kv_heads) + " kv heads");
-    check(io.tokens == 0 || (io.q != nullptr && io.out != nullptr), "q or out is null");
-    check(io.first_cell <= io.n_cells, "the first cell, " + std::to_string(io.first_cell) +
-                                           ", is past the " + std::to_string(io.n_cells) +
-                                           " cells there are");
+    if (io.heads == 0 || io.heads % shape.kv_heads != 0)
+        refuse(std::to_string(io.heads) + " query heads are not a multiple of " +
+               std::to_string(shape.kv_heads) + " kv heads");
+    if (io.tokens > 0 && (io.q == nullptr || io.out == nullptr)) refuse("q or out is null");
+    if (io.first_cell > io.n_cells)
+        refuse("the first cell, " + std::to_string(io.first_cell) + ", is past the " +
+               std::to_string(io.n_cells) + " cells there are");
     const std::uint32_t cells = io.n_cells - io.first_cell;
     const bool additive = kernels::is_additive(mask.kind);
-    check(!additive || mask.data != nullptr, "the additive mask has no data");
-    check(!additive || io.tokens < 2 || mask.row_stride == 0 || mask.row_stride >= cells,
-          "mask rows of " + std::to_string(mask.row_stride) + " values do not cover " +
-              std::to_string(cells) + " cells");
-    check(mask.kind != Mask::Kind::causal || io.n_cells >= io.tokens,
-          "a causal mask needs at least as many cells (" + std::to_string(io.n_cells) +
-              ") as query tokens (" + std::to_string(io.tokens) + ")");
-    check(mask.kind == Mask::Kind::causal || mask.window == 0,
-          "a window of " + std::to_string(mask.window) + " needs a causal mask");
-    check(std::isfinite(params.scale) && std::isfinite(params.softcap) && params.softcap >= 0,
-          "scale must be finite, softcap finite and not negative");
+    const bool causal = mask.kind == Mask::Kind::causal;
+    if (additive && mask.data == nullptr) refuse("the additive mask has no data");
+    if (additive && io.tokens > 1 && mask.row_stride != 0 && mask.row_stride < cells)
+        refuse("mask rows of " + std::to_string(mask.row_stride) + " values do not cover " +
+               std::to_string(cells) + " cells");
+    if (causal && io.n_cells < io.tokens)
+        refuse("a causal mask needs at least as many cells (" + std::to_string(io.n_cells) +
+               ") as query tokens (" + std::to_string(io.tokens) + ")");
+    if (!causal && mask.window != 0)
+        refuse("a window of " + std::to_string(mask.window) + " needs a causal mask");
+    if (!std::isfinite(params.scale) || !std::isfinite(params.softcap) || params.softcap < 0)
+        refuse("scale must be finite, softcap finite and not negative");
 }
 
 kernels::Row make_row(const AttentionIO& io, const Mask& mask, const float* alibi_slopes,

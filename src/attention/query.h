@@ -4,13 +4,15 @@
 #include <string>
 
 #include "codec/rotation.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/attention.h"
 
 namespace lowkv::attention {
 
-// Throws Error(invalid_argument) with the message where something is not legal.
-void check(bool legal, const std::string& message);
+// Throws Error(invalid_argument).
+[[noreturn]] void refuse(const std::string& message);
+// Refuses what is not legal. It is called for every sequence of every layer and step, so a message
+// is built only to be thrown.
 void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,
                      const AttentionParams& params);
 

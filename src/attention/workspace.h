@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/attention.h"
 
 namespace lowkv {

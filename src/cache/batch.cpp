@@ -14,8 +14,8 @@
 namespace lowkv {
 namespace {
 
-void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, "Batch: " + message);
+[[noreturn]] void refuse(const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, "Batch: " + message);
 }
 
 // Of the sequence with that number.
@@ -29,7 +29,7 @@ Rows rows_of(const BatchRows& rows, std::size_t number) {
 
 Batch::Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
              Retention retention, std::uint32_t sequences) {
-    check(sequences > 0, "a batch of 0 sequences; it needs at least 1");
+    if (sequences == 0) refuse("a batch of 0 sequences; it needs at least 1");
     // Says what is wrong with a store, a plan or a retention.
     const Sequence checked(store, plan, retention);
     const std::uint32_t block_tokens = plan->block_tokens();
@@ -87,8 +87,8 @@ void Batch::observe(const float* q, const BatchStrides& strides, std::uint32_t q
 }
 
 void Batch::observe(std::uint32_t sequence, const QueryRows& queries) {
-    check(sequence < size(),
-          "sequence " + std::to_string(sequence) + " of " + std::to_string(size()));
+    if (sequence >= size())
+        refuse("sequence " + std::to_string(sequence) + " of " + std::to_string(size()));
     sequences_[sequence].observe(queries);
 }
 
@@ -117,10 +117,10 @@ void Batch::settle(std::uint32_t spared, Executor& executor) {
 void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
                  const BatchRowsOut& values, Executor& executor) const {
     const std::uint64_t end = std::uint64_t{first} + count;
-    check(first >= state_.first && end <= state_.tokens,
-          "tokens " + std::to_string(first) + " to " + std::to_string(end) +
-              " are not among those held, " + std::to_string(state_.first) + " to " +
-              std::to_string(state_.tokens));
+    if (first < state_.first || end > state_.tokens)
+        refuse("tokens " + std::to_string(first) + " to " + std::to_string(end) +
+               " are not among those held, " + std::to_string(state_.first) + " to " +
+               std::to_string(state_.tokens));
     const std::size_t bytes = element_bytes(plan().rows());
     std::vector<Sequence::Reading> readings;
     for (std::size_t s = 0; s < sequences_.size(); ++s) {
@@ -134,12 +134,13 @@ void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& k
 }
 
 void Batch::select(std::span<const std::uint32_t> rows) {
-    check(!in_step(), "select() in an open step: commit() or rollback() it first");
-    check(!rows.empty(), "select() of no sequences; a batch needs at least 1");
+    if (in_step()) refuse("select() in an open step: commit() or rollback() it first");
+    if (rows.empty()) refuse("select() of no sequences; a batch needs at least 1");
     std::vector<Sequence> selected;
     selected.reserve(rows.size());
     for (const std::uint32_t row : rows) {
-        check(row < size(), "sequence " + std::to_string(row) + " of " + std::to_string(size()));
+        if (row >= size())
+            refuse("sequence " + std::to_string(row) + " of " + std::to_string(size()));
         selected.push_back(sequences_[row].fork());
     }
     sequences_ = std::move(selected);
@@ -155,9 +156,9 @@ Batch Batch::fork() const {
 }
 
 void Batch::truncate(std::uint32_t tokens) {
-    check(tokens >= state_.first, "can't go back to " + std::to_string(tokens) +
-                                      " tokens: those before " + std::to_string(state_.first) +
-                                      " are dropped");
+    if (tokens < state_.first)
+        refuse("can't go back to " + std::to_string(tokens) + " tokens: those before " +
+               std::to_string(state_.first) + " are dropped");
     if (tokens == 0)
         for (Sequence& sequence : sequences_) sequence.queries_ = {};
     if (tokens >= state_.tokens) return;

@@ -29,9 +29,9 @@ std::uint64_t first_mark() {
 }
 
 std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
-    check(page_tokens > 0 && page_tokens % plan.block_tokens() == 0,
-          "pages of " + std::to_string(page_tokens) + " tokens; this scheme needs a multiple of " +
-              std::to_string(plan.block_tokens()));
+    if (page_tokens == 0 || page_tokens % plan.block_tokens() != 0)
+        refuse("pages of " + std::to_string(page_tokens) +
+               " tokens; this scheme needs a multiple of " + std::to_string(plan.block_tokens()));
     return page_tokens / plan.block_tokens();
 }
 
@@ -65,11 +65,12 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
     if (plan_->byte_rows())
         throw Error(ErrorCode::unsupported,
                     "rows=8 is not served in a host's pages: leave it out, or write rows=0");
-    check(sinks_ <= page_tokens,
-          std::to_string(sinks_) + " sinks; a page has " + std::to_string(page_tokens) + " tokens");
+    if (sinks_ > page_tokens)
+        refuse(std::to_string(sinks_) + " sinks; a page has " + std::to_string(page_tokens) +
+               " tokens");
     constexpr std::size_t alignment = 64;
     if (memory_.data == nullptr && memory_.pages > 0) {
-        check(!memory_.whole, "whole pages come from elsewhere: the host has memory for them");
+        if (memory_.whole) refuse("whole pages come from elsewhere: the host has memory for them");
         memory_.stride = round_up(page_bytes_, alignment);
         const std::size_t bytes = memory_.pages * memory_.stride;
         own_memory_ = DeviceMemory(store_->device(), bytes);
@@ -77,12 +78,12 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
         // Pages that a host hands out unwritten are to be read as no others' bytes.
         store_->device().clear(memory_.data, bytes);
     }
-    check(memory_.pages == 0 || memory_.stride >= page_bytes_,
-          "pages are " + std::to_string(memory_.stride) + " bytes apart; one takes " +
-              std::to_string(page_bytes_));
-    check(memory_.stride % alignment == 0 &&
-              reinterpret_cast<std::uintptr_t>(memory_.data) % alignment == 0,
-          "pages must begin at multiples of 64 bytes");
+    if (memory_.pages > 0 && memory_.stride < page_bytes_)
+        refuse("pages are " + std::to_string(memory_.stride) + " bytes apart; one takes " +
+               std::to_string(page_bytes_));
+    if (memory_.stride % alignment != 0 ||
+        reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
+        refuse("pages must begin at multiples of 64 bytes");
     if (sinks_ > 0) {
         sink_plan_ =
             std::make_shared<const Plan>(LayerScheme{}, plan_->shape(), plan_->implementation(),
@@ -132,9 +133,9 @@ void PagedLayer::check_runs(std::span<const Run> runs) const {
         const Beside* its = beside_[run.page].get();
         if (its == nullptr && !in_place()) require_seal(run.page);
         if (its == nullptr || its->exact == nullptr) continue;
-        check(run.first <= its->rows, "row " + std::to_string(run.first) + " of page " +
-                                          std::to_string(run.page) + ", of which " +
-                                          std::to_string(its->rows) + " have been written");
+        if (run.first > its->rows)
+            refuse("row " + std::to_string(run.first) + " of page " + std::to_string(run.page) +
+                   ", of which " + std::to_string(its->rows) + " have been written");
     }
 }
 

@@ -59,11 +59,11 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
 
 void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step) {
     for (const PagedSequence& sequence : sequences) {
-        check(sequence.queries <= sequence.cells &&
-                  sequence.pages.size() >= ceil_div(sequence.cells, page_tokens_),
-              std::to_string(sequence.pages.size()) + " pages and " +
-                  std::to_string(sequence.queries) + " queries for " +
-                  std::to_string(sequence.cells) + " cells");
+        if (sequence.queries > sequence.cells ||
+            sequence.pages.size() < ceil_div(sequence.cells, page_tokens_))
+            refuse(std::to_string(sequence.pages.size()) + " pages and " +
+                   std::to_string(sequence.queries) + " queries for " +
+                   std::to_string(sequence.cells) + " cells");
         Step::Part part;
         const std::uint32_t seen = sliding_ + sequence.queries - 1;  // by the first query, before
         if (sliding_ > 0 && sequence.queries > 0 && sequence.cells > seen)

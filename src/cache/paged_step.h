@@ -16,10 +16,6 @@ namespace lowkv {
 [[noreturn]] inline void refuse(const std::string& message) {
     throw Error(ErrorCode::invalid_argument, message);
 }
-// The message is made whether or not it is needed: what is asked for each token or page refuses.
-inline void check(bool legal, const std::string& message) {
-    if (!legal) refuse(message);
-}
 
 struct PagedLayer::Step {
     // Of one sequence: pages[first_page] is the first that its queries see.

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cache/block.h"
-#include "cache/host_rows.h"
 #include "cache/store.h"
+#include "cpu/host_rows.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
 

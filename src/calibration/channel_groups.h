@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "codec/calibration_limits.h"
+#include "plan/calibration_limits.h"
 
 namespace lowkv::calibration {
 

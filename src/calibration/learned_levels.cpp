@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "codec/calibration_limits.h"
+#include "plan/calibration_limits.h"
 
 namespace lowkv::calibration {
 namespace {

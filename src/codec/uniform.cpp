@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "codec/sum.h"
-#include "families/codes_part.h"
 
 namespace lowkv::codec {
 namespace {

@@ -8,6 +8,8 @@
 
 namespace lowkv::codec {
 
+inline constexpr std::uint32_t max_lanes = 576;  // a head_dim, or the 128 tokens of a block
+
 // Of x[0, count). The grid over the whole range.
 Grid full_grid(const float* x, std::uint32_t count, float top) noexcept;
 

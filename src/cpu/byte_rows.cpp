@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cache/host_rows.h"
 #include "codec/bfloat16.h"
 #include "codec/float16.h"
+#include "cpu/host_rows.h"
 #include "cpu/rows.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv::cpu {
 namespace {

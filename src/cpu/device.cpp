@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "attention/run.h"
-#include "codec/block.h"
 #include "cpu/byte_rows.h"
 #include "cpu/exact_block.h"
 #include "cpu/memory.h"
 #include "cpu/rows.h"
+#include "plan/block.h"
 
 namespace lowkv {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <limits>
 
-#include "cache/host_rows.h"
-#include "kernels/table.h"
+#include "cpu/host_rows.h"
+#include "isa/table.h"
 
 namespace lowkv::cpu {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cache/host_rows.h"
-#include "kernels/table.h"
+#include "cpu/host_rows.h"
+#include "isa/table.h"
 #include "lowkv/cache.h"
 
 namespace lowkv::cpu {

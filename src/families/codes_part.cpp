@@ -4,9 +4,9 @@
 #include <string>
 
 #include "codec/trellis.h"
+#include "codec/units.h"
 #include "families/metadata.h"
-#include "kernels/table.h"
-#include "kernels/units.h"
+#include "isa/table.h"
 
 namespace lowkv::codec {
 CodesPart::CodesPart(const Codec& its_codec, const PartShape& its_shape) noexcept

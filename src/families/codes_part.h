@@ -17,12 +17,12 @@
 #include <string_view>
 
 #include "codec/round.h"
+#include "codec/uniform.h"
 #include "lowkv/family.h"
 #include "lowkv/format.h"
 
 namespace lowkv::codec {
 
-inline constexpr std::uint32_t max_lanes = 576;    // a head_dim, or the 128 tokens of a block
 inline constexpr std::uint32_t max_groups = 4096;  // of a section: 128 tokens x 32 groups of a row
 inline constexpr std::size_t cache_line = LOWKV_CACHE_LINE;
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "codec/units.h"
 #include "families/codes_part.h"
-#include "kernels/units.h"
 
 namespace lowkv::codec {
 

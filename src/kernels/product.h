@@ -7,7 +7,7 @@
 
 #include "families/row/row_part.h"
 #include "families/sorted/sorted_part.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv::kernels {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 

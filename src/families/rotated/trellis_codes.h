@@ -8,7 +8,7 @@
 
 #include "families/codes_part.h"
 #include "families/packing.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv::codec {
 

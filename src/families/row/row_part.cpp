@@ -8,12 +8,12 @@
 #include "codec/clip.h"
 #include "codec/float16.h"
 #include "codec/uniform.h"
+#include "codec/units.h"
 #include "families/metadata.h"
 #include "families/packing.h"
 #include "families/row/outliers.h"
 #include "families/words.h"
-#include "kernels/table.h"
-#include "kernels/units.h"
+#include "isa/table.h"
 #include "lowkv/error.h"
 
 namespace lowkv::codec {

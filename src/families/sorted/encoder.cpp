@@ -7,7 +7,7 @@
 #include "codec/hadamard16.h"
 #include "codec/lloyd_max.h"
 #include "codec/sum.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv::codec {
 namespace {

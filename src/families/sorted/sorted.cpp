@@ -7,7 +7,7 @@
 #include "families/sorted/carried.h"
 #include "families/sorted/encoder.h"
 #include "families/words.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv::codec {
 namespace {

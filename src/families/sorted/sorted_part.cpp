@@ -4,7 +4,7 @@
 
 #include "codec/lloyd_max.h"
 #include "codec/trellis.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 
 namespace lowkv::codec {
 namespace {

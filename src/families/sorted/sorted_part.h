@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/family.h"
 #include "lowkv/format.h"
 

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "codec/block.h"
 #include "lowkv/codec.h"
+#include "plan/block.h"
 
 namespace lowkv {
 namespace {

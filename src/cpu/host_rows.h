@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/cache.h"
 
 namespace lowkv::cache {

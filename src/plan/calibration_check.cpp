@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "codec/calibration_limits.h"
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
+#include "plan/calibration_limits.h"
 
 namespace lowkv {
 namespace {

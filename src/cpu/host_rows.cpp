@@ -1,4 +1,4 @@
-#include "cache/host_rows.h"
+#include "cpu/host_rows.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <string>
 
-#include "codec/inputs_hash.h"
 #include "codec/rotation.h"
 #include "families/codes_part.h"
 #include "families/families.h"
-#include "kernels/table.h"
+#include "isa/table.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
+#include "plan/inputs_hash.h"
 
 namespace lowkv {
 namespace {

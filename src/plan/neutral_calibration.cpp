@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <string>
 
-#include "codec/calibration_limits.h"
 #include "codec/lloyd_max.h"
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
+#include "plan/calibration_limits.h"
 
 namespace lowkv {
 namespace {

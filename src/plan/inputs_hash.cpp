@@ -1,4 +1,4 @@
-#include "codec/inputs_hash.h"
+#include "plan/inputs_hash.h"
 
 #include <span>
 #include <vector>

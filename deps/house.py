@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""The house's bars: what includes what in src/, and how much of the product there is. CI runs it.
+
+A folder of src/ includes those before it in ROOMS only. The other bars are numbers that may fall but not rise: whoever
+lowers one writes the new number here."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("", "scheme", "codec", "isa", "families", "kernels", "plan", "attention", "cpu", "cache", "filters",
+         "calibration")
+PRODUCT = ("include", "src", "python", "plugins", "cli", "devices")
+BARS = {"product lines": 33600, "files of the product under 30 lines": 100, "files of the product over 400 lines": 3,
+        "public headers": 24, "upward includes": 0}
+
+
+def product():
+    """Its files: their paths and their lines."""
+    listed = subprocess.run(["git", "ls-files", *PRODUCT], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        path = Path(name)
+        if path.suffix in (".h", ".hpp", ".cpp", ".cu", ".py") and (ROOT / path).exists():
+            yield path, (ROOT / path).read_text().splitlines()
+
+
+def counts(line):
+    """Whether it is more than a blank, a comment or a preprocessor's line."""
+    return not (line.strip() or "#").startswith(("//", "#", "*"))
+
+
+def room(path):
+    return path.parts[1] if len(path.parts) > 2 else ""
+
+
+def upward(path, lines):
+    """A source's includes of rooms that come after its own."""
+    if path.parts[0] != "src":
+        return
+    if room(path) not in ROOMS:
+        yield f"{path}: src/{room(path)} is not in ROOMS of deps/house.py"
+        return
+    for line in lines:
+        found = re.match(r'#include "([^"]+)"', line)
+        if found and (ROOT / "src" / found[1]).is_file():
+            other = room(Path("src") / found[1])
+            if ROOMS.index(other) > ROOMS.index(room(path)):
+                yield f"{path} includes {found[1]}: src/{other} comes after src/{room(path)}"
+
+
+def main():
+    files = list(product())
+    wrong = [text for path, lines in files for text in upward(path, lines)]
+    folders = {name: sum(counts(line) for path, lines in files if path.parts[0] == name for line in lines)
+               for name in PRODUCT}
+    found = {
+        "product lines": sum(folders.values()),
+        "files of the product under 30 lines": sum(len(lines) < 30 for _, lines in files),
+        "files of the product over 400 lines": sum(len(lines) > 400 for _, lines in files),
+        "public headers": sum(path.parts[:2] == ("include", "lowkv") for path, _ in files),
+        "upward includes": len(wrong),
+    }
+    print(", ".join(f"{name} {count:,}" for name, count in folders.items()))
+    print("\n".join(wrong), end="\n" if wrong else "")
+    for name, count in found.items():
+        print(f"{'FAILED' if count > BARS[name] else 'ok':6} {name}: {count:,} (at most {BARS[name]:,})")
+    return any(count > BARS[name] for name, count in found.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

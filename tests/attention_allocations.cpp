@@ -1,0 +1,123 @@
+// Attention allocates nothing, once its workspace has grown: a server calls it for each layer and
+// sequence of every step.
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "batch_common.h"
+#include "lowkv/attention.h"
+#include "lowkv/batch.h"
+#include "lowkv/cache.h"
+#include "lowkv/scheme.h"
+
+using namespace lowkv;
+
+namespace {
+
+thread_local long allocations = 0;
+
+void* allocate(std::size_t bytes) {
+    ++allocations;
+    void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+
+}  // namespace
+
+// Not inline: gcc takes half of a pair that it has inlined for one that does not match the other.
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return allocate(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes) { return allocate(bytes); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace {
+
+constexpr Shape shape{2, 64};
+constexpr std::uint32_t heads = 4, tokens = 700;
+
+// Those of the second of two calls.
+template <class F>
+long counted(F f) {
+    f();
+    const long before = allocations;
+    f();
+    return allocations - before;
+}
+
+std::vector<float> numbers(std::size_t count) {
+    std::mt19937 random(7);
+    std::vector<float> out(count);
+    for (float& x : out) x = static_cast<float>(static_cast<int>(random() % 512) - 256) / 64.0f;
+    return out;
+}
+
+}  // namespace
+
+TEST_CASE("one sequence and several") {
+    const auto rows = numbers(tokens * shape.channels()), q = numbers(40 * heads * 64);
+    for (const char* scheme : {"exact", "lowkv2.8", "lowkv4", "kivi2", "turboquant3", "kvarn4"}) {
+        for (const std::uint32_t queries : {1u, 40u}) {
+            for (const Mask::Kind kind : {Mask::Kind::none, Mask::Kind::causal}) {
+                CAPTURE(scheme);
+                CAPTURE(queries);
+                const auto plan = batch_test::make_plan(scheme, shape, RowType::f16);
+                const auto store = std::make_shared<Store>();
+                Sequence sequence(store, plan, Retention{.window = 32, .sinks = 0});
+                sequence.append(rows.data(), rows.data(), tokens);
+                sequence.settle();
+                std::vector<float> out(queries * heads * 64);
+                AttentionIO io;
+                io.q = q.data();
+                io.out = out.data();
+                io.tokens = queries;
+                io.heads = heads;
+                io.q_head_stride = io.out_head_stride = 64;
+                io.q_token_stride = io.out_token_stride = std::size_t{heads} * 64;
+                io.n_cells = tokens;
+                AttentionParams params;
+                params.mask.kind = kind;
+                AttentionWorkspace workspace;
+                CHECK(counted([&] { attend(sequence, io, params, workspace); }) == 0);
+
+                std::vector<BlockView> views((tokens + plan->block_tokens() - 1) /
+                                             plan->block_tokens());
+                sequence.views(views);
+                const std::vector<SequenceAttention> both(2, {views, io, params.mask});
+                CHECK(counted([&] { attend(sequence.device(), *plan, both, params, workspace); }) ==
+                      0);
+            }
+        }
+    }
+}
+
+TEST_CASE("a batch") {
+    const auto rows = numbers(3 * tokens * shape.channels()), q = numbers(3 * heads * 64);
+    for (const char* scheme : {"exact", "lowkv2.8", "kivi2"}) {
+        CAPTURE(scheme);
+        const auto plan = batch_test::make_plan(scheme, shape, RowType::f32);
+        Batch batch(std::make_shared<Store>(), plan, Retention{.window = 32, .sinks = 0}, 3);
+        const BatchRows all{rows.data(),
+                            RowType::f32,
+                            {tokens * shape.channels(), shape.head_dim, shape.channels()}};
+        batch.append(all, all, tokens);
+        batch.settle();
+        std::vector<float> out(q.size());
+        BatchAttention a;
+        a.q = q.data();
+        a.out = out.data();
+        a.q_strides = a.out_strides = {std::size_t{heads} * 64, 64, std::size_t{heads} * 64};
+        a.queries = 1;
+        a.heads = heads;
+        AttentionWorkspace workspace;
+        CHECK(counted([&] { batch.attend(a, workspace); }) == 0);
+    }
+}
