@@ -64,7 +64,7 @@ def test_a_named_plugin_goes_first(tmp_path, monkeypatch):
 
 
 def test_the_command_is_asked_for_one_that_fits(tmp_path):
-    with pytest.raises(lowkv.Error, match=r"there is no libggml-lowkv\.so: build lowkv"):
+    with pytest.raises(lowkv.Error, match=r"there is no libggml-lowkv\.so: install lowkv.s wheel"):
         subject.find_plugin(tmp_path)
     (tmp_path / "built.so").touch()
     command(tmp_path, f'[ "$*" = "plugin --for {tmp_path}/llama_cpp" ] && echo building && echo {tmp_path}/built.so')
