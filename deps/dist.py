@@ -3,7 +3,8 @@
 
 lowkv-VERSION-linux-ARCH.tar.gz holds the command and the plug-in, with the libraries that the command needs. The wheel
 has the same in an environment's bin and lib/lowkv, besides the Python package. Both need glibc 2.34 (Ubuntu 22.04,
-Debian 12, RHEL 9) and no compiler. SHA256SUMS covers both.
+Debian 12, RHEL 9) and no compiler. SHA256SUMS covers all that lies in dist/. --aarch64 makes the archive alone, for
+64-bit ARM, with Debian's cross compiler.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from tools import SetupError, jobs, run, say, sha256  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, OUT = ROOT / "build" / "dist", ROOT / "dist"
 LOG = BUILD / "dist.log"
-PLATFORM = f"manylinux_2_34_{platform.machine()}"
+MACHINE = platform.machine()
+PLATFORM = f"manylinux_2_34_{MACHINE}"
 # What the programs that load the plug-in bring, and what every system has or is beside the command.
 ELSEWHERE = ["libggml.so.0", "libggml-base.so.0", "libggml-cpu.so.0", "libllama.so.0", "libgomp.so.1"]
 
@@ -34,13 +36,15 @@ def version():
     return re.search(r"project\(lowkv VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
 
 
-def build_tree(paths):
+def build_tree(paths, machine):
     """The command, the plug-in and their libraries, laid out as they are installed. Returns the folder."""
-    options = {
-        "CMAKE_BUILD_TYPE": "Release", "LOWKV_CORE": ROOT / "build" / "release", "LOWKV_PORTABLE": "ON",
-        "LOWKV_BUILD_TESTS": "OFF", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_PORTABLE"],
-    }
-    build, tree = BUILD / "build", BUILD / "tree"
+    options = {"CMAKE_BUILD_TYPE": "Release", "LOWKV_PORTABLE": "ON", "LOWKV_BUILD_TESTS": "OFF"}
+    if machine == MACHINE:
+        options |= {"LOWKV_CORE": ROOT / "build/release", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_PORTABLE"]}
+    else:
+        options |= {"LOWKV_CORE": ROOT / "build/aarch64", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_AARCH64"],
+                    "CMAKE_TOOLCHAIN_FILE": ROOT / "cmake/aarch64-linux-gnu.cmake"}
+    build, tree = BUILD / f"build-{machine}", BUILD / f"tree-{machine}"
     shutil.rmtree(tree, ignore_errors=True)
     run(["cmake", "-S", ROOT, "-B", build, *(f"-D{key}={value}" for key, value in options.items())], LOG,
         "dist: configuring")
@@ -55,8 +59,8 @@ def plain_owner(member):
     return member
 
 
-def make_archive(tree):
-    name = f"lowkv-{version()}-linux-{platform.machine()}"
+def make_archive(tree, machine):
+    name = f"lowkv-{version()}-linux-{machine}"
     path = OUT / f"{name}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for folder in sorted(tree.iterdir()):
@@ -92,19 +96,25 @@ def make_wheel(tree, paths):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--aarch64", action="store_true", help="the archive for 64-bit ARM")
+    machine = "aarch64" if parser.parse_args().aarch64 else MACHINE
     BUILD.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir()
+    OUT.mkdir(exist_ok=True)
+    for old in OUT.glob(f"*{machine}.*"):
+        old.unlink()
     os.umask(stat.S_IWGRP | stat.S_IWOTH)
     try:
         paths = Setup(CACHE).paths()
-        tree = build_tree(paths)
-        made = [make_archive(tree), make_wheel(tree, paths)]
+        tree = build_tree(paths, machine)
+        made = [make_archive(tree, machine)]
+        if machine == MACHINE:
+            made.append(make_wheel(tree, paths))
     except SetupError as error:
         say(f"failed: {error}")
         return 1
-    (OUT / "SHA256SUMS").write_text("".join(f"{sha256(path)}  {path.name}\n" for path in made))
+    files = sorted([*OUT.glob("*.tar.gz"), *OUT.glob("*.whl")])
+    (OUT / "SHA256SUMS").write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files))
     for path in made:
         say(f"{path.relative_to(ROOT)}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0

@@ -51,11 +51,12 @@ class Llama(Part):
         "LLAMA_OPENSSL=OFF LLAMA_BUILD_UI=OFF LLAMA_USE_PREBUILT_UI=OFF LLAMA_BUILD_TESTS=OFF "
         "LLAMA_BUILD_EXAMPLES=OFF LLAMA_BUILD_APP=OFF GGML_OPENMP=ON GGML_NATIVE=ON GGML_CCACHE=OFF"
     ).split()
+    FASTER = HERE / "llama_build.cmake"  # None: as llama.cpp is
 
     def inputs(self, setup):
         compiler, cpu = compiler_identity()
         return {"sha256": self.SHA256, "options": self.OPTIONS, "targets": self.TARGETS,
-                "compiler": compiler, "cpu": cpu}
+                "compiler": compiler, "cpu": cpu, "faster": self.FASTER and sha256(self.FASTER)}
 
     def make(self, setup, folder):
         require("make", "it runs the builds")
@@ -78,6 +79,7 @@ class Llama(Part):
 
     def build(self, tool, source, build, log):
         options = [f"-D{option}" for option in self.OPTIONS]
+        options += [f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={self.FASTER}"] if self.FASTER else []
         run([tool, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, f"{self.name}: configuring")
         run([tool, "--build", build, "-j", jobs(), "--target", *self.built()], log, f"{self.name}: building")
 
@@ -143,6 +145,7 @@ class OlderLlama(Llama):
     """The least of an older llama.cpp that the smoke test of versions runs (tests/matrix)."""
 
     TARGETS = ("llama-simple",)
+    FASTER = None
     OPTIONS = tuple(x.replace("EXAMPLES=OFF", "EXAMPLES=ON") for x in Llama.OPTIONS)
 
     def __init__(self, ggml):

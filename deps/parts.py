@@ -265,6 +265,9 @@ PARTS = {part.name: part for part in (
     *(OlderLlama(version) for version in RELEASES if RELEASES[version][0] != Llama.VERSION),
     LlamaVariant("portable", "llama.cpp's libraries for any x86-64 with AVX2, for `make dist`", "GGML_NATIVE=OFF",
                  ["llama"]),
+    LlamaVariant("aarch64", "llama.cpp's libraries for 64-bit ARM, for `make dist-aarch64`",
+                 "GGML_NATIVE=OFF LLAMA_BUILD_EXAMPLES=ON CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR=aarch64 "
+                 "CMAKE_C_COMPILER=aarch64-linux-gnu-gcc CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", ["llama-simple"]),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
                  "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",

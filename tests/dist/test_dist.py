@@ -5,6 +5,7 @@ but Debian's C and C++ libraries and a shell (as root only: chroot)."""
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -46,7 +47,7 @@ def environment(tmp_path_factory):
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory):
     """The archive's folder, unpacked."""
-    path, = DIST.glob("*.tar.gz")
+    path, = DIST.glob(f"*{platform.machine()}.tar.gz")
     folder = tmp_path_factory.mktemp("archive")
     with tarfile.open(path) as tar:
         tar.extractall(folder, filter="data")
@@ -66,7 +67,7 @@ def run(command, *args, bare, home, **variables):
 
 def test_checksums():
     lines = (DIST / "SHA256SUMS").read_text().splitlines()
-    assert len(lines) == 2
+    assert len(lines) >= 2
     for line in lines:
         digest, name = line.split("  ")
         assert hashlib.sha256((DIST / name).read_bytes()).hexdigest() == digest
@@ -75,7 +76,7 @@ def test_checksums():
 def test_what_it_needs():
     wheel, = DIST.glob("*.whl")
     assert "manylinux_2_34" in wheel.name
-    path, = DIST.glob("*.tar.gz")
+    path, = DIST.glob(f"*{platform.machine()}.tar.gz")
     with tarfile.open(path) as tar:
         names = tar.getnames()
     assert sum(name.endswith("/lib/lowkv/libggml-lowkv.so") for name in names) == 1
