@@ -3,7 +3,8 @@ if(NOT LOWKV_CORE)
     include(CMakePackageConfigHelpers)
 
     set(lowkv_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/lowkv")
-    install(TARGETS ${lowkv_libraries} EXPORT lowkv-targets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT lowkv)
+    install(TARGETS ${lowkv_libraries} EXPORT lowkv-targets COMPONENT lowkv
+        ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
     install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lowkv" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT lowkv)
     install(EXPORT lowkv-targets NAMESPACE lowkv:: DESTINATION "${lowkv_package_dir}" COMPONENT lowkv)
     configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/lowkv-config.cmake.in"

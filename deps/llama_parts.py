@@ -55,8 +55,9 @@ class Llama(Part):
 
     def inputs(self, setup):
         compiler, cpu = compiler_identity()
+        faster = {"faster": sha256(self.FASTER)} if self.FASTER else {}
         return {"sha256": self.SHA256, "options": self.OPTIONS, "targets": self.TARGETS,
-                "compiler": compiler, "cpu": cpu, "faster": self.FASTER and sha256(self.FASTER)}
+                "compiler": compiler, "cpu": cpu, **faster}
 
     def make(self, setup, folder):
         require("make", "it runs the builds")

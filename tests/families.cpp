@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "families/families.h"
 #include "lowkv/calibration.h"
+#include "lowkv/family.h"
 #include "lowkv/rope.h"
 
 using namespace lowkv;
@@ -65,8 +65,8 @@ TEST_CASE("the documented family and kernels of every preset are those of its pl
         const Plan plan = neutral_plan(layer, {2, 64}, &rope);
         REQUIRE(table.contains(std::string(preset.name)));
         const Row& row = table.at(std::string(preset.name));
-        CHECK(row.family == codec::family_of(layer.key).name());
-        CHECK(row.value_family == codec::family_of(layer.value).name());
+        CHECK(row.family == family_of(layer.key).name());
+        CHECK(row.value_family == family_of(layer.value).name());
         CHECK(row.keys == plan.keys().kernels().name);
         CHECK(row.values == plan.values().kernels().name);
     }

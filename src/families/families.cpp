@@ -1,10 +1,9 @@
-#include "families/families.h"
-
 #include <algorithm>
 #include <array>
 #include <iterator>
 
 #include "families/codes_part.h"
+#include "lowkv/family.h"
 
 namespace lowkv {
 namespace codec {

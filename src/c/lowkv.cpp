@@ -1,0 +1,399 @@
+// The C interface (lowkv.h), over a Sequence for each layer of each sequence.
+
+#include "lowkv/lowkv.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "c/model_image.h"
+#include "codec/bfloat16.h"
+#include "codec/float16.h"
+#include "lowkv/attention.h"
+#include "lowkv/cache.h"
+#include "lowkv/error.h"
+#include "lowkv/scheme.h"
+
+using lowkv::Error;
+using lowkv::ErrorCode;
+
+struct lowkv_cache {
+    using Layers = std::vector<lowkv::Sequence>;  // of a sequence
+
+    lowkv::Scheme scheme;
+    lowkv::Shape shape;
+    std::unique_ptr<lowkv::Executor> pool;  // null: the caller's thread alone
+    std::shared_ptr<lowkv::Store> store;
+    std::vector<std::shared_ptr<const lowkv::Plan>> plans;  // by layer
+    std::vector<std::optional<Layers>> sequences;           // by number; removed ones are empty
+    // Of lowkv_attend(), kept so that a step allocates nothing.
+    lowkv::AttentionWorkspace workspace;
+    std::vector<lowkv::BlockView> views;
+    std::vector<lowkv::SequenceAttention> attended;
+
+    lowkv::Executor& executor() const noexcept { return pool ? *pool : lowkv::serial_executor(); }
+};
+
+namespace {
+
+using Layers = lowkv_cache::Layers;
+
+[[noreturn]] void refuse(const std::string& message) {
+    throw Error(ErrorCode::invalid_argument, message);
+}
+
+std::string& message() noexcept {
+    static thread_local std::string text;
+    return text;
+}
+
+lowkv_status status_of(ErrorCode code) noexcept {
+    switch (code) {
+        case ErrorCode::invalid_scheme: return LOWKV_INVALID_SCHEME;
+        case ErrorCode::invalid_argument: return LOWKV_INVALID_ARGUMENT;
+        case ErrorCode::unsupported:
+        case ErrorCode::invalid_calibration: return LOWKV_UNSUPPORTED;
+        case ErrorCode::invalid_image: return LOWKV_INVALID_IMAGE;
+        case ErrorCode::over_budget: return LOWKV_OVER_BUDGET;
+        case ErrorCode::device_failed: return LOWKV_FAILED;
+    }
+    return LOWKV_FAILED;
+}
+
+// No exception leaves a function of C.
+template <class F>
+lowkv_status guarded(F f) noexcept {
+    try {
+        try {
+            f();
+            return LOWKV_OK;
+        } catch (const Error& error) {
+            message() = error.what();
+            return status_of(error.code());
+        } catch (const std::bad_alloc&) {
+            message() = "out of memory";
+            return LOWKV_OUT_OF_MEMORY;
+        } catch (const std::exception& error) {
+            message() = error.what();
+            return LOWKV_FAILED;
+        }
+    } catch (...) {  // no memory for the message
+        return LOWKV_OUT_OF_MEMORY;
+    }
+}
+
+template <class T>
+T& required(T* pointer, const char* name) {
+    if (pointer == nullptr) refuse(std::string(name) + " is NULL");
+    return *pointer;
+}
+
+// A structure of the caller's, which may be of a later version and then has more members.
+template <class T>
+const T& sized(const T* given, const char* name) {
+    if (required(given, name).size < sizeof(T))
+        refuse(std::string(name) + ": its size is " + std::to_string(given->size) +
+               "; set it to sizeof, " + std::to_string(sizeof(T)));
+    return *given;
+}
+
+lowkv::RowType row_type(lowkv_dtype type) {
+    if (type != LOWKV_DTYPE_F32 && type != LOWKV_DTYPE_F16 && type != LOWKV_DTYPE_BF16)
+        refuse("no dtype " + std::to_string(type) +
+               "; there are LOWKV_DTYPE_F32, LOWKV_DTYPE_F16 and LOWKV_DTYPE_BF16");
+    return static_cast<lowkv::RowType>(type);
+}
+
+template <class Cache>
+auto& layers_of(Cache& cache, lowkv_sequence number) {
+    if (number >= cache.sequences.size() || !cache.sequences[number])
+        refuse("there is no sequence " + std::to_string(number));
+    return *cache.sequences[number];
+}
+
+template <class Cache>
+auto& layer_of(Cache& cache, lowkv_sequence number, std::uint32_t layer) {
+    auto& layers = layers_of(cache, number);
+    if (layer >= layers.size())
+        refuse("layer " + std::to_string(layer) + " of " + std::to_string(layers.size()));
+    return layers[layer];
+}
+
+lowkv_sequence keep(lowkv_cache& cache, Layers layers) {
+    const auto free = std::ranges::find_if(cache.sequences, [](const auto& s) { return !s; });
+    const auto number = static_cast<lowkv_sequence>(free - cache.sequences.begin());
+    if (free == cache.sequences.end()) cache.sequences.emplace_back();
+    cache.sequences[number] = std::move(layers);
+    return number;
+}
+
+lowkv::Retention retention_of(const lowkv_cache& cache, std::uint32_t layer) {
+    lowkv::Retention retention = cache.scheme.retention;
+    if (cache.scheme.layer(layer).exact()) retention.sinks = 0;
+    return retention;
+}
+
+std::unique_ptr<lowkv_cache> make_cache(const lowkv_config& config) {
+    auto cache = std::make_unique<lowkv_cache>();
+    cache->scheme = lowkv::parse_scheme(
+        config.scheme == nullptr ? std::string(lowkv::default_scheme) : config.scheme);
+    if (cache->scheme.needs_calibration() || cache->scheme.retention.filter != lowkv::Filter::none)
+        throw Error(ErrorCode::unsupported,
+                    "schemes that need a calibration, and filters, are not served by the C "
+                    "interface: " +
+                        lowkv::to_string(cache->scheme));
+    if (config.layers == 0 || config.layers > lowkv::c::most_layers)
+        refuse(std::to_string(config.layers) + " layers; legal: 1 to " +
+               std::to_string(lowkv::c::most_layers));
+    lowkv::require_layers(cache->scheme, config.layers);
+    cache->shape = {config.kv_heads, config.head_dim};
+    if (config.threads > 1) cache->pool = lowkv::make_thread_executor(config.threads);
+    cache->store = std::make_shared<lowkv::Store>(config.budget);
+    lowkv::LayerInputs inputs;
+    if (config.dtype != 0) inputs.rows = row_type(config.dtype);
+    for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
+        inputs.byte_rows = cache->scheme.byte_rows(layer);
+        cache->plans.push_back(std::make_shared<const lowkv::Plan>(
+            cache->scheme.layer(layer), cache->shape, std::string_view{}, layer, inputs));
+        if (cache->plans.back()->has_positions())
+            throw Error(ErrorCode::unsupported,
+                        "keys before RoPE are not served by the C interface");
+    }
+    return cache;
+}
+
+lowkv::Rows rows_of(const lowkv_rows& rows, const char* name) {
+    if (rows.data == nullptr) refuse(std::string(name) + ".data is NULL");
+    return {rows.data, row_type(rows.dtype), rows.head_stride, rows.token_stride};
+}
+
+lowkv::SequenceAttention attention_of(const lowkv_attention& given, const lowkv::Sequence& its) {
+    lowkv::SequenceAttention out;
+    out.io.q = given.q;
+    out.io.q_token_stride = given.q_token_stride;
+    out.io.q_head_stride = given.q_head_stride;
+    out.io.out = given.out;
+    out.io.out_token_stride = given.out_token_stride;
+    out.io.out_head_stride = given.out_head_stride;
+    out.io.tokens = given.tokens;
+    out.io.heads = given.heads;
+    out.io.n_cells = its.size();
+    out.io.log_sum = given.lse;
+    if (given.mask != nullptr && given.causal != 0) refuse("a mask and causal: take one of them");
+    out.mask.kind = given.mask != nullptr ? lowkv::Mask::Kind::additive_f32
+                    : given.causal != 0   ? lowkv::Mask::Kind::causal
+                                          : lowkv::Mask::Kind::none;
+    out.mask.data = given.mask;
+    out.mask.row_stride = given.mask_stride;
+    out.mask.window = given.window;
+    return out;
+}
+
+void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list,
+            std::uint32_t count, const lowkv_attention_params* given) {
+    lowkv::AttentionParams params;
+    params.scale = 1.0f / std::sqrt(static_cast<float>(cache.shape.head_dim));
+    if (given != nullptr) {
+        const lowkv_attention_params& its = sized(given, "params");
+        if (its.scale != 0) params.scale = its.scale;
+        params.softcap = its.softcap;
+        params.alibi_slopes = its.alibi_slopes;
+        params.sink_logits = its.sink_logits;
+    }
+    if (count > 0) required(list, "attentions");
+    cache.attended.clear();
+    std::size_t blocks = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+        const auto& its = layer_of(cache, sized(list + i, "attentions").sequence, layer);
+        cache.attended.push_back(attention_of(list[i], its));
+        blocks += its.blocks();
+    }
+    if (count == 0) return;
+    cache.views.resize(blocks);
+    std::span<lowkv::BlockView> left(cache.views);
+    for (std::uint32_t i = 0; i < count; ++i) {
+        const auto& its = layer_of(cache, list[i].sequence, layer);
+        its.views(left.first(its.blocks()));
+        cache.attended[i].blocks = left.first(its.blocks());
+        left = left.subspan(its.blocks());
+    }
+    lowkv::attend(cache.store->device(), *cache.plans[layer], cache.attended, params,
+                  cache.workspace, cache.executor());
+    for (std::uint32_t i = 0; i < count; ++i) {
+        auto& its = layer_of(cache, list[i].sequence, layer);
+        if (its.wants_queries())
+            its.observe({list[i].q, list[i].q_token_stride, list[i].q_head_stride, list[i].tokens,
+                         list[i].heads});
+    }
+}
+
+void to_floats(const std::vector<std::byte>& rows, lowkv::RowType type, float* out) {
+    const std::size_t count = rows.size() / lowkv::element_bytes(type);
+    if (type == lowkv::RowType::f32) {
+        std::memcpy(out, rows.data(), rows.size());
+        return;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint16_t half = 0;
+        std::memcpy(&half, rows.data() + i * sizeof half, sizeof half);
+        out[i] = type == lowkv::RowType::f16 ? lowkv::codec::f16_to_f32(half)
+                                             : lowkv::codec::bf16_to_f32(half);
+    }
+}
+
+void read(const lowkv::Sequence& its, std::uint32_t first, std::uint32_t tokens, float* keys,
+          float* values, lowkv::Executor& executor) {
+    if (std::uint64_t{first} + tokens > its.size())
+        refuse("tokens " + std::to_string(first) + " to " +
+               std::to_string(std::uint64_t{first} + tokens) + " of " + std::to_string(its.size()));
+    const lowkv::RowType type = its.plan().rows();
+    const lowkv::Shape shape = its.plan().shape();
+    const std::size_t bytes = std::size_t{tokens} * shape.channels() * lowkv::element_bytes(type);
+    std::vector<std::byte> both[2];
+    lowkv::RowsOut out[2];
+    for (int part = 0; part < 2; ++part) {
+        if ((part == 0 ? keys : values) == nullptr) continue;
+        both[part].resize(bytes);
+        out[part] = {both[part].data(), shape.head_dim, shape.channels()};
+    }
+    its.read(first, tokens, out[0], out[1], executor);
+    if (keys != nullptr) to_floats(both[0], type, keys);
+    if (values != nullptr) to_floats(both[1], type, values);
+}
+
+}  // namespace
+
+uint32_t lowkv_api_version(void) { return LOWKV_API_VERSION; }
+const char* lowkv_version(void) { return LOWKV_VERSION; }
+const char* lowkv_default_scheme(void) { return lowkv::default_scheme.data(); }
+const char* lowkv_error(void) { return message().c_str(); }
+
+lowkv_status lowkv_cache_new(const lowkv_config* config, lowkv_cache** cache) {
+    return guarded([&] {
+        lowkv_cache*& out = required(cache, "cache");
+        out = make_cache(sized(config, "config")).release();
+    });
+}
+
+void lowkv_cache_free(lowkv_cache* cache) { delete cache; }
+
+lowkv_status lowkv_sequence_add(lowkv_cache* cache, lowkv_sequence* sequence) {
+    return guarded([&] {
+        lowkv_cache& its = required(cache, "cache");
+        lowkv_sequence& number = required(sequence, "sequence");
+        Layers layers;
+        for (std::uint32_t layer = 0; layer < its.plans.size(); ++layer)
+            layers.emplace_back(its.store, its.plans[layer], retention_of(its, layer));
+        number = keep(its, std::move(layers));
+    });
+}
+
+lowkv_status lowkv_sequence_fork(lowkv_cache* cache, lowkv_sequence from,
+                                 lowkv_sequence* sequence) {
+    return guarded([&] {
+        lowkv_cache& its = required(cache, "cache");
+        lowkv_sequence& number = required(sequence, "sequence");
+        Layers layers;
+        for (const lowkv::Sequence& layer : layers_of(its, from)) layers.push_back(layer.fork());
+        number = keep(its, std::move(layers));
+    });
+}
+
+lowkv_status lowkv_sequence_remove(lowkv_cache* cache, lowkv_sequence sequence) {
+    return guarded([&] {
+        layers_of(required(cache, "cache"), sequence);
+        cache->sequences[sequence].reset();
+    });
+}
+
+lowkv_status lowkv_sequence_tokens(const lowkv_cache* cache, lowkv_sequence sequence,
+                                   uint32_t layer, uint32_t* tokens) {
+    return guarded([&] {
+        required(tokens, "tokens") = layer_of(required(cache, "cache"), sequence, layer).size();
+    });
+}
+
+lowkv_status lowkv_sequence_truncate(lowkv_cache* cache, lowkv_sequence sequence, uint32_t tokens) {
+    return guarded([&] {
+        for (lowkv::Sequence& layer : layers_of(required(cache, "cache"), sequence))
+            if (tokens < layer.size()) layer.truncate(tokens);
+    });
+}
+
+lowkv_status lowkv_append(lowkv_cache* cache, lowkv_sequence sequence, uint32_t layer,
+                          lowkv_rows keys, lowkv_rows values, uint32_t tokens) {
+    return guarded([&] {
+        lowkv::Sequence& its = layer_of(required(cache, "cache"), sequence, layer);
+        its.append(rows_of(keys, "keys"), rows_of(values, "values"), tokens);
+    });
+}
+
+lowkv_status lowkv_attend(lowkv_cache* cache, uint32_t layer, const lowkv_attention* attentions,
+                          uint32_t count, const lowkv_attention_params* params) {
+    return guarded([&] { attend(required(cache, "cache"), layer, attentions, count, params); });
+}
+
+lowkv_status lowkv_pack(lowkv_cache* cache) {
+    return guarded([&] {
+        for (auto& layers : required(cache, "cache").sequences)
+            if (layers)
+                for (lowkv::Sequence& layer : *layers) layer.settle(cache->executor());
+    });
+}
+
+lowkv_status lowkv_read(const lowkv_cache* cache, lowkv_sequence sequence, uint32_t layer,
+                        uint32_t first, uint32_t tokens, float* keys, float* values) {
+    return guarded([&] {
+        const lowkv_cache& its = required(cache, "cache");
+        read(layer_of(its, sequence, layer), first, tokens, keys, values, its.executor());
+    });
+}
+
+lowkv_status lowkv_cache_bytes(const lowkv_cache* cache, lowkv_bytes* bytes) {
+    return guarded([&] {
+        const lowkv::StoreStats stats = required(cache, "cache").store->stats();
+        required(bytes, "bytes") = {stats.exact_bytes, stats.packed_bytes, stats.peak_bytes};
+    });
+}
+
+lowkv_status lowkv_save(const lowkv_cache* cache, lowkv_sequence sequence, void** data,
+                        size_t* size) {
+    return guarded([&] {
+        void*& out = required(data, "data");
+        size_t& bytes = required(size, "size");
+        const std::vector<std::byte> image =
+            lowkv::c::save_model(layers_of(required(cache, "cache"), sequence));
+        void* memory = std::malloc(image.size());
+        if (memory == nullptr) throw std::bad_alloc();
+        std::memcpy(memory, image.data(), image.size());
+        out = memory;
+        bytes = image.size();
+    });
+}
+
+lowkv_status lowkv_load(lowkv_cache* cache, const void* data, size_t size,
+                        lowkv_sequence* sequence) {
+    return guarded([&] {
+        lowkv_cache& its = required(cache, "cache");
+        lowkv_sequence& number = required(sequence, "sequence");
+        if (data == nullptr) refuse("data is NULL");
+        const auto images =
+            lowkv::c::layer_images({static_cast<const std::byte*>(data), size}, its.plans.size());
+        Layers layers;
+        for (std::uint32_t layer = 0; layer < images.size(); ++layer) {
+            layers.push_back(lowkv::load_sequence(images[layer], its.store, its.plans[layer],
+                                                  retention_of(its, layer)));
+            lowkv::c::require_same_length(layers.front(), layers.back());
+        }
+        number = keep(its, std::move(layers));
+    });
+}
+
+void lowkv_free(void* data) { std::free(data); }
