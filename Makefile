@@ -67,8 +67,8 @@ E2E := tests/e2e
 PY := tests/python
 
 .PHONY: test-cpp
-test-cpp: build ## C++ tests, every kernel on every implementation
-	@ctest --preset $(PRESET) -j $(JOBS)
+test-cpp: build ## C++ tests, every kernel on every implementation (LONG=1: every case, not every second)
+	@LOWKV_TEST_SAMPLE=$(if $(LONG),1,2) ctest --preset $(PRESET) -j $(JOBS)
 
 .PHONY: test-eval
 test-eval: setup ## what the scripts of eval/ count and remember (seconds, no model)
@@ -80,8 +80,9 @@ test-e2e: build ## the plug-in and the command on a real model
 	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest $(E2E) $(SHORT) $(PYTEST_ARGS)
 
 .PHONY: test-long
-test-long: ## the tests that `make test` leaves out because they are long: of e2e and of the package
-	@$(MAKE) test-e2e test-python SHORT="-m long"
+test-long: ## what `make test` leaves out because it is long: every second case of the kernels', tests of e2e and the package
+	@$(MAKE) test-cpp LONG=1
+	$(MAKE) test-e2e test-python SHORT="-m long"
 
 .PHONY: test-llama
 test-llama: build ## llama.cpp's own server tests, stock and with the plug-in (10 minutes)

@@ -25,7 +25,7 @@ class Lane(NamedTuple):
 
 
 LANES = (
-    Lane("long", "test-long", 560, 0, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
+    Lane("long", "test-long", 760, 0, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
     Lane("tidy", "lint-tidy", 560, 1, ("include", "src", "cli", "plugins", "python", "devices", "examples")),
     Lane("asan", "test-asan", 700, 2, ("include", "src", "cmake", "tests/CMakeLists.txt")),
     Lane("tsan", "test-tsan", 600, 0,
