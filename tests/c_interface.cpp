@@ -152,6 +152,21 @@ TEST_CASE("several sequences at once are what each is alone, on threads too") {
     for (std::size_t i = 0; i < all.size(); ++i) list.push_back(attention(all[i], q, outs[i]));
     REQUIRE(lowkv_attend(cache, 1, list.data(), 3, nullptr) == LOWKV_OK);
     for (std::size_t i = 0; i < all.size(); ++i) CHECK(outs[i] == attend(cache, all[i], 1, q));
+
+    // A caller of a later version, whose structure is longer.
+    struct Later {
+        lowkv_attention known;
+        double more;
+    } later[2] = {};
+    for (std::size_t i = 0; i < 2; ++i) {
+        later[i].known = attention(all[2 - i], q, outs[i]);
+        later[i].known.size = sizeof(Later);
+    }
+    REQUIRE(lowkv_attend(cache, 1, &later[0].known, 2, nullptr) == LOWKV_OK);
+    CHECK(outs[0] == attend(cache, all[2], 1, q));
+    CHECK(outs[1] == attend(cache, all[1], 1, q));
+    later[1].known.size = sizeof(lowkv_attention);
+    CHECK(lowkv_attend(cache, 1, &later[0].known, 2, nullptr) == LOWKV_INVALID_ARGUMENT);
 }
 
 TEST_CASE("random calls against lists of rows") {

@@ -3,6 +3,7 @@
 #include "lowkv/lowkv.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -49,10 +50,7 @@ using Layers = lowkv_cache::Layers;
     throw Error(ErrorCode::invalid_argument, message);
 }
 
-std::string& message() noexcept {
-    static thread_local std::string text;
-    return text;
-}
+thread_local std::string message;  // of lowkv_error()
 
 lowkv_status status_of(ErrorCode code) noexcept {
     switch (code) {
@@ -75,13 +73,13 @@ lowkv_status guarded(F f) noexcept {
             f();
             return LOWKV_OK;
         } catch (const Error& error) {
-            message() = error.what();
+            message = error.what();
             return status_of(error.code());
         } catch (const std::bad_alloc&) {
-            message() = "out of memory";
+            message = "out of memory";
             return LOWKV_OUT_OF_MEMORY;
         } catch (const std::exception& error) {
-            message() = error.what();
+            message = error.what();
             return LOWKV_FAILED;
         }
     } catch (...) {  // no memory for the message
@@ -149,9 +147,8 @@ std::unique_ptr<lowkv_cache> make_cache(const lowkv_config& config) {
                     "schemes that need a calibration, and filters, are not served by the C "
                     "interface: " +
                         lowkv::to_string(cache->scheme));
-    if (config.layers == 0 || config.layers > lowkv::c::most_layers)
-        refuse(std::to_string(config.layers) + " layers; legal: 1 to " +
-               std::to_string(lowkv::c::most_layers));
+    if (config.layers == 0 || config.layers > 4096)
+        refuse(std::to_string(config.layers) + " layers; legal: 1 to 4096");
     lowkv::require_layers(cache->scheme, config.layers);
     cache->shape = {config.kv_heads, config.head_dim};
     if (config.threads > 1) cache->pool = lowkv::make_thread_executor(config.threads);
@@ -207,19 +204,25 @@ void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list
         params.alibi_slopes = its.alibi_slopes;
         params.sink_logits = its.sink_logits;
     }
-    if (count > 0) required(list, "attentions");
+    if (count == 0) return;
+    // A caller's are as far apart as its own version of the structure is long.
+    const std::size_t apart = sized(list, "attentions").size;
+    const auto at = [&](std::uint32_t i) -> const lowkv_attention& {
+        return *reinterpret_cast<const lowkv_attention*>(reinterpret_cast<const std::byte*>(list) +
+                                                         i * apart);
+    };
     cache.attended.clear();
     std::size_t blocks = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
-        const auto& its = layer_of(cache, sized(list + i, "attentions").sequence, layer);
-        cache.attended.push_back(attention_of(list[i], its));
+        if (at(i).size != apart) refuse("attentions of several sizes: set each to sizeof");
+        const auto& its = layer_of(cache, at(i).sequence, layer);
+        cache.attended.push_back(attention_of(at(i), its));
         blocks += its.blocks();
     }
-    if (count == 0) return;
     cache.views.resize(blocks);
     std::span<lowkv::BlockView> left(cache.views);
     for (std::uint32_t i = 0; i < count; ++i) {
-        const auto& its = layer_of(cache, list[i].sequence, layer);
+        const auto& its = layer_of(cache, at(i).sequence, layer);
         its.views(left.first(its.blocks()));
         cache.attended[i].blocks = left.first(its.blocks());
         left = left.subspan(its.blocks());
@@ -227,24 +230,22 @@ void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list
     lowkv::attend(cache.store->device(), *cache.plans[layer], cache.attended, params,
                   cache.workspace, cache.executor());
     for (std::uint32_t i = 0; i < count; ++i) {
-        auto& its = layer_of(cache, list[i].sequence, layer);
+        auto& its = layer_of(cache, at(i).sequence, layer);
         if (its.wants_queries())
-            its.observe({list[i].q, list[i].q_token_stride, list[i].q_head_stride, list[i].tokens,
-                         list[i].heads});
+            its.observe(
+                {at(i).q, at(i).q_token_stride, at(i).q_head_stride, at(i).tokens, at(i).heads});
     }
 }
 
 void to_floats(const std::vector<std::byte>& rows, lowkv::RowType type, float* out) {
-    const std::size_t count = rows.size() / lowkv::element_bytes(type);
-    if (type == lowkv::RowType::f32) {
-        std::memcpy(out, rows.data(), rows.size());
-        return;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-        std::uint16_t half = 0;
-        std::memcpy(&half, rows.data() + i * sizeof half, sizeof half);
-        out[i] = type == lowkv::RowType::f16 ? lowkv::codec::f16_to_f32(half)
-                                             : lowkv::codec::bf16_to_f32(half);
+    const std::size_t bytes = lowkv::element_bytes(type);
+    for (std::size_t i = 0; i * bytes < rows.size(); ++i) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, rows.data() + i * bytes, bytes);
+        const auto half = static_cast<std::uint16_t>(bits);
+        out[i] = type == lowkv::RowType::f32   ? std::bit_cast<float>(bits)
+                 : type == lowkv::RowType::f16 ? lowkv::codec::f16_to_f32(half)
+                                               : lowkv::codec::bf16_to_f32(half);
     }
 }
 
@@ -273,7 +274,7 @@ void read(const lowkv::Sequence& its, std::uint32_t first, std::uint32_t tokens,
 uint32_t lowkv_api_version(void) { return LOWKV_API_VERSION; }
 const char* lowkv_version(void) { return LOWKV_VERSION; }
 const char* lowkv_default_scheme(void) { return lowkv::default_scheme.data(); }
-const char* lowkv_error(void) { return message().c_str(); }
+const char* lowkv_error(void) { return message.c_str(); }
 
 lowkv_status lowkv_cache_new(const lowkv_config* config, lowkv_cache** cache) {
     return guarded([&] {

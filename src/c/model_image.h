@@ -12,8 +12,6 @@
 
 namespace lowkv::c {
 
-inline constexpr std::uint32_t most_layers = 4096;
-
 // Throws Error(invalid_argument) where layers differ in length: save between steps.
 std::vector<std::byte> save_model(std::span<const Sequence> layers);
 
