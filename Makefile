@@ -173,15 +173,14 @@ dist: ## a release's files in dist/: the wheel with command and plug-in, the sam
 	deps/dist.py
 
 .PHONY: dist-aarch64
-dist-aarch64: ## the tar.gz for 64-bit ARM, by Debian's cross compiler, and what its doctor says under qemu-user
+dist-aarch64: ## the tar.gz for 64-bit ARM, by Debian's cross compiler; its doctor and an answer under qemu-user
 	@type -P $(AARCH64_TOOLS) >/dev/null || { echo "make dist-aarch64 $(AARCH64_HINT)"; exit 1; }
 	$(SETUP) headers model llama-libraries llama-aarch64
 	$(call BUILD,aarch64,lowkv lowkv_calibrate lowkv_calibration_files)
 	deps/dist.py --aarch64
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/dist/tree-aarch64/bin/lowkv doctor -m "$(call dep,LOWKV_MODEL)"
-	GGML_BACKEND_PATH=build/dist/tree-aarch64/lib/lowkv/libggml-lowkv.so LOWKV_SCHEME=lowkv2.8 qemu-aarch64 \
-	    -L /usr/aarch64-linux-gnu "$(call dep,LOWKV_LLAMA_AARCH64)/llama-simple" -m "$(call dep,LOWKV_MODEL)" -n 4 \
-	    "Once upon a time" 2>&1 | grep "lowkv: active"
+	for words in doctor "generate -n 4 -p Once -m $(call dep,LOWKV_MODEL)"; do
+	    qemu-aarch64 -L /usr/aarch64-linux-gnu build/dist/tree-aarch64/bin/lowkv $$words
+	done
 
 .PHONY: test-dist
 test-dist: dist ## what `make dist` made, in an empty environment, and in a root without compiler and Python

@@ -266,8 +266,8 @@ PARTS = {part.name: part for part in (
     LlamaVariant("portable", "llama.cpp's libraries for any x86-64 with AVX2, for `make dist`", "GGML_NATIVE=OFF",
                  ["llama"]),
     LlamaVariant("aarch64", "llama.cpp's libraries for 64-bit ARM, for `make dist-aarch64`",
-                 "GGML_NATIVE=OFF LLAMA_BUILD_EXAMPLES=ON CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR=aarch64 "
-                 "CMAKE_C_COMPILER=aarch64-linux-gnu-gcc CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", ["llama-simple"]),
+                 "GGML_NATIVE=OFF CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR=aarch64 "
+                 "CMAKE_C_COMPILER=aarch64-linux-gnu-gcc CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", ["llama"]),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
                  "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",
