@@ -3,41 +3,19 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "batch_common.h"
+#include "failing_new.h"
 #include "lowkv/attention.h"
 #include "lowkv/batch.h"
 #include "lowkv/cache.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;
-
-namespace {
-
-thread_local long allocations = 0;
-
-void* allocate(std::size_t bytes) {
-    ++allocations;
-    void* memory = std::malloc(bytes == 0 ? 1 : bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    return memory;
-}
-
-}  // namespace
-
-// Not inline: gcc takes half of a pair that it has inlined for one that does not match the other.
-[[gnu::noinline]] void* operator new(std::size_t bytes) { return allocate(bytes); }
-[[gnu::noinline]] void* operator new[](std::size_t bytes) { return allocate(bytes); }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -48,9 +26,9 @@ constexpr std::uint32_t heads = 4, tokens = 700;
 template <class F>
 long counted(F f) {
     f();
-    const long before = allocations;
+    const long before = allocations_made;
     f();
-    return allocations - before;
+    return allocations_made - before;
 }
 
 std::vector<float> numbers(std::size_t count) {

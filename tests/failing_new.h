@@ -1,14 +1,17 @@
 #pragma once
-// Lets the n-th allocation of this thread from now on fail. Included by one source of a program.
+// Counts this thread's allocations, and lets the n-th from now on fail. Included by one source of a
+// program.
 
 #include <cstdlib>
 #include <new>
 
 inline thread_local long allocations_left = -1;  // below 0: none fails
+inline thread_local long allocations_made = 0;
 
 inline void* allocate_or_fail(std::size_t bytes) {
     if (allocations_left == 0) throw std::bad_alloc();
     if (allocations_left > 0) --allocations_left;
+    ++allocations_made;
     void* memory = std::malloc(bytes == 0 ? 1 : bytes);
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
