@@ -6,7 +6,7 @@
 # b11434 is the newest llama.cpp that the plug-in is for. LOWKV_SCHEME chooses the scheme (-e LOWKV_SCHEME=lowkv4).
 FROM ghcr.io/ggml-org/llama.cpp:server-b11434
 ADD dist/lowkv-*-linux-*.tar.gz /opt/
-RUN ln -s /opt/lowkv-* /opt/lowkv
+RUN ln -s /opt/lowkv-*-linux-$(uname -m) /opt/lowkv
 ENV PATH=/opt/lowkv/bin:$PATH \
     GGML_BACKEND_PATH=/opt/lowkv/lib/lowkv/libggml-lowkv.so \
     LLAMA_ARG_DEVICE=LOWKV \

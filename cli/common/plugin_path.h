@@ -5,7 +5,8 @@
 
 namespace lowkv::cli {
 
-// LOWKV_PLUGIN, else beside the command or in a library folder beside it (deps/dist.py: lib/lowkv).
+// The file that LOWKV_PLUGIN names, else the plug-in in the command's folder or in ../lib,
+// ../lib/lowkv or ../lib64 from there. Where none exists, the path in ../lib.
 std::string plugin_path();
 
 // The tools of the llama.cpp that lowkv was built with; empty when there are none.

@@ -46,7 +46,6 @@ std::string source_tree(const std::string& named) {
     return variable.empty() ? LOWKV_SOURCE_TREE : variable;
 }
 
-// In a source tree; of an installed command nobody names one.
 fs::path script_path(const std::string& tree) { return fs::path(tree) / "deps" / "plugin_for.py"; }
 
 bool readable_script(const std::string& tree) {

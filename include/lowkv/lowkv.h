@@ -73,7 +73,7 @@ typedef struct lowkv_attention {
     uint32_t heads; /* a multiple of kv_heads: query head h reads kv head h / (heads / kv_heads) */
     const float* q; /* [token][head][channel]; strides in floats */
     size_t q_token_stride, q_head_stride;
-    float* out; /* likewise */
+    float* out; /* [token][head][channel], too */
     size_t out_token_stride, out_head_stride;
     float* lse;      /* the logarithm of each softmax's denominator, [token][head], or NULL */
     int causal;      /* a token sees those up to itself; 0: all */

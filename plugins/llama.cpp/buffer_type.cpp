@@ -206,30 +206,34 @@ struct OlderBufferType {
     void* context;
 };
 
+// For the program's API.
+ggml_backend_buffer_type_t make_type() {
+    if (host_api() < 3) {
+        static OlderBufferType type = {.get_name = type_name,
+                                       .alloc_buffer = alloc_buffer,
+                                       .get_alignment = get_alignment,
+                                       .get_max_size = nullptr,
+                                       .get_alloc_size = get_alloc_size,
+                                       .is_host = is_host,
+                                       .device = device(),
+                                       .context = nullptr};
+        return reinterpret_cast<ggml_backend_buffer_type_t>(&type);
+    }
+    static ggml_backend_buffer_type type = {};
+    type.iface.get_name = type_name;
+    type.iface.alloc_buffer = alloc_buffer;
+    type.iface.get_alignment = get_alignment;
+    type.iface.get_alloc_size = get_alloc_size;
+    type.iface.is_host = is_host;
+    type.device = device();
+    return &type;
+}
+
 }  // namespace
 
 ggml_backend_buffer_type_t buffer_type() {
-    static ggml_backend_buffer_type type = [] {
-        ggml_backend_buffer_type made = {};
-        made.iface.get_name = type_name;
-        made.iface.alloc_buffer = alloc_buffer;
-        made.iface.get_alignment = get_alignment;
-        made.iface.get_alloc_size = get_alloc_size;
-        made.iface.is_host = is_host;
-        made.device = device();
-        return made;
-    }();
-    static OlderBufferType older = {
-        .get_name = type.iface.get_name,
-        .alloc_buffer = type.iface.alloc_buffer,
-        .get_alignment = type.iface.get_alignment,
-        .get_max_size = nullptr,
-        .get_alloc_size = type.iface.get_alloc_size,
-        .is_host = type.iface.is_host,
-        .device = type.device,
-        .context = nullptr,
-    };
-    return host_api() >= 3 ? &type : reinterpret_cast<ggml_backend_buffer_type_t>(&older);
+    static const ggml_backend_buffer_type_t type = make_type();
+    return type;
 }
 
 }  // namespace lowkv::ggml

@@ -11,8 +11,8 @@ namespace lowkv::attention {
 
 // Throws Error(invalid_argument).
 [[noreturn]] void refuse(const std::string& message);
-// Refuses what is not legal. It is called for every sequence of every layer and step, so a message
-// is built only to be thrown.
+// Throws if an argument is illegal. Every attention calls it, so it builds a message only when it
+// throws.
 void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,
                      const AttentionParams& params);
 

@@ -132,12 +132,6 @@ lowkv_sequence keep(lowkv_cache& cache, Layers layers) {
     return number;
 }
 
-lowkv::Retention retention_of(const lowkv_cache& cache, std::uint32_t layer) {
-    lowkv::Retention retention = cache.scheme.retention;
-    if (cache.scheme.layer(layer).exact()) retention.sinks = 0;
-    return retention;
-}
-
 std::unique_ptr<lowkv_cache> make_cache(const lowkv_config& config) {
     auto cache = std::make_unique<lowkv_cache>();
     cache->scheme = lowkv::parse_scheme(
@@ -291,7 +285,7 @@ lowkv_status lowkv_sequence_add(lowkv_cache* cache, lowkv_sequence* sequence) {
         lowkv_sequence& number = required(sequence, "sequence");
         Layers layers;
         for (std::uint32_t layer = 0; layer < its.plans.size(); ++layer)
-            layers.emplace_back(its.store, its.plans[layer], retention_of(its, layer));
+            layers.emplace_back(its.store, its.plans[layer], its.scheme.retention);
         number = keep(its, std::move(layers));
     });
 }
@@ -390,7 +384,7 @@ lowkv_status lowkv_load(lowkv_cache* cache, const void* data, size_t size,
         Layers layers;
         for (std::uint32_t layer = 0; layer < images.size(); ++layer) {
             layers.push_back(lowkv::load_sequence(images[layer], its.store, its.plans[layer],
-                                                  retention_of(its, layer)));
+                                                  its.scheme.retention));
             lowkv::c::require_same_length(layers.front(), layers.back());
         }
         number = keep(its, std::move(layers));

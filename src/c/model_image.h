@@ -15,12 +15,12 @@ namespace lowkv::c {
 // Throws Error(invalid_argument) where layers differ in length: save between steps.
 std::vector<std::byte> save_model(std::span<const Sequence> layers);
 
-// Each layer's image. Throws Error(invalid_image) for bytes that are none, or of another number of
-// layers. What an image holds is for load_sequence() to check.
+// Finds each layer's image in what save_model() wrote. Throws Error(invalid_image) if the bytes are
+// damaged or have another number of layers. The images themselves are checked by load_sequence().
 std::vector<std::span<const std::byte>> layer_images(std::span<const std::byte> bytes,
                                                      std::size_t layers);
 
-// Throws Error(invalid_image).
+// Throws Error(invalid_image) if they differ.
 void require_same_length(const Sequence& first, const Sequence& other);
 
 }  // namespace lowkv::c

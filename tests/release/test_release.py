@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
-from plugin_tools import MODEL, PATHS, ROOT, TOOLS  # noqa: E402  (needs the path above)
+from plugin_tools import MODEL, PATHS, ROOT, TOOLS
 
 DIST = Path(os.environ.get("LOWKV_DIST", "dist")).resolve()
 ASKED = ("-m", MODEL, "-p", "Once upon a time", "-n", "8", "--temp", "0", "-no-cnv")
@@ -67,7 +67,7 @@ def run(command, *args, bare, home, **variables):
 
 def test_checksums():
     lines = (DIST / "SHA256SUMS").read_text().splitlines()
-    assert len(lines) >= 2
+    assert len(lines) >= 3  # the wheel, its source archive, the tar.gz
     for line in lines:
         digest, name = line.split("  ")
         assert hashlib.sha256((DIST / name).read_bytes()).hexdigest() == digest
@@ -80,6 +80,7 @@ def test_what_it_needs():
     with tarfile.open(path) as tar:
         names = tar.getnames()
     assert sum(name.endswith("/lib/lowkv/libggml-lowkv.so") for name in names) == 1
+
 
 def test_nothing_is_remembered_of_where_it_was_built(archive):
     for file in ("bin/lowkv", "lib/lowkv/libggml-lowkv.so"):
@@ -132,6 +133,14 @@ def test_the_package_in_the_environment(environment, bare, tmp_path):
     assert done.stdout.split()[1:] == [str((environment / "lib/lowkv/libggml-lowkv.so").resolve()), "False"]
 
 
+def test_the_package_computes(environment):
+    """What needs no torch: arrays quantized and back."""
+    python = environment / "bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "pytest"], check=True)
+    tests = [ROOT / "tests/python" / name for name in ("test_quantize.py", "test_turboquant.py")]
+    subprocess.run([python, "-m", "pytest", "--noconftest", *tests], check=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("apt-get"), reason="chroot into packages of Debian: as root")
 def test_a_root_with_nothing_but_libraries(archive, tmp_path):
     root = tmp_path / "root"
@@ -156,7 +165,8 @@ def test_a_root_with_nothing_but_libraries(archive, tmp_path):
     shutil.copy(next((archive / "lib/lowkv").glob("libgomp*")), tools)
 
     def inside(*args):
-        return subprocess.run([shutil.which("chroot") or "/usr/sbin/chroot", root, *args], capture_output=True, text=True, timeout=300, errors="replace",
+        chroot = shutil.which("chroot") or "/usr/sbin/chroot"
+        return subprocess.run([chroot, root, *args], capture_output=True, text=True, timeout=300, errors="replace",
                               env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LD_LIBRARY_PATH": "/llama"})
 
     mounted = subprocess.run(["mount", "-t", "proc", "proc", root / "proc"], capture_output=True, check=False)
