@@ -47,7 +47,7 @@ def filled(scheme: str, store: Store, keys: torch.Tensor, values: torch.Tensor) 
     parsed = parse_scheme(scheme)
     batch, kv_heads, tokens, head_dim = keys.shape
     plan = Plan(parsed, 0, kv_heads, head_dim, RowType.float16)
-    rows = Batch(store, plan, parsed.retention(0, False, whole_blocks=True), batch)
+    rows = Batch(store, plan, parsed.retention(0, False), batch)
     for first in range(0, tokens, CHUNK):
         rows.append(keys[:, :, first : first + CHUNK], values[:, :, first : first + CHUNK])
         rows.settle(0, 1)

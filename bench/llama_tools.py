@@ -1,5 +1,5 @@
 """Stock llama.cpp's own benchmarks with and without the plug-in: where they are, and running one. Used by
-bench/llama_bench.py, bench/llama_batch.py and bench/mistralrs_decode.py."""
+bench/llama_bench.py, bench/llama_batch.py and bench/shapes.py."""
 
 import json
 import os

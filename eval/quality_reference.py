@@ -3,7 +3,7 @@
 They come from an independent PyTorch program (not in this repository): the same model dequantized to
 float32, 2 windows of 2,048 tokens of the same book, positions from 256 on. A query there sees a key
 exactly iff it is less than R tokens old or one of the first S, to the token; here tokens leave in whole
-blocks, and a chunk of 32 sees itself exactly. eval/float32_codecs.py computes both rules in float32.
+blocks, and a chunk of 32 sees itself exactly. docs/quality/reference.md has both rules computed in float32.
 """
 
 from collections.abc import Mapping

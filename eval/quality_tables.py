@@ -5,7 +5,6 @@ of what lies in their places about another --out), where there is one. `find` gi
 usual setting, or under a changed one.
 """
 
-import csv
 import math
 import re
 
@@ -148,21 +147,6 @@ def reference_table(find):
                      f"| {got['bits']:.2f} | {got['mean_kld']:.4f} | {said} | {'' if near else row.reason} |")
     return "\n".join(lines)
 
-
-def float32_table(out, find):
-    """eval/float32_codecs.py's figures between the reference's and the plug-in's."""
-    with open(out / "float32.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    reference = {row.scheme: row.kld for row in quality_reference.ROWS}
-    lines = ["| scheme | reference | float32, token by token | float32, in blocks | plug-in |", "|---|---|---|---|---|"]
-    for row in rows:
-        known = reference.get(row["scheme"])
-        got = find(row["scheme"], windows=int(row["windows"]), tokens=int(row["tokens"]))
-        cells = [known, float(row["token"]), float(row["blocks"]), got and got["mean_kld"]]
-        lines.append(f"| {shown(row['scheme'])} | " + " | ".join(f"{c:.4f}" if c else "-" for c in cells) + " |")
-    return "\n".join(lines)
-
-
 TABLES = {"fit": fit_table, "weights": weights_table, "search": search_table, "edges": edges_table,
           "rows": rows_table, "calibration": calibration_table, "reference": reference_table}
 
@@ -173,5 +157,3 @@ def draw(out, sections, find):
             text = TABLES[name](find)
             print(f"\n{text}")
             fill_documents(out, name, text)
-    if "reference" in sections and (out / "float32.csv").exists():
-        fill_documents(out, "float32", float32_table(out, find))

@@ -41,17 +41,17 @@ TEST_CASE("a batch's image gives the batch back, and it goes on as the other wou
 TEST_CASE("an image of a range is the batch without the tokens before it") {
     Held held("kivi2,window=20,sinks=4", RowType::bf16, 2);
     fill(held.batch, 1, 200);
-    held.batch.settle();  // [4, 164) is packed
-    CHECK(held.batch.packed_end() == 164);
+    held.batch.settle();  // [32, 160) is packed
+    CHECK(held.batch.packed_end() == 160);
     const std::vector<Row> all = all_rows(held.batch);
     const std::pair<std::uint32_t, std::uint32_t> ranges[] = {
-        {0, 4}, {0, 200}, {4, 164}, {36, 190}, {170, 181}, {2, 100}, {9, 9}, {0, 0}};
+        {0, 32}, {0, 200}, {32, 160}, {64, 190}, {170, 181}, {2, 96}, {40, 40}, {0, 0}};
     for (const auto& [first, last] : ranges) {
         INFO(first, " to ", last);
-        if (first == 9 || (first == 2 && last == 100)) {
+        if (first == 40 || (first == 2 && last == 96)) {
             CHECK(refused(ErrorCode::invalid_argument, "inside of a packed block",
-                          [&] { held.batch.save(first, last == 9 ? 10 : last + 1); }));
-            if (first == 9) continue;
+                          [&] { held.batch.save(first, last + 1); }));
+            if (first == 40) continue;
         }
         Batch again =
             Batch::load(held.batch.save(first, last), held.store, held.plan, held.retention);
@@ -77,7 +77,7 @@ TEST_CASE("an image whose tokens a batch does not have so is refused") {
     held.batch.settle();
     const std::vector<std::byte> image = held.batch.save();
     const ImageHeader good = read_image(image);
-    REQUIRE(good.spans == std::vector<ImageSpan>{{0, 4, false}, {4, 96, true}, {100, 50, false}});
+    REQUIRE(good.spans == std::vector<ImageSpan>{{0, 32, false}, {32, 96, true}, {128, 22, false}});
     const auto load = [&](const std::vector<ImageSpan>& spans, std::uint32_t tokens) {
         ImageHeader header = good;
         header.spans = spans;
@@ -86,22 +86,23 @@ TEST_CASE("an image whose tokens a batch does not have so is refused") {
         seal_image(header, bytes);
         return Batch::load(bytes, held.store, held.plan, held.retention);
     };
-    CHECK(load(good.spans, 150).packed_end() == 100);
-    CHECK(load({{4, 96, true}, {100, 50, false}}, 150).first() == 4);
-    CHECK(load({{36, 64, true}}, 100).first() == 36);
+    CHECK(load(good.spans, 150).packed_end() == 128);
+    CHECK(load({{32, 96, true}, {128, 22, false}}, 150).first() == 32);
+    CHECK(load({{64, 64, true}}, 128).first() == 64);
     CHECK(load({}, 150).first() == 150);
     const auto bad = [&](const std::string& word, const std::vector<ImageSpan>& spans,
                          std::uint32_t tokens) {
         CHECK(refused(ErrorCode::invalid_image, word, [&] { load(spans, tokens); }));
     };
-    bad("sinks", {{0, 5, false}, {5, 96, true}}, 101);  // one sink too many
-    bad("sinks", {{0, 3, false}, {3, 96, true}}, 99);
+    bad("sinks", {{0, 33, false}, {33, 96, true}}, 129);  // one sink too many
+    bad("sinks", {{0, 31, false}, {31, 96, true}}, 127);
+    bad("sinks", {{0, 4, false}, {4, 96, true}}, 100);
     bad("sinks", {{0, 96, true}}, 96);
-    bad("sinks", {{0, 36, false}, {36, 64, true}}, 100);
-    bad("after those before", {{0, 4, false}, {36, 64, true}}, 100);
-    bad("more than one", {{4, 32, true}, {36, 32, true}}, 68);
-    bad("more than one", {{4, 32, true}, {36, 9, false}, {45, 32, true}}, 77);
-    bad("its rows end", {{4, 96, true}}, 90);  // the last block goes past the tokens
+    bad("sinks", {{0, 64, false}, {64, 64, true}}, 128);
+    bad("after those before", {{0, 32, false}, {64, 64, true}}, 128);
+    bad("more than one", {{32, 32, true}, {64, 32, true}}, 96);
+    bad("more than one", {{32, 32, true}, {64, 9, false}, {73, 32, true}}, 105);
+    bad("its rows end", {{32, 96, true}}, 118);  // the last block goes past the tokens
     bad("its rows end", {{0, 90, false}}, 91);
     bad("too many", {}, std::uint32_t{1} << 31);
     ImageHeader many = good;

@@ -88,7 +88,9 @@ class Fuzz {
 
     std::uint32_t below(std::uint32_t n) { return static_cast<std::uint32_t>(rng_() % n); }
     Pair& any() { return pairs_[below(static_cast<std::uint32_t>(pairs_.size()))]; }
-    std::uint32_t sinks() const { return plan_->scheme().exact() ? 0 : retention_.sinks; }
+    std::uint32_t sinks() const {
+        return plan_->scheme().exact() ? 0 : (retention_.sinks + block() - 1) / block() * block();
+    }
     std::uint32_t block() const { return plan_->block_tokens(); }
     std::size_t held() const { return store_->stats().exact_bytes + store_->stats().packed_bytes; }
 
@@ -210,10 +212,9 @@ class Fuzz {
         if (!succeeds(pair, [&] { pair.batch.settle(spared, executor); })) return;
         if (plan_->scheme().exact()) return;
         Model& m = pair.model;
-        long count = long{m.tokens} - long{retention_.window} - long{spared} - long{m.packed_end};
-        if (count <= 0) return;
-        if (retention_.flush > 0) count -= count % long{retention_.flush};
-        for (long b = 0; b < count / long{block()}; ++b) {
+        long left = std::max(long{m.tokens} - long{retention_.window} - long{spared}, 0L);
+        if (retention_.flush > 0) left -= left % long{retention_.flush};
+        while (m.packed_end + block() <= left) {
             for (auto& sequence : m.sequences) pack(sequence, m.packed_end);
             m.packed_end += block();
         }
@@ -237,9 +238,7 @@ class Fuzz {
         Model& m = pair.model;
         const std::uint32_t before = below(m.tokens / 2 + 1);
         pair.batch.drop_before(before);
-        const std::uint32_t s = sinks() % block();
-        for (std::uint32_t end = s == 0 ? block() : s; end <= before; end += block())
-            m.first = std::max(m.first, end);
+        m.first = std::max(m.first, before / block() * block());
         m.packed_first = std::max(m.packed_first, m.first);
         m.packed_end = std::max(m.packed_end, m.packed_first);
     }

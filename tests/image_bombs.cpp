@@ -62,12 +62,12 @@ struct Host {
     explicit Host(const char* name) {
         const Scheme scheme = parse_scheme(name);
         plan = std::make_shared<const Plan>(plan_of(scheme.base, {2, 64}));
-        retention = {.window = 40, .sinks = 4};
+        retention = batch_retention(*plan, {.window = 40, .sinks = 4});
         const std::uint32_t block = plan->block_tokens();
         ImageHeader header;
         header.identity = image_identity(*plan, retention);
         const bool packs = header.identity.block_tokens > 0;
-        for (const std::uint32_t sinks : {4u, 0u}) {
+        for (const std::uint32_t sinks : {retention.sinks, 0u}) {
             header.batch = 2;
             header.tokens = sinks + 2 * block + 7;
             header.spans = {{sinks, 2 * block, packs}, {sinks + 2 * block, 7, false}};

@@ -21,7 +21,7 @@
 #include "common/model.h"
 #include "common/model_shape.h"
 #include "common/options.h"
-#include "common/packing.h"
+#include "common/round.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
@@ -148,11 +148,11 @@ void require_reachable(const Options& options, const std::vector<double>& bits) 
 // up to `shared` no rung has packed any.
 ProbeSettings probe_settings(const Options& options, const std::vector<LayerScheme>& ladder,
                              const Retention& retention) {
-    std::size_t first = first_packed(retention, block_tokens(ladder.front())), last = first;
+    std::size_t first = first_packed_length(retention, block_tokens(ladder.front())), last = first;
     for (const LayerScheme& rung : ladder) {
         if (rung.exact()) continue;
-        first = std::min(first, first_packed(retention, block_tokens(rung)));
-        last = std::max(last, first_packed(retention, block_tokens(rung)));
+        first = std::min(first, first_packed_length(retention, block_tokens(rung)));
+        last = std::max(last, first_packed_length(retention, block_tokens(rung)));
     }
     const std::size_t chunk = options.chunk;
     return {.chunk = options.chunk,

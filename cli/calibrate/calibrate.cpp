@@ -20,7 +20,7 @@
 #include "common/app.h"
 #include "common/model.h"
 #include "common/options.h"
-#include "common/packing.h"
+#include "common/round.h"
 #include "common/terminal.h"
 #include "lowkv/calibrate.h"
 #include "lowkv/calibration_file.h"

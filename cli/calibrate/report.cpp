@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "common/packing.h"
+#include "common/round.h"
 #include "common/terminal.h"
 
 namespace lowkv::cli {

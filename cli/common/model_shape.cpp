@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "common/errors.h"
-#include "common/packing.h"
+#include "common/round.h"
 
 namespace lowkv::cli {
 

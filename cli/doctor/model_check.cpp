@@ -12,7 +12,6 @@
 #include "common/errors.h"
 #include "common/model.h"
 #include "common/model_shape.h"
-#include "common/packing.h"
 #include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
@@ -46,7 +45,7 @@ std::size_t tokens_to_prove(const Scheme& scheme, std::size_t context) {
     std::uint32_t block = block_tokens(scheme.base);
     for (const LayerOverride& layer : scheme.overrides)
         block = std::max(block, block_tokens(layer.scheme));
-    const std::size_t least = first_packed(scheme.retention, block) + chunk;
+    const std::size_t least = first_packed_length(scheme.retention, block) + chunk;
     const std::size_t tokens = std::min(least + std::size_t{2} * block + chunk, context);
     return tokens < least ? 0 : tokens / chunk * chunk;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/packing.h"
+#include "common/round.h"
 
 namespace lowkv::cli {
 
@@ -13,7 +13,8 @@ double as_double(std::uint64_t value) { return static_cast<double>(value); }
 // One layer.
 double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
     tokens = std::min(tokens, stored.most_tokens);
-    const std::uint64_t packed = packed_blocks(stored.retention, stored.block_tokens, tokens);
+    const PackedTokens range = packed_tokens(stored.retention, stored.block_tokens, tokens);
+    const std::uint64_t packed = (range.end - range.first) / stored.block_tokens;
     const std::uint64_t exact = ceil_div(tokens, stored.block_tokens) - packed;
     return as_double(exact) * stored.exact_bytes + as_double(packed) * stored.packed_bytes;
 }

@@ -2,11 +2,11 @@
 // The sequences of one layer that a host steps together: rows of a batch, beams, samples. All have
 // the same number of tokens, packed and exact at the same places.
 //
-//   tokens   [0, sinks)                 exact, the first ones
+//   tokens   [0, sinks)                 exact, whole blocks of the first ones
 //            [packed_first, packed_end) packed; drop_before() moves its begin
 //            [packed_end, tokens())     exact, the newest
 //
-// A token is counted from the sequence's first, whatever cell it has. A step of a model is
+// A step of a model is
 //
 //   batch.begin();  append()  attend()  settle()  ...  batch.commit() or batch.rollback()
 //
@@ -72,10 +72,14 @@ struct BatchBytes {
     std::size_t exact = 0, packed = 0;
 };
 
+// What a batch of the plan makes of a retention: its sinks are whole blocks, and an exact scheme
+// has none.
+Retention batch_retention(const Plan& plan, Retention retention) noexcept;
+
 class Batch {
   public:
-    // retention.sinks tokens stay exact and packed blocks begin behind them; 0 for a sliding
-    // window, which has none. Throws as Sequence does, and for a batch of 0 sequences.
+    // The first retention.sinks tokens stay exact, in whole blocks; 0 for a sliding window, which
+    // has none. Throws as Sequence does, and for a batch of 0 sequences.
     Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
           Retention retention, std::uint32_t sequences);
 
@@ -158,14 +162,12 @@ class Batch {
 
     Batch() = default;
 
-    std::uint32_t sinks() const noexcept;
     // Checks that the image's spans are what a batch has, and returns where.
     State state_of(const ImageHeader& header) const;
 
     std::vector<Sequence> sequences_;
     State state_;
-    State begun_;               // at begin()
-    std::uint32_t offset_ = 0;  // token t is cell t + offset_, so that the sinks end a block
+    State begun_;  // at begin()
 };
 
 }  // namespace lowkv

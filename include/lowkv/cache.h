@@ -99,9 +99,7 @@ class Sequence {
   public:
     static constexpr std::uint32_t max_cells = std::uint32_t{1} << 31;
 
-    // append() begins at first_cell; cells before it are absent.
-    Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention,
-             std::uint32_t first_cell = 0);
+    Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan, Retention retention);
     ~Sequence();
     Sequence(Sequence&&) noexcept;
     Sequence& operator=(Sequence&&) noexcept;

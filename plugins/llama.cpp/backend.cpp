@@ -199,14 +199,29 @@ void Backend::attention(const ggml_tensor& node) {
     }
     if (op.sinks != nullptr) params.sink_logits = static_cast<const float*>(op.sinks->data);
 
-    for (std::int64_t s = 0; s < op.q->ne[3]; ++s) attend_stream(node, op, keys, s, params);
-    finish_layer(keys, op, op.first_stream(*keys.layer));
+    LayerCache& layer = *keys.layer;
+    const std::uint32_t first_stream = op.first_stream(layer);
+    const auto streams = static_cast<std::uint32_t>(op.q->ne[3]);
+    // Both may change blocks of the layer's store, so they come before any block's address is
+    // taken.
+    for (std::uint32_t stream = first_stream; stream < first_stream + streams; ++stream) {
+        if (layer.stream(stream).version < keys.buffer->tracker(stream).step_version())
+            layer.follow(stream, *executor_);
+        layer.repack(stream, *executor_);
+    }
+    if (stream_views_.size() < streams) stream_views_.resize(streams);
+    attended_.clear();
+    for (std::uint32_t s = 0; s < streams; ++s) see_stream(node, op, keys, s);
+    if (!attended_.empty())
+        attend(layer.device(), layer.plan(), attended_, params, workspace_, *executor_);
+    finish_layer(keys, op, first_stream);
 }
 
-void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,
-                            std::int64_t index, AttentionParams& params) {
+// Adds what the operation's stream number `index` attends to.
+void Backend::see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,
+                         std::uint32_t index) {
     LayerCache& layer = *keys.layer;
-    const std::uint32_t stream = op.first_stream(layer) + static_cast<std::uint32_t>(index);
+    const std::uint32_t stream = op.first_stream(layer) + index;
     const auto floats = [](std::size_t bytes) { return bytes / sizeof(float); };
     AttentionIO io;
     const QueryRows queries = op.queries(index);
@@ -219,15 +234,11 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
     io.tokens = queries.tokens;
     io.heads = queries.heads;
 
-    CellTracker& tracker = keys.buffer->tracker(stream);
-    if (layer.stream(stream).version < tracker.step_version()) layer.follow(stream, *executor_);
-    layer.repack(stream, *executor_);
-    if (step_views_.size() <= static_cast<std::size_t>(index))
-        step_views_.resize(static_cast<std::size_t>(index) + 1);
-    StepView& view = step_views_[static_cast<std::size_t>(index)];
+    StepView& view = stream_views_[index].step;
     const MaskRows mask = op.mask_rows(index);
     keys.buffer->require_sane(stream, mask.data, mask.stride, io.tokens, mask.visible);
-    view.see(tracker, layer.stream(stream).version, mask, io.tokens, this, *executor_);
+    view.see(keys.buffer->tracker(stream), layer.stream(stream).version, mask, io.tokens, this,
+             *executor_);
     if (view.rows() == 0) {  // a draft model's first look into its target's cache
         for (std::size_t t = 0; t < io.tokens; ++t)
             for (std::size_t h = 0; h < io.heads; ++h)
@@ -235,13 +246,14 @@ void Backend::attend_stream(const ggml_tensor& node, const AttentionOp& op, Cach
                             layer.shape().head_dim, 0.0f);
         return;
     }
-    layer.views(stream, view.units(), view.exact_blocks(), views_);
+    std::vector<BlockView>& blocks = stream_views_[index].blocks;
+    layer.views(stream, view.units(), view.exact_blocks(), blocks);
     io.n_cells = view.rows();
-    params.mask.kind = Mask::Kind::additive_f16;
-    params.mask.data = view.mask();
-    params.mask.row_stride = view.rows();
-    const SequenceAttention one{views_, io, params.mask};
-    attend(layer.device(), layer.plan(), std::span(&one, 1), params, workspace_, *executor_);
+    Mask rows;
+    rows.kind = Mask::Kind::additive_f16;
+    rows.data = view.mask();
+    rows.row_stride = view.rows();
+    attended_.push_back({blocks, io, rows});
 }
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer

@@ -30,8 +30,12 @@ class Backend {
     // Scratch of set_rows() and attention().
     std::vector<std::uint32_t> cells_;
     std::vector<float> slopes_;
-    std::vector<BlockView> views_;
-    std::vector<StepView> step_views_;  // one per stream of an operation
+    struct StreamView {
+        StepView step;
+        std::vector<BlockView> blocks;
+    };
+    std::vector<StreamView> stream_views_;  // of an operation's streams
+    std::vector<SequenceAttention> attended_;
 
     ggml_status compute_node(ggml_tensor& node);
     ggml_status compute_operation(ggml_tensor& node);
@@ -47,8 +51,8 @@ class Backend {
     // Any operation on plain layers.
     ggml_status compute_on_plain(const ggml_tensor& node);
 
-    void attend_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,
-                       std::int64_t index, AttentionParams& params);
+    void see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTensor& keys,
+                    std::uint32_t index);
     void finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32_t first_stream);
 };
 

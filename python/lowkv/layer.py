@@ -39,7 +39,7 @@ class Layer(CacheLayerMixin):
         self.index, self.scheme, self.store = index, scheme, store
         self.sliding_window = sliding_window
         self.is_sliding = sliding_window is not None
-        self.retention = scheme.retention(index, self.is_sliding, whole_blocks=True)
+        self.retention = scheme.retention(index, self.is_sliding)
         self.device = torch.device("cpu")  # the model's, once it has given rows
         self._clear()
 

@@ -204,16 +204,15 @@ NewImage save(const Batch& batch) {
 }
 
 // Of a batch that has settled, and was given all its tokens at once.
-std::size_t image_bytes(const Plan& plan, const Retention& retention, std::uint32_t tokens) {
+std::size_t image_bytes(const Plan& plan, const Retention& asked, std::uint32_t tokens) {
+    const Retention retention = batch_retention(plan, asked);
     ImageHeader header{image_identity(plan, retention), 1, tokens, {}, false};
-    const std::uint32_t block = header.identity.block_tokens;
-    const std::uint64_t exact = std::uint64_t{retention.sinks} + retention.window;
-    const auto packed = block > 0 && tokens > exact
-                            ? static_cast<std::uint32_t>((tokens - exact) / block * block)
-                            : 0;
-    const std::uint32_t sinks = packed > 0 ? retention.sinks : 0, end = sinks + packed;
-    if (sinks > 0) header.spans.push_back({0, sinks, false});
-    if (packed > 0) header.spans.push_back({sinks, packed, true});
+    const PackedTokens range = packed_tokens(retention, plan.block_tokens(), tokens);
+    auto first = static_cast<std::uint32_t>(range.first);
+    auto end = static_cast<std::uint32_t>(range.end);
+    if (plan.scheme().exact() || first == end) first = end = 0;
+    if (first > 0) header.spans.push_back({0, first, false});
+    if (first < end) header.spans.push_back({first, end - first, true});
     if (end < tokens) header.spans.push_back({end, tokens - end, false});
     return lay_out(header).bytes;
 }

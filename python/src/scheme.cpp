@@ -36,17 +36,10 @@ Scheme served_scheme(const std::string& text) {
     return scheme;
 }
 
-// Sinks make no sense where nothing is packed, and in a window that slides past them. In whole
-// blocks they are what a Sequence makes of them (without flush), and so what the llama.cpp plug-in
-// keeps exact: as they are, the rest of the last sink's block would be packed here and not there.
-Retention retention_of(const Scheme& scheme, std::uint32_t layer, bool sliding, bool whole_blocks) {
+// Sinks make no sense where nothing is packed, and in a window that slides past them.
+Retention retention_of(const Scheme& scheme, std::uint32_t layer, bool sliding) {
     Retention retention = scheme.retention;
-    const LayerScheme& its = scheme.layer(layer);
-    if (sliding || its.exact()) retention.sinks = 0;
-    if (whole_blocks) {
-        const std::uint32_t tokens = block_tokens(its);
-        retention.sinks = (retention.sinks + tokens - 1) / tokens * tokens;
-    }
+    if (sliding || scheme.layer(layer).exact()) retention.sinks = 0;
     return retention;
 }
 
@@ -65,10 +58,8 @@ void bind_scheme(nb::module_& m) {
         .def_ro("window", &Retention::window)
         .def_ro("sinks", &Retention::sinks);
     nb::class_<Scheme>(m, "Scheme", "What is stored; see parse_scheme().")
-        .def(
-            "retention", &retention_of, "layer"_a, "sliding"_a, "whole_blocks"_a = false,
-            "Of one layer; sliding: it has a sliding window; whole_blocks: where it has sinks, the "
-            "rest of the last one's block is exact with them.")
+        .def("retention", &retention_of, "layer"_a, "sliding"_a,
+             "Of one layer; sliding: it has a sliding window.")
         .def(
             "exact", [](const Scheme& s, std::uint32_t layer) { return s.layer(layer).exact(); },
             "layer"_a, "Whether nothing of a layer is quantized.")

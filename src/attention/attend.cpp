@@ -4,10 +4,10 @@
 
 #include "attention/query.h"
 #include "attention/workspace.h"
-#include "codec/round.h"
 #include "lowkv/attention_mass.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv {
 namespace {

@@ -10,8 +10,8 @@
 #include "attention/query.h"
 #include "attention/workspace.h"
 #include "codec/rotation.h"
-#include "codec/round.h"
 #include "isa/table.h"
+#include "round.h"
 
 namespace lowkv {
 

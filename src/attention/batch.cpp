@@ -8,8 +8,8 @@
 
 #include "attention/query.h"
 #include "attention/workspace.h"
-#include "codec/round.h"
 #include "isa/table.h"
+#include "round.h"
 
 namespace lowkv {
 namespace {
@@ -45,8 +45,8 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
     io.out_head_stride = attention.out_strides.head;
     io.tokens = attention.queries;
     io.heads = attention.heads;
-    io.n_cells = tokens() + offset_;
-    io.first_cell = first_token + offset_;
+    io.n_cells = tokens();
+    io.first_cell = first_token;
     AttentionParams params;
     params.scale = attention.scale;
     params.softcap = attention.softcap;

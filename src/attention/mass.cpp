@@ -7,8 +7,8 @@
 #include "attention/query.h"
 #include "attention/run.h"
 #include "attention/workspace.h"
-#include "codec/round.h"
 #include "isa/table.h"
+#include "round.h"
 
 namespace lowkv {
 

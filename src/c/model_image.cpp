@@ -3,8 +3,8 @@
 #include <cstring>
 #include <string>
 
-#include "codec/round.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv::c {
 

@@ -1,5 +1,4 @@
-// A batch's life; src/attention/batch.cpp attends, batch_image.cpp saves and loads. Token t of
-// every sequence is its cell t + offset_.
+// A batch's life; src/attention/batch.cpp attends, batch_image.cpp saves and loads.
 
 #include "lowkv/batch.h"
 
@@ -30,18 +29,15 @@ Rows rows_of(const BatchRows& rows, std::size_t number) {
 Batch::Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
              Retention retention, std::uint32_t sequences) {
     if (sequences == 0) refuse("a batch of 0 sequences; it needs at least 1");
-    // Says what is wrong with a store, a plan or a retention.
-    const Sequence checked(store, plan, retention);
-    const std::uint32_t block_tokens = plan->block_tokens();
-    const std::uint32_t sinks = plan->scheme().exact() ? 0 : retention.sinks;
-    offset_ = (block_tokens - sinks % block_tokens) % block_tokens;
-    state_.packed_first = state_.packed_end = sinks;
+    if (plan != nullptr) retention = batch_retention(*plan, retention);
     sequences_.reserve(sequences);
-    while (sequences_.size() < sequences) sequences_.emplace_back(store, plan, retention, offset_);
+    while (sequences_.size() < sequences) sequences_.emplace_back(store, plan, retention);
+    state_.packed_first = state_.packed_end = retention.sinks;
 }
 
-std::uint32_t Batch::sinks() const noexcept {
-    return plan().scheme().exact() ? 0 : retention().sinks;
+Retention batch_retention(const Plan& plan, Retention retention) noexcept {
+    if (plan.scheme().exact()) retention.sinks = 0;
+    return whole_sinks(retention, plan.block_tokens());
 }
 
 BatchBytes Batch::bytes() const {
@@ -64,7 +60,7 @@ void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t
     if (tokens == 0) return;
     element_bytes(keys.type);  // throws for a type that there is not
     element_bytes(values.type);
-    const std::uint32_t first = state_.tokens + offset_;
+    const std::uint32_t first = state_.tokens;
     sequences_.front().check_cell(std::uint64_t{first} + tokens - 1);
     std::vector<Sequence::Place> places;
     for (Sequence& sequence : sequences_) sequence.add_tail(tokens, places);
@@ -98,20 +94,17 @@ bool Batch::wants_queries() const noexcept {
 
 void Batch::settle(std::uint32_t spared, Executor& executor) {
     if (plan().scheme().exact()) return;
-    const std::uint64_t kept =
-        std::uint64_t{state_.packed_end} + retention().window + std::uint64_t{spared};
-    if (state_.tokens <= kept) return;
-    auto count = static_cast<std::uint32_t>(state_.tokens - kept);
-    if (retention().flush > 0) count -= count % retention().flush;
-    const std::uint32_t tokens = plan().block_tokens(), blocks = count / tokens;
-    if (blocks == 0) return;
-    const std::uint32_t first = (state_.packed_end + offset_) / tokens;
+    const std::uint32_t tokens = plan().block_tokens();
+    const auto end = static_cast<std::uint32_t>(
+        packed_tokens(retention(), tokens, state_.tokens - std::min(spared, state_.tokens)).end);
+    if (end <= state_.packed_end) return;
     std::vector<Sequence::Packing> places;
     for (Sequence& sequence : sequences_) {
-        for (std::uint32_t b = first; b < first + blocks; ++b) places.push_back({{&sequence, b}});
+        for (std::uint32_t b = state_.packed_end / tokens; b < end / tokens; ++b)
+            places.push_back({{&sequence, b}});
     }
     Sequence::pack(places, true, executor);
-    state_.packed_end += blocks * tokens;
+    state_.packed_end = end;
 }
 
 void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
@@ -130,7 +123,7 @@ void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& k
         };
         readings.push_back({&sequences_[s], rows(keys), rows(values)});
     }
-    Sequence::read(readings, first + offset_, count, executor);
+    Sequence::read(readings, first, count, executor);
 }
 
 void Batch::select(std::span<const std::uint32_t> rows) {
@@ -151,7 +144,6 @@ Batch Batch::fork() const {
     fork.sequences_.reserve(sequences_.size());
     for (const Sequence& sequence : sequences_) fork.sequences_.push_back(sequence.fork());
     fork.state_ = state_;
-    fork.offset_ = offset_;
     return fork;
 }
 
@@ -170,23 +162,22 @@ void Batch::truncate(std::uint32_t tokens) {
         then.packed_end = state_.packed_first + kept / block_tokens * block_tokens;
         if (kept % block_tokens != 0) {
             std::vector<Sequence::Place> cut;
-            for (Sequence& sequence : sequences_)
-                cut.push_back({&sequence, (tokens + offset_) / block_tokens});
+            for (Sequence& sequence : sequences_) cut.push_back({&sequence, tokens / block_tokens});
             Sequence::make_writable(cut, 0);
         }
     }
-    for (Sequence& sequence : sequences_) sequence.truncate(tokens + offset_);
+    for (Sequence& sequence : sequences_) sequence.truncate(tokens);
     state_ = then;
 }
 
 void Batch::drop_before(std::uint32_t token) noexcept {
     const std::uint32_t tokens = plan().block_tokens();
-    const std::uint32_t end = (std::min(token, state_.tokens) + offset_) / tokens;
-    for (std::uint32_t b = (state_.first + offset_) / tokens; b < end; ++b) {
+    const std::uint32_t end = std::min(token, state_.tokens) / tokens;
+    for (std::uint32_t b = state_.first / tokens; b < end; ++b) {
         for (Sequence& sequence : sequences_) sequence.drop(std::span(&b, 1));
     }
-    if (end * tokens <= state_.first + offset_) return;
-    state_.first = end * tokens - offset_;
+    if (end * tokens <= state_.first) return;
+    state_.first = end * tokens;
     state_.packed_first = std::max(state_.packed_first, state_.first);
     state_.packed_end = std::max(state_.packed_end, state_.packed_first);
 }

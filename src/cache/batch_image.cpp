@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "cache/sequence_image.h"
-#include "codec/round.h"
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv {
 namespace {
@@ -36,12 +36,12 @@ std::vector<std::byte> Batch::save(std::uint32_t first, std::uint32_t last) cons
     }
     std::vector<const Sequence*> sequences;
     for (const Sequence& sequence : sequences_) sequences.push_back(&sequence);
-    return SequenceImage::save(sequences, offset_, first, last);
+    return SequenceImage::save(sequences, first, last);
 }
 
 Batch::State Batch::state_of(const ImageHeader& header) const {
-    const std::uint32_t tokens = plan().block_tokens(), sinks = this->sinks();
-    if (header.tokens >= Sequence::max_cells - offset_)
+    const std::uint32_t tokens = plan().block_tokens(), sinks = retention().sinks;
+    if (header.tokens >= Sequence::max_cells)
         refuse(std::to_string(header.tokens) + " tokens are too many");
     const auto& spans = header.spans;
     State state;
@@ -71,7 +71,7 @@ Batch::State Batch::state_of(const ImageHeader& header) const {
         return state;
     }
     // What was cut off before the first token is no whole block.
-    const std::uint32_t block_end = round_up(state.first + offset_, tokens) - offset_;
+    const std::uint32_t block_end = round_up(state.first, tokens);
     state.packed_first = state.packed_end = state.first < sinks ? sinks : block_end;
     return state;
 }
@@ -80,10 +80,9 @@ Batch Batch::load(std::span<const std::byte> image, const std::shared_ptr<Store>
                   const std::shared_ptr<const Plan>& plan, const Retention& retention) {
     Batch batch(store, plan, retention, 1);
     const ImageHeader header = read_image(image);
-    check_image(header, image_identity(*plan, retention));
+    check_image(header, image_identity(*plan, batch.retention()));
     batch.state_ = batch.state_of(header);
-    batch.sequences_ =
-        SequenceImage::load(header, image.data(), store, plan, retention, batch.offset_);
+    batch.sequences_ = SequenceImage::load(header, image.data(), store, plan, batch.retention());
     return batch;
 }
 

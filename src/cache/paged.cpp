@@ -11,9 +11,9 @@
 
 #include "cache/paged_step.h"
 #include "cache/store.h"
-#include "codec/round.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "round.h"
 #include "xxh64.h"
 
 namespace lowkv {

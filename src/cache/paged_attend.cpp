@@ -7,8 +7,8 @@
 
 #include "cache/paged_step.h"
 #include "cache/store.h"
-#include "codec/round.h"
 #include "lowkv/device.h"
+#include "round.h"
 
 namespace lowkv {
 namespace {

@@ -9,9 +9,9 @@
 #include "cache/leader.h"
 #include "cache/paged_step.h"
 #include "cache/store.h"
-#include "codec/round.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "codec/round.h"
+#include "round.h"
 
 namespace lowkv::cache {
 namespace {

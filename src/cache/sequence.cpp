@@ -8,15 +8,15 @@
 
 #include "cache/block.h"
 #include "cache/store.h"
-#include "codec/round.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv {
 
 Sequence::Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
-                   Retention retention, std::uint32_t first_cell)
-    : store_(std::move(store)), plan_(std::move(plan)), retention_(retention), size_(first_cell) {
+                   Retention retention)
+    : store_(std::move(store)), plan_(std::move(plan)), retention_(retention) {
     if (!store_ || !plan_) {
         throw Error(ErrorCode::invalid_argument, "a sequence needs a store and a plan, not null");
     }
@@ -27,9 +27,6 @@ Sequence::Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> pla
                     "out");
     }
     store_->device().check(*plan_);
-    check_cell(first_cell);
-    const std::uint32_t tokens = plan_->block_tokens();
-    blocks_.resize(ceil_div<std::size_t>(first_cell, tokens));
     // From here on the pools exist, and looking one up can't fail.
     Store::Impl& impl = store_->impl();
     const std::scoped_lock lock(impl.mutex);

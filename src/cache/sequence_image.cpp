@@ -13,8 +13,8 @@
 #include "cache/block.h"
 #include "cache/leader.h"
 #include "cache/store.h"
-#include "codec/round.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv {
 namespace {
@@ -36,21 +36,21 @@ struct ExactRun {
 // Calls packed(block, where in the image) and exact(run) for what sequence number `number` has.
 template <class Packed, class Exact>
 void each_place(const ImageHeader& header, const ImageLayout& layout, std::uint32_t block_tokens,
-                std::uint32_t offset, std::size_t number, Packed packed, Exact exact) {
+                std::size_t number, Packed packed, Exact exact) {
     const ImageIdentity& identity = header.identity;
     const std::size_t row = element_bytes(identity.rows) * identity.shape.channels();
     for (std::size_t i = 0; i < header.spans.size(); ++i) {
         const ImageSpan& span = header.spans[i];
         const ImagePart& part = layout.parts[i];
         if (span.packed) {
-            const std::uint32_t first = (span.first + offset) / block_tokens;
+            const std::uint32_t first = span.first / block_tokens;
             const std::uint32_t blocks = span.tokens / block_tokens;
             for (std::uint32_t b = 0; b < blocks; ++b)
                 packed(first + b, part.begin + (number * blocks + b) * identity.packed_bytes);
             continue;
         }
         for (std::uint32_t t = 0; t < span.tokens;) {
-            const std::uint32_t cell = span.first + offset + t;
+            const std::uint32_t cell = span.first + t;
             const std::uint32_t count =
                 std::min(span.tokens - t, block_tokens - cell % block_tokens);
             const std::size_t at = number * span.tokens + t;
@@ -65,10 +65,9 @@ void each_place(const ImageHeader& header, const ImageLayout& layout, std::uint3
 constexpr std::size_t free_list_bytes = std::size_t{1} << 20;
 
 // Empty if the rows stand behind the sequences and their lists of blocks, else what is wrong.
-std::string list_error(const ImageHeader& header, const ImageLayout& layout, const Plan& plan,
-                       std::uint32_t offset) {
+std::string list_error(const ImageHeader& header, const ImageLayout& layout, const Plan& plan) {
     const std::uint64_t blocks =
-        ceil_div<std::uint64_t>(std::uint64_t{header.tokens} + offset, plan.block_tokens());
+        ceil_div<std::uint64_t>(std::uint64_t{header.tokens}, plan.block_tokens());
     const std::uint64_t bytes = header.batch * (sizeof(Sequence) + blocks * sizeof(cache::Block*));
     if (bytes <= layout.bytes + free_list_bytes) return {};
     return std::to_string(header.batch) + " sequences of " + std::to_string(header.tokens) +
@@ -82,14 +81,14 @@ std::string list_error(const ImageHeader& header, const ImageLayout& layout, con
 // Inside of a sequence.
 struct SequenceImage::Access {
     // Cells [first, end) that are packed, or exact, as an image numbers them.
-    static std::vector<ImageSpan> spans(const Sequence& sequence, std::uint32_t offset,
-                                        std::uint32_t first, std::uint32_t end) {
+    static std::vector<ImageSpan> spans(const Sequence& sequence, std::uint32_t first,
+                                        std::uint32_t end) {
         const std::uint32_t tokens = sequence.plan_->block_tokens();
         std::vector<ImageSpan> spans;
         const auto add = [&](std::uint32_t cell, std::uint32_t count, bool packed) {
             if (spans.empty() || spans.back().packed != packed ||
-                spans.back().first + spans.back().tokens != cell - offset)
-                spans.push_back({cell - offset, 0, packed});
+                spans.back().first + spans.back().tokens != cell)
+                spans.push_back({cell, 0, packed});
             spans.back().tokens += count;
         };
         for (std::uint32_t b = first / tokens; b < sequence.blocks() && b * tokens < end; ++b) {
@@ -113,12 +112,12 @@ struct SequenceImage::Access {
     }
 
     static void save(const Sequence& sequence, const ImageHeader& header, const ImageLayout& layout,
-                     std::uint32_t offset, std::size_t number, std::byte* image) {
+                     std::size_t number, std::byte* image) {
         const Plan& plan = *sequence.plan_;
         const Shape& shape = plan.shape();
         const Device& device = sequence.device();
         each_place(
-            header, layout, plan.block_tokens(), offset, number,
+            header, layout, plan.block_tokens(), number,
             [&](std::uint32_t b, std::size_t at) {
                 device.copy_out(image + at, sequence.blocks_[b]->data, plan.packed_bytes());
             },
@@ -174,19 +173,19 @@ struct SequenceImage::Access {
 
     // Takes all memory first; what then fails is the destructors' to give back.
     static void load(std::span<Sequence> sequences, const ImageHeader& header,
-                     const std::byte* image, std::uint32_t offset) {
+                     const std::byte* image) {
         const Plan& plan = *sequences.front().plan_;
         const Shape& shape = plan.shape();
         Device& device = sequences.front().device();
         const std::uint32_t tokens = plan.block_tokens();
         const ImageLayout layout = lay_out(header);
-        const auto blocks = ceil_div<std::size_t>(std::size_t{header.tokens} + offset, tokens);
+        const auto blocks = ceil_div<std::size_t>(std::size_t{header.tokens}, tokens);
         std::vector<Sequence::Place> exact, packed;
         for (Sequence& sequence : sequences) {
             sequence.blocks_.reserve(blocks);
             const std::size_t before = exact.size();
             each_place(
-                header, layout, tokens, offset, 0,
+                header, layout, tokens, 0,
                 [&](std::uint32_t b, std::size_t) { packed.push_back({&sequence, b}); },
                 [&](const ExactRun& run) {
                     const std::uint32_t b = run.cell / tokens;
@@ -200,7 +199,7 @@ struct SequenceImage::Access {
         for (std::size_t s = 0; s < sequences.size(); ++s) {
             Sequence& sequence = sequences[s];
             each_place(
-                header, layout, tokens, offset, s,
+                header, layout, tokens, s,
                 [&](std::uint32_t b, std::size_t at) {
                     device.copy_in(sequence.blocks_[b]->data, image + at, plan.packed_bytes());
                     sequence.blocks_[b]->leads = cache::leads(plan, image + at);
@@ -223,7 +222,7 @@ struct SequenceImage::Access {
                 });
             if (header.queries)
                 sequence.queries_.restore(read_queries(layout.queries, s, shape.channels(), image));
-            sequence.size_ = header.tokens + offset;
+            sequence.size_ = header.tokens;
             sequence.cut_ =
                 sequence.size_ % tokens != 0 && sequence.packed(sequence.size_ / tokens);
         }
@@ -247,29 +246,27 @@ struct SequenceImage::Access {
 };
 
 std::vector<std::byte> SequenceImage::save(std::span<const Sequence* const> sequences,
-                                           std::uint32_t offset, std::uint32_t first,
-                                           std::uint32_t last) {
+                                           std::uint32_t first, std::uint32_t last) {
     if (sequences.empty()) refuse_saving("no sequences");
     const Sequence& one = *sequences.front();
     ImageHeader header{image_identity(one.plan(), one.retention()),
                        static_cast<std::uint32_t>(sequences.size()), last,
-                       Access::spans(one, offset, first + offset, last + offset), false};
+                       Access::spans(one, first, last), false};
     for (const Sequence* sequence : sequences) {
         if (&sequence->plan() != &one.plan() || !(sequence->retention() == one.retention()) ||
-            sequence->size() != one.size() ||
-            Access::spans(*sequence, offset, first + offset, last + offset) != header.spans)
+            sequence->size() != one.size() || Access::spans(*sequence, first, last) != header.spans)
             refuse_saving("its sequences have other plans, sizes, or packed and exact cells");
     }
     // A range that ends at 0 has no history, as after a truncation to 0.
-    if (last > 0 || one.size() == offset)
+    if (last > 0 || one.size() == 0)
         header.queries = std::ranges::any_of(
             sequences, [](const Sequence* sequence) { return Access::has_queries(*sequence); });
     const ImageLayout layout = lay_out(header);
-    const std::string wrong = list_error(header, layout, one.plan(), offset);
+    const std::string wrong = list_error(header, layout, one.plan());
     if (!wrong.empty()) refuse_saving(wrong);
     std::vector<std::byte> image(layout.bytes);
     for (std::size_t s = 0; s < sequences.size(); ++s)
-        Access::save(*sequences[s], header, layout, offset, s, image.data());
+        Access::save(*sequences[s], header, layout, s, image.data());
     one.device().finish();
     seal_image(header, image);
     return image;
@@ -278,20 +275,20 @@ std::vector<std::byte> SequenceImage::save(std::span<const Sequence* const> sequ
 std::vector<Sequence> SequenceImage::load(const ImageHeader& header, const std::byte* image,
                                           const std::shared_ptr<Store>& store,
                                           const std::shared_ptr<const Plan>& plan,
-                                          const Retention& retention, std::uint32_t offset) {
-    const std::string wrong = list_error(header, lay_out(header), *plan, offset);
+                                          const Retention& retention) {
+    const std::string wrong = list_error(header, lay_out(header), *plan);
     if (!wrong.empty()) refuse_image(wrong);
     if (header.queries && !plan->wants_queries())
         refuse_image("it has query energies, and its scheme weighs no keys by them");
     std::vector<Sequence> sequences;
     sequences.reserve(header.batch);
-    while (sequences.size() < header.batch) sequences.emplace_back(store, plan, retention, offset);
-    Access::load(sequences, header, image, offset);
+    while (sequences.size() < header.batch) sequences.emplace_back(store, plan, retention);
+    Access::load(sequences, header, image);
     return sequences;
 }
 
 std::vector<std::byte> save_sequences(std::span<const Sequence* const> sequences) {
-    return SequenceImage::save(sequences, 0, 0, sequences.empty() ? 0 : sequences[0]->size());
+    return SequenceImage::save(sequences, 0, sequences.empty() ? 0 : sequences[0]->size());
 }
 
 std::vector<std::byte> save_sequence(const Sequence& sequence) {
@@ -323,7 +320,7 @@ std::vector<Sequence> load_sequences(std::span<const std::byte> image,
                                      const std::shared_ptr<const Plan>& plan,
                                      const Retention& retention) {
     const ImageHeader header = checked_header(image, store, plan, retention);
-    return SequenceImage::load(header, image.data(), store, plan, retention, 0);
+    return SequenceImage::load(header, image.data(), store, plan, retention);
 }
 
 Sequence load_sequence(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
@@ -331,7 +328,7 @@ Sequence load_sequence(std::span<const std::byte> image, const std::shared_ptr<S
     const ImageHeader header = checked_header(image, store, plan, retention);
     if (header.batch != 1)
         refuse_image("a batch of " + std::to_string(header.batch) + "; a Sequence is one");
-    return std::move(SequenceImage::load(header, image.data(), store, plan, retention, 0).front());
+    return std::move(SequenceImage::load(header, image.data(), store, plan, retention).front());
 }
 
 }  // namespace lowkv

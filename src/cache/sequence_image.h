@@ -11,20 +11,18 @@
 
 namespace lowkv {
 
-// The image's cell c is cell c + offset of the sequences.
 struct SequenceImage {
     struct Access;
     // The image's cells [first, last); no packed block begins before and ends behind `first`.
     static std::vector<std::byte> save(std::span<const Sequence* const> sequences,
-                                       std::uint32_t offset, std::uint32_t first,
-                                       std::uint32_t last);
+                                       std::uint32_t first, std::uint32_t last);
 
     // header.batch sequences, of what read_image() gave for these bytes and check_image() accepted.
-    // Packed spans begin at blocks, if offset is added.
+    // Packed spans begin at blocks.
     static std::vector<Sequence> load(const ImageHeader& header, const std::byte* image,
                                       const std::shared_ptr<Store>& store,
                                       const std::shared_ptr<const Plan>& plan,
-                                      const Retention& retention, std::uint32_t offset);
+                                      const Retention& retention);
 };
 
 }  // namespace lowkv

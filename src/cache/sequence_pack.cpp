@@ -75,14 +75,14 @@ void find_leaders(const Device& device, const Plan& plan, std::vector<Due>& due)
 }  // namespace
 
 void Sequence::settle(Executor& executor) {
-    if (plan_->scheme().exact() || size_ <= retention_.window) return;
-    std::uint32_t boundary = size_ - retention_.window;
-    if (retention_.flush > 0) boundary -= boundary % retention_.flush;
+    if (plan_->scheme().exact()) return;
     const std::uint32_t tokens = plan_->block_tokens();
-    const std::uint32_t end = boundary / tokens;
-    const std::uint32_t sink_blocks = retention_.sinks / tokens + (retention_.sinks % tokens != 0);
+    const PackedTokens packed = packed_tokens(retention_, tokens, size_);
+    const auto end = static_cast<std::uint32_t>(packed.end / tokens);
     std::vector<std::uint32_t> due;
-    for (std::uint32_t b = std::max(settled_, sink_blocks); b < end; ++b) due.push_back(b);
+    for (auto b = std::max(settled_, static_cast<std::uint32_t>(packed.first / tokens)); b < end;
+         ++b)
+        due.push_back(b);
     pack(due, executor);
     settled_ = std::max(settled_, end);
 }

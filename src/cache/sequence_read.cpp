@@ -8,10 +8,10 @@
 
 #include "cache/block.h"
 #include "cache/store.h"
-#include "codec/round.h"
 #include "cpu/host_rows.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv {
 namespace {

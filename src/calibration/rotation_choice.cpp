@@ -8,9 +8,9 @@
 
 #include "calibration/attention_output.h"
 #include "codec/float16.h"
-#include "codec/round.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv::calibration {
 namespace {

@@ -16,10 +16,10 @@
 #include <span>
 #include <string_view>
 
-#include "codec/round.h"
 #include "codec/uniform.h"
 #include "lowkv/family.h"
 #include "lowkv/format.h"
+#include "round.h"
 
 namespace lowkv::codec {
 

@@ -146,8 +146,13 @@ def test_sinks_are_whole_blocks(scheme, block, first, tokens):
 
 def test_sinks_are_of_a_layers_own_blocks():
     scheme = parse_scheme("lowkv2.8,layer.1=kivi2,layer.2=exact,layer.3=exact/token-4-g32")
-    assert [Layer(index, scheme, None, Store(DEVICE)).retention.sinks for index in range(4)] == [128, 32, 0, 32]
-    assert Layer(0, scheme, 20, Store(DEVICE)).retention.sinks == 0  # it slides past them
+    def first_packed(index, window=None):
+        layer = Layer(index, scheme, window, Store(DEVICE))
+        layer.append(rows(300), rows(300))
+        return layer.rows.packed[0]
+
+    assert [first_packed(index) for index in range(4)] == [128, 32, 0, 32]
+    assert first_packed(0, window=20) == 0  # it slides past them
     assert scheme.retention(0, False).sinks == 5  # vLLM's pages have them in a block of their own
 
 

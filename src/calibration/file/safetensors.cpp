@@ -17,9 +17,9 @@
 #include <system_error>
 #include <utility>
 
-#include "codec/round.h"
 #include "lowkv/error.h"
 #include "nlohmann/json.hpp"
+#include "round.h"
 
 namespace lowkv::calibration {
 namespace {

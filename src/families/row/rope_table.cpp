@@ -5,8 +5,8 @@
 #include <mutex>
 #include <string>
 
-#include "codec/round.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv::codec {
 namespace {

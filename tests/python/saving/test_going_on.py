@@ -88,26 +88,6 @@ def test_a_sliding_layer_has_what_its_window_sees(tmp_path, scheme):
         lowkv.Cache.load(tmp_path / "prefix", model)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("scheme,taken", [(SCHEME, False), (f"{SCHEME},sinks=128", True), (f"{SCHEME},sinks=0", True),
-                                          ("exact", True)])
-def test_a_file_of_before_sinks_were_whole_blocks(model, tmp_path, scheme, taken):
-    """It has them as tokens. Where that is the same it is taken."""
-    cache = lowkv.Cache.from_model(model, scheme)
-    for layer in cache.layers:
-        layer.retention = layer.scheme.retention(layer.index, layer.is_sliding)
-    model(TOKENS, past_key_values=cache)
-    cache.save(tmp_path / "prefix")
-    if taken:
-        loaded = lowkv.Cache.load(tmp_path / "prefix", model)
-        assert torch.equal(model(TOKENS[:, :9], past_key_values=loaded).logits,
-                           model(TOKENS[:, :9], past_key_values=cache).logits)
-    else:
-        wrong = r"it was made for the scheme .*,sinks=5,flush=0, not .*,sinks=128,flush=0"
-        with pytest.raises(lowkv.Error, match=wrong):
-            lowkv.Cache.load(tmp_path / "prefix", model)
-
-
 def test_a_rewritten_file_is_otherwise_taken(model, saved):
     loaded = lowkv.Cache.load(rewritten(saved[1], lambda *_: None), model)
     assert loaded.get_seq_length() == TOKENS.shape[1]

@@ -1,0 +1,31 @@
+// When a token is packed: the one rule of every cache, and of what reckons with it.
+
+#include <algorithm>
+
+#include "lowkv/scheme.h"
+#include "round.h"
+
+namespace lowkv {
+
+Retention whole_sinks(Retention retention, std::uint32_t block_tokens) noexcept {
+    retention.sinks = round_up(retention.sinks, block_tokens);
+    return retention;
+}
+
+PackedTokens packed_tokens(const Retention& retention, std::uint32_t block_tokens,
+                           std::uint64_t tokens) noexcept {
+    const std::uint64_t first = whole_sinks(retention, block_tokens).sinks;
+    std::uint64_t end = tokens > retention.window ? tokens - retention.window : 0;
+    if (retention.flush > 0) end -= end % retention.flush;
+    end -= end % block_tokens;
+    return {first, std::max(first, end)};
+}
+
+std::uint64_t first_packed_length(const Retention& retention, std::uint32_t block_tokens) noexcept {
+    const std::uint64_t end =
+        std::uint64_t{whole_sinks(retention, block_tokens).sinks} + block_tokens;
+    return retention.window +
+           (retention.flush > 0 ? round_up<std::uint64_t>(end, retention.flush) : end);
+}
+
+}  // namespace lowkv
