@@ -31,7 +31,7 @@ int main(int argc, char** argv) try {
         for (float& x : *all) x = normal(random);
     }
     sequence.append(keys.data(), values.data(), tokens);
-    sequence.settle();
+    sequence.pack();
 
     lowkv::AttentionIO io;
     io.q = q.data();

@@ -44,7 +44,7 @@ double measure(const lowkv::Scheme& scheme, const Size& size, std::shared_ptr<lo
     const std::vector<float> rows = numbers(std::size_t{size.cells} * shape.channels());
     const std::vector<float> q = numbers(std::size_t{size.queries} * size.heads * size.head_dim);
     sequence.append(rows.data(), rows.data(), size.cells);
-    sequence.settle();
+    sequence.pack();
     out.assign(q.size(), 0.0f);
     lowkv::AttentionIO io;
     io.q = q.data();

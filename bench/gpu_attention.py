@@ -50,7 +50,7 @@ def filled(scheme: str, store: Store, keys: torch.Tensor, values: torch.Tensor) 
     rows = Batch(store, plan, parsed.retention(0, False), batch)
     for first in range(0, tokens, CHUNK):
         rows.append(keys[:, :, first : first + CHUNK], values[:, :, first : first + CHUNK])
-        rows.settle(0, 1)
+        rows.pack(0, 1)
     return rows
 
 

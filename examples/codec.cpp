@@ -103,7 +103,7 @@ int main() {
     for (float& x : values) x = normal(random);
     for (float& x : q) x = normal(random);
     sequence.append(keys.data(), values.data(), cells);
-    sequence.settle();
+    sequence.pack();
     // Its laws: a byte a number, none off by more than an eighth, and attention is that over what
     // is read, for one query (decoding) as for 40 (a prompt).
     bool holds = sequence.packed(0) && plan->bits_per_element() == 8;

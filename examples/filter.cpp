@@ -49,7 +49,7 @@ int main() try {
     lowkv::AttentionWorkspace workspace;
     double attending = 0, window_mass = 0, all_mass = 0;
 
-    // Per step: append, attend, report the mass, settle.
+    // Per step: append, attend, report the mass, pack.
     const auto step = [&](std::uint32_t tokens) {
         const std::size_t q_floats = std::size_t{heads} * shape.head_dim;
         const std::vector<float> keys = rows(std::size_t{tokens} * shape.channels());
@@ -71,7 +71,7 @@ int main() try {
         std::vector<float> mass(io.n_cells);
         all_mass +=
             seconds([&] { attention_mass(sequence.cells(), io, params, 0, mass, workspace); });
-        sequence.settle();
+        sequence.pack();
     };
     const auto report = [&](const char* what) {
         std::printf(

@@ -46,7 +46,7 @@ int main() try {
 
     lowkv::attend(sequence, io, params, workspace);
     const std::vector<float> exact = out;
-    sequence.settle();  // after the step's attention: packs what has left the window
+    sequence.pack();  // after the step's attention: packs what has left the window
     lowkv::attend(sequence, io, params, workspace);
 
     double dot = 0, a = 0, b = 0;

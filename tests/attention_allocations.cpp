@@ -51,7 +51,7 @@ TEST_CASE("one sequence and several") {
                 const auto store = std::make_shared<Store>();
                 Sequence sequence(store, plan, Retention{.window = 32, .sinks = 0});
                 sequence.append(rows.data(), rows.data(), tokens);
-                sequence.settle();
+                sequence.pack();
                 std::vector<float> out(queries * heads * 64);
                 AttentionIO io;
                 io.q = q.data();
@@ -87,7 +87,7 @@ TEST_CASE("a batch") {
                             RowType::f32,
                             {tokens * shape.channels(), shape.head_dim, shape.channels()}};
         batch.append(all, all, tokens);
-        batch.settle();
+        batch.pack();
         std::vector<float> out(q.size());
         BatchAttention a;
         a.q = q.data();

@@ -47,7 +47,7 @@ struct Problem {
             values[i] = normal(random);
         }
         sequence->append(keys.data(), values.data(), n_cells, positions);
-        sequence->settle();
+        sequence->pack();
         q.resize(std::size_t{tokens} * heads * shape.head_dim);
         for (float& x : q) x = normal(random);
     }

@@ -49,7 +49,7 @@ TEST_CASE("attention to a batch is that over the rows that it reads back") {
             for (unsigned kind = 0; kind < 6; ++kind) {
                 Held held(scheme, type, 3);
                 fill(held.batch, 1 + kind, 180);
-                held.batch.settle();
+                held.batch.pack();
                 const bool dropped = kind == 4 && held.retention.sinks == 0;
                 if (dropped) held.batch.drop_before(100);
                 const std::uint32_t queries = kind % 2 == 0 ? 1 : 40, heads = 4;
@@ -131,7 +131,7 @@ TEST_CASE("forks in two threads do not disturb each other") {
             a.out = out.data();
             a.q_strides = a.out_strides = {shape.channels(), shape.head_dim, shape.head_dim};
             batch.attend(a, workspace);
-            batch.settle();
+            batch.pack();
             if (i % 7 == 3)
                 batch.rollback();
             else
@@ -167,7 +167,7 @@ TEST_CASE("a step of a sequence that is rolled back has not been") {
                 const std::uint32_t dice = below(7), size = sequence.size();
                 const std::uint32_t b = below(sequence.blocks() + 1);
                 if (dice <= 1) cache_test::append(sequence, rng, 1 + below(70));
-                if (dice == 2) sequence.settle();
+                if (dice == 2) sequence.pack();
                 if (dice == 3) sequence.pack(std::span(&b, 1));
                 if (dice == 4 && size > 0) sequence.truncate(size - below(std::min(size, 50u)));
                 if (dice == 5) sequence.drop(std::span(&b, 1));
@@ -197,7 +197,7 @@ TEST_CASE("a step of a sequence that is rolled back has not been") {
                 CHECK(store->stats().packed_bytes == before.packed_bytes);
                 if (round < 4) continue;
                 // It knows what it has not packed yet.
-                sequence.settle();
+                sequence.pack();
                 const std::uint32_t left = sequence.size() - std::min(sequence.size(), 20u);
                 for (std::uint32_t b = 1; b < left / 32; ++b)
                     CHECK((sequence.packed(b) || !sequence.full(b)));
@@ -218,7 +218,7 @@ TEST_CASE("a batch over its budget stays as it was") {
         CHECK(refused(ErrorCode::over_budget, "over budget", [&] { fill(batch, 2, 1); }));
         CHECK(batch.save() == image);
         CHECK(store->stats().exact_bytes == 8 * exact);
-        batch.settle();
+        batch.pack();
         CHECK(batch.packed_end() == 96);
         // A step holds both states of what it has packed.
         CHECK(store->stats().exact_bytes == (in_step ? 8 : 4) * exact);

@@ -20,7 +20,7 @@ TEST_CASE("a batch's image gives the batch back, and it goes on as the other wou
             if (type == RowType::bf16 && parse_scheme(scheme).byte_rows(0)) continue;
             Held held(scheme, type, 3);
             fill(held.batch, 1, 150);
-            held.batch.settle();
+            held.batch.pack();
             Batch again = Batch::load(held.batch.save(), held.store, held.plan, held.retention);
             CHECK(again.size() == 3);
             for (unsigned i = 0; i < 3; ++i) {
@@ -28,8 +28,8 @@ TEST_CASE("a batch's image gives the batch back, and it goes on as the other wou
                 CHECK(all_rows(again) == all_rows(held.batch));
                 fill(held.batch, 10 + i, 30);
                 fill(again, 10 + i, 30);
-                held.batch.settle();
-                again.settle();
+                held.batch.pack();
+                again.pack();
                 CHECK(again.packed_end() == held.batch.packed_end());
                 again.truncate(again.tokens() - 11);
                 held.batch.truncate(held.batch.tokens() - 11);
@@ -41,7 +41,7 @@ TEST_CASE("a batch's image gives the batch back, and it goes on as the other wou
 TEST_CASE("an image of a range is the batch without the tokens before it") {
     Held held("kivi2,window=20,sinks=4", RowType::bf16, 2);
     fill(held.batch, 1, 200);
-    held.batch.settle();  // [32, 160) is packed
+    held.batch.pack();  // [32, 160) is packed
     CHECK(held.batch.packed_end() == 160);
     const std::vector<Row> all = all_rows(held.batch);
     const std::pair<std::uint32_t, std::uint32_t> ranges[] = {
@@ -65,7 +65,7 @@ TEST_CASE("an image of a range is the batch without the tokens before it") {
                              all.begin() + (s * 200 + first) * 2));
         }
         fill(again, 3, 50);
-        again.settle();
+        again.pack();
         CHECK(again.tokens() == last + 50);
     }
     CHECK(refused(ErrorCode::invalid_argument, "it holds", [&] { held.batch.save(0, 201); }));
@@ -74,7 +74,7 @@ TEST_CASE("an image of a range is the batch without the tokens before it") {
 TEST_CASE("an image whose tokens a batch does not have so is refused") {
     Held held("kivi2,window=20,sinks=4", RowType::f16, 2);
     fill(held.batch, 1, 150);
-    held.batch.settle();
+    held.batch.pack();
     const std::vector<std::byte> image = held.batch.save();
     const ImageHeader good = read_image(image);
     REQUIRE(good.spans == std::vector<ImageSpan>{{0, 32, false}, {32, 96, true}, {128, 22, false}});
@@ -126,14 +126,14 @@ TEST_CASE("keys that know their positions keep them") {
     const Retention retention{.window = 10, .sinks = 3};
     Batch batch(store, plan, retention, 2);
     fill(batch, 1, 100);
-    batch.settle();
+    batch.pack();
     Batch again = Batch::load(batch.save(), store, plan, retention);
     CHECK(again.save() == batch.save());
     CHECK(all_rows(again) == all_rows(batch));
     Sequence sequence(store, plan, retention);
     cache_test::Rng rng(4);
     cache_test::append(sequence, rng, 90);
-    sequence.settle();
+    sequence.pack();
     CHECK(save_sequence(load_sequence(save_sequence(sequence), store, plan, retention)) ==
           save_sequence(sequence));
 }
@@ -148,7 +148,7 @@ TEST_CASE("sequences with the same spans are one image, whatever the rows") {
         for (int i = 0; i < 3; ++i) {
             Sequence& its = sequences.emplace_back(store, plan, retention);
             cache_test::append(its, rng, 133);
-            its.settle();
+            its.pack();
         }
         const Sequence* pointers[] = {&sequences[0], &sequences[1], &sequences[2]};
         const auto image = save_sequences(pointers);

@@ -99,7 +99,7 @@ class Fuzz {
         if (dice < 35) {
             append(pair);
         } else if (dice < 60) {
-            settle(pair);
+            pack_old(pair);
         } else if (dice < 70) {
             truncate(pair);
         } else if (dice < 75) {
@@ -206,10 +206,10 @@ class Fuzz {
     static std::uint16_t half(float x) { return codec_half(x); }
     static std::uint16_t codec_half(float x);
 
-    void settle(Pair& pair) {
+    void pack_old(Pair& pair) {
         const std::uint32_t spared = below(3) == 0 ? below(40) : 0;
         Executor& executor = below(2) == 0 ? serial_executor() : *threads_;
-        if (!succeeds(pair, [&] { pair.batch.settle(spared, executor); })) return;
+        if (!succeeds(pair, [&] { pair.batch.pack(spared, executor); })) return;
         if (plan_->scheme().exact()) return;
         Model& m = pair.model;
         long left = std::max(long{m.tokens} - long{retention_.window} - long{spared}, 0L);

@@ -128,7 +128,7 @@ TEST_CASE("steps give what a Sequence gives, bit for bit") {
             lowkv::attend(other, io, params, workspace);
             if (other.wants_queries())
                 other.observe({q.data(), io.q_token_stride, io.q_head_stride, tokens, heads});
-            other.settle();
+            other.pack();
             CHECK(out == expected);
         }
     }

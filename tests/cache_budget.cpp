@@ -74,7 +74,7 @@ TEST_CASE("append over budget changes nothing, and works after packing") {
     check_refused(*store, sequence, [&] { append(sequence, rng, 1); });
     check_refused(*store, sequence, [&] { append(sequence, rng, 10 * tokens); });
 
-    sequence.settle();  // allowed at the limit: it only frees
+    sequence.pack();  // allowed at the limit: it only frees
     CHECK(store->stats().packed_blocks == 3);
     append(sequence, rng, 1);
     CHECK(sequence.size() == 3 * tokens + 1);
@@ -115,14 +115,14 @@ TEST_CASE("copying and reopening count against the budget") {
     }
     sequence.write_keys({&cell, 1}, row.data(), shape.channels());  // no longer shared
 
-    sequence.settle();
+    sequence.pack();
     append(sequence, rng, 0);
     // A packed block swaps its bytes for exact ones: there is room for exactly that.
     sequence.write_keys({&cell, 1}, row.data(), shape.channels());
     CHECK(store->stats().reopened_blocks == 1);
     CHECK(store->stats().packed_blocks == 0);
 
-    sequence.settle();
+    sequence.pack();
     const Sequence fork = sequence.fork();  // keeps the packed one
     check_refused(*store, sequence,
                   [&] { sequence.write_keys({&cell, 1}, row.data(), shape.channels()); });

@@ -75,7 +75,7 @@ TEST_CASE("packing gives exact memory back") {
     const std::uint32_t blocks = 400;
     for (std::uint32_t b = 0; b < blocks; ++b) {
         append(sequence, rng, tokens);
-        sequence.settle();
+        sequence.pack();
     }
     const StoreStats stats = store->stats();
     CHECK(stats.exact_blocks == window.window / tokens);
@@ -97,7 +97,7 @@ TEST_CASE("a prompt packed at once gives its slabs back") {
     Sequence sequence(store, plan, window);
     Rng rng(2);
     append(sequence, rng, 400 * plan->block_tokens());
-    sequence.settle();
+    sequence.pack();
     const StoreStats stats = store->stats();
     CHECK(stats.reserved_bytes <=
           stats.exact_bytes + stats.packed_bytes + 4 * cache::Pool::slab_target);
@@ -116,7 +116,7 @@ TEST_CASE("layers of one store: reserved bytes stay bounded over many cycles") {
         for (int step = 0; step < 20; ++step) {
             for (Sequence& layer : layers) {
                 append(layer, rng, 33);
-                layer.settle();
+                layer.pack();
             }
         }
         for (Sequence& layer : layers) layer.truncate(100);
@@ -142,7 +142,7 @@ TEST_CASE("forks share: a copied block costs only itself") {
     Sequence sequence(store, plan, window);
     Rng rng(4);
     append(sequence, rng, 10 * tokens + 5);
-    sequence.settle();
+    sequence.pack();
     const StoreStats before = store->stats();
     Sequence fork = sequence.fork();
     CHECK(store->stats().exact_bytes == before.exact_bytes);
@@ -153,8 +153,8 @@ TEST_CASE("forks share: a copied block costs only itself") {
 
     // Packed by one, seen by both, encoded once.
     append(sequence, rng, 2 * tokens);
-    sequence.settle();
+    sequence.pack();
     CHECK(fork.packed(9));
-    fork.settle();
+    fork.pack();
     CHECK(store->stats().encoded_blocks == before.encoded_blocks + 2);
 }

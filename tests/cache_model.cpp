@@ -89,7 +89,7 @@ class Fuzz {
         } else if (dice < 68) {
             truncate(s);
         } else if (dice < 80) {
-            settle(s);
+            pack_old(s);
         } else if (dice < 86) {
             pack(s);
         } else if (dice < 92) {
@@ -214,7 +214,7 @@ class Fuzz {
         }
     }
 
-    void settle(std::size_t s) {
+    void pack_old(std::size_t s) {
         std::set<std::uint32_t> old;
         const Retention& r = retention_;
         const std::uint32_t size = model_[s].size;
@@ -223,7 +223,7 @@ class Fuzz {
         for (std::uint32_t b = 0; (b + 1) * tokens_ <= boundary; ++b) {
             if (b * tokens_ >= r.sinks) old.insert(b);
         }
-        pack_both(s, old, [&] { sequences_[s].settle(executor()); });
+        pack_both(s, old, [&] { sequences_[s].pack(executor()); });
     }
 
     void pack(std::size_t s) {

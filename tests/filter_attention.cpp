@@ -180,11 +180,11 @@ TEST_CASE("every mask goes by position, evicted tokens are not seen") {
         Filtered filtered(c.scheme);
         for (int round = 0; round < 4; ++round) {
             filtered.append(137);
-            // 90 query tokens, of which settle() has decided on some by then.
+            // 90 query tokens, of which pack() has decided on some by then.
             for (const std::uint32_t tokens : {1u, 3u, 90u}) {
                 check_attention(filtered, tokens, c.budget);
             }
-            filtered.sequence.settle();
+            filtered.sequence.pack();
             CHECK(filtered.sequence.evicted() > 0);
             for (const std::uint32_t tokens : {1u, 90u}) {
                 check_attention(filtered, tokens, c.budget);
@@ -219,7 +219,7 @@ TEST_CASE("mass is summed up while a token is in the window, and reported with i
                 want[position] += mass[cell];
                 queries[position] += std::min(tokens, filtered.sequence.size() - position);
             }
-            filtered.sequence.settle();
+            filtered.sequence.pack();
         }
         const EveryThird& rule = *filtered.rule;
         REQUIRE(rule.mass.size() == filtered.sequence.size() - filtered.sequence.undecided());

@@ -100,7 +100,7 @@ class Fuzz {
         if (dice < 50) {
             append(s);
         } else if (dice < 75) {
-            settle(s);
+            pack(s);
         } else if (dice < 85) {
             truncate(s);
         } else if (dice < 95) {
@@ -127,8 +127,8 @@ class Fuzz {
         }
     }
 
-    void settle(std::size_t s) {
-        sequences_[s].settle(below(2) == 0 ? serial_executor() : *threads_);
+    void pack(std::size_t s) {
+        sequences_[s].pack(below(2) == 0 ? serial_executor() : *threads_);
         Model& m = models_[s];
         const std::size_t unit = retention_.flush > 0 ? retention_.flush : tokens_;
         const std::size_t old = m.size() > retention_.window ? m.size() - retention_.window : 0;

@@ -99,7 +99,7 @@ TEST_CASE("the percentages come out exactly over time, and the memory follows") 
         make_sequence("int4,filter=random,keep=7%,evict=45%,window=64,sinks=5");
     for (std::uint32_t i = 0; i < 500; ++i) {
         append(sequence, 1 + i % 9);
-        sequence.settle();
+        sequence.pack();
         const std::uint32_t judged = sequence.size() - sequence.undecided() - 5;
         if (sequence.size() < 200) continue;
         REQUIRE(sequence.evicted() == judged * 45 / 100);
@@ -123,18 +123,18 @@ TEST_CASE("a filter needs a filtered sequence") {
 TEST_CASE("a decision that fails changes nothing") {
     FilteredSequence sequence = make_sequence("kivi2,filter=heavy,evict=50%,window=32,sinks=0");
     append(sequence, 100);
-    CHECK(contains(message_of([&] { sequence.settle(); }), "none was reported for position 0"));
+    CHECK(contains(message_of([&] { sequence.pack(); }), "none was reported for position 0"));
     CHECK(sequence.undecided() == 100);
     CHECK(sequence.cells().size() == 100);
     sequence.add_mass(std::vector<float>(100, 1.0f), 100);
-    sequence.settle();
+    sequence.pack();
     CHECK(sequence.evicted() == 32);
 }
 
 TEST_CASE("going back ends where fates are decided") {
     FilteredSequence sequence = make_sequence("kivi2,filter=random,evict=50%,window=32,sinks=0");
     append(sequence, 100);
-    sequence.settle();
+    sequence.pack();
     const FilteredSequence before = sequence.fork();
     CHECK(contains(message_of([&] { sequence.truncate(63); }),
                    "before position 64 are decided, so the sequence can't go back to 63"));
@@ -154,14 +154,14 @@ TEST_CASE("a budget too small for a fork's copies is refused, and nothing is cha
     append(sequence, 128);
     std::optional<FilteredSequence> fork = sequence.fork();
     try {
-        sequence.settle();
+        sequence.pack();
         FAIL("over budget, and not refused");
     } catch (const Error& error) {
         CHECK(error.code() == ErrorCode::over_budget);
     }
     CHECK(sequence.undecided() == 128);
     fork.reset();
-    sequence.settle();
+    sequence.pack();
     CHECK(sequence.evicted() == 48);
 }
 
@@ -206,7 +206,7 @@ double loss(const std::string& text) {
         sequence.append(key.data(), value.data(), 1);
         attend(sequence, io, params, workspace);
         add_attention_mass(sequence, io, params, workspace);
-        sequence.settle();
+        sequence.pack();
         exact.append(key.data(), value.data(), 1);
         io.out = want.data();
         attend(exact, io, params, workspace);

@@ -48,14 +48,14 @@ struct Text {
         if (batch.wants_queries())
             batch.observe(queries.data() + first * q, {tokens * q, shape.head_dim, q}, count,
                           heads);
-        batch.settle();
+        batch.pack();
     }
     void step(Sequence& sequence, std::uint32_t first, std::uint32_t count) const {
         const std::size_t row = shape.channels(), q = std::size_t{heads} * shape.head_dim;
         sequence.append(keys.data() + first * row, values.data() + first * row, count);
         if (sequence.wants_queries())
             sequence.observe({queries.data() + first * q, q, shape.head_dim, count, heads});
-        sequence.settle();
+        sequence.pack();
     }
 };
 

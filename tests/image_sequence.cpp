@@ -37,7 +37,7 @@ struct Cache {
     // Settles between pieces, as a host does between steps.
     void append(Rng& rng, std::uint32_t tokens) {
         cache_test::append(sequence, rng, tokens);
-        sequence.settle();
+        sequence.pack();
     }
     Sequence reloaded(const Bytes& image) const {
         return load_sequence(image, lowkv::test::make_store(), plan, retention);
@@ -105,7 +105,7 @@ TEST_CASE("every preset comes back and goes on where it was") {
             Rng other = rng;
             cache.append(rng, 140);
             cache_test::append(loaded, other, 140);
-            loaded.settle();
+            loaded.pack();
             check_same(cache.sequence, loaded);
         }
     }
@@ -143,7 +143,7 @@ TEST_CASE("positions come back") {
     std::vector<std::int32_t> positions(200);
     for (int i = 0; i < 200; ++i) positions[static_cast<std::size_t>(i)] = 3 * i - 7;
     cache.sequence.append(rows.data(), rows.data(), 200, positions);
-    cache.sequence.settle();
+    cache.sequence.pack();
     check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
 }
 

@@ -208,7 +208,7 @@ TEST_CASE("the integers of wide heads don't overflow") {
         }
         p.sequence.emplace(make_store(), p.plan, Retention{.window = 0, .sinks = 0});
         p.sequence->append(rows.data(), rows.data(), 128);
-        p.sequence->settle();
+        p.sequence->pack();
         REQUIRE(p.sequence->packed(3));
         std::fill(p.q.begin(), p.q.end(), 1.0f);
         AttentionParams params;

@@ -98,7 +98,7 @@ TEST_CASE("a query that is not finite harms its own row alone") {
             for (float& x : rows) x = normal(random);
             for (float& x : q) x = normal(random);
             sequence.append(rows.data(), rows.data(), 512);
-            sequence.settle();
+            sequence.pack();
             std::vector<float> out[2];
             for (auto& its : out) {
                 its.resize(q.size());
@@ -139,7 +139,7 @@ TEST_CASE("rows of one sequence of a batch that are not finite change no other, 
                     row[random() % row.size()] = bad_number(random);
                 }
                 batch_test::append(held.batch, rows, RowType::f32);
-                held.batch.settle();
+                held.batch.pack();
                 all[bad] = batch_test::all_rows(held.batch);
             }
             const std::size_t third = all[0].size() / 3;
@@ -168,11 +168,11 @@ TEST_CASE("a number that no f16 holds is counted once, when it is written") {
                 rows[70 * 64 + 3] = bad;
                 const std::uint64_t before = device.saturated();
                 sequence.append(rows.data(), good.data(), 256);
-                sequence.settle();
-                sequence.settle();
+                sequence.pack();
+                sequence.pack();
                 CHECK(device.saturated() - before == 1);
                 sequence.truncate(72);  // decodes the block that it cuts
-                sequence.settle();
+                sequence.pack();
                 CHECK(device.saturated() - before == 1);
             }
         }

@@ -76,7 +76,7 @@ std::optional<std::uint64_t> hash_of(const Preset& preset, std::uint32_t head_di
                               .head_stride = head_dim,
                               .tokens = step,
                               .heads = query_heads});
-        sequence.settle();
+        sequence.pack();
     }
     return xxh64(save_sequence(sequence));
 }

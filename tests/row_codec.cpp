@@ -263,8 +263,8 @@ TEST_CASE("several threads pack what one packs, and positions survive reopening"
     for (Sequence* sequence : {&one, &many}) {
         sequence->append(keys.data(), values.data(), tokens, positions);
     }
-    one.settle();
-    many.settle(*make_thread_executor(4));
+    one.pack();
+    many.pack(*make_thread_executor(4));
     REQUIRE(many.packed(1));
     std::vector<float> a(shape.channels()), b(shape.channels());
     for (std::uint32_t cell = 0; cell < tokens; ++cell) {

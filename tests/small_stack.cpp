@@ -57,7 +57,7 @@ TEST_CASE("every preset packs, decodes and attends on a small stack") {
             bool done = false;
             on_small_stack([&] {
                 sequence.append(rows.data(), rows.data(), 256);
-                sequence.settle();
+                sequence.pack();
                 std::vector<float> row(head_dim);
                 sequence.read_key(3, row.data());
                 for (const std::uint32_t tokens : {1u, 20u}) {

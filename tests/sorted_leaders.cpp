@@ -167,10 +167,10 @@ TEST_CASE("whatever comes first, later keys are as exact as with their own stati
             Sequence sequence(store, plan, no_window);
             sequence.append(first.data(), first.data(), poor * n);
             sequence.append(then.data(), then.data(), 3 * n);
-            sequence.settle();
+            sequence.pack();
             Sequence alone(store, plan, no_window);
             alone.append(then.data(), then.data(), 3 * n);
-            alone.settle();
+            alone.pack();
             const double with_own = loss(alone, then, 0, 3, model);
             CHECK(loss(sequence, then, poor, 3, model) < 1.25 * with_own);
 
@@ -179,13 +179,13 @@ TEST_CASE("whatever comes first, later keys are as exact as with their own stati
             for (std::uint32_t t = 0; t < poor * n; t += n) {
                 const float* rows = first.data() + std::size_t{t} * shape.channels();
                 steps.append(rows, rows, n);
-                steps.settle();
+                steps.pack();
             }
             steps = load_sequence(save_sequence(steps), store, plan, no_window);
             for (std::uint32_t t = 0; t < 3 * n; t += n) {
                 const float* rows = then.data() + std::size_t{t} * shape.channels();
                 steps.append(rows, rows, n);
-                steps.settle();
+                steps.pack();
             }
             CHECK(save_sequence(steps) == save_sequence(sequence));
         }
@@ -203,11 +203,11 @@ TEST_CASE("queries of a block that leads nothing do not end the collection") {
         if (padded) {
             sequence.append(padding.data(), padding.data(), n);
             sequence.observe({padding.data(), 64, 64, n, 1});
-            sequence.settle();
+            sequence.pack();
         }
         sequence.append(then.data(), then.data(), n);
         sequence.observe({then.data(), 64, 64, n, 1});
-        sequence.settle();
+        sequence.pack();
         return loss(sequence, then, padded ? 1 : 0, 1, model);
     };
     CHECK(run(true) == doctest::Approx(run(false)).epsilon(0.03));
@@ -235,7 +235,7 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
         }
         void append(const Keys& r) { cache.append(r.data(), r.data(), n); }
         auto settled() {
-            cache.settle();
+            cache.pack();
             return save_sequence(cache);
         }
     };
@@ -250,7 +250,7 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
             cache.append(its, its, n);
         }
         auto settled() {
-            cache.settle(0, serial_executor());
+            cache.pack(0, serial_executor());
             return cache.save();
         }
     };

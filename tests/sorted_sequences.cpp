@@ -102,14 +102,14 @@ TEST_CASE("at once, in steps and after a rollback: the same bytes, one block's s
         const auto store = make_store();
         Sequence whole(store, plan, no_window), steps(store, plan, no_window);
         rows.append(whole, 0, 6 * n);
-        whole.settle();
+        whole.pack();
         for (std::uint32_t t = 0; t < 6 * n; t += 48) {
             steps.begin();
             rows.append(steps, t, 48);
-            steps.settle();
+            steps.pack();
             steps.rollback();
             rows.append(steps, t, 48);
-            steps.settle();
+            steps.pack();
         }
         for (std::uint32_t b = 0; b < 6; ++b) {
             CHECK(packed_bytes(whole, b) == packed_bytes(steps, b));
@@ -118,10 +118,10 @@ TEST_CASE("at once, in steps and after a rollback: the same bytes, one block's s
         // Block 0 makes them of its own rows.
         Sequence alone(store, plan, no_window);
         rows.append(alone, 0, n);
-        alone.settle();
+        alone.pack();
         CHECK(packed_bytes(alone, 0) == packed_bytes(whole, 0));
         rows.append(alone, 3 * n, n);
-        alone.settle();
+        alone.pack();
         CHECK(statistics(alone, 1) == statistics(whole, 0));
     }
 }
@@ -131,7 +131,7 @@ TEST_CASE("many blocks at once, more than are rounded to f16 together") {
     const auto plan = make_plan(RowType::f32);
     Sequence sequence(make_store(), plan, no_window);
     rows.append(sequence, 0, 70 * n);
-    sequence.settle();
+    sequence.pack();
     for (std::uint32_t b = 1; b < 70; ++b)
         CHECK(statistics(sequence, b) == statistics(sequence, 0));
 }
@@ -141,11 +141,11 @@ TEST_CASE("forks, reopened and dropped blocks") {
     const auto plan = make_plan();
     Sequence sequence(make_store(), plan, no_window);
     rows.append(sequence, 0, 3 * n);
-    sequence.settle();
+    sequence.pack();
     const Bytes its = statistics(sequence, 0);
     Sequence fork = sequence.fork();
     others.append(fork, 0, 2 * n);
-    fork.settle();
+    fork.pack();
     CHECK(statistics(fork, 4) == its);
     // A block that is written again.
     const std::uint32_t cell = n + 5;
@@ -158,12 +158,12 @@ TEST_CASE("forks, reopened and dropped blocks") {
     const std::array<std::uint32_t, 2> gone{0, 1};
     fork.drop(gone);
     others.append(fork, 2 * n, n);
-    fork.settle();
+    fork.pack();
     CHECK(statistics(fork, 5) == its);
     // Nothing is left of a sequence that begins anew.
     fork.truncate(0);
     others.append(fork, 0, n);
-    fork.settle();
+    fork.pack();
     CHECK(statistics(fork, 0) != its);
 }
 
@@ -177,7 +177,7 @@ TEST_CASE("sequences of a batch have their own, forks of one share them") {
         const std::size_t at = std::size_t{first} * channels;
         batch.append({rows.keys.data() + at, RowType::f32, strides},
                      {rows.values.data() + at, RowType::f32, strides}, tokens);
-        batch.settle();
+        batch.pack();
     };
     const auto its = [&](std::uint32_t sequence, std::uint32_t block) {
         Batch copy = batch.fork();
@@ -206,13 +206,13 @@ TEST_CASE("a loaded sequence goes on with its statistics") {
     const Tokens rows(6 * n, 6);
     Sequence sequence(make_store(), plan, no_window);
     rows.append(sequence, 0, 3 * n);
-    sequence.settle();
+    sequence.pack();
     Sequence loaded = load_sequence(save_sequence(sequence), make_store(), plan, no_window);
     CHECK(packed_bytes(loaded, 2) == packed_bytes(sequence, 2));
     rows.append(sequence, 3 * n, n);
     rows.append(loaded, 3 * n, n);
-    sequence.settle();
-    loaded.settle();
+    sequence.pack();
+    loaded.pack();
     CHECK(packed_bytes(loaded, 3) == packed_bytes(sequence, 3));
     CHECK(statistics(loaded, 3) == statistics(sequence, 0));
 }
@@ -236,7 +236,7 @@ TEST_CASE("hosts say which blocks belong together") {
     CHECK(statistics(to, 2) != statistics(to, 4));
     Sequence alone(store, plan, no_window);
     b.append(alone, 0, 2 * n);
-    alone.settle();
+    alone.pack();
     CHECK(packed_bytes(alone, 0) == packed_bytes(to, 4));
     CHECK(packed_bytes(alone, 1) == packed_bytes(to, 1));
     // Of one that is packed already.
@@ -255,7 +255,7 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     REQUIRE(plan->wants_queries());
     const auto packed = [&](Sequence& sequence, std::uint32_t first, std::uint32_t tokens) {
         rows.append(sequence, first, tokens);
-        sequence.settle();
+        sequence.pack();
         return packed_bytes(sequence, first / n);
     };
     const auto packed_by = [&](std::initializer_list<QueryRows> queries) {
@@ -289,11 +289,11 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     const std::array<std::uint32_t, 2> gone{0, 1};
     fork.drop(gone);
     rows.append(fork, 2 * n, n);
-    fork.settle();
+    fork.pack();
     Sequence same(store, plan, no_window);
     same.observe(asked.part(0, 64));
     rows.append(same, 2 * n, n);
-    same.settle();
+    same.pack();
     CHECK(statistics(fork, 2) == statistics(same, 0));
     // It begins anew.
     fork.truncate(0);
@@ -323,15 +323,15 @@ TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone
     Batch batch(make_store(), plan, no_window, 2), undone(make_store(), plan, no_window, 2);
     append(batch);
     observe(batch);
-    batch.settle();
+    batch.pack();
     undone.begin();
     append(undone);
     observe(undone);
-    undone.settle();
+    undone.pack();
     undone.rollback();
     CHECK(undone.wants_queries());
     append(undone);
-    undone.settle();
+    undone.pack();
     for (const std::uint32_t s : {0u, 1u}) {
         const auto image = [&](const Batch& of) {
             Batch one = of.fork();
@@ -342,7 +342,7 @@ TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone
         alone.observe((s == 0 ? first : second).part(0, 128));
         for (Sequence* sequence : {&alone, &unasked}) {
             rows.append(*sequence, 0, n);
-            sequence->settle();
+            sequence->pack();
         }
         const auto holds = [&](const Bytes& bytes, const Sequence& sequence) {
             const Bytes its = packed_bytes(sequence, 0);

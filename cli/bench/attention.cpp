@@ -107,13 +107,13 @@ class Bench {
         // The prompt's last chunk attends before it is packed: prefill is measured in that state.
         const std::uint32_t last = std::min(prefill_queries, shape.tokens / 2);
         fill(cases, random, 0, shape.tokens - last);
-        for (auto& item : cases) item->settle();
+        for (auto& item : cases) item->pack();
         fill(cases, random, shape.tokens - last, shape.tokens);
         if (wants("prefill")) {
             measure("prefill", shape, cases, make_queries(shape, random, last),
                     make_queries(shape, random, std::min(probe_queries, last)));
         }
-        for (auto& item : cases) item->settle();
+        for (auto& item : cases) item->pack();
         if (!wants("decode")) return;
         for (const std::uint32_t count : options_.queries) {
             const Queries queries = make_queries(shape, random, std::min(count, last));
@@ -147,7 +147,7 @@ class Bench {
             for (auto& item : cases) {
                 item->append(keys.data(), values.data(), n);
                 // Packing as we go bounds the memory; the last chunk stays exact for prefill.
-                if (from == 0) item->settle();
+                if (from == 0) item->pack();
             }
         }
     }

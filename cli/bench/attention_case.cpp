@@ -57,7 +57,7 @@ class LowkvCase final : public AttentionCase {
     void append(const float* keys, const float* values, std::uint32_t tokens) override {
         sequence_->append(keys, values, tokens);
     }
-    void settle() override { sequence_->settle(pool_); }
+    void pack() override { sequence_->pack(pool_); }
     std::size_t bytes() const override {
         const StoreStats stats = store_->stats();
         return stats.exact_bytes + stats.packed_bytes;

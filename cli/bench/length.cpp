@@ -67,7 +67,7 @@ class Model {
         const Stopwatch watch;
         for (auto& layer : layers_) {
             layer->append(keys_.data(), values_.data(), count);
-            layer->settle();
+            layer->pack();
         }
         packing_ += watch.seconds();
     }

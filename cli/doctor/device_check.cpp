@@ -27,7 +27,7 @@ std::unique_ptr<AttentionCase> filled(const std::string& scheme, const RandomTok
     random.keys(0, shape.tokens, keys.data());
     random.values(0, shape.tokens, values.data());
     made->append(keys.data(), values.data(), shape.tokens);
-    made->settle();
+    made->pack();
     return made;
 }
 

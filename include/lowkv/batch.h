@@ -8,7 +8,7 @@
 //
 // A step of a model is
 //
-//   batch.begin();  append()  attend()  settle()  ...  batch.commit() or batch.rollback()
+//   batch.begin();  append()  attend()  pack()  ...  batch.commit() or batch.rollback()
 //
 // Threads: as for a Sequence (cache.h), but batches that share blocks, forks of each other, may be
 // used by different threads without restriction: none changes what another may be reading.
@@ -95,19 +95,19 @@ class Batch {
     std::uint32_t packed_end() const noexcept { return state_.packed_end; }
     BatchBytes bytes() const;
 
-    // Adds `tokens` tokens to every sequence. Nothing is packed by it: settle() does that.
+    // Adds `tokens` tokens to every sequence. Nothing is packed by it: pack() does that.
     void append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens);
 
     // Packs what has left the window, sparing the newest `spared` tokens beside, in whole blocks
     // and, with retention.flush, so many tokens at least.
-    void settle(std::uint32_t spared = 0, Executor& executor = serial_executor());
+    void pack(std::uint32_t spared = 0, Executor& executor = serial_executor());
 
     // Attends to tokens [max(first_token, first()), tokens()), all sequences in one parallel loop.
     void attend(const BatchAttention& attention, AttentionWorkspace& workspace,
                 Executor& executor = serial_executor()) const;
 
     // The queries of an attend(), or those of a host that attends to its tokens itself, before
-    // settle(): see Sequence::observe(). [sequence][head][query][channel], f32.
+    // pack(): see Sequence::observe(). [sequence][head][query][channel], f32.
     void observe(const float* q, const BatchStrides& strides, std::uint32_t queries,
                  std::uint32_t heads);
     // The same of one sequence: in a padded batch, they have different numbers of queries. Throws

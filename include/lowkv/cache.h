@@ -8,7 +8,7 @@
 // Threads: sequences that share a store may be used by different threads at once, each by one
 // thread at a time; a store's books are its own to guard. Attention on a const Sequence may run on
 // many threads as long as none changes it. One thing reaches further than one sequence: pack() and
-// settle() of a Sequence change a block for all forks that share it, so that none of these may be
+// pack() of a Sequence change a block for all forks that share it, so that none of these may be
 // attended to meanwhile. A Batch (batch.h) never does that.
 
 #include <cstddef>
@@ -111,7 +111,7 @@ class Sequence {
     std::uint32_t size() const noexcept { return size_; }
 
     // Appends `tokens` rows of plan().shape().channels() floats each. Nothing is packed by it:
-    // settle() does that, after attention. `positions`, one per token, are those of the keys' RoPE,
+    // pack() does that, after attention. `positions`, one per token, are those of the keys' RoPE,
     // for plans that undo it (Plan::has_positions()); empty: the cells' numbers.
     void append(const float* keys, const float* values, std::uint32_t tokens,
                 std::span<const std::int32_t> positions = {});
@@ -154,7 +154,7 @@ class Sequence {
     // Packs every block that has left the window, for a sequence written in order. Call after the
     // step's attention, so that a step attends to its own tokens exactly. Costs nothing for blocks
     // that an earlier call has dealt with.
-    void settle(Executor& executor = serial_executor());
+    void pack(Executor& executor = serial_executor());
 
     // Packs the named blocks, for hosts that know their cells' ages themselves. Blocks that are
     // packed, absent or not fully written are left as they are, and so is every block of an exact
@@ -224,7 +224,7 @@ class Sequence {
     std::shared_ptr<const Plan> plan_;
     Retention retention_;
     std::uint32_t size_ = 0;
-    std::uint32_t settled_ = 0;  // blocks below it need no look from settle()
+    std::uint32_t next_due_ = 0;  // blocks below it need no look from pack()
     // truncate() cut block size_ / block_tokens in two: its cells at or above size_ are stale. They
     // can't be cleared at once, because a fork may still need them.
     bool cut_ = false;
@@ -238,7 +238,7 @@ class Sequence {
             cache::Block* block;  // what blocks_[at] was, with its reference; null: absent
         };
         bool open = false, cut = false;
-        std::uint32_t size = 0, settled = 0, blocks = 0;
+        std::uint32_t size = 0, next_due = 0, blocks = 0;
         std::vector<Replaced> replaced;  // each of the first `blocks` at most once
         QueryEnergy queries;
     } step_;

@@ -40,7 +40,7 @@ class FilterRule {
     FilterRule& operator=(const FilterRule&) = delete;
     virtual ~FilterRule() = default;
 
-    // One fate for each token; all are Fate::pack beforehand. What it throws leaves settle(), and
+    // One fate for each token; all are Fate::pack beforehand. What it throws leaves pack(), and
     // nothing is changed.
     virtual void decide(const LeavingTokens& tokens, std::span<Fate> fates) const = 0;
 };
@@ -56,7 +56,7 @@ std::shared_ptr<const FilterRule> make_rule(Filter filter, std::uint64_t seed = 
 // those that are left have one cell each in cells(), without gaps:
 //
 //   [full blocks, each all kept (exact) or all packed][kept, not a block yet][to be packed, not a
-//   block yet][undecided: the window and what settle() has not looked at yet]
+//   block yet][undecided: the window and what pack() has not looked at yet]
 //
 // So the memory of evicted tokens is really free, up to two blocks that are still filling. A sink
 // keeps itself exact here, and not its whole block. All kv heads of the layer share a token's fate.
@@ -92,9 +92,9 @@ class FilteredSequence {
     // Throws Error(over_budget) if a fork shares the undecided tokens' blocks and the budget has no
     // room for copies, and what the rule throws; nothing is changed then. (Out of memory while
     // packing: the tokens' fates are decided, and the next call packs them.)
-    void settle(Executor& executor = serial_executor());
+    void pack(Executor& executor = serial_executor());
 
-    // Shares all blocks. What was shared undecided is copied when either side settles it.
+    // Shares all blocks. What was shared undecided is copied when either side packs.
     FilteredSequence fork() const;
 
     // Drops every token at or above position `size`. Throws Error(invalid_argument) if one of them
@@ -134,7 +134,7 @@ void attend(const FilteredSequence& sequence, const AttentionIO& io, const Atten
             AttentionWorkspace& workspace, Executor& executor = serial_executor());
 
 // Reports the step's attention mass to the undecided tokens, after an attend() with the same io and
-// params that left io.log_sum, before settle(). Costs attention_mass() over those tokens only:
+// params that left io.log_sum, before pack(). Costs attention_mass() over those tokens only:
 // half of attend() for a prompt, and some percent for a decoded token, falling with the length. It
 // may be left out of any step: a prompt's last tokens are often queries enough.
 void add_attention_mass(FilteredSequence& sequence, const AttentionIO& io,

@@ -190,7 +190,7 @@ class PagedLayer {
     void sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& views);
     void attend_sinks(const AttentionParams& params, const Step& step,
                       AttentionWorkspace& workspace, Executor& executor);
-    void settle(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
+    void pack_full(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
     void find_due(std::span<const PagedSequence> sequences, const Step& step,
                   std::vector<Due>& due);
     void observe(std::span<const PagedSequence> sequences, const Step& step);

@@ -60,7 +60,7 @@ void CacheBuffer::begin_restore(LayerCache& layer) {
 
 void CacheBuffer::end_restore() {
     if (restored_layer_ == nullptr) return;
-    for (CellTracker& tracker : trackers_) tracker.settle_restored();
+    for (CellTracker& tracker : trackers_) tracker.pack_restored();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
     follow_all();
@@ -105,7 +105,7 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
 
 // The tensor that came last is complete, and so are the marks.
 void CacheBuffer::follow_restored() {
-    for (CellTracker& tracker : trackers_) tracker.settle_restored();
+    for (CellTracker& tracker : trackers_) tracker.pack_restored();
     if (restored_last_ == nullptr) return;
     LayerCache& layer = *restored_last_->layer;
     for (std::uint32_t s = 0; s < trackers_.size(); ++s) {

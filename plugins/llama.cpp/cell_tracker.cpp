@@ -120,7 +120,7 @@ bool CellTracker::sees_poison(const std::uint16_t* mask, std::size_t row_stride,
     return false;
 }
 
-void CellTracker::settle_restored() {
+void CellTracker::pack_restored() {
     if (restored_.empty()) return;
     // A cell that came twice (a restore that was broken off, and its cells cleared) is what it was
     // last.

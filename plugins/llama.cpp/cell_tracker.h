@@ -53,7 +53,7 @@ class CellTracker {
     // All cells of a restored state are known: groups them as they were, and packs what had been
     // packed (without marks: what has left the window of the last one). Costs nothing when called
     // again.
-    void settle_restored();
+    void pack_restored();
     // What saving a cell's row should say of it.
     RowMark mark(std::uint32_t cell) const;
 

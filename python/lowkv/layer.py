@@ -186,7 +186,7 @@ class Layer(CacheLayerMixin):
         if keys.shape[2] < self.length:
             raise Error(f"layer {self.index}: {keys.shape[2]} tokens given, but it has {self.length} already")
         self.append(keys[:, :, self.length :], values[:, :, self.length :])
-        self.settle()
+        self.pack()
 
     # ---- attention ----
 
@@ -204,7 +204,7 @@ class Layer(CacheLayerMixin):
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
             if self.rows.wants_queries:
                 self._observe(query, visibility.real())
-            self.settle(_GUESSES if self.record_past else 0)
+            self.pack(_GUESSES if self.record_past else 0)
         if query.shape[2] >= _LONG:
             heap.trim()
         return out
@@ -232,11 +232,11 @@ class Layer(CacheLayerMixin):
             if its.any():
                 self.rows.observe(_newest(query[number : number + 1, :, its]), number)
 
-    def settle(self, spared: int = 0) -> None:
+    def pack(self, spared: int = 0) -> None:
         """Packs what has left the window, and drops what has left a sliding window; not the last `spared` tokens
         beside. The step is over with it."""
         self._prompt = None
-        self.rows.settle(spared, torch.get_num_threads())
+        self.rows.pack(spared, torch.get_num_threads())
         saturation.report(self.store, _LOGGER)
         if self.is_sliding:  # no later query sees a cell before it
             slack = _SLACK + (_GUESSES if self.record_past else 0)
@@ -272,7 +272,7 @@ class Layer(CacheLayerMixin):
                             f"window of {self.sliding_window} has passed is dropped. Call "
                             "cache.activate_past_recording() first")
             self.rows.truncate(target)
-        self.settle()
+        self.pack()
 
     def reset(self) -> None:
         self._clear()

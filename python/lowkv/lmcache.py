@@ -119,7 +119,7 @@ class LowKVSerializer(Serializer):
             plan = self.codec.plan(layer, keys.shape[1] * keys.shape[3], keys.dtype)
             rows = Batch(Store(), plan, self.codec.retention(layer), 1)
             rows.append(keys, values)
-            rows.settle(0, 1)
+            rows.pack(0, 1)
             image = torch.from_numpy(rows.save())
             end = written + len(image)
             if end > len(data):

@@ -203,7 +203,7 @@ NewImage save(const Batch& batch) {
     return NewImage(reinterpret_cast<std::uint8_t*>(bytes.data()), {bytes.size()}, owner);
 }
 
-// Of a batch that has settled, and was given all its tokens at once.
+// Of a batch that was packed, and was given all its tokens at once.
 std::size_t image_bytes(const Plan& plan, const Retention& asked, std::uint32_t tokens) {
     const Retention retention = batch_retention(plan, asked);
     ImageHeader header{image_identity(plan, retention), 1, tokens, {}, false};
@@ -234,7 +234,7 @@ void bind_images(nb::module_& m) {
         "The header of what the uint8 array begins with. Raises Error where that is no image, cut "
         "off, damaged, or does not hold together.");
     m.def("image_bytes", &image_bytes, "plan"_a, "retention"_a, "tokens"_a,
-          "Bytes of the image of one sequence that was given so many tokens at once, and settled.");
+          "Bytes of the image of one sequence that was given so many tokens at once, and packed.");
 }
 
 }  // namespace
@@ -308,10 +308,10 @@ void bind_batch(nb::module_& m) {
              "on the "
              "CPU or on the batch's CUDA device. Nothing is packed by it.")
         .def(
-            "settle",
+            "pack",
             [](Batch& b, std::uint32_t spared, unsigned threads) {
                 const nb::gil_scoped_release unlocked;
-                b.settle(spared, executor(threads));
+                b.pack(spared, executor(threads));
             },
             "spared"_a, "threads"_a,
             "Packs what has left the window, sparing the newest `spared` tokens beside.")
@@ -324,7 +324,7 @@ void bind_batch(nb::module_& m) {
              "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
              "values, or None. All are on the CPU, or all on the batch's CUDA device.")
         .def("observe", &observe, "q"_a.noconvert(), "sequence"_a = nb::none(),
-             "Queries [sequences, heads, queries, head_dim] that attend to what settle() will "
+             "Queries [sequences, heads, queries, head_dim] that attend to what pack() will "
              "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "
              "are enough, `queries_enough` of them. sequence: q is of this one alone, [1, heads, "
              "queries, head_dim].")

@@ -339,7 +339,7 @@ lowkv_status lowkv_pack(lowkv_cache* cache) {
     return guarded([&] {
         for (auto& layers : required(cache, "cache").sequences)
             if (layers)
-                for (lowkv::Sequence& layer : *layers) layer.settle(cache->executor());
+                for (lowkv::Sequence& layer : *layers) layer.pack(cache->executor());
     });
 }
 

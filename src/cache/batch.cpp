@@ -92,7 +92,7 @@ bool Batch::wants_queries() const noexcept {
     return std::ranges::any_of(sequences_, &Sequence::wants_queries);
 }
 
-void Batch::settle(std::uint32_t spared, Executor& executor) {
+void Batch::pack(std::uint32_t spared, Executor& executor) {
     if (plan().scheme().exact()) return;
     const std::uint32_t tokens = plan().block_tokens();
     const auto end = static_cast<std::uint32_t>(

@@ -138,7 +138,7 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
     if (plan_->wants_queries()) observe(sequences, step);
     lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
     attend_sinks(params, step, workspace, executor);
-    if (!in_place()) settle(sequences, step, executor);
+    if (!in_place()) pack_full(sequences, step, executor);
 }
 
 // The sinks of sequences whose first page is only packed: their rows, as blocks, for the step.

@@ -15,7 +15,7 @@
 
 namespace lowkv {
 
-void PagedLayer::settle(std::span<const PagedSequence> sequences, const Step& step,
+void PagedLayer::pack_full(std::span<const PagedSequence> sequences, const Step& step,
                         Executor& executor) {
     std::vector<Due> due;
     const auto clear_numbers = [&] {

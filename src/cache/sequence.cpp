@@ -40,7 +40,7 @@ Sequence::Sequence(const Sequence& other)
       plan_(other.plan_),
       retention_(other.retention_),
       size_(other.size_),
-      settled_(other.settled_),
+      next_due_(other.next_due_),
       cut_(other.cut_),
       blocks_(other.blocks_),
       queries_(other.queries_) {
@@ -59,7 +59,7 @@ Sequence& Sequence::operator=(Sequence&& other) noexcept {
     plan_ = std::move(other.plan_);
     retention_ = other.retention_;
     size_ = other.size_;
-    settled_ = other.settled_;
+    next_due_ = other.next_due_;
     cut_ = other.cut_;
     blocks_ = std::move(other.blocks_);
     queries_ = std::move(other.queries_);
@@ -128,7 +128,7 @@ void Sequence::truncate(std::uint32_t size) noexcept {
     for (std::uint32_t b = kept; b < blocks(); ++b) let_go(b);
     blocks_.resize(kept);
     size_ = size;
-    settled_ = std::min(settled_, size / tokens);
+    next_due_ = std::min(next_due_, size / tokens);
     cut_ = size % tokens != 0 && blocks_.back() != nullptr;
 }
 
@@ -172,7 +172,7 @@ void Sequence::begin() {
     step_.open = true;
     step_.cut = cut_;
     step_.size = size_;
-    step_.settled = settled_;
+    step_.next_due = next_due_;
     step_.blocks = blocks();
 }
 
@@ -198,7 +198,7 @@ void Sequence::rollback() noexcept {
         blocks_[r.at] = r.block;
     }
     size_ = step_.size;
-    settled_ = step_.settled;
+    next_due_ = step_.next_due;
     cut_ = step_.cut;
     queries_ = std::exchange(step_.queries, {});
     step_.replaced.clear();

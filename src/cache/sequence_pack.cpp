@@ -45,7 +45,7 @@ void find_leaders(const Device& device, const Plan& plan, std::vector<Due>& due)
     if (!plan.has_statistics()) return;
     std::vector<std::size_t> chain;
     for (std::size_t i = 0; i < due.size(); ++i) {
-        // Back to a block that is settled; a chain that closes is broken there.
+        // Back to a block whose leader is known; a chain that closes is broken there.
         chain.assign(1, i);
         while (true) {
             const Due& last = due[chain.back()];
@@ -74,17 +74,17 @@ void find_leaders(const Device& device, const Plan& plan, std::vector<Due>& due)
 
 }  // namespace
 
-void Sequence::settle(Executor& executor) {
+void Sequence::pack(Executor& executor) {
     if (plan_->scheme().exact()) return;
     const std::uint32_t tokens = plan_->block_tokens();
     const PackedTokens packed = packed_tokens(retention_, tokens, size_);
     const auto end = static_cast<std::uint32_t>(packed.end / tokens);
     std::vector<std::uint32_t> due;
-    for (auto b = std::max(settled_, static_cast<std::uint32_t>(packed.first / tokens)); b < end;
+    for (auto b = std::max(next_due_, static_cast<std::uint32_t>(packed.first / tokens)); b < end;
          ++b)
         due.push_back(b);
     pack(due, executor);
-    settled_ = std::max(settled_, end);
+    next_due_ = std::max(next_due_, end);
 }
 
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,

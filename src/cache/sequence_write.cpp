@@ -125,7 +125,7 @@ void Sequence::drop_stale_cells(cache::Block& block) noexcept {
 void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
                          const std::int32_t* positions) noexcept {
     const std::uint32_t block_tokens = plan_->block_tokens();
-    settled_ = std::min(settled_, cell / block_tokens);
+    next_due_ = std::min(next_due_, cell / block_tokens);
     size_ = std::max(size_, cell + count);
     while (count > 0) {
         cache::Block& block = *blocks_[cell / block_tokens];

@@ -33,7 +33,7 @@ class HeavyRule final : public FilterRule {
                             "the heavy rule ranks tokens by their attention mass, and none was "
                             "reported for position " +
                                 std::to_string(tokens.positions[i]) +
-                                "; call add_attention_mass() between attend() and settle()");
+                                "; call add_attention_mass() between attend() and pack()");
             }
             const double mean = double{tokens.mass[i]} / tokens.queries[i];
             rank[i] = mean > 0 ? mean : 0;  // NaN would have no place in an order

@@ -92,7 +92,7 @@ void FilteredSequence::truncate(std::uint32_t size) {
         throw Error(ErrorCode::invalid_argument,
                     "truncate: the fates of the tokens before position " + std::to_string(first) +
                         " are decided, so the sequence can't go back to " + std::to_string(size) +
-                        "; fork it before settle(), or use a larger window");
+                        "; fork it before pack(), or use a larger window");
     }
     mass_.resize(size - first);
     queries_.resize(size - first);
@@ -130,7 +130,7 @@ std::vector<Fate> FilteredSequence::decide(std::uint32_t leaving) const {
     return fates;
 }
 
-void FilteredSequence::settle(Executor& executor) {
+void FilteredSequence::pack(Executor& executor) {
     if (const std::uint32_t tokens = leaving(); tokens > 0) rearrange(decide(tokens));
     if (due_.empty()) return;
     sequence_.pack(due_, executor);

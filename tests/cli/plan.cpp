@@ -58,7 +58,7 @@ TEST_CASE("what a sequence packs is what is reckoned with") {
             std::uint64_t first = 0;
             for (std::uint32_t tokens = 1; tokens <= 700; ++tokens) {
                 sequence.append(row.data(), row.data(), 1);
-                sequence.settle();
+                sequence.pack();
                 const std::uint64_t packed = store->stats().packed_bytes / plan->packed_bytes();
                 CAPTURE(scheme);
                 CAPTURE(tokens);

@@ -112,7 +112,7 @@ TEST_CASE("keys whose channels queries have damped") {
             p.sequence.emplace(make_store(), p.plan, scheme.retention);
             p.sequence->append(rows.data(), rows.data(), p.n_cells);
             p.sequence->observe({seen.data(), std::size_t{6} * head_dim, head_dim, 64, 6});
-            p.sequence->settle();
+            p.sequence->pack();
             AttentionParams params;
             params.mask.kind = Mask::Kind::causal;
             INFO(std::string(codec), " head_dim ", head_dim);

@@ -80,7 +80,7 @@ struct Pair {
                                     const std::byte* its_values) {
                 batch.append({its_keys + first, c.given_rows, strides},
                              {its_values + first, c.given_rows, strides}, count);
-                batch.settle();
+                batch.pack();
             };
             append(host, keys.data(), values.data());
             append(there, k.data(), v.data());

@@ -105,7 +105,7 @@ TEST_CASE("of a device that has failed there are no rows and no image") {
     own->clear(none, sizeof none);
     refuses(ErrorCode::device_failed, "make a new device", [&] { (void)batch.save(); });
     refuses(ErrorCode::device_failed, "make a new device", [&] { batch.read(0, 64, out, out); });
-    refuses(ErrorCode::device_failed, "make a new device", [&] { batch.settle(); });
+    refuses(ErrorCode::device_failed, "make a new device", [&] { batch.pack(); });
     refuses(ErrorCode::device_failed, "make a new device",
             [&] { (void)Batch::load(image, store, plan, Retention{.window = 0, .sinks = 0}); });
     CHECK(batch.packed_end() == 0);

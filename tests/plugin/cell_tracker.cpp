@@ -68,7 +68,7 @@ using Blocks = std::vector<std::uint32_t>;
 
 void restore(CellTracker& tracker, const std::vector<std::uint32_t>& where) {
     for (const std::uint32_t c : where) tracker.restore(c, std::nullopt);
-    tracker.settle_restored();
+    tracker.pack_restored();
 }
 
 }  // namespace
@@ -258,7 +258,7 @@ TEST_CASE("marked rows come back as they were, in whatever cells") {
     const auto take = [&](std::uint32_t cell) { tracker.restore(to++, saved.mark(cell)); };
     for (std::uint32_t c = 0; c < 50; ++c) take(c);  // as llama.cpp saves: by cell
     for (std::uint32_t c = 100; c < 250; ++c) take(c);
-    tracker.settle_restored();
+    tracker.pack_restored();
     const std::uint32_t moved = 7 + 50 - 100;
     CHECK(packed(tracker) == Units{range(132 + moved, 164 + moved), range(164 + moved, 196 + moved),
                                    range(196 + moved, 228 + moved)});
@@ -298,7 +298,7 @@ TEST_CASE("a cell that a broken restore brought twice is in one group") {
     CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     for (std::uint32_t c = 0; c < 96; ++c) tracker.restore(c, saved.mark(c));
     for (std::uint32_t c = 0; c < 96; ++c) tracker.restore(c, std::nullopt);  // cleared again
-    tracker.settle_restored();
+    tracker.pack_restored();
     std::vector<int> times(cells, 0);
     for (const auto& unit : packed(tracker))
         for (const std::uint32_t c : unit) ++times[c];
@@ -325,7 +325,7 @@ TEST_CASE("restored rows of a stranger's marks take no unit for a few rows each"
             const auto group = static_cast<std::uint32_t>(random() % 1000);
             tracker.restore(c, RowMark{.rank = rank, .group = group, .packed = true});
         }
-        tracker.settle_restored();
+        tracker.pack_restored();
         std::size_t rows = 0;
         for (const auto& unit : packed(tracker)) {
             CHECK(unit.size() >= block / 8);

@@ -27,7 +27,7 @@ def filled(scheme, tokens, window=None, dtype=torch.float32):
     layer = Layer(0, parse_scheme(scheme), window, Store(DEVICE))
     for count in (tokens // 2, tokens - tokens // 2):
         layer.append(rows(count).to(dtype), rows(count).to(dtype))
-        layer.settle()
+        layer.pack()
     return layer
 
 
@@ -165,7 +165,7 @@ def test_exact_rows_are_kept_as_they_are(scheme, dtype):
     given = [rows(140).to(dtype) for _ in range(2)]
     for part in (slice(0, 1), slice(1, 90), slice(90, 140)):
         layer.append(*(x[:, :, part] for x in given))
-        layer.settle()
+        layer.pack()
     chosen = copy.deepcopy(layer)
     chosen.batch_select_indices(torch.tensor([1, 0, 1]))
     layer.crop(-7)

@@ -153,14 +153,14 @@ def test_rows_are_never_rounded_to_another_dtype(first, then, refused):
     layer = lowkv.Cache("exact", [None]).layers[0]
     rows = torch.randn(1, 2, 8, 64)
     layer.append(rows.to(first), rows.to(first))
-    layer.settle()
+    layer.pack()
     for keys, values in ((then, then), (first, then)):
         if refused:
             with pytest.raises(lowkv.Error, match="to which they would be rounded"):
                 layer.append(rows.to(keys), rows.to(values))
         else:
             layer.append(rows.to(keys), rows.to(values))
-            layer.settle()
+            layer.pack()
             assert torch.equal(layer.full()[1][:, :, -8:], rows.to(then).float())
 
 

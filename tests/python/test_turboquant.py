@@ -68,7 +68,7 @@ def through_lowkv(keys, values, scheme):
     batch = Batch(Store(os.environ.get("LOWKV_DEVICE", "cpu")), plan, Retention(window=0, sinks=0, flush=0), 1)
     shape = 1, blocks * tokens, heads, head_dim
     batch.append(*(np.ascontiguousarray(rows.reshape(shape).transpose(0, 2, 1, 3)) for rows in (keys, values)))
-    batch.settle(0, 1)
+    batch.pack(0, 1)
     assert batch.packed == (0, blocks * tokens)
     out = [np.empty((1, heads, blocks * tokens, head_dim), np.float16) for _ in range(2)]
     batch.read(0, *out, 1)
