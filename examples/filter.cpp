@@ -54,7 +54,7 @@ int main() try {
         const std::size_t q_floats = std::size_t{heads} * shape.head_dim;
         const std::vector<float> keys = rows(std::size_t{tokens} * shape.channels());
         const std::vector<float> values = rows(keys.size()), q = rows(tokens * q_floats);
-        std::vector<float> out(q.size()), log_sum(std::size_t{tokens} * heads);
+        std::vector<float> out(q.size()), lse(std::size_t{tokens} * heads);
         sequence.append(keys.data(), values.data(), tokens);
         lowkv::AttentionIO io;
         io.q = q.data();
@@ -64,7 +64,7 @@ int main() try {
         io.tokens = tokens;
         io.heads = heads;
         io.n_cells = sequence.size();
-        io.log_sum = log_sum.data();  // what the mass needs
+        io.lse = lse.data();  // what the mass needs
         attending += seconds([&] { attend(sequence, io, params, workspace); });
         window_mass += seconds([&] { add_attention_mass(sequence, io, params, workspace); });
         io.n_cells = sequence.cells().size();

@@ -182,13 +182,13 @@ inline double bias(const Problem& p, const AttentionParams& params, std::uint32_
     return 0;
 }
 
-// mass and log_sum, if asked for: as attention_mass() and AttentionIO have them.
+// mass and lse, if asked for: as attention_mass() and AttentionIO have them.
 inline std::vector<double> oracle(const Problem& p, const AttentionParams& params,
                                   std::vector<double>* mass = nullptr,
-                                  std::vector<double>* log_sum = nullptr) {
+                                  std::vector<double>* lse = nullptr) {
     if (mass != nullptr) mass->assign(p.n_cells, 0.0);
-    if (log_sum != nullptr) {
-        log_sum->assign(std::size_t{p.tokens} * p.heads, -INFINITY);
+    if (lse != nullptr) {
+        lse->assign(std::size_t{p.tokens} * p.heads, -INFINITY);
     }
     const Shape shape = p.plan->shape();
     const std::uint32_t d = shape.head_dim, repeat = p.heads / shape.kv_heads;
@@ -231,8 +231,8 @@ inline std::vector<double> oracle(const Problem& p, const AttentionParams& param
                 for (std::uint32_t i = 0; i < d; ++i) o[i] += w * v[i];
             }
             for (std::uint32_t i = 0; i < d; ++i) o[i] /= sum;
-            if (log_sum != nullptr) {
-                (*log_sum)[std::size_t{t} * p.heads + h] = top + std::log(sum);
+            if (lse != nullptr) {
+                (*lse)[std::size_t{t} * p.heads + h] = top + std::log(sum);
             }
             for (std::uint32_t c = 0; mass != nullptr && c < p.n_cells; ++c) {
                 (*mass)[c] += std::exp(scores[c] - top) / sum;

@@ -39,7 +39,7 @@ TEST_CASE("two parts of a cache, joined by their log sums, are the whole") {
             std::vector<float> whole_log(tokens * heads), log[2] = {whole_log, whole_log};
 
             AttentionIO io = p.io(whole);
-            io.log_sum = whole_log.data();
+            io.lse = whole_log.data();
             attend(*p.sequence, io, params, workspace);
 
             const std::vector<BlockView> views = views_of(*p.sequence);
@@ -47,7 +47,7 @@ TEST_CASE("two parts of a cache, joined by their log sums, are the whole") {
             for (int i = 0; i < 2; ++i) {
                 io = p.io(parts[i]);
                 io.n_cells = i == 0 ? first : cells - first;
-                io.log_sum = log[i].data();
+                io.lse = log[i].data();
                 const std::span<const BlockView> all(views);
                 attend_views(p, i == 0 ? all.first(cut) : all.subspan(cut), io, params, workspace);
             }
@@ -69,9 +69,9 @@ TEST_CASE("too few blocks are refused by name; no cell gives -inf") {
     const Plan plan(parse_scheme("kivi2").layer(0), Shape{1, 64});
     const std::vector<float> q(64, 1.0f);
     std::vector<float> out(64, 1.0f);
-    float log_sum = 0;
+    float lse = 0;
     AttentionIO io{.q = q.data(), .out = out.data(), .tokens = 1, .heads = 1, .n_cells = 32};
-    io.log_sum = &log_sum;
+    io.lse = &lse;
     AttentionWorkspace workspace;
     const auto attend_none = [&] {
         const SequenceAttention none{{}, io, {}};
@@ -81,5 +81,5 @@ TEST_CASE("too few blocks are refused by name; no cell gives -inf") {
     io.n_cells = 0;
     attend_none();
     CHECK(out == std::vector<float>(64, 0.0f));
-    CHECK(log_sum == -INFINITY);
+    CHECK(lse == -INFINITY);
 }

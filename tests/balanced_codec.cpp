@@ -155,14 +155,14 @@ TEST_CASE("tokens and channels come to one variance, and the factors' common siz
             block.encode();
             for (const Which w : both) {
                 Matrix x(block, w, 0);
-                double log_sum = 0;
+                double lse = 0;
                 for (std::size_t l = 0; l < x.lanes(); ++l) {
                     const double factor = block.part(w).factor(place(w, 0, 0, l));
                     REQUIRE(factor > 0);
-                    log_sum += std::log2(factor);
+                    lse += std::log2(factor);
                     for (auto& row : x.row) row[l] /= factor;
                 }
-                CHECK(std::fabs(log_sum / static_cast<double>(x.lanes())) < 2);
+                CHECK(std::fabs(lse / static_cast<double>(x.lanes())) < 2);
                 double least = std::numeric_limits<double>::infinity(), most = 0;
                 std::vector<std::vector<double>> lanes(x.lanes());
                 for (const auto& row : x.row) {

@@ -55,14 +55,14 @@ struct Filtered {
 };
 
 struct Queries {
-    Row q, out, log_sum;
+    Row q, out, lse;
     AttentionIO io;
 
     Queries(Filtered& filtered, std::uint32_t tokens) {
         const std::uint32_t head_dim = filtered.plan->shape().head_dim;
         q = cache_test::random_rows(filtered.rng, tokens, std::size_t{heads} * head_dim);
         out.assign(q.size(), NAN);
-        log_sum.assign(std::size_t{tokens} * heads, NAN);
+        lse.assign(std::size_t{tokens} * heads, NAN);
         io.q = q.data();
         io.out = out.data();
         io.q_token_stride = io.out_token_stride = std::size_t{heads} * head_dim;
@@ -70,7 +70,7 @@ struct Queries {
         io.tokens = tokens;
         io.heads = heads;
         io.n_cells = filtered.sequence.size();
-        io.log_sum = log_sum.data();
+        io.lse = lse.data();
     }
 };
 
@@ -266,7 +266,7 @@ TEST_CASE("what can't be right is refused by name") {
           }).find("do not cover 100 cells") != std::string::npos);
 
     Queries queries(filtered, 2);
-    queries.io.log_sum = nullptr;
+    queries.io.lse = nullptr;
     CHECK_THROWS_AS(add_attention_mass(filtered.sequence, queries.io, {}, workspace), Error);
     const std::vector<float> mass(99);
     CHECK_THROWS_AS(filtered.sequence.add_mass(mass, 1), Error);

@@ -202,7 +202,7 @@ double loss(const std::string& text) {
                        .tokens = 1,
                        .heads = heads,
                        .n_cells = t + 1,
-                       .log_sum = sum.data()};
+                       .lse = sum.data()};
         sequence.append(key.data(), value.data(), 1);
         attend(sequence, io, params, workspace);
         add_attention_mass(sequence, io, params, workspace);

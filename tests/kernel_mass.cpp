@@ -46,7 +46,7 @@ void check_case(const std::string& text, Shape shape, std::uint32_t repeat, std:
         std::vector<float> out, sum(std::size_t{tokens} * p.heads, NAN), mass(n_cells, 1.0f);
         AttentionWorkspace workspace;
         AttentionIO io = p.io(out);
-        io.log_sum = sum.data();
+        io.lse = sum.data();
         attend(*p.sequence, io, params, workspace, executor);
         double error = 0;
         for (std::size_t i = 0; i < sum.size(); ++i) {
@@ -126,7 +126,7 @@ TEST_CASE("all weights of a query sum up to one") {
     std::vector<float> out, sum(24), mass(1000);
     AttentionWorkspace workspace;
     AttentionIO io = p.io(out);
-    io.log_sum = sum.data();
+    io.lse = sum.data();
     AttentionParams params;
     params.scale = 0.125f;
     params.mask.kind = Mask::Kind::causal;
@@ -141,9 +141,9 @@ TEST_CASE("wrong requests are refused by name") {
     std::vector<float> out, sum(8), mass(64);
     AttentionIO io = p.io(out);
     CHECK_THROWS_WITH_AS(attention_mass(*p.sequence, io, {}, 0, mass, workspace),
-                         "attention_mass: io.log_sum is null; pass what attend() wrote there",
+                         "attention_mass: io.lse is null; pass what attend() wrote there",
                          Error);
-    io.log_sum = sum.data();
+    io.lse = sum.data();
     CHECK_THROWS_WITH_AS(attention_mass(*p.sequence, io, {}, 1, mass, workspace),
                          "attention_mass: cells 1 to 65 are not among the 64 attended to", Error);
 }

@@ -95,9 +95,9 @@ TEST_CASE("the mass of cells before the first and behind a window is nothing") {
         params.mask.window = 170;
         std::vector<double> want, sums;
         oracle(p, params, &want, &sums);
-        std::vector<float> out, log_sum(sums.size()), mass(400);
+        std::vector<float> out, lse(sums.size()), mass(400);
         AttentionIO io = p.io(out);
-        io.log_sum = log_sum.data();
+        io.lse = lse.data();
         AttentionWorkspace workspace;
         attend(*p.sequence, io, params, workspace);
         attention_mass(*p.sequence, io, params, 0, mass, workspace);
@@ -131,7 +131,7 @@ TEST_CASE("several sequences in one call, each with its own length, queries and 
                                                        6, 7, false, [](auto...) { return false; });
             outs.emplace_back();
             AttentionIO io = p.io(outs.back());
-            io.log_sum = sums.emplace_back(std::size_t{tokens} * 6, NAN).data();
+            io.lse = sums.emplace_back(std::size_t{tokens} * 6, NAN).data();
             auto& its = views.emplace_back((cells + 31) / 32);
             p.sequence->views(its);
             sequences.push_back({its, io, random.params.mask});
@@ -145,12 +145,12 @@ TEST_CASE("several sequences in one call, each with its own length, queries and 
             AttentionParams one = shared;
             one.mask = params[i].params.mask;
             INFO("sequence ", i, " decode rows ", decode_rows);
-            std::vector<double> log_sums;
-            const auto want = oracle(problems[i], one, nullptr, &log_sums);
+            std::vector<double> lse_at;
+            const auto want = oracle(problems[i], one, nullptr, &lse_at);
             CHECK(relative_error(outs[i], want, 64) <
                   (decode_rows == 0 ? f32_budget : decode_budget));
-            for (std::size_t k = 0; k < log_sums.size(); ++k)
-                CHECK(std::fabs(sums[i][k] - log_sums[k]) < 2e-3);
+            for (std::size_t k = 0; k < lse_at.size(); ++k)
+                CHECK(std::fabs(sums[i][k] - lse_at[k]) < 2e-3);
         }
     }
 }

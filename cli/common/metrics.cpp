@@ -38,7 +38,7 @@ void Reference::set(std::vector<const float*> logits, Executor& executor) {
         softmax_[position] = exponentials(logits_[position], vocabulary_, p);
         const float* z = logits_[position];
         const auto scale = static_cast<float>(
-            std::exp(static_cast<double>(z[softmax_[position].top]) - softmax_[position].log_sum));
+            std::exp(static_cast<double>(z[softmax_[position].top]) - softmax_[position].lse));
         for (std::uint32_t i = 0; i < vocabulary_; ++i) p[i] *= scale;
     });
 }
@@ -56,7 +56,7 @@ void Distance::add(const Reference& reference, const std::vector<const float*>& 
         const float* exact = reference.logits(position);
         const float* p = reference.probabilities(position);
         const Softmax mine = exponentials(run, n, nullptr);
-        // KLD = sum p (log p - log q) = sum p (exact - run) - log_sum(exact) + log_sum(run)
+        // KLD = sum p (log p - log q) = sum p (exact - run) - lse(exact) + lse(run)
         double cross = 0;
         for (std::uint32_t i = 0; i < n; ++i) {
             if (p[i] == 0) continue;  // of a token that can't come, whose logits may be -inf
@@ -65,9 +65,9 @@ void Distance::add(const Reference& reference, const std::vector<const float*>& 
         }
         const Softmax& theirs = reference.softmax(position);
         const auto token = static_cast<std::size_t>(next[position]);
-        found[position] = {cross - theirs.log_sum + mine.log_sum,
-                           mine.log_sum - static_cast<double>(run[token]),
-                           mine.top == theirs.top && !std::isnan(mine.log_sum)};
+        found[position] = {cross - theirs.lse + mine.lse,
+                           mine.lse - static_cast<double>(run[token]),
+                           mine.top == theirs.top && !std::isnan(mine.lse)};
     });
     for (const Position& position : found) {
         divergence_.push_back(position.kld);

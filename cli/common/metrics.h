@@ -13,7 +13,7 @@ namespace lowkv::cli {
 
 // One position's softmax of the reference.
 struct Softmax {
-    double log_sum = 0;  // of exp(logit)
+    double lse = 0;  // of exp(logit)
     std::uint32_t top = 0;
 };
 

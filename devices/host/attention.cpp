@@ -149,13 +149,13 @@ class Launch {
     // By tile and cell.
     std::vector<float> weigh() {
         const AttentionIO& io = slices_.front().sequence->io;
-        const std::uint32_t log_sums = add_numbers(io.log_sum, queries_);
+        const std::uint32_t lse_at = add_numbers(io.lse, queries_);
         upload();
         Queue& queue = state_.queue;
         std::vector<float> mass(tasks_.size() * tile);
         const Handle device_mass = state_.results.of(queue, mass.size() * sizeof(float));
         queue.launch(Kernel::attention_mass, {task_items, tasks_.size()}, state_.memory.all(),
-                     plan_buffer_, words_buffer_, numbers_buffer_, log_sums, device_mass);
+                     plan_buffer_, words_buffer_, numbers_buffer_, lse_at, device_mass);
         queue.read(mass.data(), device_mass, 0, mass.size() * sizeof(float));
         queue.check();
         return mass;
@@ -320,11 +320,11 @@ class Launch {
             const AttentionIO& io = slice.sequence->io;
             const std::uint32_t count = slice.tokens * io.heads;
             float* const out = io.out + slice.first * io.out_token_stride;
-            float* const log_sum =
-                io.log_sum == nullptr ? nullptr : io.log_sum + std::size_t{slice.first} * io.heads;
+            float* const lse =
+                io.lse == nullptr ? nullptr : io.lse + std::size_t{slice.first} * io.heads;
             state_.queue.launch(Kernel::hand_out, {64, count}, results, first, io.heads, d_, out,
                                 std::uint64_t{io.out_token_stride},
-                                std::uint64_t{io.out_head_stride}, log_sum);
+                                std::uint64_t{io.out_head_stride}, lse);
             first += count;
         }
     }
@@ -335,7 +335,7 @@ class Launch {
         for (std::uint32_t t = slice.first; t < slice.first + slice.tokens; ++t) {
             for (std::uint32_t h = 0; h < io.heads; ++h) {
                 std::copy_n(from, d_, io.out + t * io.out_token_stride + h * io.out_head_stride);
-                if (io.log_sum != nullptr) io.log_sum[std::size_t{t} * io.heads + h] = from[d_];
+                if (io.lse != nullptr) io.lse[std::size_t{t} * io.heads + h] = from[d_];
                 from += d_ + 1;
             }
         }

@@ -13,7 +13,7 @@ bool reached(const Queue& queue, const SequenceAttention& sequence, const Attent
     const bool there = queue.reaches(io.q);
     const bool additive = sequence.mask.kind == Mask::Kind::additive_f16 ||
                           sequence.mask.kind == Mask::Kind::additive_f32;
-    const void* const others[] = {io.out, io.log_sum, params.alibi_slopes, params.sink_logits,
+    const void* const others[] = {io.out, io.lse, params.alibi_slopes, params.sink_logits,
                                   additive ? sequence.mask.data : nullptr};
     for (const void* other : others) {
         if (other != nullptr && queue.reaches(other) != there)

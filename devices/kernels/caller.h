@@ -25,13 +25,13 @@ KERNEL(rotate_queries, 64)
 }
 
 // The results (join.h) of `count` queries from `first` on, [token][head], to where the caller wants
-// them; log_sum may be null. A group a query.
+// them; lse may be null. A group a query.
 KERNEL(hand_out, 64)
 (GLOBAL const float* results, uint32_t first, uint32_t heads, uint32_t head_dim, GLOBAL float* out,
- uint64_t token_stride, uint64_t head_stride, GLOBAL float* log_sum) {
+ uint64_t token_stride, uint64_t head_stride, GLOBAL float* lse) {
     const uint32_t query = GROUP(0);
     GLOBAL const float* from = results + (size_t)(first + query) * (head_dim + 1);
     GLOBAL float* to = out + query / heads * token_stride + query % heads * head_stride;
     for (uint32_t c = ITEM; c < head_dim; c += 64) to[c] = from[c];
-    if (ITEM == 0 && log_sum) log_sum[query] = from[head_dim];
+    if (ITEM == 0 && lse) lse[query] = from[head_dim];
 }

@@ -4,7 +4,7 @@
 
 KERNEL(attention_mass, TASK_ITEMS)
 (MEMORY, GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
- uint32_t log_sums, GLOBAL float* mass) {
+ uint32_t lse_at, GLOBAL float* mass) {
     SHARED(float, query, LOWKV_TASK_ROWS* LOWKV_MOST_CHANNELS);
     SHARED(float, products, QUARTERS * LOWKV_TASK_ROWS * LOWKV_TASK_CELLS);
     SHARED(float, weights, LOWKV_TASK_ROWS* LOWKV_TASK_CELLS);
@@ -27,7 +27,7 @@ KERNEL(attention_mass, TASK_ITEMS)
                 const float score = masked(a, product_of(products), token_of(a, first + row),
                                            head_of(a, first + row), task.first_cell + lane);
                 if (score != -INFINITY)
-                    weight = EXP(score - numbers[log_sums + query_of(a, first + row)]);
+                    weight = EXP(score - numbers[lse_at + query_of(a, first + row)]);
             }
             weights[item] = weight;
             BARRIER();

@@ -53,7 +53,7 @@ struct AttentionIO {
     std::uint32_t n_cells = 0;  // attend to cells [first_cell, n_cells)
     // The logarithm of each softmax's denominator, [token][head], or null: with it a host joins
     // this result and that of rows which it keeps itself. -inf for a query that sees no cell.
-    float* log_sum = nullptr;
+    float* lse = nullptr;
     std::uint32_t first_cell = 0;  // those before it are hidden, and not read
 };
 

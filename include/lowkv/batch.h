@@ -50,7 +50,7 @@ struct BatchAttention {
     BatchStrides q_strides;
     float* out = nullptr;
     BatchStrides out_strides;
-    float* log_sum = nullptr;  // [sequence][query][head], or null; see AttentionIO
+    float* lse = nullptr;  // [sequence][query][head], or null; see AttentionIO
     std::uint32_t queries = 0;
     std::uint32_t heads = 0;
     // Tokens before it are hidden, and not read; so is what drop_before() has dropped.

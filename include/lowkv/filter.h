@@ -134,7 +134,7 @@ void attend(const FilteredSequence& sequence, const AttentionIO& io, const Atten
             AttentionWorkspace& workspace, Executor& executor = serial_executor());
 
 // Reports the step's attention mass to the undecided tokens, after an attend() with the same io and
-// params that left io.log_sum, before pack(). Costs attention_mass() over those tokens only:
+// params that left io.lse, before pack(). Costs attention_mass() over those tokens only:
 // half of attend() for a prompt, and some percent for a decoded token, falling with the length. It
 // may be left out of any step: a prompt's last tokens are often queries enough.
 void add_attention_mass(FilteredSequence& sequence, const AttentionIO& io,

@@ -55,9 +55,9 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
                     std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
                     Executor& executor) {
     attention::check_arguments(sequence.plan().shape(), io, params.mask, params);
-    if (io.log_sum == nullptr) {
+    if (io.lse == nullptr) {
         throw Error(ErrorCode::invalid_argument,
-                    "attention_mass: io.log_sum is null; pass what attend() wrote there");
+                    "attention_mass: io.lse is null; pass what attend() wrote there");
     }
     if (mass.size() > io.n_cells || first_cell > io.n_cells - mass.size()) {
         throw Error(ErrorCode::invalid_argument,

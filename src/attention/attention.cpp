@@ -272,8 +272,8 @@ class Call {
                         head_dim(), sink_logit, result);
         };
         float* result = io.out + at.token * io.out_token_stride + at.head * io.out_head_stride;
-        const float log_sum = join_into(out_, result);
-        if (io.log_sum != nullptr) io.log_sum[std::size_t{at.token} * io.heads + at.head] = log_sum;
+        const float lse = join_into(out_, result);
+        if (io.lse != nullptr) io.lse[std::size_t{at.token} * io.heads + at.head] = lse;
         const codec::Rotation* rotation = plan_.values().rotation();
         if (rotation == nullptr) return;
         float packed[kernels::max_head_dim];

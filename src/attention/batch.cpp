@@ -67,8 +67,8 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
         io.q = attention.q == nullptr ? nullptr : attention.q + s * attention.q_strides.sequence;
         io.out =
             attention.out == nullptr ? nullptr : attention.out + s * attention.out_strides.sequence;
-        if (attention.log_sum != nullptr)
-            io.log_sum = attention.log_sum + s * attention.queries * attention.heads;
+        if (attention.lse != nullptr)
+            io.lse = attention.lse + s * attention.queries * attention.heads;
         work.sequences[s] = {views, io, mask_of(attention, s, first_token)};
     }
     lowkv::attend(sequences_.front().device(), plan(), work.sequences, params, workspace, executor);

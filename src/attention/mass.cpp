@@ -53,7 +53,7 @@ void attention::run_mass(const Plan& plan, const SequenceAttention& sequence,
         attention::set_task(task, io, sequence.mask, params);
         task.scratch = work.scratch[thread].data();
         Row rows[prefill_max_rows];
-        float log_sum[prefill_max_rows];
+        float lse[prefill_max_rows];
         task.rows = rows;
         for (task.kv_head = 0; task.kv_head < shape.kv_heads; ++task.kv_head) {
             for (std::uint32_t first = 0; first < rows_of_head; first += chunk_rows) {
@@ -67,9 +67,9 @@ void attention::run_mass(const Plan& plan, const SequenceAttention& sequence,
                     if (rotation != nullptr) {
                         rows[i].packed_q = work.rotated_q.data() + at * shape.head_dim;
                     }
-                    log_sum[i] = io.log_sum[at];
+                    lse[i] = io.lse[at];
                 }
-                plan.kernels().weigh(task, log_sum, sums.data() + std::size_t{span} * span_tokens);
+                plan.kernels().weigh(task, lse, sums.data() + std::size_t{span} * span_tokens);
             }
         }
     });

@@ -176,7 +176,7 @@ lowkv::SequenceAttention attention_of(const lowkv_attention& given, const lowkv:
     out.io.tokens = given.tokens;
     out.io.heads = given.heads;
     out.io.n_cells = its.size();
-    out.io.log_sum = given.lse;
+    out.io.lse = given.lse;
     if (given.mask != nullptr && given.causal != 0) refuse("a mask and causal: take one of them");
     out.mask.kind = given.mask != nullptr ? lowkv::Mask::Kind::additive_f32
                     : given.causal != 0   ? lowkv::Mask::Kind::causal

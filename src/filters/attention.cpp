@@ -89,8 +89,8 @@ void by_cells(const FilteredSequence& sequence, const AttentionIO& io,
         by_cell.tokens = std::min(chunk, io.tokens - first);
         by_cell.q = io.q + first * io.q_token_stride;
         by_cell.out = io.out + first * io.out_token_stride;
-        if (io.log_sum != nullptr) {
-            by_cell.log_sum = io.log_sum + std::size_t{first} * io.heads;
+        if (io.lse != nullptr) {
+            by_cell.lse = io.lse + std::size_t{first} * io.heads;
         }
         for (std::uint32_t i = 0; i < by_cell.tokens; ++i) {
             gather_row(sequence, io, params, first + i,

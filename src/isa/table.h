@@ -101,9 +101,9 @@ struct Table {
     // Many rows (at most prefill_max_rows): packed blocks likewise where their kernels take so many
     // rows, else tiles expanded to f32 in scratch, then f32 products.
     void (*prefill)(const Task& task) noexcept;
-    // Adds every row's softmax weights exp(score - log_sum[row]) to mass[cell - first_cell],
+    // Adds every row's softmax weights exp(score - lse[row]) to mass[cell - first_cell],
     // which has a whole number of spans. At most prefill_max_rows; needs scratch, not the results.
-    void (*weigh)(const Task& task, const float* log_sum, float* mass) noexcept;
+    void (*weigh)(const Task& task, const float* lse, float* mass) noexcept;
     // How packed heads are read, by name: of codes, of row codecs, and of sorted keys.
     std::span<const PartKernels> codes, rows, sorted;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.

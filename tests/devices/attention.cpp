@@ -58,19 +58,19 @@ void check(const Problem& p, AttentionParams params) {
     REQUIRE(&p.sequence->device() == &device());  // LOWKV_TEST_DEVICE=own
     const std::uint32_t d = p.plan->shape().head_dim;
     params.scale = 1.0f / std::sqrt(static_cast<float>(d));
-    std::vector<double> mass, log_sum;
-    const std::vector<double> want = oracle(p, params, &mass, &log_sum);
-    std::vector<float> out, sums(log_sum.size(), NAN), weights(p.n_cells - 7, 0.0f);
+    std::vector<double> mass, lse;
+    const std::vector<double> want = oracle(p, params, &mass, &lse);
+    std::vector<float> out, sums(lse.size(), NAN), weights(p.n_cells - 7, 0.0f);
     AttentionIO io = p.io(out);
-    io.log_sum = sums.data();
+    io.lse = sums.data();
     AttentionWorkspace workspace;
     attend(*p.sequence, io, params, workspace);
     CHECK(relative_error(out, want, d) < budget);
     for (std::size_t i = 0; i < sums.size(); ++i) {
-        if (std::isinf(log_sum[i]))
+        if (std::isinf(lse[i]))
             CHECK(sums[i] == -INFINITY);
         else
-            CHECK(std::fabs(sums[i] - log_sum[i]) < 1e-4);
+            CHECK(std::fabs(sums[i] - lse[i]) < 1e-4);
     }
     attention_mass(*p.sequence, io, params, 7, weights, workspace);
     double worst = 0;

@@ -96,9 +96,9 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     const std::vector<float> q = numbers(size, 3), sinks = numbers(heads, 4);
     std::vector<float> mask = numbers(std::size_t{sequences} * queries * c.tokens, 5);
     for (std::size_t i = 0; i < mask.size(); i += 3) mask[i] = -INFINITY;
-    std::vector<float> out(size, 7.0f), log_sum(std::size_t{sequences} * queries * heads, 7.0f);
+    std::vector<float> out(size, 7.0f), lse(std::size_t{sequences} * queries * heads, 7.0f);
     const Callers<float> its_q(q), its_sinks(sinks), its_mask(mask), its_out(out),
-        its_log_sum(log_sum);
+        its_log_sum(lse);
     BatchAttention a;
     a.q_strides = a.out_strides = strides;
     a.queries = queries;
@@ -106,7 +106,7 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     a.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
     a.q = q.data();
     a.out = out.data();
-    a.log_sum = log_sum.data();
+    a.lse = lse.data();
     if (masked) {
         a.softcap = 20.0f;
         a.mask = mask.data();
@@ -119,14 +119,14 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     pair.host.attend(a, workspace);
     a.q = its_q.data();
     a.out = its_out.data();
-    a.log_sum = its_log_sum.data();
+    a.lse = its_log_sum.data();
     if (masked) {
         a.mask = its_mask.data();
         a.sink_logits = its_sinks.data();
     }
     pair.there.attend(a, workspace);
     CHECK(its_out.read() == out);
-    CHECK(its_log_sum.read() == log_sum);
+    CHECK(its_log_sum.read() == lse);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Softmax weights by cell: the scores once more, against each row's known log_sum.
+// Softmax weights by cell: the scores once more, against each row's known lse.
 
 // Scores of the rows over one span of cells, `span_tokens` apart, as decode() and prefill() have
 // them before the mask.
@@ -32,7 +32,7 @@ LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const Scra
                    scratch.scores, span_tokens, scratch.memory, scratch.tile);
 }
 
-void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
+void weigh(const Task& task, const float* lse, float* mass) noexcept {
     const unsigned tokens = task.plan->block_tokens();
     const Scratch scratch(task);
     Bias bias;
@@ -48,11 +48,11 @@ void weigh(const Task& task, const float* log_sum, float* mass) noexcept {
             const Row& row = task.rows[r];
             if (row.mask != loaded) load_bias(task, row.mask, cell, bias);
             loaded = row.mask;
-            if (log_sum[r] == minus_infinity) continue;
+            if (lse[r] == minus_infinity) continue;
             float* row_scores = scratch.scores + std::size_t{r} * span_tokens;
             mask_scores(task, row, cell, count, row.mask != nullptr ? &bias : nullptr, row_scores);
             float* to = mass + (cell - task.first_cell);
-            const F sum = set(log_sum[r]);
+            const F sum = set(lse[r]);
             for (unsigned i = 0; i < count; i += lanes) {
                 store(to + i, add(load(to + i), exp(sub(load(row_scores + i), sum))));
             }
