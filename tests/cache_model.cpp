@@ -208,7 +208,7 @@ class Fuzz {
             // The new truth, for all who share the block: what is read now, if it is near enough.
             for (std::size_t other = 0; other < model_.size(); ++other) {
                 if (b < model_[other].blocks.size() && model_[other].blocks[b] == id) {
-                    adopt(other, b);
+                    pack_from(other, b);
                 }
             }
         }
@@ -268,7 +268,7 @@ class Fuzz {
         if (!near) FAIL_CHECK("a packed row is too far from what was written");
     }
 
-    void adopt(std::size_t s, std::uint32_t b) {
+    void pack_from(std::size_t s, std::uint32_t b) {
         float largest_key = 0, largest_value = 0;
         const auto largest = [](float& so_far, const Row& row) {
             for (const float x : row) so_far = std::max(so_far, std::abs(x));

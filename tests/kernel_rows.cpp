@@ -145,12 +145,12 @@ TEST_CASE("several sequences in one call, each with its own length, queries and 
             AttentionParams one = shared;
             one.mask = params[i].params.mask;
             INFO("sequence ", i, " decode rows ", decode_rows);
-            std::vector<double> lse_at;
-            const auto want = oracle(problems[i], one, nullptr, &lse_at);
+            std::vector<double> lses;
+            const auto want = oracle(problems[i], one, nullptr, &lses);
             CHECK(relative_error(outs[i], want, 64) <
                   (decode_rows == 0 ? f32_budget : decode_budget));
-            for (std::size_t k = 0; k < lse_at.size(); ++k)
-                CHECK(std::fabs(sums[i][k] - lse_at[k]) < 2e-3);
+            for (std::size_t k = 0; k < lses.size(); ++k)
+                CHECK(std::fabs(sums[i][k] - lses[k]) < 2e-3);
         }
     }
 }

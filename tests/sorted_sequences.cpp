@@ -230,7 +230,7 @@ TEST_CASE("hosts say which blocks belong together") {
     // In an order of their own: the block to be like may come later.
     const std::array<std::uint32_t, 4> blocks{2, 5, 4, 1};
     const std::array<std::uint32_t, 4> like{5, Sequence::no_cell, Sequence::no_cell, 4};
-    to.adopt(from, blocks, cells, serial_executor(), like);
+    to.pack_from(from, blocks, cells, serial_executor(), like);
     CHECK(statistics(to, 2) == statistics(to, 5));
     CHECK(statistics(to, 4) == statistics(to, 1));
     CHECK(statistics(to, 2) != statistics(to, 4));
@@ -242,7 +242,7 @@ TEST_CASE("hosts say which blocks belong together") {
     // Of one that is packed already.
     for (std::uint32_t i = 0; i < n; ++i) cells[i] = 5 * n + i;
     const std::uint32_t next = 0, known = 4;
-    to.adopt(from, {&next, 1}, std::span(cells).first(n), serial_executor(), {&known, 1});
+    to.pack_from(from, {&next, 1}, std::span(cells).first(n), serial_executor(), {&known, 1});
     CHECK(statistics(to, 0) == statistics(to, 4));
     CHECK_THROWS_AS(to.pack({&next, 1}, serial_executor(), like), Error);
 }

@@ -174,17 +174,17 @@ class Sequence {
     // the order of a sequence. The source's blocks are exact and stay as they are. An exact
     // scheme's rows are copied. `like`: as with pack().
     static constexpr std::uint32_t no_cell = 0xFFFFFFFF;
-    void adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
+    void pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
                std::span<const std::uint32_t> like = {});
     // The same in two calls, for hosts that get a block's values long after its keys. The bytes in
-    // the end are those of one adopt(). Between the calls the source may give up its keys, and the
-    // blocks must be neither written nor attended to. Refused for an exact scheme, and adopt_values
-    // for blocks other than those of adopt_keys.
-    void adopt_keys(const Sequence& source, std::span<const std::uint32_t> blocks,
+    // the end are those of one pack_from(). Between the calls the source may give up its keys, and the
+    // blocks must be neither written nor attended to. Refused for an exact scheme, and pack_values_from
+    // for blocks other than those of pack_keys_from.
+    void pack_keys_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                     std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
                     std::span<const std::uint32_t> like = {});
-    void adopt_values(const Sequence& source, std::span<const std::uint32_t> blocks,
+    void pack_values_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                       std::span<const std::uint32_t> cells, Executor& executor = serial_executor());
 
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
@@ -287,9 +287,9 @@ class Sequence {
     void pack(std::span<const std::uint32_t> blocks, Executor& executor,
               std::span<const std::uint32_t> like, std::optional<Part> only);
 
-    void check_adopted(const Sequence& source, std::span<const std::uint32_t> blocks,
+    void check_source(const Sequence& source, std::span<const std::uint32_t> blocks,
                        std::span<const std::uint32_t> cells) const;
-    void adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
+    void pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                std::span<const std::uint32_t> cells, Executor& executor,
                std::span<const std::uint32_t> like, std::optional<Part> only);
     // Rows of a block's worth of cells into an exact block. False: none of them is there.

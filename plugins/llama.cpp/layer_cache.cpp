@@ -194,7 +194,7 @@ bool LayerCache::has_packed(Part part, const StreamState& s, const CellGroups& g
 }
 
 // Packs units of one history, few enough to be exact and packed at once.
-void LayerCache::adopt(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint32_t> units,
                        Portion portion, Executor& executor) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
@@ -208,15 +208,15 @@ void LayerCache::adopt(std::uint32_t stream_index, std::span<const std::uint32_t
             cells.push_back(holds_exact(s, cell) ? cell : no_cell);
     }
     if (portion == Portion::values) {
-        s.packed.adopt_values(s.exact, blocks, cells, executor);
+        s.packed.pack_values_from(s.exact, blocks, cells, executor);
     } else {
         QueryEnergy& queries = s.queries[groups.group(groups.unit_group(units[0])).history];
         s.packed.swap_queries(queries);
         try {
             if (portion == Portion::keys)
-                s.packed.adopt_keys(s.exact, blocks, cells, executor, likes);
+                s.packed.pack_keys_from(s.exact, blocks, cells, executor, likes);
             else
-                s.packed.adopt(s.exact, blocks, cells, executor, likes);
+                s.packed.pack_from(s.exact, blocks, cells, executor, likes);
         } catch (...) {
             s.packed.swap_queries(queries);
             throw;
@@ -267,7 +267,7 @@ void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& 
         while (end < taken.size() && end - first < units_at_once &&
                history(taken[end]) == history(taken[first]) && portion_of(taken[end]) == portion)
             ++end;
-        adopt(stream_index, std::span(taken).subspan(first, end - first), portion, executor);
+        pack_from(stream_index, std::span(taken).subspan(first, end - first), portion, executor);
     }
 }
 

@@ -189,7 +189,7 @@ class LayerCache {
                            std::uint32_t unit) noexcept;
     enum class Portion : std::uint8_t { whole, keys, values };
     void take_units(std::uint32_t stream, Portion last, Executor& executor);
-    void adopt(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
+    void pack_from(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
                Executor& executor);
     void drop_unused(std::uint32_t stream);
     bool holds_exact(const StreamState& s, std::uint32_t cell) const;

@@ -14,9 +14,9 @@ namespace lowkv {
 namespace {
 
 // out <- the attention to the cells of both, whose softmaxes' denominators are known.
-void join(float* out, float lse, const float* other, float other_log_sum,
+void join(float* out, float lse, const float* other, float other_lse,
           std::uint32_t channels) noexcept {
-    const float weight = 1.0f / (1.0f + std::exp(lse - other_log_sum));
+    const float weight = 1.0f / (1.0f + std::exp(lse - other_lse));
     for (std::uint32_t c = 0; c < channels; ++c) out[c] += weight * (other[c] - out[c]);
 }
 
@@ -108,9 +108,9 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
     params.softcap = queries.softcap;
     std::size_t tokens = 0;
     for (const PagedSequence& sequence : sequences) tokens += sequence.queries;
-    std::vector<float> lse_at(tokens * queries.heads);
+    std::vector<float> lses(tokens * queries.heads);
     std::vector<SequenceAttention> parts;
-    float* lse = lse_at.data();
+    float* lse = lses.data();
     for (std::size_t s = 0; s < sequences.size(); ++s) {
         const PagedSequence& sequence = sequences[s];
         const Step::Part& part = step.parts[s];
@@ -158,7 +158,7 @@ void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
     sink_blocks(views);
     const std::uint32_t heads = step.attended[whose.front()].io.heads;
     const std::uint32_t head_dim = plan_->shape().head_dim;
-    std::vector<float> out(queries * heads * head_dim), lse_at(queries * heads);
+    std::vector<float> out(queries * heads * head_dim), lses(queries * heads);
     std::size_t row = 0;
     for (const std::size_t s : whose) {
         SequenceAttention& part = parts.emplace_back();
@@ -167,7 +167,7 @@ void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
         part.io.out = out.data() + row * head_dim;
         part.io.out_token_stride = std::size_t{heads} * head_dim;
         part.io.out_head_stride = head_dim;
-        part.io.lse = lse_at.data() + row;
+        part.io.lse = lses.data() + row;
         part.io.n_cells = sinks_;
         part.io.first_cell = 0;
         row += std::size_t{part.io.tokens} * heads;

@@ -156,7 +156,7 @@ void PagedLayer::evict(Executor& executor) {
     for (const std::uint32_t number : idle) {
         Beside& its = *beside_[number];
         if (its.packed) continue;
-        // As adopt() does: what is missing repeats the row before it.
+        // As pack_from() does: what is missing repeats the row before it.
         const std::uint32_t tokens = plan_->block_tokens();
         for (std::uint32_t cell = its.rows; cell < page_tokens_; ++cell) {
             const auto block = [&](std::uint32_t of) {

@@ -15,12 +15,12 @@ namespace lowkv {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what) {
-    throw Error(ErrorCode::invalid_argument, "Sequence::adopt: " + what);
+    throw Error(ErrorCode::invalid_argument, "Sequence::pack_from: " + what);
 }
 
 }  // namespace
 
-void Sequence::check_adopted(const Sequence& source, std::span<const std::uint32_t> blocks,
+void Sequence::check_source(const Sequence& source, std::span<const std::uint32_t> blocks,
                              std::span<const std::uint32_t> cells) const {
     const std::uint32_t tokens = plan_->block_tokens();
     if (source.plan_ != plan_) refuse("the rows' sequence has another plan");
@@ -61,24 +61,24 @@ bool Sequence::gather(std::span<const std::uint32_t> cells, std::byte* to) const
     return true;
 }
 
-void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
+void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                      std::span<const std::uint32_t> cells, Executor& executor,
                      std::span<const std::uint32_t> like) {
-    adopt(source, blocks, cells, executor, like, std::nullopt);
+    pack_from(source, blocks, cells, executor, like, std::nullopt);
 }
 
-void Sequence::adopt_keys(const Sequence& source, std::span<const std::uint32_t> blocks,
+void Sequence::pack_keys_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                           std::span<const std::uint32_t> cells, Executor& executor,
                           std::span<const std::uint32_t> like) {
     if (plan_->scheme().exact()) refuse("an exact scheme's keys can't be packed alone");
-    adopt(source, blocks, cells, executor, like, Part::keys);
+    pack_from(source, blocks, cells, executor, like, Part::keys);
 }
 
-void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> blocks,
+void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                      std::span<const std::uint32_t> cells, Executor& executor,
                      std::span<const std::uint32_t> like, std::optional<Part> only) {
     const std::uint32_t tokens = plan_->block_tokens();
-    check_adopted(source, blocks, cells);
+    check_source(source, blocks, cells);
     std::uint32_t end = 0;
     std::vector<Place> places;
     for (const std::uint32_t b : blocks) {
@@ -108,10 +108,10 @@ void Sequence::adopt(const Sequence& source, std::span<const std::uint32_t> bloc
     for (const std::uint32_t b : blocks) blocks_[b]->values.reset();
 }
 
-void Sequence::adopt_values(const Sequence& source, std::span<const std::uint32_t> blocks,
+void Sequence::pack_values_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                             std::span<const std::uint32_t> cells, Executor& executor) {
     const std::uint32_t tokens = plan_->block_tokens();
-    check_adopted(source, blocks, cells);
+    check_source(source, blocks, cells);
     for (const std::uint32_t b : blocks) {
         if (!packed(b) || blocks_[b]->values.any() || blocks_[b]->refs > 1 || guarded(b))
             refuse("block " + std::to_string(b) + " doesn't wait for its values");

@@ -1,4 +1,4 @@
-// Rows of one sequence packed into another's blocks (Sequence::adopt), and blocks given back.
+// Rows of one sequence packed into another's blocks (Sequence::pack_from), and blocks given back.
 
 #include <doctest/doctest.h>
 
@@ -66,7 +66,7 @@ constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn
 
 }  // namespace
 
-TEST_CASE("adopted rows have the codes of a block that was written in that order") {
+TEST_CASE("rows packed from another sequence have the codes of a block that was written in that order") {
     for (const char* scheme : schemes) {
         CAPTURE(scheme);
         Caches ours(scheme), theirs(scheme);
@@ -83,7 +83,7 @@ TEST_CASE("adopted rows have the codes of a block that was written in that order
             values.insert(values.end(), value.begin(), value.end());
         }
         const std::uint32_t block = 3;
-        ours.to.adopt(ours.from, {&block, 1}, cells);
+        ours.to.pack_from(ours.from, {&block, 1}, cells);
         theirs.to.append(keys.data(), values.data(), n);
         const std::uint32_t first = 0;
         theirs.to.pack({&first, 1});
@@ -108,7 +108,7 @@ TEST_CASE("missing tokens repeat a neighbour, and change no range") {
         const std::vector<std::uint32_t> blocks{0, 1};
         std::vector<std::uint32_t> cells = some;
         cells.insert(cells.end(), filled.begin(), filled.end());
-        caches.to.adopt(caches.from, blocks, cells);
+        caches.to.pack_from(caches.from, blocks, cells);
         CHECK(bytes(caches.to, 0) == bytes(caches.to, 1));
     }
 }
@@ -118,7 +118,7 @@ TEST_CASE("an exact scheme's rows are copied") {
     const std::uint32_t n = caches.tokens();
     caches.fill(2 * n, 3);
     const std::uint32_t block = 0;
-    caches.to.adopt(caches.from, {&block, 1}, range(n / 2, n));
+    caches.to.pack_from(caches.from, {&block, 1}, range(n / 2, n));
     CHECK(!caches.to.packed(0));
     for (std::uint32_t t = 0; t < n; ++t) {
         CHECK(caches.row(caches.to, t, true) == caches.row(caches.from, n / 2 + t, true));
@@ -126,7 +126,7 @@ TEST_CASE("an exact scheme's rows are copied") {
     }
 }
 
-TEST_CASE("what can't be adopted is refused, and nothing changes") {
+TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     Caches caches("kivi2");
     const std::uint32_t n = caches.tokens(), block = 0;
     caches.fill(2 * n, 4);
@@ -134,7 +134,7 @@ TEST_CASE("what can't be adopted is refused, and nothing changes") {
     caches.from.pack({&first, 1});
     const auto refused = [&](std::span<const std::uint32_t> blocks,
                              const std::vector<std::uint32_t>& cells) {
-        CHECK_THROWS_AS(caches.to.adopt(caches.from, blocks, cells), Error);
+        CHECK_THROWS_AS(caches.to.pack_from(caches.from, blocks, cells), Error);
         CHECK(caches.to.size() == 0);
         CHECK(caches.store->stats().packed_blocks == 1);
         CHECK(caches.store->stats().exact_blocks == 1);
@@ -146,11 +146,11 @@ TEST_CASE("what can't be adopted is refused, and nothing changes") {
     std::vector<std::uint32_t> cells = range(n, n);
     cells.insert(cells.end(), cells.begin(), cells.end());
     refused(twice, cells);
-    caches.to.adopt(caches.from, {&block, 1}, range(n, n));
-    CHECK_THROWS_AS(caches.to.adopt(caches.from, {&block, 1}, range(n, n)),
+    caches.to.pack_from(caches.from, {&block, 1}, range(n, n));
+    CHECK_THROWS_AS(caches.to.pack_from(caches.from, {&block, 1}, range(n, n)),
                     Error);  // there already
     Caches others("kivi2");
-    CHECK_THROWS_AS(others.to.adopt(caches.from, {&block, 1}, range(n, n)), Error);  // another plan
+    CHECK_THROWS_AS(others.to.pack_from(caches.from, {&block, 1}, range(n, n)), Error);  // another plan
 }
 
 TEST_CASE("dropped blocks give their memory back, and a fork keeps its own") {
@@ -172,7 +172,7 @@ TEST_CASE("dropped blocks give their memory back, and a fork keeps its own") {
     CHECK(caches.row(caches.from, n, true) != std::vector<float>(shape.channels()));
 }
 
-TEST_CASE("keys and then values have the codes of both adopted at once") {
+TEST_CASE("keys and then values have the codes of both packed at once") {
     std::mt19937 random(7);
     const auto below = [&](std::uint32_t most) {
         return static_cast<std::uint32_t>(random()) % most;
@@ -200,26 +200,26 @@ TEST_CASE("keys and then values have the codes of both adopted at once") {
                 cells.push_back(below(4) == 0 ? Sequence::no_cell : below(total));
             if (round == 0) std::fill_n(cells.begin() + n, n, Sequence::no_cell);
             const std::vector<std::uint32_t> like{Sequence::no_cell, 2, 0};
-            theirs.to.adopt(theirs.from, blocks, cells, serial_executor(), like);
+            theirs.to.pack_from(theirs.from, blocks, cells, serial_executor(), like);
 
             write(true);
-            ours.to.adopt_keys(ours.from, blocks, cells, serial_executor(), like);
+            ours.to.pack_keys_from(ours.from, blocks, cells, serial_executor(), like);
             for (const std::uint32_t b : blocks) CHECK(!ours.to.full(b));
             CHECK(!ours.to.has_values(0));
             ours.from.drop(range(0, 4));
             write(false);
-            CHECK_THROWS_AS(ours.to.adopt_keys(ours.from, blocks, cells), Error);
-            ours.to.adopt_values(ours.from, blocks, cells);
+            CHECK_THROWS_AS(ours.to.pack_keys_from(ours.from, blocks, cells), Error);
+            ours.to.pack_values_from(ours.from, blocks, cells);
             for (const std::uint32_t b : blocks) {
                 CHECK(bytes(ours.to, b) == bytes(theirs.to, b));
                 CHECK(ours.to.full(b));
             }
-            CHECK_THROWS_AS(ours.to.adopt_values(ours.from, blocks, cells), Error);
+            CHECK_THROWS_AS(ours.to.pack_values_from(ours.from, blocks, cells), Error);
             CHECK(ours.store->stats().encoded_blocks == 3);
         }
     }
     Caches exact("exact");
     exact.fill(exact.tokens(), 1);
     const std::uint32_t block = 0;
-    CHECK_THROWS_AS(exact.to.adopt_keys(exact.from, {&block, 1}, range(0, exact.tokens())), Error);
+    CHECK_THROWS_AS(exact.to.pack_keys_from(exact.from, {&block, 1}, range(0, exact.tokens())), Error);
 }
