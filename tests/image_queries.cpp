@@ -46,7 +46,7 @@ struct Text {
         batch.append({keys.data() + first * row, RowType::f32, strides},
                      {values.data() + first * row, RowType::f32, strides}, count);
         if (batch.wants_queries())
-            batch.observe(queries.data() + first * q, {tokens * q, shape.head_dim, q}, count,
+            batch.update_query_stats(queries.data() + first * q, {tokens * q, shape.head_dim, q}, count,
                           heads);
         batch.pack();
     }
@@ -54,7 +54,7 @@ struct Text {
         const std::size_t row = shape.channels(), q = std::size_t{heads} * shape.head_dim;
         sequence.append(keys.data() + first * row, values.data() + first * row, count);
         if (sequence.wants_queries())
-            sequence.observe({queries.data() + first * q, q, shape.head_dim, count, heads});
+            sequence.update_query_stats({queries.data() + first * q, q, shape.head_dim, count, heads});
         sequence.pack();
     }
 };
@@ -130,7 +130,7 @@ TEST_CASE("sequences of one image have seen their own queries, or none") {
         Sequence& its = sequences.emplace_back(lowkv::test::make_store(), plan, retention);
         its.append(text.keys.data(), text.values.data(), 100);
         const std::size_t q = std::size_t{heads} * shape.head_dim;
-        if (i > 0) its.observe({text.queries.data() + i * 50 * q, q, shape.head_dim, 100, heads});
+        if (i > 0) its.update_query_stats({text.queries.data() + i * 50 * q, q, shape.head_dim, 100, heads});
     }
     const Sequence* pointers[] = {&sequences[0], &sequences[1], &sequences[2]};
     std::vector<Sequence> loaded =

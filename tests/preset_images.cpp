@@ -71,7 +71,7 @@ std::optional<std::uint64_t> hash_of(const Preset& preset, std::uint32_t head_di
         const auto queries = rows(random, step, query_heads * head_dim);
         sequence.append(keys.data(), values.data(), step);
         if (plan->wants_queries())
-            sequence.observe({.data = queries.data(),
+            sequence.update_query_stats({.data = queries.data(),
                               .token_stride = std::size_t{query_heads} * head_dim,
                               .head_stride = head_dim,
                               .tokens = step,

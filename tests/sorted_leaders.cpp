@@ -202,11 +202,11 @@ TEST_CASE("queries of a block that leads nothing do not end the collection") {
         Sequence sequence(store, plan, no_window);
         if (padded) {
             sequence.append(padding.data(), padding.data(), n);
-            sequence.observe({padding.data(), 64, 64, n, 1});
+            sequence.update_query_stats({padding.data(), 64, 64, n, 1});
             sequence.pack();
         }
         sequence.append(then.data(), then.data(), n);
-        sequence.observe({then.data(), 64, 64, n, 1});
+        sequence.update_query_stats({then.data(), 64, 64, n, 1});
         sequence.pack();
         return loss(sequence, then, padded ? 1 : 0, 1, model);
     };
@@ -221,17 +221,17 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
     const Keys rows = text(model, 0, n), others = text(model, 0, 4 * n);
     const auto run = [&](bool before, auto cache) {
         if (before) {
-            cache.observe(others);
+            cache.update_query_stats(others);
             cache.cache.truncate(0);
         }
         cache.append(rows);
-        cache.observe(rows);
+        cache.update_query_stats(rows);
         return cache.settled();
     };
     struct One {
         Sequence cache;
-        void observe(const Keys& q) {
-            cache.observe({q.data(), 64, 64, static_cast<std::uint32_t>(q.size() / 64), 1});
+        void update_query_stats(const Keys& q) {
+            cache.update_query_stats({q.data(), 64, 64, static_cast<std::uint32_t>(q.size() / 64), 1});
         }
         void append(const Keys& r) { cache.append(r.data(), r.data(), n); }
         auto settled() {
@@ -241,9 +241,9 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
     };
     struct Several {
         Batch cache;
-        void observe(const Keys& q) {
+        void update_query_stats(const Keys& q) {
             const auto count = static_cast<std::uint32_t>(q.size() / 64);
-            cache.observe(q.data(), BatchStrides{q.size(), 64, 64}, count, 1);
+            cache.update_query_stats(q.data(), BatchStrides{q.size(), 64, 64}, count, 1);
         }
         void append(const Keys& r) {
             const BatchRows its{r.data(), RowType::f32, BatchStrides{r.size(), 64, 64}};

@@ -260,7 +260,7 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     };
     const auto packed_by = [&](std::initializer_list<QueryRows> queries) {
         Sequence sequence(store, plan, no_window);
-        for (const QueryRows& some : queries) sequence.observe(some);
+        for (const QueryRows& some : queries) sequence.update_query_stats(some);
         return packed(sequence, 0, n);
     };
     const Bytes unasked = packed_by({}), by_512 = packed_by({asked.part(512, 512)});
@@ -272,9 +272,9 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     CHECK(packed_by({asked.part(0, 64)}) != unasked);
 
     Sequence sequence(store, plan, no_window);
-    sequence.observe(asked.part(0, 64));
+    sequence.update_query_stats(asked.part(0, 64));
     sequence.begin();
-    sequence.observe(others.part(0, 512));
+    sequence.update_query_stats(others.part(0, 512));
     CHECK(packed(sequence, 0, n) != packed_by({asked.part(0, 64)}));
     sequence.rollback();
     CHECK(sequence.wants_queries());
@@ -283,7 +283,7 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
 
     // Later blocks, of forks too, do as the first one does; even if it is gone.
     Sequence fork = sequence.fork();
-    fork.observe(others.part(0, 512));
+    fork.update_query_stats(others.part(0, 512));
     packed(fork, n, n);
     CHECK(statistics(fork, 1) == statistics(sequence, 0));
     const std::array<std::uint32_t, 2> gone{0, 1};
@@ -291,7 +291,7 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     rows.append(fork, 2 * n, n);
     fork.pack();
     Sequence same(store, plan, no_window);
-    same.observe(asked.part(0, 64));
+    same.update_query_stats(asked.part(0, 64));
     rows.append(same, 2 * n, n);
     same.pack();
     CHECK(statistics(fork, 2) == statistics(same, 0));
@@ -300,7 +300,7 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     CHECK(fork.wants_queries());
     CHECK(packed(fork, 0, n) == unasked);
 
-    CHECK_THROWS_WITH_AS(sequence.fork().observe({asked.rows.data(), 0, 0, 1, 3}),
+    CHECK_THROWS_WITH_AS(sequence.fork().update_query_stats({asked.rows.data(), 0, 0, 1, 3}),
                          doctest::Contains("3 query heads; there must be a multiple of the 2"),
                          Error);
 }
@@ -318,7 +318,7 @@ TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone
                      {rows.values.data(), RowType::f32, strides}, n);
     };
     const auto observe = [&](Batch& batch) {
-        batch.observe(queries.data(), {first.rows.size(), shape.head_dim, 2 * channels}, 128, 4);
+        batch.update_query_stats(queries.data(), {first.rows.size(), shape.head_dim, 2 * channels}, 128, 4);
     };
     Batch batch(make_store(), plan, no_window, 2), undone(make_store(), plan, no_window, 2);
     append(batch);
@@ -339,7 +339,7 @@ TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone
             return one.save();
         };
         Sequence alone(make_store(), plan, no_window), unasked(make_store(), plan, no_window);
-        alone.observe((s == 0 ? first : second).part(0, 128));
+        alone.update_query_stats((s == 0 ? first : second).part(0, 128));
         for (Sequence* sequence : {&alone, &unasked}) {
             rows.append(*sequence, 0, n);
             sequence->pack();

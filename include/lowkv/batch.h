@@ -107,12 +107,12 @@ class Batch {
                 Executor& executor = serial_executor()) const;
 
     // The queries of an attend(), or those of a host that attends to its tokens itself, before
-    // pack(): see Sequence::observe(). [sequence][head][query][channel], f32.
-    void observe(const float* q, const BatchStrides& strides, std::uint32_t queries,
+    // pack(): see Sequence::update_query_stats(). [sequence][head][query][channel], f32.
+    void update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
                  std::uint32_t heads);
     // The same of one sequence: in a padded batch, they have different numbers of queries. Throws
     // Error(invalid_argument) for a sequence that there is not.
-    void observe(std::uint32_t sequence, const QueryRows& queries);
+    void update_query_stats(std::uint32_t sequence, const QueryRows& queries);
     // Whether any of the sequences does.
     bool wants_queries() const noexcept;
 

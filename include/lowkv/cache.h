@@ -133,7 +133,7 @@ class Sequence {
     // weighs its channels by them, and later ones, of forks too, do as it does. Forgotten by
     // truncate(0). Where a host doesn't call it, keys are coded by their own size alone. They are
     // in the host's memory.
-    void observe(const QueryRows& queries);
+    void update_query_stats(const QueryRows& queries);
     bool wants_queries() const noexcept { return plan_->wants_queries() && queries_.wanted(); }
     // Puts others in their place, for hosts that keep several sequences in one.
     void swap_queries(QueryEnergy& other) noexcept { std::swap(queries_, other); }

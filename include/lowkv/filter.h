@@ -80,8 +80,8 @@ class FilteredSequence {
     // As Sequence::append().
     void append(const float* keys, const float* values, std::uint32_t tokens);
 
-    // As Sequence::observe().
-    void observe(const QueryRows& queries) { sequence_.observe(queries); }
+    // As Sequence::update_query_stats().
+    void update_query_stats(const QueryRows& queries) { sequence_.update_query_stats(queries); }
 
     // mass[i] for undecided token i, from the newest `query_tokens` tokens as queries. Sums up
     // until the token leaves the window. add_attention_mass() below calls it.

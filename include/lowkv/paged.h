@@ -193,7 +193,7 @@ class PagedLayer {
     void pack_full(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
     void find_due(std::span<const PagedSequence> sequences, const Step& step,
                   std::vector<Due>& due);
-    void observe(std::span<const PagedSequence> sequences, const Step& step);
+    void update_query_stats(std::span<const PagedSequence> sequences, const Step& step);
     bool page_leads(std::uint32_t number) const;
     const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const;
     void pack(std::span<const Due> due, Executor& executor);

@@ -266,10 +266,10 @@ void Backend::finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32
         if (ranks && tracker.pending() > 0 &&
             tracker.pending() == static_cast<std::size_t>(op.q->ne[1])) {
             const MaskRows mask = op.mask_rows(s);
-            tracker.observe(mask.data, mask.stride, mask.visible);
+            tracker.see_mask(mask.data, mask.stride, mask.visible);
         }
         if (tracker.pending() > 0) continue;
-        keys.layer->observe(stream, op.queries(s));
+        keys.layer->update_query_stats(stream, op.queries(s));
         keys.layer->attended(stream, *executor_);
     }
 }

@@ -170,7 +170,7 @@ RowMark CellTracker::mark(std::uint32_t cell) const {
     return {.rank = rank_[cell], .group = group, .packed = !groups_.exact(cell)};
 }
 
-void CellTracker::observe(const std::uint16_t* mask, std::size_t row_stride,
+void CellTracker::see_mask(const std::uint16_t* mask, std::size_t row_stride,
                           std::uint32_t visible) {
     visible = std::min(visible, static_cast<std::uint32_t>(rank_.size()));
     const auto row = [&](std::size_t token) {

@@ -38,9 +38,9 @@ class CellTracker {
 
     // The step's attention mask: f16, one row per pending token, `visible` cells wide. Ranks the
     // new cells and packs the groups that have left the window. Null: every cell is visible.
-    void observe(const std::uint16_t* mask, std::size_t row_stride, std::uint32_t visible);
+    void see_mask(const std::uint16_t* mask, std::size_t row_stride, std::uint32_t visible);
 
-    // The step's cells in the order of its tokens, once observe() has seen its mask.
+    // The step's cells in the order of its tokens, once see_mask() has seen its mask.
     std::span<const std::uint32_t> observed() const noexcept { return previous_; }
 
     // A cell was written outside a graph: a state is restored. `mark`: what was saved with it; for

@@ -161,7 +161,7 @@ std::uint32_t LayerCache::like(std::uint32_t stream_index, std::uint32_t unit,
     return no_cell;
 }
 
-void LayerCache::observe(std::uint32_t stream_index, const QueryRows& queries) {
+void LayerCache::update_query_stats(std::uint32_t stream_index, const QueryRows& queries) {
     if (!plan_->wants_queries()) return;
     const CellTracker& tracker = trackers_[stream_index];
     const CellGroups& groups = tracker.groups();

@@ -108,9 +108,9 @@ class LayerCache {
     // A reader of the step that another backend runs, on a copy.
     void copied_by_graph(std::uint32_t stream);
 
-    // A step's queries, before attended() and after the tracker's observe(). Each history weighs
+    // A step's queries, before attended() and after the tracker's see_mask(). Each history weighs
     // its channels by its own.
-    void observe(std::uint32_t stream, const QueryRows& queries);
+    void update_query_stats(std::uint32_t stream, const QueryRows& queries);
 
     // The blocks of `layout`'s units and exact rows, in its order.
     void views(std::uint32_t stream, std::span<const std::uint32_t> units,

@@ -226,11 +226,11 @@ class Layer(CacheLayerMixin):
     def _observe(self, query: torch.Tensor, real: torch.Tensor | None) -> None:
         """Padding is nobody's query: it must not weigh channels, nor end the collection."""
         if real is None or real.all():
-            self.rows.observe(_newest(query))
+            self.rows.update_query_stats(_newest(query))
             return
         for number, its in enumerate(real.expand(query.shape[0], -1)):
             if its.any():
-                self.rows.observe(_newest(query[number : number + 1, :, its]), number)
+                self.rows.update_query_stats(_newest(query[number : number + 1, :, its]), number)
 
     def pack(self, spared: int = 0) -> None:
         """Packs what has left the window, and drops what has left a sliding window; not the last `spared` tokens
@@ -351,7 +351,7 @@ def _masked_parts(visibility: Visibility, first: int, masks: int) -> Iterator[tu
 
 
 def _newest(query: torch.Tensor) -> torch.Tensor:
-    """As many of the newest queries as count, for Batch.observe()."""
+    """As many of the newest queries as count, for Batch.update_query_stats()."""
     return _side_by_side(query[:, :, -Batch.queries_enough :].detach().float().cpu())
 
 

@@ -170,7 +170,7 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     batch.attend(attention, workspace, executor(threads));
 }
 
-void observe(Batch& batch, const QueriesSeen& q, std::optional<std::uint32_t> sequence) {
+void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::uint32_t> sequence) {
     const std::uint32_t head_dim = batch.plan().shape().head_dim;
     const auto queries = static_cast<std::uint32_t>(q.shape(2));
     const auto heads = static_cast<std::uint32_t>(q.shape(1));
@@ -178,12 +178,12 @@ void observe(Batch& batch, const QueriesSeen& q, std::optional<std::uint32_t> se
     if (sequence) {
         check(q.shape(0) == 1 && q.shape(3) == head_dim,
               "q of one sequence must be [1, heads, queries, " + std::to_string(head_dim) + "]");
-        batch.observe(*sequence, {q.data(), strides.token, strides.head, queries, heads});
+        batch.update_query_stats(*sequence, {q.data(), strides.token, strides.head, queries, heads});
         return;
     }
     check(q.shape(0) == batch.size() && q.shape(3) == head_dim,
           "q must be " + shape_text(batch, "heads", "queries"));
-    batch.observe(q.data(), strides, queries, heads);
+    batch.update_query_stats(q.data(), strides, queries, heads);
 }
 
 std::span<const std::byte> bytes_of(const Image& image) {
@@ -323,13 +323,13 @@ void bind_batch(nb::module_& m) {
              "[sequences or 1, heads or 1, queries, tokens - first], or None; then causal and "
              "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
              "values, or None. All are on the CPU, or all on the batch's CUDA device.")
-        .def("observe", &observe, "q"_a.noconvert(), "sequence"_a = nb::none(),
+        .def("update_query_stats", &update_query_stats, "q"_a.noconvert(), "sequence"_a = nb::none(),
              "Queries [sequences, heads, queries, head_dim] that attend to what pack() will "
              "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "
              "are enough, `queries_enough` of them. sequence: q is of this one alone, [1, heads, "
              "queries, head_dim].")
         .def_prop_ro("wants_queries", &Batch::wants_queries,
-                     "Whether observe() would change anything in any sequence.")
+                     "Whether update_query_stats() would change anything in any sequence.")
         .def_prop_ro_static("queries_enough", [](nb::handle) { return QueryEnergy::enough; })
         .def("read", &read, "first"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a,
              "Writes the rows of tokens from `first` on, decoded where they are packed.")

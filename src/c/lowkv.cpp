@@ -226,7 +226,7 @@ void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list
     for (std::uint32_t i = 0; i < count; ++i) {
         auto& its = layer_of(cache, at(i).sequence, layer);
         if (its.wants_queries())
-            its.observe(
+            its.update_query_stats(
                 {at(i).q, at(i).q_token_stride, at(i).q_head_stride, at(i).tokens, at(i).heads});
     }
 }

@@ -75,17 +75,17 @@ void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t
     state_.tokens += tokens;
 }
 
-void Batch::observe(const float* q, const BatchStrides& strides, std::uint32_t queries,
+void Batch::update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
                     std::uint32_t heads) {
     for (std::size_t s = 0; s < sequences_.size(); ++s)
-        sequences_[s].observe(
+        sequences_[s].update_query_stats(
             {q + s * strides.sequence, strides.token, strides.head, queries, heads});
 }
 
-void Batch::observe(std::uint32_t sequence, const QueryRows& queries) {
+void Batch::update_query_stats(std::uint32_t sequence, const QueryRows& queries) {
     if (sequence >= size())
         refuse("sequence " + std::to_string(sequence) + " of " + std::to_string(size()));
-    sequences_[sequence].observe(queries);
+    sequences_[sequence].update_query_stats(queries);
 }
 
 bool Batch::wants_queries() const noexcept {

@@ -84,7 +84,7 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
 }
 
 // Queries of sequences whose first page the layer knows, which weigh the statistics that they make.
-void PagedLayer::observe(std::span<const PagedSequence> sequences, const Step& step) {
+void PagedLayer::update_query_stats(std::span<const PagedSequence> sequences, const Step& step) {
     for (std::size_t s = 0; s < sequences.size(); ++s) {
         const AttentionIO& io = step.attended[s].io;
         if (io.tokens == 0) continue;
@@ -135,7 +135,7 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
         lse += std::size_t{sequence.queries} * queries.heads;
     }
     step.attended = std::move(parts);
-    if (plan_->wants_queries()) observe(sequences, step);
+    if (plan_->wants_queries()) update_query_stats(sequences, step);
     lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
     attend_sinks(params, step, workspace, executor);
     if (!in_place()) pack_full(sequences, step, executor);

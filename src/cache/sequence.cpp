@@ -78,7 +78,7 @@ void Sequence::release() noexcept {
     blocks_.clear();
 }
 
-void Sequence::observe(const QueryRows& queries) {
+void Sequence::update_query_stats(const QueryRows& queries) {
     if (plan_->wants_queries()) queries_.add(plan_->shape(), queries);
 }
 

@@ -98,7 +98,7 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     for (std::size_t i = 0; i < mask.size(); i += 3) mask[i] = -INFINITY;
     std::vector<float> out(size, 7.0f), lse(std::size_t{sequences} * queries * heads, 7.0f);
     const Callers<float> its_q(q), its_sinks(sinks), its_mask(mask), its_out(out),
-        its_log_sum(lse);
+        its_lse(lse);
     BatchAttention a;
     a.q_strides = a.out_strides = strides;
     a.queries = queries;
@@ -119,14 +119,14 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     pair.host.attend(a, workspace);
     a.q = its_q.data();
     a.out = its_out.data();
-    a.lse = its_log_sum.data();
+    a.lse = its_lse.data();
     if (masked) {
         a.mask = its_mask.data();
         a.sink_logits = its_sinks.data();
     }
     pair.there.attend(a, workspace);
     CHECK(its_out.read() == out);
-    CHECK(its_log_sum.read() == lse);
+    CHECK(its_lse.read() == lse);
 }
 
 }  // namespace

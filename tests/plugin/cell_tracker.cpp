@@ -31,7 +31,7 @@ void step(CellTracker& tracker, const std::vector<std::uint32_t>& where,
         const std::size_t first = before.size() > window ? before.size() - window : 0;
         for (std::size_t k = first; k < before.size(); ++k) mask[i * cells + before[k]] = 0;
     }
-    tracker.observe(mask.data(), cells, cells);
+    tracker.see_mask(mask.data(), cells, cells);
 }
 
 std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t last) {
@@ -227,7 +227,7 @@ TEST_CASE("a step's layout stays as it began for layers that have not followed y
     CHECK(tracker.layout(before).units.empty());
     std::vector<std::uint16_t> mask(96 * cells, hidden);
     for (std::size_t i = 0; i < 96; ++i) std::fill_n(mask.begin() + i * cells, i + 1, 0);
-    tracker.observe(mask.data(), cells, cells);
+    tracker.see_mask(mask.data(), cells, cells);
     CHECK(tracker.layout(before).units.empty());
     CHECK(tracker.layout(before).exact_blocks == Blocks{0, 1, 2});
     CHECK(tracker.layout(tracker.groups().version()).units == Blocks{0, 1});

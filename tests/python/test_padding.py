@@ -47,10 +47,10 @@ def test_sequences_are_observed_one_by_one():
     rows = torch.randn(2, 2, 4, 16)
     layer.append(rows, rows)
     with pytest.raises(lowkv.Error, match="sequence 2 of 2"):
-        layer.rows.observe(torch.randn(1, 4, 4, 16), 2)
+        layer.rows.update_query_stats(torch.randn(1, 4, 4, 16), 2)
     with pytest.raises(lowkv.Error, match=r"q of one sequence must be \[1, heads, queries, 16\]"):
-        layer.rows.observe(torch.randn(2, 4, 4, 16), 1)
+        layer.rows.update_query_stats(torch.randn(2, 4, 4, 16), 1)
     for number in (1, 0):
         assert layer.rows.wants_queries
-        layer.rows.observe(torch.randn(1, 4, 512, 16), number)
+        layer.rows.update_query_stats(torch.randn(1, 4, 512, 16), number)
     assert not layer.rows.wants_queries
