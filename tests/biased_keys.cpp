@@ -51,7 +51,7 @@ double score_error(std::string_view preset, const Bias* bias) {
         });
         encode_block(plan, reinterpret_cast<const std::byte*>(block.exact.data()),
                      block.packed.data(), 0, shape.kv_heads,
-                     {.like = leader.empty() ? nullptr : leader.data()});
+                     {.stats_from = leader.empty() ? nullptr : leader.data()});
         if (leader.empty()) leader = block.packed;
         const Block decoded = block.decoded();
         block.each([&](Place p) {

@@ -127,7 +127,8 @@ TEST_CASE("steps give what a Sequence gives, bit for bit") {
             params.mask.kind = lowkv::Mask::Kind::causal;
             lowkv::attend(other, io, params, workspace);
             if (other.wants_queries())
-                other.update_query_stats({q.data(), io.q_token_stride, io.q_head_stride, tokens, heads});
+                other.update_query_stats(
+                    {q.data(), io.q_token_stride, io.q_head_stride, tokens, heads});
             other.pack();
             CHECK(out == expected);
         }

@@ -66,7 +66,8 @@ constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn
 
 }  // namespace
 
-TEST_CASE("rows packed from another sequence have the codes of a block that was written in that order") {
+TEST_CASE(
+    "rows packed from another sequence have the codes of a block that was written in that order") {
     for (const char* scheme : schemes) {
         CAPTURE(scheme);
         Caches ours(scheme), theirs(scheme);
@@ -150,7 +151,8 @@ TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     CHECK_THROWS_AS(caches.to.pack_from(caches.from, {&block, 1}, range(n, n)),
                     Error);  // there already
     Caches others("kivi2");
-    CHECK_THROWS_AS(others.to.pack_from(caches.from, {&block, 1}, range(n, n)), Error);  // another plan
+    CHECK_THROWS_AS(others.to.pack_from(caches.from, {&block, 1}, range(n, n)),
+                    Error);  // another plan
 }
 
 TEST_CASE("dropped blocks give their memory back, and a fork keeps its own") {
@@ -199,11 +201,11 @@ TEST_CASE("keys and then values have the codes of both packed at once") {
             for (std::uint32_t t = 0; t < 3 * n; ++t)
                 cells.push_back(below(4) == 0 ? Sequence::no_cell : below(total));
             if (round == 0) std::fill_n(cells.begin() + n, n, Sequence::no_cell);
-            const std::vector<std::uint32_t> like{Sequence::no_cell, 2, 0};
-            theirs.to.pack_from(theirs.from, blocks, cells, serial_executor(), like);
+            const std::vector<std::uint32_t> stats_from{Sequence::no_cell, 2, 0};
+            theirs.to.pack_from(theirs.from, blocks, cells, serial_executor(), stats_from);
 
             write(true);
-            ours.to.pack_keys_from(ours.from, blocks, cells, serial_executor(), like);
+            ours.to.pack_keys_from(ours.from, blocks, cells, serial_executor(), stats_from);
             for (const std::uint32_t b : blocks) CHECK(!ours.to.full(b));
             CHECK(!ours.to.has_values(0));
             ours.from.drop(range(0, 4));
@@ -221,5 +223,6 @@ TEST_CASE("keys and then values have the codes of both packed at once") {
     Caches exact("exact");
     exact.fill(exact.tokens(), 1);
     const std::uint32_t block = 0;
-    CHECK_THROWS_AS(exact.to.pack_keys_from(exact.from, {&block, 1}, range(0, exact.tokens())), Error);
+    CHECK_THROWS_AS(exact.to.pack_keys_from(exact.from, {&block, 1}, range(0, exact.tokens())),
+                    Error);
 }

@@ -413,10 +413,10 @@ class Fuzz {
         const std::uint32_t tokens = plan_->block_tokens();
         page.bytes.assign(PagedLayer::page_bytes(*plan_, page_tokens), std::byte{});
         DeviceMemory exact(device, plan_->exact_bytes()), packed(device, plan_->packed_bytes());
-        DeviceMemory like(device, plan_->packed_bytes());
+        DeviceMemory stats_from(device, plan_->packed_bytes());
         if (before != nullptr && !cache::leads(*plan_, before->bytes.data())) before = nullptr;
         if (before != nullptr)
-            std::copy_n(before->bytes.data(), plan_->packed_bytes(), like.data());
+            std::copy_n(before->bytes.data(), plan_->packed_bytes(), stats_from.data());
         for (std::uint32_t b = 0; b < page_tokens / tokens; ++b) {
             for (std::uint32_t t = 0; t < tokens; ++t) {
                 const Token& token = page.tokens[b * tokens + t];
@@ -427,7 +427,7 @@ class Fuzz {
                 device.write_rows(*plan_, Part::values, exact.data(), t, 1, rows(token.value));
             }
             const BlockCopy copy{exact.data(), packed.data(),
-                                 before != nullptr ? like.data() : nullptr};
+                                 before != nullptr ? stats_from.data() : nullptr};
             device.encode(*plan_, std::span(&copy, 1), serial_executor());
             if (b == 0 && before == nullptr && plan_->has_statistics() &&
                 !cache::is_varied(device, *plan_, exact.data()))

@@ -46,15 +46,16 @@ struct Text {
         batch.append({keys.data() + first * row, RowType::f32, strides},
                      {values.data() + first * row, RowType::f32, strides}, count);
         if (batch.wants_queries())
-            batch.update_query_stats(queries.data() + first * q, {tokens * q, shape.head_dim, q}, count,
-                          heads);
+            batch.update_query_stats(queries.data() + first * q, {tokens * q, shape.head_dim, q},
+                                     count, heads);
         batch.pack();
     }
     void step(Sequence& sequence, std::uint32_t first, std::uint32_t count) const {
         const std::size_t row = shape.channels(), q = std::size_t{heads} * shape.head_dim;
         sequence.append(keys.data() + first * row, values.data() + first * row, count);
         if (sequence.wants_queries())
-            sequence.update_query_stats({queries.data() + first * q, q, shape.head_dim, count, heads});
+            sequence.update_query_stats(
+                {queries.data() + first * q, q, shape.head_dim, count, heads});
         sequence.pack();
     }
 };
@@ -130,7 +131,9 @@ TEST_CASE("sequences of one image have seen their own queries, or none") {
         Sequence& its = sequences.emplace_back(lowkv::test::make_store(), plan, retention);
         its.append(text.keys.data(), text.values.data(), 100);
         const std::size_t q = std::size_t{heads} * shape.head_dim;
-        if (i > 0) its.update_query_stats({text.queries.data() + i * 50 * q, q, shape.head_dim, 100, heads});
+        if (i > 0)
+            its.update_query_stats(
+                {text.queries.data() + i * 50 * q, q, shape.head_dim, 100, heads});
     }
     const Sequence* pointers[] = {&sequences[0], &sequences[1], &sequences[2]};
     std::vector<Sequence> loaded =

@@ -141,8 +141,7 @@ TEST_CASE("wrong requests are refused by name") {
     std::vector<float> out, sum(8), mass(64);
     AttentionIO io = p.io(out);
     CHECK_THROWS_WITH_AS(attention_mass(*p.sequence, io, {}, 0, mass, workspace),
-                         "attention_mass: io.lse is null; pass what attend() wrote there",
-                         Error);
+                         "attention_mass: io.lse is null; pass what attend() wrote there", Error);
     io.lse = sum.data();
     CHECK_THROWS_WITH_AS(attention_mass(*p.sequence, io, {}, 1, mass, workspace),
                          "attention_mass: cells 1 to 65 are not among the 64 attended to", Error);

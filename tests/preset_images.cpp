@@ -72,10 +72,10 @@ std::optional<std::uint64_t> hash_of(const Preset& preset, std::uint32_t head_di
         sequence.append(keys.data(), values.data(), step);
         if (plan->wants_queries())
             sequence.update_query_stats({.data = queries.data(),
-                              .token_stride = std::size_t{query_heads} * head_dim,
-                              .head_stride = head_dim,
-                              .tokens = step,
-                              .heads = query_heads});
+                                         .token_stride = std::size_t{query_heads} * head_dim,
+                                         .head_stride = head_dim,
+                                         .tokens = step,
+                                         .heads = query_heads});
         sequence.pack();
     }
     return xxh64(save_sequence(sequence));

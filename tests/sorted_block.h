@@ -87,9 +87,10 @@ inline void encode_by(Block& block, const std::vector<float>& queries) {
                  block.packed.data(), 0, block.plan.shape().kv_heads, {.queries = queries.data()});
 }
 
-inline void encode_like(Block& block, const std::vector<std::byte>& like) {
+inline void encode_like(Block& block, const std::vector<std::byte>& stats_from) {
     encode_block(block.plan, reinterpret_cast<const std::byte*>(block.exact.data()),
-                 block.packed.data(), 0, block.plan.shape().kv_heads, {.like = like.data()});
+                 block.packed.data(), 0, block.plan.shape().kv_heads,
+                 {.stats_from = stats_from.data()});
 }
 
 // A number as it is coded.

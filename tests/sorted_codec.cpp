@@ -305,7 +305,8 @@ TEST_CASE("rows are the shortest keys, and come back to half a step") {
     });
 }
 
-TEST_CASE("what was decoded is encoded to the bytes that it had, whatever it is to be like") {
+TEST_CASE(
+    "what was decoded is encoded to the bytes that it had, wherever its statistics are from") {
     Random random(6);
     for_all_blocks([&](Block block) {
         fill_keys(block, random);

@@ -231,7 +231,8 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
     struct One {
         Sequence cache;
         void update_query_stats(const Keys& q) {
-            cache.update_query_stats({q.data(), 64, 64, static_cast<std::uint32_t>(q.size() / 64), 1});
+            cache.update_query_stats(
+                {q.data(), 64, 64, static_cast<std::uint32_t>(q.size() / 64), 1});
         }
         void append(const Keys& r) { cache.append(r.data(), r.data(), n); }
         auto settled() {

@@ -227,10 +227,10 @@ TEST_CASE("hosts say which blocks belong together") {
     std::vector<std::uint32_t> cells(4 * n);
     for (std::uint32_t i = 0; i < 2 * n; ++i) cells[i] = i;
     for (std::uint32_t i = 0; i < 2 * n; ++i) cells[2 * n + i] = 3 * n + i;
-    // In an order of their own: the block to be like may come later.
+    // In an order of their own: the block that has the statistics may come later.
     const std::array<std::uint32_t, 4> blocks{2, 5, 4, 1};
-    const std::array<std::uint32_t, 4> like{5, Sequence::no_cell, Sequence::no_cell, 4};
-    to.pack_from(from, blocks, cells, serial_executor(), like);
+    const std::array<std::uint32_t, 4> stats_from{5, Sequence::no_cell, Sequence::no_cell, 4};
+    to.pack_from(from, blocks, cells, serial_executor(), stats_from);
     CHECK(statistics(to, 2) == statistics(to, 5));
     CHECK(statistics(to, 4) == statistics(to, 1));
     CHECK(statistics(to, 2) != statistics(to, 4));
@@ -244,7 +244,7 @@ TEST_CASE("hosts say which blocks belong together") {
     const std::uint32_t next = 0, known = 4;
     to.pack_from(from, {&next, 1}, std::span(cells).first(n), serial_executor(), {&known, 1});
     CHECK(statistics(to, 0) == statistics(to, 4));
-    CHECK_THROWS_AS(to.pack({&next, 1}, serial_executor(), like), Error);
+    CHECK_THROWS_AS(to.pack({&next, 1}, serial_executor(), stats_from), Error);
 }
 
 TEST_CASE("queries: the newest ones before the first packed block, and none after it") {
@@ -318,7 +318,8 @@ TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone
                      {rows.values.data(), RowType::f32, strides}, n);
     };
     const auto observe = [&](Batch& batch) {
-        batch.update_query_stats(queries.data(), {first.rows.size(), shape.head_dim, 2 * channels}, 128, 4);
+        batch.update_query_stats(queries.data(), {first.rows.size(), shape.head_dim, 2 * channels},
+                                 128, 4);
     };
     Batch batch(make_store(), plan, no_window, 2), undone(make_store(), plan, no_window, 2);
     append(batch);

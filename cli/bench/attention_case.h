@@ -56,7 +56,7 @@ class AttentionCase {
 
     virtual std::string name() const = 0;
     virtual void append(const float* keys, const float* values, std::uint32_t tokens) = 0;
-    virtual void pack() {}                 // packs what has left the window
+    virtual void pack() {}                   // packs what has left the window
     virtual std::size_t bytes() const = 0;   // of the store, for ours
     virtual std::uint32_t size() const = 0;  // tokens held
 

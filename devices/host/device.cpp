@@ -24,7 +24,8 @@ std::vector<std::uint32_t> hints_of(const Memory& memory, const Plan& plan,
     std::vector<std::uint32_t> hints;
     std::vector<std::byte> section;
     for (const BlockCopy& block : blocks) {
-        hints.push_back(block.like == nullptr ? LOWKV_NOWHERE : memory.address(block.like));
+        hints.push_back(block.stats_from == nullptr ? LOWKV_NOWHERE
+                                                    : memory.address(block.stats_from));
         const std::size_t at = hints.size();
         hints.resize(at + plan.shape().channels() / 8);
         if (part.head.weighted == 0 || block.queries == nullptr) continue;
@@ -163,7 +164,7 @@ class KernelDevice final : public Device {
         if (!plan.has_statistics()) return encode_alike(plan, blocks, only);
         std::vector<BlockCopy> sorted(blocks.begin(), blocks.end());
         const auto others = std::ranges::stable_partition(
-            sorted, [](const BlockCopy& block) { return block.like == nullptr; });
+            sorted, [](const BlockCopy& block) { return block.stats_from == nullptr; });
         encode_alike(plan, {sorted.begin(), others.begin()}, only);
         encode_alike(plan, others, only);
     }

@@ -104,10 +104,11 @@ KERNEL(begin_sorted, 64)
     if (found[0]) return;
 
     GLOBAL const uint32_t* its = hints + GROUP(1) / part->kv_heads * (1 + channels_of(part) / 8);
-    const uint32_t like = its[0], statistics = s.plan->section.largest;
+    const uint32_t stats_from = its[0], statistics = s.plan->section.largest;
     const uint32_t damping = part->sorted.weighted ? s.plan->section.damping : statistics;
     GLOBAL const uint8_t* queries = (GLOBAL const uint8_t*)(its + 1) + head.head * (d / 2);
-    GLOBAL const uint8_t* from = like == LOWKV_NOWHERE ? 0 : section_of(part, AT(like), head.head);
+    GLOBAL const uint8_t* from =
+        stats_from == LOWKV_NOWHERE ? 0 : section_of(part, AT(stats_from), head.head);
     for (uint32_t i = item; i < bytes; i += 64)
         head.section[i] = i >= statistics ? 0
                           : from          ? from[i]

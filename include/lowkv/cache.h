@@ -161,31 +161,33 @@ class Sequence {
     // scheme. A block shared by forks is packed once, and all of them see it packed, unless a step
     // is open, which leaves theirs as it is. Throws Error(invalid_argument) for rows of f32 or bf16
     // that an f16 can't hold: infinite, NaN, or above 65504.
-    // `like` is for hosts that keep several sequences in one, and for plans with statistics that a
-    // sequence's blocks share: for each of `blocks` a packed block of its sequence, or one of
-    // `blocks` that has none (no_cell). Empty: the first packed one.
+    // `stats_from` is for hosts that keep several sequences in one, and for plans with statistics
+    // that a sequence's blocks share: for each of `blocks` a packed block of its sequence, or one
+    // of `blocks` that has none (no_cell). Empty: the first packed one.
     void pack(std::span<const std::uint32_t> blocks, Executor& executor = serial_executor(),
-              std::span<const std::uint32_t> like = {});
+              std::span<const std::uint32_t> stats_from = {});
 
     // Packs rows of `source`, a sequence of the same plan, into blocks of this one that are absent:
     // cells[i * block_tokens + t] is the source's cell of token t of blocks[i], no_cell for a token
     // that is missing. A missing token repeats the one before it (the first one there is), so that
     // ranges and means don't notice it; its row must be masked. For hosts whose cells are not in
     // the order of a sequence. The source's blocks are exact and stay as they are. An exact
-    // scheme's rows are copied. `like`: as with pack().
+    // scheme's rows are copied. `stats_from`: as with pack().
     static constexpr std::uint32_t no_cell = 0xFFFFFFFF;
     void pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-               std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
-               std::span<const std::uint32_t> like = {});
+                   std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
+                   std::span<const std::uint32_t> stats_from = {});
     // The same in two calls, for hosts that get a block's values long after its keys. The bytes in
-    // the end are those of one pack_from(). Between the calls the source may give up its keys, and the
-    // blocks must be neither written nor attended to. Refused for an exact scheme, and pack_values_from
-    // for blocks other than those of pack_keys_from.
+    // the end are those of one pack_from(). Between the calls the source may give up its keys, and
+    // the blocks must be neither written nor attended to. Refused for an exact scheme, and
+    // pack_values_from for blocks other than those of pack_keys_from.
     void pack_keys_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-                    std::span<const std::uint32_t> cells, Executor& executor = serial_executor(),
-                    std::span<const std::uint32_t> like = {});
+                        std::span<const std::uint32_t> cells,
+                        Executor& executor = serial_executor(),
+                        std::span<const std::uint32_t> stats_from = {});
     void pack_values_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-                      std::span<const std::uint32_t> cells, Executor& executor = serial_executor());
+                          std::span<const std::uint32_t> cells,
+                          Executor& executor = serial_executor());
 
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
     void drop(std::span<const std::uint32_t> blocks) noexcept;
@@ -250,7 +252,7 @@ class Sequence {
     };
     // A place to be packed, and the block of its sequence whose statistics it takes over.
     struct Packing : Place {
-        std::uint32_t like = first_packed;
+        std::uint32_t stats_from = first_packed;
     };
     static constexpr std::uint32_t first_packed = 0xFFFFFFFE;
     const std::byte* statistics() const noexcept;
@@ -285,13 +287,13 @@ class Sequence {
     static void pack(std::span<const Packing> places, bool apart, Executor& executor,
                      std::optional<Part> only = std::nullopt);
     void pack(std::span<const std::uint32_t> blocks, Executor& executor,
-              std::span<const std::uint32_t> like, std::optional<Part> only);
+              std::span<const std::uint32_t> stats_from, std::optional<Part> only);
 
     void check_source(const Sequence& source, std::span<const std::uint32_t> blocks,
-                       std::span<const std::uint32_t> cells) const;
+                      std::span<const std::uint32_t> cells) const;
     void pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-               std::span<const std::uint32_t> cells, Executor& executor,
-               std::span<const std::uint32_t> like, std::optional<Part> only);
+                   std::span<const std::uint32_t> cells, Executor& executor,
+                   std::span<const std::uint32_t> stats_from, std::optional<Part> only);
     // Rows of a block's worth of cells into an exact block. False: none of them is there.
     bool gather(std::span<const std::uint32_t> cells, std::byte* to) const noexcept;
 

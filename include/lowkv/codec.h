@@ -55,7 +55,8 @@ class Plan {
     // The heads of a packed part share a section, which encode_shared() writes.
     bool has_shared() const noexcept { return keys_->shared_bytes() + values_->shared_bytes() > 0; }
 
-    // Blocks should take over statistics from earlier ones of their sequence (EncodeHints::like).
+    // Blocks should take over statistics from earlier ones of their sequence
+    // (EncodeHints::stats_from).
     bool has_statistics() const noexcept {
         return keys_->has_statistics() || values_->has_statistics();
     }

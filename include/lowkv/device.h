@@ -37,7 +37,7 @@ struct BlockCopy {
     std::byte* to = nullptr;
     // Encoding, where Plan::has_statistics(): a packed block whose statistics it takes over, or the
     // `to` of an earlier one of the call that makes its own. Null: it makes its own.
-    const std::byte* like = nullptr;
+    const std::byte* stats_from = nullptr;
     // Encoding, where Plan::wants_queries() and a block makes its own statistics: mean squares of
     // the layer's queries, [kv_head][channel], in the host's memory; encode() is done with them
     // when it returns. Null: they are not known.

@@ -89,7 +89,7 @@ struct Product {
 struct EncodeHints {
     // An earlier packed block of the sequence, whose statistics it takes over (of encode_head():
     // the same part of it). Null: it makes its own.
-    const std::byte* like = nullptr;
+    const std::byte* stats_from = nullptr;
     // Of a block that makes its own, where wants_queries(): the mean squares of the layer's
     // queries, [kv_head][channel]. Null: they are not known.
     const float* queries = nullptr;
@@ -143,7 +143,8 @@ class PackedPart {
     bool exact() const noexcept { return exact_; }
     // Keys before RoPE: the shared section holds their tokens' positions, i32 each.
     bool has_positions() const noexcept { return has_positions_; }
-    // Blocks hold statistics that later ones of the sequence should take over (EncodeHints::like).
+    // Blocks hold statistics that later ones of the sequence should take over
+    // (EncodeHints::stats_from).
     bool has_statistics() const noexcept { return has_statistics_; }
     // Statistics are better for knowing the layer's queries (EncodeHints::queries).
     bool wants_queries() const noexcept { return wants_queries_; }

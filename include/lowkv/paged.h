@@ -145,7 +145,7 @@ class PagedLayer {
     // A page to be packed.
     struct Due {
         std::uint32_t page;
-        const std::byte* like;           // null: it makes statistics
+        const std::byte* stats_from;     // null: it makes statistics
         QueryEnergy* queries = nullptr;  // of its sequence, for those
         bool uniform = false;            // which no other page takes over
     };

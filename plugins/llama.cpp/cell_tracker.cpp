@@ -171,7 +171,7 @@ RowMark CellTracker::mark(std::uint32_t cell) const {
 }
 
 void CellTracker::see_mask(const std::uint16_t* mask, std::size_t row_stride,
-                          std::uint32_t visible) {
+                           std::uint32_t visible) {
     visible = std::min(visible, static_cast<std::uint32_t>(rank_.size()));
     const auto row = [&](std::size_t token) {
         return mask == nullptr ? nullptr : mask + token * row_stride;

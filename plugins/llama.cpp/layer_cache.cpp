@@ -146,8 +146,8 @@ std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
 // The block whose statistics a unit takes over: that of the nearest packed group before it in its
 // sequence, or of one among `others`, which are packed with it. no_cell: its own. So what another
 // sequence has in the stream does not matter. Layers with statistics have blocks as long as a unit.
-std::uint32_t LayerCache::like(std::uint32_t stream_index, std::uint32_t unit,
-                               std::span<const std::uint32_t> others) const {
+std::uint32_t LayerCache::stats_from(std::uint32_t stream_index, std::uint32_t unit,
+                                     std::span<const std::uint32_t> others) const {
     if (!plan_->has_statistics()) return no_cell;
     const CellGroups& groups = trackers_[stream_index].groups();
     const StreamState& s = stream(stream_index);
@@ -195,13 +195,14 @@ bool LayerCache::has_packed(Part part, const StreamState& s, const CellGroups& g
 
 // Packs units of one history, few enough to be exact and packed at once.
 void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint32_t> units,
-                       Portion portion, Executor& executor) {
+                           Portion portion, Executor& executor) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
     const std::uint32_t blocks_each = ratio(groups);
-    std::vector<std::uint32_t> blocks, cells, likes;
+    std::vector<std::uint32_t> blocks, cells, sources;
     for (std::size_t i = 0; i < units.size(); ++i) {
-        likes.insert(likes.end(), blocks_each, like(stream_index, units[i], units.first(i)));
+        sources.insert(sources.end(), blocks_each,
+                       stats_from(stream_index, units[i], units.first(i)));
         for (std::uint32_t b = 0; b < blocks_each; ++b)
             blocks.push_back(units[i] * blocks_each + b);
         for (const std::uint32_t cell : groups.unit_cells(units[i]))
@@ -214,9 +215,9 @@ void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint
         s.packed.swap_queries(queries);
         try {
             if (portion == Portion::keys)
-                s.packed.pack_keys_from(s.exact, blocks, cells, executor, likes);
+                s.packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
             else
-                s.packed.pack_from(s.exact, blocks, cells, executor, likes);
+                s.packed.pack_from(s.exact, blocks, cells, executor, sources);
         } catch (...) {
             s.packed.swap_queries(queries);
             throw;
@@ -321,16 +322,16 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
     decoded_from_ = nullptr;
     const CellGroups& groups = trackers_[stream_index].groups();
     const auto generations = groups.generations();
-    std::vector<std::uint32_t> blocks, units, likes;
+    std::vector<std::uint32_t> blocks, units, sources;
     for (std::uint32_t b = 0; b < s.packed.blocks(); ++b) {
         if (s.packed.packed(b)) continue;
         const std::uint32_t unit = b / ratio(groups);
         const bool in_use = unit < generations.size() && generations[unit] % 2 == 1;
-        likes.push_back(in_use ? like(stream_index, unit, units) : no_cell);
+        sources.push_back(in_use ? stats_from(stream_index, unit, units) : no_cell);
         blocks.push_back(b);
         if (in_use) units.push_back(unit);
     }
-    s.packed.pack(blocks, executor, likes);
+    s.packed.pack(blocks, executor, sources);
     s.rewritten = false;
 }
 

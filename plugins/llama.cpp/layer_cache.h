@@ -190,12 +190,12 @@ class LayerCache {
     enum class Portion : std::uint8_t { whole, keys, values };
     void take_units(std::uint32_t stream, Portion last, Executor& executor);
     void pack_from(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
-               Executor& executor);
+                   Executor& executor);
     void drop_unused(std::uint32_t stream);
     bool holds_exact(const StreamState& s, std::uint32_t cell) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
-    std::uint32_t like(std::uint32_t stream, std::uint32_t unit,
-                       std::span<const std::uint32_t> others) const;
+    std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit,
+                             std::span<const std::uint32_t> others) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void read_run(Part part, const Sequence& sequence, std::uint32_t first, std::uint32_t count,
                   std::byte* out) const;

@@ -178,7 +178,8 @@ void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::u
     if (sequence) {
         check(q.shape(0) == 1 && q.shape(3) == head_dim,
               "q of one sequence must be [1, heads, queries, " + std::to_string(head_dim) + "]");
-        batch.update_query_stats(*sequence, {q.data(), strides.token, strides.head, queries, heads});
+        batch.update_query_stats(*sequence,
+                                 {q.data(), strides.token, strides.head, queries, heads});
         return;
     }
     check(q.shape(0) == batch.size() && q.shape(3) == head_dim,
@@ -323,7 +324,8 @@ void bind_batch(nb::module_& m) {
              "[sequences or 1, heads or 1, queries, tokens - first], or None; then causal and "
              "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
              "values, or None. All are on the CPU, or all on the batch's CUDA device.")
-        .def("update_query_stats", &update_query_stats, "q"_a.noconvert(), "sequence"_a = nb::none(),
+        .def("update_query_stats", &update_query_stats, "q"_a.noconvert(),
+             "sequence"_a = nb::none(),
              "Queries [sequences, heads, queries, head_dim] that attend to what pack() will "
              "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "
              "are enough, `queries_enough` of them. sequence: q is of this one alone, [1, heads, "

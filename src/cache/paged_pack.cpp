@@ -16,7 +16,7 @@
 namespace lowkv {
 
 void PagedLayer::pack_full(std::span<const PagedSequence> sequences, const Step& step,
-                        Executor& executor) {
+                           Executor& executor) {
     std::vector<Due> due;
     const auto clear_numbers = [&] {
         for (const Due& its : due) beside_[its.page]->due = 0;
@@ -42,7 +42,7 @@ const std::byte* PagedLayer::statistics_of(std::int32_t number, std::span<const 
         return page_leads(its_page) ? page(its_page) : nullptr;
     if (its->due == 0) return nullptr;
     const Due& before = due[its->due - 1];
-    if (before.like != nullptr) return before.like;
+    if (before.stats_from != nullptr) return before.stats_from;
     return before.uniform ? nullptr : page(its_page);
 }
 
@@ -68,12 +68,13 @@ void PagedLayer::find_due(std::span<const PagedSequence> sequences, const Step& 
                 continue;
             // A page out of sight may be another sequence's by now.
             const bool follows = plan_->has_statistics() && p > step.parts[s].first_page;
-            const std::byte* like = follows ? statistics_of(sequence.pages[p - 1], due) : nullptr;
+            const std::byte* stats_from =
+                follows ? statistics_of(sequence.pages[p - 1], due) : nullptr;
             const auto begin = static_cast<std::uint32_t>(sequence.pages[step.parts[s].first_page]);
-            Due& its_due = due.emplace_back(Due{number, like});
-            if (like == nullptr && beside_[begin] != nullptr)
+            Due& its_due = due.emplace_back(Due{number, stats_from});
+            if (stats_from == nullptr && beside_[begin] != nullptr)
                 its_due.queries = beside_[begin]->queries.get();
-            if (like == nullptr && plan_->has_statistics())
+            if (stats_from == nullptr && plan_->has_statistics())
                 its_due.uniform = !cache::is_varied(store_->device(), *plan_, its->exact);
             its->due = static_cast<std::uint32_t>(due.size());
         }
@@ -89,7 +90,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
         const auto& means = queries.emplace_back(its.queries ? its.queries->means() : nullptr);
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
             copies.push_back({beside_[its.page]->exact + b * plan_->exact_bytes(),
-                              page(its.page) + b * plan_->packed_bytes(), its.like,
+                              page(its.page) + b * plan_->packed_bytes(), its.stats_from,
                               means ? means->data() : nullptr});
         }
     }

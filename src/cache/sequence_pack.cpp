@@ -27,7 +27,7 @@ struct Due {
     Sequence* first_holder = nullptr;
     // A packed block whose statistics it takes over. Null: it asks the due block before it in its
     // sequence, `before`, for those that this one has.
-    const std::byte* like = nullptr;
+    const std::byte* stats_from = nullptr;
     std::size_t before = none;
     // Found by find_leaders(): the due block whose statistics it takes over; its own number if it
     // makes them.
@@ -49,7 +49,7 @@ void find_leaders(const Device& device, const Plan& plan, std::vector<Due>& due)
         chain.assign(1, i);
         while (true) {
             const Due& last = due[chain.back()];
-            if (last.like != nullptr || last.leader != none || last.before == none ||
+            if (last.stats_from != nullptr || last.leader != none || last.before == none ||
                 std::ranges::find(chain, last.before) != chain.end())
                 break;
             chain.push_back(last.before);
@@ -57,10 +57,10 @@ void find_leaders(const Device& device, const Plan& plan, std::vector<Due>& due)
         for (; !chain.empty(); chain.pop_back()) {
             const std::size_t number = chain.back();
             Due& its = due[number];
-            if (its.like != nullptr || its.leader != none) continue;
+            if (its.stats_from != nullptr || its.leader != none) continue;
             const Due* before = its.before == none ? nullptr : &due[its.before];
-            if (before != nullptr && before->like != nullptr) {
-                its.like = before->like;
+            if (before != nullptr && before->stats_from != nullptr) {
+                its.stats_from = before->stats_from;
             } else if (before != nullptr && before->leader != none &&
                        !due[before->leader].uniform) {
                 its.leader = before->leader;
@@ -88,20 +88,20 @@ void Sequence::pack(Executor& executor) {
 }
 
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
-                    std::span<const std::uint32_t> like) {
-    pack(blocks, executor, like, std::nullopt);
+                    std::span<const std::uint32_t> stats_from) {
+    pack(blocks, executor, stats_from, std::nullopt);
 }
 
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
-                    std::span<const std::uint32_t> like, std::optional<Part> only) {
-    if (!like.empty() && like.size() != blocks.size()) {
+                    std::span<const std::uint32_t> stats_from, std::optional<Part> only) {
+    if (!stats_from.empty() && stats_from.size() != blocks.size()) {
         throw Error(ErrorCode::invalid_argument,
-                    std::to_string(like.size()) + " blocks to be like for " +
+                    std::to_string(stats_from.size()) + " blocks to take statistics from, for " +
                         std::to_string(blocks.size()) + " blocks to pack");
     }
     std::vector<Packing> places;
     for (std::size_t i = 0; i < blocks.size(); ++i)
-        places.push_back({{this, blocks[i]}, like.empty() ? first_packed : like[i]});
+        places.push_back({{this, blocks[i]}, stats_from.empty() ? first_packed : stats_from[i]});
     std::sort(places.begin(), places.end(),
               [](const Place& a, const Place& b) { return a.block < b.block; });
     pack(places, false, executor, only);
@@ -140,9 +140,9 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
             Due& its = due[found->second];
             if (is_new) {
                 its.first_holder = place.sequence;
-                if (plan.has_statistics() && place.like == first_packed) {
-                    its.like = sequence.statistics();
-                    if (its.like == nullptr) its.before = before;
+                if (plan.has_statistics() && place.stats_from == first_packed) {
+                    its.stats_from = sequence.statistics();
+                    if (its.stats_from == nullptr) its.before = before;
                 }
             }
             before = found->second;
@@ -152,13 +152,13 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         }
         for (const auto& [place, number] : holders) {
             const auto& blocks = place.sequence->blocks_;
-            if (!plan.has_statistics() || place.like >= blocks.size() ||
-                blocks[place.like] == nullptr)
+            if (!plan.has_statistics() || place.stats_from >= blocks.size() ||
+                blocks[place.stats_from] == nullptr)
                 continue;
-            const cache::Block* like = blocks[place.like];
-            const auto found = numbers.find(like);
-            if (like->packed && like->leads)
-                due[number].like = like->data;
+            const cache::Block* stats_from = blocks[place.stats_from];
+            const auto found = numbers.find(stats_from);
+            if (stats_from->packed && stats_from->leads)
+                due[number].stats_from = stats_from->data;
             else if (found != numbers.end())
                 due[number].before = found->second;
         }
@@ -180,10 +180,10 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         for (std::size_t i = 0; i < due.size(); ++i) {
             const bool follows = due[i].leader != none && due[i].leader != i;
             if (follows != follow) continue;
-            const std::byte* like = follows ? slots[due[i].leader] : due[i].like;
-            if (like == nullptr && plan.wants_queries())
+            const std::byte* stats_from = follows ? slots[due[i].leader] : due[i].stats_from;
+            if (stats_from == nullptr && plan.wants_queries())
                 due[i].queries = due[i].first_holder->queries_.means();
-            encoded.push_back({due[i].block->data, slots[i], like,
+            encoded.push_back({due[i].block->data, slots[i], stats_from,
                                due[i].queries ? due[i].queries->data() : nullptr});
         }
     }

@@ -21,7 +21,7 @@ namespace {
 }  // namespace
 
 void Sequence::check_source(const Sequence& source, std::span<const std::uint32_t> blocks,
-                             std::span<const std::uint32_t> cells) const {
+                            std::span<const std::uint32_t> cells) const {
     const std::uint32_t tokens = plan_->block_tokens();
     if (source.plan_ != plan_) refuse("the rows' sequence has another plan");
     if (cells.size() != blocks.size() * tokens)
@@ -62,21 +62,21 @@ bool Sequence::gather(std::span<const std::uint32_t> cells, std::byte* to) const
 }
 
 void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-                     std::span<const std::uint32_t> cells, Executor& executor,
-                     std::span<const std::uint32_t> like) {
-    pack_from(source, blocks, cells, executor, like, std::nullopt);
+                         std::span<const std::uint32_t> cells, Executor& executor,
+                         std::span<const std::uint32_t> stats_from) {
+    pack_from(source, blocks, cells, executor, stats_from, std::nullopt);
 }
 
 void Sequence::pack_keys_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-                          std::span<const std::uint32_t> cells, Executor& executor,
-                          std::span<const std::uint32_t> like) {
+                              std::span<const std::uint32_t> cells, Executor& executor,
+                              std::span<const std::uint32_t> stats_from) {
     if (plan_->scheme().exact()) refuse("an exact scheme's keys can't be packed alone");
-    pack_from(source, blocks, cells, executor, like, Part::keys);
+    pack_from(source, blocks, cells, executor, stats_from, Part::keys);
 }
 
 void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-                     std::span<const std::uint32_t> cells, Executor& executor,
-                     std::span<const std::uint32_t> like, std::optional<Part> only) {
+                         std::span<const std::uint32_t> cells, Executor& executor,
+                         std::span<const std::uint32_t> stats_from, std::optional<Part> only) {
     const std::uint32_t tokens = plan_->block_tokens();
     check_source(source, blocks, cells);
     std::uint32_t end = 0;
@@ -98,7 +98,7 @@ void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> 
     const std::uint32_t before = size_;
     size_ = std::max(size_, end);
     try {
-        pack(blocks, executor, like, only);
+        pack(blocks, executor, stats_from, only);
     } catch (...) {
         drop(blocks);
         size_ = before;
@@ -109,7 +109,7 @@ void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> 
 }
 
 void Sequence::pack_values_from(const Sequence& source, std::span<const std::uint32_t> blocks,
-                            std::span<const std::uint32_t> cells, Executor& executor) {
+                                std::span<const std::uint32_t> cells, Executor& executor) {
     const std::uint32_t tokens = plan_->block_tokens();
     check_source(source, blocks, cells);
     for (const std::uint32_t b : blocks) {

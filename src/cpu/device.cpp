@@ -39,11 +39,11 @@ void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& e
         if (!leads && !plan.has_statistics()) break;
         executor.parallel_for(blocks.size() * heads, [&](std::size_t item, unsigned) noexcept {
             const BlockCopy& block = blocks[item / heads];
-            if (plan.has_statistics() && (block.like == nullptr) != leads) return;
+            if (plan.has_statistics() && (block.stats_from == nullptr) != leads) return;
             const auto head = static_cast<std::uint32_t>(item % heads);
             each_part([&](Part part) {
                 codec::encode_part(plan, part, block.from, block.to, head, head + 1,
-                                   {.like = block.like, .queries = block.queries});
+                                   {.stats_from = block.stats_from, .queries = block.queries});
             });
         });
     }

@@ -37,7 +37,7 @@ void codec::encode_part(const Plan& plan, Part part, const std::byte* f16, std::
                         std::uint32_t first_head, std::uint32_t last_head,
                         const EncodeHints& hints) noexcept {
     EncodeHints its = hints;
-    if (its.like != nullptr) its.like += packed_offset(plan, part);
+    if (its.stats_from != nullptr) its.stats_from += packed_offset(plan, part);
     for (std::uint32_t head = first_head; head < last_head; ++head) {
         plan.part(part).encode_head(f16_rows(plan, part, f16), head,
                                     packed + packed_offset(plan, part), its);

@@ -111,7 +111,8 @@ TEST_CASE("keys whose channels queries have damped") {
                 seen[i] = normal(random) * std::exp2(static_cast<float>(i % head_dim % 7) - 4);
             p.sequence.emplace(make_store(), p.plan, scheme.retention);
             p.sequence->append(rows.data(), rows.data(), p.n_cells);
-            p.sequence->update_query_stats({seen.data(), std::size_t{6} * head_dim, head_dim, 64, 6});
+            p.sequence->update_query_stats(
+                {seen.data(), std::size_t{6} * head_dim, head_dim, 64, 6});
             p.sequence->pack();
             AttentionParams params;
             params.mask.kind = Mask::Kind::causal;

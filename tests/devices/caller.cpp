@@ -97,8 +97,7 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     std::vector<float> mask = numbers(std::size_t{sequences} * queries * c.tokens, 5);
     for (std::size_t i = 0; i < mask.size(); i += 3) mask[i] = -INFINITY;
     std::vector<float> out(size, 7.0f), lse(std::size_t{sequences} * queries * heads, 7.0f);
-    const Callers<float> its_q(q), its_sinks(sinks), its_mask(mask), its_out(out),
-        its_lse(lse);
+    const Callers<float> its_q(q), its_sinks(sinks), its_mask(mask), its_out(out), its_lse(lse);
     BatchAttention a;
     a.q_strides = a.out_strides = strides;
     a.queries = queries;

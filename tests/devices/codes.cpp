@@ -144,8 +144,8 @@ TakenOver take_over(Device& device, const Plan& plan, const std::vector<float>& 
             device.write_rows(plan, part, own, 0, plan.block_tokens(),
                               {rows.data() + b * plan.block_tokens() * channels, RowType::f32,
                                plan.shape().head_dim, channels});
-        const std::byte* like = b % 2 == 0 ? packed.data() + plan.packed_bytes() : nullptr;
-        encode.push_back({own, to, like, b == 1 ? queries.data() : nullptr});
+        const std::byte* stats_from = b % 2 == 0 ? packed.data() + plan.packed_bytes() : nullptr;
+        encode.push_back({own, to, stats_from, b == 1 ? queries.data() : nullptr});
         decode.push_back({to, own});
         repeat.push_back({own, again.data() + b * plan.packed_bytes()});
     }

@@ -43,13 +43,13 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
         encoder.write_codes(its_section);
         return;
     }
-    const bool leads = hints.like == nullptr;
+    const bool leads = hints.stats_from == nullptr;
     if (leads) {
         const float* queries = hints.queries;
         write_damping(*this, queries == nullptr ? nullptr : queries + h * head.head_dim,
                       its_section);
     } else {
-        std::memcpy(its_section, hints.like + section_offset(h), section.largest);
+        std::memcpy(its_section, hints.stats_from + section_offset(h), section.largest);
     }
     encoder.set_damping(its_section);
     encoder.set_rows(encoder.shortest());
