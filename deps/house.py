@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("", "scheme", "codec", "isa", "families", "kernels", "plan", "attention", "cpu", "cache", "filters",
+ROOMS = ("", "scheme", "codec", "isa", "quantizers", "kernels", "plan", "attention", "cpu", "cache", "filters",
          "calibration", "c")
 PRODUCT = ("include", "src", "python", "plugins", "cli", "devices")
 BARS = {"product lines": 34190, "files of the product under 30 lines": 100, "files of the product over 400 lines": 3,

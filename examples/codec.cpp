@@ -1,5 +1,5 @@
-// A family of one's own, outside the library: E5M2, the upper half of each f16, rounded. Stores,
-// sequences, forks and attention take it as they take the library's families.
+// A quantizer of one's own, outside the library: E5M2, the upper half of each f16, rounded. Stores,
+// sequences, forks and attention take it as they take the library's quantizers.
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 
 #include "lowkv/attention.h"
 #include "lowkv/cache.h"
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 
 namespace {
 
@@ -76,7 +76,7 @@ class E5M2Part final : public lowkv::PackedPart {
     }
 };
 
-class E5M2 final : public lowkv::Family {
+class E5M2 final : public lowkv::Quantizer {
     std::string_view name() const noexcept override { return "e5m2"; }
     std::uint32_t block_tokens(const lowkv::Codec&) const noexcept override { return 32; }
     std::shared_ptr<const lowkv::PackedPart> compile(const lowkv::Codec&,
@@ -89,8 +89,8 @@ class E5M2 final : public lowkv::Family {
 }  // namespace
 
 int main() {
-    static const E5M2 family;
-    const lowkv::Codec codec{.family = &family};
+    static const E5M2 quantizer;
+    const lowkv::Codec codec{.quantizer = &quantizer};
     const lowkv::LayerScheme scheme{.key = codec, .value = codec};
     const auto plan = std::make_shared<lowkv::Plan>(scheme, lowkv::Shape{1, 64});
     lowkv::Sequence sequence(std::make_shared<lowkv::Store>(), plan, {.window = 32, .sinks = 0});

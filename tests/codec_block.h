@@ -1,6 +1,6 @@
 #pragma once
 // A block for tests: f16 data to encode, and a reader of the packed bytes that follows the
-// documented layout (families/codes_part.h, row_part.h, codec/units.h) element by element, not
+// documented layout (quantizers/codes_part.h, row_part.h, codec/units.h) element by element, not
 // the encoder's code.
 
 #include <cmath>
@@ -12,8 +12,8 @@
 
 #include "codec/float16.h"
 #include "codec/units.h"
-#include "families/row/outliers.h"
 #include "lowkv/codec.h"
+#include "quantizers/row/outliers.h"
 
 namespace lowkv::test {
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "codec/units.h"
-#include "families/packing.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
+#include "quantizers/packing.h"
 #include "store_code.h"
 
 using namespace lowkv;

@@ -12,7 +12,7 @@
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;

@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "families/row/rope_table.h"
 #include "lowkv/error.h"
+#include "quantizers/row/rope_table.h"
 
 using namespace lowkv;
 using lowkv::codec::RopeTable;

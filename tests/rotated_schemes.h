@@ -1,5 +1,5 @@
 #pragma once
-// Schemes of the rotated family by their words: presets change, the laws of a family do not.
+// Schemes of the rotated quantizer by their words: presets change, the laws of a quantizer do not.
 
 namespace lowkv::test {
 

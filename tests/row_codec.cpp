@@ -1,4 +1,4 @@
-// The laws of row codecs (families/row/row_part.h): SKVQ's groups and clips, KVQuant's ranges,
+// The laws of row codecs (quantizers/row/row_part.h): SKVQ's groups and clips, KVQuant's ranges,
 // levels and outliers, keys before RoPE. Read by the documented layout (codec_block.h).
 
 #include <doctest/doctest.h>

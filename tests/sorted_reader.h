@@ -9,7 +9,7 @@
 
 #include "codec/float16.h"
 #include "codec/lloyd_max.h"
-#include "families/sorted/sorted_part.h"
+#include "quantizers/sorted/sorted_part.h"
 
 namespace lowkv::test {
 

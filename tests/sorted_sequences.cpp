@@ -9,11 +9,11 @@
 #include <random>
 #include <vector>
 
-#include "families/sorted/sorted_part.h"
 #include "lowkv/batch.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
+#include "quantizers/sorted/sorted_part.h"
 #include "sealed_device.h"
 
 using namespace lowkv;

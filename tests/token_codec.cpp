@@ -31,8 +31,9 @@ using Random = std::mt19937;
 constexpr std::initializer_list<std::uint32_t> head_dims{64, 80, 96, 128, 256, 576};
 constexpr std::initializer_list<std::uint32_t> few_head_dims{80, 128};
 
-// Every codec of the family with this rotation ("", "-hadamard", "-random") and mean ("", "-mean");
-// of random rotations only a few: making their matrix takes a plan longer than a test its block.
+// Every codec of the quantizer with this rotation ("", "-hadamard", "-random") and mean ("",
+// "-mean"); of random rotations only a few: making their matrix takes a plan longer than a test its
+// block.
 std::vector<std::string> codecs(const std::string& rotation, const std::string& mean) {
     std::vector<std::string> all;
     const auto is_trellis = [](std::string_view bits, std::string_view group) {

@@ -11,11 +11,11 @@
 
 #include "codec/trellis.h"
 #include "codec/units.h"
-#include "families/codes_part.h"
-#include "families/rotated/trellis_codes.h"
 #include "isa/table.h"
 #include "lowkv/codec.h"
 #include "lowkv/implementation.h"
+#include "quantizers/codes_part.h"
+#include "quantizers/grouped/trellis_codes.h"
 
 using namespace lowkv;
 using namespace lowkv::codec;

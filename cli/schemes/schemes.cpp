@@ -11,7 +11,7 @@
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
 #include "schemes/list.h"
 #include "schemes/quality.h"
@@ -49,7 +49,7 @@ void explain_speed(const LayerScheme& scheme) {
 void explain_layer(const LayerScheme& scheme) {
     for (const Part part : {Part::keys, Part::values}) {
         const Codec& codec = part == Part::keys ? scheme.key : scheme.value;
-        const CodecWords words = family_of(codec).words(codec, part);
+        const CodecWords words = quantizer_of(codec).words(codec, part);
         line(part == Part::keys ? "keys" : "values", words.sentence);
         if (words.store.empty()) continue;
         line("", "store: " + words.store);

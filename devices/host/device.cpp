@@ -7,8 +7,8 @@
 
 #include "attention.h"
 #include "cpu/rows.h"
-#include "families/sorted/statistics.h"
 #include "lowkv/format.h"
+#include "quantizers/sorted/statistics.h"
 #include "state.h"
 
 namespace lowkv::devices {

@@ -10,15 +10,14 @@
 #include "codec/lloyd_max.h"
 #include "codec/rotation.h"
 #include "codec/units.h"
-#include "families/codes_part.h"
-#include "families/sorted/sorted_part.h"
 #include "lowkv/error.h"
+#include "quantizers/codes_part.h"
+#include "quantizers/sorted/sorted_part.h"
 
 namespace lowkv::devices {
 namespace {
 
-constexpr std::array<std::string_view, 5> served{"exact", "uniform", "rotated", "sorted",
-                                                 "balanced"};
+constexpr std::array<std::string_view, 3> served{"exact", "grouped", "sorted"};
 
 constexpr std::uint32_t round_up_64(std::uint32_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -52,6 +51,7 @@ void describe_codes(const codec::CodesPart& codes, lowkv_part& part) noexcept {
     part.has_zeros = codes.has_zeros ? 1 : 0;
     part.has_mean = codes.has_mean ? 1 : 0;
     part.has_factors = codes.has_factors ? 1 : 0;
+    part.by_token = codes.by_token ? 1 : 0;
     part.factors_at = static_cast<std::uint32_t>(codes.factors_offset);
     part.metadata_at = static_cast<std::uint32_t>(codes.metadata_offset);
     part.mean_at = static_cast<std::uint32_t>(codes.mean_offset);
@@ -155,15 +155,15 @@ void check_served(const Plan& plan, std::string_view device) {
             std::string(device) + " has no kernels for rows=8: leave it out, or write rows=0");
     for (const Part part : {Part::keys, Part::values}) {
         const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;
-        const std::string_view family = family_of(codec).name();
-        if (std::ranges::find(served, family) != served.end()) continue;
-        std::string families;
+        const std::string_view quantizer = quantizer_of(codec).name();
+        if (std::ranges::find(served, quantizer) != served.end()) continue;
+        std::string quantizers;
         for (const std::string_view name : served)
-            families += (families.empty() ? "'" : "', '") + std::string(name);
+            quantizers += (quantizers.empty() ? "'" : "', '") + std::string(name);
         throw Error(ErrorCode::unsupported,
                     std::string(device) + " has no kernels for " +
-                        (part == Part::keys ? "keys" : "values") + " of the family '" +
-                        std::string(family) + "'; it serves " + families +
+                        (part == Part::keys ? "keys" : "values") + " of the quantizer '" +
+                        std::string(quantizer) + "'; it serves " + quantizers +
                         "': choose a scheme of those, such as 'kivi2', or keep the store on the "
                         "CPU");
     }
@@ -185,9 +185,6 @@ Description describe(const Plan& plan) noexcept {
         part.exact_at = keys ? 0 : static_cast<std::uint32_t>(plan.exact_part_bytes());
         part.packed_at = keys ? 0 : static_cast<std::uint32_t>(plan.keys().bytes());
         part.head_bytes = static_cast<std::uint32_t>(from.head_bytes());
-        const Codec& codec = keys ? plan.scheme().key : plan.scheme().value;
-        const std::string_view family = family_of(codec).name();
-        part.by_token = family == "rotated" || family == "balanced" ? 1 : 0;
         if (const auto* codes = dynamic_cast<const codec::CodesPart*>(&from))
             describe_codes(*codes, part);
         if (const auto* sorted = dynamic_cast<const codec::SortedPart*>(&from)) {

@@ -17,7 +17,7 @@ struct Description {
     bool same(const Description& other) const noexcept;
 };
 
-// Throws Error(unsupported) where the plan has a family that there are no kernels for; `device`:
+// Throws Error(unsupported) where the plan has a quantizer that there are no kernels for; `device`:
 // who says so.
 void check_served(const Plan& plan, std::string_view device);
 

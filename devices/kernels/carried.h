@@ -1,6 +1,6 @@
 // What decoded keys carry in a low bit of their f16 numbers: the first bytes of their head's
-// section and a checksum. src/families/sorted/carried.cpp says why, src/xxh64.cpp how it is summed
-// up.
+// section and a checksum. src/quantizers/sorted/carried.cpp says why, src/xxh64.cpp how it is
+// summed up.
 
 #define PRIME_1 0x9E3779B185EBCA87u
 #define PRIME_2 0xC2B2AE3D27D4EB4Fu

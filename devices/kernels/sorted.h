@@ -1,5 +1,5 @@
 // Keys whose channels are sorted, read: lowkv/format.h, "a head's section of sorted keys". The
-// arithmetic and its order are those of src/families/sorted/.
+// arithmetic and its order are those of src/quantizers/sorted/.
 
 #define GROUP_CHANNELS LOWKV_SORTED_GROUP
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv {
@@ -93,7 +93,7 @@ class Plan {
         if (byte_rows()) return byte_zeros_offset() + std::size_t{byte_groups()} * block_tokens_;
         return std::size_t{shape_.channels()} * block_tokens_ * element_bytes_;
     }
-    // An exact block rounded to f16, which is what families encode and decode, in the same order.
+    // An exact block rounded to f16, which is what quantizers encode and decode, in the same order.
     std::size_t f16_part_bytes() const noexcept { return keys_->shape().exact_bytes(); }
     std::size_t f16_bytes() const noexcept { return 2 * f16_part_bytes() + position_bytes(); }
     // Packed: the keys' part, then the values' part.

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 
 namespace lowkv {
 

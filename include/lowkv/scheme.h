@@ -121,7 +121,7 @@ constexpr const GroupRow& row_of(Group group) noexcept {
     return group_table[static_cast<std::size_t>(group)];
 }
 
-class Family;
+class Quantizer;
 
 // How keys or values are stored once their block is packed.
 struct Codec {
@@ -151,10 +151,10 @@ struct Codec {
     std::uint8_t outliers = 0;
     Stage stage = Stage::post;
     Metadata metadata = Metadata::fp16;
-    // Not one of the library's (family.h): it has no text, so schemes with it are made in code.
-    const Family* family = nullptr;
+    // Not one of the library's (quantizer.h): it has no text, so schemes with it are made in code.
+    const Quantizer* quantizer = nullptr;
 
-    bool exact() const noexcept { return width == Width::exact && family == nullptr; }
+    bool exact() const noexcept { return width == Width::exact && quantizer == nullptr; }
     // A row of all heads shares its metadata.
     bool by_row() const noexcept {
         return group == Group::row || group == Group::calibrated || reordered;

@@ -10,7 +10,7 @@
 #include "codec/float16.h"
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 
 namespace lowkv::cache {
 namespace {

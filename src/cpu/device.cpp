@@ -17,7 +17,7 @@
 namespace lowkv {
 namespace {
 
-// What families encode is f16: rows of other types are rounded first, some blocks at a time.
+// What quantizers encode is f16: rows of other types are rounded first, some blocks at a time.
 constexpr std::size_t blocks_at_a_time = 32;
 
 void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,

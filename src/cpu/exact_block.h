@@ -18,7 +18,7 @@ Byte* exact_part(const Plan& plan, Part part, Byte* exact) noexcept {
     return part == Part::keys ? exact : exact + plan.exact_part_bytes();
 }
 
-// Whether an exact block is what families encode as it is.
+// Whether an exact block is what quantizers encode as it is.
 inline bool is_f16(const Plan& plan) noexcept {
     return plan.rows() == RowType::f16 && !plan.byte_rows();
 }

@@ -11,7 +11,7 @@
 #include "codec/float16.h"
 #include "codec/hadamard16.h"
 #include "codec/units.h"
-#include "families/row/outliers.h"
 #include "isa/table.h"
 #include "kernels/product.h"
 #include "kernels/target.h"
+#include "quantizers/row/outliers.h"

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "families/row/row_part.h"
-#include "families/sorted/sorted_part.h"
 #include "isa/table.h"
+#include "quantizers/row/row_part.h"
+#include "quantizers/sorted/sorted_part.h"
 
 namespace lowkv::kernels {
 

@@ -1,5 +1,5 @@
 // A block of f16 rows <-> a packed block: loops over parts and heads. What happens to a head is its
-// family's.
+// quantizer's.
 
 #include <cstring>
 

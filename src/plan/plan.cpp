@@ -2,13 +2,13 @@
 #include <string>
 
 #include "codec/rotation.h"
-#include "families/codes_part.h"
 #include "isa/table.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 #include "plan/inputs_hash.h"
+#include "quantizers/codes_part.h"
 
 namespace lowkv {
 namespace {
@@ -49,8 +49,8 @@ std::size_t element_bytes(RowType type) {
 }
 
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
-    return std::max({least_block_tokens, family_of(scheme.key).block_tokens(scheme.key),
-                     family_of(scheme.value).block_tokens(scheme.value)});
+    return std::max({least_block_tokens, quantizer_of(scheme.key).block_tokens(scheme.key),
+                     quantizer_of(scheme.value).block_tokens(scheme.value)});
 }
 
 Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation,
@@ -67,13 +67,13 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
     kernels_ = &kernels::select(implementation);
     codec::Rotations rotations(shape.head_dim, layer);
     const LayerCalibration* calibration = inputs.calibration;
-    keys_ = family_of(scheme.key)
+    keys_ = quantizer_of(scheme.key)
                 .compile(scheme.key, {shape, Part::keys, block_tokens_},
                          {.calibration = calibration ? &calibration->key : nullptr,
                           .rope = inputs.rope,
                           .table = kernels_,
                           .rotations = &rotations});
-    values_ = family_of(scheme.value)
+    values_ = quantizer_of(scheme.value)
                   .compile(scheme.value, {shape, Part::values, block_tokens_},
                            {.calibration = calibration ? &calibration->value : nullptr,
                             .rope = nullptr,

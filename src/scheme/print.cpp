@@ -1,4 +1,4 @@
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
 #include "scheme/fields.h"
 
@@ -23,7 +23,7 @@ std::string base_text(const LayerScheme& base) {
 }  // namespace
 
 std::string to_string(const Codec& codec) {
-    if (codec.family != nullptr) return std::string(codec.family->name());
+    if (codec.quantizer != nullptr) return std::string(codec.quantizer->name());
     if (codec.exact()) return std::string(scheme::exact_word);
     std::string text;
     for (const scheme::CodecField& field : scheme::codec_fields()) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "lowkv/error.h"
-#include "lowkv/family.h"
+#include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
 #include "scheme/fields.h"
 
@@ -15,7 +15,7 @@ namespace {
 }
 
 void validate(const Codec& codec, const std::string& what) {
-    if (codec.family != nullptr) return;  // it checks what it compiles
+    if (codec.quantizer != nullptr) return;  // it checks what it compiles
     if (codec.exact()) {
         // One exact codec only, so that equal texts are equal schemes.
         if (codec != Codec{}) {
@@ -40,10 +40,10 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
         const Codec& codec = layer.*option.codec;
         const std::string what = prefix + std::string(option.name);
         validate(codec, what);
-        if (codec.family != nullptr || codec.exact()) continue;
-        // A word of one family among another's is the former's business.
-        for (const Family* family : families()) {
-            const std::string_view wrong = family->restriction(codec, option.part);
+        if (codec.quantizer != nullptr || codec.exact()) continue;
+        // A word of one quantizer among another's is the former's business.
+        for (const Quantizer* quantizer : quantizers()) {
+            const std::string_view wrong = quantizer->restriction(codec, option.part);
             if (!wrong.empty()) reject(what + " " + to_string(codec) + ": " + std::string(wrong));
         }
     }

@@ -64,7 +64,7 @@ TEST_CASE("too little memory is an error that leaves the device as it was") {
     CHECK(some.data() != nullptr);
 }
 
-TEST_CASE("a family without kernels is refused by name, before there is a block") {
+TEST_CASE("a quantizer without kernels is refused by name, before there is a block") {
     const auto store = std::make_shared<Store>(0, shared_device());
     const Scheme scheme = parse_scheme("k=token-4-g64-reorder-clip,v=token-2-g32");
     std::mt19937 random(1);

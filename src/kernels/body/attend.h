@@ -31,7 +31,7 @@ class Products {
     unsigned count_ = 0;
 };
 
-// Of a family without a product of its own: tile by tile.
+// Of a quantizer without a product of its own: tile by tile.
 static void multiply_expanded(const Product* products, unsigned count, unsigned rows,
                               std::size_t w_stride, std::size_t y_stride) noexcept {
     alignas(64) float tile[max_head_dim * tile_tokens];

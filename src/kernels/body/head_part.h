@@ -29,7 +29,7 @@ struct HeadPart {
     bool is_keys() const { return part.shape().part == Part::keys; }
     bool is_exact(const BlockView& block) const { return !block.packed || part.exact(); }
     bool is_bytes(const BlockView& block) const { return !block.packed && byte_rows; }
-    // What an exact part of a packed block holds is f16, as all that families pack.
+    // What an exact part of a packed block holds is f16, as all that quantizers pack.
     RowType type(const BlockView& block) const { return block.packed ? RowType::f16 : rows; }
     // Steps of lanes.
     template <class T>

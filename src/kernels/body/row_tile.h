@@ -1,5 +1,5 @@
-// Tiles of row codecs (families/row/row_part.h): metadata of all heads' row, outliers, keys before
-// RoPE.
+// Tiles of row codecs (quantizers/row/row_part.h): metadata of all heads' row, outliers, keys
+// before RoPE.
 
 LOWKV_INLINE std::size_t first_channel(const PackedHead& x) {
     return std::size_t{x.head} * rows_of(x).head_dim();

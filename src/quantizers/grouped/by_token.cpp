@@ -1,0 +1,295 @@
+// Codecs that first change a token's channels: centring, rotation, normal levels or a trellis'
+// (lowkv, TurboQuant). Per token and head: y = x R - mean, then codes of y.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/float16.h"
+#include "codec/lloyd_max.h"
+#include "codec/rotation.h"
+#include "codec/uniform.h"
+#include "quantizers/grouped/grouped.h"
+#include "quantizers/grouped/trellis_codes.h"
+#include "quantizers/metadata.h"
+#include "quantizers/packing.h"
+#include "quantizers/token_view.h"
+
+namespace lowkv::codec {
+namespace {
+
+using kernels::unit_steps;
+
+constexpr std::uint32_t max_channels = max_lanes;
+
+class TokenPart final : public CodesPart {
+  public:
+    TokenPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
+        : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
+        by_token = true;
+        has_mean = codec.centred;
+        has_zeros = codec.levels == Levels::uniform;
+        if (codec.levels == Levels::normal) {
+            const NormalCodebook& book = normal_codebook(codec.level_count());
+            set_levels(std::span(book.level).first(book.count));
+        } else if (codec.levels == Levels::trellis) {
+            set_trellis();
+            trellis_ = TrellisCodes(*inputs.table, *this);
+        }
+        lay_out(*inputs.table);
+    }
+
+    const TrellisCodes& trellis() const noexcept { return trellis_; }
+    const Rotation* rotation() const noexcept override { return rotation_.get(); }
+    void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                     const EncodeHints&) const noexcept override;
+    void decode_head(const std::byte* packed, std::uint32_t h,
+                     std::uint16_t* exact) const noexcept override;
+
+  private:
+    std::shared_ptr<const Rotation> rotation_;
+    TrellisCodes trellis_;
+};
+
+// The mean of a block's tokens, rotated as they are and rounded to f16.
+void write_mean(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
+                std::byte* section) noexcept {
+    float sum[max_channels] = {}, x[max_channels];
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        view.load(rows, t, x);
+        for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] += x[c];
+    }
+    const float share = 1.0f / static_cast<float>(view.tokens());
+    for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] *= share;
+    if (layout.rotation() != nullptr) layout.rotation()->apply(sum);
+    std::uint16_t halves[max_channels];
+    for (std::uint32_t c = 0; c < view.channels(); ++c) halves[c] = f32_to_f16(sum[c]);
+    std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
+}
+
+// Calls f(first channel, count, group) for a token's groups.
+template <class F>
+void for_groups(const TokenPart& layout, std::uint32_t channels, std::uint32_t token, F f) {
+    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
+        const std::uint32_t first = r * layout.group;
+        f(first, std::min(layout.group, channels - first),
+          std::size_t{r} * layout.row_entries + token);
+    }
+}
+
+// What a code, of a trellis a window, stands for, less the mean.
+float decoded(std::uint8_t code, const TokenPart& layout, const Groups& groups,
+              std::size_t group) noexcept {
+    const std::uint8_t level =
+        layout.codec.levels == Levels::uniform ? code : layout.level_of(code);
+    return static_cast<float>(level) * groups.scale[group] + groups.zero[group];
+}
+
+// Takes the mean of what the codes lose from the stored one, so that the decoded block has the
+// tokens' mean. That errs less, and what was decoded is encoded alike: its mean is the one that the
+// codes were made with.
+void correct_mean(const TokenCodes& codes, const TokenView& view, const TokenPart& layout,
+                  const float* mean, std::byte* section) noexcept {
+    Groups stored;
+    read_metadata(layout, section, stored);
+    float sum[max_channels] = {};
+    for (std::uint32_t t = 0; t < view.tokens(); ++t)
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       for (std::uint32_t c = first; c < first + count; ++c)
+                           sum[c] += decoded(codes.token[t][c], layout, stored, g);
+                   });
+    const float share = 1.0f / static_cast<float>(view.tokens());
+    std::uint16_t halves[max_channels];
+    for (std::uint32_t c = 0; c < view.channels(); ++c)
+        halves[c] = f32_to_f16(mean[c] - sum[c] * share);
+    std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
+}
+
+// What a head's tokens are less: their mean, or zeros.
+void read_mean(const TokenPart& layout, const std::byte* section, std::uint32_t channels,
+               float* mean) noexcept {
+    std::uint16_t halves[max_channels] = {};
+    if (layout.codec.centred) {
+        std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
+    }
+    for (std::uint32_t c = 0; c < channels; ++c) mean[c] = f16_to_f32(halves[c]);
+}
+
+// A token's y = x R - mean.
+void transform(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
+               const float* mean, std::uint32_t token, float* y) noexcept {
+    view.load(rows, token, y);
+    if (layout.rotation() != nullptr) layout.rotation()->apply(y);
+    if (!layout.codec.centred) return;
+    for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
+}
+
+float squares_of(const float* y, std::uint32_t count) noexcept {
+    float squares = 0;
+    for (std::uint32_t c = 0; c < count; ++c) squares += y[c] * y[c];
+    return squares;
+}
+
+// What makes channels with this sum of squares close to N(0, 1); 0 if they are 0.
+float to_normal(float squares, std::uint32_t count) noexcept {
+    const float norm = std::sqrt(squares);
+    return norm > 0.0f ? std::sqrt(static_cast<float>(count)) / norm : 0.0f;
+}
+
+// The unit of y's levels, once its codes are chosen: they don't depend on it.
+float fitted_scale(const float* y, float squares, std::uint32_t count, const TokenPart& layout,
+                   const std::uint8_t* codes) noexcept {
+    const float norm = std::sqrt(squares);
+    if (!(norm > 0.0f)) return 0.0f;
+    float level_squares = 0, product = 0;
+    for (std::uint32_t c = 0; c < count; ++c) {
+        const float level =
+            static_cast<float>(layout.level_of(codes[c])) * layout.level_step + layout.level_zero;
+        level_squares += level * level;
+        product += level * y[c];
+    }
+    switch (layout.codec.fit) {
+        case Fit::norm: break;
+        case Fit::unbiased: return squares / product;
+        case Fit::least: return product / level_squares;
+    }
+    return norm / std::sqrt(level_squares);
+}
+
+// Codes of the direction y / |y|, whose channels are close to N(0, 1/count).
+void quantize_normal(const float* y, float squares, std::uint32_t count, const TokenPart& layout,
+                     std::uint8_t* codes) noexcept {
+    const NormalCodebook& book = normal_codebook(layout.codec.level_count());
+    const float factor = to_normal(squares, count);
+    std::fill_n(codes, count, std::uint8_t{0});
+    if (factor == 0.0f) return;
+    for (std::uint32_t b = 0; b + 1 < book.count; ++b) {
+        const float boundary = book.boundary[b];
+        for (std::uint32_t c = 0; c < count; ++c) {
+            codes[c] = static_cast<std::uint8_t>(codes[c] + (y[c] * factor >= boundary ? 1 : 0));
+        }
+    }
+}
+
+// Of all tokens: the windows of their codes, and their scales.
+void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
+                      const float* mean, Groups& groups, TokenCodes& codes) noexcept {
+    const std::uint32_t channels = view.channels();
+    float y[trellis_tokens][max_channels], factor[trellis_tokens];
+    for (std::uint32_t first = 0; first < view.tokens(); first += trellis_tokens) {
+        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
+            transform(rows, view, layout, mean, first + t, y[t]);
+            factor[t] = to_normal(squares_of(y[t], channels), channels);
+            for (std::uint32_t c = 0; c < channels; ++c) y[t][c] *= factor[t];
+        }
+        layout.trellis().encode(layout.shape().part, y, channels, codes.token + first);
+        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
+            const float scale = fitted_scale(y[t], squares_of(y[t], channels), channels, layout,
+                                             codes.token[first + t]);
+            groups.scale[first + t] = scale > 0.0f ? scale / factor[t] : 0.0f;
+        }
+    }
+}
+
+void unpack(const std::byte* section, Part part, const HeadShape& head, const TokenPart& layout,
+            TokenCodes& codes) noexcept {
+    const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
+    CodeTile tile;
+    for (std::uint32_t step = 0; step < head.steps; ++step) {
+        if (step % unit_steps == 0) {
+            unpack_tile(in, layout.codec.width, head, step / unit_steps, tile);
+            if (layout.codec.levels == Levels::trellis)
+                open_windows(tile, layout.codec.width, head.lanes);
+        }
+        for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
+            std::uint8_t& code =
+                part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
+            code = tile.row[step % unit_steps][lane];
+        }
+    }
+}
+
+void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
+                            const EncodeHints&) const noexcept {
+    const TokenPart& layout = *this;
+    const std::uint16_t* from = rows(exact, h);
+    std::byte* section = packed + section_offset(h);
+    const TokenView view(shape().part, head);
+    const float most = top();
+    const bool normal = layout.codec.levels == Levels::normal;
+    const bool trellis = layout.codec.levels == Levels::trellis;
+    const bool search = layout.codec.clip == Clip::search;
+    std::memset(section, 0, head_bytes());
+    float mean[max_channels], y[max_channels];
+    if (layout.codec.centred) write_mean(from, view, layout, section);
+    read_mean(layout, section, view.channels(), mean);
+
+    Groups groups;
+    TokenCodes codes;
+    if (trellis) quantize_trellis(from, view, layout, mean, groups, codes);
+    for (std::uint32_t t = 0; !trellis && t < view.tokens(); ++t) {
+        transform(from, view, layout, mean, t, y);
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       if (normal) {
+                           std::uint8_t* to = codes.token[t] + first;
+                           const float squares = squares_of(y + first, count);
+                           quantize_normal(y + first, squares, count, layout, to);
+                           groups.scale[g] = fitted_scale(y + first, squares, count, layout, to);
+                       } else {
+                           const Grid full = full_grid(y + first, count, most);
+                           const Grid grid =
+                               search ? searched_grid(y + first, count, full, most) : full;
+                           groups.scale[g] = grid.scale;
+                           groups.zero[g] = grid.zero;
+                       }
+                   });
+    }
+    write_metadata(layout, section, groups);
+    // Uniform codes need the metadata as it is stored. The tokens are transformed once more: their
+    // floats would not fit on a thread's stack.
+    for (std::uint32_t t = 0; layout.has_zeros && t < view.tokens(); ++t) {
+        transform(from, view, layout, mean, t, y);
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, most,
+                                        codes.token[t] + first);
+                   });
+    }
+    if (layout.codec.centred) correct_mean(codes, view, layout, mean, section);
+    pack_tokens(codes, shape().part, layout.codec.width, head,
+                reinterpret_cast<std::uint8_t*>(section + layout.codes_offset));
+}
+
+void TokenPart::decode_head(const std::byte* packed, std::uint32_t h,
+                            std::uint16_t* exact) const noexcept {
+    const TokenPart& layout = *this;
+    const std::byte* section = packed + section_offset(h);
+    const TokenView view(shape().part, head);
+    float mean[max_channels], x[max_channels];
+    read_mean(layout, section, view.channels(), mean);
+    Groups groups;
+    read_metadata(layout, section, groups);
+    TokenCodes codes;
+    unpack(section, shape().part, head, layout, codes);
+    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
+        for_groups(layout, view.channels(), t,
+                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+                       for (std::uint32_t c = first; c < first + count; ++c) {
+                           x[c] = decoded(codes.token[t][c], layout, groups, g) + mean[c];
+                       }
+                   });
+        if (layout.rotation() != nullptr) layout.rotation()->apply_inverse(x);
+        view.store(x, t, rows(exact, h));
+    }
+}
+
+}  // namespace
+
+std::shared_ptr<const PackedPart> make_by_token(const Codec& codec, const PartShape& shape,
+                                                const PartInputs& inputs) {
+    return std::make_shared<TokenPart>(codec, shape, inputs);
+}
+
+}  // namespace lowkv::codec

@@ -1,0 +1,43 @@
+#pragma once
+// A head as tokens of channels, whichever way its part lies.
+
+#include <algorithm>
+
+#include "codec/float16.h"
+#include "quantizers/codes_part.h"
+
+namespace lowkv::codec {
+
+class TokenView {
+  public:
+    TokenView(Part part, const HeadShape& head)
+        : by_channel_(part == Part::keys),
+          stride_(head.row_stride),
+          tokens_(by_channel_ ? head.lanes : head.steps),
+          channels_(by_channel_ ? head.steps : head.lanes) {}
+
+    std::uint32_t tokens() const noexcept { return tokens_; }
+    std::uint32_t channels() const noexcept { return channels_; }
+
+    // Infinities end at +-65504; a NaN is stored as 0.
+    void load(const std::uint16_t* rows, std::uint32_t token, float* x) const noexcept {
+        for (std::uint32_t c = 0; c < channels_; ++c) {
+            const float value = f16_to_f32(rows[place(token, c)]);
+            x[c] = value == value ? std::clamp(value, -f16_max, f16_max) : 0.0f;
+        }
+    }
+    void store(const float* x, std::uint32_t token, std::uint16_t* rows) const noexcept {
+        for (std::uint32_t c = 0; c < channels_; ++c) rows[place(token, c)] = f32_to_f16(x[c]);
+    }
+
+  private:
+    bool by_channel_;
+    std::size_t stride_;
+    std::uint32_t tokens_, channels_;
+
+    std::size_t place(std::uint32_t token, std::uint32_t channel) const noexcept {
+        return by_channel_ ? channel * stride_ + token : token * stride_ + channel;
+    }
+};
+
+}  // namespace lowkv::codec
