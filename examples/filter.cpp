@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "lowkv/attention_mass.h"
+#include "lowkv/attention.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
 

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -52,6 +54,13 @@ class ThreadExecutor final : public Executor {
             for (unsigned t = 1; t < threads; ++t) {
                 workers_.emplace_back([this, t] { serve(t); });
             }
+        } catch (const std::system_error& error) {
+            const std::size_t started = workers_.size() + 1;
+            stop();
+            throw Error(ErrorCode::unsupported,
+                        std::to_string(threads) + " threads: the system starts no more than " +
+                            std::to_string(started) + " (" + error.code().message() +
+                            "); ask for as many as there are processors");
         } catch (...) {
             stop();
             throw;

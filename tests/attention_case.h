@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/attention.h"
 #include "lowkv/implementation.h"
 

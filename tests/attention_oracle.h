@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
-#include "codec/float16.h"
 #include "codec/rotation.h"
+#include "codec/small_floats.h"
 #include "codec_block.h"
 #include "lowkv/attention.h"
 #include "sealed_device.h"

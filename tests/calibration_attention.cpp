@@ -15,7 +15,7 @@
 #include "calibration/clip_search.h"
 #include "calibration/row_model.h"
 #include "calibration_case.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/calibrate.h"
 #include "lowkv/scheme.h"
 

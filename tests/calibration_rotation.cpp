@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "calibration_case.h"
-#include "codec/float16.h"
 #include "codec/rotation.h"
+#include "codec/small_floats.h"
 #include "lowkv/calibrate.h"
 #include "lowkv/scheme.h"
 

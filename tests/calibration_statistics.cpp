@@ -12,7 +12,6 @@
 
 #include "calibration/channel_groups.h"
 #include "calibration/learned_levels.h"
-#include "calibration/ranges.h"
 #include "calibration/rotary.h"
 #include "calibration/row_model.h"
 #include "lowkv/error.h"

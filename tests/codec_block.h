@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "codec/units.h"
 #include "lowkv/codec.h"
 #include "quantizers/row/outliers.h"
@@ -46,7 +46,7 @@ struct PartReader {
 
     std::uint8_t code(Place p) const {
         const auto* codes =
-            reinterpret_cast<const std::uint8_t*>(section(p.head) + layout().codes_offset);
+            reinterpret_cast<const std::uint8_t*>(section(p.head) + layout().codes_at);
         const Width width = layout().codec.width;
         const bool keys = which == Which::keys;
         const std::uint32_t steps = keys ? plan.shape().head_dim : plan.block_tokens();
@@ -76,7 +76,7 @@ struct PartReader {
     float factor(Place p) const {
         const std::uint32_t lane = which == Which::keys ? p.token : p.channel;
         std::uint16_t half = 0;
-        std::memcpy(&half, section(p.head) + layout().factors_offset + 2 * lane, sizeof half);
+        std::memcpy(&half, section(p.head) + layout().factors_at + 2 * lane, sizeof half);
         return codec::f16_to_f32(half);
     }
     std::uint32_t channel(Place p) const { return p.head * plan.shape().head_dim + p.channel; }
@@ -99,7 +99,7 @@ struct PartReader {
     }
     float mean(Place p) const {
         std::uint16_t half = 0;
-        std::memcpy(&half, section(p.head) + layout().mean_offset + 2 * p.channel, sizeof half);
+        std::memcpy(&half, section(p.head) + layout().mean_at + 2 * p.channel, sizeof half);
         return codec::f16_to_f32(half);
     }
 
@@ -136,7 +136,7 @@ struct PartReader {
         const std::size_t kinds = part.has_zeros ? 2 : 1;
         const std::size_t item =
             (g / part.row_entries * kinds + kind) * part.row_entries + g % part.row_entries;
-        const std::byte* base = (row() != nullptr ? data : section(p.head)) + part.metadata_offset;
+        const std::byte* base = (row() != nullptr ? data : section(p.head)) + part.metadata_at;
         if (part.codec.metadata == Metadata::fp16) {
             std::uint16_t half = 0;
             std::memcpy(&half, base + 2 * item, sizeof half);

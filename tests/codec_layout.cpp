@@ -194,15 +194,15 @@ TEST_CASE("sections are aligned and hold what they say, for every codec and shap
                 CHECK(part.group == std::min(row_of(part.codec.group).size, grouped));
                 CHECK(part.group_rows == (grouped + part.group - 1) / part.group);
                 CHECK(part.row_entries == (by_channel ? head_dim : plan.block_tokens()));
-                CHECK(part.metadata_offset == (width == 2 ? 0 : 16));
-                CHECK(part.codes_offset % 64 == 0);
-                CHECK(part.codes_offset >=
-                      part.metadata_offset + 2 * width * part.group_rows * part.row_entries);
+                CHECK(part.metadata_at == (width == 2 ? 0 : 16));
+                CHECK(part.codes_at % 64 == 0);
+                CHECK(part.codes_at >=
+                      part.metadata_at + 2 * width * part.group_rows * part.row_entries);
                 CHECK(part.head_bytes() % 64 == 0);
                 const auto bits =
                     static_cast<std::uint32_t>(std::countr_zero(part.codec.level_count()));
                 CHECK(part.head_bytes() >=
-                      part.codes_offset + std::size_t{head_dim} * plan.block_tokens() * bits / 8);
+                      part.codes_at + std::size_t{head_dim} * plan.block_tokens() * bits / 8);
                 CHECK(part.bytes() == 3 * part.head_bytes());
                 CHECK(plan.packed_bytes() == plan.keys().bytes() + plan.values().bytes());
             }

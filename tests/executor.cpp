@@ -1,9 +1,12 @@
 #include "lowkv/executor.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <fstream>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -91,5 +94,26 @@ TEST_CASE("threads: works again after its workers went to sleep") {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
 }
+
+// Sanitizers and emulators have memory of their own.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_CASE("threads: more than the system starts are refused by number") {
+    rlimit before{};
+    REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit tight = before;  // room for a few stacks
+    tight.rlim_cur = pages * 4096 + (std::size_t{64} << 20);
+    REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
+    std::string message;
+    try {
+        make_thread_executor(5000);
+    } catch (const Error& error) {
+        message = error.what();
+    }
+    REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+    CHECK(message.starts_with("5000 threads: the system starts no more than "));
+}
+#endif
 
 TEST_CASE("threads: zero is refused") { CHECK_THROWS_AS(make_thread_executor(0), Error); }

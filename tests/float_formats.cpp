@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <limits>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/format.h"
 
 using namespace lowkv::codec;

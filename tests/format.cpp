@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "format_reader.h"
 #include "lowkv/codec.h"
 

@@ -13,7 +13,7 @@
 
 #include "attention_case.h"
 #include "batch_common.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "isa/table.h"
 #include "lowkv/error.h"
 

@@ -9,7 +9,7 @@
 
 #include "attention_case.h"
 #include "attention_oracle.h"
-#include "lowkv/attention_mass.h"
+#include "lowkv/attention.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "rotated_schemes.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "attention_check.h"
-#include "lowkv/attention_mass.h"
+#include "lowkv/attention.h"
 #include "lowkv/error.h"
 
 using namespace lowkv;

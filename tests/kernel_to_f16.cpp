@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention_case.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "isa/table.h"
 
 using namespace lowkv;

@@ -16,7 +16,7 @@ namespace lowkv::test {
 using Random = std::mt19937;
 
 inline constexpr std::uint32_t tokens_each = 128;
-// What quantizers/sorted/carried.h may change of a decoded number.
+// What quantizers/sorted/carried.cpp may change of a decoded number.
 inline constexpr double carried = 0x1p-9;
 
 inline const char* const sorted_codecs[] = {"sorted-4211-head-2rows",

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/batch.h"
 #include "lowkv/cache.h"
 #include "lowkv/serial.h"

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "codec/float16.h"
 #include "codec/lloyd_max.h"
+#include "codec/small_floats.h"
 #include "quantizers/sorted/sorted_part.h"
 
 namespace lowkv::test {
@@ -73,7 +73,7 @@ struct SortedReader {
                     << 4;
         return static_cast<std::uint8_t>(code);
     }
-    bool trellis(std::uint32_t place) const { return part.levels[bits(place / 16)].trellis(); }
+    bool trellis(std::uint32_t place) const { return part.levels[bits(place / 16)].trellis != 0; }
     const std::uint8_t* codes(std::uint32_t place) const {
         return reinterpret_cast<const std::uint8_t*>(section) + places().codes +
                lowkv_sorted_codes(part.head, place / 16);

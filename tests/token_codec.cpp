@@ -221,7 +221,7 @@ TEST_CASE("levels are the codebook's on a grid of 8 bits, and a layer has its ow
         const codec::CodesPart& layout = block.layout(Which::keys);
         const codec::NormalCodebook& book = codec::normal_codebook(layout.codec.level_count());
         for (std::uint32_t i = 0; i < book.count; ++i) {
-            const double level = layout.levels[i] * double{layout.level_step} + layout.level_zero;
+            const double level = layout.level[i] * double{layout.level_step} + layout.level_zero;
             CHECK(std::fabs(level - book.level[i]) <= double{layout.level_step} * 0.5001);
         }
     }
@@ -324,16 +324,15 @@ TEST_CASE("encoding is deterministic, heads are independent, padding is zero, fo
                 layout.codec.centred ? 2 * std::size_t{plan.shape().head_dim} : 0;
             const std::size_t header = layout.codec.metadata == Metadata::fp8_e4m3 ? 8 : 0;
             const std::size_t codes_end =
-                layout.codes_offset + kernels::codes_bytes(layout.codec.width,
-                                                           plan.shape().head_dim,
-                                                           plan.block_tokens());
+                layout.codes_at + kernels::codes_bytes(layout.codec.width, plan.shape().head_dim,
+                                                       plan.block_tokens());
             for (std::uint32_t head = 0; head < 2; ++head) {
                 const std::byte* section = block.part(w).data + layout.head_bytes() * head;
                 const auto count = [&](std::size_t from, std::size_t to) {
                     for (; from < to; ++from) not_zero += section[from] != std::byte{};
                 };
-                count(header, layout.metadata_offset);
-                count(layout.mean_offset + mean_bytes, layout.codes_offset);
+                count(header, layout.metadata_at);
+                count(layout.mean_at + mean_bytes, layout.codes_at);
                 count(codes_end, layout.head_bytes());
             }
         }

@@ -21,7 +21,6 @@
 #include "common/model.h"
 #include "common/options.h"
 #include "common/processors.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/implementation.h"
 

@@ -12,7 +12,6 @@
 #include "common/errors.h"
 #include "common/json.h"
 #include "common/options.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"
@@ -93,7 +92,7 @@ class Case {
         const std::byte* from = f16_.data() + block * plan_.f16_bytes();
         std::byte* to = packed_.data() + block * plan_.packed_bytes();
         if (plan_.has_shared()) encode_shared(plan_, from, to);
-        encode_block(plan_, from, to, 0, plan_.shape().kv_heads, {.like = like});
+        encode_block(plan_, from, to, 0, plan_.shape().kv_heads, {.stats_from = like});
     }
 
     std::string name_;

@@ -16,7 +16,6 @@
 #include "common/json.h"
 #include "common/options.h"
 #include "common/processors.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"

@@ -22,7 +22,6 @@
 #include "common/model_shape.h"
 #include "common/options.h"
 #include "common/round.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"

@@ -16,7 +16,6 @@
 
 #include "calibrate/capture.h"
 #include "calibrate/report.h"
-#include "calibrate/rotation_report.h"
 #include "common/app.h"
 #include "common/model.h"
 #include "common/options.h"

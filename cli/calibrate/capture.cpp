@@ -12,7 +12,7 @@
 #include "cache_name.h"
 #include "common/errors.h"
 #include "ggml.h"
-#include "operation.h"
+#include "host.h"
 #include "rope_params.h"
 
 namespace lowkv::cli {

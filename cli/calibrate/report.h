@@ -1,5 +1,5 @@
 #pragma once
-// What `lowkv calibrate` found, and how it is shown.
+// What `lowkv calibrate` says when it is done.
 
 #include <string>
 #include <vector>
@@ -8,6 +8,8 @@
 #include "lowkv/calibration.h"
 
 namespace lowkv::cli {
+
+// What `lowkv calibrate` found, and how it is shown.
 
 struct CalibrateReport {
     Calibration calibration;
@@ -18,5 +20,21 @@ struct CalibrateReport {
 std::string table(const CalibrateReport& report);
 // What the columns are.
 std::string legend(const CalibrateReport& report);
+
+// What `lowkv calibrate` found about rotations, and how it is shown.
+
+struct RotationReport {
+    Scheme scheme;                                    // as it was asked for
+    std::vector<calibration::RotationChoice> layers;  // of every layer
+};
+
+// The scheme that was asked for, and an override of every run of layers that is better off with
+// others than its rotations.
+Scheme chosen_scheme(const RotationReport& report);
+
+// A row for every layer: what each rotation loses, the chosen one marked.
+std::string table(const RotationReport& report);
+// What the columns are, and what was gained.
+std::string legend(const RotationReport& report);
 
 }  // namespace lowkv::cli

@@ -1,4 +1,4 @@
-#include "calibrate/rotation_report.h"
+#include "calibrate/report.h"
 
 #include <cmath>
 #include <cstddef>

@@ -1,13 +1,17 @@
 #pragma once
-// Options that several commands have.
+// Options that several commands have, and schemes as they read and list them.
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/command_line.h"
+#include "lowkv/scheme.h"
 
 namespace lowkv::cli {
+
+// Options that several commands have.
 
 void add_model(Command command, std::string& model);
 void add_scheme(Command command, std::string& scheme);
@@ -15,5 +19,20 @@ void add_calibrations(Command command, std::vector<std::string>& calibrations);
 void add_chunk(Command command, std::uint32_t& chunk, const std::string& meaning);
 void add_threads(Command command, unsigned& threads);  // 0 becomes default_threads()
 void add_verbose(Command command, bool& verbose);
+
+// Schemes as commands read and list them.
+
+// What quality is measured against.
+inline constexpr std::string_view reference_scheme = "exact";
+
+std::string chosen_scheme();  // LOWKV_SCHEME, else the default
+
+// Checks schemes from a list that commas separate, where + stands for the comma within a scheme.
+void read_schemes(std::vector<std::string>& schemes);
+
+// Whether a list shows the preset: all of them, or those that one would use.
+inline bool shown(const Preset& preset, bool all) { return all || preset.recommended; }
+// "23 more presets, to compare with: add --all.", or nothing where all are shown.
+std::string what_is_not_shown(bool all);
 
 }  // namespace lowkv::cli

@@ -1,4 +1,4 @@
-#include "common/plugin_path.h"
+#include "common/programs.h"
 
 #include <dlfcn.h>
 

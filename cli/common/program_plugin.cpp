@@ -1,4 +1,4 @@
-#include "common/program_plugin.h"
+#include "common/programs.h"
 
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -8,7 +8,6 @@
 #include <system_error>
 
 #include "common/errors.h"
-#include "common/plugin_path.h"
 #include "common/process.h"
 #include "common/terminal.h"
 #include "ggml.h"

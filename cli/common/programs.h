@@ -1,5 +1,5 @@
 #pragma once
-// llama.cpp's programs, as far as `lowkv run` treats them differently.
+// llama.cpp's programs, as far as `lowkv run` treats them differently, and the plug-in for each.
 
 #include <cstddef>
 #include <string>
@@ -22,5 +22,33 @@ Program program_of(const std::vector<std::string>& command);
 // Throws UsageError where the command's program starts another one (`numactl -N 0 llama-server`):
 // what `lowkv run` adds to the command would go to the first.
 void refuse_wrappers(const std::vector<std::string>& command);
+
+// Where the plug-in and the llama.cpp tools that belong to this command are.
+
+// The file that LOWKV_PLUGIN names, else the plug-in in the command's folder or in ../lib,
+// ../lib/lowkv or ../lib64 from there. Where none exists, the path in ../lib.
+std::string plugin_path();
+
+// The tools of the llama.cpp that lowkv was built with; empty when there are none.
+std::string llama_tools_directory();
+
+// Finds the plug-in that fits a program's ggml, by itself or by asking deps/plugin_for.py.
+
+// Whether lowkv's source tree is known: `source`, else LOWKV_SOURCE, else where this command was
+// built.
+bool has_sources(const std::string& source);
+
+// The command line that makes deps/plugin_for.py of that tree print the plug-in for `path`. Throws
+// UsageError if the tree is not known.
+std::vector<std::string> plugin_script(const std::string& source, const std::string& path);
+
+// The command line that makes it list the plug-ins that it has built. Throws as well.
+std::vector<std::string> plugin_list(const std::string& source);
+
+// The plug-in for the program at this path: this command's own if it is for the program's ggml, or
+// if the program has none (a wrapper script; the plug-in refuses a ggml that it isn't for). For
+// another ggml it is the plug-in that was built for it, or with `build` is built now; throws
+// Failure if there is neither. Without lowkv's sources it is always this command's own.
+std::string plugin_for_program(const std::string& program, bool build);
 
 }  // namespace lowkv::cli

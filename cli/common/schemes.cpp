@@ -1,4 +1,4 @@
-#include "common/schemes.h"
+#include "common/options.h"
 
 #include <algorithm>
 

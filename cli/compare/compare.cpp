@@ -18,7 +18,6 @@
 #include "common/metrics.h"
 #include "common/model.h"
 #include "common/options.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "compare/report.h"
 #include "lowkv/executor_openmp.h"

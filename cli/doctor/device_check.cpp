@@ -1,4 +1,4 @@
-#include "doctor/device_check.h"
+#include "doctor/checks.h"
 
 #include <array>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include "doctor/model_check.h"
+#include "doctor/checks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "common/errors.h"
 #include "common/model.h"
 #include "common/model_shape.h"
-#include "common/schemes.h"
+#include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"

@@ -17,7 +17,6 @@
 #include "common/app.h"
 #include "common/model.h"
 #include "common/options.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "generate/beside.h"
 #include "lowkv/scheme.h"

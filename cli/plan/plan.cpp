@@ -8,7 +8,6 @@
 #include "common/app.h"
 #include "common/model_shape.h"
 #include "common/options.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"

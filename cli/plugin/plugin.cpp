@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "common/app.h"
-#include "common/plugin_path.h"
 #include "common/process.h"
-#include "common/program_plugin.h"
+#include "common/programs.h"
 #include "lowkv_ggml.h"
 
 namespace lowkv::cli {

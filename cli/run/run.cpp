@@ -21,13 +21,10 @@
 
 #include "common/app.h"
 #include "common/options.h"
-#include "common/plugin_path.h"
 #include "common/process.h"
 #include "common/processors.h"
 #include "common/program_options.h"
-#include "common/program_plugin.h"
 #include "common/programs.h"
-#include "common/schemes.h"
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
 #include "run/checks.h"

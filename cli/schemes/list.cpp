@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "common/json.h"
-#include "common/schemes.h"
+#include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/grammar.h"
-#include "schemes/quality.h"
 
 namespace lowkv::cli {
 

@@ -1,4 +1,4 @@
-#include "schemes/quality.h"
+#include "schemes/list.h"
 
 #include <algorithm>
 #include <array>

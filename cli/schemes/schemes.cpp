@@ -7,14 +7,13 @@
 #include <string_view>
 
 #include "common/app.h"
-#include "common/schemes.h"
+#include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
 #include "schemes/list.h"
-#include "schemes/quality.h"
 
 namespace lowkv::cli {
 

@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "cpu/rows.h"
 #include "lowkv/format.h"
-#include "quantizers/sorted/statistics.h"
+#include "quantizers/sorted/sorted_part.h"
 #include "state.h"
 
 namespace lowkv::devices {
@@ -19,7 +19,7 @@ std::uint32_t number_of(Part part) noexcept { return part == Part::keys ? 0 : 1;
 // What begin_sorted is told of each block.
 std::vector<std::uint32_t> hints_of(const Memory& memory, const Plan& plan,
                                     std::span<const BlockCopy> blocks) {
-    const auto& part = dynamic_cast<const codec::SortedPart&>(plan.keys());
+    const lowkv_sorted& sorted = *plan.keys().sorted_table();
     const std::size_t d = plan.shape().head_dim;
     std::vector<std::uint32_t> hints;
     std::vector<std::byte> section;
@@ -28,11 +28,11 @@ std::vector<std::uint32_t> hints_of(const Memory& memory, const Plan& plan,
                                                     : memory.address(block.stats_from));
         const std::size_t at = hints.size();
         hints.resize(at + plan.shape().channels() / 8);
-        if (part.head.weighted == 0 || block.queries == nullptr) continue;
+        if (sorted.head.weighted == 0 || block.queries == nullptr) continue;
         for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
-            section.assign(part.section.largest, std::byte{0});
-            codec::write_damping(part, block.queries + head * d, section.data());
-            std::memcpy(hints.data() + at + head * d / 8, section.data() + part.section.damping,
+            section.assign(sorted.section.largest, std::byte{0});
+            codec::write_damping(sorted, block.queries + head * d, section.data());
+            std::memcpy(hints.data() + at + head * d / 8, section.data() + sorted.section.damping,
                         d / 2);
         }
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/error.h"
 
 namespace lowkv::devices {

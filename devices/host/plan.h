@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "devices/kernels/part.h"
+#include "devices/kernels/call.h"
 #include "lowkv/codec.h"
 
 namespace lowkv::devices {

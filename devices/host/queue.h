@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "devices/kernels/part.h"
+#include "devices/kernels/call.h"
 #include "tuning.h"
 
 namespace lowkv::devices {

@@ -1,7 +1,8 @@
 // The whole program, for compilers that take it as a file: after the vocabulary (cuda.h).
 #include "lowkv/format.h"
+#include "lowkv/part.h"
 
-#include "part.h"
+#include "call.h"
 
 #include "rows.h"
 

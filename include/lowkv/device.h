@@ -111,7 +111,7 @@ class Device {
     virtual void attend(const Plan& plan, std::span<const SequenceAttention> sequences,
                         const AttentionParams& params, AttentionWorkspace& workspace,
                         Executor& executor) const = 0;
-    // Adds to mass[i], of cell first_cell + i: see attention_mass.h.
+    // Adds to mass[i], of cell first_cell + i: see attention.h.
     virtual void attention_mass(const Plan& plan, const SequenceAttention& sequence,
                                 const AttentionParams& params, std::uint32_t first_cell,
                                 std::span<float> mass, AttentionWorkspace& workspace,

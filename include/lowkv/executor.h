@@ -38,7 +38,8 @@ class Executor {
 // Runs everything on the calling thread.
 Executor& serial_executor() noexcept;
 
-// A pool of std::threads, the caller being one of them. threads >= 1.
+// A pool of std::threads, the caller being one of them. Throws Error for 0 threads, and for more
+// than the system starts.
 std::unique_ptr<Executor> make_thread_executor(unsigned threads);
 
 }  // namespace lowkv

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "lowkv/part.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv {
@@ -133,6 +134,9 @@ class PackedPart {
 
     const PartShape& shape() const noexcept { return shape_; }
     const PartKernels& kernels() const noexcept { return kernels_; }
+    // What the library's own kernels and devices read; null: a quantizer from outside, or exact.
+    const lowkv_part* plain() const noexcept { return plain_; }
+    const lowkv_sorted* sorted_table() const noexcept { return sorted_table_; }
     std::size_t shared_bytes() const noexcept { return shared_bytes_; }
     std::size_t head_bytes() const noexcept { return head_bytes_; }
     std::size_t bytes() const noexcept { return bytes_; }
@@ -155,6 +159,11 @@ class PackedPart {
     // Rounded up to multiples of 64.
     void set_bytes(std::size_t head, std::size_t shared = 0) noexcept;
     void set_kernels(const PartKernels& kernels) noexcept { kernels_ = kernels; }
+    // The part's own, for as long as it lives.
+    void set_plain(const lowkv_part* plain, const lowkv_sorted* sorted = nullptr) noexcept {
+        plain_ = plain;
+        sorted_table_ = sorted;
+    }
     void set_positions(std::size_t offset) noexcept {
         has_positions_ = true;
         positions_offset_ = offset;
@@ -171,6 +180,8 @@ class PackedPart {
   private:
     PartShape shape_;
     PartKernels kernels_;
+    const lowkv_part* plain_ = nullptr;
+    const lowkv_sorted* sorted_table_ = nullptr;
     std::size_t shared_bytes_ = 0, head_bytes_ = 0, bytes_ = 0;
     bool exact_ = false, has_positions_ = false, has_statistics_ = false, wants_queries_ = false;
     std::size_t positions_offset_ = 0;

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "operation.h"
+#include "host.h"
 #include "rope_params.h"
 
 namespace lowkv::ggml {

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "attention_op.h"
+#include "host.h"
 #include "lowkv/error.h"
-#include "operation.h"
 #include "registry.h"
 #include "rope_params.h"
 #include "served.h"

@@ -15,7 +15,6 @@
 #include "cache_size.h"
 #include "host.h"
 #include "lowkv/error.h"
-#include "operation.h"
 #include "planned_graph.h"
 #include "registry.h"
 #include "report.h"

@@ -7,7 +7,6 @@
 #include "buffer.h"
 #include "cache_size.h"
 #include "host.h"
-#include "operation.h"
 #include "registry.h"
 #include "report.h"
 

@@ -1,4 +1,4 @@
-#include "operation.h"
+#include "host.h"
 
 #include <array>
 #include <cstddef>

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "ggml-backend.h"
+#include "host.h"
 #include "lowkv/error.h"
-#include "operation.h"
 
 namespace lowkv::ggml {
 namespace {

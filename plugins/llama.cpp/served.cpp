@@ -1,7 +1,7 @@
 #include "served.h"
 
 #include "attention_op.h"
-#include "operation.h"
+#include "host.h"
 
 namespace lowkv::ggml {
 namespace {

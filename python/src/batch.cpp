@@ -22,7 +22,6 @@
 
 #include "arguments.h"
 #include "bind.h"
-#include "device.h"
 #include "lowkv/batch.h"
 
 namespace nb = nanobind;

@@ -1,6 +1,13 @@
 #pragma once
+// The parts of the extension.
 
 #include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "lowkv/device.h"
+#include "lowkv/executor.h"
 
 namespace lowkv::python {
 
@@ -12,5 +19,17 @@ void bind_batch(nanobind::module_& m);
 void bind_paged(nanobind::module_& m);
 // quantize_keys() and its kin: KIVI's 2-bit arithmetic on plain tensors.
 void bind_quantize(nanobind::module_& m);
+
+// "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h). Stores
+// that live at the same time share the device of a name; one that has failed is not given again.
+//
+// Throws Error(device_failed) where there is none such, Error(unsupported) for OpenCL in a build
+// without and for CUDA without the package lowkv-cuda.
+std::shared_ptr<Device> device_by_name(const std::string& name);
+
+// The OpenMP threads of the process, torch's: found, not linked. A library of our own would bring a
+// second pool beside torch's, whose threads fight for the same cores, and would not load where
+// there is none. Of the calling thread's; throws Error(unsupported) where the process has no GOMP.
+std::unique_ptr<Executor> openmp_executor(unsigned threads);
 
 }  // namespace lowkv::python

@@ -1,4 +1,4 @@
-#include "device.h"
+#include "bind.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-#include "openmp.h"
+#include "bind.h"
 
 #include <dlfcn.h>
 

@@ -13,7 +13,6 @@
 
 #include "arguments.h"
 #include "bind.h"
-#include "openmp.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -4,7 +4,7 @@
 
 #include "attention/query.h"
 #include "attention/workspace.h"
-#include "lowkv/attention_mass.h"
+#include "lowkv/attention.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
 #include "round.h"

@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "c/model_image.h"
-#include "codec/bfloat16.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/attention.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/quantizer.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 
 namespace lowkv::calibration {
 namespace {

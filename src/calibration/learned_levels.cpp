@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "plan/calibration_limits.h"
+#include "plan/plan_parts.h"
 
 namespace lowkv::calibration {
 namespace {

@@ -1,4 +1,4 @@
-#include "calibration/ranges.h"
+#include "calibration/channel_groups.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "calibration/attention_output.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "round.h"

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "calibration/learned_levels.h"
-#include "codec/clip.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
+#include "codec/uniform.h"
 
 namespace lowkv::calibration {
 namespace {

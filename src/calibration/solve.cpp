@@ -10,7 +10,6 @@
 #include "calibration/channel_groups.h"
 #include "calibration/clip_search.h"
 #include "calibration/learned_levels.h"
-#include "calibration/ranges.h"
 #include "calibration/rotary.h"
 #include "calibration/row_model.h"
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "codec/bfloat16.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "cpu/host_rows.h"
 #include "cpu/rows.h"
 #include "isa/table.h"

@@ -12,7 +12,7 @@
 #include "cpu/exact_block.h"
 #include "cpu/memory.h"
 #include "cpu/rows.h"
-#include "plan/block.h"
+#include "plan/plan_parts.h"
 
 namespace lowkv {
 namespace {

@@ -4,8 +4,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "codec/bfloat16.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 
 namespace lowkv::cache {
 

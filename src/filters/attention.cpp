@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "attention/query.h"
-#include "codec/float16.h"
-#include "lowkv/attention_mass.h"
+#include "codec/small_floats.h"
+#include "lowkv/attention.h"
 #include "lowkv/error.h"
 #include "lowkv/filter.h"
 

@@ -7,9 +7,8 @@
 #include <cstring>
 #include <new>
 
-#include "codec/bfloat16.h"
-#include "codec/float16.h"
 #include "codec/hadamard16.h"
+#include "codec/small_floats.h"
 #include "codec/units.h"
 #include "isa/table.h"
 #include "kernels/product.h"

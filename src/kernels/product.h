@@ -7,31 +7,31 @@
 
 #include "isa/table.h"
 #include "quantizers/row/row_part.h"
-#include "quantizers/sorted/sorted_part.h"
 
 namespace lowkv::kernels {
 
 // What a kernel knows about the part that it was named for.
-inline const codec::CodesPart& codes_of(const PackedHead& x) {
-    return static_cast<const codec::CodesPart&>(*x.part);
-}
+inline const lowkv_part& codes_of(const PackedHead& x) { return *x.part->plain(); }
 inline const codec::RowPart& rows_of(const PackedHead& x) {
     return static_cast<const codec::RowPart&>(*x.part);
 }
-inline const codec::SortedPart& sorted_of(const PackedHead& x) {
-    return static_cast<const codec::SortedPart&>(*x.part);
-}
+inline const lowkv_sorted& sorted_of(const PackedHead& x) { return *x.part->sorted_table(); }
 inline bool is_keys(const PackedHead& x) { return x.part->shape().part == Part::keys; }
 
 // What a head's packed keys are less: its block's mean, or nothing.
-inline const std::uint16_t* mean_of(const codec::CodesPart& part, const PackedHead& x) {
-    if (!part.has_mean) return nullptr;
-    return reinterpret_cast<const std::uint16_t*>(x.section + part.mean_offset);
+inline const std::uint16_t* mean_of(const lowkv_part& part, const PackedHead& x) {
+    if (part.has_mean == 0) return nullptr;
+    return reinterpret_cast<const std::uint16_t*>(x.section + part.mean_at);
+}
+
+// The section that has a head's scales and zeros: its own, or what all heads share.
+inline const std::byte* metadata_section(const PackedHead& x) {
+    return x.part->shared_bytes() > 0 ? x.shared : x.section;
 }
 
 // A balanced head's factors, one f16 a lane (codes_part.h).
-inline const std::uint16_t* factors_of(const codec::CodesPart& part, const PackedHead& x) {
-    return reinterpret_cast<const std::uint16_t*>(x.section + part.factors_offset);
+inline const std::uint16_t* factors_of(const lowkv_part& part, const PackedHead& x) {
+    return reinterpret_cast<const std::uint16_t*>(x.section + part.factors_at);
 }
 
 // A span's packed blocks are multiplied together, so that one's preparation overlaps with another's

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "lowkv/codec.h"
-#include "plan/block.h"
+#include "plan/plan_parts.h"
 
 namespace lowkv {
 namespace {

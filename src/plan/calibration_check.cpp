@@ -9,7 +9,7 @@
 
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
-#include "plan/calibration_limits.h"
+#include "plan/plan_parts.h"
 
 namespace lowkv {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/inputs_hash.h"
+#include "plan/plan_parts.h"
 
 #include <span>
 #include <vector>

@@ -4,7 +4,7 @@
 #include "codec/lloyd_max.h"
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
-#include "plan/calibration_limits.h"
+#include "plan/plan_parts.h"
 
 namespace lowkv {
 namespace {

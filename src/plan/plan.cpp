@@ -7,7 +7,7 @@
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
-#include "plan/inputs_hash.h"
+#include "plan/plan_parts.h"
 #include "quantizers/codes_part.h"
 
 namespace lowkv {

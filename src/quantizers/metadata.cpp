@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "lowkv/format.h"
 
 namespace lowkv::codec {
@@ -86,7 +86,7 @@ template <class Type>
 void write_rows(const CodesPart& layout, std::byte* section, const Header& header,
                 Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
-    std::byte* out = section + layout.metadata_offset;
+    std::byte* out = section + layout.metadata_at;
     const auto write = [&](float* values, float multiplier) {
         write_values<Type>(out, values, entries, multiplier);
         out += entries * sizeof(typename Type::Bits);
@@ -108,7 +108,7 @@ template <class Type>
 void read_rows(const CodesPart& layout, const std::byte* section, const Header& header,
                Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
-    const std::byte* in = section + layout.metadata_offset;
+    const std::byte* in = section + layout.metadata_at;
     const auto read = [&](float* values, float multiplier) {
         read_values<Type>(in, values, entries, multiplier);
         in += entries * sizeof(typename Type::Bits);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "quantizers/codes_part.h"
 
 namespace lowkv::codec {

@@ -10,7 +10,7 @@
 #include "attention_case.h"
 #include "attention_oracle.h"
 #include "device_case.h"
-#include "lowkv/attention_mass.h"
+#include "lowkv/attention.h"
 #include "sample.h"
 
 using namespace lowkv;

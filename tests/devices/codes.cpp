@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "device_case.h"
 #include "lowkv/error.h"
 #include "sample.h"

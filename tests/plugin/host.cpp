@@ -9,7 +9,6 @@
 
 #include "ggml-backend-impl.h"
 #include "lowkv_ggml.h"
-#include "operation.h"
 
 namespace {
 

@@ -15,6 +15,7 @@ inline bool supported() noexcept {
 
 }  // namespace lowkv::kernels::avx2
 
+#define LOWKV_LEVELS "kernels/body/levels_of_16.h"
 #define LOWKV_REGION_END LOWKV_TARGET_END
 LOWKV_TARGET_BEGIN("avx2,fma,f16c")
 namespace lowkv::kernels::avx2 {

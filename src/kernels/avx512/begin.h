@@ -20,6 +20,7 @@ inline bool supported() noexcept {
 
 }  // namespace lowkv::kernels::avx512
 
+#define LOWKV_LEVELS "kernels/body/levels_of_16.h"
 #define LOWKV_REGION_END LOWKV_TARGET_END
 LOWKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 namespace lowkv::kernels::avx512 {

@@ -22,6 +22,7 @@ inline bool supported() noexcept {
 
 }  // namespace lowkv::kernels::avx512_vbmi
 
+#define LOWKV_LEVELS "kernels/avx512_vbmi/levels.h"
 #define LOWKV_REGION_END LOWKV_TARGET_END
 LOWKV_TARGET_BEGIN(
     "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2,avx2,fma,f16c")

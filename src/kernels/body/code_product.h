@@ -10,27 +10,26 @@
 
 constexpr unsigned max_groups = max_head_dim / 32;
 
-LOWKV_INLINE const std::uint8_t* stored_codes(const codec::CodesPart& layout,
-                                              const Product& product) {
+LOWKV_INLINE const std::uint8_t* stored_codes(const lowkv_part& layout, const Product& product) {
     if (product.levels != nullptr) return product.levels;
-    return reinterpret_cast<const std::uint8_t*>(product.x.section + layout.codes_offset);
+    return reinterpret_cast<const std::uint8_t*>(product.x.section + layout.codes_at);
 }
 
 template <Width W, Look L, unsigned Rows>
 void multiply_folded(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
-    const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
+    const lowkv_part& layout = codes_of(products->x);
+    const LevelTables tables = load_level_tables<W, L>(layout.level);
     constexpr bool looks_up = L != Look::code;
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     // Learned levels have a zero of their own and, as normal ones do, another times the scale.
     // Metadata without zeros has it in already.
-    const bool has_zeros = layout.has_zeros;
+    const bool has_zeros = layout.has_zeros != 0;
     const F step = set(has_zeros ? layout.level_step : 1.0f);
     // Balanced: codes count from the middle one. Codes of one sign add up the errors of rounded
     // weights in every lane alike, and un-rotating the output gathers that in a single channel.
-    const bool balanced = layout.has_factors;
-    const float middle = balanced ? 0.5f * layout.top() : 0.0f;
+    const bool balanced = layout.has_factors != 0;
+    const float middle = balanced ? 0.5f * layout.top : 0.0f;
     // What each code lacks, times its scale, which the weights hold already. What multiplies this
     // constant is the rounded weights' sum: then a weight's error counts times x, not times x less
     // the constant.
@@ -43,7 +42,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     // that feed them, and nothing waits for them meanwhile.
     for (unsigned p = 0; p < count; ++p) {
         const float* w = products[p].w;
-        const HeadMetadata metadata(layout, layout.metadata_section(products[p].x));
+        const HeadMetadata metadata(layout, metadata_section(products[p].x));
         F largest[4];
         for (F& f : largest) f = set(0.0f);
         for (unsigned s = 0; s < steps; s += lanes) {
@@ -60,7 +59,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     }
     for (unsigned p = 0; p < count; ++p) {
         const float* w = products[p].w;
-        const HeadMetadata metadata(layout, layout.metadata_section(products[p].x));
+        const HeadMetadata metadata(layout, metadata_section(products[p].x));
         F inverse[4], sum[4];
         I total[4];
         for (unsigned r = 0; r < 4; ++r) inverse[r] = set(rows[p].inverse[r]);
@@ -133,8 +132,8 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
 template <Width W, Look L, unsigned Rows>
 void multiply_unfolded(const Product* products, unsigned count, std::size_t w_stride,
                        std::size_t y_stride) noexcept {
-    const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
+    const lowkv_part& layout = codes_of(products->x);
+    const LevelTables tables = load_level_tables<W, L>(layout.level);
     const unsigned steps = products->x.step_count, groups = layout.group_rows;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float sums_of_weights[max_groups][4];
@@ -180,7 +179,7 @@ void multiply_unfolded(const Product* products, unsigned count, std::size_t w_st
             }
             reduce_add4(sum, mean_products);
         }
-        const HeadMetadata metadata(layout, layout.metadata_section(product.x));
+        const HeadMetadata metadata(layout, metadata_section(product.x));
         for (unsigned lane = 0; lane < product.x.lane_count; lane += 2 * lanes) {
             const unsigned at[2] = {lane,
                                     lane + lanes < product.x.lane_count ? lane + lanes : lane};
@@ -237,8 +236,8 @@ template <class How, Width W, Look L>
 [[gnu::noinline]] void multiply_many(const Product* products, unsigned count, unsigned rows,
                                      std::size_t w_stride, std::size_t y_stride) noexcept {
     constexpr Look look = L == Look::code ? Look::code : Look::level;
-    const codec::CodesPart& layout = codes_of(products->x);
-    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
+    const lowkv_part& layout = codes_of(products->x);
+    const LevelTables tables = load_level_tables<W, L>(layout.level);
     alignas(64) std::uint8_t levels[most_levels];
     Product wide[max_products];
     const unsigned size = products->x.lane_count * products->x.step_count;

@@ -5,11 +5,11 @@
 template <Width W, Look L>
 void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsigned step0,
                   unsigned tile_steps, float* tile) noexcept {
-    const codec::CodesPart& layout = codes_of(x);
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section + layout.codes_offset);
-    const LevelTables tables = load_level_tables<W, L>(layout.levels.data());
-    const HeadMetadata metadata(layout, layout.metadata_section(x));
-    const bool folded = layout.head.groups_along_lanes;
+    const lowkv_part& layout = codes_of(x);
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section + layout.codes_at);
+    const LevelTables tables = load_level_tables<W, L>(layout.level);
+    const HeadMetadata metadata(layout, metadata_section(x));
+    const bool folded = layout.keys == layout.by_channel;
     const std::uint16_t* const mean = mean_of(layout, x);
     const unsigned step_units = x.step_count / 16;
     alignas(64) float scale[max_head_dim], zero[max_head_dim];
@@ -61,7 +61,7 @@ void expand_codes(const PackedHead& x, unsigned first_token, float* tile) noexce
     const unsigned tile_lanes = keys ? tile_tokens : x.lane_count;
     const unsigned tile_steps = keys ? x.step_count : tile_tokens;
     expand_units<W, L>(x, lane0, tile_lanes, step0, tile_steps, tile);
-    if (codes_of(x).has_factors) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
+    if (codes_of(x).has_factors != 0) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
 }
 
 template <class How, Width W, Look L>

@@ -3,15 +3,15 @@
 
 struct StoredMetadata {
     const std::byte* data;
-    Metadata type;
+    std::uint32_t type;
     F scale_unit, zero_unit;
 
-    StoredMetadata(const codec::CodesPart& layout, const std::byte* section)
-        : data(section + layout.metadata_offset),
-          type(layout.codec.metadata),
+    StoredMetadata(const lowkv_part& layout, const std::byte* section)
+        : data(section + layout.metadata_at),
+          type(layout.metadata),
           scale_unit(set(1.0f)),
           zero_unit(set(1.0f)) {
-        if (type != Metadata::fp8_e4m3) return;
+        if (type != LOWKV_E4M3) return;
         float multiplier[2];
         __builtin_memcpy(multiplier, section, sizeof multiplier);
         scale_unit = set(256.0f * multiplier[0]);
@@ -21,9 +21,9 @@ struct StoredMetadata {
     F stored(std::size_t i) const {
         const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
         switch (type) {
-            case Metadata::fp16: return load_f16(reinterpret_cast<const std::uint16_t*>(data) + i);
-            case Metadata::fp8_e4m3: return load_e4m3(bytes + i);
-            case Metadata::fp8_e5m3: break;
+            case LOWKV_F16: return load_f16(reinterpret_cast<const std::uint16_t*>(data) + i);
+            case LOWKV_E4M3: return load_e4m3(bytes + i);
+            default: break;
         }
         return load_e5m3(bytes + i);
     }
@@ -36,9 +36,9 @@ struct HeadMetadata {
     StoredMetadata metadata;
     std::size_t stride, zeros;  // of a group's entries: from the last group's, and of its zeros
 
-    HeadMetadata(const codec::CodesPart& layout, const std::byte* section)
+    HeadMetadata(const lowkv_part& layout, const std::byte* section)
         : metadata(layout, section), stride(layout.row_entries), zeros(0) {
-        if (layout.has_zeros) {
+        if (layout.has_zeros != 0) {
             zeros = stride;
             stride *= 2;
         } else {

@@ -6,7 +6,7 @@
 //
 #include "kernels/body/unit_view.h"
 //
-#include "levels.h"
+#include LOWKV_LEVELS
 //
 #include "kernels/body/codes.h"
 //

@@ -232,7 +232,7 @@ void multiply_row_values(const Product& product, std::size_t w_stride,
     const PackedHead& x = product.x;
     const codec::RowPart& layout = rows_of(x);
     const auto* codes = reinterpret_cast<const std::uint8_t*>(x.section);
-    const LevelTables tables = load_level_tables<W, look>(layout.levels.data());
+    const LevelTables tables = load_level_tables<W, look>(layout.level);
     Prefetch prefetch =
         start_prefetch(product.ahead, product.ahead_bytes, x.lane_count * x.step_count);
     TokenMetadata metadata;

@@ -2,7 +2,7 @@
 // before RoPE.
 
 LOWKV_INLINE std::size_t first_channel(const PackedHead& x) {
-    return std::size_t{x.head} * rows_of(x).head_dim();
+    return std::size_t{x.head} * rows_of(x).head_dim;
 }
 
 // Calls take(token, channel within the head, residual) for the head's outliers in a block.

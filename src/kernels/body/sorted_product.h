@@ -10,13 +10,13 @@
 struct SortedQuery {
     const std::byte* statistics;  // null: none yet
     RowScales rows;
-    float offset[4];                                  // what the middle of the levels adds up to
-    alignas(64) float factor[codec::max_sorted_dim];  // by channel: of the damping
-    alignas(64) std::int16_t weights[4][codec::max_sorted_dim];
+    float offset[4];                         // what the middle of the levels adds up to
+    alignas(64) float factor[max_head_dim];  // by channel: of the damping
+    alignas(64) std::int16_t weights[4][max_head_dim];
 };
 static_assert(sizeof(SortedQuery) <= sizeof(ProductMemory));
 
-LOWKV_INLINE unsigned sorted_channel(const codec::SortedPart& part, const std::byte* section,
+LOWKV_INLINE unsigned sorted_channel(const lowkv_sorted& part, const std::byte* section,
                                      unsigned place) {
     const auto* order = reinterpret_cast<const std::uint8_t*>(section + part.section.order);
     return lowkv_sorted_channel(order, part.head.head_dim, place);
@@ -27,25 +27,24 @@ LOWKV_INLINE float sorted_half(const std::byte* section, std::size_t offset) {
     return codec::f16_to_f32(half);
 }
 // A quarter, for H, of what a level's step is worth in a group.
-LOWKV_INLINE float sorted_unit(const codec::SortedPart& part, const std::byte* section,
-                               unsigned bits, unsigned group) {
+LOWKV_INLINE float sorted_unit(const lowkv_sorted& part, const std::byte* section, unsigned bits,
+                               unsigned group) {
     return 0.25f * part.levels[bits].step * sorted_half(section, std::size_t{2} * group);
 }
 LOWKV_INLINE const std::uint8_t* sorted_bytes(const std::byte* section, std::size_t offset) {
     return reinterpret_cast<const std::uint8_t*>(section) + offset;
 }
 // What one step of a token's scale is worth, and of a channel's mean.
-LOWKV_INLINE float sorted_scale(const codec::SortedPart& part, const std::byte* section) {
+LOWKV_INLINE float sorted_scale(const lowkv_sorted& part, const std::byte* section) {
     return sorted_half(section, part.section.largest) / 255.0f;
 }
-LOWKV_INLINE float sorted_mean_step(const codec::SortedPart& part, const std::byte* section,
+LOWKV_INLINE float sorted_mean_step(const lowkv_sorted& part, const std::byte* section,
                                     unsigned channel) {
-    const std::size_t group = channel / codec::sorted_group;
+    const std::size_t group = channel / LOWKV_SORTED_GROUP;
     return sorted_half(section, part.section.largest_means + 2 * group) / 127.0f;
 }
 // Where channels are damped, queries are multiplied by what undoes it.
-LOWKV_INLINE void read_factors(const codec::SortedPart& part, const std::byte* section,
-                               float* factor) {
+LOWKV_INLINE void read_factors(const lowkv_sorted& part, const std::byte* section, float* factor) {
     const std::uint8_t* damping = sorted_bytes(section, part.section.damping);
     for (unsigned c = 0; c < part.head.head_dim; ++c)
         factor[c] =
@@ -68,10 +67,10 @@ LOWKV_INLINE void multiply_bytes(const std::uint8_t* bytes, unsigned channels, c
 }
 
 template <unsigned Rows>
-void prepare_sorted(const codec::SortedPart& part, const std::byte* section, const float* w,
+void prepare_sorted(const lowkv_sorted& part, const std::byte* section, const float* w,
                     std::size_t w_stride, SortedQuery& query) noexcept {
-    const unsigned steps = part.coded_groups * codec::sorted_group;
-    alignas(64) float x[Rows][codec::max_sorted_dim];
+    const unsigned steps = part.coded_groups * LOWKV_SORTED_GROUP;
+    alignas(64) float x[Rows][max_head_dim];
     read_factors(part, section, query.factor);
     for (unsigned p = 0; p < steps; ++p) {
         const unsigned channel = sorted_channel(part, section, p);
@@ -81,13 +80,13 @@ void prepare_sorted(const codec::SortedPart& part, const std::byte* section, con
     F largest[4], sum[4];
     for (unsigned r = 0; r < 4; ++r) largest[r] = sum[r] = set(0.0f);
     for (unsigned i = 0; i < part.run_count; ++i) {
-        const codec::SortedRun& run = part.runs[i];
+        const lowkv_sorted_run& run = part.runs[i];
         for (unsigned g = run.first_group; g < run.first_group + run.groups; ++g) {
             const F unit = set(sorted_unit(part, section, run.bits, g));
             for (unsigned r = 0; r < Rows; ++r) {
-                float* group = x[r] + g * codec::sorted_group;
+                float* group = x[r] + g * LOWKV_SORTED_GROUP;
                 codec::hadamard_16(group);
-                for (unsigned s = 0; s < codec::sorted_group; s += lanes) {
+                for (unsigned s = 0; s < LOWKV_SORTED_GROUP; s += lanes) {
                     const F scaled = mul(load(group + s), unit);
                     store(group + s, scaled);
                     largest[r] = max(largest[r], abs(scaled));
@@ -100,15 +99,15 @@ void prepare_sorted(const codec::SortedPart& part, const std::byte* section, con
         sum[r] = round_weights(x[r], steps, query.rows.inverse[r], query.weights[r]);
     reduce_add4(sum, query.offset);
     for (unsigned r = 0; r < Rows; ++r)
-        query.offset[r] *= -codec::middle_level * query.rows.scale[r];
+        query.offset[r] *= -LOWKV_SORTED_MIDDLE * query.rows.scale[r];
     query.statistics = section;
 }
 
 // body.operator()<Width, Look>() for codes of so many bits.
 template <class Body>
-LOWKV_INLINE void with_bits(const codec::SortedPart& part, unsigned bits, Body body) {
+LOWKV_INLINE void with_bits(const lowkv_sorted& part, unsigned bits, Body body) {
     const auto with_look = [&]<Width W>() LOWKV_INLINE_LAMBDA {
-        if (part.levels[bits].trellis())
+        if (part.levels[bits].trellis != 0)
             body.template operator()<W, Look::trellis>();
         else
             body.template operator()<W, Look::table>();
@@ -124,7 +123,7 @@ LOWKV_INLINE void with_bits(const codec::SortedPart& part, unsigned bits, Body b
 
 // `lanes` tokens, from `lane` on, of a group of a run.
 template <Width W, Look L>
-LOWKV_INLINE UnitView open_group(const codec::SortedPart& part, const std::uint8_t* codes,
+LOWKV_INLINE UnitView open_group(const lowkv_sorted& part, const std::uint8_t* codes,
                                  unsigned group, unsigned lane) {
     const unsigned unit = lane / 16, at = lane % 16 * 4;
     if constexpr (L == Look::fifth) {
@@ -140,13 +139,13 @@ LOWKV_INLINE UnitView open_group(const codec::SortedPart& part, const std::uint8
 
 // sums += the codes of a run's groups times their weights, for two vectors of lanes.
 template <Width W, Look L, unsigned Rows>
-LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun& run,
+LOWKV_INLINE void dot_run(const lowkv_sorted& part, const lowkv_sorted_run& run,
                           const std::byte* section, const SortedQuery& query, unsigned lane,
                           Prefetch& prefetch, I (&sums)[Rows][2][weight_planes]) {
     const std::uint8_t* codes = sorted_bytes(section, run.codes);
-    const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].level.data());
-    const SharedWeights<codec::max_sorted_dim> weights{query.weights[0] +
-                                                       run.first_group * codec::sorted_group};
+    const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].bytes);
+    const SharedWeights<max_head_dim> weights{query.weights[0] +
+                                              run.first_group * LOWKV_SORTED_GROUP};
     for (unsigned g = 0; g < run.groups; ++g) {
         fetch_share(prefetch);
         UnitView view[2];
@@ -158,10 +157,10 @@ LOWKV_INLINE void dot_run(const codec::SortedPart& part, const codec::SortedRun&
 
 // The same of all groups, whose codes have become levels.
 template <unsigned Rows>
-LOWKV_INLINE void dot_levels(const codec::SortedPart& part, const std::uint8_t* levels,
+LOWKV_INLINE void dot_levels(const lowkv_sorted& part, const std::uint8_t* levels,
                              const SortedQuery& query, unsigned lane,
                              I (&sums)[Rows][2][weight_planes]) {
-    const SharedWeights<codec::max_sorted_dim> weights{query.weights[0]};
+    const SharedWeights<max_head_dim> weights{query.weights[0]};
     const LevelTables none = {};
     for (unsigned g = 0; g < part.coded_groups; ++g) {
         UnitView view[2];
@@ -176,7 +175,7 @@ LOWKV_INLINE void dot_levels(const codec::SortedPart& part, const std::uint8_t* 
 
 // y[row][token] += w[row] * what the tokens of a block lack that have it stored beside.
 template <unsigned Rows>
-LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& product,
+LOWKV_INLINE void add_residuals(const lowkv_sorted& part, const Product& product,
                                 const SortedQuery& query, std::size_t w_stride,
                                 std::size_t y_stride) {
     const std::byte* section = product.x.section;
@@ -198,7 +197,7 @@ LOWKV_INLINE void add_residuals(const codec::SortedPart& part, const Product& pr
 template <unsigned Rows, bool Levels>
 void multiply_sorted(const Product* products, unsigned count, std::size_t w_stride,
                      std::size_t y_stride) noexcept {
-    const codec::SortedPart& part = sorted_of(products->x);
+    const lowkv_sorted& part = sorted_of(products->x);
     SortedQuery own;
     own.statistics = nullptr;
     for (unsigned i = 0; i < count; ++i) {
@@ -214,7 +213,7 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
             prepare_sorted<Rows>(part, section, product.w, w_stride, query);
         Prefetch prefetch =
             start_prefetch(product.ahead, product.ahead_bytes,
-                           part.head.tokens * part.coded_groups * codec::sorted_group);
+                           part.head.tokens * part.coded_groups * LOWKV_SORTED_GROUP);
 
         float mean_products[4];
         multiply_bytes<Rows>(
@@ -234,7 +233,7 @@ void multiply_sorted(const Product* products, unsigned count, std::size_t w_stri
                 dot_levels<Rows>(part, product.levels, query, lane, sums);
             } else {
                 for (unsigned n = 0; n < part.run_count; ++n) {
-                    const codec::SortedRun& run = part.runs[n];
+                    const lowkv_sorted_run& run = part.runs[n];
                     with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
                         dot_run<W, L, Rows>(part, run, section, query, lane, prefetch, sums);
                     });
@@ -266,20 +265,19 @@ void multiply_few(const Product* products, unsigned count, unsigned rows, std::s
 [[gnu::noinline, gnu::unused]] static void multiply_many(const Product* products, unsigned count,
                                                          unsigned rows, std::size_t w_stride,
                                                          std::size_t y_stride) noexcept {
-    const codec::SortedPart& part = sorted_of(products->x);
+    const lowkv_sorted& part = sorted_of(products->x);
     alignas(64) std::uint8_t levels[most_levels];
     Product wide[max_products];
-    const unsigned tokens = part.head.tokens, group_size = tokens * codec::sorted_group;
+    const unsigned tokens = part.head.tokens, group_size = tokens * LOWKV_SORTED_GROUP;
     for (unsigned p = 0; p < count; ++p) {
         std::uint8_t* its = levels + std::size_t{p} * part.coded_groups * group_size;
         wide[p] = products[p];
         wide[p].levels = its;
         for (unsigned n = 0; n < part.run_count; ++n) {
-            const codec::SortedRun& run = part.runs[n];
+            const lowkv_sorted_run& run = part.runs[n];
             const std::uint8_t* codes = sorted_bytes(products[p].x.section, run.codes);
             with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
-                const LevelTables tables =
-                    load_level_tables<W, L>(part.levels[run.bits].level.data());
+                const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].bytes);
                 for (unsigned g = 0; g < run.groups; ++g) {
                     std::uint8_t* group = its + std::size_t{run.first_group + g} * group_size;
                     for (unsigned lane = 0; lane < tokens; lane += lanes)

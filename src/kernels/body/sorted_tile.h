@@ -2,13 +2,13 @@
 
 // Level numbers of a group, less the middle one: out[step], for `lanes` lanes from `lane` on.
 template <Width W, Look L>
-LOWKV_INLINE void load_levels(const codec::SortedPart& part, const codec::SortedRun& run,
+LOWKV_INLINE void load_levels(const lowkv_sorted& part, const lowkv_sorted_run& run,
                               const std::byte* section, unsigned group, unsigned lane,
                               F (&out)[16]) {
-    const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].level.data());
+    const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].bytes);
     const UnitView view =
         open_group<W, L>(part, sorted_bytes(section, run.codes), group - run.first_group, lane);
-    const F middle = set(codec::middle_level);
+    const F middle = set(LOWKV_SORTED_MIDDLE);
 #pragma GCC unroll 4
     for (unsigned tile = 0; tile < 4; ++tile) {
         const I levels = load_tile<W, L>(view, tile, tables);
@@ -33,9 +33,9 @@ LOWKV_INLINE void hadamard_vectors(F (&x)[16]) {
 
 // tile[channel][token] of 32 tokens, as attention sees them.
 void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexcept {
-    const codec::SortedPart& part = sorted_of(x);
+    const lowkv_sorted& part = sorted_of(x);
     const std::byte* section = x.section;
-    float factor[codec::max_sorted_dim];
+    float factor[max_head_dim];
     read_factors(part, section, factor);
     const std::uint8_t* means = sorted_bytes(section, part.section.means);
     const auto mean = [&](unsigned channel) LOWKV_INLINE_LAMBDA {
@@ -45,7 +45,7 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
     const std::uint8_t* scales = sorted_bytes(section, part.section.scales) + first_token;
     const F step = set(sorted_scale(part, section));
     for (unsigned n = 0; n < part.run_count; ++n) {
-        const codec::SortedRun& run = part.runs[n];
+        const lowkv_sorted_run& run = part.runs[n];
         for (unsigned g = run.first_group; g < run.first_group + run.groups; ++g) {
             const F unit = mul(step, set(sorted_unit(part, section, run.bits, g)));
             for (unsigned lane = 0; lane < tile_tokens; lane += lanes) {
@@ -57,7 +57,7 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
                 const F scale = mul(load_u8(scales + lane), unit);
                 for (unsigned i = 0; i < 16; ++i) {
                     const unsigned channel =
-                        sorted_channel(part, section, g * codec::sorted_group + i);
+                        sorted_channel(part, section, g * LOWKV_SORTED_GROUP + i);
                     store(tile + channel * tile_tokens + lane,
                           fma(y[i], mul(scale, set(factor[channel])), mean(channel)));
                 }
@@ -65,7 +65,7 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
         }
     }
     // Without bits: their mean.
-    for (unsigned place = part.coded_groups * codec::sorted_group; place < part.head.head_dim;
+    for (unsigned place = part.coded_groups * LOWKV_SORTED_GROUP; place < part.head.head_dim;
          ++place) {
         const unsigned channel = sorted_channel(part, section, place);
         for (unsigned lane = 0; lane < tile_tokens; lane += lanes)

@@ -20,8 +20,6 @@
 //
 #include "kernels/body/mass.h"
 //
-#include "kernels/body/to_f16.h"
-//
 #include "kernels/body/to_bytes.h"
 //
 #include "kernels/body/trellis.h"

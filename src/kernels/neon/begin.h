@@ -10,6 +10,7 @@ namespace lowkv::kernels::neon {
 constexpr std::string_view needs = "64-bit ARM";
 inline bool supported() noexcept { return true; }
 
+#define LOWKV_LEVELS "kernels/body/levels_of_16.h"
 #define LOWKV_REGION_END
 
 #include "kernels/neon/vocabulary.h"

@@ -27,6 +27,7 @@ inline bool supported() noexcept {
 
 }  // namespace lowkv::kernels::neon_i8mm
 
+#define LOWKV_LEVELS "kernels/body/levels_of_16.h"
 #define LOWKV_REGION_END LOWKV_TARGET_END
 LOWKV_TARGET_BEGIN("arch=armv8.2-a+i8mm")
 namespace lowkv::kernels::neon_i8mm {

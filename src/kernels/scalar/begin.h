@@ -8,6 +8,7 @@ namespace lowkv::kernels::scalar {
 constexpr std::string_view needs = "plain C++ for any CPU";
 inline bool supported() noexcept { return true; }
 
+#define LOWKV_LEVELS "kernels/body/levels_of_16.h"
 #define LOWKV_REGION_END
 
 #include "kernels/scalar/vocabulary.h"

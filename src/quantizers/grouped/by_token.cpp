@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/float16.h"
 #include "codec/lloyd_max.h"
 #include "codec/rotation.h"
+#include "codec/small_floats.h"
 #include "codec/uniform.h"
 #include "quantizers/grouped/grouped.h"
 #include "quantizers/grouped/trellis_codes.h"
@@ -64,7 +64,7 @@ void write_mean(const std::uint16_t* rows, const TokenView& view, const TokenPar
     if (layout.rotation() != nullptr) layout.rotation()->apply(sum);
     std::uint16_t halves[max_channels];
     for (std::uint32_t c = 0; c < view.channels(); ++c) halves[c] = f32_to_f16(sum[c]);
-    std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
+    std::memcpy(section + layout.mean_at, halves, view.channels() * sizeof *halves);
 }
 
 // Calls f(first channel, count, group) for a token's groups.
@@ -103,7 +103,7 @@ void correct_mean(const TokenCodes& codes, const TokenView& view, const TokenPar
     std::uint16_t halves[max_channels];
     for (std::uint32_t c = 0; c < view.channels(); ++c)
         halves[c] = f32_to_f16(mean[c] - sum[c] * share);
-    std::memcpy(section + layout.mean_offset, halves, view.channels() * sizeof *halves);
+    std::memcpy(section + layout.mean_at, halves, view.channels() * sizeof *halves);
 }
 
 // What a head's tokens are less: their mean, or zeros.
@@ -111,7 +111,7 @@ void read_mean(const TokenPart& layout, const std::byte* section, std::uint32_t 
                float* mean) noexcept {
     std::uint16_t halves[max_channels] = {};
     if (layout.codec.centred) {
-        std::memcpy(halves, section + layout.mean_offset, channels * sizeof *halves);
+        std::memcpy(halves, section + layout.mean_at, channels * sizeof *halves);
     }
     for (std::uint32_t c = 0; c < channels; ++c) mean[c] = f16_to_f32(halves[c]);
 }
@@ -194,7 +194,7 @@ void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const To
 
 void unpack(const std::byte* section, Part part, const HeadShape& head, const TokenPart& layout,
             TokenCodes& codes) noexcept {
-    const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_offset);
+    const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_at);
     CodeTile tile;
     for (std::uint32_t step = 0; step < head.steps; ++step) {
         if (step % unit_steps == 0) {
@@ -213,13 +213,12 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const To
 void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                             const EncodeHints&) const noexcept {
     const TokenPart& layout = *this;
-    const std::uint16_t* from = rows(exact, h);
+    const std::uint16_t* from = head_rows(exact, h);
     std::byte* section = packed + section_offset(h);
     const TokenView view(shape().part, head);
-    const float most = top();
+    const float most = top;
     const bool normal = layout.codec.levels == Levels::normal;
     const bool trellis = layout.codec.levels == Levels::trellis;
-    const bool search = layout.codec.clip == Clip::search;
     std::memset(section, 0, head_bytes());
     float mean[max_channels], y[max_channels];
     if (layout.codec.centred) write_mean(from, view, layout, section);
@@ -240,7 +239,7 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
                        } else {
                            const Grid full = full_grid(y + first, count, most);
                            const Grid grid =
-                               search ? searched_grid(y + first, count, full, most) : full;
+                               search != 0 ? searched_grid(y + first, count, full, most) : full;
                            groups.scale[g] = grid.scale;
                            groups.zero[g] = grid.zero;
                        }
@@ -259,7 +258,7 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
     }
     if (layout.codec.centred) correct_mean(codes, view, layout, mean, section);
     pack_tokens(codes, shape().part, layout.codec.width, head,
-                reinterpret_cast<std::uint8_t*>(section + layout.codes_offset));
+                reinterpret_cast<std::uint8_t*>(section + layout.codes_at));
 }
 
 void TokenPart::decode_head(const std::byte* packed, std::uint32_t h,
@@ -281,7 +280,7 @@ void TokenPart::decode_head(const std::byte* packed, std::uint32_t h,
                        }
                    });
         if (layout.rotation() != nullptr) layout.rotation()->apply_inverse(x);
-        view.store(x, t, rows(exact, h));
+        view.store(x, t, head_rows(exact, h));
     }
 }
 

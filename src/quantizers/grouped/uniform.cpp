@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "codec/uniform.h"
 #include "quantizers/grouped/grouped.h"
 #include "quantizers/metadata.h"
@@ -187,22 +187,22 @@ class UniformPart final : public CodesPart {
 
     void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                      const EncodeHints&) const noexcept override {
-        const std::uint16_t* from = rows(exact, h);
+        const std::uint16_t* from = head_rows(exact, h);
         std::byte* section = packed + section_offset(h);
         std::memset(section, 0, head_bytes());
         Groups groups;
         const auto ranges = head.groups_along_lanes ? ranges_along_lanes : ranges_along_steps;
-        ranges(from, head, *this, top(), groups);
-        if (codec.clip == Clip::search) search_ranges(from, head, *this, top(), groups);
+        ranges(from, head, *this, top, groups);
+        if (codec.clip == Clip::search) search_ranges(from, head, *this, top, groups);
         write_metadata(*this, section, groups);
 
         const auto quantize = head.groups_along_lanes ? quantize_along_lanes : quantize_along_steps;
-        auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_offset);
+        auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_at);
         CodeTile tile;
         for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
             for (std::uint32_t s = 0; s < unit_steps; ++s) {
                 const std::uint32_t step = block * unit_steps + s;
-                quantize(from + step * head.row_stride, step, head, *this, top(), groups,
+                quantize(from + step * head.row_stride, step, head, *this, top, groups,
                          tile.row[s]);
             }
             pack_tile(tile, codec.width, head, block, codes);
@@ -216,14 +216,14 @@ class UniformPart final : public CodesPart {
         read_metadata(*this, section, groups);
         const auto dequantize =
             head.groups_along_lanes ? dequantize_along_lanes : dequantize_along_steps;
-        const auto* codes = reinterpret_cast<const std::uint8_t*>(section + codes_offset);
+        const auto* codes = reinterpret_cast<const std::uint8_t*>(section + codes_at);
         CodeTile tile;
         for (std::uint32_t step = 0; step < head.steps; ++step) {
             if (step % unit_steps == 0) {
                 unpack_tile(codes, codec.width, head, step / unit_steps, tile);
             }
             dequantize(tile.row[step % unit_steps], step, head, *this, groups,
-                       rows(exact, h) + step * head.row_stride);
+                       head_rows(exact, h) + step * head.row_stride);
         }
     }
 };

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/float16.h"
 #include "codec/rotation.h"
+#include "codec/small_floats.h"
 #include "codec/sum.h"
 #include "codec/uniform.h"
 #include "quantizers/grouped/grouped.h"
@@ -140,23 +140,23 @@ void write_factors(const VarnormPart& layout, std::byte* section, float* factors
         halves[lane] = f32_to_f16(factors[lane]);
         factors[lane] = f16_to_f32(halves[lane]);
     }
-    std::memcpy(section + layout.factors_offset, halves, lanes * sizeof *halves);
+    std::memcpy(section + layout.factors_at, halves, lanes * sizeof *halves);
 }
 
 void read_factors(const VarnormPart& layout, const std::byte* section, float* factors,
                   std::uint32_t lanes) noexcept {
     std::uint16_t halves[max_lanes];
-    std::memcpy(halves, section + layout.factors_offset, lanes * sizeof *halves);
+    std::memcpy(halves, section + layout.factors_at, lanes * sizeof *halves);
     for (std::uint32_t lane = 0; lane < lanes; ++lane) factors[lane] = f16_to_f32(halves[lane]);
 }
 
 void VarnormPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                               const EncodeHints&) const noexcept {
-    const float most = top();
+    const float most = top;
     std::byte* section = packed + section_offset(h);
     std::memset(section, 0, head_bytes());
     Matrix x;
-    load(rows(exact, h), head, shape().part, *this, x);
+    load(head_rows(exact, h), head, shape().part, *this, x);
     float factors[max_lanes], inverse[max_lanes];
     balance(x, factors);
     write_factors(*this, section, factors, x.lanes);
@@ -171,7 +171,7 @@ void VarnormPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::
         groups.zero[s] = grid.zero;
     }
     write_metadata(*this, section, groups);
-    auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_offset);
+    auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_at);
     CodeTile tile;
     for (std::uint32_t s = 0; s < x.steps; ++s) {
         quantize_uniform(x.row(s), x.lanes, {groups.scale[s], groups.zero[s]}, most,
@@ -192,7 +192,7 @@ void VarnormPart::decode_head(const std::byte* packed, std::uint32_t h,
     read_factors(*this, section, factors, x.lanes);
     Groups groups;
     read_metadata(*this, section, groups);
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(section + codes_offset);
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(section + codes_at);
     CodeTile tile;
     for (std::uint32_t s = 0; s < x.steps; ++s) {
         if (s % unit_steps == 0) {
@@ -209,7 +209,7 @@ void VarnormPart::decode_head(const std::byte* packed, std::uint32_t h,
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         for (std::uint32_t c = 0; c < view.channels(); ++c) token[c] = x.at(shape().part, t, c);
         if (rotation() != nullptr) rotation()->apply_inverse(token);
-        view.store(token, t, rows(exact, h));
+        view.store(token, t, head_rows(exact, h));
     }
 }
 

@@ -5,8 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "codec/clip.h"
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "codec/uniform.h"
 #include "codec/units.h"
 #include "isa/table.h"
@@ -27,9 +26,9 @@ class Rows {
   public:
     explicit Rows(const RowPart& layout)
         : layout_(layout),
-          head_dim_(layout.head_dim()),
+          head_dim_(layout.head_dim),
           heads_(layout.shape().layer.kv_heads),
-          tokens_(layout.tokens()),
+          tokens_(layout.tokens),
           token_stride_(layout.shape().part == Part::keys ? 1 : channels()),
           channel_stride_(layout.shape().part == Part::keys ? tokens_ : 1) {}
 
@@ -242,46 +241,45 @@ struct RowMetadata {
 
 RowPart::RowPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
     : CodesPart(its_codec, its_shape) {
-    if (head_dim() > most_channels_by_row) {
+    if (head_dim > most_channels_by_row) {
         throw Error(ErrorCode::unsupported,
-                    "head_dim " + std::to_string(head_dim()) +
+                    "head_dim " + std::to_string(head_dim) +
                         " is not supported by codecs whose groups span the heads (row, static, "
                         "reorder); legal: up to " +
                         std::to_string(most_channels_by_row));
     }
-    const bool keys = shape().part == Part::keys;
     const auto tables = make_row_tables(codec, shape().layer, inputs.calibration, inputs.rope,
-                                        keys ? "key codec" : "value codec");
+                                        keys != 0 ? "key codec" : "value codec");
     const bool learned = codec.levels == Levels::learned;
     if (learned) set_levels(inputs.calibration->levels);
     for (std::uint32_t i = 0; i < tables->level.size(); ++i) {
         const std::uint32_t code = i % codec.level_count();
-        tables->level[i] = learned ? static_cast<float>(levels[code]) * level_step + level_zero
+        tables->level[i] = learned ? static_cast<float>(level[code]) * level_step + level_zero
                                    : static_cast<float>(code);
     }
     row = tables;
-    group = head_dim();
+    group = head_dim;
     if (row->groups > 0) {
-        const bool by_group = keys || row->groups == 1;
-        group_rows = by_group ? row->groups : tokens();
-        row_entries = by_group ? tokens() : row->groups;
+        const bool by_group = keys != 0 || row->groups == 1;
+        group_rows = by_group ? row->groups : tokens;
+        row_entries = by_group ? tokens : row->groups;
     }
-    const std::size_t metadata =
+    const std::size_t stored =
         std::size_t{2} * group_rows * row_entries * metadata_bytes(codec.metadata);
-    outliers_offset = round_up(metadata_offset + metadata, sizeof(std::int32_t));
-    const std::size_t most = std::size_t{row->outliers} * tokens();
+    outliers_offset = round_up(metadata_at + stored, sizeof(std::int32_t));
+    const std::size_t most = std::size_t{row->outliers} * tokens;
     const std::size_t begins = most > 0 ? sizeof(std::uint16_t) * (shape().layer.kv_heads + 1) : 0;
     places_offset = outliers_offset + round_up(begins, sizeof(std::int32_t));
     residuals_offset = places_offset + sizeof(OutlierPlace) * most;
     std::size_t shared = residuals_offset + sizeof(std::uint16_t) * most;
     if (codec.stage == Stage::pre) {
         set_positions(shared);
-        shared += sizeof(std::int32_t) * tokens();
+        shared += sizeof(std::int32_t) * tokens;
     }
     set_bytes(kernels::codes_bytes(codec.width, head.lanes, head.steps), shared);
     const std::string name = "row-" + std::string(row_of(codec.width).word);
     set_kernels(kernels::find(*inputs.table, name));
-    if (!keys && row->groups == 1) dense = &code_kernels(*inputs.table);
+    if (keys == 0 && row->groups == 1) dense = &code_kernels(*inputs.table);
 }
 
 void RowPart::encode_shared(const std::uint16_t* exact, const std::int32_t* positions,
@@ -293,7 +291,7 @@ void RowPart::encode_shared(const std::uint16_t* exact, const std::int32_t* posi
         std::memcpy(packed + positions_offset(), positions, 4 * std::size_t{view.tokens()});
     }
     Groups groups;
-    const RowMetadata metadata{groups, tables, shape().part, view.tokens()};
+    const RowMetadata stored{groups, tables, shape().part, view.tokens()};
     Chosen outliers[max_tokens];
     float x[max_row_channels];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
@@ -308,7 +306,7 @@ void RowPart::encode_shared(const std::uint16_t* exact, const std::int32_t* posi
         find_ranges(tables, x, view.channels(), outliers[t], ranges);
         set_grids(*this, x, view.channels(), ranges, grids);
         for (std::uint32_t g = 0; g < tables.groups; ++g) {
-            const std::size_t e = metadata.entry(t, static_cast<std::int32_t>(g));
+            const std::size_t e = stored.entry(t, static_cast<std::int32_t>(g));
             groups.scale[e] = grids[g].scale;
             groups.zero[e] = grids[g].zero;
         }
@@ -327,7 +325,7 @@ void RowPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte
     std::memset(section, 0, head_bytes());
     Groups groups;
     if (tables.groups > 0) read_metadata(*this, packed, groups);
-    const RowMetadata metadata{groups, tables, shape().part, view.tokens()};
+    const RowMetadata stored{groups, tables, shape().part, view.tokens()};
     const std::uint32_t first = h * view.head_dim();
     const HeadOutliers outliers = outliers_of(*this, packed, h);
     std::uint32_t next = 0;
@@ -336,12 +334,12 @@ void RowPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte
         float x[max_lanes];
         view.load(exact, t, h, read_position(*this, packed, t), x);
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
-            const Grid grid = metadata.of(t, first + c);
+            const Grid grid = stored.of(t, first + c);
             codes.token[t][c] = code_of(*this, x[c], grid.scale, grid.zero);
         }
         for (; next < outliers.count && outliers.places[next].token == t; ++next) {
             const std::uint32_t c = outliers.places[next].channel;
-            const Grid grid = metadata.of(t, first + c);
+            const Grid grid = stored.of(t, first + c);
             const float coded = value_of(*this, codes.token[t][c], grid.scale, grid.zero);
             const std::uint16_t residual = f32_to_f16(x[c] - coded);
             const auto at = reinterpret_cast<const std::byte*>(outliers.residuals + next) - packed;
@@ -355,20 +353,19 @@ void RowPart::decode_head(const std::byte* packed, std::uint32_t h,
                           std::uint16_t* exact) const noexcept {
     const RowTables& tables = *row;
     const Rows view(*this);
-    const bool keys = shape().part == Part::keys;
     const auto* in = reinterpret_cast<const std::uint8_t*>(packed + section_offset(h));
     Groups groups;
     if (tables.groups > 0) read_metadata(*this, packed, groups);
-    const RowMetadata metadata{groups, tables, shape().part, view.tokens()};
+    const RowMetadata stored{groups, tables, shape().part, view.tokens()};
     const std::uint32_t first = h * view.head_dim();
     const HeadOutliers outliers = outliers_of(*this, packed, h);
     std::uint32_t next = 0;
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         float x[max_lanes];
         for (std::uint32_t c = 0; c < view.head_dim(); ++c) {
-            const Grid grid = metadata.of(t, first + c);
-            const std::uint8_t code =
-                kernels::load_code(in, codec.width, head.steps, keys ? t : c, keys ? c : t);
+            const Grid grid = stored.of(t, first + c);
+            const std::uint8_t code = kernels::load_code(in, codec.width, head.steps,
+                                                         keys != 0 ? t : c, keys != 0 ? c : t);
             x[c] = value_of(*this, code, grid.scale, grid.zero);
         }
         for (; next < outliers.count && outliers.places[next].token == t; ++next) {

@@ -1,8 +1,8 @@
-#include "quantizers/sorted/carried.h"
+#include "quantizers/sorted/encoder.h"
 
 #include <cstring>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "xxh64.h"
 
 namespace lowkv::codec {

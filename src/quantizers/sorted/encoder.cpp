@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/float16.h"
 #include "codec/hadamard16.h"
 #include "codec/lloyd_max.h"
+#include "codec/small_floats.h"
 #include "codec/sum.h"
 #include "isa/table.h"
 
@@ -72,10 +72,11 @@ void read_means(const SortedPart& part, const std::byte* section, float* mean) n
 void read_levels(const SortedPart& part, const SortedStatistics& statistics, std::uint32_t place,
                  const std::uint8_t* codes, float* y) noexcept {
     const std::uint32_t bits = part.bits(place / sorted_group);
-    const SortedLevels& levels = part.levels[bits];
+    const lowkv_sorted_levels& levels = part.levels[bits];
+    const std::uint32_t count = levels.trellis != 0 ? LOWKV_WINDOWS : levels.count;
     float values[LOWKV_WINDOWS];
-    for (std::uint32_t i = 0; i < levels.count(bits); ++i)
-        values[i] = levels.of(i) * statistics.unit[place / sorted_group];
+    for (std::uint32_t i = 0; i < count; ++i)
+        values[i] = level_value(levels, i) * statistics.unit[place / sorted_group];
     for (std::uint32_t t = 0; t < tokens; ++t) y[t] = values[codes[t]];
 }
 
@@ -152,7 +153,7 @@ void SortedEncoder::choose_nearest(std::uint32_t group, const float (*x)[tokens]
 // A word is 4 tokens x the group.
 void SortedEncoder::choose_path(std::uint32_t group, const float (*x)[tokens]) noexcept {
     constexpr std::uint32_t words = kernels::trellis_words, word_codes = LOWKV_WORD_CODES;
-    const SortedLevels& levels = part_.levels[part_.bits(group)];
+    const std::uint32_t bits = part_.bits(group);
     for (std::uint32_t first = 0; first < tokens; first += words * LOWKV_WORD_LANES) {
         alignas(64) float samples[word_codes][words];
         std::uint8_t windows[word_codes][words];
@@ -162,7 +163,7 @@ void SortedEncoder::choose_path(std::uint32_t group, const float (*x)[tokens]) n
         for (std::uint32_t i = 0; i < word_codes; ++i)
             for (std::uint32_t w = 0; w < words; ++w)
                 samples[i][w] = x[lowkv_word_step(i)][token(i, w)];
-        levels.encode(samples[0], levels.path_level.data(), windows[0]);
+        part_.encode[bits](samples[0], part_.levels[bits].path, windows[0]);
         for (std::uint32_t i = 0; i < word_codes; ++i)
             for (std::uint32_t w = 0; w < words; ++w)
                 codes_[group * sorted_group + lowkv_word_step(i)][token(i, w)] = windows[i][w];
@@ -177,7 +178,7 @@ void SortedEncoder::choose_codes(const SortedStatistics& statistics, const float
         for (std::uint32_t i = 0; i < sorted_group; ++i)
             for (std::uint32_t t = 0; t < tokens; ++t)
                 x[i][t] = y[g * sorted_group + i][t] * inverse * to_normal[t];
-        if (part_.levels[part_.bits(g)].trellis())
+        if (part_.levels[part_.bits(g)].trellis != 0)
             choose_path(g, x);
         else
             choose_nearest(g, x);
@@ -229,7 +230,7 @@ void SortedEncoder::find_reaches(const SortedStatistics& statistics, const float
             fit.boundary[b - middle] = book.boundary[b];
             fit.step[b - middle] = book.level[b + 1] - book.level[b];
         }
-        part_.levels[bits].fit(fit);
+        part_.fit[bits](fit);
     }
     for (std::uint32_t t = 0; t < tokens; ++t) {
         float best = -1.0f;

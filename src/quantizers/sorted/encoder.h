@@ -5,10 +5,20 @@
 
 #include <algorithm>
 
-#include "quantizers/sorted/group_codes.h"
-#include "quantizers/sorted/statistics.h"
+#include "quantizers/packing.h"
+#include "quantizers/sorted/sorted_part.h"
 
 namespace lowkv::codec {
+
+// A group's codes, 16 channels of a block's tokens, in their bytes (lowkv/format.h).
+
+inline constexpr std::uint32_t sorted_tokens = max_block_tokens;
+
+// A tile's row is a channel. Codes are 0 to 2^bits - 1; of a trellis what is read are windows, and
+// what is written are their low bits. The bytes are zero before.
+void pack_group(const CodeTile& tile, std::uint32_t bits, std::uint8_t* codes) noexcept;
+void unpack_group(const std::uint8_t* codes, std::uint32_t bits, bool trellis,
+                  CodeTile& tile) noexcept;
 
 // What damped keys are less, by channel.
 void read_means(const SortedPart& part, const std::byte* section, float* mean) noexcept;
@@ -84,5 +94,20 @@ class SortedEncoder {
     void choose_nearest(std::uint32_t group, const float (*x)[sorted_tokens]) noexcept;
     void choose_path(std::uint32_t group, const float (*x)[sorted_tokens]) noexcept;
 };
+
+// What decoded keys carry: all that their block says of them beside the codes, so that encoding
+// them again, wherever they have been meanwhile (in a saved state, in a host's memory), finds the
+// codes that they had. Without it the channels' energies would sort otherwise, other keys would be
+// the shortest, and all would be rounded once more.
+//
+// It stands in one low bit of f16 numbers: a change of 2^-9 of a number at most. The two bits below
+// may have the llama.cpp plug-in's marks (row_mark.h).
+
+// `exact`: the head's rows.
+void carry(const SortedPart& part, const std::byte* section, std::uint16_t* exact) noexcept;
+
+// Into the section, its codes apart. False, and nothing is written, if these rows carry nothing, or
+// rows of several blocks do.
+bool take_carried(const SortedPart& part, const std::uint16_t* exact, std::byte* section) noexcept;
 
 }  // namespace lowkv::codec

@@ -1,4 +1,4 @@
-#include "quantizers/sorted/group_codes.h"
+#include "quantizers/sorted/encoder.h"
 
 #include "quantizers/grouped/trellis_codes.h"
 

@@ -3,9 +3,8 @@
 
 #include <cstring>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 #include "isa/table.h"
-#include "quantizers/sorted/carried.h"
 #include "quantizers/sorted/encoder.h"
 #include "quantizers/words.h"
 
@@ -81,7 +80,7 @@ void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
         float y[sorted_group][tokens] = {};
         CodeTile tile;
         if (g < coded_groups) {
-            unpack_group(codes + lowkv_sorted_codes(head, g), bits(g), levels[bits(g)].trellis(),
+            unpack_group(codes + lowkv_sorted_codes(head, g), bits(g), levels[bits(g)].trellis != 0,
                          tile);
             for (std::uint32_t i = 0; i < sorted_group; ++i) {
                 read_levels(*this, statistics, g * sorted_group + i, tile.row[i], y[i]);

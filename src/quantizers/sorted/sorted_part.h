@@ -6,12 +6,11 @@
 // products of codes of all widths add up as integers: y = (level - middle_level) * step * unit *
 // scale.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "isa/table.h"
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 #include "lowkv/quantizer.h"
 
 namespace lowkv::codec {
@@ -19,48 +18,24 @@ namespace lowkv::codec {
 inline constexpr std::uint32_t max_sorted_dim = 576;  // any head_dim
 inline constexpr std::uint32_t sorted_group = LOWKV_SORTED_GROUP;
 inline constexpr std::uint32_t max_sorted_groups = max_sorted_dim / sorted_group;
-inline constexpr std::uint32_t max_exact_rows = 4;
-inline constexpr float middle_level = 127.0f;
+inline constexpr std::uint32_t max_exact_rows = LOWKV_SORTED_ROWS;
+inline constexpr float middle_level = LOWKV_SORTED_MIDDLE;
 
-// What codes of so many bits stand for: from the lowest to the highest, the first 0, the last 254.
-// Of more than 16 levels: the lower half of them, then what the fifth bit adds to each. A trellis:
-// two tables of 16, whose entries a window adds (lowkv/format.h).
-struct SortedLevels {
-    std::array<std::uint8_t, 32> level{};
-    float step = 0;
-    kernels::EncodeTrellis encode = nullptr;  // null: no trellis
-    kernels::FitGroup fit = nullptr;
-    // What the paths are chosen by, by window: levels of N(0, 1).
-    std::array<float, LOWKV_WINDOWS> path_level{};
+// Of a code, of a trellis a window: 0 to 254.
+inline std::uint32_t level_number(const lowkv_sorted_levels& levels, std::uint32_t code) noexcept {
+    if (levels.trellis == 0) return levels.level[code];
+    return levels.level[code & 15] + levels.level[16 + (code >> 2)];
+}
+// What it stands for.
+inline float level_value(const lowkv_sorted_levels& levels, std::uint32_t code) noexcept {
+    return (static_cast<float>(level_number(levels, code)) - middle_level) * levels.step;
+}
 
-    bool trellis() const noexcept { return encode != nullptr; }
-    std::uint32_t count(std::uint32_t bits) const noexcept {
-        return trellis() ? LOWKV_WINDOWS : 1u << bits;
-    }
-    // Of a code, of a trellis a window: 0 to 254.
-    std::uint32_t number_of(std::uint32_t code) const noexcept {
-        const std::uint32_t first = level[code & 15];
-        if (trellis()) return first + level[16 + (code >> 2)];
-        return code < 16 ? first : first + level[code];
-    }
-    float of(std::uint32_t code) const noexcept {
-        return (static_cast<float>(number_of(code)) - middle_level) * step;
-    }
-};
-
-// Consecutive groups of one width.
-struct SortedRun {
-    std::uint32_t bits = 0, first_group = 0, groups = 0;
-    std::size_t codes = 0;  // from the section's first byte
-};
-
-struct SortedPart : PackedPart {
-    lowkv_sorted_head head;
-    lowkv_sorted_section section;
-    std::array<SortedLevels, 6> levels;  // by bits
-    std::array<SortedRun, 4> runs;       // those with bits
-    std::uint32_t run_count = 0;
-    std::uint32_t coded_groups = 0;  // groups that have bits: the first ones
+// The table is what kernels and devices read, `plain` what devices need besides.
+struct SortedPart : PackedPart, lowkv_sorted {
+    lowkv_part plain_part;
+    kernels::EncodeTrellis encode[6];  // by bits; null: no trellis
+    kernels::FitGroup fit[6];
 
     std::uint32_t bits(std::uint32_t group) const noexcept {
         return group < coded_groups ? lowkv_sorted_bits(head, group) : 0;
@@ -69,5 +44,23 @@ struct SortedPart : PackedPart {
   protected:
     SortedPart(const Codec& codec, const PartShape& its_shape, const kernels::Table& table);
 };
+
+// What blocks of a sequence have in common: how much a head's channels are damped, their order, and
+// how large each group's numbers are.
+
+// As they are stored, by place.
+struct SortedStatistics {
+    std::uint16_t order[max_sorted_dim];
+    float unit[max_sorted_groups];
+    float factor[max_sorted_dim];  // by channel: what it is divided by, 1 if not weighted
+};
+
+// By the queries' mean squares in the head's channels; null: they are not known, nothing is damped.
+void write_damping(const lowkv_sorted& part, const float* queries, std::byte* section) noexcept;
+void read_damping(const lowkv_sorted& part, const std::byte* section, float* factor) noexcept;
+// Of channels with these mean squares (damped, less the mean).
+void write_statistics(const lowkv_sorted& part, const float* energy, std::byte* section) noexcept;
+void read_statistics(const lowkv_sorted& part, const std::byte* section,
+                     SortedStatistics& statistics) noexcept;
 
 }  // namespace lowkv::codec

@@ -1,4 +1,4 @@
-#include "quantizers/sorted/statistics.h"
+#include "quantizers/sorted/sorted_part.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <numbers>
 #include <numeric>
 
-#include "codec/float16.h"
+#include "codec/small_floats.h"
 
 namespace lowkv::codec {
 namespace {
@@ -21,7 +21,7 @@ constexpr float least_share = 0.02f;
 // A channel is worth its energy times the root of the queries': their own energy does more on one
 // model and breaks another (docs/quality.md, "What queries say of channels"). So it is divided by
 // the fourth root of how much smaller they are than the largest.
-void write_damping(const SortedPart& part, const float* queries, std::byte* section) noexcept {
+void write_damping(const lowkv_sorted& part, const float* queries, std::byte* section) noexcept {
     const std::uint32_t channels = part.head.head_dim;
     if (part.head.weighted == 0 || queries == nullptr) return;
     const float sum = std::accumulate(queries, queries + channels, 0.0f);
@@ -37,14 +37,14 @@ void write_damping(const SortedPart& part, const float* queries, std::byte* sect
     }
 }
 
-void read_damping(const SortedPart& part, const std::byte* section, float* factor) noexcept {
+void read_damping(const lowkv_sorted& part, const std::byte* section, float* factor) noexcept {
     const auto* damping = reinterpret_cast<const std::uint8_t*>(section + part.section.damping);
     for (std::uint32_t c = 0; c < part.head.head_dim; ++c)
         factor[c] =
             part.head.weighted != 0 ? lowkv_sorted_factor(lowkv_sorted_damping(damping, c)) : 1.0f;
 }
 
-void write_statistics(const SortedPart& part, const float* energy, std::byte* section) noexcept {
+void write_statistics(const lowkv_sorted& part, const float* energy, std::byte* section) noexcept {
     const std::uint32_t channels = part.head.head_dim, groups = part.section.groups;
     std::uint16_t order[max_sorted_dim];
     std::iota(order, order + channels, std::uint16_t{0});
@@ -70,7 +70,7 @@ void write_statistics(const SortedPart& part, const float* energy, std::byte* se
     }
 }
 
-void read_statistics(const SortedPart& part, const std::byte* section,
+void read_statistics(const lowkv_sorted& part, const std::byte* section,
                      SortedStatistics& statistics) noexcept {
     const std::uint32_t channels = part.head.head_dim;
     std::uint16_t units[max_sorted_groups];

@@ -1,10 +1,13 @@
 #pragma once
-// What `lowkv doctor` says: a line per thing looked at, and what to do about those that are wrong.
+// What `lowkv doctor` looks at, and how it says what it found.
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 namespace lowkv::cli {
+
+// What `lowkv doctor` says: a line per thing looked at, and what to do about those that are wrong.
 
 class Findings {
   public:
@@ -24,5 +27,22 @@ class Findings {
     }
     int problems_ = 0;
 };
+
+// Has every device compute an example: codes must be the CPU's, attention what double precision
+// gives.
+void look_at_devices(Findings& findings);
+
+// The part of `lowkv doctor` that looks at a model: it runs a few hundred tokens through it and
+// reads back what became packed.
+
+struct ModelCheck {
+    std::string model, scheme;
+    std::vector<std::string> calibrations;
+    unsigned threads = 1;
+    bool every_layer = false;  // show the layers even where they are alike
+    bool all_presets = false;  // the sizes of those to compare with, too
+};
+
+void look_at_model(Findings& findings, const ModelCheck& check);
 
 }  // namespace lowkv::cli

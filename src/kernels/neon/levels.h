@@ -1,1 +1,0 @@
-#include "kernels/body/levels_of_16.h"
