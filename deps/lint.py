@@ -137,7 +137,16 @@ def wrong_mentions():
             for mention in document.finditer(words_of(path)) if (problem := wrong_mention(path, mention))]
 
 
+def wrong_paths(page):
+    """Files that a page names, by their paths in the tree, and that are not there."""
+    folders = "bench|cli|cmake|deps|devices|docs|eval|examples|include|plugins|python|src|tests"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)(?: [^`\n]*)?`(?!\)?\s*\(?of commit)", page.read_text())
+    return [f"{page.relative_to(ROOT)}: {path}: no such file" for path in sorted(set(named))
+            if not (ROOT / path).exists()]
+
+
 def check_documents():
+    mentions = wrong_mentions()
     pages = [p for name in DOCUMENTS for p in ([ROOT / name] if name.endswith(".md") else (ROOT / name).rglob("*.md"))]
     broken = 0
     for page in filter(Path.exists, pages):
@@ -155,13 +164,14 @@ def check_documents():
                 continue
             broken += 1
             print(f"{page.relative_to(ROOT)}: {link}: {problem}")
-    mentions = wrong_mentions()
+        if page.name != "CHANGELOG.md":  # which tells of the past, too
+            mentions += wrong_paths(page)
     print(*mentions, sep="\n", end="\n" if mentions else "")
     for path in our_code() + sorted((ROOT / "deps").glob("*.py")):
         lines = path.read_text().count("\n")
         if lines > LONG:
             print(f"warning: {path.relative_to(ROOT)} has {lines} lines (more than {LONG})")
-    print(f"documents: {len(pages)} pages, {broken} broken links, {len(mentions)} wrong names of documents", flush=True)
+    print(f"documents: {len(pages)} pages, {broken} broken links, {len(mentions)} wrong names of files", flush=True)
     return broken == 0 and not mentions
 
 
