@@ -8,7 +8,8 @@ LMCache's chunks carry no head_dim, so it must be told. Tokens that fill no whol
 layer that the scheme keeps exact, are stored as they are. Reading gives decoded rows in the chunk's dtype.
 
 A chunk does not say where in its sequence it lies, so by default all of it is packed, the first tokens of a prompt
-too. A scheme that names sinks= or window= keeps so many tokens exact at the beginning or the end of every chunk."""
+too. A scheme that names sinks= or window= keeps so many tokens exact at the beginning, in whole blocks, or the
+end of every chunk."""
 
 from __future__ import annotations
 

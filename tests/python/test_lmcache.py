@@ -98,8 +98,8 @@ def test_keys_beside_their_values_are_the_same_rows(layout, scheme):
         lowkv.lmcache.LowKVSerializer(codec).serialize(fused, fused, None)
 
 
-@pytest.mark.parametrize("scheme,first,last", [("lowkv2.8", 0, 0), ("lowkv2.8,sinks=5,window=20", 5, 20),
-                                               ("lowkv2.8,sinks=0,window=0", 0, 0), ("kivi2,sinks=40", 40, 0),
+@pytest.mark.parametrize("scheme,first,last", [("lowkv2.8", 0, 0), ("lowkv2.8,sinks=5,window=20", 128, 20),
+                                               ("lowkv2.8,sinks=0,window=0", 0, 0), ("kivi2,sinks=40", 64, 0),
                                                ("kivi2,window=7", 0, 7), ("lowkv2.8,window=900", TOKENS, 0)])
 def test_sinks_and_window_are_followed_where_they_are_named(scheme, first, last):
     source = memory(SHAPES["KV_2LTD"], torch.bfloat16, "KV_2LTD")

@@ -3,15 +3,15 @@
 
 struct StoredMetadata {
     const std::byte* data;
-    std::uint32_t type;
+    Metadata type;
     F scale_unit, zero_unit;
 
     StoredMetadata(const lowkv_part& layout, const std::byte* section)
         : data(section + layout.metadata_at),
-          type(layout.metadata),
+          type(static_cast<Metadata>(layout.metadata)),
           scale_unit(set(1.0f)),
           zero_unit(set(1.0f)) {
-        if (type != LOWKV_E4M3) return;
+        if (type != Metadata::fp8_e4m3) return;
         float multiplier[2];
         __builtin_memcpy(multiplier, section, sizeof multiplier);
         scale_unit = set(256.0f * multiplier[0]);
@@ -21,9 +21,9 @@ struct StoredMetadata {
     F stored(std::size_t i) const {
         const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
         switch (type) {
-            case LOWKV_F16: return load_f16(reinterpret_cast<const std::uint16_t*>(data) + i);
-            case LOWKV_E4M3: return load_e4m3(bytes + i);
-            default: break;
+            case Metadata::fp16: return load_f16(reinterpret_cast<const std::uint16_t*>(data) + i);
+            case Metadata::fp8_e4m3: return load_e4m3(bytes + i);
+            case Metadata::fp8_e5m3: break;
         }
         return load_e5m3(bytes + i);
     }
