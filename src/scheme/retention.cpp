@@ -8,7 +8,10 @@
 namespace lowkv {
 
 Retention whole_sinks(Retention retention, std::uint32_t block_tokens) noexcept {
-    retention.sinks = round_up(retention.sinks, block_tokens);
+    // At most the last multiple: sinks beyond any sequence's length are legal.
+    const std::uint32_t most = ~0u - ~0u % block_tokens;
+    retention.sinks = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(round_up<std::uint64_t>(retention.sinks, block_tokens), most));
     return retention;
 }
 

@@ -42,7 +42,9 @@ const std::vector<Retention>& retentions() {
                                             {.window = 33, .sinks = 40},
                                             {.window = 64, .sinks = 0, .flush = 96},
                                             {.window = 1, .sinks = 200, .flush = 32},
-                                            {.window = 0, .sinks = 1, .flush = 256}};
+                                            {.window = 0, .sinks = 1, .flush = 256},
+                                            {.window = 3, .sinks = ~0u, .flush = 0},
+                                            {.window = ~0u, .sinks = 0, .flush = 0}};
     return all;
 }
 
@@ -66,7 +68,8 @@ TEST_CASE("what a sequence packs is what is reckoned with") {
                 REQUIRE(range.end - range.first == packed * plan->block_tokens());
                 if (packed > 0 && first == 0) first = tokens;
             }
-            CHECK(first_packed_length(retention, plan->block_tokens()) == first);
+            const std::uint64_t length = first_packed_length(retention, plan->block_tokens());
+            CHECK((first > 0 ? length == first : length > 700));
         }
     }
 }
