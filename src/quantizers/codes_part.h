@@ -1,7 +1,6 @@
 #pragma once
 // A part whose heads have metadata (scales and zeros of groups) and codes in units: what the
-// grouped and the row quantizer have in common, and what the code kernels
-// read.
+// grouped and the row quantizer have in common. Kernels read its lowkv_part.
 //
 // A head's section is that of lowkv/format.h. Normal levels have no zeros; centred, rotated keys
 // have a mean; a balanced code stands for factor * (code * scale + zero). The row quantizer has
