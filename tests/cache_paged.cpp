@@ -298,7 +298,7 @@ class Fuzz {
         asked.scale = scale;
         layer_->attend(parts, asked, workspace_, *threads_);
         for (std::size_t i = 0; i < parts.size(); ++i) check_output(parts[i], seen[i], q, out);
-        settle(parts);
+        pack_full(parts);
     }
 
     std::vector<Token> as_read(const PagedSequence& part) {
@@ -349,7 +349,7 @@ class Fuzz {
     }
 
     // What the layer must have done after a step.
-    void settle(const std::vector<PagedSequence>& parts) {
+    void pack_full(const std::vector<PagedSequence>& parts) {
         if (in_place()) return;
         std::vector<std::int32_t> read, seen;
         for (const PagedSequence& part : parts) {

@@ -34,7 +34,7 @@ struct Cache {
         : plan(std::make_shared<const Plan>(plan_of(scheme, shape))),
           sequence(store, plan, retention) {}
 
-    // Settles between pieces, as a host does between steps.
+    // Packs between pieces, as a host does between steps.
     void append(Rng& rng, std::uint32_t tokens) {
         cache_test::append(sequence, rng, tokens);
         sequence.pack();

@@ -1,5 +1,6 @@
 #pragma once
-// Schemes of the rotated quantizer by their words: presets change, the laws of a quantizer do not.
+// Schemes whose tokens are changed first (by_token.cpp), by their words: presets change, the laws
+// of a quantizer do not.
 
 namespace lowkv::test {
 

@@ -226,7 +226,7 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
         }
         cache.append(rows);
         cache.update_query_stats(rows);
-        return cache.settled();
+        return cache.packed();
     };
     struct One {
         Sequence cache;
@@ -235,7 +235,7 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
                 {q.data(), 64, 64, static_cast<std::uint32_t>(q.size() / 64), 1});
         }
         void append(const Keys& r) { cache.append(r.data(), r.data(), n); }
-        auto settled() {
+        auto packed() {
             cache.pack();
             return save_sequence(cache);
         }
@@ -250,7 +250,7 @@ TEST_CASE("truncate(0) forgets queries that came before any row") {
             const BatchRows its{r.data(), RowType::f32, BatchStrides{r.size(), 64, 64}};
             cache.append(its, its, n);
         }
-        auto settled() {
+        auto packed() {
             cache.pack(0, serial_executor());
             return cache.save();
         }

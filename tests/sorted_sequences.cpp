@@ -317,17 +317,17 @@ TEST_CASE("a batch's sequences weigh by their own queries, a step that is undone
         batch.append({rows.keys.data(), RowType::f32, strides},
                      {rows.values.data(), RowType::f32, strides}, n);
     };
-    const auto observe = [&](Batch& batch) {
+    const auto see_queries = [&](Batch& batch) {
         batch.update_query_stats(queries.data(), {first.rows.size(), shape.head_dim, 2 * channels},
                                  128, 4);
     };
     Batch batch(make_store(), plan, no_window, 2), undone(make_store(), plan, no_window, 2);
     append(batch);
-    observe(batch);
+    see_queries(batch);
     batch.pack();
     undone.begin();
     append(undone);
-    observe(undone);
+    see_queries(undone);
     undone.pack();
     undone.rollback();
     CHECK(undone.wants_queries());

@@ -88,11 +88,11 @@ class Case {
     }
 
   private:
-    void encode(std::uint32_t block, const std::byte* like) {
+    void encode(std::uint32_t block, const std::byte* leader) {
         const std::byte* from = f16_.data() + block * plan_.f16_bytes();
         std::byte* to = packed_.data() + block * plan_.packed_bytes();
         if (plan_.has_shared()) encode_shared(plan_, from, to);
-        encode_block(plan_, from, to, 0, plan_.shape().kv_heads, {.stats_from = like});
+        encode_block(plan_, from, to, 0, plan_.shape().kv_heads, {.stats_from = leader});
     }
 
     std::string name_;

@@ -9,8 +9,6 @@
 
 namespace lowkv::cli {
 
-// What `lowkv calibrate` found, and how it is shown.
-
 struct CalibrateReport {
     Calibration calibration;
     std::vector<calibration::LayerReport> layers;
@@ -20,8 +18,6 @@ struct CalibrateReport {
 std::string table(const CalibrateReport& report);
 // What the columns are.
 std::string legend(const CalibrateReport& report);
-
-// What `lowkv calibrate` found about rotations, and how it is shown.
 
 struct RotationReport {
     Scheme scheme;                                    // as it was asked for

@@ -11,8 +11,6 @@
 
 namespace lowkv::cli {
 
-// Options that several commands have.
-
 void add_model(Command command, std::string& model);
 void add_scheme(Command command, std::string& scheme);
 void add_calibrations(Command command, std::vector<std::string>& calibrations);

@@ -23,16 +23,12 @@ Program program_of(const std::vector<std::string>& command);
 // what `lowkv run` adds to the command would go to the first.
 void refuse_wrappers(const std::vector<std::string>& command);
 
-// Where the plug-in and the llama.cpp tools that belong to this command are.
-
 // The file that LOWKV_PLUGIN names, else the plug-in in the command's folder or in ../lib,
 // ../lib/lowkv or ../lib64 from there. Where none exists, the path in ../lib.
 std::string plugin_path();
 
 // The tools of the llama.cpp that lowkv was built with; empty when there are none.
 std::string llama_tools_directory();
-
-// Finds the plug-in that fits a program's ggml, by itself or by asking deps/plugin_for.py.
 
 // Whether lowkv's source tree is known: `source`, else LOWKV_SOURCE, else where this command was
 // built.

@@ -7,8 +7,6 @@
 
 namespace lowkv::cli {
 
-// What `lowkv doctor` says: a line per thing looked at, and what to do about those that are wrong.
-
 class Findings {
   public:
     void good(const std::string& what, const std::string& value) { line("ok", what, value); }
@@ -34,7 +32,6 @@ void look_at_devices(Findings& findings);
 
 // The part of `lowkv doctor` that looks at a model: it runs a few hundred tokens through it and
 // reads back what became packed.
-
 struct ModelCheck {
     std::string model, scheme;
     std::vector<std::string> calibrations;

@@ -1,5 +1,5 @@
 // Attention on the host's side: what is to be done is cut into tasks, written in the kernels' words
-// (part.h) and launched; the results are brought to where the host wants them.
+// (call.h) and launched; the results are brought to where the host wants them.
 
 #include "attention.h"
 

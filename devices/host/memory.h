@@ -33,7 +33,7 @@ class Memory {
 
     // Of an address within what was allocated; any other makes the queue fail.
     Place place(const std::byte* address) const noexcept;
-    // The same as kernels take it (part.h): of a multiple of 64.
+    // The same as kernels take it (call.h): of a multiple of 64.
     std::uint32_t address(const std::byte* address) const noexcept;
     // Where there is none, another one.
     Memories all() const noexcept;

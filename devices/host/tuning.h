@@ -4,7 +4,7 @@
 // said yet whether they are right.
 //
 // What kernels have registers and local memory for is no matter of the host's: items of a group,
-// rows and scores of a tile (part.h) are the same on all devices.
+// rows and scores of a tile (call.h) are the same on all devices.
 
 #include <array>
 #include <cstddef>

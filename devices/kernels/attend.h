@@ -1,4 +1,4 @@
-// Attention: one online softmax over exact and packed blocks, cut into tasks (part.h) whose results
+// Attention: one online softmax over exact and packed blocks, cut into tasks (call.h) whose results
 // are joined. A task is 4, 16, 32 or 64 query rows that share a kv head, and as many cells as the
 // host says, all exact or all packed. A tile of them is expanded into local memory (expand.h) once
 // for all of its rows, by all items; then an item has four rows and four cells of a tile's scores

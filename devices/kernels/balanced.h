@@ -1,5 +1,5 @@
 // KVarN's parts: a head's tokens, rotated, are scaled until its steps and lanes have one variance.
-// The arithmetic and its order are those of src/quantizers/balanced/.
+// The arithmetic and its order are those of src/quantizers/grouped/varnorm.cpp
 
 #define BALANCE_ITERATIONS 8
 

@@ -1,5 +1,6 @@
 // Exact blocks to packed ones: what all quantizers do, and uniform groups. The arithmetic and its
-// order are those of src/quantizers/uniform/ and src/codec/uniform.cpp, so that the bytes are.
+// order are those of src/quantizers/grouped/uniform.cpp and src/codec/uniform.cpp, so that the
+// bytes are.
 //
 // One launch takes some blocks: pairs of addresses, the exact block's and the packed one's. A
 // group's second number says which block and head.

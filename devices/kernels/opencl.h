@@ -8,7 +8,7 @@
 //                         GLOBAL_BARRIER(): what they wrote to GLOBAL memory, too
 //   NUMBER, ITEM          of a work-item: among all, in its group; GROUP(axis): its group's
 //   MEMORY, AT(address)   a kernel's first parameters: the cache's memory; a place in it by its
-//                         address (part.h). MEMORIES: those parameters, for a function's own
+//                         address (call.h). MEMORIES: those parameters, for a function's own
 //   UNROLL                before a loop whose counter numbers registers
 //   FLOAT4(x, y, z, w)    a float4; MAD4(sum, x, v): sum += x * v, rounded as is fastest
 //

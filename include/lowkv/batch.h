@@ -72,8 +72,7 @@ struct BatchBytes {
     std::size_t exact = 0, packed = 0;
 };
 
-// What a batch of the plan makes of a retention: its sinks are whole blocks, and an exact scheme
-// has none.
+// The retention that a Batch uses: sinks rounded up to whole blocks, 0 for an exact scheme.
 Retention batch_retention(const Plan& plan, Retention retention) noexcept;
 
 class Batch {

@@ -25,7 +25,10 @@
 #define LOWKV_SORTED_ROWS 4u  // at most
 
 // NOLINTBEGIN(modernize-use-using): it is C.
-// The keys or the values of a plan. Numbers of bytes, but where it says otherwise.
+// The keys or the values of a plan. Numbers of bytes, but where it says otherwise. A quantizer sets
+// what describes a section; devices/host/plan.cpp sets kv_heads, rows, exact, head_bytes and all
+// that lies in a device's memory (*_at of a block or a table, scratch_*). A sorted part has its
+// lowkv_sorted besides, and here only `levels`, `group_rows`, `row_entries` and `sorted`.
 typedef struct {
     uint32_t keys;   // boolean, as all that begin with has_, and those said to be
     uint32_t exact;  // boolean: what is packed is f16 rows
@@ -78,7 +81,8 @@ typedef struct {
     uint32_t bits, first_group, groups, codes;
 } lowkv_sorted_run;
 
-// Behind the parts of a device's plan, and of a CPU's part beside its lowkv_part.
+// The tables of sorted keys. A device's plan has them behind its two parts; on the CPU,
+// PackedPart::sorted_table() returns them.
 typedef struct {
     lowkv_sorted_head head;
     lowkv_sorted_section section;

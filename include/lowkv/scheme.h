@@ -195,16 +195,17 @@ struct Retention {
     friend bool operator==(const Retention&, const Retention&) = default;
 };
 
-// Tokens [first, end) of a sequence are packed: whole blocks. Sinks are whole blocks, too.
+// Tokens [first, end) of a Sequence or a Batch are packed: whole blocks, behind whole blocks of
+// sinks.
 struct PackedTokens {
     std::uint64_t first = 0, end = 0;
 };
-// Those of a sequence of `tokens` tokens that was packed as far as its retention says.
+// The tokens that a sequence of this length has packed.
 PackedTokens packed_tokens(const Retention& retention, std::uint32_t block_tokens,
                            std::uint64_t tokens) noexcept;
 // The length at which a sequence's first block is packed.
 std::uint64_t first_packed_length(const Retention& retention, std::uint32_t block_tokens) noexcept;
-// With the sinks in whole blocks.
+// Rounds retention.sinks up to whole blocks.
 Retention whole_sinks(Retention retention, std::uint32_t block_tokens) noexcept;
 
 struct LayerScheme {

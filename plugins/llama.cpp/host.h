@@ -7,8 +7,6 @@
 
 namespace lowkv::ggml {
 
-// The ggml of the program that loaded us: does it fit, and does it assert?
-
 // Why this plug-in can't work with the program's ggml, and what would; empty when it can.
 std::string misfit();
 
@@ -21,7 +19,6 @@ bool host_asserts();
 
 // ggml's operations by their names. Builds of llama.cpp number them differently, and only some of
 // those have another version of ggml: a plug-in must ask the program, not its own headers.
-
 enum class Operation {
     other,
     none,

@@ -1,4 +1,4 @@
-// A batch to an image and back. The image numbers tokens, not cells.
+// A batch to an image and back.
 
 #include <string>
 #include <utility>

@@ -95,9 +95,9 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
                     std::span<const std::uint32_t> stats_from, std::optional<Part> only) {
     if (!stats_from.empty() && stats_from.size() != blocks.size()) {
-        throw Error(ErrorCode::invalid_argument,
-                    std::to_string(stats_from.size()) + " blocks to take statistics from, for " +
-                        std::to_string(blocks.size()) + " blocks to pack");
+        throw Error(ErrorCode::invalid_argument, "pack(): " + std::to_string(stats_from.size()) +
+                                                     " reference blocks for " +
+                                                     std::to_string(blocks.size()) + " blocks");
     }
     std::vector<Packing> places;
     for (std::size_t i = 0; i < blocks.size(); ++i)

@@ -10,7 +10,6 @@
 namespace lowkv::calibration {
 
 // SKVQ's channel reorder (its section 3.1): channels of a like range share a group.
-
 // k-means of the channels' points (low, high) into `groups` groups, none empty; `groups` is at most
 // the number of channels. Returns each channel's group; groups are numbered by the length of their
 // centre's range, shortest first. The same input and seed give the same groups.
@@ -18,7 +17,6 @@ std::vector<std::uint16_t> group_channels(std::span<const float> low, std::span<
                                           std::uint32_t groups, std::uint64_t seed);
 
 // KVQuant's ranges of channels (its section 3.4): thresholds at the tails of what was seen.
-
 struct Ranges {
     std::vector<float> low, high;  // [channels]
 };

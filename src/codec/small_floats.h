@@ -8,14 +8,10 @@
 
 namespace lowkv::codec {
 
-// f32 <-> IEEE half (lowkv/format.h).
-
 inline constexpr float f16_max = 65504.0f;
 
 inline float f16_to_f32(std::uint16_t half) noexcept { return lowkv_f16_to_f32(half); }
 inline std::uint16_t f32_to_f16(float value) noexcept { return lowkv_f32_to_f16(value); }
-
-// f32 <-> bfloat16, the upper half of an f32.
 
 inline float bf16_to_f32(std::uint16_t bits) noexcept {
     return std::bit_cast<float>(std::uint32_t{bits} << 16);

@@ -8,8 +8,6 @@
 
 namespace lowkv::codec {
 
-// The range of a uniform group and its steps.
-
 // Code 0 is `zero`, code n is n * scale above it.
 struct Grid {
     float scale = 0.0f;

@@ -1,4 +1,4 @@
-// When a token is packed: the one rule of every cache, and of what reckons with it.
+// Which tokens a Sequence or a Batch has packed; `lowkv plan` and the sizes of images use it, too.
 
 #include <algorithm>
 

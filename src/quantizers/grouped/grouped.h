@@ -3,8 +3,7 @@
 // (codes_part.h) and one set of kernels.
 //
 //   uniform.cpp   even steps over each group's range, of keys and values as they come (KIVI, int)
-//   by_token.cpp  a token's head is rotated and centred first; levels are even, normal or a
-//   trellis'
+//   by_token.cpp  a token's head is rotated and centred first; even, normal or trellis levels
 //                 (lowkv's values, TurboQuant)
 //   varnorm.cpp   tokens and channels are scaled to one variance first (KVarN)
 

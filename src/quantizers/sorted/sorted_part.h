@@ -31,7 +31,7 @@ inline float level_value(const lowkv_sorted_levels& levels, std::uint32_t code) 
     return (static_cast<float>(level_number(levels, code)) - middle_level) * levels.step;
 }
 
-// The table is what kernels and devices read, `plain` what devices need besides.
+// The table is what kernels and devices read, `plain_part` what devices need besides.
 struct SortedPart : PackedPart, lowkv_sorted {
     lowkv_part plain_part;
     kernels::EncodeTrellis encode[6];  // by bits; null: no trellis
@@ -46,9 +46,7 @@ struct SortedPart : PackedPart, lowkv_sorted {
 };
 
 // What blocks of a sequence have in common: how much a head's channels are damped, their order, and
-// how large each group's numbers are.
-
-// As they are stored, by place.
+// how large each group's numbers are. As they are stored, by place.
 struct SortedStatistics {
     std::uint16_t order[max_sorted_dim];
     float unit[max_sorted_groups];
