@@ -1,4 +1,4 @@
-// A quantizer of one's own, outside the library: E5M2, the upper half of each f16, rounded. Stores,
+// A quantizer from outside the library: E5M2, the upper half of each f16, rounded. Stores,
 // sequences, forks and attention take it as they take the library's quantizers.
 
 #include <algorithm>

@@ -27,7 +27,7 @@ void refuse_wrappers(const std::vector<std::string>& command);
 // ../lib/lowkv or ../lib64 from there. Where none exists, the path in ../lib.
 std::string plugin_path();
 
-// The tools of the llama.cpp that lowkv was built with; empty when there are none.
+// The folder with the tools of lowkv's own llama.cpp; empty if they were not built.
 std::string llama_tools_directory();
 
 // Whether lowkv's source tree is known: `source`, else LOWKV_SOURCE, else where this command was

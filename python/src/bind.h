@@ -23,13 +23,14 @@ void bind_quantize(nanobind::module_& m);
 // "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h). Stores
 // that live at the same time share the device of a name; one that has failed is not given again.
 //
-// Throws Error(device_failed) where there is none such, Error(unsupported) for OpenCL in a build
-// without and for CUDA without the package lowkv-cuda.
+// Throws Error(device_failed) if there is no such device, Error(unsupported) for OpenCL in a build
+// without OpenCL and for CUDA without the package lowkv-cuda.
 std::shared_ptr<Device> device_by_name(const std::string& name);
 
-// The OpenMP threads of the process, torch's: found, not linked. A library of our own would bring a
-// second pool beside torch's, whose threads fight for the same cores, and would not load where
-// there is none. Of the calling thread's; throws Error(unsupported) where the process has no GOMP.
+// Runs work on the process's OpenMP threads, which are torch's, for calls from this thread. The
+// OpenMP library is looked up, not linked: linking it would bring a second pool, whose threads
+// fight torch's for the same cores, and the extension would not load on machines without it. Throws
+// Error(unsupported) if the process has no GOMP.
 std::unique_ptr<Executor> openmp_executor(unsigned threads);
 
 }  // namespace lowkv::python

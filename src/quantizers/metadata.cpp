@@ -82,26 +82,31 @@ void spread_unit(const CodesPart& layout, float* scales, float* zeros) noexcept 
     }
 }
 
+// Calls move(values, multiplier) for what a section stores, in its order.
+template <class Move>
+void each_row(const CodesPart& layout, const Header& header, Groups& groups, Move move) noexcept {
+    for (std::size_t row = 0; row < layout.group_rows; ++row) {
+        float* scales = groups.scale + row * layout.row_entries;
+        float* zeros = groups.zero + row * layout.row_entries;
+        move(scales, header.scale_multiplier);
+        if (layout.has_zeros)
+            move(zeros, header.zero_multiplier);
+        else
+            spread_unit(layout, scales, zeros);
+    }
+}
+
 template <class Type>
 void write_rows(const CodesPart& layout, std::byte* section, const Header& header,
                 Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
     std::byte* out = section + layout.metadata_at;
-    const auto write = [&](float* values, float multiplier) {
+    raise_scales(groups.scale, layout.group_rows * entries,
+                 Type::smallest * header.scale_multiplier);
+    each_row(layout, header, groups, [&](float* values, float multiplier) {
         write_values<Type>(out, values, entries, multiplier);
         out += entries * sizeof(typename Type::Bits);
-    };
-    for (std::size_t row = 0; row < layout.group_rows; ++row) {
-        float* scales = groups.scale + row * entries;
-        float* zeros = groups.zero + row * entries;
-        raise_scales(scales, entries, Type::smallest * header.scale_multiplier);
-        write(scales, header.scale_multiplier);
-        if (layout.has_zeros) {
-            write(zeros, header.zero_multiplier);
-        } else {
-            spread_unit(layout, scales, zeros);
-        }
-    }
+    });
 }
 
 template <class Type>
@@ -109,20 +114,10 @@ void read_rows(const CodesPart& layout, const std::byte* section, const Header& 
                Groups& groups) noexcept {
     const std::size_t entries = layout.row_entries;
     const std::byte* in = section + layout.metadata_at;
-    const auto read = [&](float* values, float multiplier) {
+    each_row(layout, header, groups, [&](float* values, float multiplier) {
         read_values<Type>(in, values, entries, multiplier);
         in += entries * sizeof(typename Type::Bits);
-    };
-    for (std::size_t row = 0; row < layout.group_rows; ++row) {
-        float* scales = groups.scale + row * entries;
-        float* zeros = groups.zero + row * entries;
-        read(scales, header.scale_multiplier);
-        if (layout.has_zeros) {
-            read(zeros, header.zero_multiplier);
-        } else {
-            spread_unit(layout, scales, zeros);
-        }
-    }
+    });
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 #pragma once
-// A head as tokens of channels, whichever way its part lies.
+// A head as tokens of channels, whichever way its part lies, and parts that rotate them.
 
 #include <algorithm>
 
+#include "codec/rotation.h"
 #include "codec/small_floats.h"
 #include "quantizers/codes_part.h"
 
@@ -38,6 +39,35 @@ class TokenView {
     std::size_t place(std::uint32_t token, std::uint32_t channel) const noexcept {
         return by_channel_ ? channel * stride_ + token : token * stride_ + channel;
     }
+};
+
+// A part that changes a token's channels before they are coded: first by its codec's rotation, if
+// there is one.
+class RotatedPart : public CodesPart {
+  public:
+    const Rotation* rotation() const noexcept override { return rotation_.get(); }
+
+    // A token's channels, rotated.
+    void load_token(const TokenView& view, const std::uint16_t* from, std::uint32_t token,
+                    float* x) const noexcept {
+        view.load(from, token, x);
+        if (rotation_ != nullptr) rotation_->apply(x);
+    }
+    // The inverse; x is overwritten.
+    void store_token(const TokenView& view, float* x, std::uint32_t token,
+                     std::uint16_t* to) const noexcept {
+        if (rotation_ != nullptr) rotation_->apply_inverse(x);
+        view.store(x, token, to);
+    }
+
+  protected:
+    RotatedPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
+        : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
+        by_token = 1;
+    }
+
+  private:
+    std::shared_ptr<const Rotation> rotation_;
 };
 
 }  // namespace lowkv::codec

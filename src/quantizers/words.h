@@ -1,5 +1,6 @@
 #pragma once
-// What each quantizer says of its codecs, in its words.cpp, and what they have in common there.
+// Each quantizer's rules for its codecs and its description of them (its words.cpp), and the
+// helpers that these share.
 
 #include <string>
 #include <string_view>

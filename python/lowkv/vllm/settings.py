@@ -88,7 +88,7 @@ def use(config) -> None:
 
 def used() -> Scheme:
     """What this process serves."""
-    if _used is None:  # vLLM was started without the variable, and took its own worker
+    if _used is None:  # the variable was not set when vLLM started, so vLLM runs its own worker
         raise Error(f"lowkv in vLLM: the worker is not lowkv's; set {VARIABLE} before vLLM is imported")
     return _used
 

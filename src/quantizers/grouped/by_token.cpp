@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "codec/lloyd_max.h"
-#include "codec/rotation.h"
 #include "codec/small_floats.h"
 #include "codec/uniform.h"
 #include "quantizers/grouped/grouped.h"
@@ -20,13 +19,10 @@ namespace {
 
 using kernels::unit_steps;
 
-constexpr std::uint32_t max_channels = max_lanes;
-
-class TokenPart final : public CodesPart {
+class TokenPart final : public RotatedPart {
   public:
     TokenPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
-        : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
-        by_token = true;
+        : RotatedPart(its_codec, its_shape, inputs) {
         has_mean = codec.centred;
         has_zeros = codec.levels == Levels::uniform;
         if (codec.levels == Levels::normal) {
@@ -40,21 +36,19 @@ class TokenPart final : public CodesPart {
     }
 
     const TrellisCodes& trellis() const noexcept { return trellis_; }
-    const Rotation* rotation() const noexcept override { return rotation_.get(); }
     void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                      const EncodeHints&) const noexcept override;
     void decode_head(const std::byte* packed, std::uint32_t h,
                      std::uint16_t* exact) const noexcept override;
 
   private:
-    std::shared_ptr<const Rotation> rotation_;
     TrellisCodes trellis_;
 };
 
 // The mean of a block's tokens, rotated as they are and rounded to f16.
 void write_mean(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
                 std::byte* section) noexcept {
-    float sum[max_channels] = {}, x[max_channels];
+    float sum[max_lanes] = {}, x[max_lanes];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         view.load(rows, t, x);
         for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] += x[c];
@@ -62,7 +56,7 @@ void write_mean(const std::uint16_t* rows, const TokenView& view, const TokenPar
     const float share = 1.0f / static_cast<float>(view.tokens());
     for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] *= share;
     if (layout.rotation() != nullptr) layout.rotation()->apply(sum);
-    std::uint16_t halves[max_channels];
+    std::uint16_t halves[max_lanes];
     for (std::uint32_t c = 0; c < view.channels(); ++c) halves[c] = f32_to_f16(sum[c]);
     std::memcpy(section + layout.mean_at, halves, view.channels() * sizeof *halves);
 }
@@ -92,7 +86,7 @@ void correct_mean(const TokenCodes& codes, const TokenView& view, const TokenPar
                   const float* mean, std::byte* section) noexcept {
     Groups stored;
     read_metadata(layout, section, stored);
-    float sum[max_channels] = {};
+    float sum[max_lanes] = {};
     for (std::uint32_t t = 0; t < view.tokens(); ++t)
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
@@ -100,7 +94,7 @@ void correct_mean(const TokenCodes& codes, const TokenView& view, const TokenPar
                            sum[c] += decoded(codes.token[t][c], layout, stored, g);
                    });
     const float share = 1.0f / static_cast<float>(view.tokens());
-    std::uint16_t halves[max_channels];
+    std::uint16_t halves[max_lanes];
     for (std::uint32_t c = 0; c < view.channels(); ++c)
         halves[c] = f32_to_f16(mean[c] - sum[c] * share);
     std::memcpy(section + layout.mean_at, halves, view.channels() * sizeof *halves);
@@ -109,7 +103,7 @@ void correct_mean(const TokenCodes& codes, const TokenView& view, const TokenPar
 // What a head's tokens are less: their mean, or zeros.
 void read_mean(const TokenPart& layout, const std::byte* section, std::uint32_t channels,
                float* mean) noexcept {
-    std::uint16_t halves[max_channels] = {};
+    std::uint16_t halves[max_lanes] = {};
     if (layout.codec.centred) {
         std::memcpy(halves, section + layout.mean_at, channels * sizeof *halves);
     }
@@ -119,8 +113,7 @@ void read_mean(const TokenPart& layout, const std::byte* section, std::uint32_t 
 // A token's y = x R - mean.
 void transform(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
                const float* mean, std::uint32_t token, float* y) noexcept {
-    view.load(rows, token, y);
-    if (layout.rotation() != nullptr) layout.rotation()->apply(y);
+    layout.load_token(view, rows, token, y);
     if (!layout.codec.centred) return;
     for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
 }
@@ -176,7 +169,7 @@ void quantize_normal(const float* y, float squares, std::uint32_t count, const T
 void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
                       const float* mean, Groups& groups, TokenCodes& codes) noexcept {
     const std::uint32_t channels = view.channels();
-    float y[trellis_tokens][max_channels], factor[trellis_tokens];
+    float y[trellis_tokens][max_lanes], factor[trellis_tokens];
     for (std::uint32_t first = 0; first < view.tokens(); first += trellis_tokens) {
         for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
             transform(rows, view, layout, mean, first + t, y[t]);
@@ -192,8 +185,8 @@ void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const To
     }
 }
 
-void unpack(const std::byte* section, Part part, const HeadShape& head, const TokenPart& layout,
-            TokenCodes& codes) noexcept {
+void unpack(const std::byte* section, const TokenPart& layout, TokenCodes& codes) noexcept {
+    const HeadShape& head = layout.head;
     const auto* in = reinterpret_cast<const std::uint8_t*>(section + layout.codes_at);
     CodeTile tile;
     for (std::uint32_t step = 0; step < head.steps; ++step) {
@@ -204,7 +197,7 @@ void unpack(const std::byte* section, Part part, const HeadShape& head, const To
         }
         for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
             std::uint8_t& code =
-                part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
+                layout.keys != 0 ? codes.token[lane][step] : codes.token[step][lane];
             code = tile.row[step % unit_steps][lane];
         }
     }
@@ -216,11 +209,10 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
     const std::uint16_t* from = head_rows(exact, h);
     std::byte* section = packed + section_offset(h);
     const TokenView view(shape().part, head);
-    const float most = top;
     const bool normal = layout.codec.levels == Levels::normal;
     const bool trellis = layout.codec.levels == Levels::trellis;
     std::memset(section, 0, head_bytes());
-    float mean[max_channels], y[max_channels];
+    float mean[max_lanes], y[max_lanes];
     if (layout.codec.centred) write_mean(from, view, layout, section);
     read_mean(layout, section, view.channels(), mean);
 
@@ -237,9 +229,9 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
                            quantize_normal(y + first, squares, count, layout, to);
                            groups.scale[g] = fitted_scale(y + first, squares, count, layout, to);
                        } else {
-                           const Grid full = full_grid(y + first, count, most);
+                           const Grid full = full_grid(y + first, count, top);
                            const Grid grid =
-                               search != 0 ? searched_grid(y + first, count, full, most) : full;
+                               search != 0 ? searched_grid(y + first, count, full, top) : full;
                            groups.scale[g] = grid.scale;
                            groups.zero[g] = grid.zero;
                        }
@@ -252,7 +244,7 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
         transform(from, view, layout, mean, t, y);
         for_groups(layout, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
-                       quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, most,
+                       quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, top,
                                         codes.token[t] + first);
                    });
     }
@@ -263,24 +255,22 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
 
 void TokenPart::decode_head(const std::byte* packed, std::uint32_t h,
                             std::uint16_t* exact) const noexcept {
-    const TokenPart& layout = *this;
     const std::byte* section = packed + section_offset(h);
     const TokenView view(shape().part, head);
-    float mean[max_channels], x[max_channels];
-    read_mean(layout, section, view.channels(), mean);
+    float mean[max_lanes], x[max_lanes];
+    read_mean(*this, section, view.channels(), mean);
     Groups groups;
-    read_metadata(layout, section, groups);
+    read_metadata(*this, section, groups);
     TokenCodes codes;
-    unpack(section, shape().part, head, layout, codes);
+    unpack(section, *this, codes);
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        for_groups(layout, view.channels(), t,
+        for_groups(*this, view.channels(), t,
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
                        for (std::uint32_t c = first; c < first + count; ++c) {
-                           x[c] = decoded(codes.token[t][c], layout, groups, g) + mean[c];
+                           x[c] = decoded(codes.token[t][c], *this, groups, g) + mean[c];
                        }
                    });
-        if (layout.rotation() != nullptr) layout.rotation()->apply_inverse(x);
-        view.store(x, t, head_rows(exact, h));
+        store_token(view, x, t, head_rows(exact, h));
     }
 }
 

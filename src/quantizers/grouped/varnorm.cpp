@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/rotation.h"
 #include "codec/small_floats.h"
 #include "codec/sum.h"
 #include "codec/uniform.h"
@@ -26,23 +25,18 @@ constexpr std::uint32_t max_elements = max_lanes * 128;  // of a head: 576 chann
 // The paper's 16 are no better (docs/quality.md's protocol).
 constexpr std::uint32_t iterations = 8;
 
-class VarnormPart final : public CodesPart {
+class VarnormPart final : public RotatedPart {
   public:
     VarnormPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
-        : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
-        by_token = true;
+        : RotatedPart(its_codec, its_shape, inputs) {
         has_factors = true;
         lay_out(*inputs.table);
     }
 
-    const Rotation* rotation() const noexcept override { return rotation_.get(); }
     void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                      const EncodeHints&) const noexcept override;
     void decode_head(const std::byte* packed, std::uint32_t h,
                      std::uint16_t* exact) const noexcept override;
-
-  private:
-    std::shared_ptr<const Rotation> rotation_;
 };
 
 // A head's elements, rotated, in the order of its part: row[step][lane]. On the stack, because
@@ -60,16 +54,15 @@ struct Matrix {
     }
 };
 
-void load(const std::uint16_t* rows, const HeadShape& head, Part part, const VarnormPart& layout,
-          Matrix& x) noexcept {
-    const TokenView view(part, head);
-    x.steps = head.steps;
-    x.lanes = head.lanes;
+void load(const std::uint16_t* rows, const VarnormPart& layout, Matrix& x) noexcept {
+    const TokenView view(layout.shape().part, layout.head);
+    x.steps = layout.head.steps;
+    x.lanes = layout.head.lanes;
     float token[max_lanes];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        view.load(rows, t, token);
-        if (layout.rotation() != nullptr) layout.rotation()->apply(token);
-        for (std::uint32_t c = 0; c < view.channels(); ++c) x.at(part, t, c) = token[c];
+        layout.load_token(view, rows, t, token);
+        for (std::uint32_t c = 0; c < view.channels(); ++c)
+            x.at(layout.shape().part, t, c) = token[c];
     }
 }
 
@@ -152,11 +145,10 @@ void read_factors(const VarnormPart& layout, const std::byte* section, float* fa
 
 void VarnormPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                               const EncodeHints&) const noexcept {
-    const float most = top;
     std::byte* section = packed + section_offset(h);
     std::memset(section, 0, head_bytes());
     Matrix x;
-    load(head_rows(exact, h), head, shape().part, *this, x);
+    load(head_rows(exact, h), *this, x);
     float factors[max_lanes], inverse[max_lanes];
     balance(x, factors);
     write_factors(*this, section, factors, x.lanes);
@@ -166,7 +158,7 @@ void VarnormPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::
     for (std::uint32_t s = 0; s < x.steps; ++s) {
         float* row = x.row(s);
         for (std::uint32_t lane = 0; lane < x.lanes; ++lane) row[lane] *= inverse[lane];
-        const Grid grid = full_grid(row, x.lanes, most);
+        const Grid grid = full_grid(row, x.lanes, top);
         groups.scale[s] = grid.scale;
         groups.zero[s] = grid.zero;
     }
@@ -174,7 +166,7 @@ void VarnormPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::
     auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_at);
     CodeTile tile;
     for (std::uint32_t s = 0; s < x.steps; ++s) {
-        quantize_uniform(x.row(s), x.lanes, {groups.scale[s], groups.zero[s]}, most,
+        quantize_uniform(x.row(s), x.lanes, {groups.scale[s], groups.zero[s]}, top,
                          tile.row[s % unit_steps]);
         if ((s + 1) % unit_steps == 0) {
             pack_tile(tile, codec.width, head, s / unit_steps, codes);
@@ -208,8 +200,7 @@ void VarnormPart::decode_head(const std::byte* packed, std::uint32_t h,
     float token[max_lanes];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
         for (std::uint32_t c = 0; c < view.channels(); ++c) token[c] = x.at(shape().part, t, c);
-        if (rotation() != nullptr) rotation()->apply_inverse(token);
-        view.store(token, t, head_rows(exact, h));
+        store_token(view, token, t, head_rows(exact, h));
     }
 }
 
