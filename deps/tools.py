@@ -1,5 +1,6 @@
 """Small helpers of the set-up: hashing, downloads, and commands that show their progress."""
 
+import functools
 import hashlib
 import json
 import os
@@ -112,3 +113,24 @@ def compiler_identity():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((x for x in lines if x.startswith(("flags", "Features"))), "")
     return compiler, hashlib.sha256(cpu.encode()).hexdigest()[:12]
+
+
+@functools.cache
+def native_flags():
+    """What a build for this CPU must leave out: virtual machines have been seen that announce AMX and whose tile
+    instructions are illegal, which ends stock llama.cpp in its first prompt."""
+    cpu = Path("/proc/cpuinfo")
+    if not cpu.exists() or " amx_tile" not in cpu.read_text():
+        return ""
+    without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    # As ggml does, it asks for the tiles' state first.
+    source = ("#include <sys/syscall.h>\n#include <unistd.h>\n"
+              "int main() { if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;\n"
+              "__asm__ volatile(\"tilezero %tmm0\\n\\ttilerelease\"); return 0; }\n")
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "tiles"
+        compiler = os.environ.get("CXX") or "c++"
+        built = subprocess.run([compiler, "-x", "c++", "-mamx-tile", "-o", program, "-"], input=source, text=True,
+                               capture_output=True, check=False)
+        works = built.returncode == 0 and subprocess.run([program], capture_output=True, check=False).returncode == 0
+    return "" if works else without
