@@ -90,11 +90,12 @@ TEST_CASE("a batch") {
         batch.pack();
         std::vector<float> out(q.size());
         BatchAttention a;
-        a.q = q.data();
-        a.out = out.data();
-        a.q_strides = a.out_strides = {std::size_t{heads} * 64, 64, std::size_t{heads} * 64};
-        a.queries = 1;
-        a.heads = heads;
+        a.io.q = q.data();
+        a.io.out = out.data();
+        a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * 64;
+        a.io.q_head_stride = a.io.out_head_stride = 64;
+        a.io.tokens = 1;
+        a.io.heads = heads;
         AttentionWorkspace workspace;
         CHECK(counted([&] { batch.attend(a, workspace); }) == 0);
     }

@@ -46,7 +46,7 @@ TEST_CASE("attention to a batch is that over the rows that it reads back") {
     Rng rng(5);
     for (const char* scheme : {"int8,window=20,sinks=4", "int8,window=20,sinks=0", "exact"}) {
         for (const RowType type : types) {
-            for (unsigned kind = 0; kind < 6; ++kind) {
+            for (unsigned kind = 0; kind < 8; ++kind) {
                 Held held(scheme, type, 3);
                 fill(held.batch, 1 + kind, 180);
                 held.batch.pack();
@@ -54,46 +54,55 @@ TEST_CASE("attention to a batch is that over the rows that it reads back") {
                 if (dropped) held.batch.drop_before(100);
                 const std::uint32_t queries = kind % 2 == 0 ? 1 : 40, heads = 4;
                 BatchAttention a;
-                a.queries = queries;
-                a.heads = heads;
-                a.scale = 0.2f;
-                a.first_token = kind == 3 ? 50 : 0;
-                a.window = kind == 2 ? 60 : 0;
-                const std::uint32_t first = std::max(held.batch.first(), a.first_token);
-                std::vector<float> mask(3 * queries * (180 - a.first_token));
+                a.io.tokens = queries;
+                a.io.heads = heads;
+                a.params.scale = 0.2f;
+                const std::uint32_t first_token = kind == 3 ? 50 : 0;
+                a.io.first_cell = first_token;
+                const std::uint32_t window = kind == 2 ? 60 : 0;
+                const std::uint32_t first = std::max(held.batch.first(), first_token);
+                std::vector<float> mask(3 * queries * (180 - first_token));
                 for (float& x : mask)
                     x = rng() % 3 == 0 ? -INFINITY : static_cast<float>(rng() % 5);
-                const std::size_t cells = 180 - a.first_token;
-                if (kind >= 3) {
-                    a.mask = mask.data();
-                    a.mask_strides = {queries * cells, 0, cells};
+                const std::size_t cells = 180 - first_token;
+                const bool masked = kind >= 3 && kind < 6;
+                const bool causal = kind != 1 && !masked;
+                if (masked) {
+                    a.params.mask = {
+                        .kind = Mask::Kind::additive_f32, .data = mask.data(), .row_stride = cells};
+                    a.mask_sequence_stride = queries * cells;
+                } else if (causal) {
+                    a.params.mask = {.kind = Mask::Kind::causal, .window = window};
                 }
-                a.causal = kind != 1;
                 const Row sinks{0.5f, -1.0f, 2.0f, 0.0f};
-                if (kind == 5) a.sink_logits = sinks.data();
+                if (kind == 5) a.params.sink_logits = sinks.data();
+                const Row slopes{0.5f, 0.25f, 0.125f, 0.0625f};
+                if (kind >= 6) a.params.alibi_slopes = slopes.data();
                 std::vector<float> q(3 * heads * queries * shape.head_dim), out(q.size(), NAN);
                 for (float& x : q) x = static_cast<float>(rng() % 17) / 16 - 0.5f;
-                a.q = q.data();
-                a.out = out.data();
-                a.q_strides = a.out_strides = {heads * queries * shape.head_dim,
-                                               queries * shape.head_dim, shape.head_dim};
+                a.io.q = q.data();
+                a.io.out = out.data();
+                a.q_sequence_stride = a.out_sequence_stride = heads * queries * shape.head_dim;
+                a.io.q_head_stride = a.io.out_head_stride = queries * shape.head_dim;
+                a.io.q_token_stride = a.io.out_token_stride = shape.head_dim;
                 held.batch.attend(a, workspace, *threads);
                 const std::vector<Row> rows = all_rows(held.batch);
                 const std::size_t count = 180 - held.batch.first();
                 double worst = 0;
                 for (std::size_t at = 0; at < q.size(); at += shape.head_dim) {
-                    const std::size_t s = at / a.q_strides.sequence,
-                                      head = at / a.q_strides.head % heads,
+                    const std::size_t s = at / a.q_sequence_stride,
+                                      head = at / a.io.q_head_stride % heads,
                                       query = at / shape.head_dim % queries;
                     const std::size_t own = 180 - queries + query;
                     std::vector<double> want(shape.head_dim);
                     double sum = kind == 5 ? std::exp(double{sinks[head]}) : 0;
                     for (std::size_t t = first; t < 180; ++t) {
                         double added = 0;
-                        if (kind >= 3)
-                            added = mask[(s * queries + query) * cells + t - a.first_token];
-                        else if (a.causal && (t > own || (a.window && own - t >= a.window)))
+                        if (masked)
+                            added = mask[(s * queries + query) * cells + t - first_token];
+                        else if (causal && (t > own || (window && own - t >= window)))
                             continue;
+                        if (kind >= 6) added = -double{slopes[head]} * static_cast<double>(own - t);
                         const Row* row = &rows[2 * (s * count + t - held.batch.first())];
                         const float* key = row[0].data() + head / 2 * shape.head_dim;
                         const float* value = row[1].data() + head / 2 * shape.head_dim;
@@ -109,7 +118,11 @@ TEST_CASE("attention to a batch is that over the rows that it reads back") {
                         worst = std::max(worst, std::fabs(out[at + c] - want[c] / sum));
                 }
                 INFO(scheme, " rows ", static_cast<int>(type), " kind ", kind);
-                CHECK(worst < 0.03);  // of values up to 8; the decoded rows are rounded, too
+                // What is read back of packed blocks is rounded to the rows' type.
+                CHECK(worst <
+                      (type == RowType::bf16
+                           ? 0.05
+                           : 0.005));  // of values up to 8; the decoded rows are rounded, too
             }
         }
     }
@@ -125,11 +138,12 @@ TEST_CASE("forks in two threads do not disturb each other") {
             batch.begin();
             fill(batch, seed + i, 3);
             BatchAttention a;
-            a.queries = 1;
-            a.heads = shape.kv_heads;
-            a.q = q.data();
-            a.out = out.data();
-            a.q_strides = a.out_strides = {shape.channels(), shape.head_dim, shape.head_dim};
+            a.io.tokens = 1;
+            a.io.heads = shape.kv_heads;
+            a.io.q = q.data();
+            a.io.out = out.data();
+            a.q_sequence_stride = a.out_sequence_stride = shape.channels();
+            a.io.q_head_stride = a.io.out_head_stride = shape.head_dim;
             batch.attend(a, workspace);
             batch.pack();
             if (i % 7 == 3)

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "batch_common.h"
-#include "cache/leader.h"
+#include "cache/encode.h"
 #include "lowkv/device.h"
 #include "lowkv/paged.h"
 #include "sample.h"
@@ -112,6 +112,7 @@ class Fuzz {
     DeviceMemory memory_;
     std::optional<PagedLayer> layer_;
     AttentionWorkspace workspace_;
+    std::vector<float> slopes_, logits_;  // of the last attend()
     std::vector<ModelPage> model_;
     std::vector<ModelSequence> sequences_;
     std::uint64_t now_ = 0, packed_ = 0, reopened_ = 0, evicted_ = 0, sinks_read_ = 0;
@@ -289,14 +290,27 @@ class Fuzz {
         for (float& x : q) x = random_row(rng_, 1)[0] < 0 ? -1.0f : 1.0f;
         std::vector<std::vector<Token>> seen;
         for (const PagedSequence& part : parts) seen.push_back(as_read(part));
-        PagedQueries asked;
-        asked.q = q.data();
-        asked.out = out.data();
-        asked.q_token_stride = asked.out_token_stride = width;
-        asked.q_head_stride = asked.out_head_stride = case_.shape.head_dim;
-        asked.heads = static_cast<std::uint32_t>(heads);
-        asked.scale = scale;
-        layer_->attend(parts, asked, workspace_, *threads_);
+        AttentionIO io;
+        io.q = q.data();
+        io.out = out.data();
+        io.q_token_stride = io.out_token_stride = width;
+        io.q_head_stride = io.out_head_stride = case_.shape.head_dim;
+        io.heads = static_cast<std::uint32_t>(heads);
+        AttentionParams params;
+        params.scale = scale;
+        slopes_.clear();
+        logits_.clear();
+        if (below(2) == 0) {
+            for (std::size_t h = 0; h < heads; ++h)
+                slopes_.push_back(std::exp2(-static_cast<float>(h + 2)));
+            params.alibi_slopes = slopes_.data();
+        }
+        if (below(2) == 0) {
+            for (std::size_t h = 0; h < heads; ++h)
+                logits_.push_back(static_cast<float>(below(5)) - 2);
+            params.sink_logits = logits_.data();
+        }
+        layer_->attend(parts, io, params, workspace_, *threads_);
         for (std::size_t i = 0; i < parts.size(); ++i) check_output(parts[i], seen[i], q, out);
         pack_full(parts);
     }
@@ -330,13 +344,16 @@ class Fuzz {
             const std::size_t first =
                 case_.sliding > 0 && end > case_.sliding ? end - case_.sliding : 0;
             std::vector<double> sum(dim);
-            double total = 0, largest = 0;
+            double total = logits_.empty() ? 0 : std::exp(double{logits_[head]}), largest = 0;
             for (std::size_t cell = first; cell < end; ++cell) {
                 REQUIRE(tokens[cell].key.size() == channels());
                 double score = 0;
                 for (std::size_t c = 0; c < dim; ++c)
                     score += double{q[at + c]} * double{tokens[cell].key[channel + c]};
-                const double weight = std::exp(score * double{scale});
+                const double bias =
+                    slopes_.empty() ? 0
+                                    : double{slopes_[head]} * static_cast<double>(end - 1 - cell);
+                const double weight = std::exp(score * double{scale} - bias);
                 total += weight;
                 for (std::size_t c = 0; c < dim; ++c)
                     sum[c] += weight * double{tokens[cell].value[channel + c]};

@@ -65,11 +65,11 @@ struct Fixture {
         const std::vector<float> q(32);
         std::vector<float> out(32, -1.0f);
         const PagedSequence sequence{pages, cells, 1, 0};
-        PagedQueries queries;
-        queries.q = q.data();
-        queries.out = out.data();
-        queries.heads = 1;
-        layer->attend(std::span(&sequence, 1), queries, workspace);
+        AttentionIO io;
+        io.q = q.data();
+        io.out = out.data();
+        io.heads = 1;
+        layer->attend(std::span(&sequence, 1), io, {}, workspace);
         return out;
     }
 };

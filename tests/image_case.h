@@ -9,7 +9,6 @@
 
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
-#include "lowkv/rope.h"
 #include "xxh64.h"
 
 namespace image_test {

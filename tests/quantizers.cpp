@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "lowkv/calibration.h"
+#include "lowkv/codec.h"
 #include "lowkv/quantizer.h"
-#include "lowkv/rope.h"
 
 using namespace lowkv;
 

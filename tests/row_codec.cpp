@@ -14,9 +14,9 @@
 #include "calibration_case.h"
 #include "codec_block.h"
 #include "lowkv/cache.h"
+#include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/executor.h"
-#include "lowkv/rope.h"
 #include "sealed_device.h"
 
 using namespace lowkv;

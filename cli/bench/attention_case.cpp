@@ -16,8 +16,8 @@
 #include "ggml-cpu.h"
 #include "lowkv/attention.h"
 #include "lowkv/calibration.h"
+#include "lowkv/codec.h"
 #include "lowkv/executor_openmp.h"
-#include "lowkv/rope.h"
 
 namespace lowkv::cli {
 

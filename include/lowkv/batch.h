@@ -44,26 +44,15 @@ struct BatchRowsOut {
     BatchStrides strides;
 };
 
-// The newest `queries` tokens of every sequence, f32.
+// The newest io.tokens tokens of every sequence. io and params.mask are those of the first one; how
+// far the next sequence's are from there, in elements, is said beside. io.n_cells is the batch's to
+// fill in; io.first_cell, its first token, may be one that has been dropped; io.lse is
+// [sequence][query][head].
 struct BatchAttention {
-    const float* q = nullptr;
-    BatchStrides q_strides;
-    float* out = nullptr;
-    BatchStrides out_strides;
-    float* lse = nullptr;  // [sequence][query][head], or null; see AttentionIO
-    std::uint32_t queries = 0;
-    std::uint32_t heads = 0;
-    // Tokens before it are hidden, and not read; so is what drop_before() has dropped.
-    std::uint32_t first_token = 0;
-    // Added to the scores: [sequence][head][query][token - first_token], a stride of 0 repeats.
-    // Null: a query sees the tokens up to its own, or all if not causal.
-    const float* mask = nullptr;
-    BatchStrides mask_strides;
-    bool causal = true;        // without a mask only
-    std::uint32_t window = 0;  // causal: the newest tokens that a query sees, 0 for all
-    float scale = 1.0f;
-    float softcap = 0.0f;
-    const float* sink_logits = nullptr;  // one per head, or null
+    AttentionIO io;
+    AttentionParams params;
+    std::size_t q_sequence_stride = 0, out_sequence_stride = 0;
+    std::size_t mask_sequence_stride = 0;  // 0: all share the mask
 };
 
 // What the batch's own blocks take, those that it shares with forks included; what sequences of it
@@ -101,7 +90,8 @@ class Batch {
     // and, with retention.flush, so many tokens at least.
     void pack(std::uint32_t spared = 0, Executor& executor = serial_executor());
 
-    // Attends to tokens [max(first_token, first()), tokens()), all sequences in one parallel loop.
+    // Attends to tokens [max(io.first_cell, first()), tokens()), all sequences in one parallel
+    // loop.
     void attend(const BatchAttention& attention, AttentionWorkspace& workspace,
                 Executor& executor = serial_executor()) const;
 

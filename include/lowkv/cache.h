@@ -253,6 +253,7 @@ class Sequence {
     // A place to be packed, and the block of its sequence whose statistics it takes over.
     struct Packing : Place {
         std::uint32_t stats_from = first_packed;
+        const std::byte* rows = nullptr;  // of a block that is absent: an exact block elsewhere
     };
     static constexpr std::uint32_t first_packed = 0xFFFFFFFE;
     const std::byte* statistics() const noexcept;
@@ -279,6 +280,7 @@ class Sequence {
     // Makes them exact, unshared, free of stale cells and dispensable to a rollback. No cell before
     // first_cell will be written.
     static void make_writable(std::span<const Place> places, std::uint32_t first_cell);
+    static bool try_to_make_writable(std::span<const Place> places, std::uint32_t first_cell);
     bool needs_copy(std::uint32_t block, std::uint32_t first_cell) const noexcept;
     bool is_cut(std::uint32_t block) const noexcept;
     void drop_stale_cells(cache::Block& block) noexcept;
@@ -286,14 +288,17 @@ class Sequence {
     // `apart`: a block that other sequences share too is replaced here, not changed for them.
     static void pack(std::span<const Packing> places, bool apart, Executor& executor,
                      std::optional<Part> only = std::nullopt);
-    void pack(std::span<const std::uint32_t> blocks, Executor& executor,
-              std::span<const std::uint32_t> stats_from, std::optional<Part> only);
 
     void check_source(const Sequence& source, std::span<const std::uint32_t> blocks,
                       std::span<const std::uint32_t> cells) const;
     void pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                    std::span<const std::uint32_t> cells, Executor& executor,
                    std::span<const std::uint32_t> stats_from, std::optional<Part> only);
+    void copy_from(const Sequence& source, std::span<const std::uint32_t> blocks,
+                   std::span<const std::uint32_t> cells, Executor& executor);
+    class Gathered;
+    std::size_t scattered(std::span<const std::uint32_t> cells,
+                          std::vector<const std::byte*>& rows) const;
     // Rows of a block's worth of cells into an exact block. False: none of them is there.
     bool gather(std::span<const std::uint32_t> cells, std::byte* to) const noexcept;
 

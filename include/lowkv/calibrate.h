@@ -11,7 +11,6 @@
 
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
-#include "lowkv/rope.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv::calibration {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lowkv/calibration.h"
-#include "lowkv/rope.h"
+#include "lowkv/codec.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv::calibration {

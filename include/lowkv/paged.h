@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -58,18 +59,6 @@ struct PagedSequence {
     std::uint32_t cells = 0;              // tokens, those of the step included
     std::uint32_t queries = 0;
     std::uint32_t first_query = 0;  // its first row of q and out
-};
-
-// [token][head][channel], f32; strides in floats. In the host's memory, whatever the device: the
-// layer sums up queries itself.
-struct PagedQueries {
-    const float* q = nullptr;
-    std::size_t q_token_stride = 0, q_head_stride = 0;
-    float* out = nullptr;
-    std::size_t out_token_stride = 0, out_head_stride = 0;
-    std::uint32_t heads = 0;
-    float scale = 1.0f;
-    float softcap = 0.0f;
 };
 
 struct PagedStats {
@@ -113,10 +102,14 @@ class PagedLayer {
     // again (a guess that was rejected) end what the page has.
     void write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots);
 
-    // Throws Error(invalid_argument), besides for what attention.h says, for cells that were never
+    // io: q and out of all of the step's tokens, in the host's memory, whatever the device, because
+    // the layer sums up queries itself. Which are whose, and how many cells there are, the
+    // sequences say; params.mask is not used, attention is causal. io.lse is not served. Throws
+    // Error(invalid_argument), besides for what attention.h says, for cells that were never
     // written, and for whole pages that were packed with something else.
-    void attend(std::span<const PagedSequence> sequences, const PagedQueries& queries,
-                AttentionWorkspace& workspace, Executor& executor = serial_executor());
+    void attend(std::span<const PagedSequence> sequences, const AttentionIO& io,
+                const AttentionParams& params, AttentionWorkspace& workspace,
+                Executor& executor = serial_executor());
 
   private:
     // Some bytes of a page in the host's memory, from all over it: where they have changed, someone
@@ -128,7 +121,6 @@ class PagedLayer {
         std::uint32_t rows = 0;      // written
         bool packed = false;         // what the host's memory has is valid
         bool first = false;          // of a sequence that was seen, with sinks
-        std::uint32_t due = 0;       // to be packed: its number among them, and 1
         std::uint64_t used = 0;      // the last step that read or wrote it
         std::uint64_t seen = 0;      // the last step with it in a sequence's window
         Mark mark{};                 // of the page as the layer has left it
@@ -145,15 +137,15 @@ class PagedLayer {
     // A page to be packed.
     struct Due {
         std::uint32_t page;
-        const std::byte* stats_from;     // null: it makes statistics
-        QueryEnergy* queries = nullptr;  // of its sequence, for those
-        bool uniform = false;            // which no other page takes over
+        std::optional<std::uint32_t> before = std::nullopt;  // in its sequence
+        QueryEnergy* queries = nullptr;                      // of its sequence
     };
     struct Step;
 
     std::shared_ptr<Store> store_;
     std::shared_ptr<const Plan> plan_, sink_plan_;
-    std::uint32_t window_, sinks_, sliding_, page_tokens_, spare_;
+    Retention retention_;
+    std::uint32_t sinks_, sliding_, page_tokens_, spare_;
     std::uint32_t page_blocks_ = 0;
     std::size_t page_bytes_ = 0;
     std::uint64_t seal_ = 0;  // what whole pages are packed with
@@ -188,14 +180,13 @@ class PagedLayer {
     void find_pages(std::span<const PagedSequence> sequences, Step& step);
     void set_views(const PagedSequence& sequence, std::size_t first_page, Step& step);
     void sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& views);
-    void attend_sinks(const AttentionParams& params, const Step& step,
-                      AttentionWorkspace& workspace, Executor& executor);
+    void attend_sinks(std::span<const PagedSequence> sequences, AttentionParams params,
+                      const Step& step, AttentionWorkspace& workspace, Executor& executor);
     void pack_full(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
-    void find_due(std::span<const PagedSequence> sequences, const Step& step,
-                  std::vector<Due>& due);
+    std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step) const;
     void update_query_stats(std::span<const PagedSequence> sequences, const Step& step);
-    bool page_leads(std::uint32_t number) const;
-    const std::byte* statistics_of(std::int32_t number, std::span<const Due> due) const;
+    bool is_packed(std::uint32_t number) const noexcept;
+    const std::byte* statistics_of(std::uint32_t number) const;
     void pack(std::span<const Due> due, Executor& executor);
     static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);
     std::byte* seal(std::uint32_t number) const noexcept;

@@ -195,6 +195,12 @@ struct Retention {
     friend bool operator==(const Retention&, const Retention&) = default;
 };
 
+// What leaves the window when is said here alone: of every cache, plug-in and reckoning of sizes.
+
+// How many of a sequence's tokens, from its first on, have left its window; with flush=, so many at
+// a time.
+std::uint64_t left_window(const Retention& retention, std::uint64_t tokens) noexcept;
+
 // Tokens [first, end) of a Sequence or a Batch are packed: whole blocks, behind whole blocks of
 // sinks.
 struct PackedTokens {

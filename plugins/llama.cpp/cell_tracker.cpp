@@ -154,7 +154,7 @@ void CellTracker::pack_restored() {
         ++repacked_rows_;
     }
     if (!marked) {
-        const std::uint32_t old = boundary(rank);
+        const auto old = static_cast<std::uint32_t>(left_window(retention_, rank));
         for (const auto& [cell, mark] : restored) {
             old_[cell] = rank_[cell] <= old;
             CellGroup& its = groups_.group(groups_.group_of(cell));
@@ -201,14 +201,9 @@ void CellTracker::see_mask(const std::uint16_t* mask, std::size_t row_stride,
     pack_ready();
 }
 
-// The highest rank that has left the window of a sequence whose newest token ranks `newest`.
-std::uint32_t CellTracker::boundary(std::uint32_t newest) const noexcept {
-    const std::uint32_t old = newest > retention_.window ? newest - retention_.window : 0;
-    return retention_.flush > 0 ? old / retention_.flush * retention_.flush : old;
-}
-
 void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest) {
-    const std::uint32_t oldest_kept = boundary(newest);
+    // Ranks count from 1: it is the highest that has left the window.
+    const auto boundary = static_cast<std::uint32_t>(left_window(retention_, newest));
     const std::uint32_t block = groups_.block();
     for (std::uint32_t b = 0; b * block < visible; ++b) {
         if (groups_.exact_rows()[b] == 0) continue;
@@ -218,8 +213,8 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
             if (number == no_cell || !groups_.exact(c) || !shows(row, c)) continue;
             CellGroup& group = groups_.group(number);
             group.last_seen = writes_;
-            if (rank_[c] <= oldest_kept) old_[c] = 1;
-            if (group.first_rank + block - 1 <= oldest_kept) group.passed = true;
+            if (rank_[c] <= boundary) old_[c] = 1;
+            if (group.first_rank + block - 1 <= boundary) group.passed = true;
         }
     }
 }

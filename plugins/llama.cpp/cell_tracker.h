@@ -98,7 +98,6 @@ class CellTracker {
     // The visible cell of the highest rank, or no_cell.
     std::uint32_t newest_visible(const std::uint16_t* row, std::uint32_t visible,
                                  std::size_t token) const;
-    std::uint32_t boundary(std::uint32_t newest) const noexcept;
     void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest);
     void pack_ready();
     bool is_ready(const CellGroup& group) const noexcept;

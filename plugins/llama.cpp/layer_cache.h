@@ -20,8 +20,8 @@
 
 #include "cell_tracker.h"
 #include "lowkv/cache.h"
+#include "lowkv/codec.h"
 #include "lowkv/device.h"
-#include "lowkv/rope.h"
 #include "mapping.h"
 #include "settings.h"
 

@@ -2,7 +2,7 @@
 // The rotary embedding that a ggml ROPE node applies, as the core describes it.
 
 #include "ggml.h"
-#include "lowkv/rope.h"
+#include "lowkv/codec.h"
 
 namespace lowkv::ggml {
 

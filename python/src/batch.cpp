@@ -148,23 +148,35 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     check_place(batch, out, "out");
     if (mask) check_place(batch, *mask, "mask");
     if (sink_logits) check_place(batch, *sink_logits, "sink_logits");
+    const BatchStrides q_strides = strides_of(q, "q"), out_strides = strides_of(out, "out");
     BatchAttention attention;
-    attention.q = q.data();
-    attention.q_strides = strides_of(q, "q");
-    attention.out = out.data();
-    attention.out_strides = strides_of(out, "out");
-    attention.queries = static_cast<std::uint32_t>(q.shape(2));
-    attention.heads = static_cast<std::uint32_t>(q.shape(1));
-    attention.first_token = first;
+    attention.q_sequence_stride = q_strides.sequence;
+    attention.out_sequence_stride = out_strides.sequence;
+    AttentionIO& io = attention.io;
+    io.q = q.data();
+    io.q_token_stride = q_strides.token;
+    io.q_head_stride = q_strides.head;
+    io.out = out.data();
+    io.out_token_stride = out_strides.token;
+    io.out_head_stride = out_strides.head;
+    io.tokens = static_cast<std::uint32_t>(q.shape(2));
+    io.heads = static_cast<std::uint32_t>(q.shape(1));
+    io.first_cell = first;
+    AttentionParams& params = attention.params;
+    params.scale = scale;
+    params.softcap = softcap;
+    params.mask.window = window;
     if (mask) {
-        attention.mask = mask->data();
-        attention.mask_strides = mask_strides(*mask, q, batch.tokens() - first);
+        const BatchStrides strides = mask_strides(*mask, q, batch.tokens() - first);
+        params.mask.kind = Mask::Kind::additive_f32;
+        params.mask.data = mask->data();
+        params.mask.row_stride = strides.token;
+        params.mask.head_stride = strides.head;
+        attention.mask_sequence_stride = strides.sequence;
+    } else if (causal) {
+        params.mask.kind = Mask::Kind::causal;
     }
-    attention.causal = causal;
-    attention.window = window;
-    attention.scale = scale;
-    attention.softcap = softcap;
-    if (sink_logits) attention.sink_logits = sink_logits->data();
+    if (sink_logits) params.sink_logits = sink_logits->data();
     const nb::gil_scoped_release unlocked;
     batch.attend(attention, workspace, executor(threads));
 }

@@ -4,11 +4,14 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "arguments.h"
@@ -29,6 +32,7 @@ using Pages = nb::ndarray<std::uint8_t, nb::ndim<4>, nb::device::cpu>;
 using TokenRows = nb::ndarray<nb::ro, nb::ndim<3>, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;
 using FloatsOut = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;
+using PerHead = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Slots = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::device::cpu>;
@@ -114,25 +118,35 @@ void write(PagedLayer& layer, const TokenRows& keys, const TokenRows& values, co
     layer.write(k, v, {slots.data(), tokens});
 }
 
+const float* per_head(const std::optional<PerHead>& given, const Floats& q, const char* name) {
+    if (!given) return nullptr;
+    check(given->shape(0) == q.shape(1), std::string(name) + " must be [heads]");
+    return given->data();
+}
+
 void attend(PagedLayer& layer, const PagedStep& step, const Floats& q, const FloatsOut& out,
-            float scale, float softcap, unsigned threads) {
+            float scale, float softcap, unsigned threads,
+            const std::optional<PerHead>& alibi_slopes, const std::optional<PerHead>& sink_logits) {
     static thread_local AttentionWorkspace workspace;
     check_shape(layer, q, step.tokens, "q");
     check_shape(layer, out, step.tokens, "out");
     check(out.shape(1) == q.shape(1), "out must have q's heads");
-    PagedQueries queries;
-    queries.q = q.data();
-    queries.q_token_stride = static_cast<std::size_t>(q.stride(0));
-    queries.q_head_stride = static_cast<std::size_t>(q.stride(1));
-    queries.out = out.data();
-    queries.out_token_stride = static_cast<std::size_t>(out.stride(0));
-    queries.out_head_stride = static_cast<std::size_t>(out.stride(1));
-    queries.heads = static_cast<std::uint32_t>(q.shape(1));
-    queries.scale = scale;
-    queries.softcap = softcap;
+    AttentionIO io;
+    io.q = q.data();
+    io.q_token_stride = static_cast<std::size_t>(q.stride(0));
+    io.q_head_stride = static_cast<std::size_t>(q.stride(1));
+    io.out = out.data();
+    io.out_token_stride = static_cast<std::size_t>(out.stride(0));
+    io.out_head_stride = static_cast<std::size_t>(out.stride(1));
+    io.heads = static_cast<std::uint32_t>(q.shape(1));
+    AttentionParams params;
+    params.scale = scale;
+    params.softcap = softcap;
+    params.alibi_slopes = per_head(alibi_slopes, q, "alibi_slopes");
+    params.sink_logits = per_head(sink_logits, q, "sink_logits");
     const std::unique_ptr<Executor> executor = openmp_executor(threads);
     const nb::gil_scoped_release unlocked;
-    layer.attend(step.sequences, queries, workspace, *executor);
+    layer.attend(step.sequences, io, params, workspace, *executor);
 }
 
 }  // namespace
@@ -191,9 +205,11 @@ void bind_paged(nb::module_& m) {
              "Rows [tokens, kv_heads, head_dim] to cells slots[i], int64: page times page_tokens "
              "and the row; below 0 to none.")
         .def("attend", &attend, "step"_a, "q"_a.noconvert(), "out"_a.noconvert(), "scale"_a,
-             "softcap"_a, "threads"_a,
+             "softcap"_a, "threads"_a, "alibi_slopes"_a.noconvert() = nb::none(),
+             "sink_logits"_a.noconvert() = nb::none(),
              "Causal attention of [tokens, heads, head_dim] float32, written to out; then full "
-             "pages are packed. Runs on the process's OpenMP threads.");
+             "pages are packed. alibi_slopes, sink_logits: float32 [heads], or None. Runs on the "
+             "process's OpenMP threads.");
 }
 
 }  // namespace lowkv::python

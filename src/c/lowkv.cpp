@@ -1,49 +1,34 @@
-// The C interface (lowkv.h), over a Sequence for each layer of each sequence.
+// The C interface (lowkv.h), over a KvCache.
 
 #include "lowkv/lowkv.h"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "c/model_image.h"
 #include "codec/small_floats.h"
-#include "lowkv/attention.h"
-#include "lowkv/cache.h"
 #include "lowkv/error.h"
-#include "lowkv/scheme.h"
+#include "lowkv/kv_cache.h"
 
 using lowkv::Error;
 using lowkv::ErrorCode;
 
 struct lowkv_cache {
-    using Layers = std::vector<lowkv::Sequence>;  // of a sequence
+    explicit lowkv_cache(const lowkv::KvCacheConfig& config) : its(config) {}
 
-    lowkv::Scheme scheme;
-    lowkv::Shape shape;
-    std::unique_ptr<lowkv::Executor> pool;  // null: the caller's thread alone
-    std::shared_ptr<lowkv::Store> store;
-    std::vector<std::shared_ptr<const lowkv::Plan>> plans;  // by layer
-    std::vector<std::optional<Layers>> sequences;           // by number; removed ones are empty
-    // Of lowkv_attend(), kept so that a step allocates nothing.
-    lowkv::AttentionWorkspace workspace;
-    std::vector<lowkv::BlockView> views;
-    std::vector<lowkv::SequenceAttention> attended;
+    lowkv::KvCache its;
+    std::unique_ptr<lowkv::Executor> pool;     // null: the caller's thread alone
+    std::vector<lowkv::KvAttention> attended;  // kept so that a step allocates nothing
 
     lowkv::Executor& executor() const noexcept { return pool ? *pool : lowkv::serial_executor(); }
 };
 
 namespace {
-
-using Layers = lowkv_cache::Layers;
 
 [[noreturn]] void refuse(const std::string& message) {
     throw Error(ErrorCode::invalid_argument, message);
@@ -108,54 +93,16 @@ lowkv::RowType row_type(lowkv_dtype type) {
     return static_cast<lowkv::RowType>(type);
 }
 
-template <class Cache>
-auto& layers_of(Cache& cache, lowkv_sequence number) {
-    if (number >= cache.sequences.size() || !cache.sequences[number])
-        refuse("there is no sequence " + std::to_string(number));
-    return *cache.sequences[number];
-}
-
-template <class Cache>
-auto& layer_of(Cache& cache, lowkv_sequence number, std::uint32_t layer) {
-    auto& layers = layers_of(cache, number);
-    if (layer >= layers.size())
-        refuse("layer " + std::to_string(layer) + " of " + std::to_string(layers.size()));
-    return layers[layer];
-}
-
-lowkv_sequence keep(lowkv_cache& cache, Layers layers) {
-    const auto free = std::ranges::find_if(cache.sequences, [](const auto& s) { return !s; });
-    const auto number = static_cast<lowkv_sequence>(free - cache.sequences.begin());
-    if (free == cache.sequences.end()) cache.sequences.emplace_back();
-    cache.sequences[number] = std::move(layers);
-    return number;
-}
-
-std::unique_ptr<lowkv_cache> make_cache(const lowkv_config& config) {
-    auto cache = std::make_unique<lowkv_cache>();
-    cache->scheme = lowkv::parse_scheme(
-        config.scheme == nullptr ? std::string(lowkv::default_scheme) : config.scheme);
-    if (cache->scheme.needs_calibration() || cache->scheme.retention.filter != lowkv::Filter::none)
-        throw Error(ErrorCode::unsupported,
-                    "schemes that need a calibration, and filters, are not served by the C "
-                    "interface: " +
-                        lowkv::to_string(cache->scheme));
-    if (config.layers == 0 || config.layers > 4096)
-        refuse(std::to_string(config.layers) + " layers; legal: 1 to 4096");
-    lowkv::require_layers(cache->scheme, config.layers);
-    cache->shape = {config.kv_heads, config.head_dim};
-    if (config.threads > 1) cache->pool = lowkv::make_thread_executor(config.threads);
-    cache->store = std::make_shared<lowkv::Store>(config.budget);
-    lowkv::LayerInputs inputs;
-    if (config.dtype != 0) inputs.rows = row_type(config.dtype);
-    for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
-        inputs.byte_rows = cache->scheme.byte_rows(layer);
-        cache->plans.push_back(std::make_shared<const lowkv::Plan>(
-            cache->scheme.layer(layer), cache->shape, std::string_view{}, layer, inputs));
-        if (cache->plans.back()->has_positions())
-            throw Error(ErrorCode::unsupported,
-                        "keys before RoPE are not served by the C interface");
-    }
+std::unique_ptr<lowkv_cache> make_cache(const lowkv_config& given) {
+    lowkv::KvCacheConfig config;
+    config.scheme = lowkv::parse_scheme(given.scheme == nullptr ? std::string(lowkv::default_scheme)
+                                                                : given.scheme);
+    config.shape = {given.kv_heads, given.head_dim};
+    config.layers = given.layers;
+    if (given.dtype != 0) config.rows = row_type(given.dtype);
+    config.store = std::make_shared<lowkv::Store>(given.budget);
+    auto cache = std::make_unique<lowkv_cache>(config);
+    if (given.threads > 1) cache->pool = lowkv::make_thread_executor(given.threads);
     return cache;
 }
 
@@ -164,8 +111,9 @@ lowkv::Rows rows_of(const lowkv_rows& rows, const char* name) {
     return {rows.data, row_type(rows.dtype), rows.head_stride, rows.token_stride};
 }
 
-lowkv::SequenceAttention attention_of(const lowkv_attention& given, const lowkv::Sequence& its) {
-    lowkv::SequenceAttention out;
+lowkv::KvAttention attention_of(const lowkv_attention& given) {
+    lowkv::KvAttention out;
+    out.sequence = given.sequence;
     out.io.q = given.q;
     out.io.q_token_stride = given.q_token_stride;
     out.io.q_head_stride = given.q_head_stride;
@@ -174,7 +122,6 @@ lowkv::SequenceAttention attention_of(const lowkv_attention& given, const lowkv:
     out.io.out_head_stride = given.out_head_stride;
     out.io.tokens = given.tokens;
     out.io.heads = given.heads;
-    out.io.n_cells = its.size();
     out.io.lse = given.lse;
     if (given.mask != nullptr && given.causal != 0) refuse("a mask and causal: take one of them");
     out.mask.kind = given.mask != nullptr ? lowkv::Mask::Kind::additive_f32
@@ -189,7 +136,7 @@ lowkv::SequenceAttention attention_of(const lowkv_attention& given, const lowkv:
 void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list,
             std::uint32_t count, const lowkv_attention_params* given) {
     lowkv::AttentionParams params;
-    params.scale = 1.0f / std::sqrt(static_cast<float>(cache.shape.head_dim));
+    params.scale = 1.0f / std::sqrt(static_cast<float>(cache.its.shape().head_dim));
     if (given != nullptr) {
         const lowkv_attention_params& its = sized(given, "params");
         if (its.scale != 0) params.scale = its.scale;
@@ -200,34 +147,14 @@ void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list
     if (count == 0) return;
     // A caller's are as far apart as its own version of the structure is long.
     const std::size_t apart = sized(list, "attentions").size;
-    const auto at = [&](std::uint32_t i) -> const lowkv_attention& {
-        return *reinterpret_cast<const lowkv_attention*>(reinterpret_cast<const std::byte*>(list) +
-                                                         i * apart);
-    };
     cache.attended.clear();
-    std::size_t blocks = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
-        if (at(i).size != apart) refuse("attentions of several sizes: set each to sizeof");
-        const auto& its = layer_of(cache, at(i).sequence, layer);
-        cache.attended.push_back(attention_of(at(i), its));
-        blocks += its.blocks();
+        const auto& one = *reinterpret_cast<const lowkv_attention*>(
+            reinterpret_cast<const std::byte*>(list) + i * apart);
+        if (one.size != apart) refuse("attentions of several sizes: set each to sizeof");
+        cache.attended.push_back(attention_of(one));
     }
-    cache.views.resize(blocks);
-    std::span<lowkv::BlockView> left(cache.views);
-    for (std::uint32_t i = 0; i < count; ++i) {
-        const auto& its = layer_of(cache, at(i).sequence, layer);
-        its.views(left.first(its.blocks()));
-        cache.attended[i].blocks = left.first(its.blocks());
-        left = left.subspan(its.blocks());
-    }
-    lowkv::attend(cache.store->device(), *cache.plans[layer], cache.attended, params,
-                  cache.workspace, cache.executor());
-    for (std::uint32_t i = 0; i < count; ++i) {
-        auto& its = layer_of(cache, at(i).sequence, layer);
-        if (its.wants_queries())
-            its.update_query_stats(
-                {at(i).q, at(i).q_token_stride, at(i).q_head_stride, at(i).tokens, at(i).heads});
-    }
+    cache.its.attend(layer, cache.attended, params, cache.executor());
 }
 
 void to_floats(const std::vector<std::byte>& rows, lowkv::RowType type, float* out) {
@@ -280,51 +207,40 @@ void lowkv_cache_free(lowkv_cache* cache) { delete cache; }
 
 lowkv_status lowkv_sequence_add(lowkv_cache* cache, lowkv_sequence* sequence) {
     return guarded([&] {
-        lowkv_cache& its = required(cache, "cache");
+        lowkv::KvCache& its = required(cache, "cache").its;
         lowkv_sequence& number = required(sequence, "sequence");
-        Layers layers;
-        for (std::uint32_t layer = 0; layer < its.plans.size(); ++layer)
-            layers.emplace_back(its.store, its.plans[layer], its.scheme.retention);
-        number = keep(its, std::move(layers));
+        number = its.add();
     });
 }
 
 lowkv_status lowkv_sequence_fork(lowkv_cache* cache, lowkv_sequence from,
                                  lowkv_sequence* sequence) {
     return guarded([&] {
-        lowkv_cache& its = required(cache, "cache");
+        lowkv::KvCache& its = required(cache, "cache").its;
         lowkv_sequence& number = required(sequence, "sequence");
-        Layers layers;
-        for (const lowkv::Sequence& layer : layers_of(its, from)) layers.push_back(layer.fork());
-        number = keep(its, std::move(layers));
+        number = its.fork(from);
     });
 }
 
 lowkv_status lowkv_sequence_remove(lowkv_cache* cache, lowkv_sequence sequence) {
-    return guarded([&] {
-        layers_of(required(cache, "cache"), sequence);
-        cache->sequences[sequence].reset();
-    });
+    return guarded([&] { required(cache, "cache").its.remove(sequence); });
 }
 
 lowkv_status lowkv_sequence_tokens(const lowkv_cache* cache, lowkv_sequence sequence,
                                    uint32_t layer, uint32_t* tokens) {
     return guarded([&] {
-        required(tokens, "tokens") = layer_of(required(cache, "cache"), sequence, layer).size();
+        required(tokens, "tokens") = required(cache, "cache").its.at(sequence, layer).size();
     });
 }
 
 lowkv_status lowkv_sequence_truncate(lowkv_cache* cache, lowkv_sequence sequence, uint32_t tokens) {
-    return guarded([&] {
-        for (lowkv::Sequence& layer : layers_of(required(cache, "cache"), sequence))
-            if (tokens < layer.size()) layer.truncate(tokens);
-    });
+    return guarded([&] { required(cache, "cache").its.truncate(sequence, tokens); });
 }
 
 lowkv_status lowkv_append(lowkv_cache* cache, lowkv_sequence sequence, uint32_t layer,
                           lowkv_rows keys, lowkv_rows values, uint32_t tokens) {
     return guarded([&] {
-        lowkv::Sequence& its = layer_of(required(cache, "cache"), sequence, layer);
+        lowkv::Sequence& its = required(cache, "cache").its.at(sequence, layer);
         its.append(rows_of(keys, "keys"), rows_of(values, "values"), tokens);
     });
 }
@@ -335,24 +251,20 @@ lowkv_status lowkv_attend(lowkv_cache* cache, uint32_t layer, const lowkv_attent
 }
 
 lowkv_status lowkv_pack(lowkv_cache* cache) {
-    return guarded([&] {
-        for (auto& layers : required(cache, "cache").sequences)
-            if (layers)
-                for (lowkv::Sequence& layer : *layers) layer.pack(cache->executor());
-    });
+    return guarded([&] { required(cache, "cache").its.pack(cache->executor()); });
 }
 
 lowkv_status lowkv_read(const lowkv_cache* cache, lowkv_sequence sequence, uint32_t layer,
                         uint32_t first, uint32_t tokens, float* keys, float* values) {
     return guarded([&] {
-        const lowkv_cache& its = required(cache, "cache");
-        read(layer_of(its, sequence, layer), first, tokens, keys, values, its.executor());
+        const lowkv_cache& all = required(cache, "cache");
+        read(all.its.at(sequence, layer), first, tokens, keys, values, all.executor());
     });
 }
 
 lowkv_status lowkv_cache_bytes(const lowkv_cache* cache, lowkv_bytes* bytes) {
     return guarded([&] {
-        const lowkv::StoreStats stats = required(cache, "cache").store->stats();
+        const lowkv::StoreStats stats = required(cache, "cache").its.store().stats();
         required(bytes, "bytes") = {stats.exact_bytes, stats.packed_bytes, stats.peak_bytes};
     });
 }
@@ -362,8 +274,7 @@ lowkv_status lowkv_save(const lowkv_cache* cache, lowkv_sequence sequence, void*
     return guarded([&] {
         void*& out = required(data, "data");
         size_t& bytes = required(size, "size");
-        const std::vector<std::byte> image =
-            lowkv::c::save_model(layers_of(required(cache, "cache"), sequence));
+        const std::vector<std::byte> image = required(cache, "cache").its.save(sequence);
         void* memory = std::malloc(image.size());
         if (memory == nullptr) throw std::bad_alloc();
         std::memcpy(memory, image.data(), image.size());
@@ -375,18 +286,10 @@ lowkv_status lowkv_save(const lowkv_cache* cache, lowkv_sequence sequence, void*
 lowkv_status lowkv_load(lowkv_cache* cache, const void* data, size_t size,
                         lowkv_sequence* sequence) {
     return guarded([&] {
-        lowkv_cache& its = required(cache, "cache");
+        lowkv::KvCache& its = required(cache, "cache").its;
         lowkv_sequence& number = required(sequence, "sequence");
         if (data == nullptr) refuse("data is NULL");
-        const auto images =
-            lowkv::c::layer_images({static_cast<const std::byte*>(data), size}, its.plans.size());
-        Layers layers;
-        for (std::uint32_t layer = 0; layer < images.size(); ++layer) {
-            layers.push_back(lowkv::load_sequence(images[layer], its.store, its.plans[layer],
-                                                  its.scheme.retention));
-            lowkv::c::require_same_length(layers.front(), layers.back());
-        }
-        number = keep(its, std::move(layers));
+        number = its.load({static_cast<const std::byte*>(data), size});
     });
 }
 

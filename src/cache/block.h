@@ -23,7 +23,7 @@ struct Block {
     std::byte* data = nullptr;  // Plan::exact_bytes() or Plan::packed_bytes(), as `packed` says
     std::uint32_t refs = 1;     // sequences that hold it; above 1 its rows never change
     bool packed = false;
-    bool leads = true;   // packed: its statistics may be taken over (cache/leader.h)
+    bool leads = true;   // packed: its statistics may be taken over (cache/encode.h)
     Cells keys, values;  // written; all others read as zeros
 };
 

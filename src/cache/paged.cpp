@@ -47,7 +47,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
                        const PageMemory& memory, std::uint32_t spare)
     : store_(std::move(store)),
       plan_(std::move(plan)),
-      window_(retention.window),
+      retention_(retention),
       sinks_(sliding > 0 || plan_->scheme().exact() ? 0 : retention.sinks),
       sliding_(sliding),
       page_tokens_(page_tokens),
@@ -142,7 +142,6 @@ void PagedLayer::check_runs(std::span<const Run> runs) const {
 // Takes the memory for exact rows that the runs need, before anything is changed.
 void PagedLayer::open(std::span<const Run> runs) {
     Store::Impl& store = store_->impl();
-    const std::scoped_lock lock(store.mutex);
     std::vector<std::uint32_t> opened;
     for (const Run& run : runs) {
         if (beside_[run.page] == nullptr || beside_[run.page]->exact == nullptr)
@@ -154,7 +153,7 @@ void PagedLayer::open(std::span<const Run> runs) {
     std::vector<std::unique_ptr<Beside>> beside;  // nothing is left where decoding fails
     for (const std::uint32_t number : opened)
         beside.push_back(beside_[number] == nullptr ? std::make_unique<Beside>() : nullptr);
-    cache::ReservedSlots slots(store.pool(exact_page_bytes()), opened.size());
+    cache::Slots slots(store, cache::Slots::As::exact, exact_page_bytes(), opened.size());
     std::vector<BlockCopy> decoded;
     std::vector<std::size_t> reopened;  // of `opened`
     for (std::size_t i = 0; i < opened.size(); ++i) {
@@ -173,6 +172,7 @@ void PagedLayer::open(std::span<const Run> runs) {
             if (has_sinks(opened[i])) restore_sinks(opened[i], slots[i]);
         }
         stats_.reopened += reopened.size();
+        const std::scoped_lock lock(store.mutex);
         store.stats.reopened_blocks += decoded.size();
     }
     for (std::size_t i = 0; i < opened.size(); ++i) {
@@ -183,7 +183,6 @@ void PagedLayer::open(std::span<const Run> runs) {
         its.rows = page_tokens_;  // of a page that was decoded; a new one is cleared by write()
         mark_open(number);
         exact_.push_back(number);
-        store.hold(false, exact_page_bytes());
     }
     stats_.most_exact_pages = std::max(stats_.most_exact_pages, exact_.size());
 }

@@ -24,8 +24,7 @@ void join(float* out, float lse, const float* other, float other_lse,
 
 // The views of a sequence's pages from first_page on, those in its window marked as seen.
 void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page, Step& step) {
-    const std::uint32_t window_first =
-        sequence.cells > window_ ? sequence.cells - window_ : std::uint32_t{0};
+    const std::uint64_t window_first = left_window(retention_, sequence.cells);
     const std::size_t pages = ceil_div(sequence.cells, page_tokens_);
     for (std::size_t p = first_page; p < pages; ++p) {
         const std::int32_t number = sequence.pages[p];
@@ -98,17 +97,16 @@ void PagedLayer::update_query_stats(std::span<const PagedSequence> sequences, co
     }
 }
 
-void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQueries& queries,
-                        AttentionWorkspace& workspace, Executor& executor) {
+void PagedLayer::attend(std::span<const PagedSequence> sequences, const AttentionIO& io,
+                        const AttentionParams& params, AttentionWorkspace& workspace,
+                        Executor& executor) {
+    if (io.lse != nullptr) refuse("attention to pages leaves no lse");
     ++step_;
     Step step;
     find_pages(sequences, step);
-    AttentionParams params;
-    params.scale = queries.scale;
-    params.softcap = queries.softcap;
     std::size_t tokens = 0;
     for (const PagedSequence& sequence : sequences) tokens += sequence.queries;
-    std::vector<float> lses(tokens * queries.heads);
+    std::vector<float> lses(tokens * io.heads);
     std::vector<SequenceAttention> parts;
     float* lse = lses.data();
     for (std::size_t s = 0; s < sequences.size(); ++s) {
@@ -121,29 +119,26 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const PagedQue
         SequenceAttention& its = parts.emplace_back();
         its.blocks = std::span(step.views).subspan(part.first_view, views);
         its.mask = {.kind = Mask::Kind::causal, .window = sliding_};
-        its.io.q = queries.q + sequence.first_query * queries.q_token_stride;
-        its.io.q_token_stride = queries.q_token_stride;
-        its.io.q_head_stride = queries.q_head_stride;
-        its.io.out = queries.out + sequence.first_query * queries.out_token_stride;
-        its.io.out_token_stride = queries.out_token_stride;
-        its.io.out_head_stride = queries.out_head_stride;
+        its.io = io;
+        its.io.q = io.q + sequence.first_query * io.q_token_stride;
+        its.io.out = io.out + sequence.first_query * io.out_token_stride;
         its.io.tokens = sequence.queries;
-        its.io.heads = queries.heads;
         its.io.n_cells = sequence.cells - before;
         its.io.first_cell = part.first_cell - before;
         if (part.sinks) its.io.lse = lse;
-        lse += std::size_t{sequence.queries} * queries.heads;
+        lse += std::size_t{sequence.queries} * io.heads;
     }
     step.attended = std::move(parts);
     if (plan_->wants_queries()) update_query_stats(sequences, step);
     lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
-    attend_sinks(params, step, workspace, executor);
+    attend_sinks(sequences, params, step, workspace, executor);
     if (!in_place()) pack_full(sequences, step, executor);
 }
 
 // The sinks of sequences whose first page is only packed: their rows, as blocks, for the step.
-void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
-                              AttentionWorkspace& workspace, Executor& executor) {
+void PagedLayer::attend_sinks(std::span<const PagedSequence> sequences, AttentionParams params,
+                              const Step& step, AttentionWorkspace& workspace, Executor& executor) {
+    params.sink_logits = nullptr;  // in the other softmax already
     std::map<std::uint32_t, std::vector<BlockView>> views;
     std::vector<SequenceAttention> parts;
     std::vector<std::size_t> whose;
@@ -159,7 +154,9 @@ void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
     const std::uint32_t heads = step.attended[whose.front()].io.heads;
     const std::uint32_t head_dim = plan_->shape().head_dim;
     std::vector<float> out(queries * heads * head_dim), lses(queries * heads);
-    std::size_t row = 0;
+    // ALiBi's distances, of which a causal mask would not know: the sinks are far away.
+    std::vector<float> distances(params.alibi_slopes != nullptr ? queries * sinks_ : 0);
+    std::size_t row = 0, query = 0;
     for (const std::size_t s : whose) {
         SequenceAttention& part = parts.emplace_back();
         part.blocks = views[*step.parts[s].sinks];
@@ -171,6 +168,15 @@ void PagedLayer::attend_sinks(const AttentionParams& params, const Step& step,
         part.io.n_cells = sinks_;
         part.io.first_cell = 0;
         row += std::size_t{part.io.tokens} * heads;
+        if (params.alibi_slopes == nullptr) continue;
+        part.mask = {.kind = Mask::Kind::additive_f32,
+                     .data = distances.data() + query * sinks_,
+                     .row_stride = sinks_};
+        const std::uint32_t first = sequences[s].cells - part.io.tokens;
+        for (std::uint32_t t = 0; t < part.io.tokens; ++t, ++query)
+            for (std::uint32_t cell = 0; cell < sinks_; ++cell)
+                distances[query * sinks_ + cell] =
+                    static_cast<float>(cell) - static_cast<float>(first + t);
     }
     lowkv::attend(store_->device(), *sink_plan_, parts, params, workspace, executor);
     for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 
-#include "cache/leader.h"
+#include "cache/encode.h"
 #include "cache/paged_step.h"
 #include "cache/store.h"
 #include "lowkv/device.h"
@@ -17,91 +19,82 @@ namespace lowkv {
 
 void PagedLayer::pack_full(std::span<const PagedSequence> sequences, const Step& step,
                            Executor& executor) {
-    std::vector<Due> due;
-    const auto clear_numbers = [&] {
-        for (const Due& its : due) beside_[its.page]->due = 0;
-    };
-    try {
-        find_due(sequences, step, due);
-    } catch (...) {
-        clear_numbers();
-        throw;
-    }
-    clear_numbers();
-    pack(due, executor);
+    pack(find_due(sequences, step), executor);
     drop_unseen();
     evict(executor);
 }
 
-// The page whose statistics the next one of its sequence takes over: its own, or those that it is
-// about to take over itself.
-const std::byte* PagedLayer::statistics_of(std::int32_t number, std::span<const Due> due) const {
-    const auto its_page = static_cast<std::uint32_t>(number);
-    const Beside* its = beside_[its_page].get();
-    if (its == nullptr || its->exact == nullptr || its->packed)
-        return page_leads(its_page) ? page(its_page) : nullptr;
-    if (its->due == 0) return nullptr;
-    const Due& before = due[its->due - 1];
-    if (before.stats_from != nullptr) return before.stats_from;
-    return before.uniform ? nullptr : page(its_page);
+// What the host's memory has is packed.
+bool PagedLayer::is_packed(std::uint32_t number) const noexcept {
+    const Beside* its = beside_[number].get();
+    return its == nullptr || its->exact == nullptr || its->packed;
 }
 
-bool PagedLayer::page_leads(std::uint32_t number) const {
+// The last block of a page that is packed, if the next page of its sequence may take its statistics
+// over.
+const std::byte* PagedLayer::statistics_of(std::uint32_t number) const {
+    const std::byte* last = page(number) + (page_blocks_ - 1) * plan_->packed_bytes();
     std::array<std::byte, 2> first{};
-    store_->device().copy_out(first.data(), page(number), first.size());
+    store_->device().copy_out(first.data(), last, first.size());
     store_->device().finish();
-    return cache::leads(*plan_, first.data());
+    return cache::leads(*plan_, first.data()) ? last : nullptr;
 }
 
 // The pages that the step has filled.
-void PagedLayer::find_due(std::span<const PagedSequence> sequences, const Step& step,
-                          std::vector<Due>& due) {
+std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence> sequences,
+                                                  const Step& step) const {
+    std::vector<Due> due;
     for (std::size_t s = 0; s < sequences.size(); ++s) {
         const PagedSequence& sequence = sequences[s];
         const std::size_t end = sequence.cells / page_tokens_;  // whole pages
+        const std::size_t seen = step.parts[s].first_page;
         const std::size_t first = (sequence.cells - sequence.queries) / page_tokens_;
-        for (std::size_t p = std::max(first, step.parts[s].first_page); p < end; ++p) {
+        for (std::size_t p = std::max(first, seen); p < end; ++p) {
             const auto number = static_cast<std::uint32_t>(sequence.pages[p]);
-            Beside* its = beside_[number].get();
-            if (its == nullptr || its->exact == nullptr || its->packed || its->due != 0 ||
-                its->rows < page_tokens_)
+            const Beside* its = beside_[number].get();
+            if (its == nullptr || its->exact == nullptr || its->packed || its->rows < page_tokens_)
                 continue;
+            Due next{number};
             // A page out of sight may be another sequence's by now.
-            const bool follows = plan_->has_statistics() && p > step.parts[s].first_page;
-            const std::byte* stats_from =
-                follows ? statistics_of(sequence.pages[p - 1], due) : nullptr;
-            const auto begin = static_cast<std::uint32_t>(sequence.pages[step.parts[s].first_page]);
-            Due& its_due = due.emplace_back(Due{number, stats_from});
-            if (stats_from == nullptr && beside_[begin] != nullptr)
-                its_due.queries = beside_[begin]->queries.get();
-            if (stats_from == nullptr && plan_->has_statistics())
-                its_due.uniform = !cache::is_varied(store_->device(), *plan_, its->exact);
-            its->due = static_cast<std::uint32_t>(due.size());
+            if (p > seen) next.before = static_cast<std::uint32_t>(sequence.pages[p - 1]);
+            const Beside* begin = beside_[static_cast<std::uint32_t>(sequence.pages[seen])].get();
+            if (begin != nullptr) next.queries = begin->queries.get();
+            due.push_back(next);
         }
     }
+    // Pages that sequences share are due once.
+    std::set<std::uint32_t> known;
+    std::erase_if(due, [&](const Due& its) { return !known.insert(its.page).second; });
+    return due;
 }
 
 void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     if (due.empty()) return;
     Device& device = store_->device();
-    std::vector<QueryEnergy::Means> queries;
-    std::vector<BlockCopy> copies;
+    std::map<std::uint32_t, std::size_t> last_blocks;  // of pages that are due: among the encodings
+    for (std::size_t i = 0; i < due.size(); ++i)
+        last_blocks[due[i].page] = (i + 1) * page_blocks_ - 1;
+    std::vector<cache::Encoding> encodings;
     for (const Due& its : due) {
-        const auto& means = queries.emplace_back(its.queries ? its.queries->means() : nullptr);
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
-            copies.push_back({beside_[its.page]->exact + b * plan_->exact_bytes(),
-                              page(its.page) + b * plan_->packed_bytes(), its.stats_from,
-                              means ? means->data() : nullptr});
+            cache::Encoding& block = encodings.emplace_back();
+            block.exact = beside_[its.page]->exact + b * plan_->exact_bytes();
+            block.packed = page(its.page) + b * plan_->packed_bytes();
+            block.queries = its.queries;
+            if (b > 0) {
+                block.before = encodings.size() - 2;
+            } else if (its.before && plan_->has_statistics()) {
+                const auto found = last_blocks.find(*its.before);
+                if (found != last_blocks.end())
+                    block.before = found->second;
+                else if (is_packed(*its.before))
+                    block.stats_from = statistics_of(*its.before);
+            }
         }
     }
-    device.encode(*plan_, copies, executor);
+    cache::encode_blocks(device, *plan_, encodings, executor);
     device.finish();
-    for (std::size_t i = 0; i < due.size(); ++i) {
-        const Due& its = due[i];
-        if (its.uniform)
-            cache::mark_uniform(device, *plan_, page(its.page));
-        else if (its.queries != nullptr)
-            its.queries->keep(queries[i]);
+    for (const Due& its : due) {
         // Who reads a whole page may know better where it lies in a sequence.
         Beside& beside = *beside_[its.page];
         if (memory_.whole || beside.first) keep_sinks(its.page);
@@ -110,7 +103,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     }
     stats_.packed += due.size();
     const std::scoped_lock lock(store_->impl().mutex);
-    store_->impl().stats.encoded_blocks += copies.size();
+    store_->impl().stats.encoded_blocks += encodings.size();
 }
 
 // Exact rows of packed pages that this step has read, in no sequence's window. A sequence's first
@@ -166,9 +159,7 @@ void PagedLayer::evict(Executor& executor) {
             store_->device().copy_rows(*plan_, block(cell), cell % tokens, block(its.rows - 1),
                                        (its.rows - 1) % tokens, 1, true);
         }
-        Due& last = due.emplace_back(Due{number, nullptr});
-        if (plan_->has_statistics())
-            last.uniform = !cache::is_varied(store_->device(), *plan_, its.exact);
+        due.push_back({number});
     }
     pack(due, executor);
     stats_.evicted += due.size();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cache/block.h"
-#include "cache/leader.h"
+#include "cache/encode.h"
 #include "cache/store.h"
 #include "lowkv/error.h"
 #include "round.h"

@@ -39,6 +39,47 @@ void Sequence::check_source(const Sequence& source, std::span<const std::uint32_
         refuse("a block is named twice");
 }
 
+// A block's worth of cells each as exact blocks: the source's own where they are one of its blocks
+// as it is, else copies.
+class Sequence::Gathered {
+  public:
+    Gathered(const Sequence& source, std::span<const std::uint32_t> cells, Executor& executor)
+        : copies_(source.store_->impl(), cache::Slots::As::scratch, source.plan_->exact_bytes(),
+                  source.scattered(cells, rows_)) {
+        const Plan& plan = *source.plan_;
+        const std::uint32_t tokens = plan.block_tokens();
+        std::size_t copy = 0;
+        std::vector<std::size_t> copied;
+        for (std::size_t i = 0; i < rows_.size(); ++i) {
+            if (rows_[i] != nullptr) continue;
+            rows_[i] = copies_[copy++];
+            copied.push_back(i);
+        }
+        executor.parallel_for(copied.size(), [&](std::size_t c, unsigned) {
+            const std::size_t i = copied[c];
+            if (!source.gather(cells.subspan(i * tokens, tokens), copies_[c]))
+                source.device().clear(copies_[c], plan.exact_bytes());
+        });
+    }
+    const std::byte* operator[](std::size_t i) const noexcept { return rows_[i]; }
+
+  private:
+    std::vector<const std::byte*> rows_;
+    cache::Slots copies_;
+};
+
+// Fills `rows` with the blocks that can be read where they are, null for others, and counts those.
+std::size_t Sequence::scattered(std::span<const std::uint32_t> cells,
+                                std::vector<const std::byte*>& rows) const {
+    const std::uint32_t tokens = plan_->block_tokens();
+    for (std::size_t i = 0; i < cells.size(); i += tokens) {
+        bool whole = cells[i] % tokens == 0;  // no_cell isn't
+        for (std::uint32_t t = 1; t < tokens && whole; ++t) whole = cells[i + t] == cells[i] + t;
+        rows.push_back(whole ? blocks_[cells[i] / tokens]->data : nullptr);
+    }
+    return static_cast<std::size_t>(std::ranges::count(rows, nullptr));
+}
+
 bool Sequence::gather(std::span<const std::uint32_t> cells, std::byte* to) const noexcept {
     const auto tokens = static_cast<std::uint32_t>(cells.size());
     const auto first =
@@ -79,33 +120,48 @@ void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> 
                          std::span<const std::uint32_t> stats_from, std::optional<Part> only) {
     const std::uint32_t tokens = plan_->block_tokens();
     check_source(source, blocks, cells);
+    if (!stats_from.empty() && stats_from.size() != blocks.size())
+        refuse(std::to_string(stats_from.size()) + " reference blocks for " +
+               std::to_string(blocks.size()) + " blocks");
     std::uint32_t end = 0;
-    std::vector<Place> places;
     for (const std::uint32_t b : blocks) {
         check_cell((std::uint64_t{b} + 1) * tokens - 1);
         if (b < blocks_.size() && blocks_[b] != nullptr)
             refuse("block " + std::to_string(b) + " is there already");
-        places.push_back({this, b});
-        end = std::max(end, (b + 1) * tokens);
+        end = std::max(end, b + 1);
     }
-    std::ranges::sort(places, {}, &Place::block);
+    if (plan_->scheme().exact()) {
+        copy_from(source, blocks, cells, executor);
+    } else {
+        const Gathered rows(source, cells, executor);
+        std::vector<Packing> places;
+        for (std::size_t i = 0; i < blocks.size(); ++i)
+            places.push_back(
+                {{this, blocks[i]}, stats_from.empty() ? first_packed : stats_from[i], rows[i]});
+        std::ranges::sort(places, {}, &Place::block);
+        const auto before = blocks_.size();
+        blocks_.resize(std::max<std::size_t>(before, end));
+        try {
+            pack(places, false, executor, only);
+        } catch (...) {
+            blocks_.resize(before);
+            throw;
+        }
+    }
+    size_ = std::max(size_, end * tokens);
+}
+
+void Sequence::copy_from(const Sequence& source, std::span<const std::uint32_t> blocks,
+                         std::span<const std::uint32_t> cells, Executor& executor) {
+    const std::uint32_t tokens = plan_->block_tokens();
+    std::vector<Place> places;
+    for (const std::uint32_t b : blocks) places.push_back({this, b});
     make_writable(places, 0);
     executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) {
         cache::Block& block = *blocks_[blocks[i]];
         source.gather(cells.subspan(i * tokens, tokens), block.data);
         block.keys = block.values = cache::cell_range(0, tokens);
     });
-    const std::uint32_t before = size_;
-    size_ = std::max(size_, end);
-    try {
-        pack(blocks, executor, stats_from, only);
-    } catch (...) {
-        drop(blocks);
-        size_ = before;
-        throw;
-    }
-    if (only != Part::keys) return;
-    for (const std::uint32_t b : blocks) blocks_[b]->values.reset();
 }
 
 void Sequence::pack_values_from(const Sequence& source, std::span<const std::uint32_t> blocks,
@@ -116,16 +172,11 @@ void Sequence::pack_values_from(const Sequence& source, std::span<const std::uin
         if (!packed(b) || blocks_[b]->values.any() || blocks_[b]->refs > 1 || guarded(b))
             refuse("block " + std::to_string(b) + " doesn't wait for its values");
     }
-    Store::Impl& store = store_->impl();
-    const cache::ScratchSlots rows(store, plan_->exact_bytes(), blocks.size());
+    const Gathered rows(source, cells, executor);
     std::vector<BlockCopy> encoded;
     for (std::size_t i = 0; i < blocks.size(); ++i)
         encoded.push_back({rows[i], blocks_[blocks[i]]->data});
-    executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) {
-        if (!source.gather(cells.subspan(i * tokens, tokens), rows[i]))
-            device().clear(rows[i], plan_->exact_bytes());
-    });
-    store.device.encode(*plan_, encoded, executor, Part::values);
+    device().encode(*plan_, encoded, executor, Part::values);
     for (const std::uint32_t b : blocks) blocks_[b]->values = cache::cell_range(0, tokens);
 }
 

@@ -87,7 +87,8 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
         const auto block_of = [&](std::size_t item) {
             return readings[item / blocks].sequence->blocks_[first_block + item % blocks];
         };
-        const cache::ScratchSlots scratch(store, plan.host().exact_bytes(), any_packed ? turn : 0);
+        const cache::Slots scratch(store, cache::Slots::As::scratch, plan.host().exact_bytes(),
+                                   any_packed ? turn : 0);
         decoded.clear();
         for (std::size_t i = 0; i < turn; ++i) {
             const cache::Block* block = block_of(done + i);

@@ -40,31 +40,42 @@ bool Sequence::needs_copy(std::uint32_t block, std::uint32_t first_cell) const n
     return guarded(block) && (its->packed || first_cell < step_.size);
 }
 
-// All that can fail comes first.
 void Sequence::make_writable(std::span<const Place> places, std::uint32_t first_cell) {
-    if (places.empty()) return;
+    while (!try_to_make_writable(places, first_cell)) {
+    }
+}
+
+// All that can fail comes first. False: others have packed or released a block meanwhile.
+bool Sequence::try_to_make_writable(std::span<const Place> places, std::uint32_t first_cell) {
+    if (places.empty()) return true;
     const Plan& plan = *places.front().sequence->plan_;
     Store::Impl& store = places.front().sequence->store_->impl();
     const std::size_t exact_bytes = plan.exact_bytes(), packed_bytes = plan.packed_bytes();
-    const std::scoped_lock lock(store.mutex);
-
-    std::size_t slot_count = 0, packed_count = 0, block_count = 0, freed_bytes = 0;
+    struct Need {
+        bool copy = false;
+        const std::byte* packed = nullptr;
+        bool operator==(const Need&) const = default;
+    };
+    const auto needed = [&](const Place& place) {
+        const Sequence& its = *place.sequence;
+        return Need{its.needs_copy(place.block, first_cell),
+                    its.packed(place.block) ? its.blocks_[place.block]->data : nullptr};
+    };
+    std::vector<Need> needs;
+    std::size_t slot_count = 0, block_count = 0, freed_bytes = 0;
     bool ready = true;
-    for (const auto& [sequence, b] : places) {
-        const bool copied = sequence->needs_copy(b, first_cell);
-        const bool packed = sequence->packed(b);
-        if (copied) ++block_count;
-        if (packed)
-            ++packed_count;
-        else if (copied)
-            ++slot_count;
-        if (packed && !copied) freed_bytes += packed_bytes;
-        ready = ready && !copied && !packed && !sequence->is_cut(b);
+    {
+        const std::scoped_lock lock(store.mutex);
+        for (const Place& place : places) {
+            const Need& need = needs.emplace_back(needed(place));
+            if (need.copy) ++block_count;
+            if (need.copy || need.packed) ++slot_count;
+            if (need.packed && !need.copy) freed_bytes += packed_bytes;
+            ready = ready && !need.copy && !need.packed && !place.sequence->is_cut(place.block);
+        }
     }
-    if (ready) return;
-    store.check_budget((slot_count + packed_count) * exact_bytes, freed_bytes);
-    cache::ReservedSlots slots(store.pool(exact_bytes), slot_count);
-    cache::ReservedSlots reopened(store.pool(exact_bytes), packed_count);
+    if (ready) return true;
+    cache::Slots slots(store, cache::Slots::As::exact, exact_bytes, slot_count, freed_bytes);
     std::vector<std::unique_ptr<cache::Block>> fresh(block_count);
     for (auto& block : fresh) block = std::make_unique<cache::Block>();
     for (const auto& [sequence, b] : places) {
@@ -72,28 +83,32 @@ void Sequence::make_writable(std::span<const Place> places, std::uint32_t first_
         if (b >= blocks.capacity()) blocks.reserve(std::max<std::size_t>(b + 1, 2 * blocks.size()));
     }
     std::vector<BlockCopy> decoded;
-    for (const auto& [sequence, b] : places) {
-        if (sequence->packed(b))
-            decoded.push_back({sequence->blocks_[b]->data, reopened[decoded.size()]});
+    std::size_t slot = 0;
+    for (const Need& need : needs) {
+        if (need.packed) decoded.push_back({need.packed, slots[slot]});
+        if (need.copy || need.packed) ++slot;
     }
+    // Outside of the mutex: other sequences go on.
     if (!decoded.empty()) store.device.decode(plan, decoded, serial_executor());
 
-    for (const auto& [sequence, b] : places) {
+    const std::scoped_lock lock(store.mutex);
+    for (std::size_t i = 0; i < places.size(); ++i)
+        if (needed(places[i]) != needs[i]) return false;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+        const auto& [sequence, b] = places[i];
         auto& blocks = sequence->blocks_;
         if (b >= blocks.size()) blocks.resize(std::size_t{b} + 1);
-        const bool copied = sequence->needs_copy(b, first_cell);
         cache::Block* block = blocks[b];
-        if (copied || block->packed) {
-            std::byte* data = block != nullptr && block->packed ? reopened.take() : slots.take();
-            store.hold(false, exact_bytes);
+        if (needs[i].copy || needs[i].packed) {
+            std::byte* data = slots.take();
             if (block == nullptr) {
                 store.device.clear(data, exact_bytes);
-            } else if (block->packed) {
+            } else if (needs[i].packed) {
                 ++store.stats.reopened_blocks;
             } else {
                 store.device.copy(data, block->data, exact_bytes);
             }
-            if (copied) {
+            if (needs[i].copy) {
                 cache::Block* copy = fresh.back().release();
                 fresh.pop_back();
                 if (block != nullptr) {
@@ -111,6 +126,7 @@ void Sequence::make_writable(std::span<const Place> places, std::uint32_t first_
         }
         if (sequence->is_cut(b)) sequence->drop_stale_cells(*block);
     }
+    return true;
 }
 
 void Sequence::drop_stale_cells(cache::Block& block) noexcept {

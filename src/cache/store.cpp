@@ -59,31 +59,36 @@ void release(Store::Impl& store, const Plan& plan, Block* block) noexcept {
     delete block;
 }
 
-ReservedSlots::ReservedSlots(Pool& pool, std::size_t count) : pool_(pool) {
+Slots::Slots(Store::Impl& store, As as, std::size_t slot_bytes, std::size_t count,
+             std::size_t freed_bytes)
+    : store_(store), as_(as), slot_bytes_(slot_bytes) {
+    if (count == 0) return;
     slots_.reserve(count);
+    const std::scoped_lock lock(store_.mutex);
+    if (as_ != As::scratch) store_.check_budget(count * slot_bytes, freed_bytes);
+    Pool& pool = store_.pool(slot_bytes);
     try {
-        while (slots_.size() < count) slots_.push_back(pool_.allocate());
+        while (slots_.size() < count) {
+            slots_.push_back(pool.allocate());
+            if (as_ != As::scratch) store_.hold(as_ == As::packed, slot_bytes);
+        }
     } catch (...) {
-        for (std::byte* slot : slots_) pool_.deallocate(slot);
+        give_back();
         throw;
     }
 }
 
-ReservedSlots::~ReservedSlots() {
-    for (std::size_t i = taken_; i < slots_.size(); ++i) pool_.deallocate(slots_[i]);
+Slots::~Slots() {
+    if (taken_ == slots_.size()) return;
+    const std::scoped_lock lock(store_.mutex);
+    give_back();
 }
 
-ScratchSlots::ScratchSlots(Store::Impl& store, std::size_t slot_bytes, std::size_t count)
-    : store_(store) {
-    if (count == 0) return;
-    const std::scoped_lock lock(store_.mutex);
-    slots_.emplace(store_.pool(slot_bytes), count);
-}
-
-ScratchSlots::~ScratchSlots() {
-    if (!slots_) return;
-    const std::scoped_lock lock(store_.mutex);
-    slots_.reset();
+void Slots::give_back() noexcept {
+    for (std::size_t i = taken_; i < slots_.size(); ++i) {
+        store_.pool(slot_bytes_).deallocate(slots_[i]);
+        if (as_ != As::scratch) store_.drop(as_ == As::packed, slot_bytes_);
+    }
 }
 
 }  // namespace cache

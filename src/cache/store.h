@@ -2,9 +2,9 @@
 // What a store does for its sequences: slots by size, the books, the budget.
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "cache/block.h"
@@ -40,37 +40,33 @@ namespace cache {
 // Gives up one owner's hold on a block, or on none. Under the mutex.
 void release(Store::Impl& store, const Plan& plan, Block* block) noexcept;
 
-// Slots taken before an operation changes anything. Those not taken over go back. Under the mutex.
-class ReservedSlots {
+// Slots taken before an operation changes anything; those not taken over go back. Takes the mutex
+// itself, so that what fills them need not hold it.
+class Slots {
   public:
-    ReservedSlots(Pool& pool, std::size_t count);
-    ~ReservedSlots();
-    ReservedSlots(const ReservedSlots&) = delete;
-    ReservedSlots& operator=(const ReservedSlots&) = delete;
+    // What the books say of them: scratch memory isn't in them.
+    enum class As : std::uint8_t { scratch, exact, packed };
+
+    // Throws Error(over_budget) where they are in the books and the bytes beside those held, less
+    // the bytes that the operation frees, are too many.
+    Slots(Store::Impl& store, As as, std::size_t slot_bytes, std::size_t count,
+          std::size_t freed_bytes = 0);
+    ~Slots();
+    Slots(const Slots&) = delete;
+    Slots& operator=(const Slots&) = delete;
 
     std::byte* operator[](std::size_t i) const noexcept { return slots_[i]; }
     // The first slot not taken over yet.
     std::byte* take() noexcept { return slots_[taken_++]; }
 
   private:
-    Pool& pool_;
+    Store::Impl& store_;
+    As as_;
+    std::size_t slot_bytes_;
     std::vector<std::byte*> slots_;
     std::size_t taken_ = 0;
-};
 
-// Blocks to decode into or to encode from, in no books. Takes the mutex itself.
-class ScratchSlots {
-  public:
-    ScratchSlots(Store::Impl& store, std::size_t slot_bytes, std::size_t count);
-    ~ScratchSlots();
-    ScratchSlots(const ScratchSlots&) = delete;
-    ScratchSlots& operator=(const ScratchSlots&) = delete;
-
-    std::byte* operator[](std::size_t i) const noexcept { return (*slots_)[i]; }
-
-  private:
-    Store::Impl& store_;
-    std::optional<ReservedSlots> slots_;
+    void give_back() noexcept;  // under the mutex
 };
 
 }  // namespace cache

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "lowkv/codec.h"
-#include "lowkv/rope.h"
 
 namespace lowkv::calibration {
 

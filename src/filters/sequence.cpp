@@ -103,10 +103,8 @@ void FilteredSequence::truncate(std::uint32_t size) {
 // ---- deciding ----
 
 std::uint32_t FilteredSequence::leaving() const noexcept {
-    if (size_ <= retention_.window) return 0;
-    const std::uint32_t unit =
-        retention_.flush > 0 ? retention_.flush : sequence_.plan().block_tokens();
-    const std::uint32_t boundary = (size_ - retention_.window) / unit * unit;
+    auto boundary = static_cast<std::uint32_t>(left_window(retention_, size_));
+    if (retention_.flush == 0) boundary -= boundary % sequence_.plan().block_tokens();
     return boundary > first_undecided() ? boundary - first_undecided() : 0;
 }
 

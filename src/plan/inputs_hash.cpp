@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "lowkv/calibration.h"
-#include "lowkv/rope.h"
+#include "lowkv/codec.h"
 #include "xxh64.h"
 
 namespace lowkv::codec {

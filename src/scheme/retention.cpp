@@ -1,11 +1,14 @@
-// Which tokens a Sequence or a Batch has packed; `lowkv plan` and the sizes of images use it, too.
-
 #include <algorithm>
 
 #include "lowkv/scheme.h"
 #include "round.h"
 
 namespace lowkv {
+
+std::uint64_t left_window(const Retention& retention, std::uint64_t tokens) noexcept {
+    const std::uint64_t left = tokens > retention.window ? tokens - retention.window : 0;
+    return retention.flush > 0 ? left - left % retention.flush : left;
+}
 
 Retention whole_sinks(Retention retention, std::uint32_t block_tokens) noexcept {
     // At most the last multiple: sinks beyond any sequence's length are legal.
@@ -18,10 +21,8 @@ Retention whole_sinks(Retention retention, std::uint32_t block_tokens) noexcept 
 PackedTokens packed_tokens(const Retention& retention, std::uint32_t block_tokens,
                            std::uint64_t tokens) noexcept {
     const std::uint64_t first = whole_sinks(retention, block_tokens).sinks;
-    std::uint64_t end = tokens > retention.window ? tokens - retention.window : 0;
-    if (retention.flush > 0) end -= end % retention.flush;
-    end -= end % block_tokens;
-    return {first, std::max(first, end)};
+    const std::uint64_t left = left_window(retention, tokens);
+    return {first, std::max(first, left - left % block_tokens)};
 }
 
 std::uint64_t first_packed_length(const Retention& retention, std::uint32_t block_tokens) noexcept {

@@ -99,29 +99,32 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     std::vector<float> out(size, 7.0f), lse(std::size_t{sequences} * queries * heads, 7.0f);
     const Callers<float> its_q(q), its_sinks(sinks), its_mask(mask), its_out(out), its_lse(lse);
     BatchAttention a;
-    a.q_strides = a.out_strides = strides;
-    a.queries = queries;
-    a.heads = heads;
-    a.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-    a.q = q.data();
-    a.out = out.data();
-    a.lse = lse.data();
+    a.q_sequence_stride = a.out_sequence_stride = strides.sequence;
+    a.io.q_head_stride = a.io.out_head_stride = strides.head;
+    a.io.q_token_stride = a.io.out_token_stride = strides.token;
+    a.io.tokens = queries;
+    a.io.heads = heads;
+    a.io.q = q.data();
+    a.io.out = out.data();
+    a.io.lse = lse.data();
+    a.params.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
     if (masked) {
-        a.softcap = 20.0f;
-        a.mask = mask.data();
-        a.mask_strides = {std::size_t{queries} * c.tokens, 0, c.tokens};
-        a.sink_logits = sinks.data();
+        a.params.softcap = 20.0f;
+        a.params.mask = {
+            .kind = Mask::Kind::additive_f32, .data = mask.data(), .row_stride = c.tokens};
+        a.mask_sequence_stride = std::size_t{queries} * c.tokens;
+        a.params.sink_logits = sinks.data();
     } else {
-        a.window = 150;
+        a.params.mask = {.kind = Mask::Kind::causal, .window = 150};
     }
     AttentionWorkspace workspace;
     pair.host.attend(a, workspace);
-    a.q = its_q.data();
-    a.out = its_out.data();
-    a.lse = its_lse.data();
+    a.io.q = its_q.data();
+    a.io.out = its_out.data();
+    a.io.lse = its_lse.data();
     if (masked) {
-        a.mask = its_mask.data();
-        a.sink_logits = its_sinks.data();
+        a.params.mask.data = its_mask.data();
+        a.params.sink_logits = its_sinks.data();
     }
     pair.there.attend(a, workspace);
     CHECK(its_out.read() == out);
@@ -170,11 +173,12 @@ TEST_CASE("queries and results in two memories are refused, and nothing is lost"
     std::vector<float> out(q.size());
     const Callers<float> its_q(q);
     BatchAttention a;
-    a.q_strides = a.out_strides = {std::size_t{heads} * c.head_dim, c.head_dim, 0};
-    a.queries = 1;
-    a.heads = heads;
-    a.q = its_q.data();
-    a.out = out.data();
+    a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * c.head_dim;
+    a.io.q_head_stride = a.io.out_head_stride = c.head_dim;
+    a.io.tokens = 1;
+    a.io.heads = heads;
+    a.io.q = its_q.data();
+    a.io.out = out.data();
     AttentionWorkspace workspace;
     try {
         pair.there.attend(a, workspace);

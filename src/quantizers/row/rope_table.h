@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "lowkv/rope.h"
+#include "lowkv/codec.h"
 
 namespace lowkv::codec {
 

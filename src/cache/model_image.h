@@ -10,7 +10,7 @@
 #include "lowkv/cache.h"
 #include "lowkv/serial.h"
 
-namespace lowkv::c {
+namespace lowkv::cache {
 
 // Throws Error(invalid_argument) where layers differ in length: save between steps.
 std::vector<std::byte> save_model(std::span<const Sequence> layers);
@@ -23,4 +23,4 @@ std::vector<std::span<const std::byte>> layer_images(std::span<const std::byte> 
 // Throws Error(invalid_image) if they differ.
 void require_same_length(const Sequence& first, const Sequence& other);
 
-}  // namespace lowkv::c
+}  // namespace lowkv::cache

@@ -1,4 +1,4 @@
-#include "c/model_image.h"
+#include "cache/model_image.h"
 
 #include <cstring>
 #include <string>
@@ -6,7 +6,7 @@
 #include "lowkv/error.h"
 #include "round.h"
 
-namespace lowkv::c {
+namespace lowkv::cache {
 
 namespace {
 
@@ -84,4 +84,4 @@ void require_same_length(const Sequence& first, const Sequence& other) {
                std::to_string(other.size()) + " tokens");
 }
 
-}  // namespace lowkv::c
+}  // namespace lowkv::cache

@@ -1,4 +1,4 @@
-#include "cache/leader.h"
+#include "cache/encode.h"
 
 #include <algorithm>
 #include <array>
@@ -90,6 +90,73 @@ bool leads(const Plan& plan, const std::byte* packed) noexcept {
     std::uint16_t first = 0;
     std::memcpy(&first, packed, sizeof first);
     return first != mark;
+}
+
+namespace {
+
+// For each block the one whose statistics it takes over, its own number if it makes them, or none
+// if they come from a block that is packed. A block takes what the one before it has, unless that
+// one made them for itself alone.
+std::vector<std::size_t> find_leaders(const Device& device, const Plan& plan,
+                                      std::span<Encoding> blocks) {
+    constexpr std::size_t none = Encoding::none;
+    std::vector<std::size_t> leaders(blocks.size(), none);
+    const auto known = [&](std::size_t i) {
+        return blocks[i].stats_from != nullptr || leaders[i] != none;
+    };
+    std::vector<std::size_t> chain;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        // Back to a block whose leader is known; a chain that closes is broken there.
+        chain.assign(1, i);
+        while (!known(chain.back())) {
+            const std::size_t before = blocks[chain.back()].before;
+            if (before == none || std::ranges::find(chain, before) != chain.end()) break;
+            chain.push_back(before);
+        }
+        for (; !chain.empty(); chain.pop_back()) {
+            const std::size_t number = chain.back();
+            if (known(number)) continue;
+            const std::size_t before = blocks[number].before;
+            if (before != none && blocks[before].stats_from != nullptr) {
+                blocks[number].stats_from = blocks[before].stats_from;
+            } else if (before != none && leaders[before] != none && blocks[leaders[before]].leads) {
+                leaders[number] = leaders[before];
+            } else {
+                leaders[number] = number;
+                blocks[number].leads = is_varied(device, plan, blocks[number].exact);
+            }
+        }
+    }
+    return leaders;
+}
+
+}  // namespace
+
+void encode_blocks(Device& device, const Plan& plan, std::span<Encoding> blocks, Executor& executor,
+                   std::optional<Part> only) {
+    std::vector<std::size_t> leaders(blocks.size(), Encoding::none);
+    if (plan.has_statistics()) leaders = find_leaders(device, plan, blocks);
+    std::vector<QueryEnergy::Means> queries(blocks.size());
+    std::vector<BlockCopy> copies;
+    for (const bool follow : {false, true}) {
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+            const Encoding& its = blocks[i];
+            const bool follows = leaders[i] != Encoding::none && leaders[i] != i;
+            if (follows != follow) continue;
+            const std::byte* stats_from = follows ? blocks[leaders[i]].packed : its.stats_from;
+            if (stats_from == nullptr && its.queries != nullptr && plan.wants_queries())
+                queries[i] = its.queries->means();
+            copies.push_back(
+                {its.exact, its.packed, stats_from, queries[i] ? queries[i]->data() : nullptr});
+        }
+    }
+    device.encode(plan, copies, executor, only);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        if (!blocks[i].leads)
+            mark_uniform(device, plan, blocks[i].packed);
+        else if (blocks[i].queries != nullptr)
+            blocks[i].queries->keep(queries[i]);
+    }
 }
 
 }  // namespace lowkv::cache
