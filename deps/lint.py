@@ -23,6 +23,9 @@ CODE = ("include", "src", "devices", "plugins", "python", "cli", "tests", "examp
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
 NAMING = (*CODE, *DOCUMENTS, "deps", "tools", "cmake", "Makefile", "CMakeLists.txt", ".ci")  # what names documents
 LONG = 400
+# Lines that a page may have.
+PAGES = {"CONTRIBUTING.md": 150, "docs/architecture.md": 200, "docs/internals-blocks.md": 200,
+         "docs/internals-cache.md": 200, "docs/internals-plugins.md": 200, "docs/testing.md": 200}
 RELEASE, PACKAGE = ROOT / "build" / "release", ROOT / "build" / "python" / "cmake"
 
 
@@ -137,16 +140,36 @@ def wrong_mentions():
             for mention in document.finditer(words_of(path)) if (problem := wrong_mention(path, mention))]
 
 
-def wrong_paths(page):
-    """Files that a page names, by their paths in the tree, and that are not there."""
+def named_paths(text):
+    """Files that a page's text names by their paths in the tree."""
     folders = "bench|cli|cmake|deps|devices|docs|eval|examples|include|plugins|python|src|tests"
-    named = re.findall(rf"`((?:{folders})/[\w./-]+)(?: [^`\n]*)?`(?!\)?\s*\(?of commit)", page.read_text())
-    return [f"{page.relative_to(ROOT)}: {path}: no such file" for path in sorted(set(named))
+    return sorted(set(re.findall(rf"`((?:{folders})/[\w./-]+)(?: [^`\n]*)?`(?!\)?\s*\(?of commit)", text)))
+
+
+def wrong_paths(page):
+    """Those that are not there."""
+    return [f"{page.relative_to(ROOT)}: {path}: no such file" for path in named_paths(page.read_text())
             if not (ROOT / path).exists()]
 
 
+def recipes():
+    """The sections "Adding ..." of CONTRIBUTING.md, and the files that each names."""
+    sections = re.split(r"^## ", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    return {section.partition("\n")[0].removeprefix("Adding "): named_paths(section) for section in sections
+            if section.startswith("Adding ")}
+
+
+def wrong_pages():
+    """Pages that have grown too long, and recipes without files."""
+    lengths = {name: (ROOT / name).read_text().count("\n") for name in PAGES}
+    return ([f"{name}: {lines} lines, of {PAGES[name]} at most" for name, lines in lengths.items()
+             if lines > PAGES[name]] +
+            [f"CONTRIBUTING.md: the recipe for {name} names no files" for name, files in recipes().items()
+             if not files])
+
+
 def check_documents():
-    mentions = wrong_mentions()
+    mentions = wrong_mentions() + wrong_pages()
     pages = [p for name in DOCUMENTS for p in ([ROOT / name] if name.endswith(".md") else (ROOT / name).rglob("*.md"))]
     broken = 0
     for page in filter(Path.exists, pages):
@@ -171,7 +194,8 @@ def check_documents():
         lines = path.read_text().count("\n")
         if lines > LONG:
             print(f"warning: {path.relative_to(ROOT)} has {lines} lines (more than {LONG})")
-    print(f"documents: {len(pages)} pages, {broken} broken links, {len(mentions)} wrong names of files", flush=True)
+    print("recipes:", ", ".join(f"{name} ({len(files)} files)" for name, files in recipes().items()))
+    print(f"documents: {len(pages)} pages, {broken} broken links, {len(mentions)} wrong names or lengths", flush=True)
     return broken == 0 and not mentions
 
 

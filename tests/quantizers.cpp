@@ -1,4 +1,4 @@
-// Which quantizer and which kernels each preset gets, as docs/architecture.md's table says.
+// Which quantizer and which kernels each preset gets, as docs/internals-blocks.md's table says.
 
 #include <doctest/doctest.h>
 
@@ -34,7 +34,7 @@ std::vector<std::string> quoted(const std::string& cell) {
 
 std::map<std::string, Row> documented() {
     std::map<std::string, Row> rows;
-    std::ifstream in(ARCHITECTURE);
+    std::ifstream in(BLOCKS_PAGE);
     REQUIRE(in.good());
     bool inside = false;
     for (std::string line; std::getline(in, line);) {

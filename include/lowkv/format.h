@@ -3,7 +3,7 @@
 // What packed bytes mean, once for every device: the order of codes, where a head's section has
 // what, rounding, and the small floating-point formats. C99, so that it is also C++, CUDA and
 // OpenCL C; the CPU's own code calls it. The arithmetic is in docs/methods.md, the layout of a
-// block in docs/architecture.md.
+// block in docs/internals-blocks.md.
 //
 // Sizes and numbers of codes are uint32_t: a head's section is well below 4 GiB.
 
