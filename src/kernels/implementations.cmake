@@ -4,6 +4,7 @@
 set(rows
     "avx512_vbmi __x86_64__"
     "avx512 __x86_64__"
+    "avx_vnni __x86_64__"
     "avx2 __x86_64__"
     "neon_i8mm __aarch64__"
     "neon __aarch64__"

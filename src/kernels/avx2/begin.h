@@ -22,4 +22,6 @@ namespace lowkv::kernels::avx2 {
 
 #include "kernels/avx2/vocabulary.h"
 //
+#include "kernels/avx2/products.h"
+//
 #include "kernels/body/parts.h"
