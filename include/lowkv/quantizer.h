@@ -152,6 +152,9 @@ class PackedPart {
     bool has_statistics() const noexcept { return has_statistics_; }
     // Statistics are better for knowing the layer's queries (EncodeHints::queries).
     bool wants_queries() const noexcept { return wants_queries_; }
+    // devices/kernels/ encodes and reads such blocks as this part does. An encoder that nobody has
+    // written there leaves it false, and devices refuse it.
+    bool on_devices() const noexcept { return on_devices_; }
     std::size_t positions_offset() const noexcept { return positions_offset_; }
 
   protected:
@@ -172,8 +175,9 @@ class PackedPart {
         has_statistics_ = true;
         wants_queries_ = of_queries;
     }
+    void set_on_devices() noexcept { on_devices_ = true; }
     void set_exact() noexcept {
-        exact_ = true;
+        exact_ = on_devices_ = true;
         bytes_ = shape_.exact_bytes();
     }
 
@@ -184,6 +188,7 @@ class PackedPart {
     const lowkv_sorted* sorted_table_ = nullptr;
     std::size_t shared_bytes_ = 0, head_bytes_ = 0, bytes_ = 0;
     bool exact_ = false, has_positions_ = false, has_statistics_ = false, wants_queries_ = false;
+    bool on_devices_ = false;
     std::size_t positions_offset_ = 0;
 };
 

@@ -195,7 +195,8 @@ struct Retention {
     friend bool operator==(const Retention&, const Retention&) = default;
 };
 
-// What leaves the window when is said here alone: of every cache, plug-in and reckoning of sizes.
+// What leaves the window when is said here alone, for every cache and plug-in. What they take at
+// most is reckoned with Retention's own numbers.
 
 // How many of a sequence's tokens, from its first on, have left its window; with flush=, so many at
 // a time.

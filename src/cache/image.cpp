@@ -122,7 +122,7 @@ Fixed fixed_of(std::span<const std::byte> bytes) {
     if (bytes.size() < sizeof fixed)
         refuse(std::to_string(bytes.size()) + " bytes are too few for one");
     std::memcpy(&fixed, bytes.data(), sizeof fixed);
-    if (fixed.magic != magic) refuse("these bytes are none: they begin with something else");
+    if (fixed.magic != magic) refuse("this is none: it does not begin as one");
     if (fixed.version != oldest_image_version && fixed.version != image_version)
         refuse("version " + std::to_string(fixed.version) + "; this lowkv reads versions " +
                std::to_string(oldest_image_version) + " and " + std::to_string(image_version));

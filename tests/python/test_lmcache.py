@@ -117,7 +117,7 @@ def test_wrong_configurations_are_refused():
         create_serde_processor(SerdeConfig("lowkv", {}))
     source = memory(SHAPES["KV_2TD"], torch.float32, "KV_2TD")
     short = memory((5000,), torch.uint8, "BINARY")
-    with pytest.raises(lowkv.Error, match="a stored chunk can't be read, layer 0: image: these bytes are none"):
+    with pytest.raises(lowkv.Error, match="a stored chunk can't be read, layer 0: image: this is none"):
         lowkv.lmcache.LowKVDeserializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).deserialize(short, source, None)
     with pytest.raises(lowkv.Error, match=r"[0-9]+ bytes, but the chunk's layers need"):
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(source, short, None)

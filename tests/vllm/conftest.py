@@ -123,6 +123,36 @@ def gemma(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def bloom(tmp_path_factory):
+    """Its positions are ALiBi's."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    folder = tmp_path_factory.mktemp("bloom")
+    torch.manual_seed(4)
+    config = BloomConfig(vocab_size=512, hidden_size=256, n_layer=3, n_head=4, initializer_range=0.08)
+    BloomForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gpt_oss(tmp_path_factory):
+    """Its heads have a logit each that takes part in the softmax; the tokens of one of its layers see the newest 200."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    folder = tmp_path_factory.mktemp("gpt_oss")
+    torch.manual_seed(5)
+    config = GptOssConfig(**SIZES | {"num_hidden_layers": 2}, initializer_range=0.08, sliding_window=200,
+                          layer_types=["sliding_attention", "full_attention"], num_local_experts=4,
+                          num_experts_per_tok=2)
+    model = GptOssForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.copy_(torch.linspace(-2, 3, config.num_attention_heads))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def smollm2(tmp_path_factory):
     """Real weights, out of the set-up's GGUF file."""
     if not os.environ.get("LOWKV_MODEL"):

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from conftest import run
 from test_engine import difference, ids, mixed, prompt, scored
 
@@ -81,6 +82,19 @@ def test_sliding_windows_in_some_layers(gemma, tmp_path):
     assert difference(packed.results[1], stock.results[1]) < 0.1
     refused = run(gemma, asked, tmp_path, "lowkv4,layer.1=lowkv2", starts=False)
     assert "layers of different sizes are served in models whose layers all have a sliding window" in refused.log
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt_oss"])
+def test_alibi_and_sink_logits(name, tmp_path, request):
+    """With every page packed but for its sinks, these are attended to apart and joined."""
+    model = request.getfixturevalue(name)
+    asked = [{"generate": mixed(8)}, {"generate": scored(mixed(8)[:6])}]
+    stock = run(model, asked, tmp_path, mib=32)
+    exact = run(model, asked, tmp_path, "exact", mib=32)
+    assert ids(exact.results) == ids(stock.results)
+    packed = run(model, asked, tmp_path, "lowkv4,window=0", mib=32)
+    assert packed.tokens > 5 * stock.tokens
+    assert difference(packed.results[1], stock.results[1]) < 0.1
 
 
 def test_two_processes_are_as_one(llama, tmp_path):

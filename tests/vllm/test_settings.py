@@ -127,7 +127,7 @@ def test_engines(changed, words):
     ({"attn_type": "encoder_only"}, "encoder_only attention"),
     ({"attn_type": "encoder_decoder"}, "encoder_decoder attention"),
     ({"use_mla": True}, "MLA"),
-    ({"has_sink": True, "has_sliding_window": True}, "attention sinks"),
+    ({"has_sink": True, "has_sliding_window": True}, None),
     ({"kv_cache_dtype": "fp8"}, "a cache of fp8"),
 ])
 def test_layers(changed, words):

@@ -76,6 +76,10 @@ class Backend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
     def customize_spec(cls, spec):
         """Pages of bytes, as many as lowkv's take. vLLM asks for other block sizes, too, and again for what it got."""
         if spec.state_content_bytes is not None:
@@ -106,10 +110,9 @@ class Impl(AttentionImpl[Metadata]):
 
     def __init__(self, num_heads, head_size, scale, num_kv_heads=None, alibi_slopes=None, sliding_window=None,
                  kv_cache_dtype="auto", logits_soft_cap=None, attn_type=AttentionType.DECODER,
-                 kv_sharing_target_layer_name=None, **extra):
+                 kv_sharing_target_layer_name=None, sinks=None, **extra):
         wrong = [what for what, asked in (
             (f"{attn_type} attention", attn_type != AttentionType.DECODER),
-            ("ALiBi", alibi_slopes is not None),
             (f"the cache of layer {kv_sharing_target_layer_name}", kv_sharing_target_layer_name is not None),
             *((name, value is not None) for name, value in extra.items()),
         ) if asked]
@@ -119,6 +122,8 @@ class Impl(AttentionImpl[Metadata]):
         self.num_kv_heads = num_kv_heads if num_kv_heads is not None else num_heads
         self.kv_cache_dtype = kv_cache_dtype
         self.sliding_window, self.softcap = sliding_window, float(logits_soft_cap or 0.0)
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.sinks = sinks  # a parameter, which is loaded later
         self.spare = 0  # pages that may keep exact rows for nobody: the worker knows how many requests may wait
         self.rows: PagedLayer | None = None
         self._pages: torch.Tensor | None = None
@@ -145,8 +150,9 @@ class Impl(AttentionImpl[Metadata]):
             raise Error("lowkv in vLLM: attention with a quantized output is not served")
         tokens = attn_metadata.tokens
         attended = torch.empty(tokens, self.num_heads, self.head_size, dtype=torch.float32)
+        logits = None if self.sinks is None else self.sinks.detach().float().contiguous()
         self._rows(layer, kv_cache, key.dtype).attend(attn_metadata.step, query[:tokens].float(), attended, self.scale,
-                                                      self.softcap, torch.get_num_threads())
+                                                      self.softcap, torch.get_num_threads(), self.alibi_slopes, logits)
         saturation.report(settings.store(), logger)
         output[:tokens].copy_(attended.view_as(output[:tokens]))
         return output

@@ -161,7 +161,6 @@ def require_layer(facts) -> None:
         (facts.attn_type != "decoder", f"{facts.attn_type} attention"),
         (facts.use_mla, "multi-head latent attention (MLA)"),
         (facts.use_sparse, "sparse attention"),
-        (facts.has_sink, "attention sinks (learned logits)"),
         (facts.use_mm_prefix, "bidirectional attention in a prefix"),
         (facts.use_non_causal, "attention that isn't causal"),
         (facts.use_rswa, "reference sliding window attention"),

@@ -23,6 +23,7 @@ class TokenPart final : public RotatedPart {
   public:
     TokenPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
         : RotatedPart(its_codec, its_shape, inputs) {
+        set_on_devices();
         has_mean = codec.centred;
         has_zeros = codec.levels == Levels::uniform;
         if (codec.levels == Levels::normal) {

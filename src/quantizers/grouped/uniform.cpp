@@ -182,6 +182,7 @@ class UniformPart final : public CodesPart {
   public:
     UniformPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
         : CodesPart(its_codec, its_shape) {
+        set_on_devices();
         lay_out(*inputs.table);
     }
 

@@ -30,6 +30,7 @@ class VarnormPart final : public RotatedPart {
     VarnormPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
         : RotatedPart(its_codec, its_shape, inputs) {
         has_factors = true;
+        set_on_devices();
         lay_out(*inputs.table);
     }
 

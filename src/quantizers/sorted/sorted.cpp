@@ -20,6 +20,7 @@ class SortedKeys final : public SortedPart {
     SortedKeys(const Codec& codec, const PartShape& its_shape, const PartInputs& inputs)
         : SortedPart(codec, its_shape, *inputs.table) {
         set_kernels(kernels::find(*inputs.table, "sorted"));
+        set_on_devices();
     }
 
     void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,

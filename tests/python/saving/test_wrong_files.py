@@ -113,7 +113,7 @@ WRONG = {
     "tensor: no dimensions": (tensor(lambda x: x[0]), r"torch.uint8 \(\) is no image"),
     "tensor: of int8": (tensor(lambda x: x.view(torch.int8)), "torch.int8 .* is no image"),
     "tensor: of floats": (tensor(lambda x: x.view(torch.float32)), "torch.float32 .* is no image"),
-    "tensor: zeros": (tensor(torch.zeros_like), "image: these bytes are none"),
+    "tensor: zeros": (tensor(torch.zeros_like), "image: this is none"),
 }
 
 
