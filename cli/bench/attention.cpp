@@ -13,20 +13,21 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/commands.h"
-#include "bench/memory_reader.h"
+#include "bench/bench.h"
 #include "common/app.h"
 #include "common/devices.h"
-#include "common/json.h"
+#include "common/machine.h"
 #include "common/model.h"
 #include "common/options.h"
-#include "common/processors.h"
 #include "common/terminal.h"
 #include "lowkv/implementation.h"
+#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
   lowkv bench attention --quick
@@ -248,7 +249,7 @@ std::string json(const std::vector<Measurement>& found, const std::string& devic
                     {"ms", m.ms},
                     {"floor_ms", m.floor_ms},
                     {"bytes", m.bytes}};
-        if (m.error >= 0) row.set("max_error", m.error);
+        if (m.error >= 0) row["max_error"] = m.error;
         out.push_back(row);
     }
     return out.dump(1) + "\n";
@@ -300,8 +301,7 @@ int bench_attention(Options options) {
                     threads == 1 ? "" : "s",
                     threads == bench.bandwidth().rbegin()->first ? "" : ",");
     }
-    std::printf("; cold data: %s read before each repetition.\n",
-                bytes(static_cast<double>(bench.evicted())).c_str());
+    std::printf("; cold data: %s read before each repetition.\n", bytes(bench.evicted()).c_str());
     if (options.refcheck) {
         std::printf(
             "max error: against attention in double precision over the decoded cache, relative to "
@@ -319,35 +319,26 @@ int bench_attention(Options options) {
 void add_bench_attention(Command group, int& status) {
     auto options = std::make_shared<Options>();
     Command command = group.add_command(
-        "attention", "Our attention against ggml's, and against the memory's floor");
-    command.footer(footer);
-    command.defaulted("--head-dim", options->head_dims, "Head dimensions")
-        .delimiter(',')
-        .range(16, 576);
-    command.defaulted("--heads", options->heads, "Query heads / kv heads").delimiter(',');
-    command.defaulted("--tokens", options->tokens, "Tokens in the cache")
-        .delimiter(',')
-        .range(2, 16777216);
-    command.defaulted("--queries", options->queries, "Query tokens of a decode step")
-        .delimiter(',')
+        "attention", "Our attention against ggml's, and against the memory's floor", footer);
+    command.defaulted("--head-dim", &options->head_dims, "Head dimensions").range(16, 576);
+    command.defaulted("--heads", &options->heads, "Query heads / kv heads");
+    command.defaulted("--tokens", &options->tokens, "Tokens in the cache").range(2, 16777216);
+    command.defaulted("--queries", &options->queries, "Query tokens of a decode step")
         .range(1, 512);
-    command.defaulted("-t,--threads", options->threads, "Threads").delimiter(',').range(1, 1024);
-    command.defaulted("-s,--schemes", options->schemes, "Our schemes").delimiter(',');
-    command.defaulted("--device", options->device,
+    command.defaulted("-t,--threads", &options->threads, "Threads").range(1, 1024);
+    command.defaulted("-s,--schemes", &options->schemes, "Our schemes");
+    command.defaulted("--device", &options->device,
                       "Where our caches are; lowkv devices lists what there is");
-    command.defaulted("--peers", options->peers, "ggml's cache types; none: leave them out")
-        .delimiter(',');
-    command.defaulted("--op", options->ops, "decode, prefill")
-        .delimiter(',')
-        .one_of({"decode", "prefill"});
-    command.flag("--refcheck", options->refcheck,
+    command.defaulted("--peers", &options->peers, "ggml's cache types; none: leave them out");
+    command.defaulted("--op", &options->ops, "decode, prefill").one_of({"decode", "prefill"});
+    command.flag("--refcheck", &options->refcheck,
                  "Check the outputs against a double-precision attention");
     command
-        .defaulted("--limit", options->limit,
+        .defaulted("--limit", &options->limit,
                    "Leave out what takes longer than so many seconds at once")
         .positive();
-    command.option("--json", options->json, "Write the figures to this file, a list");
-    command.flag("--quick", options->quick,
+    command.option("--json", &options->json, "Write the figures to this file, a list");
+    command.flag("--quick", &options->quick,
                  "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, lowkv2.8 and kivi2");
     command.callback([options, &status] {
         std::erase(options->peers, "none");

@@ -8,11 +8,11 @@
 #include <optional>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/processors.h"
+#include "common/machine.h"
 #include "common/terminal.h"
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "lowkv/attention.h"
 #include "lowkv/calibration.h"
@@ -103,16 +103,6 @@ class LowkvCase final : public AttentionCase {
     std::vector<float> output_;
 };
 
-struct FreeContext {
-    void operator()(ggml_context* context) const { ggml_free(context); }
-};
-struct FreeBuffer {
-    void operator()(ggml_backend_buffer* buffer) const { ggml_backend_buffer_free(buffer); }
-};
-struct FreeBackend {
-    void operator()(ggml_backend* backend) const { ggml_backend_free(backend); }
-};
-
 // Tensors as llama.cpp makes them: a row of all kv heads per token, permuted for the attention.
 class GgmlCase final : public AttentionCase {
   public:
@@ -186,9 +176,9 @@ class GgmlCase final : public AttentionCase {
     }
 
     ggml_type type_;
-    std::unique_ptr<ggml_backend, FreeBackend> backend_;
-    std::unique_ptr<ggml_context, FreeContext> cache_, graph_context_;
-    std::unique_ptr<ggml_backend_buffer, FreeBuffer> cache_memory_, graph_memory_;
+    ggml_backend_ptr backend_;
+    ggml_context_ptr cache_, graph_context_;
+    ggml_backend_buffer_ptr cache_memory_, graph_memory_;
     ggml_tensor *k_ = nullptr, *v_ = nullptr, *output_ = nullptr;
     ggml_cgraph* graph_ = nullptr;
     std::size_t filled_ = 0;

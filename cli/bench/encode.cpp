@@ -8,17 +8,18 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/commands.h"
-#include "common/errors.h"
-#include "common/json.h"
+#include "bench/bench.h"
 #include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"
+#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
   lowkv bench encode
@@ -163,20 +164,16 @@ int bench_encode(Options options) {
 void add_bench_encode(Command group, int& status) {
     auto options = std::make_shared<Options>();
     Command command =
-        group.add_command("encode", "What packing a token costs, and reading one back");
-    command.footer(footer);
-    command.defaulted("--head-dim", options->head_dims, "Head dimensions")
-        .delimiter(',')
-        .range(16, 576);
-    command.defaulted("--kv-heads", options->kv_heads, "Kv heads").range(1, 256);
-    command.defaulted("--tokens", options->tokens, "Tokens that are packed at once")
+        group.add_command("encode", "What packing a token costs, and reading one back", footer);
+    command.defaulted("--head-dim", &options->head_dims, "Head dimensions").range(16, 576);
+    command.defaulted("--kv-heads", &options->kv_heads, "Kv heads").range(1, 256);
+    command.defaulted("--tokens", &options->tokens, "Tokens that are packed at once")
         .range(1, 1048576);
-    command.defaulted("-t,--threads", options->threads, "Threads").range(1, 1024);
-    command.defaulted("-s,--schemes", options->schemes, "Schemes, + for the comma within one")
-        .delimiter(',');
-    command.defaulted("--rounds", options->rounds, "Rounds in which the schemes take turns")
+    command.defaulted("-t,--threads", &options->threads, "Threads").range(1, 1024);
+    command.defaulted("-s,--schemes", &options->schemes, "Schemes, + for the comma within one");
+    command.defaulted("--rounds", &options->rounds, "Rounds in which the schemes take turns")
         .range(1, 1000);
-    command.option("--json", options->json, "Write the figures to this file, a list");
+    command.option("--json", &options->json, "Write the figures to this file, a list");
     command.callback([options, &status] { status = bench_encode(*options); });
 }
 

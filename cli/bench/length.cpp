@@ -10,20 +10,20 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/commands.h"
-#include "bench/memory_reader.h"
-#include "common/errors.h"
-#include "common/json.h"
+#include "bench/bench.h"
+#include "common/machine.h"
 #include "common/options.h"
-#include "common/processors.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"
-#include "plan/sizes.h"
+#include "nlohmann/json.hpp"
+#include "plan/arithmetic.h"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
   lowkv bench length
@@ -145,7 +145,7 @@ Json json(const Options& options, const AttentionShape& shape, const std::vector
                     {"pack_us", f.pack_us},
                     {"ms", f.ms},
                     {"floor_ms", f.floor_ms}};
-        if (f.error >= 0) row.set("max_error", f.error);
+        if (f.error >= 0) row["max_error"] = f.error;
         rows.push_back(row);
     }
     return rows;
@@ -205,17 +205,16 @@ int bench_length(const Options& options) {
 void add_bench_length(Command group, int& status) {
     auto options = std::make_shared<Options>();
     Command command = group.add_command(
-        "length", "One long sequence in all layers: memory, packing, decoding as it grows");
-    command.footer(footer);
-    command.defaulted("--tokens", options->tokens, "Tokens at the end: 64Ki, 1M ...");
-    command.defaulted("--layers", options->layers, "Layers").range(1, 1024);
-    command.defaulted("--heads", options->heads, "Query heads / kv heads");
-    command.defaulted("--head-dim", options->head_dim, "Head dimension").range(16, 576);
+        "length", "One long sequence in all layers: memory, packing, decoding as it grows", footer);
+    command.defaulted("--tokens", &options->tokens, "Tokens at the end: 64Ki, 1M ...");
+    command.defaulted("--layers", &options->layers, "Layers").range(1, 1024);
+    command.defaulted("--heads", &options->heads, "Query heads / kv heads");
+    command.defaulted("--head-dim", &options->head_dim, "Head dimension").range(16, 576);
     add_scheme(command, options->scheme);
-    command.defaulted("-t,--threads", options->threads, "Threads").range(1, 1024);
-    command.flag("--refcheck", options->refcheck,
+    command.defaulted("-t,--threads", &options->threads, "Threads").range(1, 1024);
+    command.flag("--refcheck", &options->refcheck,
                  "Check one layer's output against a double-precision attention");
-    command.option("--json", options->json, "Write the figures to this file, a list");
+    command.option("--json", &options->json, "Write the figures to this file, a list");
     command.callback([options, &status] { status = bench_length(*options); });
 }
 

@@ -15,13 +15,11 @@
 
 #include "budget/choice.h"
 #include "budget/measure.h"
-#include "budget/probe.h"
 #include "budget/report.h"
 #include "common/app.h"
 #include "common/model.h"
 #include "common/model_shape.h"
 #include "common/options.h"
-#include "common/round.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
@@ -266,29 +264,26 @@ int run(Options options) {
 void add_budget(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command(
-        "budget", "A scheme per layer for so many bits in all, by measured sensitivity");
-    command.footer(footer);
+        "budget", "A scheme per layer for so many bits in all, by measured sensitivity", footer);
     add_model(command, options->model);
-    command.option("-f,--file", options->file, "The text to measure on; - is stdin").required();
+    command.option("-f,--file", &options->file, "The text to measure on; - is stdin").required();
     command
-        .option("-b,--target-bits", options->target,
+        .option("-b,--target-bits", &options->target,
                 "What an element may cost, metadata included, mean over all layers")
         .required();
-    command
-        .defaulted("--ladder", options->ladder,
-                   "Schemes a layer can get, by ascending bits, without window or sinks")
-        .delimiter(',');
-    command.option("--window", options->window, "Newest tokens that stay exact (default 128)");
-    command.option("--sinks", options->sinks, "First tokens that stay exact (default 5)");
-    command.option("--flush", options->flush,
+    command.defaulted("--ladder", &options->ladder,
+                      "Schemes a layer can get, by ascending bits, without window or sinks");
+    command.option("--window", &options->window, "Newest tokens that stay exact (default 128)");
+    command.option("--sinks", &options->sinks, "First tokens that stay exact (default 5)");
+    command.option("--flush", &options->flush,
                    "Tokens that leave the window at a time (default 0: block by block)");
-    command.defaulted("-n,--tokens", options->tokens,
+    command.defaulted("-n,--tokens", &options->tokens,
                       "Tokens to measure on; 0: 384 after those that can't read a packed block, "
                       "768 in all with the default window");
     add_chunk(command, options->chunk, "Tokens computed at once");
     add_threads(command, options->threads);
-    command.option("--json", options->json, "Write all figures to this file");
-    command.flag("-q,--quiet", options->quiet, "Print the scheme alone");
+    command.option("--json", &options->json, "Write all figures to this file");
+    command.flag("-q,--quiet", &options->quiet, "Print the scheme alone");
     add_verbose(command, options->verbose);
     command.callback([options, &status] { status = run(*options); });
 }

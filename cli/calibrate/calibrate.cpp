@@ -19,7 +19,6 @@
 #include "common/app.h"
 #include "common/model.h"
 #include "common/options.h"
-#include "common/round.h"
 #include "common/terminal.h"
 #include "lowkv/calibrate.h"
 #include "lowkv/calibration_file.h"
@@ -276,7 +275,7 @@ int run(Options options) {
 
     std::printf("%s\n%s\n", table(report).c_str(), legend(report).c_str());
     std::printf("Written: %s (%s; read in %s s, solved in %s s)\n", options.output.c_str(),
-                bytes(static_cast<double>(std::filesystem::file_size(options.output))).c_str(),
+                bytes(std::filesystem::file_size(options.output)).c_str(),
                 fixed(reading, 1).c_str(), fixed(watch.seconds() - reading, 1).c_str());
     std::printf("Try it:\n  LOWKV_CALIBRATION=%s lowkv compare -m %s -f %s --schemes %s\n",
                 options.output.c_str(), options.model.c_str(), options.text.c_str(),
@@ -291,26 +290,26 @@ void add_calibrate(Command app, int& status) {
     Command command = app.add_command(
         "calibrate",
         "Measure what SKVQ's and KVQuant's schemes need to know about a model, or which "
-        "rotations other schemes are best off with");
-    command.footer(footer);
+        "rotations other schemes are best off with",
+        footer);
     add_model(command, options->model);
-    command.option("--text", options->text, "The text to measure on; - is stdin").required();
+    command.option("--text", &options->text, "The text to measure on; - is stdin").required();
     command.defaulted(
-        "-s,--scheme", options->scheme,
+        "-s,--scheme", &options->scheme,
         "The scheme that it is for, one that needs it or rotates, see `lowkv schemes`");
-    command.option("-o,--output", options->output,
+    command.option("-o,--output", &options->output,
                    "The file to write (default: beside the model, "
                    "MODEL.SCHEME.lowkv.safetensors; for rotations none)");
-    command.option("-n,--tokens", options->tokens,
+    command.option("-n,--tokens", &options->tokens,
                    "Tokens of the text to read (default 4096, or all there are)");
     command
-        .defaulted("-c,--context", options->context,
+        .defaulted("-c,--context", &options->context,
                    "The longest window of text, at most the model's context")
         .range(1, 1 << 24);
-    command.defaulted("--seed", options->seed, "Seed of the k-means of channels");
-    command.flag("--q-norm", options->q_norm,
+    command.defaulted("--seed", &options->seed, "Seed of the k-means of channels");
+    command.flag("--q-norm", &options->q_norm,
                  "KVQuant's Q-Norm: learned levels keep the mean and the variance");
-    command.option("--fisher", options->fisher,
+    command.option("--fisher", &options->fisher,
                    "Weights of channels for learned levels, from tools/fisher.py");
     add_threads(command, options->threads);
     add_verbose(command, options->verbose);

@@ -10,7 +10,7 @@
 
 #include "attention_op.h"
 #include "cache_name.h"
-#include "common/errors.h"
+#include "common/terminal.h"
 #include "ggml.h"
 #include "host.h"
 #include "rope_params.h"

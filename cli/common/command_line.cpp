@@ -23,25 +23,15 @@ Option Option::excludes(Option other) {
     return *this;
 }
 
-Option Option::range(int least, int most) {
+template <class Number>
+Option Option::range(Number least, Number most) {
     option_->check(CLI::Range(least, most));
     return *this;
 }
-
-Option Option::range(std::uint64_t least, std::uint64_t most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
-}
-
-Option Option::range(float least, float most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
-}
-
-Option Option::range(double least, double most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
-}
+template Option Option::range(int, int);
+template Option Option::range(std::uint64_t, std::uint64_t);
+template Option Option::range(float, float);
+template Option Option::range(double, double);
 
 Option Option::positive() {
     option_->check(CLI::PositiveNumber);
@@ -59,26 +49,31 @@ Option Option::check(std::function<std::string(const std::string&)> fault,
     return *this;
 }
 
-Command Command::add_command(const std::string& name, const std::string& meaning) {
-    return Command(app_->add_subcommand(name, meaning));
+Command Command::add_command(const std::string& name, const std::string& meaning,
+                             const std::string& footer) {
+    CLI::App* command = app_->add_subcommand(name, meaning);
+    if (!footer.empty()) command->footer(footer);
+    return Command(command);
 }
 
 void Command::require_command() { app_->require_subcommand(1); }
 
-void Command::footer(const std::string& text) { app_->footer(text); }
-
-template <class Value>
-Option Command::option(const std::string& names, Value& value, const std::string& meaning) {
-    return Option(app_->add_option(names, value, meaning));
+Option Command::option(const std::string& names, Value value, const std::string& meaning) {
+    return std::visit([&](auto* into) { return Option(app_->add_option(names, *into, meaning)); },
+                      value);
 }
 
-template <class Value>
-Option Command::defaulted(const std::string& names, Value& value, const std::string& meaning) {
-    return Option(app_->add_option(names, value, meaning)->capture_default_str());
+Option Command::defaulted(const std::string& names, Value value, const std::string& meaning) {
+    const auto add = [&]<class Type>(Type* into) {
+        CLI::Option* option = app_->add_option(names, *into, meaning)->capture_default_str();
+        if constexpr (CLI::detail::is_mutable_container<Type>::value) option->delimiter(',');
+        return Option(option);
+    };
+    return std::visit(add, value);
 }
 
-Option Command::flag(const std::string& names, bool& value, const std::string& meaning) {
-    return Option(app_->add_flag(names, value, meaning));
+Option Command::flag(const std::string& names, bool* value, const std::string& meaning) {
+    return Option(app_->add_flag(names, *value, meaning));
 }
 
 void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }
@@ -92,8 +87,9 @@ void Command::prefix_command() { app_->prefix_command(); }
 std::vector<std::string> Command::remaining() const { return app_->remaining(); }
 
 CommandLine::CommandLine(const std::string& name, const std::string& meaning,
-                         const std::string& version)
+                         const std::string& version, const std::string& footer)
     : app_(std::make_unique<CLI::App>(meaning, name)) {
+    app_->footer(footer);
     app_->set_version_flag("--version", version);
     app_->get_formatter()->column_width(34);
 }
@@ -117,26 +113,5 @@ int CommandLine::parse(int argc, const char* const* argv) {
         return app_->exit(error) == 0 ? 0 : 2;
     }
 }
-
-// The types of values that options have.
-template Option Command::option(const std::string&, std::string&, const std::string&);
-template Option Command::option(const std::string&, std::vector<std::string>&, const std::string&);
-template Option Command::option(const std::string&, std::vector<double>&, const std::string&);
-template Option Command::option(const std::string&, std::optional<std::uint32_t>&,
-                                const std::string&);
-template Option Command::option(const std::string&, std::uint32_t&, const std::string&);
-template Option Command::option(const std::string&, std::uint64_t&, const std::string&);
-template Option Command::option(const std::string&, double&, const std::string&);
-
-template Option Command::defaulted(const std::string&, std::string&, const std::string&);
-template Option Command::defaulted(const std::string&, std::vector<std::string>&,
-                                   const std::string&);
-template Option Command::defaulted(const std::string&, std::vector<std::uint32_t>&,
-                                   const std::string&);
-template Option Command::defaulted(const std::string&, std::uint32_t&, const std::string&);
-template Option Command::defaulted(const std::string&, std::uint64_t&, const std::string&);
-template Option Command::defaulted(const std::string&, int&, const std::string&);
-template Option Command::defaulted(const std::string&, float&, const std::string&);
-template Option Command::defaulted(const std::string&, double&, const std::string&);
 
 }  // namespace lowkv::cli

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "common/errors.h"
 #include "common/terminal.h"
 #include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
@@ -233,11 +232,6 @@ double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens) 
     return sum;
 }
 
-void Context::FreeBatch::operator()(llama_batch* batch) const {
-    llama_batch_free(*batch);
-    delete batch;
-}
-
 Context::Context(const Model& model, const ContextOptions& options) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx = options.cells;
@@ -286,21 +280,17 @@ Context::Context(const Model& model, const ContextOptions& options) {
         if (!unproven_.empty() && !log_state().denial.empty())
             throw Failure(what + ": " + log_state().denial);
     }
-    batch_.reset(new llama_batch(llama_batch_init(static_cast<std::int32_t>(options.chunk), 0, 1)));
 }
 
 void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
-    batch_->n_tokens = static_cast<std::int32_t>(tokens.size());
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-        batch_->token[i] = tokens[i];
-        batch_->pos[i] = static_cast<llama_pos>(size_ + i);
-        batch_->n_seq_id[i] = 1;
-        batch_->seq_id[i][0] = 0;
-        batch_->logits[i] = all_logits || i + 1 == tokens.size() ? 1 : 0;
-    }
+    std::vector<llama_token> copy(tokens.begin(), tokens.end());
+    std::vector<std::int8_t> wanted(copy.size(), all_logits ? 1 : 0);
+    wanted.back() = 1;
+    llama_batch batch = llama_batch_get_one(copy.data(), static_cast<std::int32_t>(copy.size()));
+    batch.logits = wanted.data();
     const std::size_t layers = ggml::stats().layers;
     if (!unproven_.empty()) log_state().denial.clear();
-    const int result = llama_decode(get(), *batch_);
+    const int result = llama_decode(get(), batch);
     if (result == 1)
         throw Failure("the context of " + std::to_string(cells()) +
                       " tokens is full: use a larger -c");

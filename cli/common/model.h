@@ -4,13 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "llama.h"
+#include "llama-cpp.h"
 #include "lowkv_ggml.h"
 
 namespace lowkv::cli {
@@ -60,10 +59,7 @@ class Model {
     std::optional<std::string> chat(const std::string& system, const std::string& user) const;
 
   private:
-    struct Free {
-        void operator()(llama_model* model) const { llama_model_free(model); }
-    };
-    std::unique_ptr<llama_model, Free> model_;
+    llama_model_ptr model_;
 };
 
 struct ContextOptions {
@@ -102,14 +98,7 @@ class Context {
     void restore(std::span<const std::uint8_t> state, std::size_t size);
 
   private:
-    struct Free {
-        void operator()(llama_context* context) const { llama_free(context); }
-    };
-    struct FreeBatch {
-        void operator()(llama_batch* batch) const;
-    };
-    std::unique_ptr<llama_context, Free> context_;
-    std::unique_ptr<llama_batch, FreeBatch> batch_;
+    llama_context_ptr context_;
     std::uint32_t size_ = 0;
     std::size_t served_ = 0;  // layers packed once it was made
     std::string unproven_;    // the cache's name until a decode has shown that it is packed

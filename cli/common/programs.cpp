@@ -1,11 +1,26 @@
 #include "common/programs.h"
 
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
-#include "common/errors.h"
+#include "common/machine.h"
+#include "common/process.h"
 #include "common/program_options.h"
+#include "common/terminal.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+#include "lowkv_ggml.h"
+
+#ifndef LOWKV_SOURCE_TREE  // installed
+#define LOWKV_SOURCE_TREE ""
+#endif
 
 namespace lowkv::cli {
 
@@ -64,6 +79,47 @@ Program unified(const std::vector<std::string>& command) {
     return program;
 }
 
+namespace fs = std::filesystem;
+
+// The libggml-base.so that a program is linked with, as the loader finds it; empty without one.
+std::string ggml_of(const std::string& program) {
+    const std::string listing = output_of({"ldd", program}, true).text;
+    const std::size_t line = listing.find("libggml-base.so");
+    const std::size_t path = listing.find("=> /", line);
+    if (line == std::string::npos || path == std::string::npos) return "";
+    return listing.substr(path + 3, listing.find(" (", path) - path - 3);
+}
+
+bool is_own_ggml(const std::string& library) {
+    Dl_info own = {};
+    std::error_code none;
+    return dladdr(reinterpret_cast<const void*>(&ggml_version), &own) != 0 &&
+           own.dli_fname != nullptr && fs::equivalent(library, own.dli_fname, none);
+}
+
+std::string source_tree(const std::string& named) {
+    if (!named.empty()) return named;
+    const std::string variable = environment("LOWKV_SOURCE");
+    return variable.empty() ? LOWKV_SOURCE_TREE : variable;
+}
+
+fs::path script_path(const std::string& tree) { return fs::path(tree) / "deps" / "plugin_for.py"; }
+
+bool readable_script(const std::string& tree) {
+    return !tree.empty() && access(script_path(tree).c_str(), R_OK) == 0;
+}
+
+std::vector<std::string> script(const std::string& source) {
+    const std::string tree = source_tree(source);
+    if (!readable_script(tree)) {
+        throw UsageError((tree.empty() ? "this lowkv came without its sources"
+                                       : "there is no " + script_path(tree).string()) +
+                         ": plug-ins are built from lowkv's sources; name them with --source or "
+                         "LOWKV_SOURCE");
+    }
+    return {"python3", script_path(tree).string()};
+}
+
 }  // namespace
 
 Program program_of(const std::vector<std::string>& command) {
@@ -91,6 +147,60 @@ void refuse_wrappers(const std::vector<std::string>& command) {
                          " without the options that lowkv run gives it: use " + first +
                          " ... lowkv run -- " + *word + " ...");
     }
+}
+
+std::string plugin_path() {
+    std::string named = environment("LOWKV_PLUGIN");
+    if (!named.empty()) return named;
+    const std::filesystem::path here = executable_directory();
+    const std::vector<std::filesystem::path> candidates = {
+        here / "libggml-lowkv.so", here / "../lib/libggml-lowkv.so",
+        here / "../lib/lowkv/libggml-lowkv.so", here / "../lib64/libggml-lowkv.so"};
+    for (const auto& candidate : candidates) {
+        if (std::filesystem::exists(candidate))
+            return std::filesystem::weakly_canonical(candidate).string();
+    }
+    return candidates[1].lexically_normal().string();
+}
+
+std::string llama_tools_directory() {
+    // llama.cpp builds its tools and its libraries into one folder.
+    Dl_info info = {};
+    if (dladdr(reinterpret_cast<const void*>(&ggml_backend_register), &info) == 0 ||
+        info.dli_fname == nullptr) {
+        return "";
+    }
+    const std::filesystem::path folder = std::filesystem::path(info.dli_fname).parent_path();
+    return std::filesystem::exists(folder / "llama-server") ? folder.string() : "";
+}
+
+bool has_sources(const std::string& source) { return readable_script(source_tree(source)); }
+
+std::vector<std::string> plugin_script(const std::string& source, const std::string& path) {
+    const ggml::ServedVersions served = ggml::served_versions();
+    std::vector<std::string> words = script(source);
+    words.insert(words.end(),
+                 {"--for", path, "--own", plugin_path(), served.oldest, served.newest});
+    return words;
+}
+
+std::vector<std::string> plugin_list(const std::string& source) {
+    std::vector<std::string> words = script(source);
+    words.emplace_back("--list");
+    return words;
+}
+
+std::string plugin_for_program(const std::string& program, bool build) {
+    std::string own = plugin_path();
+    if (!environment("LOWKV_PLUGIN").empty() || is_own_ggml(ggml_of(program))) return own;
+    if (!build && !has_sources("")) return own;
+    std::vector<std::string> words = plugin_script("", program);
+    words.emplace_back("--start");
+    if (!build) words.emplace_back("--cached");
+    const Output found = output_of(words, false);
+    if (WIFEXITED(found.status) && WEXITSTATUS(found.status) == 127) return own;  // no Python
+    if (found.status != 0) throw Failure("no plug-in fits " + program + " (see above)");
+    return found.text.substr(0, found.text.find('\n'));
 }
 
 }  // namespace lowkv::cli

@@ -15,22 +15,9 @@
 #include <iterator>
 #include <utility>
 
-#include "common/errors.h"
-
 namespace lowkv::cli {
 
 namespace {
-
-// The number behind `key` in a /proc file, in the file's unit (kB), as bytes.
-std::size_t proc_bytes(const char* path, std::string_view key) {
-    std::ifstream file(path);
-    std::string line;
-    while (std::getline(file, line)) {
-        if (line.compare(0, key.size(), key) != 0) continue;
-        return std::strtoull(line.c_str() + key.size(), nullptr, 10) * 1024;
-    }
-    return 0;
-}
 
 // Columns that a terminal uses for `text`: one per UTF-8 character.
 std::size_t width(std::string_view text) {
@@ -202,38 +189,6 @@ double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     const std::size_t half = values.size() / 2;
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-ProcessMemory process_memory() {
-    return {proc_bytes("/proc/self/status", "VmRSS:"), proc_bytes("/proc/self/status", "VmHWM:")};
-}
-
-std::string processor_name() {
-    std::ifstream file("/proc/cpuinfo");
-    std::string line;
-    while (std::getline(file, line)) {
-        if (line.compare(0, 10, "model name") != 0) continue;
-        const std::size_t colon = line.find(": ");
-        if (colon != std::string::npos) return line.substr(colon + 2);
-    }
-    return "unknown";
-}
-
-std::size_t system_memory() { return proc_bytes("/proc/meminfo", "MemTotal:"); }
-
-std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
-
-std::string executable_directory() {
-    std::array<char, 4096> path{};
-    const ssize_t n = readlink("/proc/self/exe", path.data(), path.size());
-    if (n <= 0) return ".";
-    const std::string_view full(path.data(), static_cast<std::size_t>(n));
-    return std::string(full.substr(0, full.rfind('/')));
-}
-
-std::string environment(const char* name) {
-    const char* value = std::getenv(name);
-    return value == nullptr ? "" : value;
 }
 
 std::size_t complete_utf8(std::string_view text) {

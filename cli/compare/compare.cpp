@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/app.h"
+#include "common/machine.h"
 #include "common/metrics.h"
 #include "common/model.h"
 #include "common/options.h"
@@ -339,36 +340,32 @@ int compare(Options options) {
 void add_compare(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command(
-        "compare", "One text under several schemes, beside exact and stock llama.cpp caches");
-    command.footer(footer);
+        "compare", "One text under several schemes, beside exact and stock llama.cpp caches",
+        footer);
     add_model(command, options->model);
-    command.option("-f,--file", options->file, "The text; - is stdin").required();
-    command
-        .defaulted("-s,--schemes", options->schemes,
-                   "Schemes; exact is always there, as the reference")
-        .delimiter(',');
+    command.option("-f,--file", &options->file, "The text; - is stdin").required();
+    command.defaulted("-s,--schemes", &options->schemes,
+                      "Schemes; exact is always there, as the reference");
     add_calibrations(command, options->calibrations);
-    command
-        .defaulted("--stock", options->stock,
-                   "llama.cpp cache types to set beside them; none: leave them out")
-        .delimiter(',');
-    command.defaulted("-n,--tokens", options->tokens,
+    command.defaulted("--stock", &options->stock,
+                      "llama.cpp cache types to set beside them; none: leave them out");
+    command.defaulted("-n,--tokens", &options->tokens,
                       "Tokens of a window; 0: what the text has, at most 4096");
     command
-        .defaulted("-w,--windows", options->windows,
+        .defaulted("-w,--windows", &options->windows,
                    "Windows, taken one after another; each starts afresh")
         .range(1, 1000000);
     add_chunk(command, options->chunk, "Tokens computed at once");
-    command.defaulted("--skip", options->skip, "First positions of a window that are not counted");
+    command.defaulted("--skip", &options->skip, "First positions of a window that are not counted");
     command
-        .defaulted("--decode", options->decode,
+        .defaulted("--decode", &options->decode,
                    "Tokens at the end that decode speed is measured on")
         .range(1, 65536);
-    command.flag("--speed,!--no-speed", options->speed,
+    command.flag("--speed,!--no-speed", &options->speed,
                  "Measure speed (default), in one more pass");
     add_threads(command, options->threads);
-    command.option("--json", options->json, "Write the figures to this file");
-    command.option("--plot", options->plot,
+    command.option("--json", &options->json, "Write the figures to this file");
+    command.option("--plot", &options->plot,
                    "Draw KLD against size into this .png or .svg (needs matplotlib)");
     add_verbose(command, options->verbose);
     command.callback([options, &status] {

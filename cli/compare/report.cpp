@@ -5,9 +5,10 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "common/errors.h"
-#include "common/json.h"
+#include "common/machine.h"
 #include "common/process.h"
+#include "common/terminal.h"
+#include "nlohmann/json.hpp"
 
 #ifndef LOWKV_PLOT_SCRIPT  // installed
 #define LOWKV_PLOT_SCRIPT ""
@@ -19,6 +20,8 @@
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 double change(const Comparison& comparison, const ComparedRow& row) {
     return 100 * (row.perplexity / comparison.rows.front().perplexity - 1);

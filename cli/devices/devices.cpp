@@ -24,8 +24,7 @@ void list(int& status) {
     const std::vector<FoundDevice> found = found_devices();
     for (const FoundDevice& device : found)
         table.add({device.name,
-                   device.memory_bytes == 0 ? "the machine's"
-                                            : bytes(static_cast<double>(device.memory_bytes)),
+                   device.memory_bytes == 0 ? "the machine's" : bytes(device.memory_bytes),
                    device.what});
     const auto has = [&](const char* kind) {
         return std::ranges::any_of(
@@ -47,8 +46,7 @@ void list(int& status) {
 }  // namespace
 
 void add_devices(Command app, int& status) {
-    Command command = app.add_command("devices", "List the devices that stores can be on");
-    command.footer(footer);
+    Command command = app.add_command("devices", "List the devices that stores can be on", footer);
     command.callback([&status] { list(status); });
 }
 

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
 #include "common/model.h"
 #include "common/model_shape.h"
 #include "common/options.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/app.h"
+#include "common/machine.h"
 #include "common/model_shape.h"
 #include "common/options.h"
 #include "common/terminal.h"
@@ -15,7 +16,6 @@
 #include "lowkv/scheme.h"
 #include "plan/arithmetic.h"
 #include "plan/report.h"
-#include "plan/sizes.h"
 
 namespace lowkv::cli {
 
@@ -203,41 +203,42 @@ int plan(const Options& options) {
 void add_plan(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command(
-        "plan",
-        "Memory, longest context and least time a token, by scheme, without a model loaded");
-    command.footer(footer + ("\n\nNames: " + shape_names()));
-    command.option("-m,--model", options->model, "The model, a GGUF file; only its header is read");
-    command.option("--shape", options->name, "The model by name, with f16 weights; names below");
-    command.option("--layers", options->layers, "The model spelled out: layers").range(1, 4096);
-    command.option("--kv-heads", options->kv_heads, "... key/value heads of a layer")
+        "plan", "Memory, longest context and least time a token, by scheme, without a model loaded",
+        footer + ("\n\nNames: " + shape_names()));
+    command.option("-m,--model", &options->model,
+                   "The model, a GGUF file; only its header is read");
+    command.option("--shape", &options->name, "The model by name, with f16 weights; names below");
+    command.option("--layers", &options->layers, "The model spelled out: layers").range(1, 4096);
+    command.option("--kv-heads", &options->kv_heads, "... key/value heads of a layer")
         .range(1, 4096);
-    command.option("--head-dim", options->head_dim, "... numbers of a head").range(1, 65536);
-    command.option("--heads", options->heads, "... query heads of a layer, for --unfused")
+    command.option("--head-dim", &options->head_dim, "... numbers of a head").range(1, 65536);
+    command.option("--heads", &options->heads, "... query heads of a layer, for --unfused")
         .range(1, 4096);
-    command.option("--weights", options->weights,
+    command.option("--weights", &options->weights,
                    "Size of the weights, as 9GB (default: the model's)");
-    command.option("-c,--context", options->context,
+    command.option("-c,--context", &options->context,
                    "Tokens of a sequence, as 32768, 32Ki or 1M (default: the model's)");
-    command.defaulted("-b,--batch", options->batch, "Sequences decoded together")
+    command.defaulted("-b,--batch", &options->batch, "Sequences decoded together")
         .range(std::uint64_t{1}, std::uint64_t{1000000});
-    command.option("--memory", options->memory,
+    command.option("--memory", &options->memory,
                    "What all must fit into, as 80GB (default: this machine's)");
-    command.option("--bandwidth", options->bandwidth,
+    command.option("--bandwidth", &options->bandwidth,
                    "GB/s that the memory gives; without it, no times");
     Option schemes = command
-                         .option("-s,--schemes", options->schemes,
+                         .option("-s,--schemes", &options->schemes,
                                  "Schemes beside f16 (default: the presets that one would use)")
                          .delimiter(',');
-    command.flag("--all", options->all, "All presets, those to compare with too").excludes(schemes);
+    command.flag("--all", &options->all, "All presets, those to compare with too")
+        .excludes(schemes);
     command
-        .option("--bits", options->bits,
+        .option("--bits", &options->bits,
                 "Also so many bits per key and value element, with no window, sinks or "
                 "blocks, as papers reckon")
         .delimiter(',')
         .range(0.1, 32.0);
-    command.flag("--unfused", options->unfused,
+    command.flag("--unfused", &options->unfused,
                  "Count the scores that attention moves when it isn't fused (lowkv's is)");
-    command.option("--json", options->json, "Write the figures to this file");
+    command.option("--json", &options->json, "Write the figures to this file");
     command.callback([options, &status] { status = plan(*options); });
 }
 

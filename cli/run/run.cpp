@@ -15,20 +15,21 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/app.h"
+#include "common/machine.h"
+#include "common/model.h"
 #include "common/options.h"
 #include "common/process.h"
-#include "common/processors.h"
 #include "common/program_options.h"
 #include "common/programs.h"
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
-#include "run/checks.h"
-#include "run/child.h"
+#include "lowkv_ggml.h"
 #include "run/watcher.h"
 
 namespace lowkv::cli {
@@ -70,6 +71,28 @@ void refuse_obstacles(const std::vector<std::string>& command, const Program& pr
                       bool partial) {
     for (const Obstacle& found : obstacles(command, program, partial))
         throw UsageError(found.text());
+}
+
+// Throws where the scheme has an override of a layer that the model lacks, where a calibration was
+// made for another model, or where the scheme needs one and none fits. The plug-in can't see the
+// latter two: it never learns the model's name. A file that can't be read as a model is left to the
+// program, which says so.
+void check_model(const std::string& path, const std::string& scheme,
+                 const std::vector<std::string>& calibrations) {
+    if (scheme == "delegate" || !std::filesystem::is_regular_file(path)) return;
+    const Scheme parsed = parse_scheme(scheme);
+    const bool calibrated = parsed.needs_calibration();
+    if (parsed.overrides.empty() && !calibrated) return;
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    std::optional<Model> model;
+    try {
+        model.emplace(path, Weights::left_out);
+    } catch (const Failure&) {
+        return;
+    }
+    require_layers(parsed, model->kv_shape().layers);
+    model->use_calibrations(calibrations, calibrated);
+    if (calibrated) ggml::set_scheme(scheme);
 }
 
 // The models that are files by name; what -hf or -mu would fetch can't be known before.
@@ -238,19 +261,19 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command("run",
                                       "A stock llama.cpp program with the plug-in, or a clear "
-                                      "failure: lowkv run [OPTIONS] -- COMMAND ...");
-    command.footer(footer);
+                                      "failure: lowkv run [OPTIONS] -- COMMAND ...",
+                                      footer);
     add_scheme(command, options->scheme);
     add_calibrations(command, options->calibrations);
-    command.flag("--partial", options->partial,
+    command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
-    command.option("--plugin", options->plugin,
+    command.option("--plugin", &options->plugin,
                    "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
                    "ggml, see `lowkv plugin`)");
-    command.flag("--build-plugin", options->build_plugin,
+    command.flag("--build-plugin", &options->build_plugin,
                  "Build the plug-in first if none fits the program's ggml");
     command
-        .defaulted("--timeout", options->timeout,
+        .defaulted("--timeout", &options->timeout,
                    "Stop the program when it isn't active after so many seconds; 0: never")
         .check(not_seconds, "0 or more");
     command.prefix_command();  // the -- may be left out

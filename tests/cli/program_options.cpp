@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
+#include "common/terminal.h"
 
 using namespace lowkv::cli;
 

@@ -1,4 +1,4 @@
-#include "common/processors.h"
+#include "common/machine.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -9,8 +9,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
-
-#include "common/terminal.h"
+#include <string_view>
 
 namespace lowkv::cli {
 
@@ -21,6 +20,17 @@ namespace {
 // can't have the spinning thread's core either. On a quiet machine short spins cost: decoding
 // SmolLM2 with 2 threads, 2000 took 40 % of the speed and 10000 6 %.
 constexpr const char* spins = "2000";
+
+// The number behind `key` in a /proc file, in the file's unit (kB), as bytes.
+std::size_t proc_bytes(const char* path, std::string_view key) {
+    std::ifstream file(path);
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.compare(0, key.size(), key) != 0) continue;
+        return std::strtoull(line.c_str() + key.size(), nullptr, 10) * 1024;
+    }
+    return 0;
+}
 
 unsigned cores(int processors) {
     std::ifstream smt("/sys/devices/system/cpu/smt/active");
@@ -63,6 +73,38 @@ unsigned find_threads() {
 }
 
 }  // namespace
+
+ProcessMemory process_memory() {
+    return {proc_bytes("/proc/self/status", "VmRSS:"), proc_bytes("/proc/self/status", "VmHWM:")};
+}
+
+std::string processor_name() {
+    std::ifstream file("/proc/cpuinfo");
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.compare(0, 10, "model name") != 0) continue;
+        const std::size_t colon = line.find(": ");
+        if (colon != std::string::npos) return line.substr(colon + 2);
+    }
+    return "unknown";
+}
+
+std::size_t system_memory() { return proc_bytes("/proc/meminfo", "MemTotal:"); }
+
+std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
+
+std::string executable_directory() {
+    std::array<char, 4096> path{};
+    const ssize_t n = readlink("/proc/self/exe", path.data(), path.size());
+    if (n <= 0) return ".";
+    const std::string_view full(path.data(), static_cast<std::size_t>(n));
+    return std::string(full.substr(0, full.rfind('/')));
+}
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
 
 unsigned machine_cores() { return cores(static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))); }
 
