@@ -204,9 +204,8 @@ std::vector<double> oracle(const AttentionCase& item, const Queries& queries, st
             const std::size_t at = std::size_t{head} * s.head_dim;
             const std::size_t kv = std::size_t{head / group} * s.head_dim;
             double dot = 0;
-            for (std::uint32_t d = 0; d < s.head_dim; ++d) {
+            for (std::uint32_t d = 0; d < s.head_dim; ++d)
                 dot += static_cast<double>(q[at + d]) * static_cast<double>(key[kv + d]);
-            }
             const double score = dot * static_cast<double>(s.scale()) + add;
             if (score > maximum[head]) {
                 const double shrink = std::exp(maximum[head] - score);
@@ -240,9 +239,8 @@ RandomTokens::RandomTokens(const AttentionShape& shape)
 
 void RandomTokens::keys(std::uint32_t first, std::uint32_t count, float* rows) const {
     const std::size_t n = shape_.channels();
-    for (std::size_t i = 0; i < count * n; ++i) {
+    for (std::size_t i = 0; i < count * n; ++i)
         rows[i] = mean_[i % n] + spread_[i % n] * normal(key_stream + first * n + i);
-    }
 }
 
 void RandomTokens::values(std::uint32_t first, std::uint32_t count, float* rows) const {

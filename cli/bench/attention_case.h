@@ -19,6 +19,8 @@ struct AttentionShape {
     std::uint32_t head_dim = 0, q_heads = 0, kv_heads = 0, tokens = 0;
     std::uint32_t channels() const { return kv_heads * head_dim; }
     float scale() const;
+    std::string heads() const { return std::to_string(q_heads) + "/" + std::to_string(kv_heads); }
+    bool operator==(const AttentionShape&) const = default;
 };
 
 // Random keys, values and queries, the same for each case. Keys are normal, and as in real models a

@@ -102,12 +102,8 @@ class Case {
     std::vector<std::byte> f16_, decoded_, packed_;
 };
 
-struct Figures {
-    std::string scheme;
-    double bits = 0, encode_us = 0, decode_us = 0;  // of a token
-};
-
-std::vector<Figures> measure(const Options& options, std::uint32_t head_dim) {
+// A row for each scheme.
+Json measure(const Options& options, std::uint32_t head_dim) {
     std::vector<Case> cases;
     for (const std::string& scheme : options.schemes) cases.emplace_back(options, head_dim, scheme);
     std::vector<std::vector<double>> encoded(cases.size()), decoded(cases.size());
@@ -125,9 +121,16 @@ std::vector<Figures> measure(const Options& options, std::uint32_t head_dim) {
         }
         progress.show(round, options.rounds);
     }
-    std::vector<Figures> found;
-    for (std::size_t i = 0; i < cases.size(); ++i)
-        found.push_back({cases[i].name(), cases[i].bits(), median(encoded[i]), median(decoded[i])});
+    Json found = Json::array();
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+        found.push_back({{"scheme", cases[i].name()},
+                         {"head_dim", head_dim},
+                         {"kv_heads", options.kv_heads},
+                         {"threads", options.threads},
+                         {"bits", cases[i].bits()},
+                         {"encode_us", median(encoded[i])},
+                         {"decode_us", median(decoded[i])}});
+    }
     return found;
 }
 
@@ -137,24 +140,17 @@ int bench_encode(Options options) {
     Table table({"scheme", "head_dim", "bits", "encode us", "ns a number", "decode us"});
     Json rows = Json::array();
     for (const std::uint32_t head_dim : options.head_dims) {
-        for (const Figures& found : measure(options, head_dim)) {
-            const double numbers = 2.0 * options.kv_heads * head_dim;
-            table.add({found.scheme, std::to_string(head_dim), fixed(found.bits, 2),
-                       fixed(found.encode_us, 2), fixed(1e3 * found.encode_us / numbers, 2),
-                       fixed(found.decode_us, 2)});
-            rows.push_back({{"scheme", found.scheme},
-                            {"head_dim", head_dim},
-                            {"kv_heads", options.kv_heads},
-                            {"threads", options.threads},
-                            {"bits", found.bits},
-                            {"encode_us", found.encode_us},
-                            {"decode_us", found.decode_us}});
+        for (const Json& found : measure(options, head_dim)) {
+            const double numbers = 2.0 * options.kv_heads * head_dim, encode = found["encode_us"];
+            table.add({found["scheme"], std::to_string(head_dim), fixed(found["bits"], 2),
+                       fixed(encode, 2), fixed(1e3 * encode / numbers, 2),
+                       fixed(found["decode_us"], 2)});
+            rows.push_back(found);
         }
     }
-    std::printf(
-        "%s\nus: of a token of one layer with %u kv heads; %u thread%s, implementation %s\n",
-        table.text().c_str(), options.kv_heads, options.threads, options.threads == 1 ? "" : "s",
-        std::string(active_implementation().name).c_str());
+    show(table.text() + "\nus: of a token of one layer with " + std::to_string(options.kv_heads) +
+         " kv heads; " + plural(options.threads, "thread") + ", implementation " +
+         std::string(active_implementation().name) + "\n");
     if (!options.json.empty()) write_file(options.json, rows.dump(1) + "\n");
     return 0;
 }
@@ -165,14 +161,14 @@ void add_bench_encode(Command group, int& status) {
     auto options = std::make_shared<Options>();
     Command command =
         group.add_command("encode", "What packing a token costs, and reading one back", footer);
-    command.defaulted("--head-dim", &options->head_dims, "Head dimensions").range(16, 576);
-    command.defaulted("--kv-heads", &options->kv_heads, "Kv heads").range(1, 256);
-    command.defaulted("--tokens", &options->tokens, "Tokens that are packed at once")
-        .range(1, 1048576);
-    command.defaulted("-t,--threads", &options->threads, "Threads").range(1, 1024);
+    command.defaulted("--head-dim", &options->head_dims, "Head dimensions", {range(16, 576)});
+    command.defaulted("--kv-heads", &options->kv_heads, "Kv heads", {range(1, 256)});
+    command.defaulted("--tokens", &options->tokens, "Tokens that are packed at once",
+                      {range(1, 1048576)});
+    command.defaulted("-t,--threads", &options->threads, "Threads", {range(1, 1024)});
     command.defaulted("-s,--schemes", &options->schemes, "Schemes, + for the comma within one");
-    command.defaulted("--rounds", &options->rounds, "Rounds in which the schemes take turns")
-        .range(1, 1000);
+    command.defaulted("--rounds", &options->rounds, "Rounds in which the schemes take turns",
+                      {range(1, 1000)});
     command.option("--json", &options->json, "Write the figures to this file, a list");
     command.callback([options, &status] { status = bench_encode(*options); });
 }

@@ -56,12 +56,9 @@ class Probe {
     std::vector<llama_token> next_;    // what follows each of them
     double exact_perplexity_ = 0;
 
-    // Reads what follows the shared tokens; calls f(index of the first counted position, logits of
-    // a chunk). Whether a counted position had anything packed to read.
-    template <class F>
-    bool read_on(Context& context, const Tick& tick, F&& f);
-    // The exact cache's predictions at these positions.
-    void set_reference(Reference& reference, std::size_t first, std::size_t n);
+    Context make_context(const std::string& scheme) const;
+    // Reads what follows the shared tokens; the `exact` cache's logits are kept.
+    Probed read_on(Context& context, const Tick& tick, bool exact);
 };
 
 inline constexpr std::size_t floor_probes = 5;  // layers

@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "common/options.h"
 #include "common/terminal.h"
 
 namespace lowkv::cli {
@@ -57,9 +58,8 @@ const char* name_of(Rotate rotation) {
 }
 
 bool rotates(const RotationReport& report, const Side& side) {
-    for (const RotationChoice& layer : report.layers) {
+    for (const RotationChoice& layer : report.layers)
         if (layer.*side.errors) return true;
-    }
     return false;
 }
 
@@ -122,18 +122,10 @@ std::string legend(const CalibrateReport& report) {
 }
 
 Scheme chosen_scheme(const RotationReport& report) {
-    std::vector<LayerOverride> changed;
-    for (std::uint32_t i = 0; i < report.layers.size(); ++i) {
-        const LayerScheme& chosen = report.layers[i].scheme;
-        if (chosen == report.scheme.layer(i)) continue;
-        if (!changed.empty() && changed.back().last + 1 == i && changed.back().scheme == chosen) {
-            changed.back().last = i;
-        } else {
-            changed.push_back({.first = i, .last = i, .scheme = chosen});
-        }
-    }
+    std::vector<LayerScheme> layers;
+    for (const RotationChoice& layer : report.layers) layers.push_back(layer.scheme);
     Scheme scheme = report.scheme;
-    scheme.overrides.insert(scheme.overrides.end(), changed.begin(), changed.end());
+    override_layers(scheme, layers);
     return scheme;
 }
 
@@ -141,9 +133,8 @@ std::string table(const RotationReport& report) {
     std::vector<std::string> header{"layer"};
     for (const Side& side : sides) {
         if (!rotates(report, side)) continue;
-        for (const Rotate rotation : all_rotations) {
+        for (const Rotate rotation : all_rotations)
             header.push_back(std::string(side.name) + " " + name_of(rotation));
-        }
     }
     Table out(header);
     for (std::size_t i = 0; i < report.layers.size(); ++i) {

@@ -1,52 +1,53 @@
 #include "common/command_line.h"
 
 #include <cstddef>
-#include <optional>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 
 namespace lowkv::cli {
 
-Option Option::required() {
-    option_->required();
-    return *this;
+namespace {
+
+CLI::Option* with_rules(CLI::Option* option, OptionRules rules) {
+    for (const OptionRule& rule : rules) rule(option);
+    return option;
 }
 
-Option Option::delimiter(char between) {
-    option_->delimiter(between);
-    return *this;
+}  // namespace
+
+OptionRule required() {
+    return [](CLI::Option* option) { option->required(); };
 }
 
-Option Option::excludes(Option other) {
-    option_->excludes(other.option_);
-    return *this;
+OptionRule commas() {
+    return [](CLI::Option* option) { option->delimiter(','); };
+}
+
+OptionRule excludes(CLI::Option* other) {
+    return [other](CLI::Option* option) { option->excludes(other); };
 }
 
 template <class Number>
-Option Option::range(Number least, Number most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
+OptionRule range(Number least, Number most) {
+    return [=](CLI::Option* option) { option->check(CLI::Range(least, most)); };
 }
-template Option Option::range(int, int);
-template Option Option::range(std::uint64_t, std::uint64_t);
-template Option Option::range(float, float);
-template Option Option::range(double, double);
+template OptionRule range(int, int);
+template OptionRule range(std::uint64_t, std::uint64_t);
+template OptionRule range(float, float);
+template OptionRule range(double, double);
 
-Option Option::positive() {
-    option_->check(CLI::PositiveNumber);
-    return *this;
+OptionRule positive() {
+    return [](CLI::Option* option) { option->check(CLI::PositiveNumber); };
 }
 
-Option Option::one_of(const std::vector<std::string>& words) {
-    option_->check(CLI::IsMember(words));
-    return *this;
+OptionRule one_of(const std::vector<std::string>& words) {
+    return [words](CLI::Option* option) { option->check(CLI::IsMember(words)); };
 }
 
-Option Option::check(std::function<std::string(const std::string&)> fault,
-                     const std::string& meaning) {
-    option_->check(std::move(fault), meaning);
-    return *this;
+OptionRule check(const std::function<std::string(const std::string&)>& fault,
+                 const std::string& meaning) {
+    return [=](CLI::Option* option) { option->check(fault, meaning); };
 }
 
 Command Command::add_command(const std::string& name, const std::string& meaning,
@@ -58,22 +59,22 @@ Command Command::add_command(const std::string& name, const std::string& meaning
 
 void Command::require_command() { app_->require_subcommand(1); }
 
-Option Command::option(const std::string& names, Value value, const std::string& meaning) {
-    return std::visit([&](auto* into) { return Option(app_->add_option(names, *into, meaning)); },
-                      value);
+CLI::Option* Command::option(const std::string& names, Value value, const std::string& meaning,
+                             OptionRules rules) {
+    return std::visit(
+        [&](auto* into) { return with_rules(app_->add_option(names, *into, meaning), rules); },
+        value);
 }
 
-Option Command::defaulted(const std::string& names, Value value, const std::string& meaning) {
-    const auto add = [&]<class Type>(Type* into) {
-        CLI::Option* option = app_->add_option(names, *into, meaning)->capture_default_str();
-        if constexpr (CLI::detail::is_mutable_container<Type>::value) option->delimiter(',');
-        return Option(option);
-    };
-    return std::visit(add, value);
+CLI::Option* Command::defaulted(const std::string& names, Value value, const std::string& meaning,
+                                OptionRules rules) {
+    CLI::Option* option = this->option(names, value, meaning, rules)->capture_default_str();
+    return option->get_expected_max() > 1 ? option->delimiter(',') : option;
 }
 
-Option Command::flag(const std::string& names, bool* value, const std::string& meaning) {
-    return Option(app_->add_flag(names, *value, meaning));
+CLI::Option* Command::flag(const std::string& names, bool* value, const std::string& meaning,
+                           OptionRules rules) {
+    return with_rules(app_->add_flag(names, *value, meaning), rules);
 }
 
 void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }

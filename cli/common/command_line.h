@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -18,33 +18,29 @@ class Option;
 
 namespace lowkv::cli {
 
-// An option of a command: a handle, as cheap to copy as a pointer.
-class Option {
-  public:
-    explicit Option(CLI::Option* option) : option_(option) {}
+// What an option asks of its value, or of the command line: a list of these follows its meaning.
+using OptionRule = std::function<void(CLI::Option*)>;
+using OptionRules = std::initializer_list<OptionRule>;
 
-    Option required();
-    Option delimiter(char between);  // several values in one word
-    Option excludes(Option other);
-    // From `least` to `most`; the type, one of int, std::uint64_t, float and double, is how the
-    // help calls the value and how it is read.
-    template <class Number>
-    Option range(Number least, Number most);
-    Option positive();
-    Option one_of(const std::vector<std::string>& words);
-    // `fault` says what is wrong with a value, or nothing; `meaning` is shown in the help.
-    Option check(std::function<std::string(const std::string&)> fault, const std::string& meaning);
-
-  private:
-    CLI::Option* option_;
-};
+OptionRule required();
+OptionRule commas();  // several values in one word
+OptionRule excludes(CLI::Option* other);
+// From `least` to `most`; the type, one of int, std::uint64_t, float and double, is how the help
+// calls the value and how it is read.
+template <class Number>
+OptionRule range(Number least, Number most);
+OptionRule positive();
+OptionRule one_of(const std::vector<std::string>& words);
+// `fault` says what is wrong with a value, or nothing; `meaning` is shown in the help.
+OptionRule check(const std::function<std::string(const std::string&)>& fault,
+                 const std::string& meaning);
 
 // Where an option's value goes.
 using Value = std::variant<std::string*, std::vector<std::string>*, std::vector<double>*,
-                           std::vector<std::uint32_t>*, std::optional<std::uint32_t>*,
-                           std::uint32_t*, std::uint64_t*, int*, float*, double*>;
+                           std::vector<std::uint32_t>*, std::uint32_t*, std::uint64_t*, int*,
+                           float*, double*>;
 
-// A command or a group of commands: a handle, too.
+// A command or a group of commands: a handle, as cheap to copy as a pointer.
 class Command {
   public:
     explicit Command(CLI::App* app) : app_(app) {}
@@ -54,10 +50,13 @@ class Command {
                         const std::string& footer = "");
     void require_command();  // of a group: one of its commands must be named
 
-    Option option(const std::string& names, Value value, const std::string& meaning);
+    CLI::Option* option(const std::string& names, Value value, const std::string& meaning,
+                        OptionRules rules = {});
     // ... whose help shows its default; the items of a list come with commas between them.
-    Option defaulted(const std::string& names, Value value, const std::string& meaning);
-    Option flag(const std::string& names, bool* value, const std::string& meaning);
+    CLI::Option* defaulted(const std::string& names, Value value, const std::string& meaning,
+                           OptionRules rules = {});
+    CLI::Option* flag(const std::string& names, bool* value, const std::string& meaning,
+                      OptionRules rules = {});
 
     void callback(std::function<void()> run);         // when it is chosen and its options are read
     void after_options(std::function<void()> adapt);  // before that, to complete the options

@@ -16,6 +16,9 @@ ProcessMemory process_memory();
 std::string processor_name();
 std::size_t system_memory();     // bytes, all of it
 std::size_t available_memory();  // bytes
+// Throws Failure where `what` needs more bytes than that: "WHAT3.1 GiB HOW, and ... are available".
+void require_memory(const std::string& what, double needed, const std::string& how,
+                    const std::string& remedy);
 std::string executable_directory();
 std::string environment(const char* name);  // empty when unset
 

@@ -101,9 +101,8 @@ class Header {
     // Whether a key of the architecture starts so.
     bool any(const std::string& start) const {
         const std::string prefix = architecture_ + "." + start;
-        for (std::int64_t key = 0; key < gguf_get_n_kv(get()); ++key) {
+        for (std::int64_t key = 0; key < gguf_get_n_kv(get()); ++key)
             if (std::string_view(gguf_get_key(get(), key)).starts_with(prefix)) return true;
-        }
         return false;
     }
 

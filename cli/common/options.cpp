@@ -8,7 +8,7 @@
 namespace lowkv::cli {
 
 void add_model(Command command, std::string& model) {
-    command.option("-m,--model", &model, "The model, a GGUF file").required();
+    command.option("-m,--model", &model, "The model, a GGUF file", {required()});
 }
 
 void add_scheme(Command command, std::string& scheme) {
@@ -24,14 +24,13 @@ void add_calibrations(Command command, std::vector<std::string>& calibrations) {
 }
 
 void add_chunk(Command command, std::uint32_t& chunk, const std::string& meaning) {
-    command.defaulted("--chunk", &chunk, meaning).range(1, 65536);
+    command.defaulted("--chunk", &chunk, meaning, {range(1, 65536)});
 }
 
 void add_threads(Command command, unsigned& threads) {
-    command
-        .option("-t,--threads", &threads,
-                "Threads (default: the physical cores that are usable and not busy)")
-        .range(1, 1024);
+    command.option("-t,--threads", &threads,
+                   "Threads (default: the physical cores that are usable and not busy)",
+                   {range(1, 1024)});
     command.after_options([&threads] {
         if (threads == 0) threads = default_threads();
     });
@@ -53,12 +52,22 @@ void read_schemes(std::vector<std::string>& schemes) {
     }
 }
 
+void override_layers(Scheme& scheme, std::span<const LayerScheme> layers) {
+    std::vector<LayerOverride> added;
+    for (std::uint32_t i = 0; i < layers.size(); ++i) {
+        if (layers[i] == scheme.layer(i)) continue;
+        if (!added.empty() && added.back().last + 1 == i && added.back().scheme == layers[i])
+            added.back().last = i;
+        else
+            added.push_back({.first = i, .last = i, .scheme = layers[i]});
+    }
+    scheme.overrides.insert(scheme.overrides.end(), added.begin(), added.end());
+}
+
 std::string what_is_not_shown(bool all) {
-    const auto hidden =
-        std::ranges::count_if(presets(), [&](const Preset& preset) { return !shown(preset, all); });
+    const auto hidden = std::ssize(presets()) - std::ranges::distance(shown_presets(all));
     if (hidden == 0) return "";
-    return count(static_cast<std::uint64_t>(hidden)) +
-           " more presets, to compare with: add --all.\n";
+    return std::to_string(hidden) + " more presets, to compare with: add --all.\n";
 }
 
 }  // namespace lowkv::cli

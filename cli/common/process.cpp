@@ -70,6 +70,16 @@ void forward(int number, siginfo_t* info, void* /*context*/) {
     _exit(127);
 }
 
+[[noreturn]] void fail(const std::string& what) {
+    throw Failure(what + ": " + std::strerror(errno));
+}
+
+std::array<int, 2> make_pipe() {
+    std::array<int, 2> ends{};
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) fail("no pipe");
+    return ends;
+}
+
 }  // namespace
 
 int execute(std::vector<std::string> words) {
@@ -87,18 +97,16 @@ pid_t wait_for(pid_t child, int& status, int options) {
     do {
         ended = waitpid(child, &status, options);
     } while (ended < 0 && errno == EINTR);
-    if (ended < 0) throw Failure(std::string("can't wait for a process: ") + std::strerror(errno));
+    if (ended < 0) fail("can't wait for a process");
     return ended;
 }
 
 Output output_of_child(int descriptor, const std::function<int()>& work) {
-    std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0)
-        throw Failure(std::string("no pipe: ") + std::strerror(errno));
+    const std::array<int, 2> ends = make_pipe();
     std::fflush(nullptr);
     keep_children();
     const pid_t child = fork();
-    if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
+    if (child < 0) fail("can't start a process");
     if (child == 0) {
         dup2(ends[1], descriptor);
         _exit(work());
@@ -122,9 +130,7 @@ Output output_of(const std::vector<std::string>& words, bool quiet) {
 }
 
 pid_t start_child(const std::vector<std::string>& words, int& messages) {
-    std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0)
-        throw Failure(std::string("no pipe: ") + std::strerror(errno));
+    const std::array<int, 2> ends = make_pipe();
     keep_children();
     own_group = !in_foreground();
     sigset_t block, before;
@@ -141,7 +147,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages) {
     action.sa_flags = SA_SIGINFO | SA_RESTART;
     for (const int number : passed_on) sigaction(number, &action, nullptr);
     sigprocmask(SIG_SETMASK, &before, nullptr);
-    if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
+    if (child < 0) fail("can't start a process");
     return child;
 }
 

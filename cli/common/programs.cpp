@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "common/machine.h"
@@ -66,17 +67,14 @@ std::string tool_of(std::string_view command) {
     return "llama-" + std::string(command);
 }
 
-Program unified(const std::vector<std::string>& command) {
-    Program program = {.name = "llama", .options = 2};
-    if (command.size() < 2 ||
-        one_of(command[1], {"version", "--version", "help", "--help", "licenses", "--licenses",
-                            "credits", "--credits"})) {
-        program.only_asks = true;
-        program.options = command.size();
-    } else {
-        program.name = tool_of(command[1]);
-    }
-    return program;
+// `llama serve` and the like.
+void read_unified(Program& program) {
+    const std::vector<std::string>& command = program.command;
+    program.only_asks = command.size() < 2 ||
+                        one_of(command[1], {"version", "--version", "help", "--help", "licenses",
+                                            "--licenses", "credits", "--credits"});
+    program.options = program.only_asks ? command.size() : 2;
+    if (!program.only_asks) program.name = tool_of(command[1]);
 }
 
 namespace fs = std::filesystem;
@@ -122,12 +120,14 @@ std::vector<std::string> script(const std::string& source) {
 
 }  // namespace
 
-Program program_of(const std::vector<std::string>& command) {
-    Program program = {.name = std::filesystem::path(command[0]).filename().string()};
-    if (program.name == "llama") program = unified(command);
+Program program_of(std::vector<std::string> command) {
+    Program program;
+    program.command = std::move(command);
+    program.name = std::filesystem::path(program.command[0]).filename().string();
+    if (program.name == "llama") read_unified(program);
     program.common = has_common_options(program.name);
     program.only_asks = program.only_asks ||
-                        has_any(command, {"-h", "--help", "--usage", "--version", "--list-devices",
+                        has_any(program, {"-h", "--help", "--usage", "--version", "--list-devices",
                                           "-cl", "--cache-list", "--completion-bash"});
     return program;
 }
@@ -137,7 +137,7 @@ void refuse_wrappers(const std::vector<std::string>& command) {
     if (!one_of(first,
                 {"chrt", "env", "gdb", "ionice", "nice", "nohup", "numactl", "perf", "setsid",
                  "stdbuf", "strace", "sudo", "taskset", "time", "timeout", "valgrind"}) ||
-        has_any(command, {"-dev", "--device"})) {
+        has_any(program_of(command), {"-dev", "--device"})) {
         return;
     }
     for (auto word = command.begin() + 1; word != command.end(); ++word) {
@@ -156,10 +156,9 @@ std::string plugin_path() {
     const std::vector<std::filesystem::path> candidates = {
         here / "libggml-lowkv.so", here / "../lib/libggml-lowkv.so",
         here / "../lib/lowkv/libggml-lowkv.so", here / "../lib64/libggml-lowkv.so"};
-    for (const auto& candidate : candidates) {
+    for (const auto& candidate : candidates)
         if (std::filesystem::exists(candidate))
             return std::filesystem::weakly_canonical(candidate).string();
-    }
     return candidates[1].lexically_normal().string();
 }
 

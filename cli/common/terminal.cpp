@@ -65,6 +65,10 @@ std::string count(std::uint64_t value) {
     return digits;
 }
 
+std::string plural(std::uint64_t value, const char* noun) {
+    return std::to_string(value) + " " + noun + (value == 1 ? "" : "s");
+}
+
 std::string span(std::uint64_t least, std::uint64_t most) {
     return least == most ? count(least) : count(least) + " to " + count(most);
 }
@@ -81,6 +85,11 @@ std::string bytes(double value) {
 }
 
 std::string mebibytes(double value) { return fixed(value / (1024.0 * 1024.0), 1); }
+
+void show(const std::string& text) {
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+}
 
 std::string wrapped(std::string_view first, std::string_view text, std::size_t indent) {
     constexpr std::size_t columns = 100;
@@ -213,9 +222,8 @@ std::size_t character_length(std::string_view text) {
                                : byte(0) >= 0xf0 && byte(0) <= 0xf4 ? 4
                                                                     : 0;
     if (length > text.size() || byte(0) == 0) return 0;
-    for (std::size_t i = 1; i < length; ++i) {
+    for (std::size_t i = 1; i < length; ++i)
         if ((byte(i) & 0xc0U) != 0x80U) return 0;
-    }
     return length;
 }
 
@@ -233,20 +241,16 @@ void require_utf8(std::string_view text, const std::string& what) {
 }  // namespace
 
 std::string read_text(const std::string& path) {
-    if (path == "-") {
-        std::string text{std::istreambuf_iterator<char>(std::cin),
-                         std::istreambuf_iterator<char>()};
-        require_utf8(text, "the text on stdin");
-        return text;
-    }
-    if (std::filesystem::is_directory(path))
-        throw Failure("the text file " + path + " is a folder");
+    const bool piped = path == "-";
+    const std::string what = piped ? "the text on stdin" : "the text file " + path;
+    if (!piped && std::filesystem::is_directory(path)) throw Failure(what + " is a folder");
     errno = 0;
-    std::ifstream file(path, std::ios::binary);
-    if (!file) throw Failure("can't read the text file " + path + ": " + std::strerror(errno));
-    std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    if (text.empty()) throw Failure("the text file " + path + " is empty");
-    require_utf8(text, "the text file " + path);
+    std::ifstream file(piped ? "" : path, std::ios::binary);
+    if (!piped && !file) throw Failure("can't read " + what + ": " + std::strerror(errno));
+    std::istream& in = piped ? std::cin : file;
+    std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    if (!piped && text.empty()) throw Failure(what + " is empty");
+    require_utf8(text, what);
     return text;
 }
 

@@ -41,7 +41,10 @@ std::string span(std::uint64_t least, std::uint64_t most);  // "3 to 8", or "3" 
 std::string bytes(double value);                            // "36.4 MiB"
 std::string bytes(std::integral auto value) { return bytes(static_cast<double>(value)); }
 std::string mebibytes(double value);                        // "36.4"
+std::string plural(std::uint64_t value, const char* noun);  // "1 thread", "2 threads"
 std::string joined(const std::vector<std::string>& words);  // with commas
+
+void show(const std::string& text);  // on stdout, at once
 
 // `text` behind `first`, in lines of at most 100 columns; later lines start with `indent` blanks.
 std::string wrapped(std::string_view first, std::string_view text, std::size_t indent);

@@ -129,9 +129,8 @@ void look_at_machine(Findings& findings) {
     std::vector<std::string> list;
     std::string quick;
     for (const Implementation& implementation : implementations()) {
-        if (implementation.name != "scalar") {
+        if (implementation.name != "scalar")
             quick += (quick.empty() ? "" : " or ") + std::string(implementation.description);
-        }
         list.push_back(std::string(implementation.name) +
                        (implementation.supported ? "" : " (not on this processor)"));
     }
@@ -207,18 +206,16 @@ void look_at_environment(Findings& findings) {
         findings.good("GGML_BACKEND_PATH",
                       " " + path + " (llama-server and most tools need -dev LOWKV too)");
     }
-    const std::vector<std::string> server = {"llama-server"};
-    for (const Obstacle& found : obstacles(server, program_of(server), false))
+    for (const Obstacle& found : obstacles(program_of({"llama-server"}), false))
         findings.bad("LLAMA_ARG_*", found.what + ' ' + found.harm, found.instead);
     const std::string scheme = environment("LOWKV_SCHEME");
     try {
-        if (scheme.empty()) {
+        if (scheme.empty())
             findings.note("LOWKV_SCHEME", "not set: the plug-in takes its default");
-        } else if (scheme == "delegate") {
+        else if (scheme == "delegate")
             findings.note("LOWKV_SCHEME", "delegate: plain f16 and stock kernels, for tests");
-        } else {
+        else
             findings.good("LOWKV_SCHEME", to_string(parse_scheme(scheme)));
-        }
     } catch (const std::exception& error) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
@@ -257,12 +254,10 @@ int doctor(const Options& options) {
                        .every_layer = options.verbose,
                        .all_presets = options.all});
     }
-    std::printf("\n%s\n", findings.problems() == 0
-                              ? "No problems."
-                              : (std::to_string(findings.problems()) +
-                                 (findings.problems() == 1 ? " problem." : " problems."))
-                                    .c_str());
-    return findings.problems() == 0 ? 0 : 1;
+    const int problems = findings.problems();
+    show(problems == 0 ? "\nNo problems.\n"
+                       : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");
+    return problems == 0 ? 0 : 1;
 }
 
 }  // namespace

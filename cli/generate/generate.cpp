@@ -86,9 +86,8 @@ std::string prompt_text(const Options& options) {
     std::string text;
     if (!options.file.empty()) text = read_text(options.file);
     if (options.file.empty() && options.prompt.empty()) {
-        if (isatty(STDIN_FILENO) == 1) {
+        if (isatty(STDIN_FILENO) == 1)
             throw UsageError("there is no prompt: give -p TEXT or -f FILE, or pipe a text in");
-        }
         text = read_text("-");
     }
     if (!text.empty() && !options.prompt.empty()) text += "\n\n";
@@ -210,9 +209,8 @@ Outcome answer(const Model& model, Context& context, const std::vector<llama_tok
 }
 
 int generate(const Options& options) {
-    for (const float value : {options.temperature, options.top_p, options.min_p}) {
+    for (const float value : {options.temperature, options.top_p, options.min_p})
         if (!std::isfinite(value)) throw UsageError("--temp, --top-p and --min-p must be numbers");
-    }
     ContextOptions settings;
     if (!options.stock.empty()) settings.stock = cache_type("--stock", options.stock);
     route_logs(options.verbose);
@@ -268,15 +266,13 @@ void add_generate(Command app, int& status) {
         "Cells of the cache; 0: as many as prompt and answer need, within the model's context");
     add_threads(command, options->threads);
     add_chunk(command, options->chunk, "Prompt tokens computed at once");
-    command.defaulted("--temp", &options->temperature, "Temperature; 0 takes the likeliest token")
-        .range(0.0f, 100.0f);
+    command.defaulted("--temp", &options->temperature, "Temperature; 0 takes the likeliest token",
+                      {range(0.0f, 100.0f)});
     command.defaulted("--top-k", &options->top_k, "Sample from the k likeliest tokens; 0: all");
-    command.defaulted("--top-p", &options->top_p, "... from the likeliest that make up p; 1: all")
-        .range(0.0f, 1.0f);
-    command
-        .defaulted("--min-p", &options->min_p,
-                   "... from those at least p times as likely as the best")
-        .range(0.0f, 1.0f);
+    command.defaulted("--top-p", &options->top_p, "... from the likeliest that make up p; 1: all",
+                      {range(0.0f, 1.0f)});
+    command.defaulted("--min-p", &options->min_p,
+                      "... from those at least p times as likely as the best", {range(0.0f, 1.0f)});
     command.option("--seed", &options->seed,
                    "Seed of the sampler (default: another one each time)");
     command.flag("--chat,!--no-chat", &options->chat,

@@ -16,7 +16,7 @@ using namespace lowkv::cli;
 namespace {
 
 std::vector<Obstacle> found(const std::vector<std::string>& command, bool partial = false) {
-    return obstacles(command, program_of(command), partial);
+    return obstacles(program_of(command), partial);
 }
 
 }  // namespace
