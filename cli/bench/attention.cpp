@@ -144,14 +144,10 @@ class Bench {
     static void fill(Cases& cases, const RandomTokens& random, std::uint32_t from,
                      std::uint32_t to) {
         constexpr std::uint32_t piece = 256;
-        const std::size_t channels = cases.front()->shape().channels();
-        std::vector<float> keys(piece * channels), values(piece * channels);
         for (std::uint32_t at = from; at < to; at += piece) {
-            const std::uint32_t n = std::min(piece, to - at);
-            random.keys(at, n, keys.data());
-            random.values(at, n, values.data());
+            const KvRows rows = random.rows(at, std::min(piece, to - at));
             for (auto& item : cases) {
-                item->append(keys.data(), values.data(), n);
+                item->append(rows);
                 // Packing as we go bounds the memory; the last chunk stays exact for prefill.
                 if (from == 0) item->pack();
             }

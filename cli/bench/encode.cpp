@@ -52,18 +52,17 @@ class Case {
         const std::uint32_t tokens = plan_.block_tokens();
         const RandomTokens random({head_dim, options.kv_heads, options.kv_heads, options.tokens});
         const std::size_t channels = plan_.shape().channels(), numbers = channels * tokens;
-        std::vector<float> keys(numbers), values(numbers);
         f16_.resize(blocks_ * plan_.f16_bytes());
         decoded_.resize(f16_.size());
         packed_.resize(blocks_ * plan_.packed_bytes());
         for (std::uint32_t b = 0; b < blocks_; ++b) {
-            random.keys(b * tokens, tokens, keys.data());
-            random.values(b * tokens, tokens, values.data());
+            const KvRows rows = random.rows(b * tokens, tokens);
             auto* out = reinterpret_cast<ggml_fp16_t*>(f16_.data() + b * plan_.f16_bytes());
             for (std::size_t t = 0; t < tokens; ++t)
                 for (std::size_t c = 0; c < channels; ++c)
-                    out[c * tokens + t] = ggml_fp32_to_fp16(keys[t * channels + c]);
-            ggml_fp32_to_fp16_row(values.data(), out + numbers, static_cast<std::int64_t>(numbers));
+                    out[c * tokens + t] = ggml_fp32_to_fp16(rows.keys[t * channels + c]);
+            ggml_fp32_to_fp16_row(rows.values.data(), out + numbers,
+                                  static_cast<std::int64_t>(numbers));
             if (!plan_.has_positions()) continue;
             auto* positions = reinterpret_cast<std::int32_t*>(out + 2 * numbers);
             for (std::uint32_t t = 0; t < tokens; ++t)

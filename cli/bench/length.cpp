@@ -54,13 +54,10 @@ class Model {
 
     // Packed as they come: a prompt's way.
     void append(std::uint32_t count) {
-        keys_.resize(std::size_t{count} * shape_.channels());
-        values_.resize(keys_.size());
-        random_.keys(size(), count, keys_.data());
-        random_.values(size(), count, values_.data());
+        const KvRows rows = random_.rows(size(), count);
         const Stopwatch watch;
         for (auto& layer : layers_) {
-            layer->append(keys_.data(), values_.data(), count);
+            layer->append(rows);
             layer->pack();
         }
         packing_ += watch.seconds();
@@ -102,7 +99,6 @@ class Model {
     RandomTokens random_;
     std::shared_ptr<Store> store_;  // of all layers
     std::vector<std::unique_ptr<AttentionCase>> layers_;
-    std::vector<float> keys_, values_;
     double packing_ = 0;
 };
 

@@ -30,33 +30,15 @@ namespace {
 // The tools and examples that call common_params_parse() and make a context. llama-bench and the
 // llama-simple ones have parsers of their own, and load all backends.
 bool has_common_options(std::string_view name) {
-    return one_of(name, {"llama-batched",
-                         "llama-batched-bench",
-                         "llama-cli",
-                         "llama-completion",
-                         "llama-cvector-generator",
-                         "llama-debug",
-                         "llama-diffusion-cli",
-                         "llama-embedding",
-                         "llama-eval-callback",
-                         "llama-finetune",
-                         "llama-idle",
-                         "llama-imatrix",
-                         "llama-lookahead",
-                         "llama-lookup",
-                         "llama-lookup-create",
-                         "llama-lookup-stats",
-                         "llama-mtmd-cli",
-                         "llama-mtmd-debug",
-                         "llama-parallel",
-                         "llama-passkey",
-                         "llama-perplexity",
-                         "llama-results",
-                         "llama-retrieval",
-                         "llama-server",
-                         "llama-speculative",
-                         "llama-speculative-simple",
-                         "llama-tts"});
+    constexpr std::string_view prefix = "llama-";
+    constexpr std::string_view tools =
+        " batched batched-bench cli completion cvector-generator debug diffusion-cli embedding "
+        "eval-callback finetune idle imatrix lookahead lookup lookup-create lookup-stats mtmd-cli "
+        "mtmd-debug parallel passkey perplexity results retrieval server speculative "
+        "speculative-simple tts ";
+    if (!name.starts_with(prefix)) return false;
+    const std::string tool(name.substr(prefix.size()));
+    return tools.find(" " + tool + " ") != std::string_view::npos;
 }
 
 // The file of the tool that a command of the unified program `llama` is: app/llama.cpp's table.
