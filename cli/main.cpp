@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/app.h"
-#include "common/processors.h"
+#include "common/machine.h"
 #include "common/terminal.h"
 #include "lowkv/error.h"
 
@@ -48,9 +48,8 @@ int main(int argc, char** argv) {
     cli::CommandLine line("lowkv",
                           "Low-bit KV cache for language models: the cache that attention reads, "
                           "in 2 to 4 bits, inside llama.cpp.",
-                          std::string("lowkv ") + LOWKV_VERSION);
+                          std::string("lowkv ") + LOWKV_VERSION, footer);
     cli::Command app = line.root();
-    app.footer(footer);
     app.require_command();
     // CLI11 gives what follows -- to the command's root: keep it for `run`.
     char** end = argv + argc;

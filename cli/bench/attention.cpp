@@ -13,20 +13,21 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/commands.h"
-#include "bench/memory_reader.h"
+#include "bench/bench.h"
 #include "common/app.h"
 #include "common/devices.h"
-#include "common/json.h"
+#include "common/machine.h"
 #include "common/model.h"
 #include "common/options.h"
-#include "common/processors.h"
 #include "common/terminal.h"
 #include "lowkv/implementation.h"
+#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
   lowkv bench attention --quick
@@ -58,15 +59,6 @@ struct Options {
     bool refcheck = false, quick = false;
 };
 
-struct Measurement {
-    std::string op;
-    AttentionShape shape;
-    unsigned threads = 0;
-    std::string scheme;
-    double ms = 0, floor_ms = 0, error = -1;
-    std::size_t bytes = 0;
-};
-
 std::vector<AttentionShape> shapes_of(const Options& options) {
     std::vector<AttentionShape> shapes;
     for (const std::uint32_t head_dim : options.head_dims) {
@@ -80,8 +72,7 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
 }
 
 std::string describe(const AttentionShape& shape) {
-    return "head_dim " + std::to_string(shape.head_dim) + ", heads " +
-           std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + ", " +
+    return "head_dim " + std::to_string(shape.head_dim) + ", heads " + shape.heads() + ", " +
            count(shape.tokens) + " tokens";
 }
 
@@ -121,11 +112,27 @@ class Bench {
         }
     }
 
-    const std::vector<Measurement>& found() const { return found_; }
-    const std::vector<std::string>& skipped() const { return skipped_; }
-    std::string device() const { return std::string(device_->name()); }
-    const std::map<unsigned, double>& bandwidth() const { return bandwidth_; }
-    std::size_t evicted() const { return evictor_.bytes(); }
+    const Json& found() const { return found_; }
+
+    // What stands below the table.
+    std::string notes() const {
+        std::string text = "device " + std::string(device_->name()) + ", implementation " +
+                           std::string(active_implementation().name) + ", ggml " + ggml_version() +
+                           "; read bandwidth";
+        for (const auto& [threads, value] : bandwidth_) {
+            text += " " + fixed(value / 1e9, 1) + " GB/s with " + plural(threads, "thread") +
+                    (threads == bandwidth_.rbegin()->first ? "" : ",");
+        }
+        text += "; cold data: " + bytes(evictor_.bytes()) + " read before each repetition.\n";
+        if (options_.refcheck) {
+            text +=
+                "max error: against attention in double precision over the decoded cache, relative "
+                "to a head's largest value. lowkv decodes to f16, which is worth about 5e-4 by "
+                "itself.\n";
+        }
+        for (const std::string& skipped : skipped_) text += "left out (--limit): " + skipped + "\n";
+        return text;
+    }
 
   private:
     using Cases = std::vector<std::unique_ptr<AttentionCase>>;
@@ -137,14 +144,10 @@ class Bench {
     static void fill(Cases& cases, const RandomTokens& random, std::uint32_t from,
                      std::uint32_t to) {
         constexpr std::uint32_t piece = 256;
-        const std::size_t channels = cases.front()->shape().channels();
-        std::vector<float> keys(piece * channels), values(piece * channels);
         for (std::uint32_t at = from; at < to; at += piece) {
-            const std::uint32_t n = std::min(piece, to - at);
-            random.keys(at, n, keys.data());
-            random.values(at, n, values.data());
+            const KvRows rows = random.rows(at, std::min(piece, to - at));
             for (auto& item : cases) {
-                item->append(keys.data(), values.data(), n);
+                item->append(rows);
                 // Packing as we go bounds the memory; the last chunk stays exact for prefill.
                 if (from == 0) item->pack();
             }
@@ -180,17 +183,26 @@ class Bench {
             }
             const std::size_t rounds = *std::max_element(repetitions.begin(), repetitions.end());
             for (std::size_t round = 0; round < rounds; ++round) {
-                for (std::size_t c = 0; c < cases.size(); ++c) {
+                for (std::size_t c = 0; c < cases.size(); ++c)
                     if (round < repetitions[c]) seconds[c].push_back(time(*cases[c], threads));
-                }
             }
             for (std::size_t c = 0; c < cases.size(); ++c) {
                 if (repetitions[c] == 0) continue;
                 const std::size_t size = cases[c]->bytes();
-                const double floor = static_cast<double>(size) / bandwidth_[threads];
-                found_.push_back(
-                    {op, shape, threads, cases[c]->name(), 1e3 * median(seconds[c]), 1e3 * floor,
-                     options_.refcheck ? largest_error(*cases[c], queries) : -1, size});
+                const std::string scheme = cases[c]->name();
+                Json& row = found_.emplace_back(
+                    Json{{"op", op},
+                         {"head_dim", shape.head_dim},
+                         {"q_heads", shape.q_heads},
+                         {"kv_heads", shape.kv_heads},
+                         {"tokens", shape.tokens},
+                         {"threads", threads},
+                         {"scheme", scheme},
+                         {"device", scheme.starts_with("ggml-") ? "cpu" : device_->name()},
+                         {"ms", 1e3 * median(seconds[c])},
+                         {"floor_ms", 1e3 * static_cast<double>(size) / bandwidth_[threads]},
+                         {"bytes", size}});
+                if (options_.refcheck) row["max_error"] = largest_error(*cases[c], queries);
             }
         }
     }
@@ -199,74 +211,52 @@ class Bench {
     std::shared_ptr<Device> device_;
     MemoryReader reader_, evictor_;
     std::map<unsigned, double> bandwidth_;
-    std::vector<Measurement> found_;
+    Json found_ = Json::array();  // a row for each measurement
     std::vector<std::string> skipped_;
 };
 
-std::string table(const std::vector<Measurement>& found, bool refcheck) {
+std::string table(const Json& found, bool refcheck) {
     std::vector<std::string> header = {"op",         "head_dim",   "heads", "tokens",
                                        "threads",    "scheme",     "ms",    "floor ms",
                                        "% of floor", "vs ggml-f16"};
     if (refcheck) header.emplace_back("max error");
     Table table(header);
-    const auto same = [](const Measurement& a, const Measurement& b) {
-        return a.op == b.op && a.threads == b.threads && a.shape.head_dim == b.shape.head_dim &&
-               a.shape.q_heads == b.shape.q_heads && a.shape.tokens == b.shape.tokens;
+    const auto f16_ms = [&](const Json& m) -> double {  // 0: that was not measured
+        for (const Json& other : found) {
+            bool same = other["scheme"] == "ggml-f16";
+            for (const char* field : {"op", "head_dim", "q_heads", "kv_heads", "tokens", "threads"})
+                same = same && other[field] == m[field];
+            if (same) return other["ms"];
+        }
+        return 0;
     };
-    for (const Measurement& m : found) {
-        const auto f16 = std::find_if(found.begin(), found.end(), [&](const Measurement& other) {
-            return other.scheme == "ggml-f16" && same(m, other);
-        });
-        std::vector<std::string> row = {
-            m.op,
-            std::to_string(m.shape.head_dim),
-            std::to_string(m.shape.q_heads) + "/" + std::to_string(m.shape.kv_heads),
-            count(m.shape.tokens),
-            std::to_string(m.threads),
-            m.scheme,
-            fixed(m.ms, 3),
-            fixed(m.floor_ms, 3),
-            fixed(100 * m.floor_ms / m.ms, 1),
-            f16 == found.end() ? "" : fixed(f16->ms / m.ms, 2) + "x"};
-        if (refcheck) row.push_back(scientific(m.error));
+    for (const Json& m : found) {
+        const double ms = m["ms"], floor_ms = m["floor_ms"], f16 = f16_ms(m);
+        std::vector<std::string> row = {m["op"],
+                                        m["head_dim"].dump(),
+                                        m["q_heads"].dump() + "/" + m["kv_heads"].dump(),
+                                        count(m["tokens"]),
+                                        m["threads"].dump(),
+                                        m["scheme"],
+                                        fixed(ms, 3),
+                                        fixed(floor_ms, 3),
+                                        fixed(100 * floor_ms / ms, 1),
+                                        f16 > 0 ? fixed(f16 / ms, 2) + "x" : ""};
+        if (refcheck) row.push_back(scientific(m["max_error"]));
         table.add(std::move(row));
     }
     return table.text();
 }
 
-std::string json(const std::vector<Measurement>& found, const std::string& device) {
-    Json out = Json::array();
-    for (const Measurement& m : found) {
-        Json row = {{"op", m.op},
-                    {"head_dim", m.shape.head_dim},
-                    {"q_heads", m.shape.q_heads},
-                    {"kv_heads", m.shape.kv_heads},
-                    {"tokens", m.shape.tokens},
-                    {"threads", m.threads},
-                    {"scheme", m.scheme},
-                    {"device", m.scheme.starts_with("ggml-") ? "cpu" : device},
-                    {"ms", m.ms},
-                    {"floor_ms", m.floor_ms},
-                    {"bytes", m.bytes}};
-        if (m.error >= 0) row.set("max_error", m.error);
-        out.push_back(row);
-    }
-    return out.dump(1) + "\n";
-}
-
 // Refuses a shape whose caches, all at once and not packed yet, don't fit.
-void require_memory(const Options& options, const AttentionShape& shape) {
-    const auto free = static_cast<double>(available_memory());
+void require_caches(const Options& options, const AttentionShape& shape) {
     const auto cases = static_cast<double>(options.schemes.size() + options.peers.size());
     const double dim = shape.head_dim;
     const double caches = cases * shape.tokens * shape.kv_heads * dim * 2 * sizeof(ggml_fp16_t);
     const double queries = prefill_queries * (cases + 1) * shape.q_heads * dim * sizeof(float);
     const double masks = 1.0 * prefill_queries * shape.tokens * sizeof(ggml_fp16_t);
-    const double needed = caches + queries + masks;
-    if (free <= 0 || needed <= free) return;
-    throw Failure(describe(shape) + " needs about " + bytes(needed) +
-                  " for all caches at once, and " + bytes(free) +
-                  " are available: use fewer --tokens, --schemes or --peers");
+    require_memory(describe(shape) + " needs about ", caches + queries + masks,
+                   " for all caches at once", "use fewer --tokens, --schemes or --peers");
 }
 
 int bench_attention(Options options) {
@@ -286,31 +276,14 @@ int bench_attention(Options options) {
                      threads, omp_get_num_procs());
     }
     if (!options.json.empty()) require_writable(options.json);
-    for (const AttentionShape& shape : shapes) require_memory(options, shape);
+    for (const AttentionShape& shape : shapes) require_caches(options, shape);
     Bench bench(options);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
         std::fprintf(stderr, "%zu / %zu  %s\n", i + 1, shapes.size(), describe(shapes[i]).c_str());
         bench.shape(shapes[i]);
     }
-    std::printf("%s\n", table(bench.found(), options.refcheck).c_str());
-    std::printf("device %s, implementation %s, ggml %s; read bandwidth", bench.device().c_str(),
-                std::string(active_implementation().name).c_str(), ggml_version());
-    for (const auto& [threads, value] : bench.bandwidth()) {
-        std::printf(" %s GB/s with %u thread%s%s", fixed(value / 1e9, 1).c_str(), threads,
-                    threads == 1 ? "" : "s",
-                    threads == bench.bandwidth().rbegin()->first ? "" : ",");
-    }
-    std::printf("; cold data: %s read before each repetition.\n",
-                bytes(static_cast<double>(bench.evicted())).c_str());
-    if (options.refcheck) {
-        std::printf(
-            "max error: against attention in double precision over the decoded cache, relative to "
-            "a "
-            "head's largest value. lowkv decodes to f16, which is worth about 5e-4 by itself.\n");
-    }
-    for (const std::string& line : bench.skipped())
-        std::printf("left out (--limit): %s\n", line.c_str());
-    if (!options.json.empty()) write_file(options.json, json(bench.found(), bench.device()));
+    show(table(bench.found(), options.refcheck) + "\n" + bench.notes());
+    if (!options.json.empty()) write_file(options.json, bench.found().dump(1) + "\n");
     return 0;
 }
 
@@ -319,35 +292,24 @@ int bench_attention(Options options) {
 void add_bench_attention(Command group, int& status) {
     auto options = std::make_shared<Options>();
     Command command = group.add_command(
-        "attention", "Our attention against ggml's, and against the memory's floor");
-    command.footer(footer);
-    command.defaulted("--head-dim", options->head_dims, "Head dimensions")
-        .delimiter(',')
-        .range(16, 576);
-    command.defaulted("--heads", options->heads, "Query heads / kv heads").delimiter(',');
-    command.defaulted("--tokens", options->tokens, "Tokens in the cache")
-        .delimiter(',')
-        .range(2, 16777216);
-    command.defaulted("--queries", options->queries, "Query tokens of a decode step")
-        .delimiter(',')
-        .range(1, 512);
-    command.defaulted("-t,--threads", options->threads, "Threads").delimiter(',').range(1, 1024);
-    command.defaulted("-s,--schemes", options->schemes, "Our schemes").delimiter(',');
-    command.defaulted("--device", options->device,
+        "attention", "Our attention against ggml's, and against the memory's floor", footer);
+    command.defaulted("--head-dim", &options->head_dims, "Head dimensions", {range(16, 576)});
+    command.defaulted("--heads", &options->heads, "Query heads / kv heads");
+    command.defaulted("--tokens", &options->tokens, "Tokens in the cache", {range(2, 16777216)});
+    command.defaulted("--queries", &options->queries, "Query tokens of a decode step",
+                      {range(1, 512)});
+    command.defaulted("-t,--threads", &options->threads, "Threads", {range(1, 1024)});
+    command.defaulted("-s,--schemes", &options->schemes, "Our schemes");
+    command.defaulted("--device", &options->device,
                       "Where our caches are; lowkv devices lists what there is");
-    command.defaulted("--peers", options->peers, "ggml's cache types; none: leave them out")
-        .delimiter(',');
-    command.defaulted("--op", options->ops, "decode, prefill")
-        .delimiter(',')
-        .one_of({"decode", "prefill"});
-    command.flag("--refcheck", options->refcheck,
+    command.defaulted("--peers", &options->peers, "ggml's cache types; none: leave them out");
+    command.defaulted("--op", &options->ops, "decode, prefill", {one_of({"decode", "prefill"})});
+    command.flag("--refcheck", &options->refcheck,
                  "Check the outputs against a double-precision attention");
-    command
-        .defaulted("--limit", options->limit,
-                   "Leave out what takes longer than so many seconds at once")
-        .positive();
-    command.option("--json", options->json, "Write the figures to this file, a list");
-    command.flag("--quick", options->quick,
+    command.defaulted("--limit", &options->limit,
+                      "Leave out what takes longer than so many seconds at once", {positive()});
+    command.option("--json", &options->json, "Write the figures to this file, a list");
+    command.flag("--quick", &options->quick,
                  "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, lowkv2.8 and kivi2");
     command.callback([options, &status] {
         std::erase(options->peers, "none");

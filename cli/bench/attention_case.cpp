@@ -8,11 +8,11 @@
 #include <optional>
 #include <utility>
 
-#include "common/errors.h"
-#include "common/processors.h"
+#include "common/machine.h"
 #include "common/terminal.h"
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "lowkv/attention.h"
 #include "lowkv/calibration.h"
@@ -54,8 +54,9 @@ class LowkvCase final : public AttentionCase {
     }
 
     std::string name() const override { return name_; }
-    void append(const float* keys, const float* values, std::uint32_t tokens) override {
-        sequence_->append(keys, values, tokens);
+    void append(const KvRows& rows) override {
+        const std::size_t tokens = rows.keys.size() / shape().channels();
+        sequence_->append(rows.keys.data(), rows.values.data(), static_cast<std::uint32_t>(tokens));
     }
     void pack() override { sequence_->pack(pool_); }
     std::size_t bytes() const override {
@@ -86,9 +87,11 @@ class LowkvCase final : public AttentionCase {
     }
     void attend() override { lowkv::attend(*sequence_, io_, params_, workspace_, *executor_); }
     const float* output() const override { return output_.data(); }
-    void read(std::uint32_t token, float* key, float* value) const override {
-        sequence_->read_key(token, key);
-        sequence_->read_value(token, value);
+    KvRows read(std::uint32_t token) const override {
+        KvRows out(shape(), 1);
+        sequence_->read_key(token, out.keys.data());
+        sequence_->read_value(token, out.values.data());
+        return out;
     }
 
   private:
@@ -101,16 +104,6 @@ class LowkvCase final : public AttentionCase {
     AttentionIO io_;
     AttentionParams params_;
     std::vector<float> output_;
-};
-
-struct FreeContext {
-    void operator()(ggml_context* context) const { ggml_free(context); }
-};
-struct FreeBuffer {
-    void operator()(ggml_backend_buffer* buffer) const { ggml_backend_buffer_free(buffer); }
-};
-struct FreeBackend {
-    void operator()(ggml_backend* backend) const { ggml_backend_free(backend); }
 };
 
 // Tensors as llama.cpp makes them: a row of all kv heads per token, permuted for the attention.
@@ -128,10 +121,10 @@ class GgmlCase final : public AttentionCase {
     }
 
     std::string name() const override { return std::string("ggml-") + ggml_type_name(type_); }
-    void append(const float* keys, const float* values, std::uint32_t tokens) override {
-        write(k_, keys, tokens);
-        write(v_, values, tokens);
-        filled_ += tokens;
+    void append(const KvRows& rows) override {
+        write(k_, rows.keys);
+        write(v_, rows.values);
+        filled_ += rows.keys.size() / shape().channels();
     }
     std::size_t bytes() const override { return ggml_nbytes(k_) + ggml_nbytes(v_); }
     std::uint32_t size() const override { return static_cast<std::uint32_t>(filled_); }
@@ -158,9 +151,11 @@ class GgmlCase final : public AttentionCase {
     }
     void attend() override { ggml_backend_graph_compute(backend_.get(), graph_); }
     const float* output() const override { return static_cast<const float*>(output_->data); }
-    void read(std::uint32_t token, float* key, float* value) const override {
-        read(k_, token, key);
-        read(v_, token, value);
+    KvRows read(std::uint32_t token) const override {
+        KvRows out(shape(), 1);
+        read(k_, token, out.keys);
+        read(v_, token, out.values);
+        return out;
     }
 
   private:
@@ -177,18 +172,18 @@ class GgmlCase final : public AttentionCase {
     std::byte* row(const ggml_tensor* tensor, std::size_t token) const {
         return static_cast<std::byte*>(tensor->data) + token * tensor->nb[1];
     }
-    void write(ggml_tensor* tensor, const float* rows, std::uint32_t tokens) {
-        const auto n = std::int64_t{shape().channels()} * tokens;
-        ggml_get_type_traits_cpu(type_)->from_float(rows, row(tensor, filled_), n);
+    void write(ggml_tensor* tensor, const std::vector<float>& rows) {
+        ggml_get_type_traits_cpu(type_)->from_float(rows.data(), row(tensor, filled_),
+                                                    std::ssize(rows));
     }
-    void read(const ggml_tensor* tensor, std::uint32_t token, float* out) const {
-        ggml_get_type_traits(type_)->to_float(row(tensor, token), out, shape().channels());
+    void read(const ggml_tensor* tensor, std::uint32_t token, std::vector<float>& out) const {
+        ggml_get_type_traits(type_)->to_float(row(tensor, token), out.data(), std::ssize(out));
     }
 
     ggml_type type_;
-    std::unique_ptr<ggml_backend, FreeBackend> backend_;
-    std::unique_ptr<ggml_context, FreeContext> cache_, graph_context_;
-    std::unique_ptr<ggml_backend_buffer, FreeBuffer> cache_memory_, graph_memory_;
+    ggml_backend_ptr backend_;
+    ggml_context_ptr cache_, graph_context_;
+    ggml_backend_buffer_ptr cache_memory_, graph_memory_;
     ggml_tensor *k_ = nullptr, *v_ = nullptr, *output_ = nullptr;
     ggml_cgraph* graph_ = nullptr;
     std::size_t filled_ = 0;
@@ -201,7 +196,6 @@ std::vector<double> oracle(const AttentionCase& item, const Queries& queries, st
     const ggml_fp16_t* mask =
         queries.mask.empty() ? nullptr : queries.mask.data() + std::size_t{query} * s.tokens;
     const std::uint32_t group = s.q_heads / s.kv_heads;
-    std::vector<float> key(s.channels()), value(s.channels());
     std::vector<double> out(std::size_t{s.q_heads} * s.head_dim);
     std::vector<double> maximum(s.q_heads, -std::numeric_limits<double>::infinity()),
         sum(s.q_heads);
@@ -209,14 +203,13 @@ std::vector<double> oracle(const AttentionCase& item, const Queries& queries, st
         const double add =
             mask == nullptr ? 0.0 : static_cast<double>(ggml_fp16_to_fp32(mask[token]));
         if (std::isinf(add)) continue;
-        item.read(token, key.data(), value.data());
+        const KvRows row = item.read(token);
         for (std::uint32_t head = 0; head < s.q_heads; ++head) {
             const std::size_t at = std::size_t{head} * s.head_dim;
             const std::size_t kv = std::size_t{head / group} * s.head_dim;
             double dot = 0;
-            for (std::uint32_t d = 0; d < s.head_dim; ++d) {
-                dot += static_cast<double>(q[at + d]) * static_cast<double>(key[kv + d]);
-            }
+            for (std::uint32_t d = 0; d < s.head_dim; ++d)
+                dot += static_cast<double>(q[at + d]) * static_cast<double>(row.keys[kv + d]);
             const double score = dot * static_cast<double>(s.scale()) + add;
             if (score > maximum[head]) {
                 const double shrink = std::exp(maximum[head] - score);
@@ -227,7 +220,7 @@ std::vector<double> oracle(const AttentionCase& item, const Queries& queries, st
             const double weight = std::exp(score - maximum[head]);
             sum[head] += weight;
             for (std::uint32_t d = 0; d < s.head_dim; ++d)
-                out[at + d] += weight * static_cast<double>(value[kv + d]);
+                out[at + d] += weight * static_cast<double>(row.values[kv + d]);
         }
     }
     for (std::size_t i = 0; i < out.size(); ++i) out[i] /= sum[i / s.head_dim];
@@ -248,16 +241,14 @@ RandomTokens::RandomTokens(const AttentionShape& shape)
     }
 }
 
-void RandomTokens::keys(std::uint32_t first, std::uint32_t count, float* rows) const {
+KvRows RandomTokens::rows(std::uint32_t first, std::uint32_t count) const {
+    KvRows out(shape_, count);
     const std::size_t n = shape_.channels();
-    for (std::size_t i = 0; i < count * n; ++i) {
-        rows[i] = mean_[i % n] + spread_[i % n] * normal(key_stream + first * n + i);
+    for (std::size_t i = 0; i < out.keys.size(); ++i) {
+        out.keys[i] = mean_[i % n] + spread_[i % n] * normal(key_stream + first * n + i);
+        out.values[i] = normal(value_stream + first * n + i);
     }
-}
-
-void RandomTokens::values(std::uint32_t first, std::uint32_t count, float* rows) const {
-    const std::size_t n = shape_.channels();
-    for (std::size_t i = 0; i < count * n; ++i) rows[i] = normal(value_stream + first * n + i);
+    return out;
 }
 
 std::vector<float> RandomTokens::queries(std::uint32_t count) const {

@@ -19,6 +19,17 @@ struct AttentionShape {
     std::uint32_t head_dim = 0, q_heads = 0, kv_heads = 0, tokens = 0;
     std::uint32_t channels() const { return kv_heads * head_dim; }
     float scale() const;
+    std::string heads() const { return std::to_string(q_heads) + "/" + std::to_string(kv_heads); }
+    bool operator==(const AttentionShape&) const = default;
+};
+
+// Keys and values, [token][channel].
+struct KvRows {
+    KvRows(const AttentionShape& shape, std::size_t tokens)
+        : keys(tokens * shape.channels()), values(keys.size()) {}
+    bool operator==(const KvRows&) const = default;
+
+    std::vector<float> keys, values;
 };
 
 // Random keys, values and queries, the same for each case. Keys are normal, and as in real models a
@@ -26,8 +37,7 @@ struct AttentionShape {
 class RandomTokens {
   public:
     explicit RandomTokens(const AttentionShape& shape);
-    void keys(std::uint32_t first, std::uint32_t count, float* rows) const;
-    void values(std::uint32_t first, std::uint32_t count, float* rows) const;
+    KvRows rows(std::uint32_t first, std::uint32_t count) const;
     std::vector<float> queries(std::uint32_t count) const;  // [token][head][head_dim]
 
   private:
@@ -55,7 +65,7 @@ class AttentionCase {
     AttentionCase& operator=(const AttentionCase&) = delete;
 
     virtual std::string name() const = 0;
-    virtual void append(const float* keys, const float* values, std::uint32_t tokens) = 0;
+    virtual void append(const KvRows& rows) = 0;
     virtual void pack() {}                   // packs what has left the window
     virtual std::size_t bytes() const = 0;   // of the store, for ours
     virtual std::uint32_t size() const = 0;  // tokens held
@@ -66,7 +76,7 @@ class AttentionCase {
     virtual const float* output() const = 0;  // [token][head][head_dim]
 
     // A token as the case stores it, for the oracle.
-    virtual void read(std::uint32_t token, float* key, float* value) const = 0;
+    virtual KvRows read(std::uint32_t token) const = 0;
 
     const AttentionShape& shape() const { return shape_; }
 

@@ -8,17 +8,18 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/commands.h"
-#include "common/errors.h"
-#include "common/json.h"
+#include "bench/bench.h"
 #include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"
+#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
   lowkv bench encode
@@ -51,18 +52,17 @@ class Case {
         const std::uint32_t tokens = plan_.block_tokens();
         const RandomTokens random({head_dim, options.kv_heads, options.kv_heads, options.tokens});
         const std::size_t channels = plan_.shape().channels(), numbers = channels * tokens;
-        std::vector<float> keys(numbers), values(numbers);
         f16_.resize(blocks_ * plan_.f16_bytes());
         decoded_.resize(f16_.size());
         packed_.resize(blocks_ * plan_.packed_bytes());
         for (std::uint32_t b = 0; b < blocks_; ++b) {
-            random.keys(b * tokens, tokens, keys.data());
-            random.values(b * tokens, tokens, values.data());
+            const KvRows rows = random.rows(b * tokens, tokens);
             auto* out = reinterpret_cast<ggml_fp16_t*>(f16_.data() + b * plan_.f16_bytes());
             for (std::size_t t = 0; t < tokens; ++t)
                 for (std::size_t c = 0; c < channels; ++c)
-                    out[c * tokens + t] = ggml_fp32_to_fp16(keys[t * channels + c]);
-            ggml_fp32_to_fp16_row(values.data(), out + numbers, static_cast<std::int64_t>(numbers));
+                    out[c * tokens + t] = ggml_fp32_to_fp16(rows.keys[t * channels + c]);
+            ggml_fp32_to_fp16_row(rows.values.data(), out + numbers,
+                                  static_cast<std::int64_t>(numbers));
             if (!plan_.has_positions()) continue;
             auto* positions = reinterpret_cast<std::int32_t*>(out + 2 * numbers);
             for (std::uint32_t t = 0; t < tokens; ++t)
@@ -101,12 +101,8 @@ class Case {
     std::vector<std::byte> f16_, decoded_, packed_;
 };
 
-struct Figures {
-    std::string scheme;
-    double bits = 0, encode_us = 0, decode_us = 0;  // of a token
-};
-
-std::vector<Figures> measure(const Options& options, std::uint32_t head_dim) {
+// A row for each scheme.
+Json measure(const Options& options, std::uint32_t head_dim) {
     std::vector<Case> cases;
     for (const std::string& scheme : options.schemes) cases.emplace_back(options, head_dim, scheme);
     std::vector<std::vector<double>> encoded(cases.size()), decoded(cases.size());
@@ -124,9 +120,16 @@ std::vector<Figures> measure(const Options& options, std::uint32_t head_dim) {
         }
         progress.show(round, options.rounds);
     }
-    std::vector<Figures> found;
-    for (std::size_t i = 0; i < cases.size(); ++i)
-        found.push_back({cases[i].name(), cases[i].bits(), median(encoded[i]), median(decoded[i])});
+    Json found = Json::array();
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+        found.push_back({{"scheme", cases[i].name()},
+                         {"head_dim", head_dim},
+                         {"kv_heads", options.kv_heads},
+                         {"threads", options.threads},
+                         {"bits", cases[i].bits()},
+                         {"encode_us", median(encoded[i])},
+                         {"decode_us", median(decoded[i])}});
+    }
     return found;
 }
 
@@ -136,24 +139,17 @@ int bench_encode(Options options) {
     Table table({"scheme", "head_dim", "bits", "encode us", "ns a number", "decode us"});
     Json rows = Json::array();
     for (const std::uint32_t head_dim : options.head_dims) {
-        for (const Figures& found : measure(options, head_dim)) {
-            const double numbers = 2.0 * options.kv_heads * head_dim;
-            table.add({found.scheme, std::to_string(head_dim), fixed(found.bits, 2),
-                       fixed(found.encode_us, 2), fixed(1e3 * found.encode_us / numbers, 2),
-                       fixed(found.decode_us, 2)});
-            rows.push_back({{"scheme", found.scheme},
-                            {"head_dim", head_dim},
-                            {"kv_heads", options.kv_heads},
-                            {"threads", options.threads},
-                            {"bits", found.bits},
-                            {"encode_us", found.encode_us},
-                            {"decode_us", found.decode_us}});
+        for (const Json& found : measure(options, head_dim)) {
+            const double numbers = 2.0 * options.kv_heads * head_dim, encode = found["encode_us"];
+            table.add({found["scheme"], std::to_string(head_dim), fixed(found["bits"], 2),
+                       fixed(encode, 2), fixed(1e3 * encode / numbers, 2),
+                       fixed(found["decode_us"], 2)});
+            rows.push_back(found);
         }
     }
-    std::printf(
-        "%s\nus: of a token of one layer with %u kv heads; %u thread%s, implementation %s\n",
-        table.text().c_str(), options.kv_heads, options.threads, options.threads == 1 ? "" : "s",
-        std::string(active_implementation().name).c_str());
+    show(table.text() + "\nus: of a token of one layer with " + std::to_string(options.kv_heads) +
+         " kv heads; " + plural(options.threads, "thread") + ", implementation " +
+         std::string(active_implementation().name) + "\n");
     if (!options.json.empty()) write_file(options.json, rows.dump(1) + "\n");
     return 0;
 }
@@ -163,20 +159,16 @@ int bench_encode(Options options) {
 void add_bench_encode(Command group, int& status) {
     auto options = std::make_shared<Options>();
     Command command =
-        group.add_command("encode", "What packing a token costs, and reading one back");
-    command.footer(footer);
-    command.defaulted("--head-dim", options->head_dims, "Head dimensions")
-        .delimiter(',')
-        .range(16, 576);
-    command.defaulted("--kv-heads", options->kv_heads, "Kv heads").range(1, 256);
-    command.defaulted("--tokens", options->tokens, "Tokens that are packed at once")
-        .range(1, 1048576);
-    command.defaulted("-t,--threads", options->threads, "Threads").range(1, 1024);
-    command.defaulted("-s,--schemes", options->schemes, "Schemes, + for the comma within one")
-        .delimiter(',');
-    command.defaulted("--rounds", options->rounds, "Rounds in which the schemes take turns")
-        .range(1, 1000);
-    command.option("--json", options->json, "Write the figures to this file, a list");
+        group.add_command("encode", "What packing a token costs, and reading one back", footer);
+    command.defaulted("--head-dim", &options->head_dims, "Head dimensions", {range(16, 576)});
+    command.defaulted("--kv-heads", &options->kv_heads, "Kv heads", {range(1, 256)});
+    command.defaulted("--tokens", &options->tokens, "Tokens that are packed at once",
+                      {range(1, 1048576)});
+    command.defaulted("-t,--threads", &options->threads, "Threads", {range(1, 1024)});
+    command.defaulted("-s,--schemes", &options->schemes, "Schemes, + for the comma within one");
+    command.defaulted("--rounds", &options->rounds, "Rounds in which the schemes take turns",
+                      {range(1, 1000)});
+    command.option("--json", &options->json, "Write the figures to this file, a list");
     command.callback([options, &status] { status = bench_encode(*options); });
 }
 

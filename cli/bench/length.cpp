@@ -10,20 +10,20 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/commands.h"
-#include "bench/memory_reader.h"
-#include "common/errors.h"
-#include "common/json.h"
+#include "bench/bench.h"
+#include "common/machine.h"
 #include "common/options.h"
-#include "common/processors.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/implementation.h"
-#include "plan/sizes.h"
+#include "nlohmann/json.hpp"
+#include "plan/arithmetic.h"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
   lowkv bench length
@@ -44,11 +44,6 @@ struct Options {
     bool refcheck = false;
 };
 
-struct Figures {
-    std::uint32_t tokens = 0;
-    double bytes = 0, f16_bytes = 0, pack_us = 0, ms = 0, floor_ms = 0, error = -1;
-};
-
 class Model {
   public:
     Model(const Options& options, const AttentionShape& shape)
@@ -59,13 +54,10 @@ class Model {
 
     // Packed as they come: a prompt's way.
     void append(std::uint32_t count) {
-        keys_.resize(std::size_t{count} * shape_.channels());
-        values_.resize(keys_.size());
-        random_.keys(size(), count, keys_.data());
-        random_.values(size(), count, values_.data());
+        const KvRows rows = random_.rows(size(), count);
         const Stopwatch watch;
         for (auto& layer : layers_) {
-            layer->append(keys_.data(), values_.data(), count);
+            layer->append(rows);
             layer->pack();
         }
         packing_ += watch.seconds();
@@ -73,7 +65,7 @@ class Model {
 
     std::uint32_t size() const { return layers_.front()->size(); }
 
-    Figures measure(MemoryReader& evictor, double bandwidth) {
+    Json measure(MemoryReader& evictor, double bandwidth) {
         const Queries query{1, random_.queries(1), {}};
         for (auto& layer : layers_) layer->prepare(query, options_.threads);
         std::vector<double> seconds;
@@ -84,13 +76,20 @@ class Model {
             seconds.push_back(watch.seconds());
             spent += seconds.back();
         }
-        Figures out{.tokens = size()};
-        out.bytes = static_cast<double>(layers_.front()->bytes());
-        out.f16_bytes = 4.0 * size() * shape_.channels() * options_.layers;
-        out.pack_us = 1e6 * packing_ / size();
-        out.ms = 1e3 * median(std::move(seconds));
-        out.floor_ms = 1e3 * out.bytes / bandwidth;
-        if (options_.refcheck) out.error = largest_error(*layers_.front(), query);
+        const auto bytes = static_cast<double>(layers_.front()->bytes());
+        Json out = {{"scheme", options_.scheme},
+                    {"layers", options_.layers},
+                    {"head_dim", shape_.head_dim},
+                    {"q_heads", shape_.q_heads},
+                    {"kv_heads", shape_.kv_heads},
+                    {"threads", options_.threads},
+                    {"tokens", size()},
+                    {"bytes", bytes},
+                    {"f16_bytes", 4.0 * size() * shape_.channels() * options_.layers},
+                    {"pack_us", 1e6 * packing_ / size()},
+                    {"ms", 1e3 * median(std::move(seconds))},
+                    {"floor_ms", 1e3 * bytes / bandwidth}};
+        if (options_.refcheck) out["max_error"] = largest_error(*layers_.front(), query);
         return out;
     }
 
@@ -100,55 +99,31 @@ class Model {
     RandomTokens random_;
     std::shared_ptr<Store> store_;  // of all layers
     std::vector<std::unique_ptr<AttentionCase>> layers_;
-    std::vector<float> keys_, values_;
     double packing_ = 0;
 };
 
-void require_memory(const Options& options, const AttentionShape& shape) {
+void require_cache(const Options& options, const AttentionShape& shape) {
     const Plan plan = neutral_plan(parse_scheme(options.scheme).base,
                                    {.kv_heads = shape.kv_heads, .head_dim = shape.head_dim});
     const double of_block = static_cast<double>(
         plan.keys().exact() && plan.values().exact() ? plan.exact_bytes() : plan.packed_bytes());
     const double needed = of_block * shape.tokens / plan.block_tokens() * options.layers;
-    const auto free = static_cast<double>(available_memory());
-    if (free <= 0 || needed <= free) return;
-    throw Failure(count(shape.tokens) + " tokens take " + bytes(needed) + " with " +
-                  options.scheme + ", and " + bytes(free) +
-                  " are available: fewer --tokens or --layers, or a --scheme of fewer bits");
+    require_memory(count(shape.tokens) + " tokens take ", needed, " with " + options.scheme,
+                   "fewer --tokens or --layers, or a --scheme of fewer bits");
 }
 
-std::vector<std::string> row(const Figures& f, bool refcheck) {
-    std::vector<std::string> cells = {count(f.tokens),
-                                      mebibytes(f.bytes),
-                                      mebibytes(f.f16_bytes),
-                                      fixed(f.f16_bytes / f.bytes, 2) + "x",
-                                      fixed(f.pack_us, 1),
-                                      fixed(f.ms, 3),
-                                      fixed(1e6 * f.ms / f.tokens, 1),
-                                      fixed(100 * f.floor_ms / f.ms, 1)};
-    if (refcheck) cells.push_back(scientific(f.error));
+std::vector<std::string> row(const Json& found) {
+    const double held = found["bytes"], f16 = found["f16_bytes"], ms = found["ms"];
+    std::vector<std::string> cells = {count(found["tokens"]),
+                                      mebibytes(held),
+                                      mebibytes(f16),
+                                      fixed(f16 / held, 2) + "x",
+                                      fixed(found["pack_us"], 1),
+                                      fixed(ms, 3),
+                                      fixed(1e6 * ms / found["tokens"].get<double>(), 1),
+                                      fixed(100 * found["floor_ms"].get<double>() / ms, 1)};
+    if (found.contains("max_error")) cells.push_back(scientific(found["max_error"]));
     return cells;
-}
-
-Json json(const Options& options, const AttentionShape& shape, const std::vector<Figures>& found) {
-    Json rows = Json::array();
-    for (const Figures& f : found) {
-        Json row = {{"scheme", options.scheme},
-                    {"layers", options.layers},
-                    {"head_dim", shape.head_dim},
-                    {"q_heads", shape.q_heads},
-                    {"kv_heads", shape.kv_heads},
-                    {"threads", options.threads},
-                    {"tokens", f.tokens},
-                    {"bytes", f.bytes},
-                    {"f16_bytes", f.f16_bytes},
-                    {"pack_us", f.pack_us},
-                    {"ms", f.ms},
-                    {"floor_ms", f.floor_ms}};
-        if (f.error >= 0) row.set("max_error", f.error);
-        rows.push_back(row);
-    }
-    return rows;
 }
 
 int bench_length(const Options& options) {
@@ -158,7 +133,7 @@ int bench_length(const Options& options) {
         throw UsageError("--tokens " + options.tokens + ": 1Ki to 1Gi");
     const AttentionShape shape{options.head_dim, q_heads, kv_heads,
                                static_cast<std::uint32_t>(tokens)};
-    require_memory(options, shape);
+    require_cache(options, shape);
     if (!options.json.empty()) require_writable(options.json);
 
     MemoryReader reader(bandwidth_bytes());
@@ -169,9 +144,9 @@ int bench_length(const Options& options) {
     if (options.refcheck) header.emplace_back("max error");
     Table table(header);
     table.widen(
-        row({static_cast<std::uint32_t>(tokens), 1e11, 1e12, 1e4, 1e4, 0, 0}, options.refcheck));
-    std::printf("%s", table.head().c_str());
-    std::vector<Figures> found;
+        {count(tokens), mebibytes(1e11), mebibytes(1e12), "10.00x", "10000.0", "10000.000"});
+    show(table.head());
+    Json found = Json::array();
     {
         Countdown progress("holding " + count(tokens) + " tokens", tokens);
         for (std::uint32_t next = first_length; found.empty() || model.size() < shape.tokens;
@@ -182,21 +157,19 @@ int bench_length(const Options& options) {
                 progress.advance(some);
             }
             found.push_back(model.measure(reader, bandwidth));
-            std::printf("%s", table.line(row(found.back(), options.refcheck)).c_str());
-            std::fflush(stdout);
+            show(table.line(row(found.back())));
         }
     }
-    std::printf(
-        "\n%s: %u layers of %u/%u heads of %u, %u thread%s, implementation %s; read bandwidth %s "
-        "GB/s. ns a token: of the whole step, by token held.\n",
-        options.scheme.c_str(), options.layers, q_heads, kv_heads, options.head_dim,
-        options.threads, options.threads == 1 ? "" : "s",
-        std::string(active_implementation().name).c_str(), fixed(bandwidth / 1e9, 1).c_str());
+    show("\n" + options.scheme + ": " + std::to_string(options.layers) + " layers of " +
+         shape.heads() + " heads of " + std::to_string(options.head_dim) + ", " +
+         plural(options.threads, "thread") + ", implementation " +
+         std::string(active_implementation().name) + "; read bandwidth " +
+         fixed(bandwidth / 1e9, 1) + " GB/s. ns a token: of the whole step, by token held.\n");
     if (options.refcheck)
-        std::printf(
+        show(
             "max error: of one layer, against attention in double precision over its decoded "
             "cache, relative to a head's largest value.\n");
-    if (!options.json.empty()) write_file(options.json, json(options, shape, found).dump(1) + "\n");
+    if (!options.json.empty()) write_file(options.json, found.dump(1) + "\n");
     return 0;
 }
 
@@ -205,17 +178,16 @@ int bench_length(const Options& options) {
 void add_bench_length(Command group, int& status) {
     auto options = std::make_shared<Options>();
     Command command = group.add_command(
-        "length", "One long sequence in all layers: memory, packing, decoding as it grows");
-    command.footer(footer);
-    command.defaulted("--tokens", options->tokens, "Tokens at the end: 64Ki, 1M ...");
-    command.defaulted("--layers", options->layers, "Layers").range(1, 1024);
-    command.defaulted("--heads", options->heads, "Query heads / kv heads");
-    command.defaulted("--head-dim", options->head_dim, "Head dimension").range(16, 576);
+        "length", "One long sequence in all layers: memory, packing, decoding as it grows", footer);
+    command.defaulted("--tokens", &options->tokens, "Tokens at the end: 64Ki, 1M ...");
+    command.defaulted("--layers", &options->layers, "Layers", {range(1, 1024)});
+    command.defaulted("--heads", &options->heads, "Query heads / kv heads");
+    command.defaulted("--head-dim", &options->head_dim, "Head dimension", {range(16, 576)});
     add_scheme(command, options->scheme);
-    command.defaulted("-t,--threads", options->threads, "Threads").range(1, 1024);
-    command.flag("--refcheck", options->refcheck,
+    command.defaulted("-t,--threads", &options->threads, "Threads", {range(1, 1024)});
+    command.flag("--refcheck", &options->refcheck,
                  "Check one layer's output against a double-precision attention");
-    command.option("--json", options->json, "Write the figures to this file, a list");
+    command.option("--json", &options->json, "Write the figures to this file, a list");
     command.callback([options, &status] { status = bench_length(*options); });
 }
 

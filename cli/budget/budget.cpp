@@ -15,13 +15,11 @@
 
 #include "budget/choice.h"
 #include "budget/measure.h"
-#include "budget/probe.h"
 #include "budget/report.h"
 #include "common/app.h"
 #include "common/model.h"
 #include "common/model_shape.h"
 #include "common/options.h"
-#include "common/round.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
@@ -59,7 +57,7 @@ struct Options {
     std::string model, file, json;
     double target = 0;
     std::vector<std::string> ladder = {"lowkv2", "lowkv2.8", "lowkv3", "lowkv4"};
-    std::optional<std::uint32_t> window, sinks, flush;
+    Retention retention;
     std::size_t tokens = 0;
     std::uint32_t chunk = 64;
     unsigned threads = 0;
@@ -87,15 +85,6 @@ std::vector<LayerScheme> read_ladder(std::vector<std::string>& names) {
     if (ladder.front().exact())
         throw UsageError("--ladder: the lowest rung is exact, so nothing would be packed");
     return ladder;
-}
-
-Retention read_retention(const Options& options) {
-    Scheme scheme;
-    if (options.window) scheme.retention.window = *options.window;
-    if (options.sinks) scheme.retention.sinks = *options.sinks;
-    if (options.flush) scheme.retention.flush = *options.flush;
-    validate(scheme);
-    return scheme.retention;
 }
 
 std::vector<Shape> read_shapes(const std::string& model) {
@@ -199,14 +188,14 @@ void print(const Budget& budget) {
         "to the layers' mean where the text can't tell them apart. The ratios between rungs are "
         "taken above all layers' floor of " +
         fixed(budget.floor, 5) + ".";
-    std::printf("%s\n%s\n%s\n", layer_table(budget).c_str(), wrapped("", legend, 0).c_str(),
-                verification_table(budget).c_str());
-    std::printf("%s\nThe scheme to use (--scheme, or LOWKV_SCHEME):\n", verdict(budget).c_str());
+    show(layer_table(budget) + "\n" + wrapped("", legend, 0) + "\n" + verification_table(budget) +
+         "\n" + verdict(budget) + "\nThe scheme to use (--scheme, or LOWKV_SCHEME):\n");
 }
 
 int run(Options options) {
     const std::vector<LayerScheme> ladder = read_ladder(options.ladder);
-    const Retention retention = read_retention(options);
+    const Retention& retention = options.retention;
+    validate({.base = {}, .retention = retention, .overrides = {}});
     if (!options.json.empty()) require_writable(options.json, {options.model, options.file});
     Budget budget;
     budget.problem = read_problem(options, ladder);
@@ -255,8 +244,7 @@ int run(Options options) {
         verify(budget, *probe, ladder, chosen, ticker);
     }
     if (!options.quiet) print(budget);
-    std::printf("%s\n", budget.recommended.c_str());
-    std::fflush(stdout);
+    show(budget.recommended + "\n");
     if (!options.json.empty()) write_file(options.json, json(budget));
     return 0;
 }
@@ -266,29 +254,27 @@ int run(Options options) {
 void add_budget(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command(
-        "budget", "A scheme per layer for so many bits in all, by measured sensitivity");
-    command.footer(footer);
+        "budget", "A scheme per layer for so many bits in all, by measured sensitivity", footer);
     add_model(command, options->model);
-    command.option("-f,--file", options->file, "The text to measure on; - is stdin").required();
-    command
-        .option("-b,--target-bits", options->target,
-                "What an element may cost, metadata included, mean over all layers")
-        .required();
-    command
-        .defaulted("--ladder", options->ladder,
-                   "Schemes a layer can get, by ascending bits, without window or sinks")
-        .delimiter(',');
-    command.option("--window", options->window, "Newest tokens that stay exact (default 128)");
-    command.option("--sinks", options->sinks, "First tokens that stay exact (default 5)");
-    command.option("--flush", options->flush,
+    command.option("-f,--file", &options->file, "The text to measure on; - is stdin", {required()});
+    command.option("-b,--target-bits", &options->target,
+                   "What an element may cost, metadata included, mean over all layers",
+                   {required()});
+    command.defaulted("--ladder", &options->ladder,
+                      "Schemes a layer can get, by ascending bits, without window or sinks");
+    command.option("--window", &options->retention.window,
+                   "Newest tokens that stay exact (default 128)");
+    command.option("--sinks", &options->retention.sinks,
+                   "First tokens that stay exact (default 5)");
+    command.option("--flush", &options->retention.flush,
                    "Tokens that leave the window at a time (default 0: block by block)");
-    command.defaulted("-n,--tokens", options->tokens,
+    command.defaulted("-n,--tokens", &options->tokens,
                       "Tokens to measure on; 0: 384 after those that can't read a packed block, "
                       "768 in all with the default window");
     add_chunk(command, options->chunk, "Tokens computed at once");
     add_threads(command, options->threads);
-    command.option("--json", options->json, "Write all figures to this file");
-    command.flag("-q,--quiet", options->quiet, "Print the scheme alone");
+    command.option("--json", &options->json, "Write all figures to this file");
+    command.flag("-q,--quiet", &options->quiet, "Print the scheme alone");
     add_verbose(command, options->verbose);
     command.callback([options, &status] { status = run(*options); });
 }

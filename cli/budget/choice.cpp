@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "common/options.h"
+
 namespace lowkv::cli {
 
 namespace {
@@ -43,19 +45,6 @@ Rungs filled(const BudgetProblem& problem, Rungs rungs) {
         rungs[i] = last;
     }
     return rungs;
-}
-
-Scheme with_base(std::span<const LayerScheme> ladder, const Rungs& rungs, std::size_t base,
-                 const Retention& retention) {
-    Scheme scheme{.base = ladder[base], .retention = retention, .overrides = {}};
-    for (std::size_t first = 0, end = 0; first < rungs.size(); first = end) {
-        for (end = first + 1; end < rungs.size() && rungs[end] == rungs[first];) ++end;
-        if (rungs[first] == base) continue;
-        scheme.overrides.push_back({.first = static_cast<std::uint32_t>(first),
-                                    .last = static_cast<std::uint32_t>(end - 1),
-                                    .scheme = ladder[rungs[first]]});
-    }
-    return scheme;
 }
 
 }  // namespace
@@ -115,11 +104,13 @@ Rungs choose_rungs(const BudgetProblem& problem, double target) {
 
 Scheme write_scheme(std::span<const LayerScheme> ladder, const BudgetProblem& problem,
                     const Rungs& rungs, const Retention& retention) {
-    const Rungs all = filled(problem, rungs);
+    std::vector<LayerScheme> layers;
+    for (const std::size_t rung : filled(problem, rungs)) layers.push_back(ladder[rung]);
     std::optional<Scheme> best;
-    for (std::size_t base = 0; base < ladder.size(); ++base) {
-        if (std::ranges::find(all, base) == all.end()) continue;
-        Scheme scheme = with_base(ladder, all, base, retention);
+    for (const LayerScheme& base : ladder) {
+        if (std::ranges::find(layers, base) == layers.end()) continue;
+        Scheme scheme{.base = base, .retention = retention, .overrides = {}};
+        override_layers(scheme, layers);
         if (!best || to_string(scheme).size() < to_string(*best).size()) best = scheme;
     }
     return *best;

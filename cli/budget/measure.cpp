@@ -3,26 +3,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "budget/choice.h"
-#include "common/errors.h"
+#include "common/terminal.h"
+#include "lowkv_ggml.h"
 
 namespace lowkv::cli {
 
 namespace {
 
-Estimate estimate(const Distance& distance) { return {distance.mean_kld(), distance.kld_error()}; }
-
 // What `better` saves against `other`, position by position.
 Estimate saved(const Distance& other, const Distance& better) {
-    const std::vector<double>&a = other.divergences(), &b = better.divergences();
-    double sum = 0, squares = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] - b[i];
-    const auto n = static_cast<double>(a.size());
-    const double mean = sum / n;
-    for (std::size_t i = 0; i < a.size(); ++i)
-        squares += (a[i] - b[i] - mean) * (a[i] - b[i] - mean);
-    return {mean, std::sqrt(squares / std::max(n - 1, 1.0) / n)};
+    std::vector<double> differences = other.divergences();
+    for (std::size_t i = 0; i < differences.size(); ++i) differences[i] -= better.divergences()[i];
+    return estimate(differences);
 }
 
 // The layout of the lowest rung in 8 bits: next to nothing is lost, but every number changes a
@@ -51,9 +46,8 @@ LayerScheme whisper(const LayerScheme& rung) {
 std::vector<double> layer_floors(const Budget& budget, Probe& probe, const LayerScheme& quiet,
                                  const Retention& retention, const Ticker& ticker) {
     std::vector<std::uint32_t> keeping;
-    for (std::uint32_t i = 0; i < budget.problem.layers.size(); ++i) {
+    for (std::uint32_t i = 0; i < budget.problem.layers.size(); ++i)
         if (budget.problem.layers[i].elements > 0) keeping.push_back(i);
-    }
     std::vector<double> floors(budget.problem.layers.size(), 0);
     std::uint32_t before = keeping.front();
     const std::size_t probes = std::min(floor_probes, keeping.size());
@@ -62,7 +56,7 @@ std::vector<double> layer_floors(const Budget& budget, Probe& probe, const Layer
         const std::uint32_t layer = keeping[at];
         Scheme alone = uniform(LayerScheme{}, retention);
         alone.overrides.push_back({.first = layer, .last = layer, .scheme = quiet});
-        floors[layer] = probe.measure(alone, ticker("floor")).distance.mean_kld();
+        floors[layer] = probe.measure(alone, ticker("floor")).distance.kld().mean;
         for (std::uint32_t i = before + 1; i < layer; ++i) {
             const double share = static_cast<double>(i - before) / (layer - before);
             floors[i] = floors[before] + share * (floors[layer] - floors[before]);
@@ -81,7 +75,7 @@ Scheme uniform(const LayerScheme& rung, const Retention& retention) {
 void measure(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladder,
              const Retention& retention, const Ticker& ticker) {
     const LayerScheme quiet = whisper(ladder.front());
-    budget.floor = probe.measure(uniform(quiet, retention), ticker("floor")).distance.mean_kld();
+    budget.floor = probe.measure(uniform(quiet, retention), ticker("floor")).distance.kld().mean;
     std::vector<double> losses;
     for (std::size_t r = 0; r < ladder.size(); ++r) {
         const Probed all =
@@ -91,8 +85,8 @@ void measure(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladde
                           ": this model's caches are too short for a block to leave the window; "
                           "try a smaller --window");
         }
-        budget.ladder_kld.push_back(estimate(all.distance));
-        losses.push_back(std::max(all.distance.mean_kld() - budget.floor, 0.0));
+        budget.ladder_kld.push_back(all.distance.kld());
+        losses.push_back(std::max(all.distance.kld().mean - budget.floor, 0.0));
     }
     budget.problem.ratio = steady_ratio(losses);
     budget.floors = layer_floors(budget, probe, quiet, retention, ticker);
@@ -105,17 +99,16 @@ void measure(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladde
         Scheme alone = uniform(LayerScheme{}, retention);
         alone.overrides.push_back({.first = i, .last = i, .scheme = ladder.front()});
         const Probed found = probe.measure(alone, ticker("layer " + std::to_string(i)));
-        budget.measured.back() = found.distance.mean_kld();
-        budget.sensitivity_error.back() = found.distance.kld_error();
+        budget.measured.back() = found.distance.kld().mean;
+        budget.sensitivity_error.back() = found.distance.kld().error;
         budget.packed.back() = found.packed;
         above.push_back(budget.measured.back() - budget.floors[i]);
         errors.push_back(budget.sensitivity_error.back());
     }
     const std::vector<double> sensitivity = shrunk(above, errors);
-    for (std::size_t i = 0, next = 0; i < budget.problem.layers.size(); ++i) {
+    for (std::size_t i = 0, next = 0; i < budget.problem.layers.size(); ++i)
         if (budget.problem.layers[i].elements > 0)
             budget.problem.layers[i].sensitivity = sensitivity[next++];
-    }
 }
 
 void verify(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladder,
@@ -127,7 +120,7 @@ void verify(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladder
         const double perplexity = distances.back().perplexity();
         found.rows.push_back({.scheme = to_string(scheme),
                               .bits = bits,
-                              .kld = estimate(distances.back()),
+                              .kld = distances.back().kld(),
                               .perplexity = perplexity,
                               .change_percent = 100 * (perplexity / probe.exact_perplexity() - 1),
                               .chosen = is_chosen});
@@ -152,6 +145,66 @@ void verify(Budget& budget, Probe& probe, const std::vector<LayerScheme>& ladder
     }
     budget.recommended =
         mixed && !better_than_uniform(found) ? found.rows.front().scheme : budget.chosen;
+}
+
+Probe::Probe(const Model& model, std::vector<llama_token> text, const ProbeSettings& settings,
+             const Tick& tick)
+    : model_(model), text_(std::move(text)), settings_(settings), executor_(settings.threads) {
+    const Tokens all = text_;
+    next_.assign(all.begin() + static_cast<std::ptrdiff_t>(settings.skip) + 1, all.end());
+    exact_.reserve(next_.size() * model.vocabulary());
+    Context context = make_context("exact");
+    each_chunk(all.first(settings.shared), settings.chunk, [&](std::size_t, Tokens chunk) {
+        context.decode(chunk);
+        tick(chunk.size());
+    });
+    state_.resize(llama_state_seq_get_size(context.get(), 0));
+    state_.resize(llama_state_seq_get_data(context.get(), state_.data(), state_.size(), 0));
+    exact_perplexity_ = read_on(context, tick, true).distance.perplexity();
+}
+
+Probed Probe::measure(const Scheme& scheme, const Tick& tick) {
+    Context context = make_context(to_string(scheme));
+    context.decode({text_.data(), 1});  // throws when the cache isn't packed
+    context.clear();
+    if (settings_.shared > 0) context.restore(state_, settings_.shared);
+    return read_on(context, tick, false);
+}
+
+Context Probe::make_context(const std::string& scheme) const {
+    ContextOptions options;
+    options.cells = static_cast<std::uint32_t>(text_.size());
+    options.chunk = settings_.chunk;
+    options.threads = settings_.threads;
+    options.all_logits = true;
+    options.scheme = scheme;
+    return {model_, options};
+}
+
+Probed Probe::read_on(Context& context, const Tick& tick, bool exact) {
+    Probed out;
+    const std::uint32_t vocabulary = model_.vocabulary();
+    each_chunk(Tokens(text_).subspan(settings_.shared), settings_.chunk,
+               [&](std::size_t from, Tokens chunk) {
+                   const std::size_t at = settings_.shared + from;
+                   const std::size_t counted =
+                       at < settings_.skip ? 0 : std::min(chunk.size(), text_.size() - 1 - at);
+                   // The only cache there is: what it packed after earlier chunks, this one reads.
+                   out.packed = out.packed || (counted > 0 && ggml::stats().packed_bytes > 0);
+                   context.decode(chunk, counted > 0);
+                   const Rows logits = context.logits(0, counted);
+                   if (exact)
+                       for (const float* row : logits)
+                           exact_.insert(exact_.end(), row, row + vocabulary);
+                   if (counted > 0) {
+                       const std::size_t first = at - settings_.skip;
+                       out.distance.add(rows_of(exact_, first, counted, vocabulary), logits,
+                                        std::span(next_).subspan(first, counted), vocabulary,
+                                        executor_);
+                   }
+                   tick(chunk.size());
+               });
+    return out;
 }
 
 }  // namespace lowkv::cli

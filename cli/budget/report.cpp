@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/json.h"
 #include "common/terminal.h"
+#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // Differences of fewer standard errors than this are taken for noise.
 constexpr double sure = 2;

@@ -8,13 +8,9 @@
 #include <vector>
 
 #include "budget/choice.h"
+#include "common/metrics.h"
 
 namespace lowkv::cli {
-
-// A mean over positions, and how sure it is (positions taken as independent).
-struct Estimate {
-    double mean = 0, error = 0;
-};
 
 struct VerifiedRow {
     std::string scheme;

@@ -19,7 +19,6 @@
 #include "common/app.h"
 #include "common/model.h"
 #include "common/options.h"
-#include "common/round.h"
 #include "common/terminal.h"
 #include "lowkv/calibrate.h"
 #include "lowkv/calibration_file.h"
@@ -79,9 +78,8 @@ bool rotates(const LayerScheme& scheme) {
 
 std::string presets_that(bool (*are)(const Scheme&)) {
     std::vector<std::string> names;
-    for (const Preset& preset : presets()) {
+    for (const Preset& preset : presets())
         if (are(preset.scheme)) names.emplace_back(preset.name);
-    }
     return joined(names);
 }
 
@@ -114,9 +112,8 @@ void require_early_keys(const Scheme& scheme, std::uint32_t layers) {
 // "model.gguf" -> "model.skvq-k2v2.lowkv.safetensors"
 std::string default_output(const std::string& model, const Scheme& scheme) {
     std::string name = to_string(scheme);
-    for (char& c : name) {
+    for (char& c : name)
         if (c == ',' || c == '=' || c == '/') c = '_';
-    }
     return std::filesystem::path(model).replace_extension(name + ".lowkv.safetensors").string();
 }
 
@@ -219,15 +216,14 @@ RotationReport choose(std::vector<calibration::LayerSamples> samples, const Sche
 int run(Options options) {
     const Scheme scheme = read_scheme(options);
     const bool rotations = !scheme.needs_calibration();
-    if (options.output.empty() && !rotations) {
+    if (options.output.empty() && !rotations)
         options.output = default_output(options.model, scheme);
-    }
     route_logs(options.verbose);
     if (!options.output.empty())
         require_writable(options.output, {options.model, options.text, options.fisher});
     const Model model(options.model);
-    require_layers(scheme, model.kv_shape().layers);
-    if (!options.fisher.empty()) require_early_keys(scheme, model.kv_shape().layers);
+    require_layers(scheme, model.layers());
+    if (!options.fisher.empty()) require_early_keys(scheme, model.layers());
     const std::vector<std::vector<llama_token>> windows = cut(model, options, scheme);
     const std::uint64_t length = windows.front().size(), total = windows.size() * length;
     std::fprintf(stderr, "%s: %s for %s, %zu windows of %s tokens\n", options.text.c_str(),
@@ -250,7 +246,7 @@ int run(Options options) {
     if (rotations) {
         const RotationReport report = choose(std::move(samples), scheme, options);
         const std::string chosen = to_string(chosen_scheme(report));
-        std::printf("%s\n%s\n%s\n", table(report).c_str(), legend(report).c_str(), chosen.c_str());
+        show(table(report) + "\n" + legend(report) + "\n" + chosen + "\n");
         if (!options.output.empty()) write_file(options.output, chosen + "\n");
         return 0;
     }
@@ -274,13 +270,11 @@ int run(Options options) {
                                    .text = std::filesystem::path(options.text).filename().string(),
                                    .tokens = total});
 
-    std::printf("%s\n%s\n", table(report).c_str(), legend(report).c_str());
-    std::printf("Written: %s (%s; read in %s s, solved in %s s)\n", options.output.c_str(),
-                bytes(static_cast<double>(std::filesystem::file_size(options.output))).c_str(),
-                fixed(reading, 1).c_str(), fixed(watch.seconds() - reading, 1).c_str());
-    std::printf("Try it:\n  LOWKV_CALIBRATION=%s lowkv compare -m %s -f %s --schemes %s\n",
-                options.output.c_str(), options.model.c_str(), options.text.c_str(),
-                report.calibration.scheme.c_str());
+    show(table(report) + "\n" + legend(report) + "\nWritten: " + options.output + " (" +
+         bytes(std::filesystem::file_size(options.output)) + "; read in " + fixed(reading, 1) +
+         " s, solved in " + fixed(watch.seconds() - reading, 1) +
+         " s)\nTry it:\n  LOWKV_CALIBRATION=" + options.output + " lowkv compare -m " +
+         options.model + " -f " + options.text + " --schemes " + report.calibration.scheme + "\n");
     return 0;
 }
 
@@ -291,26 +285,25 @@ void add_calibrate(Command app, int& status) {
     Command command = app.add_command(
         "calibrate",
         "Measure what SKVQ's and KVQuant's schemes need to know about a model, or which "
-        "rotations other schemes are best off with");
-    command.footer(footer);
+        "rotations other schemes are best off with",
+        footer);
     add_model(command, options->model);
-    command.option("--text", options->text, "The text to measure on; - is stdin").required();
+    command.option("--text", &options->text, "The text to measure on; - is stdin", {required()});
     command.defaulted(
-        "-s,--scheme", options->scheme,
+        "-s,--scheme", &options->scheme,
         "The scheme that it is for, one that needs it or rotates, see `lowkv schemes`");
-    command.option("-o,--output", options->output,
+    command.option("-o,--output", &options->output,
                    "The file to write (default: beside the model, "
                    "MODEL.SCHEME.lowkv.safetensors; for rotations none)");
-    command.option("-n,--tokens", options->tokens,
+    command.option("-n,--tokens", &options->tokens,
                    "Tokens of the text to read (default 4096, or all there are)");
-    command
-        .defaulted("-c,--context", options->context,
-                   "The longest window of text, at most the model's context")
-        .range(1, 1 << 24);
-    command.defaulted("--seed", options->seed, "Seed of the k-means of channels");
-    command.flag("--q-norm", options->q_norm,
+    command.defaulted("-c,--context", &options->context,
+                      "The longest window of text, at most the model's context",
+                      {range(1, 1 << 24)});
+    command.defaulted("--seed", &options->seed, "Seed of the k-means of channels");
+    command.flag("--q-norm", &options->q_norm,
                  "KVQuant's Q-Norm: learned levels keep the mean and the variance");
-    command.option("--fisher", options->fisher,
+    command.option("--fisher", &options->fisher,
                    "Weights of channels for learned levels, from tools/fisher.py");
     add_threads(command, options->threads);
     add_verbose(command, options->verbose);

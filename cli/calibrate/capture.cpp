@@ -10,7 +10,7 @@
 
 #include "attention_op.h"
 #include "cache_name.h"
-#include "common/errors.h"
+#include "common/terminal.h"
 #include "ggml.h"
 #include "host.h"
 #include "rope_params.h"
@@ -112,11 +112,10 @@ class Recorder {
     }
 
     void take(const ggml_tensor& node) {
-        if (operation(node) == Operation::set_rows) {
+        if (operation(node) == Operation::set_rows)
             take_rows(node, *cache_of(node));
-        } else {
+        else
             take_queries(ggml::AttentionOp(node));
-        }
     }
 
     void take_rows(const ggml_tensor& node, const ggml::CacheName& name) {
@@ -209,8 +208,8 @@ std::vector<LayerSamples> capture(const Model& model,
                                   const Scheme& scheme, const CaptureOptions& options,
                                   const std::function<void(std::size_t)>& tick) {
     const std::size_t length = windows.front().size();
-    Recorder recorder(model.kv_shape().layers, static_cast<std::uint32_t>(length), windows.size(),
-                      scheme, options);
+    Recorder recorder(model.layers(), static_cast<std::uint32_t>(length), windows.size(), scheme,
+                      options);
     ContextOptions stock;
     stock.cells = static_cast<std::uint32_t>(length);
     stock.chunk = options.chunk;
@@ -221,15 +220,12 @@ std::vector<LayerSamples> capture(const Model& model,
     Context context(model, stock);
     for (std::size_t w = 0; w < windows.size(); ++w) {
         context.clear();
-        const std::span<const llama_token> tokens = windows[w];
-        for (std::size_t position = 0; position < length; position += options.chunk) {
-            const auto chunk =
-                tokens.subspan(position, std::min<std::size_t>(options.chunk, length - position));
+        each_chunk(windows[w], options.chunk, [&](std::size_t position, Tokens chunk) {
             recorder.begin(w, position);
             context.decode(chunk);
             recorder.rethrow();
             tick(chunk.size());
-        }
+        });
     }
     return recorder.finish();
 }

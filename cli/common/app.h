@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/command_line.h"
-#include "common/errors.h"
+#include "common/terminal.h"
 
 namespace lowkv::cli {
 

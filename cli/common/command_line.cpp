@@ -1,84 +1,80 @@
 #include "common/command_line.h"
 
 #include <cstddef>
-#include <optional>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 
 namespace lowkv::cli {
 
-Option Option::required() {
-    option_->required();
-    return *this;
+namespace {
+
+CLI::Option* with_rules(CLI::Option* option, OptionRules rules) {
+    for (const OptionRule& rule : rules) rule(option);
+    return option;
 }
 
-Option Option::delimiter(char between) {
-    option_->delimiter(between);
-    return *this;
+}  // namespace
+
+OptionRule required() {
+    return [](CLI::Option* option) { option->required(); };
 }
 
-Option Option::excludes(Option other) {
-    option_->excludes(other.option_);
-    return *this;
+OptionRule commas() {
+    return [](CLI::Option* option) { option->delimiter(','); };
 }
 
-Option Option::range(int least, int most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
+OptionRule excludes(CLI::Option* other) {
+    return [other](CLI::Option* option) { option->excludes(other); };
 }
 
-Option Option::range(std::uint64_t least, std::uint64_t most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
+template <class Number>
+OptionRule range(Number least, Number most) {
+    return [=](CLI::Option* option) { option->check(CLI::Range(least, most)); };
+}
+template OptionRule range(int, int);
+template OptionRule range(std::uint64_t, std::uint64_t);
+template OptionRule range(float, float);
+template OptionRule range(double, double);
+
+OptionRule positive() {
+    return [](CLI::Option* option) { option->check(CLI::PositiveNumber); };
 }
 
-Option Option::range(float least, float most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
+OptionRule one_of(const std::vector<std::string>& words) {
+    return [words](CLI::Option* option) { option->check(CLI::IsMember(words)); };
 }
 
-Option Option::range(double least, double most) {
-    option_->check(CLI::Range(least, most));
-    return *this;
+OptionRule check(const std::function<std::string(const std::string&)>& fault,
+                 const std::string& meaning) {
+    return [=](CLI::Option* option) { option->check(fault, meaning); };
 }
 
-Option Option::positive() {
-    option_->check(CLI::PositiveNumber);
-    return *this;
-}
-
-Option Option::one_of(const std::vector<std::string>& words) {
-    option_->check(CLI::IsMember(words));
-    return *this;
-}
-
-Option Option::check(std::function<std::string(const std::string&)> fault,
-                     const std::string& meaning) {
-    option_->check(std::move(fault), meaning);
-    return *this;
-}
-
-Command Command::add_command(const std::string& name, const std::string& meaning) {
-    return Command(app_->add_subcommand(name, meaning));
+Command Command::add_command(const std::string& name, const std::string& meaning,
+                             const std::string& footer) {
+    CLI::App* command = app_->add_subcommand(name, meaning);
+    if (!footer.empty()) command->footer(footer);
+    return Command(command);
 }
 
 void Command::require_command() { app_->require_subcommand(1); }
 
-void Command::footer(const std::string& text) { app_->footer(text); }
-
-template <class Value>
-Option Command::option(const std::string& names, Value& value, const std::string& meaning) {
-    return Option(app_->add_option(names, value, meaning));
+CLI::Option* Command::option(const std::string& names, Value value, const std::string& meaning,
+                             OptionRules rules) {
+    return std::visit(
+        [&](auto* into) { return with_rules(app_->add_option(names, *into, meaning), rules); },
+        value);
 }
 
-template <class Value>
-Option Command::defaulted(const std::string& names, Value& value, const std::string& meaning) {
-    return Option(app_->add_option(names, value, meaning)->capture_default_str());
+CLI::Option* Command::defaulted(const std::string& names, Value value, const std::string& meaning,
+                                OptionRules rules) {
+    CLI::Option* option = this->option(names, value, meaning, rules)->capture_default_str();
+    return option->get_expected_max() > 1 ? option->delimiter(',') : option;
 }
 
-Option Command::flag(const std::string& names, bool& value, const std::string& meaning) {
-    return Option(app_->add_flag(names, value, meaning));
+CLI::Option* Command::flag(const std::string& names, bool* value, const std::string& meaning,
+                           OptionRules rules) {
+    return with_rules(app_->add_flag(names, *value, meaning), rules);
 }
 
 void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }
@@ -92,8 +88,9 @@ void Command::prefix_command() { app_->prefix_command(); }
 std::vector<std::string> Command::remaining() const { return app_->remaining(); }
 
 CommandLine::CommandLine(const std::string& name, const std::string& meaning,
-                         const std::string& version)
+                         const std::string& version, const std::string& footer)
     : app_(std::make_unique<CLI::App>(meaning, name)) {
+    app_->footer(footer);
     app_->set_version_flag("--version", version);
     app_->get_formatter()->column_width(34);
 }
@@ -117,26 +114,5 @@ int CommandLine::parse(int argc, const char* const* argv) {
         return app_->exit(error) == 0 ? 0 : 2;
     }
 }
-
-// The types of values that options have.
-template Option Command::option(const std::string&, std::string&, const std::string&);
-template Option Command::option(const std::string&, std::vector<std::string>&, const std::string&);
-template Option Command::option(const std::string&, std::vector<double>&, const std::string&);
-template Option Command::option(const std::string&, std::optional<std::uint32_t>&,
-                                const std::string&);
-template Option Command::option(const std::string&, std::uint32_t&, const std::string&);
-template Option Command::option(const std::string&, std::uint64_t&, const std::string&);
-template Option Command::option(const std::string&, double&, const std::string&);
-
-template Option Command::defaulted(const std::string&, std::string&, const std::string&);
-template Option Command::defaulted(const std::string&, std::vector<std::string>&,
-                                   const std::string&);
-template Option Command::defaulted(const std::string&, std::vector<std::uint32_t>&,
-                                   const std::string&);
-template Option Command::defaulted(const std::string&, std::uint32_t&, const std::string&);
-template Option Command::defaulted(const std::string&, std::uint64_t&, const std::string&);
-template Option Command::defaulted(const std::string&, int&, const std::string&);
-template Option Command::defaulted(const std::string&, float&, const std::string&);
-template Option Command::defaulted(const std::string&, double&, const std::string&);
 
 }  // namespace lowkv::cli

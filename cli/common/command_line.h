@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace CLI {
@@ -16,44 +18,45 @@ class Option;
 
 namespace lowkv::cli {
 
-// An option of a command: a handle, as cheap to copy as a pointer.
-class Option {
-  public:
-    explicit Option(CLI::Option* option) : option_(option) {}
+// What an option asks of its value, or of the command line: a list of these follows its meaning.
+using OptionRule = std::function<void(CLI::Option*)>;
+using OptionRules = std::initializer_list<OptionRule>;
 
-    Option required();
-    Option delimiter(char between);  // several values in one word
-    Option excludes(Option other);
-    // From `least` to `most`; the type is how the help calls the value and how it is read.
-    Option range(int least, int most);
-    Option range(std::uint64_t least, std::uint64_t most);
-    Option range(float least, float most);
-    Option range(double least, double most);
-    Option positive();
-    Option one_of(const std::vector<std::string>& words);
-    // `fault` says what is wrong with a value, or nothing; `meaning` is shown in the help.
-    Option check(std::function<std::string(const std::string&)> fault, const std::string& meaning);
+OptionRule required();
+OptionRule commas();  // several values in one word
+OptionRule excludes(CLI::Option* other);
+// From `least` to `most`; the type, one of int, std::uint64_t, float and double, is how the help
+// calls the value and how it is read.
+template <class Number>
+OptionRule range(Number least, Number most);
+OptionRule positive();
+OptionRule one_of(const std::vector<std::string>& words);
+// `fault` says what is wrong with a value, or nothing; `meaning` is shown in the help.
+OptionRule check(const std::function<std::string(const std::string&)>& fault,
+                 const std::string& meaning);
 
-  private:
-    CLI::Option* option_;
-};
+// Where an option's value goes.
+using Value = std::variant<std::string*, std::vector<std::string>*, std::vector<double>*,
+                           std::vector<std::uint32_t>*, std::uint32_t*, std::uint64_t*, int*,
+                           float*, double*>;
 
-// A command or a group of commands: a handle, too.
+// A command or a group of commands: a handle, as cheap to copy as a pointer.
 class Command {
   public:
     explicit Command(CLI::App* app) : app_(app) {}
 
-    Command add_command(const std::string& name, const std::string& meaning);
+    // Without a footer, the help ends with this command's.
+    Command add_command(const std::string& name, const std::string& meaning,
+                        const std::string& footer = "");
     void require_command();  // of a group: one of its commands must be named
-    void footer(const std::string& text);
 
-    // An option whose value goes into `value`, of a type that command_line.cpp names at its end.
-    template <class Value>
-    Option option(const std::string& names, Value& value, const std::string& meaning);
-    // ... and whose help shows its default.
-    template <class Value>
-    Option defaulted(const std::string& names, Value& value, const std::string& meaning);
-    Option flag(const std::string& names, bool& value, const std::string& meaning);
+    CLI::Option* option(const std::string& names, Value value, const std::string& meaning,
+                        OptionRules rules = {});
+    // ... whose help shows its default; the items of a list come with commas between them.
+    CLI::Option* defaulted(const std::string& names, Value value, const std::string& meaning,
+                           OptionRules rules = {});
+    CLI::Option* flag(const std::string& names, bool* value, const std::string& meaning,
+                      OptionRules rules = {});
 
     void callback(std::function<void()> run);         // when it is chosen and its options are read
     void after_options(std::function<void()> adapt);  // before that, to complete the options
@@ -68,7 +71,8 @@ class Command {
 // The whole command line.
 class CommandLine {
   public:
-    CommandLine(const std::string& name, const std::string& meaning, const std::string& version);
+    CommandLine(const std::string& name, const std::string& meaning, const std::string& version,
+                const std::string& footer);
     ~CommandLine();
 
     Command root() const { return Command(app_.get()); }

@@ -10,8 +10,6 @@
 
 namespace lowkv::cli {
 
-extern const bool built_with_opencl, built_with_cuda;
-
 struct FoundDevice {
     std::string name;
     std::size_t memory_bytes = 0;  // 0: the machine's
@@ -20,6 +18,9 @@ struct FoundDevice {
 
 // The CPU first, then what the build has: OpenCL's devices, CUDA's.
 std::vector<FoundDevice> found_devices();
+
+// Lines that say of each kind of which none was found how one would get there.
+std::string missing_devices(const std::vector<FoundDevice>& found);
 
 // "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h). Throws
 // Error where there is none such.

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace lowkv::cli {
 
 namespace {
+
+struct Softmax {
+    double lse = 0;  // of exp(logit)
+    std::uint32_t top = 0;
+};
 
 // exp(logit - maximum) into `out` where it is given; the sums are float in short runs, then double.
 Softmax exponentials(const float* logits, std::uint32_t n, float* out) {
@@ -27,46 +31,56 @@ Softmax exponentials(const float* logits, std::uint32_t n, float* out) {
     return {static_cast<double>(maximum) + std::log(sum), static_cast<std::uint32_t>(top - logits)};
 }
 
-}  // namespace
-
-void Reference::set(std::vector<const float*> logits, Executor& executor) {
-    logits_ = std::move(logits);
-    probabilities_.resize(logits_.size() * vocabulary_);
-    softmax_.resize(logits_.size());
-    executor.parallel_for(logits_.size(), [this](std::size_t position, unsigned) {
-        float* p = probabilities_.data() + position * vocabulary_;
-        softmax_[position] = exponentials(logits_[position], vocabulary_, p);
-        const float* z = logits_[position];
-        const auto scale = static_cast<float>(
-            std::exp(static_cast<double>(z[softmax_[position].top]) - softmax_[position].lse));
-        for (std::uint32_t i = 0; i < vocabulary_; ++i) p[i] *= scale;
-    });
+// The softmax into `out`, too.
+Softmax probabilities(const float* logits, std::uint32_t n, float* out) {
+    const Softmax softmax = exponentials(logits, n, out);
+    const double top = static_cast<double>(logits[softmax.top]);
+    const auto scale = static_cast<float>(std::exp(top - softmax.lse));
+    for (std::uint32_t i = 0; i < n; ++i) out[i] *= scale;
+    return softmax;
 }
 
-void Distance::add(const Reference& reference, const std::vector<const float*>& logits,
-                   std::span<const llama_token> next, Executor& executor) {
+}  // namespace
+
+Estimate estimate(std::span<const double> values) {
+    const auto n = static_cast<double>(values.size());
+    double sum = 0, squares = 0;
+    for (const double value : values) sum += value;
+    const double mean = sum / n;
+    for (const double value : values) squares += (value - mean) * (value - mean);
+    return {mean, n < 2 ? 0 : std::sqrt(squares / (n - 1) / n)};
+}
+
+Rows rows_of(std::span<const float> logits, std::size_t first, std::size_t n,
+             std::uint32_t vocabulary) {
+    Rows rows;
+    for (std::size_t i = first; i < first + n; ++i) rows.push_back(&logits[i * vocabulary]);
+    return rows;
+}
+
+void Distance::add(const Rows& exact, const Rows& run, std::span<const llama_token> next,
+                   std::uint32_t vocabulary, Executor& executor) {
     struct Position {
         double kld = 0, loss = 0;
         bool same = false;
     };
-    std::vector<Position> found(logits.size());
-    const std::uint32_t n = reference.vocabulary();
-    executor.parallel_for(logits.size(), [&](std::size_t position, unsigned) {
-        const float* run = logits[position];
-        const float* exact = reference.logits(position);
-        const float* p = reference.probabilities(position);
-        const Softmax mine = exponentials(run, n, nullptr);
+    std::vector<Position> found(run.size());
+    std::vector<std::vector<float>> scratch(executor.threads(), std::vector<float>(vocabulary));
+    executor.parallel_for(run.size(), [&](std::size_t position, unsigned thread) {
+        const float *ours = run[position], *right = exact[position];
+        float* p = scratch[thread].data();
+        const Softmax theirs = probabilities(right, vocabulary, p);
+        const Softmax mine = exponentials(ours, vocabulary, nullptr);
         // KLD = sum p (log p - log q) = sum p (exact - run) - lse(exact) + lse(run)
         double cross = 0;
-        for (std::uint32_t i = 0; i < n; ++i) {
+        for (std::uint32_t i = 0; i < vocabulary; ++i) {
             if (p[i] == 0) continue;  // of a token that can't come, whose logits may be -inf
             cross += static_cast<double>(p[i]) *
-                     (static_cast<double>(exact[i]) - static_cast<double>(run[i]));
+                     (static_cast<double>(right[i]) - static_cast<double>(ours[i]));
         }
-        const Softmax& theirs = reference.softmax(position);
         const auto token = static_cast<std::size_t>(next[position]);
         found[position] = {cross - theirs.lse + mine.lse,
-                           mine.lse - static_cast<double>(run[token]),
+                           mine.lse - static_cast<double>(ours[token]),
                            mine.top == theirs.top && !std::isnan(mine.lse)};
     });
     for (const Position& position : found) {
@@ -76,24 +90,9 @@ void Distance::add(const Reference& reference, const std::vector<const float*>& 
     }
 }
 
-double Distance::mean_kld() const {
-    double sum = 0;
-    for (const double value : divergence_) sum += value;
-    return sum / static_cast<double>(positions());
-}
-
-double Distance::kld_error() const {
-    if (positions() < 2) return 0;
-    const double mean = mean_kld();
-    double squares = 0;
-    for (const double value : divergence_) squares += (value - mean) * (value - mean);
-    const auto n = static_cast<double>(positions());
-    return std::sqrt(squares / (n - 1) / n);
-}
-
 double Distance::kld_percentile(double p) const {
     // NaN has no place in an order.
-    if (divergence_.empty() || std::isnan(mean_kld())) return std::nan("");
+    if (divergence_.empty() || std::isnan(kld().mean)) return std::nan("");
     std::vector<double> sorted = divergence_;
     std::sort(sorted.begin(), sorted.end());
     const double at = p * static_cast<double>(sorted.size() - 1);

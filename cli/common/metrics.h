@@ -11,52 +11,36 @@
 
 namespace lowkv::cli {
 
-// One position's softmax of the reference.
-struct Softmax {
-    double lse = 0;  // of exp(logit)
-    std::uint32_t top = 0;
+// A mean over positions, and its standard error, positions taken as independent. NaN where there
+// are none.
+struct Estimate {
+    double mean = 0, error = 0;
 };
+Estimate estimate(std::span<const double> values);
 
-class Reference {
-  public:
-    explicit Reference(std::uint32_t vocabulary) : vocabulary_(vocabulary) {}
+using Rows = std::vector<const float*>;  // logits, by position
 
-    // Logits of the chunk's positions; they must stay where they are until the next set().
-    void set(std::vector<const float*> logits, Executor& executor);
+// `n` rows from `first` on of logits that were copied one position after the other.
+Rows rows_of(std::span<const float> logits, std::size_t first, std::size_t n,
+             std::uint32_t vocabulary);
 
-    std::uint32_t vocabulary() const { return vocabulary_; }
-    std::size_t positions() const { return logits_.size(); }
-    const float* logits(std::size_t position) const { return logits_[position]; }
-    const float* probabilities(std::size_t position) const {
-        return probabilities_.data() + position * vocabulary_;
-    }
-    const Softmax& softmax(std::size_t position) const { return softmax_[position]; }
-
-  private:
-    std::uint32_t vocabulary_;
-    std::vector<const float*> logits_;
-    std::vector<float> probabilities_;
-    std::vector<Softmax> softmax_;
-};
-
-// One run's distance from the reference over all positions so far.
+// One run's distance from the exact one over all positions so far.
 class Distance {
   public:
-    // logits[i] predicts next[i], at the reference's i-th position.
-    void add(const Reference& reference, const std::vector<const float*>& logits,
-             std::span<const llama_token> next, Executor& executor);
+    // exact[i] and run[i] predict next[i].
+    void add(const Rows& exact, const Rows& run, std::span<const llama_token> next,
+             std::uint32_t vocabulary, Executor& executor);
 
     std::size_t positions() const { return divergence_.size(); }
     const std::vector<double>& divergences() const { return divergence_; }  // by position
     // NaN where nothing was added, or a logit was NaN.
-    double mean_kld() const;
-    double kld_error() const;  // standard error of the mean, positions taken as independent
+    Estimate kld() const { return estimate(divergence_); }
     double kld_percentile(double p) const;  // p in [0, 1]
     double same_top() const;                // share in [0, 1]
     double perplexity() const;
 
   private:
-    std::vector<double> divergence_;  // KLD(reference || run) per position
+    std::vector<double> divergence_;  // KLD(exact || run) per position
     double loss_ = 0;                 // sum of -log p(next)
     std::size_t same_top_ = 0;
 };

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "common/errors.h"
 #include "common/terminal.h"
 #include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
@@ -109,9 +108,8 @@ Model::Model(const std::string& path, Weights weights) {
         throw Failure("llama.cpp can't load " + path +
                       " (the lines above say why; --verbose says more)");
     }
-    if (llama_model_has_encoder(get()) || !llama_model_has_decoder(get())) {
+    if (llama_model_has_encoder(get()) || !llama_model_has_decoder(get()))
         throw Failure(path + " is not a decoder-only language model: lowkv serves those");
-    }
 }
 
 void Model::use_calibrations(const std::vector<std::string>& paths, bool needed) const {
@@ -145,28 +143,19 @@ std::uint32_t Model::vocabulary() const {
     return static_cast<std::uint32_t>(llama_vocab_n_tokens(vocab()));
 }
 
-KvShape Model::kv_shape() const {
-    const std::string architecture = metadata(get(), "general.architecture");
-    const auto dimension = [&](const char* key) {
-        const std::string value = metadata(get(), architecture + ".attention." + key);
-        if (!value.empty())
-            return static_cast<std::uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
-        return static_cast<std::uint32_t>(llama_model_n_embd(get()) /
-                                          std::max(llama_model_n_head(get()), 1));
-    };
-    return {static_cast<std::uint32_t>(llama_model_n_layer(get())),
-            static_cast<std::uint32_t>(llama_model_n_head_kv(get())), dimension("key_length"),
-            dimension("value_length")};
+std::uint32_t Model::layers() const {
+    return static_cast<std::uint32_t>(llama_model_n_layer(get()));
 }
 
 std::string Model::fingerprint() const {
     const std::string architecture = metadata(get(), "general.architecture");
     const std::string base = metadata(get(), architecture + ".rope.freq_base");
-    const KvShape shape = kv_shape();
-    return "architecture=" + architecture + " layers=" + std::to_string(shape.layers) +
-           " heads=" + std::to_string(llama_model_n_head(get())) +
-           " kv_heads=" + std::to_string(shape.kv_heads) +
-           " head_dim=" + std::to_string(shape.key_dim) +
+    const std::int32_t heads = llama_model_n_head(get());
+    std::string head_dim = metadata(get(), architecture + ".attention.key_length");
+    if (head_dim.empty()) head_dim = std::to_string(llama_model_n_embd(get()) / std::max(heads, 1));
+    return "architecture=" + architecture + " layers=" + std::to_string(layers()) +
+           " heads=" + std::to_string(heads) +
+           " kv_heads=" + std::to_string(llama_model_n_head_kv(get())) + " head_dim=" + head_dim +
            " vocabulary=" + std::to_string(vocabulary()) +
            " rope_base=" + (base.empty() ? "none" : base) +
            " name=" + metadata(get(), "general.name");
@@ -196,13 +185,9 @@ std::vector<std::vector<llama_token>> Model::windows(std::span<const llama_token
 }
 
 std::string Model::piece(llama_token token) const {
-    std::string text(64, '\0');
-    std::int32_t n = 0;
-    while ((n = llama_token_to_piece(vocab(), token, text.data(),
-                                     static_cast<std::int32_t>(text.size()), 0, false)) < 0) {
-        text.resize(static_cast<std::size_t>(-n));
-    }
-    text.resize(static_cast<std::size_t>(n));
+    const std::int32_t length = -llama_token_to_piece(vocab(), token, nullptr, 0, 0, false);
+    std::string text(static_cast<std::size_t>(length), '\0');
+    llama_token_to_piece(vocab(), token, text.data(), length, 0, false);
     return text;
 }
 
@@ -212,17 +197,14 @@ std::optional<std::string> Model::chat(const std::string& system, const std::str
     std::vector<llama_chat_message> messages;
     if (!system.empty()) messages.push_back({"system", system.c_str()});
     messages.push_back({"user", user.c_str()});
-    std::string text(2 * (system.size() + user.size()) + 1024, '\0');
-    for (;;) {
-        const std::int32_t n =
-            llama_chat_apply_template(form, messages.data(), messages.size(), true, text.data(),
-                                      static_cast<std::int32_t>(text.size()));
-        if (n < 0) return std::nullopt;
-        const auto length = static_cast<std::size_t>(n);
-        const bool fits = length <= text.size();
-        text.resize(length);
-        if (fits) return text;
-    }
+    const auto apply = [&](char* into, std::int32_t size) {
+        return llama_chat_apply_template(form, messages.data(), messages.size(), true, into, size);
+    };
+    const std::int32_t length = apply(nullptr, 0);
+    if (length < 0) return std::nullopt;
+    std::string text(static_cast<std::size_t>(length), '\0');
+    apply(text.data(), length);
+    return text;
 }
 
 double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens) {
@@ -231,11 +213,6 @@ double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens) 
         sum += static_cast<double>(layer.f16_bytes_per_token *
                                    std::min<std::size_t>(tokens, layer.cells));
     return sum;
-}
-
-void Context::FreeBatch::operator()(llama_batch* batch) const {
-    llama_batch_free(*batch);
-    delete batch;
 }
 
 Context::Context(const Model& model, const ContextOptions& options) {
@@ -254,7 +231,7 @@ Context::Context(const Model& model, const ContextOptions& options) {
     const ggml::CacheStats before = ggml::stats();
     if (options.scheme) {
         if (*options.scheme != "delegate")
-            require_layers(parse_scheme(*options.scheme), model.kv_shape().layers);
+            require_layers(parse_scheme(*options.scheme), model.layers());
         ggml::set_scheme(*options.scheme);
         params.offload_kqv = true;
     } else {
@@ -286,21 +263,17 @@ Context::Context(const Model& model, const ContextOptions& options) {
         if (!unproven_.empty() && !log_state().denial.empty())
             throw Failure(what + ": " + log_state().denial);
     }
-    batch_.reset(new llama_batch(llama_batch_init(static_cast<std::int32_t>(options.chunk), 0, 1)));
 }
 
-void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
-    batch_->n_tokens = static_cast<std::int32_t>(tokens.size());
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-        batch_->token[i] = tokens[i];
-        batch_->pos[i] = static_cast<llama_pos>(size_ + i);
-        batch_->n_seq_id[i] = 1;
-        batch_->seq_id[i][0] = 0;
-        batch_->logits[i] = all_logits || i + 1 == tokens.size() ? 1 : 0;
-    }
+void Context::decode(Tokens tokens, bool all_logits) {
+    std::vector<llama_token> copy(tokens.begin(), tokens.end());
+    std::vector<std::int8_t> wanted(copy.size(), all_logits ? 1 : 0);
+    wanted.back() = 1;
+    llama_batch batch = llama_batch_get_one(copy.data(), static_cast<std::int32_t>(copy.size()));
+    batch.logits = wanted.data();
     const std::size_t layers = ggml::stats().layers;
     if (!unproven_.empty()) log_state().denial.clear();
-    const int result = llama_decode(get(), *batch_);
+    const int result = llama_decode(get(), batch);
     if (result == 1)
         throw Failure("the context of " + std::to_string(cells()) +
                       " tokens is full: use a larger -c");
@@ -314,6 +287,13 @@ void Context::decode(std::span<const llama_token> tokens, bool all_logits) {
     if (served_ + ggml::stats().layers == layers)
         throw Failure(unproven_ + " serves no layer: the cache would be plain f16");
     unproven_.clear();
+}
+
+std::vector<const float*> Context::logits(std::size_t first, std::size_t last) const {
+    std::vector<const float*> rows;
+    for (std::size_t i = first; i < last; ++i)
+        rows.push_back(llama_get_logits_ith(get(), static_cast<std::int32_t>(i)));
+    return rows;
 }
 
 void Context::clear() {

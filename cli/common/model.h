@@ -2,15 +2,15 @@
 // Models and contexts of llama.cpp, with the lowkv backend in this process: one loaded model serves
 // contexts whose cache is ours and contexts whose cache is stock llama.cpp's.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "llama.h"
+#include "llama-cpp.h"
 #include "lowkv_ggml.h"
 
 namespace lowkv::cli {
@@ -20,11 +20,6 @@ void route_logs(bool verbose);
 
 // A type of stock caches by its name. Throws UsageError, which names the option and the types.
 ggml_type cache_type(const std::string& option, const std::string& name);
-
-// The keys and values that a model keeps per token.
-struct KvShape {
-    std::uint32_t layers = 0, kv_heads = 0, key_dim = 0, value_dim = 0;
-};
 
 enum class Weights { loaded, left_out };
 
@@ -43,7 +38,7 @@ class Model {
     void use_calibrations(const std::vector<std::string>& paths, bool needed) const;
     std::uint32_t train_context() const;
     std::uint32_t vocabulary() const;
-    KvShape kv_shape() const;
+    std::uint32_t layers() const;
     // What a calibration is tied to (docs/calibration.md): not the weights' bytes, so that files of
     // one model in several precisions share it.
     std::string fingerprint() const;
@@ -60,10 +55,7 @@ class Model {
     std::optional<std::string> chat(const std::string& system, const std::string& user) const;
 
   private:
-    struct Free {
-        void operator()(llama_model* model) const { llama_model_free(model); }
-    };
-    std::unique_ptr<llama_model, Free> model_;
+    llama_model_ptr model_;
 };
 
 struct ContextOptions {
@@ -80,6 +72,15 @@ struct ContextOptions {
     void* observer = nullptr;
 };
 
+using Tokens = std::span<const llama_token>;
+
+// Calls f(chunk's first token, chunk) over the text.
+template <class F>
+void each_chunk(Tokens text, std::size_t chunk, F&& f) {
+    for (std::size_t at = 0; at < text.size(); at += chunk)
+        f(at, text.subspan(at, std::min(chunk, text.size() - at)));
+}
+
 // What f16 caches of these layers would hold for so many tokens of one sequence: layers that slide
 // hold at most as many as they have cells.
 double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens);
@@ -95,21 +96,15 @@ class Context {
     std::uint32_t size() const { return size_; }
 
     // Appends tokens at the end; logits of the last one, or of all. Throws Failure.
-    void decode(std::span<const llama_token> tokens, bool all_logits = false);
-    const float* logits(std::int32_t row) const { return llama_get_logits_ith(get(), row); }
+    void decode(Tokens tokens, bool all_logits = false);
+    // The logits of the last chunk's tokens from `first` to `last`, which is left out.
+    std::vector<const float*> logits(std::size_t first, std::size_t last) const;
     void clear();
     // Goes on after another context's first `size` tokens. Throws Failure.
     void restore(std::span<const std::uint8_t> state, std::size_t size);
 
   private:
-    struct Free {
-        void operator()(llama_context* context) const { llama_free(context); }
-    };
-    struct FreeBatch {
-        void operator()(llama_batch* batch) const;
-    };
-    std::unique_ptr<llama_context, Free> context_;
-    std::unique_ptr<llama_batch, FreeBatch> batch_;
+    llama_context_ptr context_;
     std::uint32_t size_ = 0;
     std::size_t served_ = 0;  // layers packed once it was made
     std::string unproven_;    // the cache's name until a decode has shown that it is packed

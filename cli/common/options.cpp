@@ -1,41 +1,73 @@
 #include "common/options.h"
 
-#include "common/processors.h"
+#include <algorithm>
+
+#include "common/machine.h"
+#include "common/terminal.h"
 
 namespace lowkv::cli {
 
 void add_model(Command command, std::string& model) {
-    command.option("-m,--model", model, "The model, a GGUF file").required();
+    command.option("-m,--model", &model, "The model, a GGUF file", {required()});
 }
 
 void add_scheme(Command command, std::string& scheme) {
     command.defaulted(
-        "-s,--scheme", scheme,
+        "-s,--scheme", &scheme,
         "How the cache is stored, see `lowkv schemes`; LOWKV_SCHEME sets the default");
 }
 
 void add_calibrations(Command command, std::vector<std::string>& calibrations) {
-    command.option("--calibration", calibrations,
+    command.option("--calibration", &calibrations,
                    "Files of `lowkv calibrate`, for schemes that need one; LOWKV_CALIBRATION "
                    "names more");
 }
 
 void add_chunk(Command command, std::uint32_t& chunk, const std::string& meaning) {
-    command.defaulted("--chunk", chunk, meaning).range(1, 65536);
+    command.defaulted("--chunk", &chunk, meaning, {range(1, 65536)});
 }
 
 void add_threads(Command command, unsigned& threads) {
-    command
-        .option("-t,--threads", threads,
-                "Threads (default: the physical cores that are usable and not busy)")
-        .range(1, 1024);
+    command.option("-t,--threads", &threads,
+                   "Threads (default: the physical cores that are usable and not busy)",
+                   {range(1, 1024)});
     command.after_options([&threads] {
         if (threads == 0) threads = default_threads();
     });
 }
 
 void add_verbose(Command command, bool& verbose) {
-    command.flag("-v,--verbose", verbose, "Show llama.cpp's messages");
+    command.flag("-v,--verbose", &verbose, "Show llama.cpp's messages");
+}
+
+std::string chosen_scheme() {
+    const std::string chosen = environment("LOWKV_SCHEME");
+    return chosen.empty() ? std::string(default_scheme) : chosen;
+}
+
+void read_schemes(std::vector<std::string>& schemes) {
+    for (std::string& scheme : schemes) {
+        std::ranges::replace(scheme, '+', ',');
+        static_cast<void>(parse_scheme(scheme));
+    }
+}
+
+void override_layers(Scheme& scheme, std::span<const LayerScheme> layers) {
+    std::vector<LayerOverride> added;
+    for (std::uint32_t i = 0; i < layers.size(); ++i) {
+        if (layers[i] == scheme.layer(i)) continue;
+        if (!added.empty() && added.back().last + 1 == i && added.back().scheme == layers[i])
+            added.back().last = i;
+        else
+            added.push_back({.first = i, .last = i, .scheme = layers[i]});
+    }
+    scheme.overrides.insert(scheme.overrides.end(), added.begin(), added.end());
+}
+
+std::string what_is_not_shown(bool all) {
+    const auto hidden = std::ssize(presets()) - std::ranges::distance(shown_presets(all));
+    if (hidden == 0) return "";
+    return std::to_string(hidden) + " more presets, to compare with: add --all.\n";
 }
 
 }  // namespace lowkv::cli

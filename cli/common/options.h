@@ -2,6 +2,8 @@
 // Options that several commands have, and schemes as they read and list them.
 
 #include <cstdint>
+#include <ranges>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,9 +30,29 @@ std::string chosen_scheme();  // LOWKV_SCHEME, else the default
 // Checks schemes from a list that commas separate, where + stands for the comma within a scheme.
 void read_schemes(std::vector<std::string>& schemes);
 
-// Whether a list shows the preset: all of them, or those that one would use.
-inline bool shown(const Preset& preset, bool all) { return all || preset.recommended; }
+// Adds an override for each run of layers that `scheme` stores otherwise than `layers` says.
+void override_layers(Scheme& scheme, std::span<const LayerScheme> layers);
+
+// The presets that a list shows: all of them, or those that one would use.
+inline auto shown_presets(bool all) {
+    return presets() |
+           std::views::filter([all](const Preset& preset) { return all || preset.recommended; });
+}
 // "23 more presets, to compare with: add --all.", or nothing where all are shown.
 std::string what_is_not_shown(bool all);
+
+// What presets lose, measured on a real model: docs/quality.md says how, `make quality` measures.
+
+// Against the exact cache, as digits: no more of them than the measurement carries.
+struct Quality {
+    std::string_view preset, mean_kld, perplexity;
+};
+
+inline constexpr std::string_view quality_protocol =
+    "SmolLM2-135M-Instruct in f16, 2 windows of 2,048 tokens of debian-handbook, chunks of 32";
+inline constexpr std::string_view quality_floor =
+    "quantized weights hide a mean KLD under 0.003: llama.cpp then rounds activations to 8 bits";
+
+const Quality* find_quality(std::string_view preset) noexcept;  // null: not measured
 
 }  // namespace lowkv::cli

@@ -1,18 +1,86 @@
 #include "common/process.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
-#include "common/errors.h"
+#include "common/terminal.h"
 
 namespace lowkv::cli {
+
+namespace {
+
+volatile pid_t child_process = 0;
+// `timeout`, supervisors and `kill -- -GROUP` signal a whole group, and nothing tells such a signal
+// from one to us alone: passed on to a child in our group, it would come twice, and llama-server
+// ends at once at the second. So the child has a group of its own, but where a terminal has ours in
+// its foreground: there it must stay, to read the terminal and to get its keys.
+volatile bool own_group = false;
+
+bool in_foreground() {
+    const int terminal = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
+    if (terminal < 0) return false;
+    const bool ours = tcgetpgrp(terminal) == getpgrp();
+    close(terminal);
+    return ours;
+}
+
+constexpr std::array passed_on = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+void signal_child(pid_t child, int number) { kill(own_group ? -child : child, number); }
+
+// `timeout` signals its command and then its group: we get both, and they mean one.
+bool repeated(int number) {
+    constexpr std::int64_t together = 100;  // milliseconds; nobody presses a key twice in them
+    static std::array<std::int64_t, NSIG> last{};
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    const std::int64_t now = std::int64_t{time.tv_sec} * 1000 + time.tv_nsec / 1000000;
+    std::int64_t& before = last[static_cast<std::size_t>(number)];
+    if (before != 0 && now - before < together) return true;
+    before = now;
+    return false;
+}
+
+void forward(int number, siginfo_t* info, void* /*context*/) {
+    if (info->si_code == SI_KERNEL && !own_group) return;  // a terminal's keys go to the group
+    const pid_t child = child_process;
+    if (child > 0 && !repeated(number)) signal_child(child, number);
+}
+
+[[noreturn]] void become(const std::vector<std::string>& words, int messages,
+                         const sigset_t& signals) {
+    if (own_group) setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    dup2(messages, STDERR_FILENO);
+    close(messages);
+    sigprocmask(SIG_SETMASK, &signals, nullptr);
+    const std::string text =
+        "lowkv: can't start " + words[0] + ": " + std::strerror(execute(words)) + "\n";
+    static_cast<void>(!write(STDERR_FILENO, text.data(), text.size()));
+    _exit(127);
+}
+
+[[noreturn]] void fail(const std::string& what) {
+    throw Failure(what + ": " + std::strerror(errno));
+}
+
+std::array<int, 2> make_pipe() {
+    std::array<int, 2> ends{};
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) fail("no pipe");
+    return ends;
+}
+
+}  // namespace
 
 int execute(std::vector<std::string> words) {
     std::vector<char*> argv;
@@ -29,18 +97,16 @@ pid_t wait_for(pid_t child, int& status, int options) {
     do {
         ended = waitpid(child, &status, options);
     } while (ended < 0 && errno == EINTR);
-    if (ended < 0) throw Failure(std::string("can't wait for a process: ") + std::strerror(errno));
+    if (ended < 0) fail("can't wait for a process");
     return ended;
 }
 
 Output output_of_child(int descriptor, const std::function<int()>& work) {
-    std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0)
-        throw Failure(std::string("no pipe: ") + std::strerror(errno));
+    const std::array<int, 2> ends = make_pipe();
     std::fflush(nullptr);
     keep_children();
     const pid_t child = fork();
-    if (child < 0) throw Failure(std::string("can't start a process: ") + std::strerror(errno));
+    if (child < 0) fail("can't start a process");
     if (child == 0) {
         dup2(ends[1], descriptor);
         _exit(work());
@@ -61,6 +127,45 @@ Output output_of(const std::vector<std::string>& words, bool quiet) {
         execute(words);
         return 127;
     });
+}
+
+pid_t start_child(const std::vector<std::string>& words, int& messages) {
+    const std::array<int, 2> ends = make_pipe();
+    keep_children();
+    own_group = !in_foreground();
+    sigset_t block, before;
+    sigfillset(&block);
+    sigprocmask(SIG_BLOCK, &block, &before);
+    const pid_t child = fork();
+    if (child == 0) become(words, ends[1], before);
+    if (child > 0 && own_group) setpgid(child, child);  // whoever of us comes first
+    close(ends[1]);
+    messages = ends[0];
+    child_process = child;
+    struct sigaction action = {};
+    action.sa_sigaction = forward;
+    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    for (const int number : passed_on) sigaction(number, &action, nullptr);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    if (child < 0) fail("can't start a process");
+    return child;
+}
+
+int stop_child(pid_t child) {
+    signal_child(child, SIGTERM);
+    int status = 0;
+    for (int wait = 0; wait < 50; ++wait) {
+        if (wait_for(child, status, WNOHANG) == child) return status;
+        usleep(100000);
+    }
+    signal_child(child, SIGKILL);
+    wait_for(child, status, 0);
+    return status;
+}
+
+void forget_child() {
+    child_process = 0;
+    for (const int number : passed_on) std::signal(number, SIG_DFL);
 }
 
 }  // namespace lowkv::cli

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <optional>
+#include <utility>
+#include <vector>
 
-#include "common/config_files.h"
+#include "common/machine.h"
 #include "common/terminal.h"
 
 namespace lowkv::cli {
@@ -36,13 +41,19 @@ bool lists(std::string_view value, std::string_view word) {
 bool splits_layers(std::string_view value) { return lists(value, "tensor") || lists(value, "row"); }
 bool overrides_to_lowkv(std::string_view value) { return lists(value, "=LOWKV"); }
 
+const Words gpu_layers = {"-ngl", "--gpu-layers", "--n-gpu-layers"};
+const Words draft_layers = {"-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft",
+                            "--spec-draft-ngl"};
+const Words draft_device = {"-devd", "--device-draft", "--spec-draft-device"};
+
 const std::vector<Rule>& rules() {
     constexpr const char* by_scheme = "leave it out; --scheme says how the cache is stored";
     constexpr const char* layers = "leave it out (the weights stay on the CPU anyway)";
     constexpr const char* weights = "puts weights on the device LOWKV, which holds caches only";
+    constexpr const char* draft = "keeps the draft model's cache away from lowkv";
     constexpr const char* no_weights = "name another buffer type, or leave it out";
     static const std::vector<Rule> all = {
-        {{"-ngl", "--gpu-layers", "--n-gpu-layers"}, "LLAMA_ARG_N_GPU_LAYERS", zero, layers},
+        {gpu_layers, "LLAMA_ARG_N_GPU_LAYERS", zero, layers},
         {{"-fa", "--flash-attn"}, "LLAMA_ARG_FLASH_ATTN", off, "use -fa on, or leave it out"},
         {{"-ctk", "--cache-type-k"}, "LLAMA_ARG_CACHE_TYPE_K", other_type, by_scheme},
         {{"-ctv", "--cache-type-v"}, "LLAMA_ARG_CACHE_TYPE_V", other_type, by_scheme},
@@ -55,18 +66,8 @@ const std::vector<Rule>& rules() {
          other_type,
          by_scheme},
         {{"-dev", "--device"}, "LLAMA_ARG_DEVICE", other_device, "use -dev LOWKV, or leave it out"},
-        {.names = {"-devd", "--device-draft", "--spec-draft-device"},
-         .variable = nullptr,
-         .hinders = other_device,
-         .instead = "use -devd LOWKV, or leave it out",
-         .harm = "keeps the draft model's cache away from lowkv",
-         .draft_only = true},
-        {.names = {"-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"},
-         .variable = "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
-         .hinders = zero,
-         .instead = layers,
-         .harm = "keeps the draft model's cache away from lowkv",
-         .draft_only = true},
+        {draft_device, nullptr, other_device, "use -devd LOWKV, or leave it out", draft, true},
+        {draft_layers, "LLAMA_ARG_N_GPU_LAYERS_DRAFT", zero, layers, draft, true},
         {{"-sm", "--split-mode"},
          "LLAMA_ARG_SPLIT_MODE",
          splits_layers,
@@ -86,6 +87,51 @@ const std::vector<Rule>& rules() {
     return all;
 }
 
+// Options that llama.cpp's common parser reads from its configuration files, under those of the
+// environment and the command line.
+struct ConfigValue {
+    std::string value;
+    std::string source;  // "/etc/llama.cpp/config.ini: cache-type-k = q8_0"
+};
+using Values = std::map<std::string, ConfigValue>;
+
+std::string trimmed(const std::string& text) {
+    const std::size_t first = text.find_first_not_of(" \t\r");
+    if (first == std::string::npos) return "";
+    return text.substr(first, text.find_last_not_of(" \t\r") + 1 - first);
+}
+
+void read_file(const std::filesystem::path& path, Values& values) {
+    std::ifstream file(path);
+    Values everywhere, defaults;  // the sections [*] and [default]; a program reads no other
+    Values* section = &defaults;
+    for (std::string line; std::getline(file, line);) {
+        line = trimmed(line.substr(0, line.find_first_of(";#")));
+        const std::size_t equals = line.find('=');
+        if (line.starts_with('[')) {
+            const std::string name = trimmed(line.substr(1, line.find(']') - 1));
+            section = name == "*" ? &everywhere : name == "default" ? &defaults : nullptr;
+        } else if (equals != std::string::npos && section != nullptr) {
+            const std::string key = trimmed(line.substr(0, equals));
+            const std::string value = trimmed(line.substr(equals + 1));
+            (*section)[key] = {value, path.string() + ": " + key + " = " + value};
+        }
+    }
+    for (const Values& found : {everywhere, defaults})
+        for (const auto& [key, value] : found) values[key] = value;
+}
+
+// By key: an option without its leading dashes, or its variable. What a later file or section
+// overrides is left out. A file that can't be read is left to the program.
+Values config_values() {
+    Values values;
+    read_file("/etc/llama.cpp/config.ini", values);
+    std::filesystem::path folder = environment("XDG_CONFIG_HOME");
+    if (folder.empty()) folder = std::filesystem::path(environment("HOME")) / ".config";
+    read_file(folder / "llama.cpp" / "config.ini", values);
+    return values;
+}
+
 // "--cache_type_k=q8_0" is of the option "--cache-type-k".
 std::string option_in(std::string_view word) {
     std::string option(word.substr(0, word.find('=')));
@@ -94,7 +140,7 @@ std::string option_in(std::string_view word) {
 }
 
 std::optional<ConfigValue> configured(const Words& names, const char* variable) {
-    const auto values = config_values();
+    const Values values = config_values();
     for (const std::string_view name : names) {
         const auto found = values.find(std::string(name.substr(name.find_first_not_of('-'))));
         if (found != values.end()) return found->second;
@@ -108,10 +154,10 @@ struct Setting {
 };
 
 // The last one counts, but in llama-bench, where each value is a test.
-std::vector<Setting> settings_of(const std::vector<std::string>& command, const Program& program,
-                                 const Words& names, const char* variable, const char* instead) {
+std::vector<Setting> settings_of(const Program& program, const Words& names, const char* variable,
+                                 const char* instead = "") {
     std::vector<Setting> found;
-    for (const std::string& value : values_of(command, names))
+    for (const std::string& value : values_of(program, names))
         found.push_back({value, std::string(names.front()) + " " + value, instead});
     if (!found.empty() && program.name != "llama-bench")
         found.erase(found.begin(), found.end() - 1);
@@ -124,34 +170,27 @@ std::vector<Setting> settings_of(const std::vector<std::string>& command, const 
 }
 
 // --no-kv-offload takes a value in llama-bench only. A variable's other form means no whatever its
-// value is.
-void look_at_offload(const std::vector<std::string>& command, const Program& program,
-                     std::vector<Obstacle>& found) {
-    constexpr const char *harm = "keeps the cache away from lowkv", *instead = "leave it out";
+// value is. What keeps the cache off the device, and the remedy; {"", ""} if nothing does.
+std::pair<std::string, std::string> offload_refused(const Program& program) {
+    constexpr const char* leave = "leave it out";
     const Words no = {"-nkvo", "--no-kv-offload"}, yes = {"-kvo", "--kv-offload"};
     if (program.name == "llama-bench") {
-        for (const std::string& value : values_of(command, no))
-            if (value == "1") found.push_back({"-nkvo 1", harm, instead});
-        return;
+        const bool any = std::ranges::count(values_of(program, no), "1") > 0;
+        return any ? std::pair{"-nkvo 1", leave} : std::pair{"", ""};
     }
-    for (auto word = command.rbegin(); word + 1 != command.rend(); ++word) {
-        if (one_of(option_in(*word), yes)) return;
-        if (!one_of(option_in(*word), no)) continue;
-        found.push_back({"-nkvo", harm, instead});
-        return;
+    for (auto word = program.command.rbegin(); word + 1 != program.command.rend(); ++word) {
+        if (one_of(option_in(*word), yes)) return {};
+        if (one_of(option_in(*word), no)) return {"-nkvo", leave};
     }
-    if (!program.common) return;
-    if (const std::string value = environment("LLAMA_ARG_NO_KV_OFFLOAD"); !value.empty()) {
-        found.push_back({"LLAMA_ARG_NO_KV_OFFLOAD=" + value, harm, "unset it"});
-        return;
-    }
-    for (const Setting& setting :
-         settings_of({command[0]}, program, yes, "LLAMA_ARG_KV_OFFLOAD", ""))
-        if (off(setting.value)) found.push_back({setting.source, harm, setting.remedy});
-    if (!environment("LLAMA_ARG_KV_OFFLOAD").empty()) return;
-    if (const std::optional<ConfigValue> config = configured(no, nullptr);
-        config && !off(config->value))
-        found.push_back({config->source, harm, "remove the line"});
+    if (!program.common) return {};
+    if (const std::string value = environment("LLAMA_ARG_NO_KV_OFFLOAD"); !value.empty())
+        return {"LLAMA_ARG_NO_KV_OFFLOAD=" + value, "unset it"};
+    for (const Setting& setting : settings_of(program, yes, "LLAMA_ARG_KV_OFFLOAD"))
+        if (off(setting.value)) return {setting.source, setting.remedy};
+    const std::optional<ConfigValue> config = configured(no, nullptr);
+    if (environment("LLAMA_ARG_KV_OFFLOAD").empty() && config && !off(config->value))
+        return {config->source, "remove the line"};
+    return {};
 }
 
 }  // namespace
@@ -160,7 +199,8 @@ bool one_of(std::string_view word, const Words& words) {
     return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-std::vector<std::string> values_of(const std::vector<std::string>& command, const Words& names) {
+std::vector<std::string> values_of(const Program& program, const Words& names) {
+    const std::vector<std::string>& command = program.command;
     std::vector<std::string> values;
     for (std::size_t i = 1; i < command.size(); ++i) {
         if (!one_of(option_in(command[i]), names)) continue;
@@ -173,56 +213,45 @@ std::vector<std::string> values_of(const std::vector<std::string>& command, cons
     return values;
 }
 
-bool has_any(const std::vector<std::string>& command, const Words& names) {
-    return std::any_of(command.begin() + 1, command.end(),
+bool has_any(const Program& program, const Words& names) {
+    return std::any_of(program.command.begin() + 1, program.command.end(),
                        [&](const std::string& word) { return one_of(option_in(word), names); });
 }
 
-std::vector<Obstacle> obstacles(const std::vector<std::string>& command, const Program& program,
-                                bool partial) {
+std::vector<Obstacle> obstacles(const Program& program, bool partial) {
     std::vector<Obstacle> found;
-    look_at_offload(command, program, found);
+    if (const auto [what, remedy] = offload_refused(program); !what.empty())
+        found.push_back({what, "keeps the cache away from lowkv", remedy});
     for (const Rule& rule : rules()) {
         if (rule.draft_only && partial) continue;
-        for (const Setting& setting :
-             settings_of(command, program, rule.names, rule.variable, rule.instead)) {
+        for (const Setting& setting : settings_of(program, rule.names, rule.variable, rule.instead))
             if (!setting.value.empty() && rule.hinders(setting.value))
                 found.push_back({setting.source, rule.harm, setting.remedy});
-        }
     }
     return found;
 }
 
-std::string setting_of(const std::vector<std::string>& command, const Program& program,
-                       const Words& names, const char* variable) {
-    const std::vector<Setting> found = settings_of(command, program, names, variable, "");
+std::string setting_of(const Program& program, const Words& names, const char* variable) {
+    const std::vector<Setting> found = settings_of(program, names, variable);
     return found.empty() ? "" : found.back().value;
 }
 
-std::string reason_elsewhere(const std::vector<std::string>& command, const Program& program) {
+std::string reason_elsewhere(const Program& program) {
+    // Of an option that is a number, or a list of them.
     const auto source = [&](const Words& names, const char* variable) {
-        const std::vector<Setting> found = settings_of(command, program, names, variable, "");
+        const std::vector<Setting> found = settings_of(program, names, variable);
         const bool number =
             !found.empty() && !found.back().value.empty() &&
             found.back().value.find_first_not_of("0123456789,-/;") == std::string::npos;
         return number ? found.back().source : "";
     };
     constexpr const char* few = " keeps some there: leave it out";
-    if (const std::string layers =
-            source({"-ngl", "--gpu-layers", "--n-gpu-layers"}, "LLAMA_ARG_N_GPU_LAYERS");
-        !layers.empty())
-        return layers + few;
-    if (const std::string layers =
-            source({"-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"},
-                   "LLAMA_ARG_N_GPU_LAYERS_DRAFT");
-        !layers.empty())
-        return layers + few;
-    if (const std::string device = setting_of(
-            command, program, {"-devd", "--device-draft", "--spec-draft-device"}, nullptr);
-        !device.empty() && other_device(device))
-        return "-devd " + device + few;
-    const std::string fit = setting_of(command, program, {"-fit", "--fit"}, "LLAMA_ARG_FIT");
-    if (!program.common || off(fit)) return "";
+    std::string layers = source(gpu_layers, "LLAMA_ARG_N_GPU_LAYERS");
+    if (layers.empty()) layers = source(draft_layers, "LLAMA_ARG_N_GPU_LAYERS_DRAFT");
+    if (!layers.empty()) return layers + few;
+    const std::string device = setting_of(program, draft_device, nullptr);
+    if (!device.empty() && other_device(device)) return "-devd " + device + few;
+    if (!program.common || off(setting_of(program, {"-fit", "--fit"}, "LLAMA_ARG_FIT"))) return "";
     const std::string target = source({"-fitt", "--fit-target"}, "LLAMA_ARG_FIT_TARGET");
     if (!target.empty())
         return target + " asks for more free memory than there is: leave it out, or use -fit off";

@@ -13,10 +13,10 @@ using Words = std::vector<std::string_view>;
 
 bool one_of(std::string_view word, const Words& words);
 
-// Of a program and its arguments: the values after one of the options, e.g. {"-ngl",
+// On the command line: the values after one of the options, e.g. {"-ngl",
 // "--gpu-layers"}; whether one is there. As in llama.cpp, "--gpu_layers" is "--gpu-layers".
-std::vector<std::string> values_of(const std::vector<std::string>& command, const Words& names);
-bool has_any(const std::vector<std::string>& command, const Words& names);
+std::vector<std::string> values_of(const Program& program, const Words& names);
+bool has_any(const Program& program, const Words& names);
 
 // What keeps llama.cpp's cache away from lowkv, or makes the program abort.
 struct Obstacle {
@@ -29,14 +29,12 @@ struct Obstacle {
 // On the command line; and where the program reads them and the command line does not say
 // otherwise, in the environment and in configuration files. A `partial` cache may leave a draft
 // model's out.
-std::vector<Obstacle> obstacles(const std::vector<std::string>& command, const Program& program,
-                                bool partial);
+std::vector<Obstacle> obstacles(const Program& program, bool partial);
 
 // The value that an option has there; empty: none.
-std::string setting_of(const std::vector<std::string>& command, const Program& program,
-                       const Words& names, const char* variable);
+std::string setting_of(const Program& program, const Words& names, const char* variable);
 
 // Why layers of a cache are in other memory than lowkv's, as far as the options tell; else empty.
-std::string reason_elsewhere(const std::vector<std::string>& command, const Program& program);
+std::string reason_elsewhere(const Program& program);
 
 }  // namespace lowkv::cli

@@ -1,11 +1,27 @@
 #include "common/programs.h"
 
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
 
-#include "common/errors.h"
+#include "common/machine.h"
+#include "common/process.h"
 #include "common/program_options.h"
+#include "common/terminal.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+#include "lowkv_ggml.h"
+
+#ifndef LOWKV_SOURCE_TREE  // installed
+#define LOWKV_SOURCE_TREE ""
+#endif
 
 namespace lowkv::cli {
 
@@ -14,33 +30,15 @@ namespace {
 // The tools and examples that call common_params_parse() and make a context. llama-bench and the
 // llama-simple ones have parsers of their own, and load all backends.
 bool has_common_options(std::string_view name) {
-    return one_of(name, {"llama-batched",
-                         "llama-batched-bench",
-                         "llama-cli",
-                         "llama-completion",
-                         "llama-cvector-generator",
-                         "llama-debug",
-                         "llama-diffusion-cli",
-                         "llama-embedding",
-                         "llama-eval-callback",
-                         "llama-finetune",
-                         "llama-idle",
-                         "llama-imatrix",
-                         "llama-lookahead",
-                         "llama-lookup",
-                         "llama-lookup-create",
-                         "llama-lookup-stats",
-                         "llama-mtmd-cli",
-                         "llama-mtmd-debug",
-                         "llama-parallel",
-                         "llama-passkey",
-                         "llama-perplexity",
-                         "llama-results",
-                         "llama-retrieval",
-                         "llama-server",
-                         "llama-speculative",
-                         "llama-speculative-simple",
-                         "llama-tts"});
+    constexpr std::string_view prefix = "llama-";
+    constexpr std::string_view tools =
+        " batched batched-bench cli completion cvector-generator debug diffusion-cli embedding "
+        "eval-callback finetune idle imatrix lookahead lookup lookup-create lookup-stats mtmd-cli "
+        "mtmd-debug parallel passkey perplexity results retrieval server speculative "
+        "speculative-simple tts ";
+    if (!name.starts_with(prefix)) return false;
+    const std::string tool(name.substr(prefix.size()));
+    return tools.find(" " + tool + " ") != std::string_view::npos;
 }
 
 // The file of the tool that a command of the unified program `llama` is: app/llama.cpp's table.
@@ -51,27 +49,67 @@ std::string tool_of(std::string_view command) {
     return "llama-" + std::string(command);
 }
 
-Program unified(const std::vector<std::string>& command) {
-    Program program = {.name = "llama", .options = 2};
-    if (command.size() < 2 ||
-        one_of(command[1], {"version", "--version", "help", "--help", "licenses", "--licenses",
-                            "credits", "--credits"})) {
-        program.only_asks = true;
-        program.options = command.size();
-    } else {
-        program.name = tool_of(command[1]);
+// `llama serve` and the like.
+void read_unified(Program& program) {
+    const std::vector<std::string>& command = program.command;
+    program.only_asks = command.size() < 2 ||
+                        one_of(command[1], {"version", "--version", "help", "--help", "licenses",
+                                            "--licenses", "credits", "--credits"});
+    program.options = program.only_asks ? command.size() : 2;
+    if (!program.only_asks) program.name = tool_of(command[1]);
+}
+
+namespace fs = std::filesystem;
+
+// The libggml-base.so that a program is linked with, as the loader finds it; empty without one.
+std::string ggml_of(const std::string& program) {
+    const std::string listing = output_of({"ldd", program}, true).text;
+    const std::size_t line = listing.find("libggml-base.so");
+    const std::size_t path = listing.find("=> /", line);
+    if (line == std::string::npos || path == std::string::npos) return "";
+    return listing.substr(path + 3, listing.find(" (", path) - path - 3);
+}
+
+bool is_own_ggml(const std::string& library) {
+    Dl_info own = {};
+    std::error_code none;
+    return dladdr(reinterpret_cast<const void*>(&ggml_version), &own) != 0 &&
+           own.dli_fname != nullptr && fs::equivalent(library, own.dli_fname, none);
+}
+
+std::string source_tree(const std::string& named) {
+    if (!named.empty()) return named;
+    const std::string variable = environment("LOWKV_SOURCE");
+    return variable.empty() ? LOWKV_SOURCE_TREE : variable;
+}
+
+fs::path script_path(const std::string& tree) { return fs::path(tree) / "deps" / "plugin_for.py"; }
+
+bool readable_script(const std::string& tree) {
+    return !tree.empty() && access(script_path(tree).c_str(), R_OK) == 0;
+}
+
+std::vector<std::string> script(const std::string& source) {
+    const std::string tree = source_tree(source);
+    if (!readable_script(tree)) {
+        throw UsageError((tree.empty() ? "this lowkv came without its sources"
+                                       : "there is no " + script_path(tree).string()) +
+                         ": plug-ins are built from lowkv's sources; name them with --source or "
+                         "LOWKV_SOURCE");
     }
-    return program;
+    return {"python3", script_path(tree).string()};
 }
 
 }  // namespace
 
-Program program_of(const std::vector<std::string>& command) {
-    Program program = {.name = std::filesystem::path(command[0]).filename().string()};
-    if (program.name == "llama") program = unified(command);
+Program program_of(std::vector<std::string> command) {
+    Program program;
+    program.command = std::move(command);
+    program.name = std::filesystem::path(program.command[0]).filename().string();
+    if (program.name == "llama") read_unified(program);
     program.common = has_common_options(program.name);
     program.only_asks = program.only_asks ||
-                        has_any(command, {"-h", "--help", "--usage", "--version", "--list-devices",
+                        has_any(program, {"-h", "--help", "--usage", "--version", "--list-devices",
                                           "-cl", "--cache-list", "--completion-bash"});
     return program;
 }
@@ -81,7 +119,7 @@ void refuse_wrappers(const std::vector<std::string>& command) {
     if (!one_of(first,
                 {"chrt", "env", "gdb", "ionice", "nice", "nohup", "numactl", "perf", "setsid",
                  "stdbuf", "strace", "sudo", "taskset", "time", "timeout", "valgrind"}) ||
-        has_any(command, {"-dev", "--device"})) {
+        has_any(program_of(command), {"-dev", "--device"})) {
         return;
     }
     for (auto word = command.begin() + 1; word != command.end(); ++word) {
@@ -91,6 +129,59 @@ void refuse_wrappers(const std::vector<std::string>& command) {
                          " without the options that lowkv run gives it: use " + first +
                          " ... lowkv run -- " + *word + " ...");
     }
+}
+
+std::string plugin_path() {
+    std::string named = environment("LOWKV_PLUGIN");
+    if (!named.empty()) return named;
+    const std::filesystem::path here = executable_directory();
+    const std::vector<std::filesystem::path> candidates = {
+        here / "libggml-lowkv.so", here / "../lib/libggml-lowkv.so",
+        here / "../lib/lowkv/libggml-lowkv.so", here / "../lib64/libggml-lowkv.so"};
+    for (const auto& candidate : candidates)
+        if (std::filesystem::exists(candidate))
+            return std::filesystem::weakly_canonical(candidate).string();
+    return candidates[1].lexically_normal().string();
+}
+
+std::string llama_tools_directory() {
+    // llama.cpp builds its tools and its libraries into one folder.
+    Dl_info info = {};
+    if (dladdr(reinterpret_cast<const void*>(&ggml_backend_register), &info) == 0 ||
+        info.dli_fname == nullptr) {
+        return "";
+    }
+    const std::filesystem::path folder = std::filesystem::path(info.dli_fname).parent_path();
+    return std::filesystem::exists(folder / "llama-server") ? folder.string() : "";
+}
+
+bool has_sources(const std::string& source) { return readable_script(source_tree(source)); }
+
+std::vector<std::string> plugin_script(const std::string& source, const std::string& path) {
+    const ggml::ServedVersions served = ggml::served_versions();
+    std::vector<std::string> words = script(source);
+    words.insert(words.end(),
+                 {"--for", path, "--own", plugin_path(), served.oldest, served.newest});
+    return words;
+}
+
+std::vector<std::string> plugin_list(const std::string& source) {
+    std::vector<std::string> words = script(source);
+    words.emplace_back("--list");
+    return words;
+}
+
+std::string plugin_for_program(const std::string& program, bool build) {
+    std::string own = plugin_path();
+    if (!environment("LOWKV_PLUGIN").empty() || is_own_ggml(ggml_of(program))) return own;
+    if (!build && !has_sources("")) return own;
+    std::vector<std::string> words = plugin_script("", program);
+    words.emplace_back("--start");
+    if (!build) words.emplace_back("--cached");
+    const Output found = output_of(words, false);
+    if (WIFEXITED(found.status) && WEXITSTATUS(found.status) == 127) return own;  // no Python
+    if (found.status != 0) throw Failure("no plug-in fits " + program + " (see above)");
+    return found.text.substr(0, found.text.find('\n'));
 }
 
 }  // namespace lowkv::cli

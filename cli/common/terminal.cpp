@@ -15,22 +15,9 @@
 #include <iterator>
 #include <utility>
 
-#include "common/errors.h"
-
 namespace lowkv::cli {
 
 namespace {
-
-// The number behind `key` in a /proc file, in the file's unit (kB), as bytes.
-std::size_t proc_bytes(const char* path, std::string_view key) {
-    std::ifstream file(path);
-    std::string line;
-    while (std::getline(file, line)) {
-        if (line.compare(0, key.size(), key) != 0) continue;
-        return std::strtoull(line.c_str() + key.size(), nullptr, 10) * 1024;
-    }
-    return 0;
-}
 
 // Columns that a terminal uses for `text`: one per UTF-8 character.
 std::size_t width(std::string_view text) {
@@ -78,6 +65,10 @@ std::string count(std::uint64_t value) {
     return digits;
 }
 
+std::string plural(std::uint64_t value, const char* noun) {
+    return std::to_string(value) + " " + noun + (value == 1 ? "" : "s");
+}
+
 std::string span(std::uint64_t least, std::uint64_t most) {
     return least == most ? count(least) : count(least) + " to " + count(most);
 }
@@ -94,6 +85,11 @@ std::string bytes(double value) {
 }
 
 std::string mebibytes(double value) { return fixed(value / (1024.0 * 1024.0), 1); }
+
+void show(const std::string& text) {
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+}
 
 std::string wrapped(std::string_view first, std::string_view text, std::size_t indent) {
     constexpr std::size_t columns = 100;
@@ -204,38 +200,6 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-ProcessMemory process_memory() {
-    return {proc_bytes("/proc/self/status", "VmRSS:"), proc_bytes("/proc/self/status", "VmHWM:")};
-}
-
-std::string processor_name() {
-    std::ifstream file("/proc/cpuinfo");
-    std::string line;
-    while (std::getline(file, line)) {
-        if (line.compare(0, 10, "model name") != 0) continue;
-        const std::size_t colon = line.find(": ");
-        if (colon != std::string::npos) return line.substr(colon + 2);
-    }
-    return "unknown";
-}
-
-std::size_t system_memory() { return proc_bytes("/proc/meminfo", "MemTotal:"); }
-
-std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
-
-std::string executable_directory() {
-    std::array<char, 4096> path{};
-    const ssize_t n = readlink("/proc/self/exe", path.data(), path.size());
-    if (n <= 0) return ".";
-    const std::string_view full(path.data(), static_cast<std::size_t>(n));
-    return std::string(full.substr(0, full.rfind('/')));
-}
-
-std::string environment(const char* name) {
-    const char* value = std::getenv(name);
-    return value == nullptr ? "" : value;
-}
-
 std::size_t complete_utf8(std::string_view text) {
     // The last character's first byte is among the last four bytes, or the text isn't UTF-8.
     for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
@@ -258,9 +222,8 @@ std::size_t character_length(std::string_view text) {
                                : byte(0) >= 0xf0 && byte(0) <= 0xf4 ? 4
                                                                     : 0;
     if (length > text.size() || byte(0) == 0) return 0;
-    for (std::size_t i = 1; i < length; ++i) {
+    for (std::size_t i = 1; i < length; ++i)
         if ((byte(i) & 0xc0U) != 0x80U) return 0;
-    }
     return length;
 }
 
@@ -278,20 +241,16 @@ void require_utf8(std::string_view text, const std::string& what) {
 }  // namespace
 
 std::string read_text(const std::string& path) {
-    if (path == "-") {
-        std::string text{std::istreambuf_iterator<char>(std::cin),
-                         std::istreambuf_iterator<char>()};
-        require_utf8(text, "the text on stdin");
-        return text;
-    }
-    if (std::filesystem::is_directory(path))
-        throw Failure("the text file " + path + " is a folder");
+    const bool piped = path == "-";
+    const std::string what = piped ? "the text on stdin" : "the text file " + path;
+    if (!piped && std::filesystem::is_directory(path)) throw Failure(what + " is a folder");
     errno = 0;
-    std::ifstream file(path, std::ios::binary);
-    if (!file) throw Failure("can't read the text file " + path + ": " + std::strerror(errno));
-    std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    if (text.empty()) throw Failure("the text file " + path + " is empty");
-    require_utf8(text, "the text file " + path);
+    std::ifstream file(piped ? "" : path, std::ios::binary);
+    if (!piped && !file) throw Failure("can't read " + what + ": " + std::strerror(errno));
+    std::istream& in = piped ? std::cin : file;
+    std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+    if (!piped && text.empty()) throw Failure(what + " is empty");
+    require_utf8(text, what);
     return text;
 }
 

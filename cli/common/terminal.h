@@ -1,16 +1,35 @@
 #pragma once
-// What a command shows: figures with units, aligned tables, a progress line, the machine's memory
-// and processor; and the files that it reads and writes.
+// What a command shows: figures with units, aligned tables, a progress line; the files
+// that it reads and writes; and how it fails.
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace lowkv::cli {
+
+// Exit codes: 0 done, 1 it failed, 2 the arguments make no sense.
+
+// What the user asked for can't be meant: exit code 2.
+class UsageError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// It failed for a reason that a message tells: exit code 1.
+class Failure : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// How the plug-in's lines begin that say a cache is not packed (plugins/llama.cpp/report.cpp).
+inline constexpr std::string_view denial_mark = "lowkv: NOT active";
 
 std::string fixed(double value, int digits);
 std::string signed_fixed(double value, int digits);         // "+0.50"
@@ -20,8 +39,12 @@ std::string divergence(double value);                       // small ones with m
 std::string count(std::uint64_t value);                     // 12,345
 std::string span(std::uint64_t least, std::uint64_t most);  // "3 to 8", or "3" where they are equal
 std::string bytes(double value);                            // "36.4 MiB"
+std::string bytes(std::integral auto value) { return bytes(static_cast<double>(value)); }
 std::string mebibytes(double value);                        // "36.4"
+std::string plural(std::uint64_t value, const char* noun);  // "1 thread", "2 threads"
 std::string joined(const std::vector<std::string>& words);  // with commas
+
+void show(const std::string& text);  // on stdout, at once
 
 // `text` behind `first`, in lines of at most 100 columns; later lines start with `indent` blanks.
 std::string wrapped(std::string_view first, std::string_view text, std::size_t indent);
@@ -93,17 +116,12 @@ class Countdown {
 
 double median(std::vector<double> values);
 
-// This process, in bytes; 0 where the system doesn't say.
-struct ProcessMemory {
-    std::size_t resident = 0, peak = 0;
-};
-ProcessMemory process_memory();
-
-std::string processor_name();
-std::size_t system_memory();     // bytes, all of it
-std::size_t available_memory();  // bytes
-std::string executable_directory();
-std::string environment(const char* name);  // empty when unset
+constexpr std::uint64_t ceil_div(std::uint64_t value, std::uint64_t by) {
+    return (value + by - 1) / by;
+}
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+    return ceil_div(value, multiple) * multiple;
+}
 
 // The length of the part of `text` that doesn't end inside a UTF-8 character.
 std::size_t complete_utf8(std::string_view text);

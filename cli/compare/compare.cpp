@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/app.h"
+#include "common/machine.h"
 #include "common/metrics.h"
 #include "common/model.h"
 #include "common/options.h"
@@ -57,7 +58,6 @@ struct Row {
     double held = 0;  // bytes in our cache now
     double prefill_seconds = 0;
     std::vector<double> decode_seconds;
-    double bytes = 0;   // at the end of the last window
     double packed = 0;  // cells in our cache now
     bool packs = false, read_packed = false;
 
@@ -89,10 +89,7 @@ std::vector<Row> make_rows(const Options& options, const Model& model, std::uint
         Row& row = rows.emplace_back();
         row.name = std::move(name);
         row.scheme = settings.scheme;
-        if (row.scheme) {
-            const LayerScheme& base = parse_scheme(*row.scheme).base;
-            row.packs = !base.key.exact() || !base.value.exact();
-        }
+        row.packs = row.scheme && !parse_scheme(*row.scheme).base.exact();
         row.held = -Row::total();
         row.context.emplace(model, settings);
         row.held += Row::total();
@@ -112,15 +109,6 @@ std::vector<Row> make_rows(const Options& options, const Model& model, std::uint
         add("stock " + name);
     }
     return rows;
-}
-
-using Tokens = std::span<const llama_token>;
-
-// Calls f(chunk's first token, chunk) over the text.
-template <class F>
-void each_chunk(Tokens text, std::size_t chunk, F&& f) {
-    for (std::size_t at = 0; at < text.size(); at += chunk)
-        f(at, text.subspan(at, std::min(chunk, text.size() - at)));
 }
 
 // Prefill without logits, then single tokens at the end; the caches take turns.
@@ -162,7 +150,6 @@ class Quality {
           vocabulary_(model.vocabulary()),
           kept_(kept_tokens(model, options)),
           total_(total),
-          reference_(vocabulary_),
           executor_(options.threads) {}
 
     // Calls done(row) when a row has read the window.
@@ -194,17 +181,13 @@ class Quality {
         // What a chunk pushes out of the window is packed after it: the next one reads it.
         row.read_packed = row.read_packed || (first < last && row.packed > 0);
         row.work([&](Context& context) { context.decode(chunk, first < last); });
-        std::vector<const float*> logits, exact;
-        for (std::size_t i = first; i < last; ++i) {
-            logits.push_back(row.context->logits(static_cast<std::int32_t>(i)));
-            if (first_row) exact_.insert(exact_.end(), logits.back(), logits.back() + vocabulary_);
-        }
-        for (std::size_t i = 0; i < logits.size(); ++i, ++kept)
-            exact.push_back(exact_.data() + kept * vocabulary_);
+        const Rows logits = row.context->logits(first, last);
+        if (first_row)
+            for (const float* z : logits) exact_.insert(exact_.end(), z, z + vocabulary_);
         if (!logits.empty()) {
-            reference_.set(exact, executor_);
-            row.distance.add(reference_, logits, text.subspan(at + first + 1, logits.size()),
-                             executor_);
+            row.distance.add(rows_of(exact_, kept, logits.size(), vocabulary_), logits,
+                             text.subspan(at + first + 1, logits.size()), vocabulary_, executor_);
+            kept += logits.size();
         }
         progress_.show(done_ += chunk.size(), total_, row.name);
     }
@@ -213,7 +196,6 @@ class Quality {
     std::uint32_t vocabulary_;
     std::size_t kept_, done_ = 0, total_;
     std::vector<float> exact_;  // the reference's logits at the part's positions
-    Reference reference_;
     OpenMPExecutor executor_;
     Progress progress_{"comparing:"};
 };
@@ -254,17 +236,17 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
 }
 
 Comparison describe(const Model& model, const Options& options) {
-    Comparison out;
-    out.model = model.description();
-    out.model_path = options.model;
-    out.text_path = options.file;
-    out.tokens = out.cached = options.tokens;
-    out.windows = options.windows;
-    out.chunk = options.chunk;
-    out.skip = options.skip;
-    out.decoded = options.speed ? options.decode : 0;
-    out.threads = options.threads;
-    return out;
+    return {.model = model.description(),
+            .model_path = options.model,
+            .text_path = options.file,
+            .tokens = options.tokens,
+            .windows = options.windows,
+            .chunk = options.chunk,
+            .skip = options.skip,
+            .positions = 0,
+            .decoded = options.speed ? options.decode : 0,
+            .threads = options.threads,
+            .rows = {}};
 }
 
 ComparedRow result(const Row& row, const Options& options, double f16) {
@@ -272,8 +254,7 @@ ComparedRow result(const Row& row, const Options& options, double f16) {
     out.name = row.name;
     out.stock = !row.scheme;
     out.idle = row.packs && !row.read_packed;
-    out.kld = row.distance.mean_kld();
-    out.kld_error = row.distance.kld_error();
+    out.kld = row.distance.kld();
     out.kld_999 = row.distance.kld_percentile(0.999);
     out.same_top = row.distance.same_top();
     out.perplexity = row.distance.perplexity();
@@ -286,11 +267,6 @@ ComparedRow result(const Row& row, const Options& options, double f16) {
     out.prefill_rate = static_cast<double>(options.tokens - options.decode) / row.prefill_seconds;
     out.decode_rate = 1 / median(row.decode_seconds);
     return out;
-}
-
-void show(const std::string& text) {
-    std::fputs(text.c_str(), stdout);
-    std::fflush(stdout);
 }
 
 int compare(Options options) {
@@ -339,36 +315,28 @@ int compare(Options options) {
 void add_compare(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command(
-        "compare", "One text under several schemes, beside exact and stock llama.cpp caches");
-    command.footer(footer);
+        "compare", "One text under several schemes, beside exact and stock llama.cpp caches",
+        footer);
     add_model(command, options->model);
-    command.option("-f,--file", options->file, "The text; - is stdin").required();
-    command
-        .defaulted("-s,--schemes", options->schemes,
-                   "Schemes; exact is always there, as the reference")
-        .delimiter(',');
+    command.option("-f,--file", &options->file, "The text; - is stdin", {required()});
+    command.defaulted("-s,--schemes", &options->schemes,
+                      "Schemes; exact is always there, as the reference");
     add_calibrations(command, options->calibrations);
-    command
-        .defaulted("--stock", options->stock,
-                   "llama.cpp cache types to set beside them; none: leave them out")
-        .delimiter(',');
-    command.defaulted("-n,--tokens", options->tokens,
+    command.defaulted("--stock", &options->stock,
+                      "llama.cpp cache types to set beside them; none: leave them out");
+    command.defaulted("-n,--tokens", &options->tokens,
                       "Tokens of a window; 0: what the text has, at most 4096");
-    command
-        .defaulted("-w,--windows", options->windows,
-                   "Windows, taken one after another; each starts afresh")
-        .range(1, 1000000);
+    command.defaulted("-w,--windows", &options->windows,
+                      "Windows, taken one after another; each starts afresh", {range(1, 1000000)});
     add_chunk(command, options->chunk, "Tokens computed at once");
-    command.defaulted("--skip", options->skip, "First positions of a window that are not counted");
-    command
-        .defaulted("--decode", options->decode,
-                   "Tokens at the end that decode speed is measured on")
-        .range(1, 65536);
-    command.flag("--speed,!--no-speed", options->speed,
+    command.defaulted("--skip", &options->skip, "First positions of a window that are not counted");
+    command.defaulted("--decode", &options->decode,
+                      "Tokens at the end that decode speed is measured on", {range(1, 65536)});
+    command.flag("--speed,!--no-speed", &options->speed,
                  "Measure speed (default), in one more pass");
     add_threads(command, options->threads);
-    command.option("--json", options->json, "Write the figures to this file");
-    command.option("--plot", options->plot,
+    command.option("--json", &options->json, "Write the figures to this file");
+    command.option("--plot", &options->plot,
                    "Draw KLD against size into this .png or .svg (needs matplotlib)");
     add_verbose(command, options->verbose);
     command.callback([options, &status] {

@@ -5,9 +5,10 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "common/errors.h"
-#include "common/json.h"
+#include "common/machine.h"
 #include "common/process.h"
+#include "common/terminal.h"
+#include "nlohmann/json.hpp"
 
 #ifndef LOWKV_PLOT_SCRIPT  // installed
 #define LOWKV_PLOT_SCRIPT ""
@@ -19,6 +20,8 @@
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 double change(const Comparison& comparison, const ComparedRow& row) {
     return 100 * (row.perplexity / comparison.rows.front().perplexity - 1);
@@ -46,7 +49,7 @@ std::vector<std::string> cells(const Comparison& comparison, const ComparedRow& 
     const bool reference = &row == &comparison.rows.front();
     const auto rate = [](double value) { return value > 0 ? fixed(value, 1) : std::string("-"); };
     return {row.name,
-            reference ? "reference" : divergence(row.kld),
+            reference ? "reference" : divergence(row.kld.mean),
             reference ? "" : divergence(row.kld_999),
             reference ? "" : fixed(100 * row.same_top, 1),
             fixed(row.perplexity, 3),
@@ -68,7 +71,7 @@ std::string notes(const Comparison& comparison) {
         "; a token sees its own chunk exactly, as when an engine prefills, so a smaller --chunk "
         "shows larger losses). "
         "KV MiB: held for " +
-        number(comparison.cached) +
+        number(comparison.tokens) +
         " tokens, exact window and metadata included; lowkv's by its own count, stock ones by "
         "llama_state_seq_get_size.";
     if (comparison.decoded > 0) {
@@ -78,12 +81,11 @@ std::string notes(const Comparison& comparison) {
                 (comparison.threads == 1 ? " thread." : " threads.");
     }
     text += "\n";
-    for (const ComparedRow& row : comparison.rows) {
+    for (const ComparedRow& row : comparison.rows)
         if (row.idle)
             text += "NOTE " + row.name +
                     ": nothing was packed yet when the last chunk was read, so its figures are "
                     "exact's: a longer text (--tokens) is needed, or a smaller --chunk.\n";
-    }
     return text;
 }
 
@@ -129,8 +131,8 @@ std::string json(const Comparison& comparison) {
                         {"kind", row.stock ? "stock" : "lowkv"},
                         {"reference", &row == &comparison.rows.front()},
                         {"nothing_packed", row.idle},
-                        {"mean_kld", row.kld},
-                        {"mean_kld_error", row.kld_error},
+                        {"mean_kld", row.kld.mean},
+                        {"mean_kld_error", row.kld.error},
                         {"kld_p999", row.kld_999},
                         {"same_top1", row.same_top},
                         {"perplexity", row.perplexity},
@@ -146,7 +148,7 @@ std::string json(const Comparison& comparison) {
                       {"text", comparison.text_path},  {"tokens", comparison.tokens},
                       {"windows", comparison.windows}, {"chunk", comparison.chunk},
                       {"skip", comparison.skip},       {"positions", comparison.positions},
-                      {"cached", comparison.cached},   {"decoded", comparison.decoded},
+                      {"cached", comparison.tokens},   {"decoded", comparison.decoded},
                       {"threads", comparison.threads}, {"rows", rows}};
     return out.dump(2) + "\n";
 }

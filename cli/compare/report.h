@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/metrics.h"
 #include "common/terminal.h"
 
 namespace lowkv::cli {
@@ -14,17 +15,17 @@ struct ComparedRow {
     std::string name;    // a scheme, or "stock q8_0"
     bool stock = false;  // llama.cpp's own cache on the CPU backend
     bool idle = false;   // a scheme that packs, and nothing packed was ever read
-    double kld = 0, kld_error = 0, kld_999 = 0, same_top = 0, perplexity = 0;
-    double cache_bytes = 0;      // at the end of the text
-    double bytes_per_token = 0;  // cache_bytes / cached tokens, window and metadata included
-    double compression = 0;      // f16 bytes / cache_bytes
+    Estimate kld;
+    double kld_999 = 0, same_top = 0, perplexity = 0;
+    double cache_bytes = 0;                    // at the end of the text
+    double bytes_per_token = 0;                // cache_bytes / tokens, window and metadata included
+    double compression = 0;                    // f16 bytes / cache_bytes
     double prefill_rate = 0, decode_rate = 0;  // tokens/s; 0: not measured
 };
 
 struct Comparison {
     std::string model, model_path, text_path;
     std::size_t tokens = 0, windows = 0, chunk = 0, skip = 0, positions = 0;
-    std::size_t cached = 0;   // tokens in the cache when its bytes were counted
     std::size_t decoded = 0;  // tokens that decode speed was measured on
     unsigned threads = 0;
     std::vector<ComparedRow> rows;  // the first is the reference, "exact"

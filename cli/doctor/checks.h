@@ -26,10 +26,6 @@ class Findings {
     int problems_ = 0;
 };
 
-// Has every device compute an example: codes must be the CPU's, attention what double precision
-// gives.
-void look_at_devices(Findings& findings);
-
 // The part of `lowkv doctor` that looks at a model: it runs a few hundred tokens through it and
 // reads back what became packed.
 struct ModelCheck {

@@ -4,23 +4,27 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "bench/attention_case.h"
 #include "common/app.h"
+#include "common/devices.h"
+#include "common/machine.h"
 #include "common/model.h"
 #include "common/options.h"
 #include "common/process.h"
-#include "common/processors.h"
 #include "common/program_options.h"
 #include "common/programs.h"
 #include "common/terminal.h"
 #include "doctor/checks.h"
 #include "ggml-backend.h"
 #include "lowkv/calibration_file.h"
+#include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
@@ -46,14 +50,79 @@ struct Options {
     bool all = false, verbose = false;
 };
 
+constexpr AttentionShape shape{.head_dim = 64, .q_heads = 4, .kv_heads = 2, .tokens = 300};
+// Of a head's largest value: the integer path's 2e-3, and as much for what decoding rounds.
+constexpr double most_error = 4e-3;
+
+// A cache with most tokens packed.
+std::unique_ptr<AttentionCase> filled(const std::string& scheme, const RandomTokens& random,
+                                      const std::shared_ptr<Device>& device) {
+    std::unique_ptr<AttentionCase> made =
+        make_lowkv_case(shape, scheme, std::make_shared<Store>(0, device));
+    made->append(random.rows(0, shape.tokens));
+    made->pack();
+    return made;
+}
+
+bool same_rows(const AttentionCase& a, const AttentionCase& b) {
+    for (std::uint32_t token = 0; token < shape.tokens; ++token)
+        if (a.read(token) != b.read(token)) return false;
+    return true;
+}
+
+// What is wrong, or nothing; `worst`: the largest error.
+std::string compute(const std::string& scheme, const std::shared_ptr<Device>& device,
+                    double& worst) {
+    const RandomTokens random(shape);
+    const std::unique_ptr<AttentionCase> item = filled(scheme, random, device);
+    if (device != cpu_device() && !same_rows(*item, *filled(scheme, random, cpu_device())))
+        return "packs other codes than the CPU (" + scheme + ")";
+    for (const std::uint32_t count : {1U, 40U}) {  // decode, prefill
+        const Queries queries = make_queries(shape, random, count);
+        item->prepare(queries, 1);
+        item->attend();
+        const double error = largest_error(*item, queries);
+        if (!(error <= worst)) worst = error;
+        if (!(error <= most_error))
+            return "attends wrongly, by " + std::to_string(error) + " of a head's largest value (" +
+                   scheme + ")";
+    }
+    return "";
+}
+
+void look_at_device(Findings& findings, const std::string& name) {
+    constexpr const char* remedy =
+        "use another device: its driver or this build computes wrongly there";
+    const std::shared_ptr<Device> device = device_by_name(name);
+    double worst = 0;
+    for (const char* scheme : {"exact", "kivi2", "lowkv2.8"}) {
+        const std::string wrong = compute(scheme, device, worst);
+        if (!wrong.empty()) return findings.bad("device", name + " " + wrong, remedy);
+    }
+    std::array<char, 64> text{};
+    std::snprintf(text.data(), text.size(), ": codes are right, attention is within %.0e", worst);
+    findings.good("device", name + text.data());
+}
+
+// Has every device compute an example: codes must be the CPU's, attention what double precision
+// gives.
+void look_at_devices(Findings& findings) {
+    for (const FoundDevice& device : found_devices()) {
+        try {
+            look_at_device(findings, device.name);
+        } catch (const Error& error) {
+            findings.bad("device", device.name, error.what());
+        }
+    }
+}
+
 void look_at_machine(Findings& findings) {
     findings.good("processor", processor_name());
     std::vector<std::string> list;
     std::string quick;
     for (const Implementation& implementation : implementations()) {
-        if (implementation.name != "scalar") {
+        if (implementation.name != "scalar")
             quick += (quick.empty() ? "" : " or ") + std::string(implementation.description);
-        }
         list.push_back(std::string(implementation.name) +
                        (implementation.supported ? "" : " (not on this processor)"));
     }
@@ -75,8 +144,7 @@ void look_at_machine(Findings& findings) {
     }
     findings.good("threads", std::to_string(usable_cores()) +
                                  " by default (physical cores that this process may use)");
-    findings.good("memory", bytes(static_cast<double>(available_memory())) + " free of " +
-                                bytes(static_cast<double>(system_memory())));
+    findings.good("memory", bytes(available_memory()) + " free of " + bytes(system_memory()));
 }
 
 // The plug-in is loaded in a child: as a stock program would, and without changing this process.
@@ -130,18 +198,16 @@ void look_at_environment(Findings& findings) {
         findings.good("GGML_BACKEND_PATH",
                       " " + path + " (llama-server and most tools need -dev LOWKV too)");
     }
-    const std::vector<std::string> server = {"llama-server"};
-    for (const Obstacle& found : obstacles(server, program_of(server), false))
+    for (const Obstacle& found : obstacles(program_of({"llama-server"}), false))
         findings.bad("LLAMA_ARG_*", found.what + ' ' + found.harm, found.instead);
     const std::string scheme = environment("LOWKV_SCHEME");
     try {
-        if (scheme.empty()) {
+        if (scheme.empty())
             findings.note("LOWKV_SCHEME", "not set: the plug-in takes its default");
-        } else if (scheme == "delegate") {
+        else if (scheme == "delegate")
             findings.note("LOWKV_SCHEME", "delegate: plain f16 and stock kernels, for tests");
-        } else {
+        else
             findings.good("LOWKV_SCHEME", to_string(parse_scheme(scheme)));
-        }
     } catch (const std::exception& error) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
@@ -180,29 +246,27 @@ int doctor(const Options& options) {
                        .every_layer = options.verbose,
                        .all_presets = options.all});
     }
-    std::printf("\n%s\n", findings.problems() == 0
-                              ? "No problems."
-                              : (std::to_string(findings.problems()) +
-                                 (findings.problems() == 1 ? " problem." : " problems."))
-                                    .c_str());
-    return findings.problems() == 0 ? 0 : 1;
+    const int problems = findings.problems();
+    show(problems == 0 ? "\nNo problems.\n"
+                       : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");
+    return problems == 0 ? 0 : 1;
 }
 
 }  // namespace
 
 void add_doctor(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    Command command = app.add_command("doctor", "Checks this machine, this build and a model");
-    command.footer(footer);
-    command.option("-m,--model", options->model, "Look at this model too, a GGUF file");
-    command.option("-s,--scheme", options->scheme,
+    Command command =
+        app.add_command("doctor", "Checks this machine, this build and a model", footer);
+    command.option("-m,--model", &options->model, "Look at this model too, a GGUF file");
+    command.option("-s,--scheme", &options->scheme,
                    "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
     add_calibrations(command, options->calibrations);
     add_threads(command, options->threads);
-    command.option("--plugin", options->plugin,
+    command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
-    command.flag("--all", options->all, "The sizes of all presets, those to compare with too");
-    command.flag("-v,--verbose", options->verbose, "Show every layer, and llama.cpp's messages");
+    command.flag("--all", &options->all, "The sizes of all presets, those to compare with too");
+    command.flag("-v,--verbose", &options->verbose, "Show every layer, and llama.cpp's messages");
     command.callback([options, &status] { status = doctor(*options); });
 }
 

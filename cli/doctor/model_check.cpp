@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
 #include "common/model.h"
 #include "common/model_shape.h"
 #include "common/options.h"
@@ -64,18 +63,15 @@ struct Proof {
 };
 
 template <class Tick>
-Proof run_through(const Model& model, const ContextOptions& options,
-                  std::span<const llama_token> tokens, Tick&& tick) {
+Proof run_through(const Model& model, const ContextOptions& options, Tokens tokens, Tick&& tick) {
     Context context(model, options);
     Proof proof;
-    for (std::size_t at = 0; at < tokens.size(); at += chunk) {
-        context.decode(tokens.subspan(at, chunk), at + chunk == tokens.size());
+    each_chunk(tokens, chunk, [&](std::size_t at, Tokens part) {
+        context.decode(part, at + chunk == tokens.size());
         tick();
-    }
-    for (std::size_t row = 0; row < chunk; ++row) {
-        const float* logits = context.logits(static_cast<std::int32_t>(row));
-        proof.logits.emplace_back(logits, logits + model.vocabulary());
-    }
+    });
+    for (const float* row : context.logits(0, chunk))
+        proof.logits.emplace_back(row, row + model.vocabulary());
     proof.layers = ggml::layer_reports();
     return proof;
 }
@@ -148,7 +144,7 @@ std::string preset_table(const Model& model, const ModelCheck& check, const Laye
     };
     Table table({"scheme", "bytes a token", "smaller", "cache for " + count(context) + " tokens"});
     for (const Preset& preset : presets()) {
-        if (!shown(preset, check.all_presets) && preset.name != check.scheme) continue;
+        if (!check.all_presets && !preset.recommended && preset.name != check.scheme) continue;
         double token = 0, f16 = 0, size = 0;
         for (const ggml::LayerReport& layer : layers) {
             double bytes = static_cast<double>(layer.f16_bytes_per_token);
@@ -237,8 +233,8 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     report(findings, check.scheme, proof, cosine(exact, proof));
     const bool differ = std::ranges::any_of(
         proof.layers, [&](const auto& layer) { return !alike(layer, proof.layers.front()); });
-    if (differ || check.every_layer) std::printf("\n%s", layer_table(proof.layers).c_str());
-    std::printf("\n%s", preset_table(model, check, proof.layers, options.cells).c_str());
+    if (differ || check.every_layer) show("\n" + layer_table(proof.layers));
+    show("\n" + preset_table(model, check, proof.layers, options.cells));
 }
 
 }  // namespace
@@ -251,7 +247,7 @@ void look_at_model(Findings& findings, const ModelCheck& check) {
         findings.bad("model", check.model, error.what());
         return;
     }
-    findings.good("model", model->description() + ", " + count(model->kv_shape().layers) +
+    findings.good("model", model->description() + ", " + count(model->layers()) +
                                " layers, context " + count(model->train_context()));
     if (check.scheme == "delegate") {
         findings.note("cache", "scheme delegate is plain f16: there is nothing to prove");
@@ -259,7 +255,7 @@ void look_at_model(Findings& findings, const ModelCheck& check) {
     }
     try {
         const Scheme scheme = parse_scheme(check.scheme);
-        require_layers(scheme, model->kv_shape().layers);
+        require_layers(scheme, model->layers());
         model->use_calibrations(check.calibrations, scheme.needs_calibration());
         prove(findings, *model, check);
     } catch (const std::exception& error) {

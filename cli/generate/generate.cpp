@@ -18,7 +18,7 @@
 #include "common/model.h"
 #include "common/options.h"
 #include "common/terminal.h"
-#include "generate/beside.h"
+#include "generate/report.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
 
@@ -67,13 +67,8 @@ class InterruptGuard {
     struct sigaction before_ = {};
 };
 
-struct FreeSampler {
-    void operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
-};
-using Sampler = std::unique_ptr<llama_sampler, FreeSampler>;
-
-Sampler make_sampler(const Options& options) {
-    Sampler chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+llama_sampler_ptr make_sampler(const Options& options) {
+    llama_sampler_ptr chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
     const auto add = [&](llama_sampler* sampler) { llama_sampler_chain_add(chain.get(), sampler); };
     if (options.temperature <= 0) {
         add(llama_sampler_init_greedy());
@@ -91,9 +86,8 @@ std::string prompt_text(const Options& options) {
     std::string text;
     if (!options.file.empty()) text = read_text(options.file);
     if (options.file.empty() && options.prompt.empty()) {
-        if (isatty(STDIN_FILENO) == 1) {
+        if (isatty(STDIN_FILENO) == 1)
             throw UsageError("there is no prompt: give -p TEXT or -f FILE, or pipe a text in");
-        }
         text = read_text("-");
     }
     if (!text.empty() && !options.prompt.empty()) text += "\n\n";
@@ -168,34 +162,10 @@ class Stream {
     std::string pending_;
 };
 
-void report(const Outcome& outcome, const Context& context) {
-    const ggml::CacheStats stats = ggml::stats();
-    const ProcessMemory memory = process_memory();
-    const auto rate = [](double tokens_per_second) {
-        return tokens_per_second > 0 ? fixed(tokens_per_second, 1) : std::string("-");
-    };
-    const double held = stats.held_bytes();
-    const double f16 = f16_bytes(ggml::layer_reports(), context.size());
-    std::fprintf(stderr, "\n[%s]\n", outcome.end);
-    std::fprintf(stderr, "prompt   %s tokens, %s tokens/s\n", count(outcome.prompt).c_str(),
-                 rate(outcome.prompt_rate()).c_str());
-    std::fprintf(stderr, "answer   %s tokens, %s tokens/s\n", count(outcome.answer).c_str(),
-                 rate(outcome.answer_rate()).c_str());
-    std::fprintf(stderr, "cache    %s for %s tokens: %s packed + %s exact; f16 would hold %s",
-                 bytes(held).c_str(), count(context.size()).c_str(),
-                 bytes(static_cast<double>(stats.packed_bytes)).c_str(),
-                 bytes(static_cast<double>(stats.exact_bytes)).c_str(), bytes(f16).c_str());
-    if (held > 0) std::fprintf(stderr, " (%sx)", fixed(f16 / held, 1).c_str());
-    std::fprintf(stderr, ", scheme %s\n", stats.scheme.c_str());
-    std::fprintf(stderr, "process  %s now, %s at most\n",
-                 bytes(static_cast<double>(memory.resident)).c_str(),
-                 bytes(static_cast<double>(memory.peak)).c_str());
-}
-
 // Reads the prompt and streams an answer to stdout.
 Outcome answer(const Model& model, Context& context, const std::vector<llama_token>& prompt,
                std::size_t chunk, const Options& options) {
-    const Sampler sampler = make_sampler(options);
+    const llama_sampler_ptr sampler = make_sampler(options);
     const InterruptGuard guard;
     Outcome outcome;
     outcome.end = "stopped by Ctrl-C";
@@ -239,9 +209,8 @@ Outcome answer(const Model& model, Context& context, const std::vector<llama_tok
 }
 
 int generate(const Options& options) {
-    for (const float value : {options.temperature, options.top_p, options.min_p}) {
+    for (const float value : {options.temperature, options.top_p, options.min_p})
         if (!std::isfinite(value)) throw UsageError("--temp, --top-p and --min-p must be numbers");
-    }
     ContextOptions settings;
     if (!options.stock.empty()) settings.stock = cache_type("--stock", options.stock);
     route_logs(options.verbose);
@@ -259,7 +228,7 @@ int generate(const Options& options) {
         settings.scheme = options.scheme;
         Context context(model, settings);
         ours.outcome = answer(model, context, prompt, settings.chunk, options);
-        if (!options.quiet) report(ours.outcome, context);
+        if (!options.quiet) std::fputs(figures(ours.outcome, context).c_str(), stderr);
         if (!ours.outcome.read) return 128 + SIGINT;
         ours.name = options.scheme;
         ours.cache_bytes = ggml::stats().held_bytes();
@@ -282,39 +251,37 @@ int generate(const Options& options) {
 void add_generate(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command =
-        app.add_command("generate", "An answer from a model, streamed from a packed cache");
-    command.footer(footer);
+        app.add_command("generate", "An answer from a model, streamed from a packed cache", footer);
     add_model(command, options->model);
-    command.option("-p,--prompt", options->prompt, "The prompt, or what follows --file's text");
-    command.option("-f,--file", options->file,
+    command.option("-p,--prompt", &options->prompt, "The prompt, or what follows --file's text");
+    command.option("-f,--file", &options->file,
                    "A text file that the prompt starts with; - is stdin");
-    command.option("--system", options->system, "The system message");
-    command.defaulted("-n,--tokens", options->answer,
+    command.option("--system", &options->system, "The system message");
+    command.defaulted("-n,--tokens", &options->answer,
                       "At most so many tokens of answer; -1: until it ends");
     add_scheme(command, options->scheme);
     add_calibrations(command, options->calibrations);
     command.defaulted(
-        "-c,--context", options->context,
+        "-c,--context", &options->context,
         "Cells of the cache; 0: as many as prompt and answer need, within the model's context");
     add_threads(command, options->threads);
     add_chunk(command, options->chunk, "Prompt tokens computed at once");
-    command.defaulted("--temp", options->temperature, "Temperature; 0 takes the likeliest token")
-        .range(0.0f, 100.0f);
-    command.defaulted("--top-k", options->top_k, "Sample from the k likeliest tokens; 0: all");
-    command.defaulted("--top-p", options->top_p, "... from the likeliest that make up p; 1: all")
-        .range(0.0f, 1.0f);
-    command
-        .defaulted("--min-p", options->min_p,
-                   "... from those at least p times as likely as the best")
-        .range(0.0f, 1.0f);
-    command.option("--seed", options->seed, "Seed of the sampler (default: another one each time)");
-    command.flag("--chat,!--no-chat", options->chat,
+    command.defaulted("--temp", &options->temperature, "Temperature; 0 takes the likeliest token",
+                      {range(0.0f, 100.0f)});
+    command.defaulted("--top-k", &options->top_k, "Sample from the k likeliest tokens; 0: all");
+    command.defaulted("--top-p", &options->top_p, "... from the likeliest that make up p; 1: all",
+                      {range(0.0f, 1.0f)});
+    command.defaulted("--min-p", &options->min_p,
+                      "... from those at least p times as likely as the best", {range(0.0f, 1.0f)});
+    command.option("--seed", &options->seed,
+                   "Seed of the sampler (default: another one each time)");
+    command.flag("--chat,!--no-chat", &options->chat,
                  "Put the model's chat template around the prompt (default); --no-chat: the "
                  "prompt as it is");
-    command.option("--stock", options->stock,
+    command.option("--stock", &options->stock,
                    "Then answer with llama.cpp's own cache of this type (f16, q8_0, ...) too, and "
                    "compare speed and memory");
-    command.flag("-q,--quiet", options->quiet, "No progress and no figures");
+    command.flag("-q,--quiet", &options->quiet, "No progress and no figures");
     add_verbose(command, options->verbose);
     command.callback([options, &status] { status = generate(*options); });
 }

@@ -1,8 +1,9 @@
 #pragma once
 // What a cache takes, what a decoded token must read, and how far a memory reaches: the formulas of
-// `lowkv plan`, in bytes and seconds, without any text.
+// `lowkv plan`, in bytes and seconds; and numbers with units, as it reads them.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "lowkv/scheme.h"
@@ -56,5 +57,11 @@ double access_bytes(const StoredCache& cache, const Demand& demand);
 // The most tokens per sequence with which weights and caches fit, at their fullest too; 0 when not
 // even one does, all_tokens when any number does.
 std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory);
+
+// k, M, G, T are decimal (1,000 ...), Ki, Mi, Gi, Ti binary (1,024 ...). What can't be read throws
+// UsageError, which names the option.
+double read_size(const std::string& option, const std::string& text);           // "80GB", bytes
+double read_bandwidth(const std::string& option, const std::string& text);      // bytes/s
+std::uint64_t read_tokens(const std::string& option, const std::string& text);  // "128k"
 
 }  // namespace lowkv::cli

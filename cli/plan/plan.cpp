@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/app.h"
+#include "common/machine.h"
 #include "common/model_shape.h"
 #include "common/options.h"
 #include "common/terminal.h"
@@ -15,7 +16,6 @@
 #include "lowkv/scheme.h"
 #include "plan/arithmetic.h"
 #include "plan/report.h"
-#include "plan/sizes.h"
 
 namespace lowkv::cli {
 
@@ -129,11 +129,10 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
 
 StoredCache idealised_cache(const ModelShape& shape, double bits) {
     StoredCache cache;
-    for (std::size_t layer = 0; layer < shape.layers.size(); ++layer) {
+    for (std::size_t layer = 0; layer < shape.layers.size(); ++layer)
         if (shape.layers[layer].kv_heads > 0)
             cache.push_back(
                 idealised(1, shape.layers[layer].channels(), bits, most_tokens(shape, layer)));
-    }
     return cache;
 }
 
@@ -147,9 +146,8 @@ PlannedRow row(const std::string& name, const StoredCache& cache, const Planned&
 
 std::vector<std::string> read_names(const Options& options) {
     std::vector<std::string> names = options.schemes;
-    for (const Preset& preset : presets()) {
-        if (options.schemes.empty() && shown(preset, options.all)) names.emplace_back(preset.name);
-    }
+    if (names.empty())
+        for (const Preset& preset : shown_presets(options.all)) names.emplace_back(preset.name);
     std::erase(names, "f16");  // always there, as the reference
     read_schemes(names);
     return names;
@@ -192,8 +190,8 @@ int plan(const Options& options) {
             row(shortest(bits, 3) + " bits", idealised_cache(planned.shape, bits), planned));
     }
     const bool chosen = options.all || !options.schemes.empty();
-    std::printf("%s\n%s%s\n%s", heading(planned).c_str(), table(planned).c_str(),
-                what_is_not_shown(chosen).c_str(), notes(planned).c_str());
+    show(heading(planned) + "\n" + table(planned) + what_is_not_shown(chosen) + "\n" +
+         notes(planned));
     if (!options.json.empty()) write_file(options.json, json(planned));
     return 0;
 }
@@ -203,41 +201,39 @@ int plan(const Options& options) {
 void add_plan(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command(
-        "plan",
-        "Memory, longest context and least time a token, by scheme, without a model loaded");
-    command.footer(footer + ("\n\nNames: " + shape_names()));
-    command.option("-m,--model", options->model, "The model, a GGUF file; only its header is read");
-    command.option("--shape", options->name, "The model by name, with f16 weights; names below");
-    command.option("--layers", options->layers, "The model spelled out: layers").range(1, 4096);
-    command.option("--kv-heads", options->kv_heads, "... key/value heads of a layer")
-        .range(1, 4096);
-    command.option("--head-dim", options->head_dim, "... numbers of a head").range(1, 65536);
-    command.option("--heads", options->heads, "... query heads of a layer, for --unfused")
-        .range(1, 4096);
-    command.option("--weights", options->weights,
+        "plan", "Memory, longest context and least time a token, by scheme, without a model loaded",
+        footer + ("\n\nNames: " + shape_names()));
+    command.option("-m,--model", &options->model,
+                   "The model, a GGUF file; only its header is read");
+    command.option("--shape", &options->name, "The model by name, with f16 weights; names below");
+    command.option("--layers", &options->layers, "The model spelled out: layers", {range(1, 4096)});
+    command.option("--kv-heads", &options->kv_heads, "... key/value heads of a layer",
+                   {range(1, 4096)});
+    command.option("--head-dim", &options->head_dim, "... numbers of a head", {range(1, 65536)});
+    command.option("--heads", &options->heads, "... query heads of a layer, for --unfused",
+                   {range(1, 4096)});
+    command.option("--weights", &options->weights,
                    "Size of the weights, as 9GB (default: the model's)");
-    command.option("-c,--context", options->context,
+    command.option("-c,--context", &options->context,
                    "Tokens of a sequence, as 32768, 32Ki or 1M (default: the model's)");
-    command.defaulted("-b,--batch", options->batch, "Sequences decoded together")
-        .range(std::uint64_t{1}, std::uint64_t{1000000});
-    command.option("--memory", options->memory,
+    command.defaulted("-b,--batch", &options->batch, "Sequences decoded together",
+                      {range(std::uint64_t{1}, std::uint64_t{1000000})});
+    command.option("--memory", &options->memory,
                    "What all must fit into, as 80GB (default: this machine's)");
-    command.option("--bandwidth", options->bandwidth,
+    command.option("--bandwidth", &options->bandwidth,
                    "GB/s that the memory gives; without it, no times");
-    Option schemes = command
-                         .option("-s,--schemes", options->schemes,
-                                 "Schemes beside f16 (default: the presets that one would use)")
-                         .delimiter(',');
-    command.flag("--all", options->all, "All presets, those to compare with too").excludes(schemes);
-    command
-        .option("--bits", options->bits,
-                "Also so many bits per key and value element, with no window, sinks or "
-                "blocks, as papers reckon")
-        .delimiter(',')
-        .range(0.1, 32.0);
-    command.flag("--unfused", options->unfused,
+    CLI::Option* schemes =
+        command.option("-s,--schemes", &options->schemes,
+                       "Schemes beside f16 (default: the presets that one would use)", {commas()});
+    command.flag("--all", &options->all, "All presets, those to compare with too",
+                 {excludes(schemes)});
+    command.option("--bits", &options->bits,
+                   "Also so many bits per key and value element, with no window, sinks or "
+                   "blocks, as papers reckon",
+                   {commas(), range(0.1, 32.0)});
+    command.flag("--unfused", &options->unfused,
                  "Count the scores that attention moves when it isn't fused (lowkv's is)");
-    command.option("--json", options->json, "Write the figures to this file");
+    command.option("--json", &options->json, "Write the figures to this file");
     command.callback([options, &status] { status = plan(*options); });
 }
 

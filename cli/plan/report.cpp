@@ -1,11 +1,13 @@
 #include "plan/report.h"
 
-#include "common/json.h"
 #include "common/terminal.h"
+#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 double total_bytes(const Planned& planned, const PlannedRow& row) {
     return planned.demand.weights + row.cache_bytes;
@@ -93,7 +95,7 @@ std::string json(const Planned& planned) {
         const Shape& layer = planned.shape.layers[i];
         Json row = {{"kv_heads", layer.kv_heads}, {"head_dim", layer.head_dim}};
         if (i < planned.shape.sliding.size() && planned.shape.sliding[i])
-            row.set("window", planned.shape.window);
+            row["window"] = planned.shape.window;
         layers.push_back(row);
     }
     const Json out = {{"model", planned.shape.name},

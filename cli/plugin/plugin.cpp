@@ -54,13 +54,13 @@ void run(const Options& options) {
 
 void add_plugin(Command app) {
     auto options = std::make_shared<Options>();
-    Command command = app.add_command("plugin", "The plug-in for any llama.cpp since ggml 0.11");
-    command.footer(footer);
-    command.option("--for", options->path,
+    Command command =
+        app.add_command("plugin", "The plug-in for any llama.cpp since ggml 0.11", footer);
+    command.option("--for", &options->path,
                    "A llama.cpp tree, an installation, a folder with libggml.so, a program, or "
                    "a Python with llama-cpp-python");
-    command.flag("--list", options->list, "The plug-ins built for newer ggml so far");
-    command.option("--source", options->source,
+    command.flag("--list", &options->list, "The plug-ins built for newer ggml so far");
+    command.option("--source", &options->source,
                    "lowkv's source tree (default: LOWKV_SOURCE, else where this was built)");
     command.callback([options] { run(*options); });
 }

@@ -15,20 +15,21 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/app.h"
+#include "common/machine.h"
+#include "common/model.h"
 #include "common/options.h"
 #include "common/process.h"
-#include "common/processors.h"
 #include "common/program_options.h"
 #include "common/programs.h"
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
-#include "run/checks.h"
-#include "run/child.h"
+#include "lowkv_ggml.h"
 #include "run/watcher.h"
 
 namespace lowkv::cli {
@@ -66,53 +67,65 @@ std::string not_seconds(const std::string& text) {
     return text + " is not a number of seconds, 0 or more";
 }
 
-void refuse_obstacles(const std::vector<std::string>& command, const Program& program,
-                      bool partial) {
-    for (const Obstacle& found : obstacles(command, program, partial))
-        throw UsageError(found.text());
+// Throws where the scheme has an override of a layer that the model lacks, where a calibration was
+// made for another model, or where the scheme needs one and none fits. The plug-in can't see the
+// latter two: it never learns the model's name. A file that can't be read as a model is left to the
+// program, which says so.
+void check_model(const std::string& path, const std::string& scheme,
+                 const std::vector<std::string>& calibrations) {
+    if (scheme == "delegate" || !std::filesystem::is_regular_file(path)) return;
+    const Scheme parsed = parse_scheme(scheme);
+    const bool calibrated = parsed.needs_calibration();
+    if (parsed.overrides.empty() && !calibrated) return;
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    std::optional<Model> model;
+    try {
+        model.emplace(path, Weights::left_out);
+    } catch (const Failure&) {
+        return;
+    }
+    require_layers(parsed, model->layers());
+    model->use_calibrations(calibrations, calibrated);
+    if (calibrated) ggml::set_scheme(scheme);
 }
 
 // The models that are files by name; what -hf or -mu would fetch can't be known before.
-void check_models(const std::vector<std::string>& command, const Program& program,
-                  const Options& options) {
-    std::vector<std::string> models = values_of(command, {"-m", "--model"});
-    if (models.empty())
-        models.push_back(setting_of(command, program, {"-m", "--model"}, "LLAMA_ARG_MODEL"));
+void check_models(const Program& program, const Options& options) {
+    std::vector<std::string> models = values_of(program, {"-m", "--model"});
+    if (models.empty()) models.push_back(setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL"));
     for (const std::string& model : models)
         check_model(model, options.scheme, options.calibrations);
 }
 
-void add_options(std::vector<std::string>& command, const Program& program,
-                 const std::vector<std::string>& words) {
-    const auto place = std::min(program.options, command.size());
-    command.insert(command.begin() + static_cast<std::ptrdiff_t>(place), words.begin(),
-                   words.end());
+void add_options(Program& program, const std::vector<std::string>& words) {
+    const auto place = std::min(program.options, program.command.size());
+    program.command.insert(program.command.begin() + static_cast<std::ptrdiff_t>(place),
+                           words.begin(), words.end());
 }
 
-void name_device(std::vector<std::string>& command, const Program& program) {
-    const std::string device =
-        setting_of(command, program, {"-dev", "--device"}, "LLAMA_ARG_DEVICE");
-    if (has_any(command, {"-dev", "--device"}) || device.find("LOWKV") != std::string::npos) return;
-    add_options(command, program, {"-dev", "LOWKV"});
+void name_device(Program& program) {
+    const std::string device = setting_of(program, {"-dev", "--device"}, "LLAMA_ARG_DEVICE");
+    if (has_any(program, {"-dev", "--device"}) || device.find("LOWKV") != std::string::npos) return;
+    add_options(program, {"-dev", "LOWKV"});
 }
 
 // llama.cpp takes a thread per core, usable and free or not, and all wait for the slowest. A server
 // outlives what is busy when it starts.
-void limit_threads(std::vector<std::string>& command, const Program& program) {
+void limit_threads(Program& program) {
     if (!program.common && program.name != "llama-bench") return;
-    if (!setting_of(command, program, {"-t", "--threads"}, "LLAMA_ARG_THREADS").empty()) return;
+    if (!setting_of(program, {"-t", "--threads"}, "LLAMA_ARG_THREADS").empty()) return;
     const unsigned threads = program.name == "llama-server" ? usable_cores() : default_threads();
-    if (threads < machine_cores()) add_options(command, program, {"-t", std::to_string(threads)});
+    if (threads < machine_cores()) add_options(program, {"-t", std::to_string(threads)});
 }
 
 // llama-server's warm-up, or else its look whether a cache can drop tokens, computes before it
 // listens; but neither with --no-warmup and a draft that rolls a recurrent state back.
-bool starts_late(const std::vector<std::string>& command, const Program& program) {
+bool starts_late(const Program& program) {
     const auto is_set = [&](const Words& names, const char* variable) {
-        return !setting_of(command, program, names, variable).empty();
+        return !setting_of(program, names, variable).empty();
     };
     return program.name == "llama-server" &&
-           (has_any(command, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
+           (has_any(program, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
            (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") ||
             is_set({"-md", "--model-draft", "--spec-draft-model"}, "LLAMA_ARG_SPEC_DRAFT_MODEL") ||
             is_set({"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
@@ -188,18 +201,20 @@ int run(Options& options) {
     if (options.command.empty())
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
     if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
-    std::vector<std::string> words = options.command;
-    refuse_wrappers(words);
-    const Program program = program_of(words);
-    const std::string name = std::filesystem::path(words[0]).filename().string();
+    refuse_wrappers(options.command);
+    Program program = program_of(options.command);
+    const std::string name = std::filesystem::path(program.command[0]).filename().string();
     const bool demand = !program.only_asks;
-    if (program.common) name_device(words, program);
-    if (demand) refuse_obstacles(words, program, options.partial);
-    if (demand) check_models(words, program, options);
-    words[0] = find_program(words[0]);
-    if (demand) limit_threads(words, program);
+    if (program.common) name_device(program);
+    if (demand) {
+        for (const Obstacle& found : obstacles(program, options.partial))
+            throw UsageError(found.text());
+        check_models(program, options);
+    }
+    program.command[0] = find_program(program.command[0]);
+    if (demand) limit_threads(program);
     const std::string plugin = options.plugin.empty()
-                                   ? plugin_for_program(words[0], options.build_plugin)
+                                   ? plugin_for_program(program.command[0], options.build_plugin)
                                    : options.plugin;
     if (access(plugin.c_str(), R_OK) != 0) {
         throw Failure("the plug-in " + plugin +
@@ -215,9 +230,8 @@ int run(Options& options) {
     if (!calibrations.empty()) setenv("LOWKV_CALIBRATION", calibrations.c_str(), 1);
 
     int messages = -1;
-    const pid_t child = start_child(words, messages);
-    Watcher watcher(program.name != "llama-bench", starts_late(words, program),
-                    reason_elsewhere(words, program));
+    const pid_t child = start_child(program.command, messages);
+    Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program));
     const Ending ending = attend_to(child, messages, watcher, options, demand);
     close(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
@@ -238,21 +252,20 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command("run",
                                       "A stock llama.cpp program with the plug-in, or a clear "
-                                      "failure: lowkv run [OPTIONS] -- COMMAND ...");
-    command.footer(footer);
+                                      "failure: lowkv run [OPTIONS] -- COMMAND ...",
+                                      footer);
     add_scheme(command, options->scheme);
     add_calibrations(command, options->calibrations);
-    command.flag("--partial", options->partial,
+    command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
-    command.option("--plugin", options->plugin,
+    command.option("--plugin", &options->plugin,
                    "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
                    "ggml, see `lowkv plugin`)");
-    command.flag("--build-plugin", options->build_plugin,
+    command.flag("--build-plugin", &options->build_plugin,
                  "Build the plug-in first if none fits the program's ggml");
-    command
-        .defaulted("--timeout", options->timeout,
-                   "Stop the program when it isn't active after so many seconds; 0: never")
-        .check(not_seconds, "0 or more");
+    command.defaulted("--timeout", &options->timeout,
+                      "Stop the program when it isn't active after so many seconds; 0: never",
+                      {check(not_seconds, "0 or more")});
     command.prefix_command();  // the -- may be left out
     command.callback([options, command, words, &status] {
         options->command = command.remaining();

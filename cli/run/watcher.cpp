@@ -1,6 +1,6 @@
 #include "run/watcher.h"
 
-#include "common/errors.h"
+#include "common/terminal.h"
 
 namespace lowkv::cli {
 

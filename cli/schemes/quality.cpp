@@ -1,4 +1,4 @@
-#include "schemes/list.h"
+#include "common/options.h"
 
 #include <algorithm>
 #include <array>

@@ -1,23 +1,28 @@
 // lowkv schemes: what can be stored, in words and in bits.
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/app.h"
 #include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
+#include "lowkv/grammar.h"
 #include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
-#include "schemes/list.h"
+#include "nlohmann/json.hpp"
 
 namespace lowkv::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
   lowkv schemes
@@ -26,16 +31,26 @@ constexpr const char* footer = R"(Examples:
   lowkv schemes kivi2,layer.0-1=kivi4
   lowkv schemes "k=token-3-head-normal-hadamard-mean,v=token-2-g32-fp8,window=64")";
 
+constexpr std::uint32_t usual_kv_heads = 8;
+constexpr std::array usual_head_dims = {64U, 80U, 96U, 128U, 256U};
+
+Plan plan_of(const LayerScheme& scheme, std::uint32_t head_dim) {
+    return neutral_plan(scheme, {.kv_heads = usual_kv_heads, .head_dim = head_dim});
+}
+
+// `text` behind `label`, which takes `width` columns.
+std::string entry(std::string label, std::string_view text, std::size_t width) {
+    label.resize(std::max(width, label.size() + 1), ' ');
+    return wrapped(label, text, width);
+}
+
 // One line of an explanation, and those that it runs on to.
 void line(std::string_view label, std::string_view text) {
-    constexpr std::size_t indent = 11;
-    std::string first = "  " + std::string(label);
-    first.resize(indent, ' ');
-    std::fputs(wrapped(first, text, indent).c_str(), stdout);
+    show(entry("  " + std::string(label), text, 11));
 }
 
 void explain_speed(const LayerScheme& scheme) {
-    const Plan plan = neutral_plan(scheme, {.kv_heads = 8, .head_dim = 128});
+    const Plan plan = plan_of(scheme, 128);
     for (const Part part : {Part::keys, Part::values}) {
         const PartKernels& kernels = plan.part(part).kernels();
         if (kernels.name.empty() || kernels.multiply != nullptr) continue;
@@ -118,19 +133,16 @@ void explain(const std::string& text) {
     explain_layer(scheme.base);
     explain_retention(scheme.retention, block_tokens(scheme.base));
     for (const LayerOverride& other : scheme.overrides) {
-        if (other.first == other.last) {
-            std::printf("Layer %u:\n", other.first);
-        } else {
-            std::printf("Layers %u to %u:\n", other.first, other.last);
-        }
+        const std::string first = std::to_string(other.first), last = std::to_string(other.last);
+        show((first == last ? "Layer " + first : "Layers " + first + " to " + last) + ":\n");
         explain_layer(other.scheme);
     }
 
     std::printf("\nBits per number, with all scales, zeros, norms and means%s:\n",
                 scheme.base.key.by_row() || scheme.base.value.by_row() ? ", at 8 kv heads" : "");
     Table table({"head_dim", "keys", "values", "both"});
-    for (const std::uint32_t head_dim : {64U, 80U, 96U, 128U, 256U}) {
-        const Plan plan = neutral_plan(scheme.base, {.kv_heads = 8, .head_dim = head_dim});
+    for (const std::uint32_t head_dim : usual_head_dims) {
+        const Plan plan = plan_of(scheme.base, head_dim);
         table.add({std::to_string(head_dim), fixed(plan.key_bits(), 2), fixed(plan.value_bits(), 2),
                    fixed(plan.bits_per_element(), 2)});
     }
@@ -152,6 +164,111 @@ void explain(const std::string& text) {
     std::printf("%s", examples.text().c_str());
 }
 
+std::string figures(bool all) {
+    Table table(
+        {"scheme", "bits at head_dim 64", "at 128", "smaller at 128", "mean KLD", "perplexity"});
+    for (const Preset& preset : shown_presets(all)) {
+        const auto bits = [&](std::uint32_t head_dim) {
+            return plan_of(preset.scheme.base, head_dim).bits_per_element();
+        };
+        const Quality* quality = find_quality(preset.name);
+        const std::string_view none = preset.name == reference_scheme ? "reference" : "-";
+        table.add({std::string(preset.name), fixed(bits(64), 2), fixed(bits(128), 2),
+                   fixed(16 / bits(128), 2) + "x", std::string(quality ? quality->mean_kld : none),
+                   std::string(quality ? quality->perplexity : "-")});
+    }
+    return table.text() + "\n" +
+           wrapped("",
+                   "Mean KLD and perplexity change, against the exact cache: " +
+                       std::string(quality_protocol) +
+                       " (docs/quality.md, `make quality`). \"-\" was not measured; " +
+                       std::string(quality_floor) + ".",
+                   0);
+}
+
+std::string uses(bool all) {
+    std::string text = "What each is for:\n";
+    std::size_t longest = 0;
+    for (const Preset& preset : shown_presets(all)) longest = std::max(longest, preset.name.size());
+    for (const Preset& preset : shown_presets(all)) {
+        const std::string_view mark = preset.name == default_scheme ? "(the default) " : "";
+        text += entry("  " + std::string(preset.name),
+                      std::string(mark) + std::string(preset.summary), longest + 4);
+    }
+    return text + "The default serves where neither --scheme nor LOWKV_SCHEME names another.\n";
+}
+
+std::string grammar() {
+    constexpr std::size_t column = 18;
+    std::string text =
+        "A scheme is a preset, options, or a preset and what differs from it, separated by "
+        "commas:\n\n";
+    for (const SchemeWord& option : scheme_options())
+        text += entry("  " + option.word, option.meaning, column);
+    text +=
+        "\nA CODEC is exact, or these words in this order with \"-\" between them, of each kind "
+        "one:\n";
+    for (const CodecPlace& place : codec_places()) {
+        text += "\n  " + std::string(place.name) + (place.optional ? ", if any\n" : "\n");
+        for (const SchemeWord& word : place.words)
+            text += entry("    " + word.word, word.meaning, column);
+    }
+    return text;
+}
+
+Json words_json(const std::vector<SchemeWord>& words) {
+    Json out = Json::array();
+    for (const SchemeWord& word : words)
+        out.push_back({{"word", word.word}, {"meaning", word.meaning}});
+    return out;
+}
+
+Json preset_json(const Preset& preset) {
+    const LayerScheme& base = preset.scheme.base;
+    Json sizes = Json::array();
+    for (const std::uint32_t head_dim : usual_head_dims) {
+        const Plan plan = plan_of(base, head_dim);
+        sizes.push_back({{"kv_heads", usual_kv_heads},
+                         {"head_dim", head_dim},
+                         {"key_bits", plan.key_bits()},
+                         {"value_bits", plan.value_bits()}});
+    }
+    const Quality* quality = find_quality(preset.name);
+    return {{"name", preset.name},
+            {"summary", preset.summary},
+            {"source", preset.source},
+            {"recommended", preset.recommended},
+            {"needs_calibration", preset.scheme.needs_calibration()},
+            {"keys", to_string(base.key)},
+            {"values", to_string(base.value)},
+            {"block_tokens", block_tokens(base)},
+            {"mean_kld", quality ? Json(quality->mean_kld) : Json()},
+            {"perplexity", quality ? Json(quality->perplexity) : Json()},
+            {"sizes", sizes}};
+}
+
+std::string scheme_list(bool all) {
+    std::string text = figures(all) + "\n" + uses(all) + "\n";
+    text += all ? grammar()
+                : what_is_not_shown(all) + "It also shows how to spell out any mix of parts.\n";
+    return text + "`lowkv schemes SCHEME` explains one.\n";
+}
+
+std::string scheme_json() {
+    Json list = Json::array(), places = Json::array();
+    for (const Preset& preset : presets()) list.push_back(preset_json(preset));
+    for (const CodecPlace& place : codec_places()) {
+        places.push_back({{"name", place.name},
+                          {"optional", place.optional},
+                          {"words", words_json(place.words)}});
+    }
+    const Json out = {{"default", default_scheme},
+                      {"presets", list},
+                      {"options", words_json(scheme_options())},
+                      {"codec", places}};
+    return out.dump(2) + "\n";
+}
+
 }  // namespace
 
 void add_schemes(Command app, int& status) {
@@ -160,23 +277,21 @@ void add_schemes(Command app, int& status) {
         bool all = false;
     };
     auto options = std::make_shared<Options>();
-    Command command = app.add_command("schemes", "What can be stored, in words and in bits");
-    command.footer(footer);
-    Option scheme = command.option("scheme", options->scheme,
-                                   "Explain this one; without it, list those that one would use");
-    command
-        .flag("--all", options->all,
-              "List the presets to compare with, too, and every word of a scheme")
-        .excludes(scheme);
-    command.option("--json", options->json, "Write all presets and words to this file")
-        .excludes(scheme);
+    Command command =
+        app.add_command("schemes", "What can be stored, in words and in bits", footer);
+    CLI::Option* scheme = command.option(
+        "scheme", &options->scheme, "Explain this one; without it, list those that one would use");
+    command.flag("--all", &options->all,
+                 "List the presets to compare with, too, and every word of a scheme",
+                 {excludes(scheme)});
+    command.option("--json", &options->json, "Write all presets and words to this file",
+                   {excludes(scheme)});
     command.callback([options, &status] {
         if (!options->json.empty()) require_writable(options->json);
-        if (options->scheme.empty()) {
+        if (options->scheme.empty())
             std::fputs(scheme_list(options->all).c_str(), stdout);
-        } else {
+        else
             explain(options->scheme);
-        }
         if (!options->json.empty()) write_file(options->json, scheme_json());
         status = 0;
     });

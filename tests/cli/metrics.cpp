@@ -23,14 +23,13 @@ constexpr float no_number = std::numeric_limits<float>::quiet_NaN();
 
 Distance distance(const Logits& exact, const Logits& run, const std::vector<llama_token>& next) {
     const auto rows = [](const Logits& logits) {
-        std::vector<const float*> out;
+        Rows out;
         for (const std::vector<float>& row : logits) out.push_back(row.data());
         return out;
     };
-    Reference reference(static_cast<std::uint32_t>(exact.front().size()));
-    reference.set(rows(exact), serial_executor());
     Distance out;
-    out.add(reference, rows(run), next, serial_executor());
+    out.add(rows(exact), rows(run), next, static_cast<std::uint32_t>(exact.front().size()),
+            serial_executor());
     return out;
 }
 
@@ -66,8 +65,8 @@ TEST_CASE("divergence and perplexity are the formulas', over more tokens than ar
     for (const double value : each) square += (value - kld) * (value - kld);
     const Distance found = distance(exact, run, next);
     CHECK(found.positions() == 5);
-    CHECK(found.mean_kld() == doctest::Approx(kld).epsilon(1e-4));
-    CHECK(found.kld_error() == doctest::Approx(std::sqrt(square / 4 / 5)).epsilon(1e-3));
+    CHECK(found.kld().mean == doctest::Approx(kld).epsilon(1e-4));
+    CHECK(found.kld().error == doctest::Approx(std::sqrt(square / 4 / 5)).epsilon(1e-3));
     CHECK(found.perplexity() == doctest::Approx(std::exp(loss / 5)).epsilon(1e-5));
     std::ranges::sort(each);
     CHECK(found.kld_percentile(0) == doctest::Approx(each[0]).epsilon(1e-3));
@@ -79,10 +78,10 @@ TEST_CASE("divergence and perplexity are the formulas', over more tokens than ar
 TEST_CASE("a run against itself") {
     const Logits logits{{1, 2, 3}, {-40, 60, 0}};
     const Distance same = distance(logits, logits, {2, 1});
-    CHECK(same.mean_kld() == doctest::Approx(0).epsilon(1e-12));
+    CHECK(same.kld().mean == doctest::Approx(0).epsilon(1e-12));
     CHECK(same.same_top() == 1);
     CHECK(distance({{0, 0, 0, 0}}, {{0, 0, 0, 0}}, {3}).perplexity() == doctest::Approx(4));
-    CHECK(distance({{0, 0}}, {{1, 1}}, {0}).kld_error() == 0);  // one position has no spread
+    CHECK(distance({{0, 0}}, {{1, 1}}, {0}).kld().error == 0);  // one position has no spread
 }
 
 TEST_CASE("the likeliest token: of equals the first") {
@@ -93,22 +92,22 @@ TEST_CASE("the likeliest token: of equals the first") {
 
 TEST_CASE("a token that neither can say costs nothing; one that only the run can't say, all") {
     const Distance both = distance({{1, 2, -infinity}}, {{1, 2, -infinity}}, {1});
-    CHECK(both.mean_kld() == doctest::Approx(0).epsilon(1e-7));
+    CHECK(both.kld().mean == doctest::Approx(0).epsilon(1e-7));
     CHECK(both.perplexity() == doctest::Approx(1 + std::exp(-1.0)));
-    CHECK(distance({{1, 2, -infinity}}, {{1, 2, 3}}, {1}).mean_kld() > 0.5);
-    CHECK(distance({{1, 2, 3}}, {{1, 2, -infinity}}, {1}).mean_kld() == HUGE_VAL);
+    CHECK(distance({{1, 2, -infinity}}, {{1, 2, 3}}, {1}).kld().mean > 0.5);
+    CHECK(distance({{1, 2, 3}}, {{1, 2, -infinity}}, {1}).kld().mean == HUGE_VAL);
 }
 
 TEST_CASE("NaN and nothing at all are no figures, and never look like good ones") {
     for (const Logits& run : {Logits{{no_number, 2}, {1, 2}}, Logits{{1, no_number}, {1, 2}}}) {
         const Distance broken = distance({{1, 2}, {1, 2}}, run, {0, 0});
-        CHECK(std::isnan(broken.mean_kld()));
+        CHECK(std::isnan(broken.kld().mean));
         CHECK(std::isnan(broken.kld_percentile(0.5)));
         CHECK(std::isnan(broken.perplexity()));
         CHECK(broken.same_top() == 0.5);
     }
     const Distance nothing;
-    CHECK(std::isnan(nothing.mean_kld()));
+    CHECK(std::isnan(nothing.kld().mean));
     CHECK(std::isnan(nothing.kld_percentile(0.999)));
     CHECK(std::isnan(nothing.perplexity()));
 }

@@ -9,12 +9,11 @@
 #include <random>
 #include <vector>
 
-#include "common/errors.h"
 #include "common/model_shape.h"
+#include "common/terminal.h"
 #include "lowkv/cache.h"
 #include "lowkv/calibration.h"
 #include "lowkv/codec.h"
-#include "plan/sizes.h"
 
 using namespace lowkv;
 using namespace lowkv::cli;

@@ -8,7 +8,7 @@
 
 #include <csignal>
 
-#include "common/errors.h"
+#include "common/terminal.h"
 
 using namespace lowkv::cli;
 

@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "common/errors.h"
+#include "common/terminal.h"
 
 using namespace lowkv::cli;
 
 namespace {
 
 std::vector<Obstacle> found(const std::vector<std::string>& command, bool partial = false) {
-    return obstacles(command, program_of(command), partial);
+    return obstacles(program_of(command), partial);
 }
 
 }  // namespace

@@ -1,11 +1,18 @@
 #pragma once
-// What reading this machine's memory takes: the floor of attention to a cache.
+// The subcommands of `lowkv bench`, a file each; and what reading this machine's memory takes: the
+// floor of attention to a cache.
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "common/command_line.h"
+
 namespace lowkv::cli {
+
+void add_bench_attention(Command group, int& status);
+void add_bench_encode(Command group, int& status);
+void add_bench_length(Command group, int& status);
 
 // Reads memory with all threads: for bandwidth, and to drive everything else out of the caches.
 class MemoryReader {

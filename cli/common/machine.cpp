@@ -1,14 +1,16 @@
-#include "common/processors.h"
+#include "common/machine.h"
 
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "common/terminal.h"
 
@@ -22,22 +24,27 @@ namespace {
 // SmolLM2 with 2 threads, 2000 took 40 % of the speed and 10000 6 %.
 constexpr const char* spins = "2000";
 
+// What follows `key` on the first line of a file that begins with it; empty if none does.
+std::string value_in(const char* path, std::string_view key) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with(key)) return line.substr(key.size());
+    return "";
+}
+
+// /proc gives kB.
+std::size_t proc_bytes(const char* path, std::string_view key) {
+    return std::strtoull(value_in(path, key).c_str(), nullptr, 10) * 1024;
+}
+
 unsigned cores(int processors) {
-    std::ifstream smt("/sys/devices/system/cpu/smt/active");
-    int active = 0;
-    if (smt >> active; active == 1) processors /= 2;
+    if (value_in("/sys/devices/system/cpu/smt/active", "") == "1") processors /= 2;
     return static_cast<unsigned>(std::max(processors, 1));
 }
 
 // Threads that run or could run now, this one aside; 0 where the system doesn't say.
 int runnable_neighbours() {
-    std::ifstream stat("/proc/stat");
-    std::string word;
-    while (stat >> word) {
-        int threads = 0;
-        if (word == "procs_running" && stat >> threads) return std::max(threads - 1, 0);
-    }
-    return 0;
+    return std::max(std::atoi(value_in("/proc/stat", "procs_running ").c_str()) - 1, 0);
 }
 
 int busy_processors() {
@@ -64,6 +71,39 @@ unsigned find_threads() {
 
 }  // namespace
 
+ProcessMemory process_memory() {
+    return {proc_bytes("/proc/self/status", "VmRSS:"), proc_bytes("/proc/self/status", "VmHWM:")};
+}
+
+std::string processor_name() {
+    const std::string name = value_in("/proc/cpuinfo", "model name");
+    const std::size_t colon = name.find(": ");
+    return colon == std::string::npos ? "unknown" : name.substr(colon + 2);
+}
+
+std::size_t system_memory() { return proc_bytes("/proc/meminfo", "MemTotal:"); }
+
+std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
+
+void require_memory(const std::string& what, double needed, const std::string& how,
+                    const std::string& remedy) {
+    const std::size_t free = available_memory();
+    if (free == 0 || needed <= static_cast<double>(free)) return;
+    throw Failure(what + bytes(needed) + how + ", and " + bytes(free) +
+                  " are available: " + remedy);
+}
+
+std::string executable_directory() {
+    std::error_code none;
+    const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", none);
+    return none ? "." : self.parent_path().string();
+}
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
 unsigned machine_cores() { return cores(static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))); }
 
 unsigned usable_cores() {
@@ -82,8 +122,8 @@ void restart_with_short_spins(char** argv) {
     if (!environment("GOMP_SPINCOUNT").empty() || !environment("OMP_WAIT_POLICY").empty()) return;
     if (busy_processors() == 0) return;
     setenv("GOMP_SPINCOUNT", spins, 1);
-    std::array<char, 4096> self{};
-    if (readlink("/proc/self/exe", self.data(), self.size() - 1) > 0) execv(self.data(), argv);
+    std::error_code none;
+    execv(std::filesystem::read_symlink("/proc/self/exe", none).c_str(), argv);
 }
 
 }  // namespace lowkv::cli

@@ -1,8 +1,10 @@
 #pragma once
-// One prompt answered with two caches, side by side.
+// What an answer took, of one cache or of two side by side.
 
 #include <cstddef>
 #include <string>
+
+#include "common/model.h"
 
 namespace lowkv::cli {
 
@@ -22,6 +24,9 @@ struct Bar {
     Outcome outcome;
     double cache_bytes = 0;
 };
+
+// The figures of an answer from our cache.
+std::string figures(const Outcome& outcome, const Context& context);
 
 // Lines with bars: decoding speed, prompt speed and bytes of the cache, and how they compare.
 std::string bars(const Bar& ours, const Bar& stock);

@@ -1,8 +1,10 @@
-#include "generate/beside.h"
+#include "generate/report.h"
 
 #include <algorithm>
 
+#include "common/machine.h"
 #include "common/terminal.h"
+#include "lowkv_ggml.h"
 
 namespace lowkv::cli {
 
@@ -36,6 +38,24 @@ double Outcome::prompt_rate() const { return rate(prompt, prompt_seconds); }
 
 // The first token of an answer comes with the prompt.
 double Outcome::answer_rate() const { return answer > 0 ? rate(answer - 1, answer_seconds) : 0; }
+
+std::string figures(const Outcome& outcome, const Context& context) {
+    const ggml::CacheStats stats = ggml::stats();
+    const ProcessMemory memory = process_memory();
+    const auto line = [](const char* name, std::size_t tokens, double rate) {
+        return name + count(tokens) + " tokens, " + (rate > 0 ? fixed(rate, 1) : "-") +
+               " tokens/s\n";
+    };
+    const double held = stats.held_bytes();
+    const double f16 = f16_bytes(ggml::layer_reports(), context.size());
+    return "\n[" + std::string(outcome.end) + "]\n" +
+           line("prompt   ", outcome.prompt, outcome.prompt_rate()) +
+           line("answer   ", outcome.answer, outcome.answer_rate()) + "cache    " + bytes(held) +
+           " for " + count(context.size()) + " tokens: " + bytes(stats.packed_bytes) +
+           " packed + " + bytes(stats.exact_bytes) + " exact; f16 would hold " + bytes(f16) +
+           (held > 0 ? " (" + fixed(f16 / held, 1) + "x)" : "") + ", scheme " + stats.scheme +
+           "\nprocess  " + bytes(memory.resident) + " now, " + bytes(memory.peak) + " at most\n";
+}
 
 std::string bars(const Bar& ours, const Bar& stock) {
     const auto speed = [](double value) { return fixed(value, 1) + " tokens/s"; };

@@ -1,0 +1,38 @@
+#pragma once
+// The machine's memory and processor, and this process on it. Beside busy neighbours: how many
+// threads a command takes, and how long a thread that waits spins.
+
+#include <cstddef>
+#include <string>
+
+namespace lowkv::cli {
+
+// This process, in bytes; 0 where the system doesn't say.
+struct ProcessMemory {
+    std::size_t resident = 0, peak = 0;
+};
+ProcessMemory process_memory();
+
+std::string processor_name();
+std::size_t system_memory();     // bytes, all of it
+std::size_t available_memory();  // bytes
+// Throws Failure where `what` needs more bytes than that: "WHAT3.1 GiB HOW, and ... are available".
+void require_memory(const std::string& what, double needed, const std::string& how,
+                    const std::string& remedy);
+std::string executable_directory();
+std::string environment(const char* name);  // empty when unset
+
+// Physical ones: as many threads as llama.cpp's programs take by themselves.
+unsigned machine_cores();
+unsigned usable_cores();  // those of them that this process may use
+
+// Usable cores, less those that other programs keep busy now; at least one. The first call looks
+// for 20 ms, and says on stderr when it takes fewer.
+unsigned default_threads();
+
+// Where other programs keep processors busy, starts the command again with libgomp told to spin for
+// a short while only, which programs that it starts inherit; unless the environment says how long.
+// Returns when there is nothing to change.
+void restart_with_short_spins(char** argv);
+
+}  // namespace lowkv::cli
