@@ -136,7 +136,7 @@ def bloom(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def gpt_oss(tmp_path_factory):
-    """Its heads have a logit each that takes part in the softmax; the tokens of one of its layers see the newest 200."""
+    """Its heads have a logit each that takes part in the softmax; one of its layers sees the newest 200 tokens."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
     folder = tmp_path_factory.mktemp("gpt_oss")
