@@ -1,7 +1,8 @@
-// lowkv/format.h is enough to read packed blocks, in C99 (format_reader.c), and rounds there as in
-// C++. tests/CMakeLists.txt compiles it as CUDA and OpenCL C, where their compilers are.
+// lowkv/format.h and lowkv/part.h are enough to read packed blocks, in C99 (format_reader.c), and
+// rounds there as in C++. tests/CMakeLists.txt compiles it as CUDA and OpenCL C, where their
+// compilers are.
 
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 
 #include <doctest/doctest.h>
 

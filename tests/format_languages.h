@@ -1,7 +1,7 @@
 // A kernel, in CUDA or OpenCL C, that decodes one head of uniform groups: compiled by
 // tests/CMakeLists.txt, never run.
 
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 
 #ifdef __OPENCL_C_VERSION__
 #define NUMBER get_global_id(0)

@@ -1,7 +1,7 @@
 #pragma once
 // What format_reader.c, in C99, offers to format.cpp.
 
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -7,7 +7,7 @@
 
 #include "attention.h"
 #include "cpu/rows.h"
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 #include "quantizers/sorted/sorted_part.h"
 #include "state.h"
 

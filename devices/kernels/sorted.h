@@ -1,4 +1,4 @@
-// Keys whose channels are sorted, read: lowkv/format.h, "a head's section of sorted keys". The
+// Keys whose channels are sorted, read: lowkv/part.h, "a head's section of sorted keys". The
 // arithmetic and its order are those of src/quantizers/sorted/.
 
 #define GROUP_CHANNELS LOWKV_SORTED_GROUP

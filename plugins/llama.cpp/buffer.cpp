@@ -6,7 +6,6 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>

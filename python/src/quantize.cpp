@@ -16,7 +16,7 @@
 
 #include "arguments.h"
 #include "bind.h"
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

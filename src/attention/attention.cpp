@@ -1,8 +1,6 @@
 // Attention on the CPU: splits it over tasks (sequence x kv head x query rows x range of cells),
 // lets the implementation's kernels run them in one parallel loop, and joins the partial results.
 
-#include "attention/run.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "attention/query.h"
-#include "attention/run.h"
 #include "attention/workspace.h"
 #include "isa/table.h"
 #include "round.h"

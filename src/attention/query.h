@@ -1,6 +1,7 @@
 #pragma once
-// What attend() and attention_mass() do alike with their queries.
+// What attend() and attention_mass() do alike with their queries; both on the CPU.
 
+#include <span>
 #include <string>
 
 #include "codec/rotation.h"
@@ -27,5 +28,12 @@ void set_task(kernels::Task& task, const AttentionIO& io, const Mask& mask,
 // Queries [first, last) as the packed keys are rotated, into rotated, [token][head][head_dim].
 void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, std::size_t first,
                     std::size_t last, float* rotated);
+
+// On the CPU, of arguments that are checked.
+void run(const Plan& plan, std::span<const SequenceAttention> sequences,
+         const AttentionParams& params, AttentionWorkspace& workspace, Executor& executor);
+void run_mass(const Plan& plan, const SequenceAttention& sequence, const AttentionParams& params,
+              std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
+              Executor& executor);
 
 }  // namespace lowkv::attention

@@ -9,7 +9,7 @@
 
 #include "lowkv/attention.h"
 #include "lowkv/codec.h"
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 
 namespace lowkv::kernels {
 

@@ -2,7 +2,7 @@
 // A part whose heads have metadata (scales and zeros of groups) and codes in units: what the
 // grouped and the row quantizer have in common. Kernels read its lowkv_part.
 //
-// A head's section is that of lowkv/format.h. Normal levels have no zeros; centred, rotated keys
+// A head's section is that of lowkv/part.h. Normal levels have no zeros; centred, rotated keys
 // have a mean; a balanced code stands for factor * (code * scale + zero). The row quantizer has
 // header and metadata in the section that its heads share.
 //
@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "codec/uniform.h"
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 #include "lowkv/quantizer.h"
 #include "round.h"
 

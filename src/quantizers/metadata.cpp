@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "codec/small_floats.h"
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 
 namespace lowkv::codec {
 namespace {

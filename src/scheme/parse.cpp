@@ -6,7 +6,6 @@
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
 #include "scheme/fields.h"
-#include "scheme/suggest.h"
 
 namespace lowkv {
 namespace {

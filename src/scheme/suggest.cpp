@@ -1,4 +1,4 @@
-#include "scheme/suggest.h"
+#include "scheme/fields.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -12,7 +12,7 @@
 #include "device_case.h"
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
-#include "lowkv/format.h"
+#include "lowkv/part.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;

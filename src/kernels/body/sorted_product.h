@@ -1,5 +1,5 @@
 // y[row][lane] += sum over channels of w[row][channel] * x[lane][channel], for sorted keys: lane =
-// token, w = query, y = scores (lowkv/format.h, "a head's section of sorted keys").
+// token, w = query, y = scores (lowkv/part.h, "a head's section of sorted keys").
 //
 // The query is brought into the channels' order, where one Hadamard matrix of 16 and a factor per
 // group remain. Levels of all widths lie in 8 bits about one middle, so that with the factors in

@@ -1,6 +1,6 @@
 #pragma once
 // Keys whose channels are sorted and have unequal bits: what encode and the kernels know of a part.
-// A head's section is that of lowkv/format.h, "a head's section of sorted keys".
+// A head's section is that of lowkv/part.h, "a head's section of sorted keys".
 //
 // Levels of every width, a trellis' too, are kept in 8 bits and lie evenly about 127, so that
 // products of codes of all widths add up as integers: y = (level - middle_level) * step * unit *
