@@ -66,7 +66,7 @@ class Llama(Part):
     def make(self, setup, folder):
         require("make", "it runs the builds")
         if self.flags():
-            say(f"{self.name}: this machine announces AMX and can't run it: building without it")
+            say(f"{self.name}: without AMX, which this compiler gets wrong")
         source, build = folder / "llama.cpp", folder / "build"
         if not source.exists():
             say(f"{self.name}: unpacking")

@@ -127,6 +127,23 @@ TEST_CASE("an exact scheme's rows are copied") {
     }
 }
 
+TEST_CASE("rows behind a cut stay gone when a later block is packed from elsewhere") {
+    for (const char* scheme : {"kivi2", "lowkv4", "exact"}) {
+        CAPTURE(scheme);
+        Caches c(scheme);
+        const std::uint32_t n = c.tokens(), cut = n / 2;
+        c.fill(2 * n, 1);
+        Sequence sequence = c.from.fork();
+        sequence.truncate(cut);
+        const std::uint32_t block = 1;
+        sequence.pack_from(c.from, std::span(&block, 1), range(0, n));
+        CHECK(sequence.size() == 2 * n);
+        CHECK(c.row(sequence, cut - 1, true) == c.row(c.from, cut - 1, true));
+        for (const bool key : {true, false})
+            CHECK(c.row(sequence, cut, key) == std::vector<float>(shape.channels()));
+    }
+}
+
 TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     Caches caches("kivi2");
     const std::uint32_t n = caches.tokens(), block = 0;

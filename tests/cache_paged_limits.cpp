@@ -200,6 +200,27 @@ TEST_CASE("what can't be right is refused, and changes nothing") {
     CHECK(made("kivi2,flush=128", 1 << 20, 128).find("not served") != std::string::npos);
 }
 
+TEST_CASE("a sequence without queries has nothing attended to, sinks apart and ALiBi or not") {
+    Fixture f("int8,window=0,sinks=3", false, 0);
+    for (const std::uint32_t first : {0u, 128u}) {
+        f.write(first, 128);
+        f.attend();
+    }
+    REQUIRE(f.layer->stats().sink_bytes > 0);
+    REQUIRE(f.layer->stats().exact_pages == 0);
+    const PagedSequence sequence{f.pages, f.cells, 0, 0};
+    const std::vector<float> slopes{0.5f}, q(32);
+    std::vector<float> out(32, -1.0f);
+    AttentionIO io;
+    io.q = q.data();
+    io.out = out.data();
+    io.heads = 1;
+    AttentionParams params;
+    params.alibi_slopes = slopes.data();
+    f.layer->attend(std::span(&sequence, 1), io, params, f.workspace);
+    CHECK(out == std::vector<float>(32, -1.0f));
+}
+
 TEST_CASE("a page with numbers that no f16 holds is packed, and counted") {
     for (const float bad : {NAN, INFINITY, -INFINITY, 7e4f, 1e30f}) {
         Fixture its("kivi2,window=0,sinks=0");

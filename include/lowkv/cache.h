@@ -8,8 +8,8 @@
 // Threads: sequences that share a store may be used by different threads at once, each by one
 // thread at a time; a store's books are its own to guard. Attention on a const Sequence may run on
 // many threads as long as none changes it. One thing reaches further than one sequence: pack() of a
-// Sequence changes a block for all forks that share it, so none of them may be attended to
-// meanwhile. A Batch (batch.h) never does that.
+// Sequence changes a block for all forks that share it, so none of them may be attended to or
+// packed meanwhile. A Batch (batch.h) never does that.
 
 #include <cstddef>
 #include <cstdint>

@@ -153,7 +153,9 @@ void PagedLayer::open(std::span<const Run> runs) {
     std::vector<std::unique_ptr<Beside>> beside;  // nothing is left where decoding fails
     for (const std::uint32_t number : opened)
         beside.push_back(beside_[number] == nullptr ? std::make_unique<Beside>() : nullptr);
-    cache::Slots slots(store, cache::Slots::As::exact, exact_page_bytes(), opened.size());
+    // In the books, but never refused: what is beside pages is bounded by `spare`.
+    const std::size_t bytes = opened.size() * exact_page_bytes();
+    cache::Slots slots(store, cache::Slots::As::exact, exact_page_bytes(), opened.size(), bytes);
     std::vector<BlockCopy> decoded;
     std::vector<std::size_t> reopened;  // of `opened`
     for (std::size_t i = 0; i < opened.size(); ++i) {

@@ -144,7 +144,7 @@ void PagedLayer::attend_sinks(std::span<const PagedSequence> sequences, Attentio
     std::vector<std::size_t> whose;
     std::size_t queries = 0;
     for (std::size_t s = 0; s < step.parts.size(); ++s) {
-        if (!step.parts[s].sinks) continue;
+        if (!step.parts[s].sinks || step.attended[s].io.tokens == 0) continue;
         whose.push_back(s);
         views.try_emplace(*step.parts[s].sinks);
         queries += step.attended[s].io.tokens;

@@ -122,17 +122,16 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         }
     }
     if (due.empty()) return;
-    std::size_t freed_bytes = 0;
     for (Due& its : due) {
-        if (its.block != nullptr) {
-            its.replaced |= apart && its.block->refs > its.holders;
-            freed_bytes += packed_bytes;  // at least: packing what is in the books is never refused
-        }
+        its.replaced |= apart && its.block->refs > its.holders;
         if (its.replaced) its.fresh = std::make_unique<cache::Block>();
     }
     lock.unlock();
 
-    cache::Slots slots(store, cache::Slots::As::packed, packed_bytes, due.size(), freed_bytes);
+    // Packing what is in the books is never refused, and comes into them when it is done.
+    const bool booked = due.front().block == nullptr;
+    cache::Slots slots(store, booked ? cache::Slots::As::packed : cache::Slots::As::scratch,
+                       packed_bytes, due.size());
     for (std::size_t i = 0; i < due.size(); ++i) encodings[i].packed = slots[i];
     cache::encode_blocks(store.device, plan, encodings, executor, only);
     // Who reads the keys before the values are there decodes the whole block.
@@ -140,6 +139,7 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         store.device.clear(slots[i] + plan.keys().bytes(), plan.values().bytes());
 
     lock.lock();
+    for (std::size_t i = 0; i < due.size() && !booked; ++i) store.hold(true, packed_bytes);
     for (std::size_t i = 0; i < due.size(); ++i) {
         Due& its = due[i];
         cache::Block& block = its.replaced ? *its.fresh : *its.block;

@@ -130,6 +130,10 @@ void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> 
             refuse("block " + std::to_string(b) + " is there already");
         end = std::max(end, b + 1);
     }
+    if (cut_ && end * tokens > size_) {  // stale cells would come back to life below the new size
+        const Place cut{this, size_ / tokens};
+        make_writable(std::span(&cut, 1), 0);
+    }
     if (plan_->scheme().exact()) {
         copy_from(source, blocks, cells, executor);
     } else {
