@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("", "scheme", "codec", "isa", "quantizers", "kernels", "plan", "attention", "cpu", "cache", "filters",
          "calibration", "c")
 PRODUCT = ("include", "src", "python", "plugins", "cli", "devices")
-BARS = {"product lines": 33756, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
+BARS = {"product lines": 33760, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
 
 
