@@ -28,6 +28,8 @@ extern "C" {
  * behind its size. */
 #define LOWKV_API_VERSION 1
 
+/* NOLINTBEGIN(modernize-use-using): it is C. */
+
 typedef enum lowkv_status {
     LOWKV_OK = 0,
     LOWKV_INVALID_SCHEME = 1,
@@ -147,6 +149,8 @@ LOWKV_API lowkv_status lowkv_save(const lowkv_cache* cache, lowkv_sequence seque
 LOWKV_API lowkv_status lowkv_load(lowkv_cache* cache, const void* data, size_t size,
                                   lowkv_sequence* sequence);
 LOWKV_API void lowkv_free(void* data);
+
+/* NOLINTEND(modernize-use-using) */
 
 #ifdef __cplusplus
 }
