@@ -40,6 +40,12 @@ def unpack_llama(setup, release, digest, target):
     shutil.rmtree(unpacked)
 
 
+def native_options(setup):
+    """CMake's options for what a build for this CPU must leave out."""
+    flags = native_flags(setup.cache)
+    return [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX") if flags]
+
+
 class Llama(Part):
     name = "llama"
     about = "llama.cpp's tools (about 5 minutes)"
@@ -56,16 +62,17 @@ class Llama(Part):
     def inputs(self, setup):
         compiler, cpu = compiler_identity()
         faster = {"faster": sha256(self.FASTER)} if self.FASTER else {}
-        flags = {"flags": self.flags()} if self.flags() else {}
+        flags = {"flags": self.flags(setup)} if self.flags(setup) else {}
         return {"sha256": self.SHA256, "options": self.OPTIONS, "targets": self.TARGETS,
                 "compiler": compiler, "cpu": cpu, **flags, **faster}
 
-    def flags(self):
-        return native_flags() if "GGML_NATIVE=ON" in self.OPTIONS else ""
+    def flags(self, setup):
+        return native_flags(setup.cache) if "GGML_NATIVE=ON" in self.OPTIONS else ""
 
     def make(self, setup, folder):
         require("make", "it runs the builds")
-        if self.flags():
+        native = native_options(setup) if self.flags(setup) else []
+        if native:
             say(f"{self.name}: without AMX, which this compiler gets wrong")
         source, build = folder / "llama.cpp", folder / "build"
         if not source.exists():
@@ -74,7 +81,7 @@ class Llama(Part):
         log = folder / "build.log"
         resumed = build.exists()
         try:
-            self.build(cmake(setup), source, build, log)
+            self.build(cmake(setup), source, build, log, native)
         except SetupError:
             if not resumed:
                 raise
@@ -82,11 +89,10 @@ class Llama(Part):
             for other in folder.glob(".*"):  # stamps
                 other.unlink()
             shutil.rmtree(build)
-            self.build(cmake(setup), source, build, log)
+            self.build(cmake(setup), source, build, log, native)
 
-    def build(self, tool, source, build, log):
-        options = [f"-D{option}" for option in self.OPTIONS]
-        options += [f"-DCMAKE_{language}_FLAGS={self.flags()}" for language in ("C", "CXX") if self.flags()]
+    def build(self, tool, source, build, log, native):
+        options = [*(f"-D{option}" for option in self.OPTIONS), *native]
         options += [f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={self.FASTER}"] if self.FASTER else []
         run([tool, "-S", source, "-B", build, "-G", "Unix Makefiles", *options], log, f"{self.name}: configuring")
         run([tool, "--build", build, "-j", jobs(), "--target", *self.built()], log, f"{self.name}: building")
@@ -122,13 +128,12 @@ class LlamaCppPython(Part):
     # Without the vision library and llama.cpp's tools, which the tests don't use.
     OPTIONS = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF"
 
-    def options(self):
-        flags = (f" '-DCMAKE_{language}_FLAGS={native_flags()}'" for language in ("C", "CXX") if native_flags())
-        return self.OPTIONS + "".join(flags)
+    def options(self, setup):
+        return " ".join([self.OPTIONS, *(f"'{option}'" for option in native_options(setup))])
 
     def inputs(self, setup):
         compiler, cpu = compiler_identity()
-        return {"sha256": self.SHA256, "requirements": sha256(self.REQUIREMENTS), "options": self.options(),
+        return {"sha256": self.SHA256, "requirements": sha256(self.REQUIREMENTS), "options": self.options(setup),
                 "python": PYTHON, "base": sys.base_prefix, "compiler": compiler, "cpu": cpu}
 
     def make(self, setup, folder):
@@ -143,7 +148,7 @@ class LlamaCppPython(Part):
         pip = [folder / "bin" / "python", "-m", "pip", "install"]
         run([*pip, "-r", self.REQUIREMENTS], log, f"{self.name}: installing what builds it")
         # In folders of our own, in which an interrupted build goes on.
-        run(["env", f"CMAKE_ARGS={self.options()}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs()}", *pip, "--no-deps",
+        run(["env", f"CMAKE_ARGS={self.options(setup)}", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs()}", *pip, "--no-deps",
              "--no-build-isolation", "-C", f"build-dir={folder / 'build'}", folder / name], log,
             f"{self.name}: building")
         for done in ("unpacked", "build", name):

@@ -136,19 +136,28 @@ int main() {
 """
 
 
-@functools.cache
-def native_flags():
-    """What a build for this CPU must leave out. g++ 12 takes the stores of a tiles' configuration for dead, all but the
-    first eight bytes: with AMX, stock llama.cpp ends in its first prompt for an illegal instruction."""
-    cpu = Path("/proc/cpuinfo")
-    if not cpu.exists() or " amx_tile" not in cpu.read_text():
-        return ""
+def amx_works():
+    """Whether what this compiler makes of the probe runs. A compiler that doesn't know AMX uses none."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "tiles"
         compiler = os.environ.get("CXX") or "c++"
         built = subprocess.run([compiler, "-x", "c++", "-O2", "-mamx-tile", "-o", program, "-"], input=AMX_PROBE,
                                text=True, capture_output=True, check=False)
-        if built.returncode != 0:  # a compiler without AMX uses none
-            return ""
-        works = subprocess.run([program], capture_output=True, check=False).returncode == 0
-    return "" if works else "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        return built.returncode != 0 or subprocess.run([program], capture_output=True, check=False).returncode == 0
+
+
+@functools.cache
+def native_flags(cache):
+    """What a build for this CPU must leave out. g++ 12 takes the stores of a tiles' configuration for dead, all but the
+    first eight bytes: with AMX, stock llama.cpp ends in its first prompt for an illegal instruction. The answer is kept
+    in the cache, since every command of the set-up asks."""
+    cpu = Path("/proc/cpuinfo")
+    if not cpu.exists() or " amx_tile" not in cpu.read_text():
+        return ""
+    known = cache / f"amx-{fingerprint([AMX_PROBE, compiler_identity()])}"
+    if not known.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        written = known.with_name(f"{known.name}.{os.getpid()}")
+        written.write_text("" if amx_works() else "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16")
+        written.rename(known)
+    return known.read_text()

@@ -19,7 +19,7 @@ struct FoundDevice {
 // The CPU first, then what the build has: OpenCL's devices, CUDA's.
 std::vector<FoundDevice> found_devices();
 
-// Lines that say of each kind of which none was found how one would get there.
+// For each kind of device that was not found, a line that says how to get one.
 std::string missing_devices(const std::vector<FoundDevice>& found);
 
 // "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h). Throws

@@ -58,7 +58,7 @@ class KvCache {
     // Drops all tokens from `tokens` on.
     void truncate(std::uint32_t sequence, std::uint32_t tokens);
 
-    // Throws Error(invalid_argument) where there is none such.
+    // Throws Error(invalid_argument) if there is no such sequence or layer.
     Sequence& at(std::uint32_t sequence, std::uint32_t layer);
     const Sequence& at(std::uint32_t sequence, std::uint32_t layer) const;
 
@@ -91,8 +91,6 @@ class KvCache {
     std::vector<std::shared_ptr<const Plan>> plans_;  // by layer
     std::vector<std::optional<Layers>> sequences_;    // by number; removed ones are empty
     AttentionWorkspace workspace_;
-    std::vector<BlockView> views_;
-    std::vector<SequenceAttention> attended_;
 };
 
 }  // namespace lowkv

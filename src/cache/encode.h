@@ -28,9 +28,9 @@ struct Encoding {
 
     const std::byte* exact = nullptr;
     std::byte* packed = nullptr;
-    // A packed block whose statistics it takes over. Null: those that the encoding with the number
-    // `before`, of the block before it in its sequence, makes or takes over. Where there are none,
-    // it makes its own, weighed by its sequence's `queries`, if there are any.
+    // Whose statistics the block takes over: those of the packed block `stats_from`, or else those
+    // that the encoding number `before` (of the block before it in its sequence) makes or takes
+    // over. With neither it makes its own, weighed by its sequence's `queries` if there are any.
     const std::byte* stats_from = nullptr;
     std::size_t before = none;
     QueryEnergy* queries = nullptr;

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/workspace.h"
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
 #include "round.h"
@@ -169,25 +170,26 @@ void KvCache::truncate(std::uint32_t sequence, std::uint32_t tokens) {
 void KvCache::attend(std::uint32_t layer, std::span<const KvAttention> sequences,
                      const AttentionParams& params, Executor& executor) {
     if (sequences.empty()) return;
-    attended_.clear();
+    AttentionWorkspace::Impl& work = workspace_.impl();
+    work.sequences.clear();
     std::size_t blocks = 0;
     for (const KvAttention& asked : sequences) {
         const Sequence& its = at(asked.sequence, layer);
-        SequenceAttention& one = attended_.emplace_back();
+        SequenceAttention& one = work.sequences.emplace_back();
         one.io = asked.io;
         one.io.n_cells = its.size();
         one.mask = asked.mask;
         blocks += its.blocks();
     }
-    views_.resize(blocks);
-    std::span<BlockView> left(views_);
+    work.views.resize(blocks);
+    std::span<BlockView> left(work.views);
     for (std::size_t i = 0; i < sequences.size(); ++i) {
         const Sequence& its = at(sequences[i].sequence, layer);
-        attended_[i].blocks = left.first(its.blocks());
+        work.sequences[i].blocks = left.first(its.blocks());
         its.views(left.first(its.blocks()));
         left = left.subspan(its.blocks());
     }
-    lowkv::attend(store_->device(), *plans_[layer], attended_, params, workspace_, executor);
+    lowkv::attend(store_->device(), *plans_[layer], work.sequences, params, workspace_, executor);
     for (const KvAttention& asked : sequences) {
         Sequence& its = at(asked.sequence, layer);
         const AttentionIO& io = asked.io;

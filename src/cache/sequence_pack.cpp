@@ -164,7 +164,6 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         place.sequence->let_go(place.block);
         place.sequence->blocks_[place.block] = due[number].made;
     }
-    lock.unlock();
 }
 
 }  // namespace lowkv
