@@ -135,9 +135,9 @@ package-cuda-emulated: package ## lowkv-cuda with its kernels run on the host, f
 	    --config-settings=cmake.define.LOWKV_CUDA_EMULATED=ON,./python/cuda)
 
 .PHONY: package-cuda
-package-cuda: package ## lowkv-cuda for GPUs, by nvcc, into build/python-gpu/site
+package-cuda: package ## lowkv-cuda for GPUs, by nvcc, into build/python-gpu/site (CUDA_TARGETS=90: of that kind alone)
 	@type -P nvcc >/dev/null || { echo "make package-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
-	$(call INSTALL,build/python-gpu,,./python/cuda)
+	$(call INSTALL,build/python-gpu,$(if $(CUDA_TARGETS),--config-settings="cmake.define.LOWKV_CUDA_TARGETS=$(CUDA_TARGETS)"),./python/cuda)
 
 .PHONY: test-python-cuda
 test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's kernels, run on the host

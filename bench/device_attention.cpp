@@ -1,4 +1,5 @@
-// Attention to a packed cache of random rows on an OpenCL device and on one core of the CPU.
+// Attention to a packed cache of random rows on a device, OpenCL's or (LOWKV_BENCH_CUDA) CUDA's, and
+// on one core of the CPU.
 // Arguments: scheme, head_dim, heads, kv heads, cells, queries, repetitions.
 
 #include <algorithm>
@@ -13,8 +14,12 @@
 #include "lowkv/attention.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
-#include "lowkv/opencl.h"
 #include "lowkv/scheme.h"
+#ifdef LOWKV_BENCH_CUDA
+#include "lowkv/cuda.h"
+#else
+#include "lowkv/opencl.h"
+#endif
 
 namespace {
 
@@ -76,7 +81,11 @@ int main(int argc, char** argv) try {
     const lowkv::Scheme scheme = lowkv::parse_scheme(argv[1]);
     const Size size{number(2), number(3), number(4), number(5), number(6), std::max(number(7), 1u)};
     const double begin = now();
+#ifdef LOWKV_BENCH_CUDA
+    const auto device = lowkv::cuda_device("cuda");
+#else
     const auto device = lowkv::opencl_device("opencl");
+#endif
     const double made = now() - begin;
     std::vector<float> host, there;
     const double host_ms = measure(scheme, size, std::make_shared<lowkv::Store>(), host);

@@ -2,11 +2,14 @@
 
 #include <atomic>
 
+#include "devices/tensor/plan.h"
+
 #include "lowkv/error.h"
 
 namespace lowkv::cuda {
 
 extern const void* const kernels[];  // kernels.cu
+extern const void* const tensor_64[], *const tensor_128[], *const tensor_256[];  // tensor.cu
 
 namespace {
 
@@ -46,6 +49,38 @@ std::uint64_t next_number() noexcept {
     return ++last;
 }
 
+// In the order of devices::Kernel.
+const void* kernel_of(devices::Kernel kernel) noexcept {
+    const auto number = static_cast<std::size_t>(kernel);
+    if (number < devices::portable_kernels) return kernels[number];
+    const void* const* const of_heads[] = {tensor_64, tensor_128, tensor_256};
+    const std::size_t tensor = number - devices::portable_kernels;
+    return of_heads[tensor % 3][tensor / 3];
+}
+
+// What the device has of tensor cores, its kernels ready to be launched with their shared memory.
+// A kernel that is empty for what it was compiled for is known by that.
+int open_tensor(int device, devices::Tensor& tensor) noexcept {
+    int shared = 0, processors = 0;
+    int status = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaFuncAttributes wide{};
+    if (status == cudaSuccess) status = cudaFuncGetAttributes(&wide, tensor_64[0]);
+    if (status != cudaSuccess) return status;
+    if (wide.ptxVersion < 80 || shared < static_cast<int>(NARROW_BYTES)) return status;
+    const bool has_wide = wide.ptxVersion >= 90 && wide.ptxVersion < 120 &&
+                          shared >= static_cast<int>(LOWKV_WIDE_BYTES);
+    for (const auto* kernel : {tensor_64, tensor_128, tensor_256})
+        for (const int which : {0, 1})
+            if (status == cudaSuccess)
+                status = cudaFuncSetAttribute(
+                    kernel[which], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                    which == 0 && has_wide ? LOWKV_WIDE_BYTES : NARROW_BYTES);
+    if (status == cudaSuccess) tensor = {static_cast<std::uint32_t>(processors), has_wide};
+    return status;
+}
+
 std::byte* place(devices::Handle handle, std::size_t at) noexcept {
     return static_cast<std::byte*>(handle) + at;
 }
@@ -61,6 +96,8 @@ Queue::Queue(int device, const std::string& name)
     // Refuses a GPU that there are no kernels for.
     cudaFuncAttributes attributes{};
     if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, kernels[0]);
+    devices::Tensor tensor;
+    if (status == cudaSuccess) status = open_tensor(device, tensor);
     int integrated = 0;
     if (status == cudaSuccess)
         status = cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device);
@@ -75,6 +112,7 @@ Queue::Queue(int device, const std::string& name)
             title() + " can't be used: " + cudaGetErrorString(static_cast<cudaError_t>(status)));
     using devices::Kind;
     set_device(integrated != 0 ? Kind::integrated : Kind::discrete, all, all);
+    set_tensor(tensor);
 }
 
 Queue::~Queue() {
@@ -182,8 +220,7 @@ int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
     const auto number = [](std::size_t value) { return static_cast<unsigned>(value); };
     const dim3 groups(number(grid.x), number(grid.y), number(grid.z)), items(number(grid.items));
     return in_turn([&] {
-        return cudaLaunchKernel(kernels[static_cast<std::size_t>(kernel)], groups, items, values, 0,
-                                stream_);
+        return cudaLaunchKernel(kernel_of(kernel), groups, items, values, grid.shared, stream_);
     });
 }
 

@@ -21,8 +21,12 @@ constexpr std::size_t launch_floats = std::size_t{1} << 24;
 // Query tokens that have their tasks together: their rows fill whole tasks.
 constexpr std::uint32_t slice_tokens = LOWKV_TILE_ROWS;
 
-// The rows of a task: few, or as many as there are registers for.
-std::uint32_t task_rows(const Plan& plan, const AttentionIO& io) {
+// Cells of a task of tensor cores: each warp has some, and there are tasks for all processors.
+constexpr std::uint32_t tensor_cells = LOWKV_TENSOR_WARPS * LOWKV_TENSOR_CELLS;
+
+// The rows of a task: tensor cores', few, or as many as there are registers for.
+std::uint32_t task_rows(const Plan& plan, const AttentionIO& io, bool tensor) {
+    if (tensor) return LOWKV_TENSOR_ROWS;
     const std::size_t rows = std::size_t{io.tokens} * (io.heads / plan.shape().kv_heads);
     if (rows <= few_rows) return few_rows;
     std::uint32_t most = LOWKV_TILE_ROWS, height = 16;
@@ -41,15 +45,17 @@ struct Slice {
 
 class Launch {
   public:
-    // `rows`: of a task; `reached`: queries and all else are a caller's in the device's memory.
+    // `rows`: of a task; `reached`: queries and all else are a caller's in the device's memory;
+    // `tensor`: tensor cores do it, of a plan that they serve.
     Launch(State& state, const Plan& plan, const AttentionParams& params, std::uint32_t rows,
-           bool reached)
+           bool reached, const lowkv_tensor* tensor)
         : state_(state),
           plan_(plan),
           params_(params),
           d_(plan.shape().head_dim),
           task_rows_(rows),
           reached_(reached),
+          tensor_(tensor),
           numbers_(reached) {}
 
     // Queries, and what they have of a mask.
@@ -67,6 +73,12 @@ class Launch {
         to.first_query = queries_;
         queries_ += slice.tokens * io.heads;
         add_mask(slice, to);
+        if (reached_) {
+            to.out = wide(io.out + slice.first * io.out_token_stride);
+            to.out_token_stride = wide(std::uint64_t{io.out_token_stride});
+            to.out_head_stride = wide(std::uint64_t{io.out_head_stride});
+            if (io.lse != nullptr) to.lse = wide(io.lse + std::size_t{slice.first} * io.heads);
+        }
         sequences_.push_back(to);
         // What views of blocks out of sight say is of no meaning.
         const Span seen = span_of(slice);
@@ -122,23 +134,16 @@ class Launch {
         Queue& queue = state_.queue;
         const std::uint32_t kv_heads = plan_.shape().kv_heads;
         const Handle partial = state_.partial.of(queue, partial_floats() * sizeof(float));
-        const std::size_t results = std::size_t{queries_} * (d_ + 1);
+        const std::size_t results = reached_ ? 1 : std::size_t{queries_} * (d_ + 1);
         const Handle device_results = state_.results.of(queue, results * sizeof(float));
-        const Grid grid{task_items, tasks_.size(), kv_heads};
-        const std::size_t forms = plan_.keys().rotation() == nullptr ? 1 : 2;
-        const Handle laid = state_.laid.of(
-            queue, chunks_.size() * kv_heads * forms * d_ * task_rows_ * sizeof(float));
-        queue.launch(Kernel::lay_queries, {task_items, chunks_.size(), kv_heads, forms},
-                     plan_buffer_, words_buffer_, numbers_buffer_, laid);
-        queue.launch(Kernel::attend, grid, state_.memory.all(), plan_buffer_, words_buffer_,
-                     numbers_buffer_, laid, partial);
+        if (tensor_ != nullptr)
+            attend_by_tensor(partial);
+        else
+            attend_by_tiles(partial);
         queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows_}, plan_buffer_,
                      words_buffer_, numbers_buffer_, partial, device_results);
-        if (reached_) {
-            hand_out(device_results);
-            queue.check();
-            return;
-        }
+        queue.check();
+        if (reached_) return;
         std::vector<float> found(results);
         queue.read(found.data(), device_results, 0, results * sizeof(float));
         queue.check();
@@ -164,6 +169,35 @@ class Launch {
   private:
     static constexpr std::size_t task_items = 128;
 
+    void attend_by_tiles(Handle partial) {
+        Queue& queue = state_.queue;
+        const std::uint32_t kv_heads = plan_.shape().kv_heads;
+        const std::size_t forms = plan_.keys().rotation() == nullptr ? 1 : 2;
+        const Handle laid = state_.laid.of(
+            queue, chunks_.size() * kv_heads * forms * d_ * task_rows_ * sizeof(float));
+        queue.launch(Kernel::lay_queries, {task_items, chunks_.size(), kv_heads, forms},
+                     plan_buffer_, words_buffer_, numbers_buffer_, laid);
+        queue.launch(Kernel::attend, {task_items, tasks_.size(), kv_heads}, state_.memory.all(),
+                     plan_buffer_, words_buffer_, numbers_buffer_, laid, partial);
+    }
+    void attend_by_tensor(Handle partial) {
+        const bool wide = state_.queue.tensor().wide;
+        const Grid grid{LOWKV_TENSOR_WARPS * 32,
+                        tasks_.size(),
+                        plan_.shape().kv_heads,
+                        1,
+                        lowkv_tensor_shared(*tensor_, d_, wide ? 1 : 0)};
+        const Kernel kernel = d_ == 64    ? Kernel::tensor_wide_64
+                              : d_ == 128 ? Kernel::tensor_wide_128
+                                          : Kernel::tensor_wide_256;
+        const auto number_of_kernel = static_cast<std::uint8_t>(kernel) + (wide ? 0 : 3);
+        struct {
+            Memories all;
+        } const memories{state_.memory.all()};
+        state_.queue.launch(static_cast<Kernel>(number_of_kernel), grid, memories, plan_buffer_,
+                            words_buffer_, numbers_buffer_, partial);
+    }
+
     struct Span {
         std::uint32_t begin, end;  // begin: of a tile
     };
@@ -173,6 +207,7 @@ class Launch {
     const AttentionParams& params_;
     std::uint32_t d_, task_rows_, queries_ = 0;
     bool reached_;
+    const lowkv_tensor* tensor_;
     std::vector<Slice> slices_;
     Numbers numbers_;
     std::vector<lowkv_queries> sequences_;
@@ -203,6 +238,12 @@ class Launch {
         const Span seen = span_of({slice.sequence, 0, io.tokens});
         const std::size_t rows = std::size_t{io.tokens} * (io.heads / plan_.shape().kv_heads);
         const std::size_t groups = (rows + task_rows_ - 1) / task_rows_ * plan_.shape().kv_heads;
+        if (tensor_ != nullptr) {
+            const std::size_t processors = state_.queue.tensor().processors;
+            if (groups >= processors) return seen.end + tensor_cells;
+            const std::size_t share = (seen.end - seen.begin) * groups / processors;
+            return number(share / tensor_cells * tensor_cells + tensor_cells);
+        }
         const Tuning& tuning = state_.queue.tuning();
         if (groups >= tuning.groups) return seen.end + LOWKV_TILE_SCORES;
         const std::size_t share = (seen.end - seen.begin) * groups / tuning.groups;
@@ -304,29 +345,16 @@ class Launch {
         add_words(words, addresses_);
         call.tasks = add_words(words, tasks_);
         call.chunks = add_words(words, chunks_);
+        const std::span<const lowkv_fetch> its = numbers_.fetches();
+        const std::uint32_t fetches =
+            add_words(words, std::vector<lowkv_fetch>(its.begin(), its.end()));
         std::memcpy(words.data(), &call, sizeof call);
         plan_buffer_ = state_.plan(plan_);
         words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words));
-        numbers_buffer_ = numbers_.upload(state_);
+        numbers_buffer_ = numbers_.upload(state_, words_buffer_, fetches);
         if (reached_ && call.rotated != call.queries)
             state_.queue.launch(Kernel::rotate_queries, {64, queries_}, plan_buffer_,
                                 numbers_buffer_, call.queries, call.rotated);
-    }
-
-    // The results to where a caller wants them in the device's memory.
-    void hand_out(Handle results) const {
-        std::uint32_t first = 0;
-        for (const Slice& slice : slices_) {
-            const AttentionIO& io = slice.sequence->io;
-            const std::uint32_t count = slice.tokens * io.heads;
-            float* const out = io.out + slice.first * io.out_token_stride;
-            float* const lse =
-                io.lse == nullptr ? nullptr : io.lse + std::size_t{slice.first} * io.heads;
-            state_.queue.launch(Kernel::hand_out, {64, count}, results, first, io.heads, d_, out,
-                                std::uint64_t{io.out_token_stride},
-                                std::uint64_t{io.out_head_stride}, lse);
-            first += count;
-        }
     }
 
     // A slice's results to where the host wants them; returns the next one's.
@@ -347,6 +375,9 @@ class Launch {
 
 void run_attention(State& state, const Plan& plan, std::span<const SequenceAttention> sequences,
                    const AttentionParams& params) {
+    const lowkv_tensor served = describe(plan).tensor;
+    const bool tensor =
+        served.keys != LOWKV_TENSOR_NONE && state.queue.tensor().processors != 0;
     std::unique_ptr<Launch> launch;
     const auto flush = [&] {
         if (launch) launch->attend();
@@ -360,13 +391,15 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
     for (std::uint32_t rows = few_rows; rows <= LOWKV_TILE_ROWS; rows *= 2) {
         for (const SequenceAttention& sequence : sequences) {
             const std::uint32_t tokens = sequence.io.tokens;
-            if (task_rows(plan, sequence.io) != rows) continue;
+            if (task_rows(plan, sequence.io, tensor) != rows) continue;
             const bool its = reached(state.queue, sequence, params);
             if (sequence.io.heads != heads || its != there) flush();
             heads = sequence.io.heads;
             there = its;
             for (std::uint32_t first = 0; first < tokens; first += slice_tokens) {
-                if (!launch) launch = std::make_unique<Launch>(state, plan, params, rows, there);
+                if (!launch)
+                    launch = std::make_unique<Launch>(state, plan, params, rows, there,
+                                                      tensor ? &served : nullptr);
                 launch->add({&sequence, first, std::min(slice_tokens, tokens - first)});
                 launch->add_tasks();
                 if (launch->floats() >= launch_floats) flush();
@@ -379,7 +412,7 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
 void run_mass(State& state, const Plan& plan, const SequenceAttention& sequence,
               const AttentionParams& params, std::uint32_t first_cell, std::span<float> mass) {
     const std::uint32_t begin = first_cell / tile * tile;
-    Launch launch(state, plan, params, few_rows, reached(state.queue, sequence, params));
+    Launch launch(state, plan, params, few_rows, reached(state.queue, sequence, params), nullptr);
     launch.add({&sequence, 0, sequence.io.tokens});
     launch.add_tiles(begin, first_cell + static_cast<std::uint32_t>(mass.size()));
     const std::vector<float> found = launch.weigh();

@@ -38,7 +38,11 @@ std::uint32_t Numbers::add(const Numbers3& numbers) {
     const auto [xs, ys, zs] = numbers.count;
     const std::uint32_t at = reserve(xs * ys * zs);
     if (fetched_) {
-        fetches_.push_back({numbers, at});
+        const auto number = [](std::size_t value) { return static_cast<std::uint32_t>(value); };
+        fetches_.push_back({wide(numbers.from), wide(std::uint64_t{numbers.x_stride}),
+                            wide(std::uint64_t{numbers.y_stride}),
+                            static_cast<std::uint32_t>(numbers.type), number(ys), number(zs),
+                            number(xs * ys * zs), at});
         return at;
     }
     float* to = floats_.data() + at;
@@ -56,18 +60,12 @@ std::uint32_t Numbers::add(const Numbers3& numbers) {
     return at;
 }
 
-Handle Numbers::upload(State& state) const {
+Handle Numbers::upload(State& state, Handle words, std::uint32_t fetches) const {
     if (!fetched_) return state.numbers.holding(state.queue, std::span<const float>(floats_));
     const Handle buffer = state.numbers.of(state.queue, reserved_ * sizeof(float));
-    const auto number = [](std::size_t value) { return static_cast<std::uint32_t>(value); };
-    for (const Fetch& fetch : fetches_) {
-        const Numbers3& its = fetch.numbers;
-        const auto [xs, ys, zs] = its.count;
-        state.queue.launch(Kernel::fetch, grid_of(xs * ys * zs), its.from,
-                           number(static_cast<std::size_t>(its.type)), std::uint64_t{its.x_stride},
-                           std::uint64_t{its.y_stride}, number(ys), number(zs),
-                           number(xs * ys * zs), buffer, fetch.at);
-    }
+    std::uint32_t most = 0;
+    for (const lowkv_fetch& fetch : fetches_) most = std::max(most, fetch.count);
+    state.queue.launch(Kernel::fetch, grid_of(most, fetches_.size()), words, fetches, buffer);
     return buffer;
 }
 

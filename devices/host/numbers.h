@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lowkv/attention.h"
@@ -16,6 +17,14 @@ namespace lowkv::devices {
 // Whether a sequence's queries, and with them all else of the call, are in the device's memory.
 // Throws Error(invalid_argument) where some are and some aren't.
 bool reached(const Queue& queue, const SequenceAttention& sequence, const AttentionParams& params);
+
+// 64 bits in the kernels' words.
+inline lowkv_wide wide(std::uint64_t value) noexcept {
+    return {static_cast<std::uint32_t>(value), static_cast<std::uint32_t>(value >> 32)};
+}
+inline lowkv_wide wide(const void* address) noexcept {
+    return wide(std::uint64_t{reinterpret_cast<std::uintptr_t>(address)});
+}
 
 // [x][y][z], z side by side.
 struct Numbers3 {
@@ -38,19 +47,16 @@ class Numbers {
     // Of those that come from the host's memory.
     float* data() noexcept { return floats_.data(); }
 
-    // Throws Error(device_failed).
-    Handle upload(State& state) const;
+    // What is to be fetched, in the kernels' words.
+    std::span<const lowkv_fetch> fetches() const noexcept { return fetches_; }
+    // `words`: on the device, with those from word `fetches` on. Throws Error(device_failed).
+    Handle upload(State& state, Handle words, std::uint32_t fetches) const;
 
   private:
-    struct Fetch {
-        Numbers3 numbers;
-        std::uint32_t at;
-    };
-
     bool fetched_;
     std::size_t reserved_ = 0;
     std::vector<float> floats_;
-    std::vector<Fetch> fetches_;
+    std::vector<lowkv_fetch> fetches_;
 };
 
 }  // namespace lowkv::devices

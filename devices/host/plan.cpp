@@ -11,6 +11,7 @@
 #include "codec/rotation.h"
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
+#include "tensor.h"
 
 namespace lowkv::devices {
 namespace {
@@ -118,6 +119,7 @@ Description describe(const Plan& plan) noexcept {
         part.rotation_at = tables;
         tables += rotation_words(from);
     }
+    description.tensor = describe_tensor(plan, description.parts, tables);
     return description;
 }
 
@@ -139,6 +141,9 @@ std::vector<std::uint32_t> words_of(const Plan& plan, const Description& descrip
             add(words, rotation->transposed());
         }
     }
+    const std::vector<std::uint32_t> pairs =
+        tensor_tables(plan, description.parts, description.tensor);
+    words.insert(words.end(), pairs.begin(), pairs.end());
     return words;
 }
 

@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "devices/kernels/call.h"
+#include "devices/tensor/plan.h"
 #include "lowkv/codec.h"
 
 namespace lowkv::devices {
 
 struct Description {
     lowkv_part parts[2];  // keys, values
+    lowkv_tensor tensor;
 
     // It is numbers of 32 bits without padding.
     bool same(const Description& other) const noexcept;

@@ -17,19 +17,28 @@ namespace lowkv::devices {
 
 enum class Kernel : std::uint8_t {
 #define LOWKV_NUMBER(name) name,
-    LOWKV_KERNELS(LOWKV_NUMBER)
+    LOWKV_KERNELS(LOWKV_NUMBER) LOWKV_TENSOR_KERNELS(LOWKV_NUMBER)
 #undef LOWKV_NUMBER
 };
 inline constexpr std::array kernel_names{
 #define LOWKV_NAME(name) #name,
-    LOWKV_KERNELS(LOWKV_NAME)
+    LOWKV_KERNELS(LOWKV_NAME) LOWKV_TENSOR_KERNELS(LOWKV_NAME)
 #undef LOWKV_NAME
 };
+// Those that all devices have come first.
+inline constexpr auto portable_kernels = static_cast<std::size_t>(Kernel::tensor_wide_64);
 
 // How many groups of how many work-items.
 struct Grid {
     std::size_t items = 64;
     std::size_t x = 1, y = 1, z = 1;
+    std::size_t shared = 0;  // bytes of shared memory, for kernels that ask for it
+};
+
+// What a device has of tensor cores (devices/tensor/).
+struct Tensor {
+    std::uint32_t processors = 0;  // 0: it has none
+    bool wide = false;             // shared memory for a copy of tables for each lane
 };
 // Groups of 64 for so many work-items.
 inline Grid grid_of(std::size_t items, std::size_t y = 1) noexcept {
@@ -77,6 +86,7 @@ class Queue {
     // For messages: "OpenCL device 'name'".
     const std::string& title() const noexcept { return title_; }
     const Tuning& tuning() const noexcept { return tuning_of(kind_); }
+    const Tensor& tensor() const noexcept { return tensor_; }
     std::size_t memory_bytes() const noexcept { return memory_bytes_; }
     std::size_t largest_buffer() const noexcept { return largest_buffer_; }
 
@@ -143,6 +153,7 @@ class Queue {
         memory_bytes_ = bytes;
         largest_buffer_ = largest_buffer;
     }
+    void set_tensor(const Tensor& tensor) noexcept { tensor_ = tensor; }
 
     // Null: there is no memory.
     virtual Handle take(std::size_t bytes) noexcept = 0;
@@ -164,6 +175,7 @@ class Queue {
 
     std::string interface_, title_;
     Kind kind_ = Kind::cpu_runtime;
+    Tensor tensor_;
     std::size_t memory_bytes_ = 0, largest_buffer_ = 0;
     int status_ = 0;
     const char* doing_ = nullptr;  // null: nothing has failed

@@ -14,6 +14,11 @@
 #define LOWKV_BUFFERS 8u
 
 // NOLINTBEGIN(modernize-use-using): it is C.
+// 64 bits in two words: an address, or a stride.
+typedef struct {
+    uint32_t low, high;
+} lowkv_wide;
+
 // A sequence's queries of a call. What is in the call's tables is in words.
 typedef struct {
     uint32_t heads, tokens;  // queries: tokens [first_token, first_token + tokens) of all
@@ -24,7 +29,17 @@ typedef struct {
     uint32_t mask_kind;    // numbered as lowkv::Mask::Kind; of additive ones all are f32
     uint32_t mask, mask_row, mask_head;  // in the call's numbers, and from one to the next
     uint32_t window;
+    // Where a caller has its results in the device's memory, and the logarithms; 0: in the call's
+    // results, nowhere. Strides are in floats.
+    lowkv_wide out, lse, out_token_stride, out_head_stride;
 } lowkv_queries;
+
+// Numbers of a caller's in the device's memory, [x][y][z], z side by side: `count` in all.
+typedef struct {
+    lowkv_wide from, x_stride, y_stride;  // in elements
+    uint32_t type, y_count, z_count, count;
+    uint32_t at;  // in the call's numbers
+} lowkv_fetch;
 
 // Rows of one kv head that meet cells of one state: of a sequence's rows, which are its tokens and
 // the query heads that share the kv head, `rows` from `first_row` on.
@@ -59,7 +74,11 @@ typedef struct {
     X(correct_mean) X(decode_tokens) X(decode_sorted) X(begin_sorted) X(transform_sorted) \
     X(find_reaches) X(find_nearest) X(find_paths) X(fit_scales) X(write_sorted) \
     X(pack_sorted) X(lay_queries) X(attend) X(join) X(attention_mass) X(fetch) \
-    X(rotate_queries) X(hand_out)
+    X(rotate_queries)
+// Those of devices/tensor/, which are CUDA's alone: by copies of tables, then by head_dim.
+#define LOWKV_TENSOR_KERNELS(X) \
+    X(tensor_wide_64) X(tensor_wide_128) X(tensor_wide_256) \
+    X(tensor_narrow_64) X(tensor_narrow_128) X(tensor_narrow_256)
 // clang-format on
 
 // A task has 4 rows, 16, 32 or 64; cells and scores of its tiles, at most, and so many channels of

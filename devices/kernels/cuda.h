@@ -5,7 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#ifdef LOWKV_FUNCTIONS_ONLY  // kernels are templates that nobody asks for
+#define KERNEL(name, items) template <int> static __global__ void __launch_bounds__(items) name
+#else
 #define KERNEL(name, items) static __global__ void __launch_bounds__(items) name
+#endif
 #define FN static __device__ __forceinline__
 #define GLOBAL
 #define LOCAL

@@ -59,12 +59,11 @@ FN float value_of(GLOBAL const lowkv_part* part, uint32_t packed, GLOBAL const u
 }
 
 // A query's score with the mask, or -inf where it doesn't see the cell.
-FN float masked(attention_t a, float product, uint32_t token, uint32_t head, uint32_t cell) {
+FN float masked_score(attention_t a, float score, uint32_t token, uint32_t head, uint32_t cell) {
     GLOBAL const lowkv_queries* s = a.sequence;
     const int causal = s->mask_kind == 1, additive = s->mask_kind > 1;
     const uint32_t own = s->n_cells - s->all_tokens + s->first_token + token;  // its own cell
     const float slope = a.call->slopes == LOWKV_NOWHERE ? 1.0f : a.numbers[a.call->slopes + head];
-    float score = product * a.call->scale;
     if (cell < s->first_cell || cell >= s->n_cells) return -INFINITY;
     if (a.call->softcap > 0.0f) score = a.call->softcap * TANH(score / a.call->softcap);
     if (causal) {
@@ -74,6 +73,10 @@ FN float masked(attention_t a, float product, uint32_t token, uint32_t head, uin
     if (!additive) return score;
     return score + slope * a.numbers[s->mask + token * s->mask_row + head * s->mask_head + cell -
                                      s->first_cell];
+}
+
+FN float masked(attention_t a, float product, uint32_t token, uint32_t head, uint32_t cell) {
+    return masked_score(a, product * a.call->scale, token, head, cell);
 }
 
 // Loads the queries of a task's rows; rows that it lacks are zeros.

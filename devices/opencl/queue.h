@@ -38,7 +38,7 @@ class Queue final : public devices::Queue {
     Owned<cl_context, clReleaseContext> context_;
     Owned<cl_command_queue, clReleaseCommandQueue> queue_;
     Owned<cl_program, clReleaseProgram> program_;
-    std::array<Owned<cl_kernel, clReleaseKernel>, devices::kernel_names.size()> kernels_;
+    std::array<Owned<cl_kernel, clReleaseKernel>, devices::portable_kernels> kernels_;
 
     void build(cl_device_id device);
     void require(cl_int status, const char* doing) const;

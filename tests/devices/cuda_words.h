@@ -44,6 +44,12 @@ void wait_for_group();
 struct alignas(16) float4 {
     float x, y, z, w;
 };
+struct uint2 {
+    std::uint32_t x, y;
+};
+struct alignas(16) uint4 {
+    std::uint32_t x, y, z, w;
+};
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 // A GPU rounds once, which a host may only do slowly.
 inline float __fmaf_rn(float x, float y, float z) { return x * y + z; }

@@ -10,4 +10,7 @@ namespace lowkv::test {
 const std::shared_ptr<Device>& shared_device();
 inline Device& device() { return *shared_device(); }
 
+// Whether attention there is by tensor cores where they serve a plan.
+bool has_tensor_cores();
+
 }  // namespace lowkv::test

@@ -4,11 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "caller_memory.h"
 #include "cuda_group.h"
+#include "cuda_warp.h"
 #include "cuda_words.h"
 #include "device_case.h"
 #include "devices/host/device.h"
@@ -18,6 +20,8 @@
 #include "devices/kernels/cuda.h"
 
 #include "devices/kernels/all.h"
+
+#include "devices/tensor/all.h"
 #pragma GCC diagnostic pop
 
 namespace lowkv::test {
@@ -44,7 +48,7 @@ using Run = int (*)(const Grid& grid, std::span<const Argument> arguments);
 constexpr Run runs[] = {
 #define RUN(name) \
     [](const Grid& grid, std::span<const Argument> given) { return call(&::name, grid, given); },
-    LOWKV_KERNELS(RUN)
+    LOWKV_KERNELS(RUN) LOWKV_TENSOR_KERNELS(RUN)
 #undef RUN
 };
 
@@ -56,10 +60,17 @@ std::map<const std::byte*, const std::byte*>& callers() {
 
 std::atomic<bool> all_reached = false;
 
+// A GPU for data centres, a smaller one ("narrow"), or one that is too old for them ("none").
+std::string_view tensor_cores() {
+    const char* its = std::getenv("LOWKV_TEST_TENSOR");
+    return its == nullptr ? "wide" : its;
+}
+
 class EmulatedQueue final : public devices::Queue {
   public:
     EmulatedQueue() : devices::Queue("CUDA", "emulated") {
         set_device(devices::Kind::discrete, std::size_t{4} << 30, std::size_t{1} << 30);
+        set_tensor({has_tensor_cores() ? 4u : 0u, tensor_cores() == "wide"});
     }
 
     bool reaches(const void* address) const noexcept override {
@@ -107,6 +118,8 @@ const std::shared_ptr<Device>& shared_device() {
         devices::make_device(std::make_unique<EmulatedQueue>(), "cuda:emulated");
     return device;
 }
+
+bool has_tensor_cores() { return tensor_cores() != "none"; }
 
 void reach_all_memory() { all_reached = true; }
 

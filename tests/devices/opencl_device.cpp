@@ -15,4 +15,6 @@ const std::shared_ptr<Device>& shared_device() {
     return device;
 }
 
+bool has_tensor_cores() { return false; }
+
 }  // namespace lowkv::test

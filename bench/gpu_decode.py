@@ -1,0 +1,90 @@
+"""Decoding on a GPU, whole models of random weights in a real shape: tokens a second with a packed cache beside
+transformers' own cache (SDPA, bf16), in turns, and the memory that each takes.
+
+Needs torch with CUDA, transformers, and the packages lowkv and lowkv-cuda (docs/devices.md)."""
+
+import argparse
+import json
+import statistics
+import time
+
+import lowkv
+import torch
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+
+SHAPES = {
+    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="4b", help="of Qwen3 (default: 4b)")
+    parser.add_argument("--layers", type=int, help="instead of the shape's own")
+    parser.add_argument("--tokens", type=int, default=16384, help="of the prompt (default: 16384)")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--schemes", default="lowkv2.8,kivi2", help="by commas")
+    parser.add_argument("--steps", type=int, default=16, help="of each cache in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--json", help="a file for the rows")
+    arguments = parser.parse_args()
+    shape = dict(SHAPES[arguments.shape])
+    shape["num_hidden_layers"] = arguments.layers or shape["num_hidden_layers"]
+    config = Qwen3Config(**shape, num_key_value_heads=8, head_dim=128, vocab_size=151936,
+                         max_position_embeddings=1 << 18, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    with torch.device(arguments.device):
+        model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+    ids = torch.randint(config.vocab_size, (arguments.batch, arguments.tokens), device=arguments.device)
+
+    def fill(name):
+        torch.cuda.synchronize()
+        before, began = torch.cuda.mem_get_info()[0], time.perf_counter()
+        if name == "sdpa":
+            cache = DynamicCache(config=config)
+        else:
+            cache = lowkv.Cache.from_model(model, name)
+        model.config._attn_implementation = "sdpa" if name == "sdpa" else "lowkv"
+        model(ids, past_key_values=cache, logits_to_keep=1)
+        torch.cuda.synchronize()
+        prompt = time.perf_counter() - began
+        torch.cuda.empty_cache()
+        return cache, prompt, before - torch.cuda.mem_get_info()[0]
+
+    def decode(name, cache):
+        model.config._attn_implementation = "sdpa" if name == "sdpa" else "lowkv"
+        token = ids[:, -1:]
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(arguments.steps):
+            token = model(token, past_key_values=cache, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / arguments.steps
+
+    names = ["sdpa", *arguments.schemes.split(",")]
+    caches = {name: fill(name) for name in names}
+    times = {name: [] for name in names}
+    for turn in range(arguments.rounds + 1):
+        for name in names:
+            taken = decode(name, caches[name][0])
+            if turn:  # the first round warms up
+                times[name].append(taken)
+    print(f"Qwen3-{arguments.shape} with {config.num_hidden_layers} layers, batch {arguments.batch}, after "
+          f"{arguments.tokens} tokens; {torch.cuda.get_device_name(arguments.device)}")
+    rows = []
+    for name in names:
+        middle = statistics.median(times[name])
+        rows.append({"cache": name, "ms": 1e3 * middle, "tokens_per_s": arguments.batch / middle,
+                     "prompt_s": caches[name][1], "memory_bytes": caches[name][2], **vars(arguments)})
+        print(f"{name:12} {1e3 * middle:8.2f} ms a step {arguments.batch / middle:8.1f} tokens/s; prompt "
+              f"{caches[name][1]:6.2f} s; cache {caches[name][2] / 2**20:8.0f} MiB", flush=True)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+#include "tensor.h"
+
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "codec/small_floats.h"
+
+namespace lowkv::devices {
+namespace {
+
+std::uint32_t bits_of(std::uint32_t width) noexcept {
+    switch (width) {
+        case LOWKV_ONE: return 1;
+        case LOWKV_TWO: return 2;
+        case LOWKV_THREE: return 3;
+        case LOWKV_FOUR: return 4;
+        case LOWKV_EIGHT: return 8;
+        default: return 0;
+    }
+}
+
+bool has_zeros(const lowkv_part& part) noexcept {
+    return part.levels == LOWKV_EVEN_LEVELS && part.has_zeros != 0 &&
+           part.metadata == LOWKV_F16 && part.group % 32 == 0;
+}
+bool has_table(const lowkv_part& part) noexcept {
+    return part.levels != LOWKV_EVEN_LEVELS && part.has_zeros == 0 && part.by_channel == 0 &&
+           part.group_rows == 1;
+}
+
+std::uint32_t form_of_keys(const Plan& plan, const lowkv_part& part) noexcept {
+    const std::uint32_t bits = bits_of(part.width);
+    if (part.exact != 0) return LOWKV_TENSOR_EXACT;
+    if (plan.keys().sorted_table() != nullptr)
+        return part.tokens >= 64 && part.sorted.rows % 2 == 0 ? LOWKV_TENSOR_SORTED
+                                                              : LOWKV_TENSOR_NONE;
+    if (part.has_mean != 0 || part.has_factors != 0) return LOWKV_TENSOR_NONE;
+    if (has_zeros(part) && part.by_channel != 0)
+        return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
+    if (has_zeros(part)) return bits == 4 ? LOWKV_TENSOR_EVEN_BY_TOKEN : LOWKV_TENSOR_NONE;
+    if (has_table(part) && part.metadata == LOWKV_F16 && bits >= 2 && bits <= 4)
+        return LOWKV_TENSOR_TABLE;
+    return LOWKV_TENSOR_NONE;
+}
+std::uint32_t form_of_values(const lowkv_part& part) noexcept {
+    const std::uint32_t bits = bits_of(part.width);
+    if (part.exact != 0) return LOWKV_TENSOR_EXACT;
+    if (part.has_mean != 0 || part.has_factors != 0) return LOWKV_TENSOR_NONE;
+    if (has_zeros(part) && part.by_channel == 0)
+        return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
+    if (has_table(part) && part.metadata != LOWKV_E4M3 && bits >= 1 && bits <= 4)
+        return LOWKV_TENSOR_TABLE;
+    return LOWKV_TENSOR_NONE;
+}
+
+// What windows, or codes, stand for, in steps from the middle.
+struct Book {
+    std::uint32_t bits = 0;
+    bool trellis = false;
+    std::array<float, 32> level{};
+    float zero = 0;
+
+    float of(std::uint32_t window) const noexcept {
+        if (!trellis) return level[window & ((1u << bits) - 1)] + zero;
+        return level[window & 15] + level[16 + (window >> 2)] + zero;
+    }
+};
+Book book_of(const lowkv_part& part) noexcept {
+    Book book{bits_of(part.width), part.levels == LOWKV_TRELLIS_LEVELS, {}, 0};
+    for (std::size_t i = 0; i < book.level.size(); ++i) book.level[i] = part.level[i];
+    // A multiple of a half, which f16 has.
+    book.zero = std::round(2 * part.level_zero / part.level_step) / 2;
+    return book;
+}
+Book book_of(const lowkv_sorted_levels& levels, std::uint32_t bits) noexcept {
+    Book book{bits, levels.trellis != 0, {}, -LOWKV_SORTED_MIDDLE};
+    for (std::size_t i = 0; i < book.level.size(); ++i)
+        book.level[i] = static_cast<float>(levels.level[i]);
+    return book;
+}
+
+// By bits.
+constexpr std::array<std::uint32_t, 6> pair_counts{0, 128, 256, 512, 256, 1024};
+
+std::vector<std::uint32_t> pairs_of(const Book& book) {
+    const auto pair = [&](std::uint32_t first, std::uint32_t second) {
+        return codec::f32_to_f16(book.of(first)) |
+               std::uint32_t{codec::f32_to_f16(book.of(second))} << 16;
+    };
+    std::vector<std::uint32_t> pairs(pair_counts[book.bits]);
+    for (std::uint32_t i = 0; i < pairs.size(); ++i) {
+        switch (book.bits) {
+            case 1: pairs[i] = pair(i & 63, i >> 1 & 63); break;
+            case 2: pairs[i] = pair(i & 63, i >> 2 & 63); break;
+            case 3:
+                pairs[i] = pair((i & 3) | (i >> 4 & 15) << 2, (i >> 2 & 3) | (i >> 5 & 15) << 2);
+                break;
+            case 4: pairs[i] = pair(i & 15, i >> 4); break;
+            default:
+                pairs[i] =
+                    pair((i & 15) | (i >> 8 & 1) << 4, (i >> 4 & 15) | (i >> 9 & 1) << 4);
+        }
+    }
+    return pairs;
+}
+
+// The books of a plan's tables; false: two would need the same place.
+struct Books {
+    std::array<Book, LOWKV_TABLES> of{};
+    bool fit = true;
+
+    void add(std::uint32_t table, const Book& book) noexcept {
+        Book& there = of[table];
+        fit = fit && (there.bits == 0 || (there.trellis == book.trellis &&
+                                          there.level == book.level && there.zero == book.zero));
+        there = book;
+    }
+};
+Books books_of(const Plan& plan, const lowkv_part (&parts)[2], const lowkv_tensor& tensor) noexcept {
+    Books books;
+    if (tensor.keys == LOWKV_TENSOR_SORTED) {
+        const lowkv_sorted& sorted = *plan.keys().sorted_table();
+        constexpr std::array<std::uint32_t, 6> tables{0,
+                                                      LOWKV_TABLE_ONE,
+                                                      LOWKV_TABLE_KEYS,
+                                                      LOWKV_TABLE_THREE,
+                                                      LOWKV_TABLE_FOUR,
+                                                      LOWKV_TABLE_FIVE};
+        for (std::uint32_t r = 0; r < sorted.run_count; ++r) {
+            const std::uint32_t bits = sorted.runs[r].bits;
+            books.add(tables[bits], book_of(sorted.levels[bits], bits));
+        }
+    }
+    if (tensor.keys == LOWKV_TENSOR_TABLE)
+        books.add(tensor.key_bits == 3 ? LOWKV_TABLE_THREE : LOWKV_TABLE_KEYS, book_of(parts[0]));
+    if (tensor.values == LOWKV_TENSOR_TABLE)
+        books.add(tensor.value_bits == 3   ? LOWKV_TABLE_THREE
+                  : tensor.value_bits == 1 ? LOWKV_TABLE_ONE
+                                           : LOWKV_TABLE_VALUES,
+                  book_of(parts[1]));
+    return books;
+}
+
+}  // namespace
+
+lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
+                             std::uint32_t& first) noexcept {
+    const std::uint32_t d = plan.shape().head_dim, tokens = plan.block_tokens();
+    lowkv_tensor tensor{};
+    if (d != 64 && d != 128 && d != 256) return tensor;
+    if (tokens != 32 && tokens % 64 != 0) return tensor;
+    tensor.keys = form_of_keys(plan, parts[0]);
+    tensor.values = form_of_values(parts[1]);
+    tensor.key_bits = bits_of(parts[0].width);
+    tensor.value_bits = bits_of(parts[1].width);
+    if (tensor.keys == LOWKV_TENSOR_NONE || tensor.values == LOWKV_TENSOR_NONE)
+        return lowkv_tensor{};
+    const Books books = books_of(plan, parts, tensor);
+    if (!books.fit) return lowkv_tensor{};
+    for (std::uint32_t i = 0; i < LOWKV_TABLES; ++i) {
+        if (books.of[i].bits == 0) continue;
+        tensor.table[i] = first;
+        first += pair_counts[books.of[i].bits];
+    }
+    return tensor;
+}
+
+std::vector<std::uint32_t> tensor_tables(const Plan& plan, const lowkv_part (&parts)[2],
+                                         const lowkv_tensor& tensor) {
+    std::vector<std::uint32_t> words;
+    for (const Book& book : books_of(plan, parts, tensor).of) {
+        if (book.bits == 0) continue;
+        const std::vector<std::uint32_t> pairs = pairs_of(book);
+        words.insert(words.end(), pairs.begin(), pairs.end());
+    }
+    return words;
+}
+
+}  // namespace lowkv::devices

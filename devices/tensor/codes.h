@@ -1,0 +1,192 @@
+// Codes as A of matrix products: a row is a lane of a unit (lowkv/format.h, "the order of codes"),
+// a column a step. A thread 4g + c loads 16 bytes of a line, four lanes side by side, g % 4 says
+// which, of the unit for g / 4: two rows of one product and two of another. With U = 4 the four c
+// have four units, 64 steps; with U = 2 two share a unit, with U = 1 all four, and take their parts
+// of its steps in turn. Products i < U then have of thread c the pairs of steps 2(i + U (c % (4/U)))
+// and the one after it, in the order that the codes have (`step_of_pair`).
+
+// In which order a lane's pairs of steps come.
+#define ORDER_EVEN 0  // as they stand
+#define ORDER_WORD 1  // as a word has them (lowkv_word_step)
+#define ORDER_FOUR 2  // byte by byte of the two lines of 4 bits
+
+// The first step of pair `k` of eight; how far the second one is.
+FN uint32_t step_of_pair(int order, uint32_t k) {
+    if (order == ORDER_EVEN) return 2 * k;
+    if (order == ORDER_WORD) return 8 * (k % 2) + lowkv_byte_of_step(k / 2);
+    return k / 4 * 8 + lowkv_byte_of_step(k % 4);
+}
+FN uint32_t stride_of_pair(int order) { return order == ORDER_EVEN ? 1 : 4; }
+// The place of a step of 16 among the pairs' 16.
+FN uint32_t place_of_step(int order, uint32_t step) {
+    if (order == ORDER_EVEN) return step;
+    if (order == ORDER_WORD) return lowkv_byte_of_step(step % 4) * 4 + step / 4;
+    return 2 * (step / 8 * 4 + lowkv_byte_of_step(step % 4)) + step / 4 % 2;
+}
+FN int order_of_bits(uint32_t bits) { return bits >= 4 ? ORDER_FOUR : ORDER_WORD; }
+
+FN uint32_t word_of(uint4 line, int i) {
+    return i == 0 ? line.x : i == 1 ? line.y : i == 2 ? line.z : line.w;
+}
+
+// A lane's 16 bits of a line that two units share, `shift` being 4 for the second one.
+FN uint32_t own_bits(uint32_t word, uint32_t shift) {
+    const uint32_t nibbles = word >> shift & 0x0f0f0f0fu;
+    const uint32_t bytes = (nibbles | nibbles >> 4) & 0x00ff00ffu;
+    return (bytes | bytes >> 8) & 0xffffu;
+}
+
+// ---- levels by table ----
+
+// What a thread has loaded. `fifth`: 5 bits' last ones, behind the low four.
+template <int BITS>
+struct loaded_t {
+    uint4 line[BITS < 4 ? 1 : 2], single;
+};
+
+template <int BITS, int U>
+FN loaded_t<BITS> load_codes(GLOBAL const uint8_t* codes, uint32_t fifth, uint32_t unit, uint32_t g,
+                             uint32_t c) {
+    const uint32_t lane = g % 4 * 16;
+    loaded_t<BITS> x;
+    if (BITS == 1) x.single = load_line(codes + unit / 2 * 64 + lane);
+    if (BITS == 2) x.line[0] = load_line(codes + unit * 64 + lane);
+    if (BITS == 3) {
+        x.line[0] = load_line(codes + unit / 2 * 192 + unit % 2 * 64 + lane);
+        x.single = load_line(codes + unit / 2 * 192 + 128 + lane);
+    }
+    if (BITS >= 4) {
+        const uint32_t line = U == 4 ? 0 : U == 2 ? c % 2 * 64 : c / 2 * 64;
+        x.line[0] = load_line(codes + unit * 128 + line + lane);
+        if (U == 4) x.line[BITS < 4 ? 0 : 1] = load_line(codes + unit * 128 + 64 + lane);
+    }
+    if (BITS == 5) x.single = load_line(codes + fifth + unit / 2 * 64 + lane);
+    return x;
+}
+
+// Both products of 32 lanes: rows g and g + 8 of `first` are lanes 4g and 4g + 1 of the thread's
+// four, of `second` 4g + 2 and 4g + 3. b: of product i words 2i and 2i + 1, from b[8] on what those
+// lack.
+template <int WIDE, int BITS, int U, uint32_t TABLE>
+struct by_table {
+    uint32_t x[BITS < 4 ? 1 : 2][4], after[4], single[4];
+    tables_t t;
+
+    // `parity`: of the unit, of two that share a line.
+    MEMBER static by_table open(tables_t t, loaded_t<BITS> from, uint32_t parity, uint32_t c) {
+        by_table its;
+        its.t = t;
+        // What the thread's own pairs begin with.
+        const uint32_t turn = U == 4 ? 0 : c % (4 / U);
+        UNROLL for (int i = 0; i < 4; ++i) {
+            if (BITS > 1) its.x[0][i] = word_of(from.line[0], i);
+            if (BITS >= 4 && U == 4) its.x[BITS < 4 ? 0 : 1][i] = word_of(from.line[BITS < 4 ? 0 : 1], i);
+            if (BITS != 2 && BITS != 4) its.single[i] = own_bits(word_of(from.single, i), 4 * parity);
+        }
+        if (BITS == 2) UNROLL for (int i = 0; i < 4; ++i)
+            its.after[i] = shifted_pair(its.x[0][i], its.x[0][(i + 1) % 4], 4);
+        if (BITS == 1 || BITS == 3) {
+            uint32_t both[4];
+            UNROLL for (int i = 0; i < 4; ++i) both[i] = its.single[i] | its.single[(i + 1) % 4] << 16;
+            UNROLL for (int i = 0; i < 4; ++i) its.single[i] = both[i];
+        }
+        if (U != 4) UNROLL for (int i = 0; i < 4; ++i) {
+            if (BITS == 2 || BITS == 3) its.x[0][i] >>= 8 * U * turn;
+            if (BITS == 2) its.after[i] >>= 8 * U * turn;
+            if (BITS == 1 || BITS == 3) its.single[i] >>= 4 * U * turn;
+            if (BITS >= 4 && U == 1) its.x[0][i] >>= 16 * (c % 2);
+            if (BITS == 5) its.single[i] >>= U == 2 ? 2 * turn : 2 * (c / 2) + 8 * (c % 2);
+        }
+        return its;
+    }
+    // Of lane `l` of four; the first or the second pair of product I.
+    template <int I, int SECOND>
+    MEMBER uint32_t pair(int l) const {
+        constexpr int byte = U == 4 ? 2 * (I % 2) + SECOND : 2 * (I % 2) + SECOND;  // 4 and 5 bits
+        constexpr int line = U == 4 && BITS >= 4 ? I / 2 : 0;
+        if constexpr (BITS == 1) return pair_of_one<WIDE, 2 * (2 * I + SECOND)>(t, single[l]);
+        if constexpr (BITS == 2)
+            return pair_of_byte<WIDE, TABLE, I>(t, SECOND ? after[l] : x[0][l]);
+        if constexpr (BITS == 3)
+            return pair_of_three<WIDE, 8 * I + 4 * SECOND, 2 * (2 * I + SECOND)>(t, x[0][l],
+                                                                                 single[l]);
+        if constexpr (BITS == 4) return pair_of_byte<WIDE, TABLE, byte>(t, x[line][l]);
+        if constexpr (BITS == 5)
+            return pair_of_five<byte, 4 * byte + (U == 4 ? 2 * line : 0)>(t, x[line][l], single[l]);
+        return 0;
+    }
+    template <int I, int WORDS>
+    MEMBER void product(float* first, float* second, const uint32_t* b) const {
+        if constexpr (I < U) {
+            const uint32_t a[8] = {pair<I, 0>(0), pair<I, 0>(1), pair<I, 1>(0), pair<I, 1>(1),
+                                   pair<I, 0>(2), pair<I, 0>(3), pair<I, 1>(2), pair<I, 1>(3)};
+            UNROLL for (int w = 0; w < WORDS; ++w) {
+                const uint32_t low = b[8 * w + 2 * I], high = b[8 * w + 2 * I + 1];
+                multiply_halves(first, a[0], a[1], a[2], a[3], low, high);
+                multiply_halves(second, a[4], a[5], a[6], a[7], low, high);
+            }
+        }
+    }
+    // WORDS: how many f16 a number of B is the sum of.
+    template <int WORDS>
+    MEMBER void multiply(float* first, float* second, const uint32_t* b) const {
+        product<0, WORDS>(first, second, b);
+        product<1, WORDS>(first, second, b);
+        product<2, WORDS>(first, second, b);
+        product<3, WORDS>(first, second, b);
+    }
+};
+
+// ---- even levels ----
+//
+// A code's bits where they stand in a word, alone, are an f16 below the smallest normal one: code *
+// 2^-24, times 4^i or 16^(i % 2) where tile i is not the lowest one of its byte. What is missing is
+// made up for in B (`even_step`) and after the sum (EVEN_UNIT).
+
+#define EVEN_UNIT 16777216.0f  // 2^24
+
+FN float even_step(uint32_t bits, uint32_t tile) {
+    return bits == 2 ? 1.0f / (float)(1u << 2 * tile) : bits == 4 && tile % 2 ? 0.0625f : 1.0f;
+}
+
+template <int BITS, int U>
+struct evenly {
+    uint4 line[BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1];
+
+    MEMBER static evenly load(GLOBAL const uint8_t* codes, uint32_t unit, uint32_t g, uint32_t c) {
+        evenly its;
+        constexpr int lines = BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1;
+        const uint32_t first = BITS == 4 && U == 2 ? c % 2 * 64 : 0;
+        UNROLL for (int i = 0; i < lines; ++i) its.line[i] =
+            load_line(codes + unit * 32 * BITS + first + i * 64 + g % 4 * 16);
+        return its;
+    }
+    template <int I, int SECOND>
+    MEMBER uint32_t pair(int l) const {
+        constexpr uint32_t mask = BITS == 2   ? 0x00030003u << 2 * (I % 4)
+                                  : BITS == 4 ? 0x000f000fu << 4 * (I % 2)
+                                              : 0x00ff00ffu;
+        const uint32_t word = word_of(line[BITS == 8 ? I : BITS == 4 && U == 4 ? I / 2 : 0], l);
+        return (SECOND ? word >> 8 : word) & mask;
+    }
+    template <int I, int WORDS>
+    MEMBER void product(float* first, float* second, const uint32_t* b) const {
+        if constexpr (I < U) {
+            const uint32_t a[8] = {pair<I, 0>(0), pair<I, 0>(1), pair<I, 1>(0), pair<I, 1>(1),
+                                   pair<I, 0>(2), pair<I, 0>(3), pair<I, 1>(2), pair<I, 1>(3)};
+            UNROLL for (int w = 0; w < WORDS; ++w) {
+                const uint32_t low = b[8 * w + 2 * I], high = b[8 * w + 2 * I + 1];
+                multiply_halves(first, a[0], a[1], a[2], a[3], low, high);
+                multiply_halves(second, a[4], a[5], a[6], a[7], low, high);
+            }
+        }
+    }
+    // WORDS: how many f16 a number of B is the sum of.
+    template <int WORDS>
+    MEMBER void multiply(float* first, float* second, const uint32_t* b) const {
+        product<0, WORDS>(first, second, b);
+        product<1, WORDS>(first, second, b);
+        product<2, WORDS>(first, second, b);
+        product<3, WORDS>(first, second, b);
+    }
+};
