@@ -3,13 +3,13 @@
 #include <atomic>
 
 #include "devices/tensor/plan.h"
-
 #include "lowkv/error.h"
 
 namespace lowkv::cuda {
 
 extern const void* const kernels[];  // kernels.cu
 extern const void* const tensor_64[], *const tensor_128[], *const tensor_256[];  // tensor.cu
+extern const void* const tensor_lay;
 
 namespace {
 
@@ -53,6 +53,7 @@ std::uint64_t next_number() noexcept {
 const void* kernel_of(devices::Kernel kernel) noexcept {
     const auto number = static_cast<std::size_t>(kernel);
     if (number < devices::portable_kernels) return kernels[number];
+    if (kernel == devices::Kernel::tensor_lay) return tensor_lay;
     const void* const* const of_heads[] = {tensor_64, tensor_128, tensor_256};
     const std::size_t tensor = number - devices::portable_kernels;
     return of_heads[tensor % 3][tensor / 3];
@@ -68,15 +69,15 @@ int open_tensor(int device, devices::Tensor& tensor) noexcept {
     cudaFuncAttributes wide{};
     if (status == cudaSuccess) status = cudaFuncGetAttributes(&wide, tensor_64[0]);
     if (status != cudaSuccess) return status;
-    if (wide.ptxVersion < 80 || shared < static_cast<int>(NARROW_BYTES)) return status;
+    if (wide.ptxVersion < 80 || shared < static_cast<int>(TENSOR_NARROW_BYTES)) return status;
     const bool has_wide = wide.ptxVersion >= 90 && wide.ptxVersion < 120 &&
-                          shared >= static_cast<int>(LOWKV_WIDE_BYTES);
+                          shared >= static_cast<int>(TENSOR_WIDE_BYTES);
     for (const auto* kernel : {tensor_64, tensor_128, tensor_256})
         for (const int which : {0, 1})
             if (status == cudaSuccess)
                 status = cudaFuncSetAttribute(
                     kernel[which], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                    which == 0 && has_wide ? LOWKV_WIDE_BYTES : NARROW_BYTES);
+                    which == 0 && has_wide ? TENSOR_WIDE_BYTES : TENSOR_NARROW_BYTES);
     if (status == cudaSuccess) tensor = {static_cast<std::uint32_t>(processors), has_wide};
     return status;
 }

@@ -19,4 +19,9 @@ extern const void* const KERNEL_OF(tensor_, TENSOR_HEADS)[];
 const void* const KERNEL_OF(tensor_, TENSOR_HEADS)[] = {ADDRESS_OF(tensor_wide_),
                                                         ADDRESS_OF(tensor_narrow_)};
 
+#if TENSOR_HEADS == 64
+extern const void* const tensor_lay;
+const void* const tensor_lay = reinterpret_cast<const void*>(&::tensor_lay);
+#endif
+
 }  // namespace lowkv::cuda

@@ -181,21 +181,27 @@ class Launch {
                      plan_buffer_, words_buffer_, numbers_buffer_, laid, partial);
     }
     void attend_by_tensor(Handle partial) {
-        const bool wide = state_.queue.tensor().wide;
-        const Grid grid{LOWKV_TENSOR_WARPS * 32,
-                        tasks_.size(),
-                        plan_.shape().kv_heads,
-                        1,
-                        lowkv_tensor_shared(*tensor_, d_, wide ? 1 : 0)};
-        const Kernel kernel = d_ == 64    ? Kernel::tensor_wide_64
-                              : d_ == 128 ? Kernel::tensor_wide_128
-                                          : Kernel::tensor_wide_256;
-        const auto number_of_kernel = static_cast<std::uint8_t>(kernel) + (wide ? 0 : 3);
+        Queue& queue = state_.queue;
+        const auto tasks = number(tasks_.size());
+        const std::uint32_t kv_heads = plan_.shape().kv_heads;
         struct {
             Memories all;
         } const memories{state_.memory.all()};
-        state_.queue.launch(static_cast<Kernel>(number_of_kernel), grid, memories, plan_buffer_,
-                            words_buffer_, numbers_buffer_, partial);
+        const Handle laid =
+            state_.laid.of(queue, chunks_.size() * kv_heads * TENSOR_LAID_BYTES(d_));
+        queue.launch(Kernel::tensor_lay, {64, chunks_.size(), kv_heads, LOWKV_TENSOR_ROWS},
+                     memories, *tensor_, plan_buffer_, words_buffer_, numbers_buffer_, laid);
+        const Tensor& device = queue.tensor();
+        const std::uint32_t wide = device.wide ? 1 : 0;
+        const Grid grid{LOWKV_TENSOR_THREADS,
+                        std::min<std::size_t>(tasks_.size() * kv_heads, device.processors), 1, 1,
+                        lowkv_tensor_shared(*tensor_, wide)};
+        const Kernel kernel = d_ == 64    ? Kernel::tensor_wide_64
+                              : d_ == 128 ? Kernel::tensor_wide_128
+                                          : Kernel::tensor_wide_256;
+        const auto its = static_cast<std::uint8_t>(kernel) + (device.wide ? 0 : 3);
+        queue.launch(static_cast<Kernel>(its), grid, memories, *tensor_, plan_buffer_,
+                     words_buffer_, numbers_buffer_, laid, tasks, partial);
     }
 
     struct Span {
@@ -309,7 +315,7 @@ class Launch {
     // has in the device's memory are rotated there.
     std::uint32_t add_rotated(std::uint32_t queries) {
         const codec::Rotation* rotation = plan_.keys().rotation();
-        if (rotation == nullptr) return queries;
+        if (rotation == nullptr || tensor_ != nullptr) return queries;  // tensor_lay rotates
         const std::uint32_t at = numbers_.reserve(std::size_t{queries_} * d_);
         if (reached_) return at;
         float* rotated = numbers_.data() + at;
@@ -377,7 +383,7 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
                    const AttentionParams& params) {
     const lowkv_tensor served = describe(plan).tensor;
     const bool tensor =
-        served.keys != LOWKV_TENSOR_NONE && state.queue.tensor().processors != 0;
+        served.keys.form != LOWKV_TENSOR_NONE && state.queue.tensor().processors != 0;
     std::unique_ptr<Launch> launch;
     const auto flush = [&] {
         if (launch) launch->attend();

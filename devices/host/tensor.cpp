@@ -20,9 +20,14 @@ std::uint32_t bits_of(std::uint32_t width) noexcept {
     }
 }
 
+bool is_power(std::uint32_t x) noexcept { return std::has_single_bit(x); }
+std::uint32_t log2_of(std::uint32_t x) noexcept {
+    return static_cast<std::uint32_t>(std::countr_zero(x));
+}
+
 bool has_zeros(const lowkv_part& part) noexcept {
     return part.levels == LOWKV_EVEN_LEVELS && part.has_zeros != 0 &&
-           part.metadata == LOWKV_F16 && part.group % 32 == 0;
+           part.metadata == LOWKV_F16 && part.group >= 32 && is_power(part.group);
 }
 bool has_table(const lowkv_part& part) noexcept {
     return part.levels != LOWKV_EVEN_LEVELS && part.has_zeros == 0 && part.by_channel == 0 &&
@@ -32,9 +37,11 @@ bool has_table(const lowkv_part& part) noexcept {
 std::uint32_t form_of_keys(const Plan& plan, const lowkv_part& part) noexcept {
     const std::uint32_t bits = bits_of(part.width);
     if (part.exact != 0) return LOWKV_TENSOR_EXACT;
+    // Rows are those of A that means leave, and read two bytes at once.
     if (plan.keys().sorted_table() != nullptr)
-        return part.tokens >= 64 && part.sorted.rows % 2 == 0 ? LOWKV_TENSOR_SORTED
-                                                              : LOWKV_TENSOR_NONE;
+        return part.tokens >= LOWKV_TENSOR_CELLS && part.sorted.rows % 2 == 0
+                   ? LOWKV_TENSOR_SORTED
+                   : LOWKV_TENSOR_NONE;
     if (part.has_mean != 0 || part.has_factors != 0) return LOWKV_TENSOR_NONE;
     if (has_zeros(part) && part.by_channel != 0)
         return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
@@ -52,6 +59,45 @@ std::uint32_t form_of_values(const lowkv_part& part) noexcept {
     if (has_table(part) && part.metadata != LOWKV_E4M3 && bits >= 1 && bits <= 4)
         return LOWKV_TENSOR_TABLE;
     return LOWKV_TENSOR_NONE;
+}
+
+lowkv_tensor_part describe_part(const lowkv_part& from, std::uint32_t form) noexcept {
+    lowkv_tensor_part part{};
+    part.form = form;
+    part.bits = bits_of(from.width);
+    part.head_bytes = from.head_bytes;
+    part.codes = from.codes_at;
+    part.metadata = from.metadata_at;
+    part.one_byte = from.metadata == LOWKV_E5M3 ? 1 : 0;
+    const std::uint32_t scale_bytes = part.one_byte != 0 ? 1 : 2;
+    part.zeros = from.row_entries * scale_bytes;
+    part.row_bytes = (from.has_zeros != 0 ? 2 : 1) * part.zeros;
+    part.group_shift = from.group == 0 ? 0 : log2_of(from.group);
+    part.step = from.level_step;
+    return part;
+}
+
+// Groups of one width as products take them. False: there are more than a kernel is told of.
+bool describe_sorted(const lowkv_sorted& sorted, lowkv_tensor& tensor) noexcept {
+    tensor.rows = sorted.head.rows;
+    tensor.section = sorted.section;
+    for (const std::uint32_t bits : sorted.head.bits) tensor.pattern = tensor.pattern << 4 | bits;
+    std::uint32_t product = 0;
+    for (std::uint32_t r = 0; r < sorted.run_count; ++r) {
+        const lowkv_sorted_run& run = sorted.runs[r];
+        for (std::uint32_t taken = 0; taken < run.groups;) {
+            const std::uint32_t left = run.groups - taken;
+            const std::uint32_t units = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            if (tensor.pieces == LOWKV_TENSOR_PIECES) return false;
+            tensor.piece[tensor.pieces++] = {
+                units, run.bits, run.first_group + taken,
+                run.codes + taken * lowkv_sorted_group_bytes(sorted.head.tokens, run.bits),
+                product};
+            product += units;
+            taken += units;
+        }
+    }
+    return true;
 }
 
 // What windows, or codes, stand for, in steps from the middle.
@@ -119,7 +165,7 @@ struct Books {
 };
 Books books_of(const Plan& plan, const lowkv_part (&parts)[2], const lowkv_tensor& tensor) noexcept {
     Books books;
-    if (tensor.keys == LOWKV_TENSOR_SORTED) {
+    if (tensor.keys.form == LOWKV_TENSOR_SORTED) {
         const lowkv_sorted& sorted = *plan.keys().sorted_table();
         constexpr std::array<std::uint32_t, 6> tables{0,
                                                       LOWKV_TABLE_ONE,
@@ -132,11 +178,11 @@ Books books_of(const Plan& plan, const lowkv_part (&parts)[2], const lowkv_tenso
             books.add(tables[bits], book_of(sorted.levels[bits], bits));
         }
     }
-    if (tensor.keys == LOWKV_TENSOR_TABLE)
-        books.add(tensor.key_bits == 3 ? LOWKV_TABLE_THREE : LOWKV_TABLE_KEYS, book_of(parts[0]));
-    if (tensor.values == LOWKV_TENSOR_TABLE)
-        books.add(tensor.value_bits == 3   ? LOWKV_TABLE_THREE
-                  : tensor.value_bits == 1 ? LOWKV_TABLE_ONE
+    if (tensor.keys.form == LOWKV_TENSOR_TABLE)
+        books.add(tensor.keys.bits == 3 ? LOWKV_TABLE_THREE : LOWKV_TABLE_KEYS, book_of(parts[0]));
+    if (tensor.values.form == LOWKV_TENSOR_TABLE)
+        books.add(tensor.values.bits == 3   ? LOWKV_TABLE_THREE
+                  : tensor.values.bits == 1 ? LOWKV_TABLE_ONE
                                            : LOWKV_TABLE_VALUES,
                   book_of(parts[1]));
     return books;
@@ -147,17 +193,19 @@ Books books_of(const Plan& plan, const lowkv_part (&parts)[2], const lowkv_tenso
 lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
                              std::uint32_t& first) noexcept {
     const std::uint32_t d = plan.shape().head_dim, tokens = plan.block_tokens();
+    if ((d != 64 && d != 128 && d != 256) || tokens < 32 || !is_power(tokens)) return {};
     lowkv_tensor tensor{};
-    if (d != 64 && d != 128 && d != 256) return tensor;
-    if (tokens != 32 && tokens % 64 != 0) return tensor;
-    tensor.keys = form_of_keys(plan, parts[0]);
-    tensor.values = form_of_values(parts[1]);
-    tensor.key_bits = bits_of(parts[0].width);
-    tensor.value_bits = bits_of(parts[1].width);
-    if (tensor.keys == LOWKV_TENSOR_NONE || tensor.values == LOWKV_TENSOR_NONE)
-        return lowkv_tensor{};
+    tensor.keys = describe_part(parts[0], form_of_keys(plan, parts[0]));
+    tensor.values = describe_part(parts[1], form_of_values(parts[1]));
+    if (tensor.keys.form == LOWKV_TENSOR_NONE || tensor.values.form == LOWKV_TENSOR_NONE)
+        return {};
+    tensor.token_shift = log2_of(tokens);
+    tensor.rotated = plan.keys().rotation() != nullptr ? 1 : 0;
+    if (tensor.keys.form == LOWKV_TENSOR_SORTED &&
+        !describe_sorted(*plan.keys().sorted_table(), tensor))
+        return {};
     const Books books = books_of(plan, parts, tensor);
-    if (!books.fit) return lowkv_tensor{};
+    if (!books.fit) return {};
     for (std::uint32_t i = 0; i < LOWKV_TABLES; ++i) {
         if (books.of[i].bits == 0) continue;
         tensor.table[i] = first;

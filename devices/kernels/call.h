@@ -78,7 +78,8 @@ typedef struct {
 // Those of devices/tensor/, which are CUDA's alone: by copies of tables, then by head_dim.
 #define LOWKV_TENSOR_KERNELS(X) \
     X(tensor_wide_64) X(tensor_wide_128) X(tensor_wide_256) \
-    X(tensor_narrow_64) X(tensor_narrow_128) X(tensor_narrow_256)
+    X(tensor_narrow_64) X(tensor_narrow_128) X(tensor_narrow_256) \
+    X(tensor_lay)
 // clang-format on
 
 // A task has 4 rows, 16, 32 or 64; cells and scores of its tiles, at most, and so many channels of

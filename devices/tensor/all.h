@@ -1,14 +1,22 @@
 // The kernels on tensor cores, after those of devices/kernels/all.h and a vocabulary: words.h or a
 // test's.
+#ifndef TENSOR_HEADS  // all: nvcc is asked for one head_dim at a time
+#define TENSOR_HEADS 0
+#endif
+
 #include "plan.h"
 
 #include "shared.h"
 
 #include "codes.h"
 
-#include "queries.h"
+#include "blocks.h"
+
+#include "lay.h"
 
 #include "keys.h"
+
+#include "sorted.h"
 
 #include "exact.h"
 

@@ -1,43 +1,33 @@
 // Attention by tensor cores, for 8 rows of queries at a time: a task (devices/kernels/call.h) is a
-// group of 8 warps; each takes 64 cells after the other of its share of them, scores, weights and
-// sums in its registers, and at the end the warps' results become one, where devices/kernels/join.h
-// finds it. Codes go from memory through a table or a mask into operands: nothing is expanded.
+// kv head's work for a group of 8 warps; each takes 64 cells after the other of its share of them,
+// scores, weights and sums in its registers, and at the end the warps' results become one, where
+// devices/kernels/join.h finds it. Codes go from memory through a table or a mask into operands:
+// nothing is expanded. There are as many groups as processors: each takes every so many-th task.
 //
 // WIDE: there is room for 32 copies of each table (shared.h).
-
-typedef struct {
-    uint8_t* at[LOWKV_BUFFERS];
-} memories_t;
 
 #define LOG2_E 1.44269504f
 #define NO_TOP -1e30f  // below any score, and finite
 
-FN GLOBAL const uint8_t* address_in(const memories_t& memories, uint32_t address) {
-    return memories.at[address >> LOWKV_ADDRESS_BITS] +
-           (size_t)(address & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT;
-}
+// Cells of which all rows see all, and whose scores are a product's share.
+typedef struct {
+    uint32_t from, until;
+} plain_t;
 
-// A block's part as the warp's functions take it, or null.
-FN GLOBAL const uint8_t* part_at(const memories_t& memories, const attention_t& a,
-                                 const lowkv_task& task, uint32_t cell, uint32_t which) {
-    const uint32_t address = BLOCK_AT(a, cell, which);
-    if (address == LOWKV_NOWHERE) return nullptr;
-    GLOBAL const lowkv_part* part = which ? a.values : a.keys;
-    const uint32_t head = task.packed && !part->exact ? a.kv_head * part->head_bytes : 0;
-    return address_in(memories, address) + head;
-}
-
-// All rows see the 64 cells, and a score is a product's share.
-FN int sees_all(const attention_t& a, const lowkv_task& task, uint32_t cell) {
+FN plain_t plain_cells(const attention_t& a, const lowkv_task& task) {
     GLOBAL const lowkv_queries* s = a.sequence;
     const uint32_t before = s->n_cells - s->all_tokens + s->first_token;
     const uint32_t first_own = before + token_of(a, task.first_row);
     const uint32_t last_own = before + token_of(a, task.first_row + task.rows - 1);
-    const uint32_t end = cell + LOWKV_TENSOR_CELLS;
-    if (a.call->softcap > 0.0f || a.call->slopes != LOWKV_NOWHERE) return 0;
-    if (cell < s->first_cell || end > task.last_cell || s->mask_kind > 1) return 0;
-    return s->mask_kind == 0 ||
-           (end <= first_own + 1 && (s->window == 0 || last_own - cell < s->window));
+    plain_t plain = {s->first_cell, task.last_cell};
+    if (a.call->softcap > 0.0f || a.call->slopes != LOWKV_NOWHERE || s->mask_kind > 1)
+        plain.until = 0;
+    if (s->mask_kind == 1) {
+        plain.until = plain.until < first_own + 1 ? plain.until : first_own + 1;
+        if (s->window != 0 && last_own >= s->window && plain.from < last_own - s->window + 1)
+            plain.from = last_own - s->window + 1;
+    }
+    return plain;
 }
 
 // What rows don't see becomes -inf.
@@ -55,20 +45,38 @@ FN void mask_scores(const warp_t& w, uint32_t cell, float s[4][4]) {
     }
 }
 
-// The blocks of 64 cells. False: there is none of them.
-FN int open_blocks(const memories_t& memories, warp_t& w, uint32_t cell) {
-    const uint32_t tokens = w.a.keys->tokens;
+// The addresses of the blocks of 64 cells, 32 each.
+typedef struct {
+    uint32_t keys[2], values[2];
+} addresses_t;
+
+FN addresses_t load_addresses(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell) {
+    addresses_t found;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         const uint32_t its = cell + 32 * n;
-        w.token[n] = its % tokens;
-        w.keys[n] = w.values[n] = nullptr;
+        found.keys[n] = found.values[n] = LOWKV_NOWHERE;
         if (its >= w.task.last_cell) continue;
-        w.keys[n] = part_at(memories, w.a, w.task, its, 0);
-        w.values[n] = part_at(memories, w.a, w.task, its, 1);
+        GLOBAL const uint32_t* at =
+            w.a.words + w.a.sequence->blocks + 2 * (its >> tensor.token_shift);
+        found.keys[n] = at[0];
+        found.values[n] = at[1];
     }
+    return found;
+}
+
+// False: there is none of the blocks.
+FN int open_blocks(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
+                   const addresses_t& addresses, uint32_t cell) {
+    const uint32_t mask = (1u << tensor.token_shift) - 1;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        w.absent[n] = w.keys[n] == nullptr;
-        // Something to read, of which nothing is used.
+        w.token[n] = (cell + 32 * n) & mask;
+        w.absent[n] = addresses.keys[n] == LOWKV_NOWHERE;
+        w.keys[n] = section_in(memories, addresses.keys[n],
+                               behind_of(tensor.keys, w.task.packed, w.a.kv_head));
+        w.values[n] = section_in(memories, addresses.values[n],
+                                 behind_of(tensor.values, w.task.packed, w.a.kv_head));
+    }
+    UNROLL for (uint32_t n = 0; n < 2; ++n) {  // something to read, of which nothing is used
         if (!w.absent[n]) continue;
         w.keys[n] = w.keys[1 - n];
         w.values[n] = w.values[1 - n];
@@ -77,69 +85,94 @@ FN int open_blocks(const memories_t& memories, warp_t& w, uint32_t cell) {
     return !(w.absent[0] && w.absent[1]);
 }
 
-// The packed blocks that begin in the 64 cells.
-FN void fetch_blocks(const memories_t& memories, const warp_t& w, uint32_t cell) {
-    const uint32_t tokens = w.a.keys->tokens;
-    for (uint32_t its = cell; its < cell + LOWKV_TENSOR_CELLS && its < w.task.last_cell; its += 32) {
-        if (its % tokens != 0) continue;
-        GLOBAL const uint8_t* keys = part_at(memories, w.a, w.task, its, 0);
-        GLOBAL const uint8_t* values = part_at(memories, w.a, w.task, its, 1);
-        if (keys == nullptr) continue;
-        for (uint32_t i = ITEM % 32 * 128; i < w.a.keys->head_bytes; i += 4096) fetch_ahead(keys + i);
-        for (uint32_t i = ITEM % 32 * 128; i < w.a.values->head_bytes; i += 4096)
+// The packed blocks that begin in the 64 cells, into the cache that all processors share.
+FN void fetch_blocks(const memories_t& memories, const lowkv_tensor& tensor, const warp_t& w,
+                     const addresses_t& addresses, uint32_t cell) {
+    const uint32_t mask = (1u << tensor.token_shift) - 1;
+    UNROLL for (uint32_t n = 0; n < 2; ++n) {
+        if (((cell + 32 * n) & mask) != 0 || addresses.keys[n] == LOWKV_NOWHERE) continue;
+        GLOBAL const uint8_t* keys =
+            section_in(memories, addresses.keys[n], w.a.kv_head * tensor.keys.head_bytes);
+        GLOBAL const uint8_t* values =
+            section_in(memories, addresses.values[n], w.a.kv_head * tensor.values.head_bytes);
+        for (uint32_t i = ITEM % 32 * 128; i < tensor.keys.head_bytes; i += 4096)
+            fetch_ahead(keys + i);
+        for (uint32_t i = ITEM % 32 * 128; i < tensor.values.head_bytes; i += 4096)
             fetch_ahead(values + i);
     }
 }
 
 template <int WIDE, int D>
-FN void score(const warp_t& w, uint32_t form, terms_t& terms, float s[4][4]) {
-    const uint32_t bits = w.tensor->key_bits;
-    if (form == LOWKV_TENSOR_EXACT) score_exact<D>(w, s);
+FN void score(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, terms_t& terms,
+              float s[4][4]) {
+    const uint32_t bits = tensor.keys.bits;
     if (form == LOWKV_TENSOR_SORTED) {
-        if (terms.section != w.keys[0]) find_terms<D>(w, w.keys[0], terms);
-        score_sorted<WIDE, D>(w, terms, s);
+        score_sorted<WIDE, D>(tensor, w, terms, s);
+    } else if (form == LOWKV_TENSOR_EVEN) {
+        if (bits == 2) score_even<2, D>(tensor, w, s);
+        if (bits == 4) score_even<4, D>(tensor, w, s);
+        if (bits == 8) score_even<8, D>(tensor, w, s);
+    } else if (form == LOWKV_TENSOR_TABLE) {
+        if (bits == 2) score_table<WIDE, 2, D>(tensor, w, s);
+        if (bits == 3) score_table<WIDE, 3, D>(tensor, w, s);
+        if (bits == 4) score_table<WIDE, 4, D>(tensor, w, s);
+    } else if (form == LOWKV_TENSOR_EVEN_BY_TOKEN) {
+        score_even_by_token<D>(tensor, w, s);
+    } else {
+        score_exact<D>(w, s);
+    }
+}
+
+template <int D>
+FN void load_values(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, values_t<D>& v) {
+    const uint32_t bits = tensor.values.bits;
+    if (form == LOWKV_TENSOR_TABLE) {
+        load_factors<D>(tensor, w, v);
+        if constexpr (values_t<D>::lines != 0) {
+            if (bits == 1) keep_table<1, D>(tensor, w, v);
+            if (bits == 2) keep_table<2, D>(tensor, w, v);
+            if (bits == 3) keep_table<3, D>(tensor, w, v);
+            if (bits == 4) keep_table<4, D>(tensor, w, v);
+        }
     }
     if (form == LOWKV_TENSOR_EVEN) {
-        if (bits == 2) score_even<2, D>(w, s);
-        if (bits == 4) score_even<4, D>(w, s);
-        if (bits == 8) score_even<8, D>(w, s);
-    }
-    if (form == LOWKV_TENSOR_EVEN_BY_TOKEN) score_even_by_token<D>(w, s);
-    if (form == LOWKV_TENSOR_TABLE) {
-        if (bits == 2) score_table<WIDE, 2, D>(w, s);
-        if (bits == 3) score_table<WIDE, 3, D>(w, s);
-        if (bits == 4) score_table<WIDE, 4, D>(w, s);
+        load_scales<D>(tensor, w, v);
+        if constexpr (values_t<D>::lines != 0) {
+            if (bits == 2) keep_even<2, D>(tensor, w, v);
+            if (bits == 4) keep_even<4, D>(tensor, w, v);
+        }
     }
 }
 
 template <int WIDE, int D>
-FN void add(const warp_t& w, uint32_t form, uint32_t cell, const float s[4][4], sums_t<D>& sums) {
-    const uint32_t bits = w.tensor->value_bits;
-    if (form == LOWKV_TENSOR_EXACT) add_exact<D>(w, cell, s, sums.out);
-    if (form == LOWKV_TENSOR_EVEN) {
-        if (bits == 2) add_even<2, D>(w, s, sums);
-        if (bits == 4) add_even<4, D>(w, s, sums);
-        if (bits == 8) add_even<8, D>(w, s, sums);
-    }
+FN void add(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, uint32_t cell,
+            const values_t<D>& v, const float s[4][4], sums_t<D>& sums) {
+    const uint32_t bits = tensor.values.bits;
     if (form == LOWKV_TENSOR_TABLE) {
-        if (bits == 1) add_table<WIDE, 1, D>(w, s, sums.out);
-        if (bits == 2) add_table<WIDE, 2, D>(w, s, sums.out);
-        if (bits == 3) add_table<WIDE, 3, D>(w, s, sums.out);
-        if (bits == 4) add_table<WIDE, 4, D>(w, s, sums.out);
+        if (bits == 1) add_table<WIDE, 1, D>(tensor, w, v, s, sums.out);
+        if (bits == 2) add_table<WIDE, 2, D>(tensor, w, v, s, sums.out);
+        if (bits == 3) add_table<WIDE, 3, D>(tensor, w, v, s, sums.out);
+        if (bits == 4) add_table<WIDE, 4, D>(tensor, w, v, s, sums.out);
+    } else if (form == LOWKV_TENSOR_EVEN) {
+        if (bits == 2) add_even<2, D>(tensor, w, v, s, sums);
+        if (bits == 4) add_even<4, D>(tensor, w, v, s, sums);
+        if (bits == 8) add_even<8, D>(tensor, w, v, s, sums);
+    } else {
+        add_exact<D>(w, cell, s, sums.out);
     }
 }
 
 // A warp's results become their outputs' sums and one exponent's.
 template <int D>
-FN void finish_sums(const warp_t& w, uint32_t form, sums_t<D>& sums) {
+FN void finish_sums(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, sums_t<D>& sums) {
     const float one = 1.0f / sums.share;
     const float unit = form == LOWKV_TENSOR_EVEN  ? one * EVEN_UNIT
-                       : form == LOWKV_TENSOR_TABLE ? one * w.a.values->level_step
+                       : form == LOWKV_TENSOR_TABLE ? one * tensor.values.step
                                                     : one;
     UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
         float zeros[2] = {0.0f, 0.0f};
         if (form == LOWKV_TENSOR_EVEN) {
-            const uint32_t lane = 32 * m / w.a.values->group * 4 + w.c;
+            const uint32_t lane = (32 * m >> tensor.values.group_shift) * 4 + w.c;
             zeros[0] = of_lane(sums.zeros[0], lane) * one;
             zeros[1] = of_lane(sums.zeros[1], lane) * one;
         }
@@ -182,38 +215,18 @@ FN void join_warps(float* slots, sums_t<D>& sums, float* top, float* total) {
     }
 }
 
+// Of one task and kv head.
 template <int WIDE, int D>
-FN void attend_task(const memories_t& memories, GLOBAL const uint32_t* plan,
-                    GLOBAL const uint32_t* words, GLOBAL const float* numbers,
-                    GLOBAL float* partial, uint8_t* shared) {
-    warp_t w;
-    w.task = *task_of(words, GROUP(0));
-    w.a = open_attention(plan, words, numbers, w.task.sequence, GROUP(1));
-    w.tensor = (GLOBAL const lowkv_tensor*)(plan + 2 * sizeof(lowkv_part) / 4);
-    w.shared = shared;
-    w.weights = shared + ITEM / 32 * WEIGHTS_BYTES;
-    w.tables = open_tables<WIDE>(shared);
-    w.g = ITEM % 32 / 4;
-    w.c = ITEM % 4;
-    const uint32_t keys = w.task.packed ? w.tensor->keys : LOWKV_TENSOR_EXACT;
-    const uint32_t values = w.task.packed ? w.tensor->values : LOWKV_TENSOR_EXACT;
-    UNROLL for (uint32_t j = 0; j < 2; ++j) w.unit[j] = w.term_unit[j] = w.a.call->scale;
-    if (w.task.packed) {
-        fill_tables<WIDE>(plan, w.tensor, w.tables);
-        GLOBAL const uint8_t* first = nullptr;
-        for (uint32_t cell = w.task.first_cell; cell < w.task.last_cell && first == nullptr;
-             cell += w.a.keys->tokens)
-            first = part_at(memories, w.a, w.task, cell, 0);
-        if (first != nullptr && keys != LOWKV_TENSOR_EXACT) {
-            prepare_queries<D>(w.a, w.task, w.tensor, first, shared);
-            const float* norms = (const float*)(shared + NORMS_AT);
-            UNROLL for (uint32_t j = 0; j < 2; ++j) {
-                w.unit[j] *= norms[2 * w.c + j];
-                w.term_unit[j] *= norms[LOWKV_TENSOR_ROWS + 2 * w.c + j];
-            }
-        } else {
-            BARRIER();
-        }
+FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
+                    uint32_t number, uint8_t* shared, GLOBAL float* partial) {
+    const uint32_t keys = w.task.packed ? tensor.keys.form : LOWKV_TENSOR_EXACT;
+    const uint32_t values = w.task.packed ? tensor.values.form : LOWKV_TENSOR_EXACT;
+    const float scale = w.a.call->scale;
+    const float* norms = (const float*)(w.laid + TENSOR_NORMS_AT);
+    UNROLL for (uint32_t j = 0; j < 2; ++j) {
+        w.unit[j] = norms[2 * w.c + j] * scale;
+        if (keys == LOWKV_TENSOR_TABLE) w.unit[j] *= tensor.keys.step;
+        w.term_unit[j] = norms[LOWKV_TENSOR_ROWS + 2 * w.c + j] * scale;
     }
     sums_t<D> sums;
     UNROLL for (uint32_t i = 0; i < D / 4; ++i) sums.out[i / 8][i / 4 % 2][i % 4] = 0.0f;
@@ -222,25 +235,30 @@ FN void attend_task(const memories_t& memories, GLOBAL const uint32_t* plan,
     float top[2] = {NO_TOP, NO_TOP}, total[2] = {0.0f, 0.0f};
     terms_t terms;
     terms.section = nullptr;
+    const plain_t plain = plain_cells(w.a, w.task);
     const uint32_t cells = w.task.last_cell - w.task.first_cell;
     const uint32_t chunks = (cells + LOWKV_TENSOR_CELLS - 1) / LOWKV_TENSOR_CELLS;
     const uint32_t each = (chunks + LOWKV_TENSOR_WARPS - 1) / LOWKV_TENSOR_WARPS;
     const uint32_t from = ITEM / 32 * each, until = from + each < chunks ? from + each : chunks;
+    uint32_t cell = w.task.first_cell + from * LOWKV_TENSOR_CELLS;
+    addresses_t addresses = load_addresses(tensor, w, cell);
 #ifdef __CUDACC__
 #pragma unroll 1
 #endif
-    for (uint32_t chunk = from; chunk < until; ++chunk) {
-        const uint32_t cell = w.task.first_cell + chunk * LOWKV_TENSOR_CELLS;
+    for (uint32_t chunk = from; chunk < until; ++chunk, cell += LOWKV_TENSOR_CELLS) {
         float s[4][4];
         UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = 0.0f;
-        const int there = open_blocks(memories, w, cell);
-        if (w.task.packed && chunk + 1 < until)
-            fetch_blocks(memories, w, cell + LOWKV_TENSOR_CELLS);
-        if (there) score<WIDE, D>(w, keys, terms, s);
+        const int there = open_blocks(memories, tensor, w, addresses, cell);
         const int partly = w.absent[0] || w.absent[1];
+        values_t<D> v;
+        if (there) load_values<D>(tensor, w, values, v);
+        const uint32_t next = cell + LOWKV_TENSOR_CELLS;
+        if (chunk + 1 < until) addresses = load_addresses(tensor, w, next);
+        if (there) score<WIDE, D>(tensor, w, keys, terms, s);
+        if (w.task.packed && chunk + 1 < until) fetch_blocks(memories, tensor, w, addresses, next);
         if (partly) UNROLL for (uint32_t i = 0; i < 16; ++i)
             if (i < 8 ? w.absent[0] : w.absent[1]) s[i / 4][i % 4] = 0.0f;
-        if (!sees_all(w.a, w.task, cell)) mask_scores(w, cell, s);
+        if (cell < plain.from || next > plain.until) mask_scores(w, cell, s);
         // The largest yet, and the values' scales.
         float now[2] = {top[0], top[1]}, share = sums.share;
         UNROLL for (uint32_t i = 0; i < 16; ++i) now[i % 2] = fmaxf(now[i % 2], s[i / 4][i % 4]);
@@ -248,13 +266,10 @@ FN void attend_task(const memories_t& memories, GLOBAL const uint32_t* plan,
             now[0] = fmaxf(now[0], other_lane(now[0], o));
             now[1] = fmaxf(now[1], other_lane(now[1], o));
         }
-        factors_t factors;
-        if (there && values == LOWKV_TENSOR_TABLE) {
-            factors = load_factors(w);
-            share = fminf(share, 16384.0f / above(largest_factor(factors)));
-        }
+        if (there && values == LOWKV_TENSOR_TABLE)
+            share = fminf(share, 16384.0f / above(largest_factor<D>(v)));
         if (there && values == LOWKV_TENSOR_EVEN)
-            share = fminf(share, fminf(16384.0f / above(largest_scale<D>(w)), 32768.0f));
+            share = fminf(share, fminf(16384.0f / above(largest_scale<D>(v)), 32768.0f));
         if (any_lane(now[0] > top[0] || now[1] > top[1] || share < sums.share)) {
             UNROLL for (uint32_t j = 0; j < 2; ++j) {
                 const float shrink = power_of_two((top[j] - now[j]) * LOG2_E);
@@ -278,14 +293,16 @@ FN void attend_task(const memories_t& memories, GLOBAL const uint32_t* plan,
         if (!there) continue;
         if (partly) UNROLL for (uint32_t i = 0; i < 16; ++i)
             if (i < 8 ? w.absent[0] : w.absent[1]) s[i / 4][i % 4] = 0.0f;
-        UNROLL for (uint32_t i = 0; i < 16; ++i) {
+        UNROLL for (uint32_t i = 0; i < 8; ++i) {
             float factor = sums.share;
-            if (values == LOWKV_TENSOR_TABLE) factor *= factors.factor[i / 8][i / 2 % 4];
-            s[i / 4][i % 4] *= factor;
+            if (values == LOWKV_TENSOR_TABLE)
+                factor *= i % 2 ? high_half(v.factors[i / 2]) : low_half(v.factors[i / 2]);
+            s[i / 2][i % 2 * 2] *= factor;
+            s[i / 2][i % 2 * 2 + 1] *= factor;
         }
-        add<WIDE, D>(w, values, cell, s, sums);
+        add<WIDE, D>(tensor, w, values, cell, v, s, sums);
     }
-    finish_sums<D>(w, values, sums);
+    finish_sums<D>(tensor, w, values, sums);
     UNROLL for (uint32_t j = 0; j < 2; ++j)
         UNROLL for (uint32_t o = 4; o < 32; o *= 2) total[j] += other_lane(total[j], o);
     join_warps<D>((float*)shared, sums, top, total);
@@ -293,7 +310,7 @@ FN void attend_task(const memories_t& memories, GLOBAL const uint32_t* plan,
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         const uint32_t row = 2 * w.c + j;
         if (row >= w.task.rows) continue;
-        GLOBAL float* to = partial + ((size_t)(GROUP(0) * w.a.keys->kv_heads + w.a.kv_head) *
+        GLOBAL float* to = partial + ((size_t)(number * w.a.keys->kv_heads + w.a.kv_head) *
                                           w.a.call->rows +
                                       row) *
                                          (D + 2);
@@ -306,21 +323,53 @@ FN void attend_task(const memories_t& memories, GLOBAL const uint32_t* plan,
     }
 }
 
+// Of `tasks`, for all kv heads.
+template <int WIDE, int D>
+FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
+                     GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words,
+                     GLOBAL const float* numbers, GLOBAL const uint8_t* laid, uint32_t tasks,
+                     GLOBAL float* partial, uint8_t* shared) {
+    warp_t w;
+    w.laid = shared + TENSOR_LAID_AT;
+    w.weights = shared + ITEM / 32 * TENSOR_WEIGHTS_BYTES;
+    w.tables = open_tables<WIDE>(shared);
+    w.g = ITEM % 32 / 4;
+    w.c = ITEM % 4;
+    fill_tables<WIDE>(plan, tensor, w.tables);
+    const uint32_t kv_heads = part_of(plan, 0)->kv_heads;
+#ifdef __CUDACC__
+#pragma unroll 1
+#endif
+    for (uint32_t item = GROUP(0); item < tasks * kv_heads; item += gridDim.x) {
+        const uint32_t number = item / kv_heads;
+        w.task = *task_of(words, number);
+        w.a = open_attention(plan, words, numbers, w.task.sequence, item % kv_heads);
+        BARRIER();  // what was there before is done with
+        const uint4* from =
+            (const uint4*)(laid +
+                           ((size_t)w.task.chunk * kv_heads + w.a.kv_head) * TENSOR_LAID_BYTES(D));
+        for (uint32_t i = ITEM; i < TENSOR_LAID_BYTES(D) / 16; i += LOWKV_TENSOR_THREADS)
+            ((uint4*)w.laid)[i] = from[i];
+        BARRIER();
+        attend_task<WIDE, D>(memories, tensor, w, number, shared, partial);
+    }
+}
+
 // By the two sizes of shared memory and the three of heads.
 #define TENSOR_KERNEL(name, wide, d)                                                             \
     TENSOR_ENTRY(name)                                                                           \
-    (const GRID_CONSTANT memories_t memories, GLOBAL const uint32_t* plan,                       \
-     GLOBAL const uint32_t* words, GLOBAL const float* numbers, GLOBAL float* partial) {         \
-        attend_task<wide, d>(memories, plan, words, numbers, partial, DYNAMIC_SHARED());         \
+    (const GRID_CONSTANT memories_t memories, const GRID_CONSTANT lowkv_tensor tensor,           \
+     GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,     \
+     GLOBAL const uint8_t* laid, uint32_t tasks, GLOBAL float* partial) {                        \
+        attend_tasks<wide, d>(memories, tensor, plan, words, numbers, laid, tasks, partial,      \
+                              DYNAMIC_SHARED());                                                 \
     }
 #define NO_TENSOR_KERNEL(name)                                                                   \
     TENSOR_ENTRY(name)                                                                           \
-    (const GRID_CONSTANT memories_t, GLOBAL const uint32_t*, GLOBAL const uint32_t*,             \
-     GLOBAL const float*, GLOBAL float*) {}
+    (const GRID_CONSTANT memories_t, const GRID_CONSTANT lowkv_tensor, GLOBAL const uint32_t*,    \
+     GLOBAL const uint32_t*, GLOBAL const float*, GLOBAL const uint8_t*, uint32_t,               \
+     GLOBAL float*) {}
 
-#ifndef TENSOR_HEADS  // all: nvcc is asked for one head_dim at a time
-#define TENSOR_HEADS 0
-#endif
 #if TENSOR_WIDE
 #define WIDE_KERNEL(name, d) TENSOR_KERNEL(name, 1, d)
 #else

@@ -23,6 +23,19 @@ FN uint32_t place_of_step(int order, uint32_t step) {
     if (order == ORDER_WORD) return lowkv_byte_of_step(step % 4) * 4 + step / 4;
     return 2 * (step / 8 * 4 + lowkv_byte_of_step(step % 4)) + step / 4 % 2;
 }
+// A product's groups of 16 channels, and its number among theirs.
+typedef struct {
+    uint32_t first_group, units, bits, product;
+} piece_t;
+
+// The channel, of sorted keys the place, that thread 4g + c has of a product: `r` of four.
+FN uint32_t step_of_thread(piece_t piece, int order, uint32_t c, uint32_t r) {
+    const uint32_t share = 4 / piece.units;
+    const uint32_t pair = 2 * (piece.product + piece.units * (c % share)) + r / 2;
+    return 16 * (piece.first_group + c / share) + step_of_pair(order, pair) +
+           r % 2 * stride_of_pair(order);
+}
+
 FN int order_of_bits(uint32_t bits) { return bits >= 4 ? ORDER_FOUR : ORDER_WORD; }
 
 FN uint32_t word_of(uint4 line, int i) {
@@ -102,7 +115,7 @@ struct by_table {
     // Of lane `l` of four; the first or the second pair of product I.
     template <int I, int SECOND>
     MEMBER uint32_t pair(int l) const {
-        constexpr int byte = U == 4 ? 2 * (I % 2) + SECOND : 2 * (I % 2) + SECOND;  // 4 and 5 bits
+        constexpr int byte = 2 * (I % 2) + SECOND;  // 4 and 5 bits
         constexpr int line = U == 4 && BITS >= 4 ? I / 2 : 0;
         if constexpr (BITS == 1) return pair_of_one<WIDE, 2 * (2 * I + SECOND)>(t, single[l]);
         if constexpr (BITS == 2)

@@ -52,7 +52,7 @@ FN void add_exact(const warp_t& w, uint32_t cell, const float s[4][4], float out
     GLOBAL const lowkv_part* part = w.a.values;
     const uint32_t type = w.task.packed ? LOWKV_ROWS_F16 : part->rows;
     float* weights = (float*)w.weights;
-    constexpr uint32_t row = WEIGHTS_ROW / 4;
+    constexpr uint32_t row = TENSOR_WEIGHTS_ROW / 4;
     UNROLL for (uint32_t n = 0; n < 2; ++n) UNROLL for (uint32_t k = 0; k < 4; ++k)
         UNROLL for (uint32_t j = 0; j < 2; ++j)
             weights[(2 * w.c + j) * row + 32 * n + 4 * w.g + k] = s[2 * n + k / 2][k % 2 * 2 + j];

@@ -1,7 +1,6 @@
 #ifndef LOWKV_DEVICES_TENSOR_PLAN_H
 #define LOWKV_DEVICES_TENSOR_PLAN_H
-// What the attention kernel on tensor cores (devices/tensor/attend.h) is told of a plan: C99, behind
-// the plan's two parts.
+// What attention on tensor cores (attend.h) is told of a plan, as an argument of its kernels: C99.
 
 #ifndef __OPENCL_C_VERSION__
 #include "lowkv/part.h"
@@ -11,9 +10,9 @@
 #define LOWKV_TENSOR_NONE 0u   // not served: devices/kernels/attend.h serves all
 #define LOWKV_TENSOR_EXACT 1u  // rows
 #define LOWKV_TENSOR_EVEN 2u   // codes with scales and zeros: of keys by channel, of values by token
-#define LOWKV_TENSOR_EVEN_BY_TOKEN 3u  // the same of keys by token
-#define LOWKV_TENSOR_TABLE 4u   // levels by table, one scale a token
-#define LOWKV_TENSOR_SORTED 5u  // keys
+#define LOWKV_TENSOR_EVEN_BY_TOKEN 3u  // the same of keys by token, 4 bits
+#define LOWKV_TENSOR_TABLE 4u          // levels by table, one scale a token
+#define LOWKV_TENSOR_SORTED 5u         // keys
 
 // Tables of pairs: what two neighbouring codes stand for, as two f16, by the bits that decide it.
 // Each has its place in shared memory (shared.h).
@@ -25,58 +24,82 @@
 #define LOWKV_TABLE_FIVE 5u    // 1024: sorted keys of 5 bits
 #define LOWKV_TABLES 6u
 
+// Groups of one width, of sorted keys: four, two or one, which are as many products of 16 channels.
+#define LOWKV_TENSOR_PIECES 12u
+
 // NOLINTBEGIN(modernize-use-using): it is C.
+// A part, if it is neither exact nor sorted. Offsets are of a head's section.
 typedef struct {
-    uint32_t keys, values;              // how; both LOWKV_TENSOR_NONE or neither
-    uint32_t key_bits, value_bits;      // of codes that are neither exact nor sorted
-    uint32_t table[LOWKV_TABLES];       // where they are in the plan's words; 0: there is none
+    uint32_t form, bits;
+    uint32_t head_bytes, codes, metadata;
+    uint32_t row_bytes;    // from a metadata row to the next one
+    uint32_t zeros;        // from a row's scales to its zeros
+    uint32_t group_shift;  // log2 of the elements of a group
+    uint32_t one_byte;     // boolean: scales are E5M3, else f16
+    float step;            // of a table's levels
+} lowkv_tensor_part;
+
+typedef struct {
+    uint32_t units, bits, first_group;
+    uint32_t codes;  // of the first group
+    uint32_t product;
+} lowkv_tensor_piece;
+
+typedef struct {
+    lowkv_tensor_part keys, values;
+    uint32_t token_shift;  // log2 of a block's tokens
+    uint32_t rotated;      // boolean: queries meet packed keys rotated
+    // Sorted keys. `pattern`: the quarters' bits, four to a number, which kernels know by heart.
+    uint32_t pattern, rows, pieces;
+    lowkv_tensor_piece piece[LOWKV_TENSOR_PIECES];
+    lowkv_sorted_section section;
+    uint32_t table[LOWKV_TABLES];  // where they are in the plan's words; 0: there is none
 } lowkv_tensor;
 // NOLINTEND(modernize-use-using)
 
 // A group of threads, and rows of queries that it takes at a time.
 #define LOWKV_TENSOR_WARPS 8u
+#define LOWKV_TENSOR_THREADS 256u
 #define LOWKV_TENSOR_ROWS 8u
 // Cells that a warp takes at a time.
 #define LOWKV_TENSOR_CELLS 64u
 
-// ---- shared memory (shared.h says what is there) ----
+// ---- queries as B of the products, of 8 rows and a kv head (lay.h), in bytes ----
 
-// In bytes from the beginning.
-#define WEIGHTS_ROW 272u  // of a query: 64 weights as f32, or as f16 in 144
-#define HALF_WEIGHTS_ROW 144u
-#define WEIGHTS_BYTES (LOWKV_TENSOR_ROWS * WEIGHTS_ROW)
-#define SETS_AT (LOWKV_TENSOR_WARPS * WEIGHTS_BYTES)
-#define MOST_SET_BYTES 4096u  // head_dim 256
-#define NORMS_AT (SETS_AT + 4 * MOST_SET_BYTES)
-#define SUMS_AT (NORMS_AT + 2 * LOWKV_TENSOR_ROWS * 4)
-#define STATISTICS_AT (SUMS_AT + LOWKV_TENSOR_ROWS * 8 * 4)
-#define STATISTICS_BYTES 448u  // of sorted keys, 256 channels: 416
-#define FIVE_AT (STATISTICS_AT + STATISTICS_BYTES)
-#define ONE_AT (FIVE_AT + 4096u)
+#define TENSOR_NORMS_AT 0u                                     // f32: [2 sets][row]
+#define TENSOR_SUMS_AT (TENSOR_NORMS_AT + 64u)                 // f32: [row][8]
+#define TENSOR_STATISTICS_AT (TENSOR_SUMS_AT + 256u)           // of sorted keys: up to 416
+#define TENSOR_SETS_AT (TENSOR_STATISTICS_AT + 448u)           // 4 sets of 16 bytes a channel
+#define TENSOR_LAID_BYTES(d) (TENSOR_SETS_AT + 4u * 16u * (d))
+
+// ---- shared memory (shared.h says what is there), in bytes ----
+
+#define TENSOR_WEIGHTS_ROW 272u  // of a query: 64 weights as f32, or as f16 in 144
+#define TENSOR_HALF_ROW 144u
+#define TENSOR_WEIGHTS_BYTES (LOWKV_TENSOR_ROWS * TENSOR_WEIGHTS_ROW)
+#define TENSOR_LAID_AT (LOWKV_TENSOR_WARPS * TENSOR_WEIGHTS_BYTES)
+#define TENSOR_FIVE_AT 35072u  // behind the largest queries and the warps' results
+#define TENSOR_ONE_AT (TENSOR_FIVE_AT + 4096u)
 // Not WIDE, the others follow.
-#define NARROW_FOUR_AT (ONE_AT + 4096u)
-#define NARROW_VALUES_AT (NARROW_FOUR_AT + 8192u)
-#define NARROW_KEYS_AT (NARROW_VALUES_AT + 8192u)
-#define NARROW_THREE_AT (NARROW_KEYS_AT + 8192u)
-#define NARROW_BYTES (NARROW_THREE_AT + 16384u)
-// WIDE: from the page on.
-#define PAGE 65536u
-#define WIDE_THREE_BEHIND PAGE
-#define WIDE_FOUR_BEHIND (2 * PAGE)
-
-#define LOWKV_WIDE_BYTES (3 * PAGE + 32768u)  // at most
+#define TENSOR_NARROW_FOUR_AT (TENSOR_ONE_AT + 4096u)
+#define TENSOR_NARROW_VALUES_AT (TENSOR_NARROW_FOUR_AT + 8192u)
+#define TENSOR_NARROW_KEYS_AT (TENSOR_NARROW_VALUES_AT + 8192u)
+#define TENSOR_NARROW_THREE_AT (TENSOR_NARROW_KEYS_AT + 8192u)
+#define TENSOR_NARROW_BYTES (TENSOR_NARROW_THREE_AT + 16384u)
+// WIDE: from a page on.
+#define TENSOR_PAGE 65536u
+#define TENSOR_WIDE_THREE_BEHIND TENSOR_PAGE
+#define TENSOR_WIDE_FOUR_BEHIND (2 * TENSOR_PAGE)
+#define TENSOR_WIDE_BYTES (3 * TENSOR_PAGE + 32768u)  // at most
 
 // How much a plan's kernel takes.
-LOWKV_FN uint32_t lowkv_tensor_shared(lowkv_tensor plan, uint32_t head_dim, uint32_t wide) {
-    const uint32_t results = LOWKV_TENSOR_WARPS / 2 * (head_dim / 4 + 4) * 32 * 4;
-    uint32_t bytes = FIVE_AT > results ? FIVE_AT : results;
+LOWKV_FN uint32_t lowkv_tensor_shared(lowkv_tensor plan, uint32_t wide) {
     uint32_t any = 0, i = 0;
     for (; i < LOWKV_TABLES; ++i) any += plan.table[i] != 0;
-    if (any == 0) return bytes;
-    if (!wide) return NARROW_BYTES > bytes ? NARROW_BYTES : bytes;
-    if (plan.table[LOWKV_TABLE_FOUR] != 0) return LOWKV_WIDE_BYTES;
-    return plan.table[LOWKV_TABLE_THREE] != 0 ? 3 * PAGE : 2 * PAGE;
+    if (any == 0) return TENSOR_FIVE_AT;
+    if (!wide) return TENSOR_NARROW_BYTES;
+    if (plan.table[LOWKV_TABLE_FOUR] != 0) return TENSOR_WIDE_BYTES;
+    return plan.table[LOWKV_TABLE_THREE] != 0 ? 3 * TENSOR_PAGE : 2 * TENSOR_PAGE;
 }
-
 
 #endif

@@ -18,26 +18,26 @@ FN tables_t open_tables(const uint8_t* shared) {
     tables_t t;
     t.all = shared_address(shared);
     t.low = t.all + ITEM % (WIDE ? 32 : 8) * 4;
-    t.page = WIDE ? ((t.all + PAGE - 1) & ~(PAGE - 1)) | ITEM % 32 * 4 : t.low;
+    t.page = WIDE ? ((t.all + TENSOR_PAGE - 1) & ~(TENSOR_PAGE - 1)) | ITEM % 32 * 4 : t.low;
     return t;
 }
 
 // A pair's first copy.
 template <int WIDE>
 FN uint32_t pair_address(tables_t t, uint32_t table, uint32_t index) {
-    const uint32_t page = t.page & ~(PAGE - 1);
-    if (table == LOWKV_TABLE_FIVE) return t.all + FIVE_AT + index * 4;
-    if (table == LOWKV_TABLE_ONE) return t.all + ONE_AT + index * (WIDE ? 128 : 32);
+    const uint32_t page = t.page & ~(TENSOR_PAGE - 1);
+    if (table == LOWKV_TABLE_FIVE) return t.all + TENSOR_FIVE_AT + index * 4;
+    if (table == LOWKV_TABLE_ONE) return t.all + TENSOR_ONE_AT + index * (WIDE ? 128 : 32);
     if (WIDE) {
         if (table == LOWKV_TABLE_VALUES) return page + index * 256;
         if (table == LOWKV_TABLE_KEYS) return page + index * 256 + 128;
-        if (table == LOWKV_TABLE_THREE) return page + WIDE_THREE_BEHIND + index * 128;
-        return page + WIDE_FOUR_BEHIND + index * 128;
+        if (table == LOWKV_TABLE_THREE) return page + TENSOR_WIDE_THREE_BEHIND + index * 128;
+        return page + TENSOR_WIDE_FOUR_BEHIND + index * 128;
     }
-    if (table == LOWKV_TABLE_VALUES) return t.all + NARROW_VALUES_AT + index * 32;
-    if (table == LOWKV_TABLE_KEYS) return t.all + NARROW_KEYS_AT + index * 32;
-    if (table == LOWKV_TABLE_THREE) return t.all + NARROW_THREE_AT + index * 32;
-    return t.all + NARROW_FOUR_AT + index * 32;
+    if (table == LOWKV_TABLE_VALUES) return t.all + TENSOR_NARROW_VALUES_AT + index * 32;
+    if (table == LOWKV_TABLE_KEYS) return t.all + TENSOR_NARROW_KEYS_AT + index * 32;
+    if (table == LOWKV_TABLE_THREE) return t.all + TENSOR_NARROW_THREE_AT + index * 32;
+    return t.all + TENSOR_NARROW_FOUR_AT + index * 32;
 }
 
 FN uint32_t pairs_of(uint32_t table) {
@@ -46,16 +46,21 @@ FN uint32_t pairs_of(uint32_t table) {
                                                                        : 256;
 }
 
-// All copies of a plan's tables, by all threads.
+// All copies of a plan's tables, by all threads: four at once.
 template <int WIDE>
-FN void fill_tables(GLOBAL const uint32_t* plan, GLOBAL const lowkv_tensor* tensor, tables_t t) {
+FN void fill_tables(GLOBAL const uint32_t* plan, const lowkv_tensor& tensor, tables_t t) {
     for (uint32_t table = 0; table < LOWKV_TABLES; ++table) {
-        if (tensor->table[table] == 0) continue;
-        GLOBAL const uint32_t* from = plan + tensor->table[table];
-        const uint32_t copies = table == LOWKV_TABLE_FIVE ? 1 : WIDE ? 32 : 8;
-        for (uint32_t i = ITEM; i < pairs_of(table) * copies; i += LOWKV_TENSOR_WARPS * 32)
-            store_shared(pair_address<WIDE>(t, table, i / copies) + i % copies * 4,
-                         from[i / copies]);
+        if (tensor.table[table] == 0) continue;
+        GLOBAL const uint32_t* from = plan + tensor.table[table];
+        if (table == LOWKV_TABLE_FIVE) {
+            for (uint32_t i = ITEM; i < 1024; i += LOWKV_TENSOR_THREADS)
+                store_shared(pair_address<WIDE>(t, table, i), from[i]);
+            continue;
+        }
+        constexpr uint32_t fours = WIDE ? 8 : 2;
+        for (uint32_t i = ITEM; i < pairs_of(table) * fours; i += LOWKV_TENSOR_THREADS)
+            store_shared_four(pair_address<WIDE>(t, table, i / fours) + i % fours * 16,
+                              from[i / fours]);
     }
 }
 
@@ -70,14 +75,14 @@ template <int WIDE, uint32_t TABLE, int BYTE>
 FN uint32_t pair_of_byte(tables_t t, uint32_t x) {
     if (TABLE == LOWKV_TABLE_FOUR) {
         const uint32_t index = moved<8 * BYTE, WIDE ? 7 : 5>(x) & 255u << (WIDE ? 7 : 5);
-        return WIDE ? load_shared<WIDE_FOUR_BEHIND>(index + t.page)
-                    : load_shared<NARROW_FOUR_AT>(index + t.low);
+        return WIDE ? load_shared<TENSOR_WIDE_FOUR_BEHIND>(index + t.page)
+                    : load_shared<TENSOR_NARROW_FOUR_AT>(index + t.low);
     }
     if (WIDE)
         return load_shared<TABLE == LOWKV_TABLE_KEYS ? 128 : 0>(
             pick_bytes(x, t.page, 0x7604u | BYTE << 4));
     const uint32_t index = moved<8 * BYTE, 5>(x) & 0x1fe0u;
-    return load_shared<TABLE == LOWKV_TABLE_KEYS ? NARROW_KEYS_AT : NARROW_VALUES_AT>(index +
+    return load_shared<TABLE == LOWKV_TABLE_KEYS ? TENSOR_NARROW_KEYS_AT : TENSOR_NARROW_VALUES_AT>(index +
                                                                                        t.low);
 }
 
@@ -88,18 +93,18 @@ FN uint32_t pair_of_three(tables_t t, uint32_t x, uint32_t y) {
     const uint32_t index =
         (moved<OWN, line>(x) & 15u << line) | (moved<LINKED, line + 4>(y) & 31u << (line + 4));
     // A line is a multiple of what the lane adds, and WIDE the table begins at a page: no carry.
-    return WIDE ? load_shared<WIDE_THREE_BEHIND>(index | t.page)
-                : load_shared<NARROW_THREE_AT>(index + t.low);
+    return WIDE ? load_shared<TENSOR_WIDE_THREE_BEHIND>(index | t.page)
+                : load_shared<TENSOR_NARROW_THREE_AT>(index + t.low);
 }
 // Of 1 bit: seven bits from bit FROM of x on.
 template <int WIDE, int FROM>
 FN uint32_t pair_of_one(tables_t t, uint32_t x) {
     constexpr int line = WIDE ? 7 : 5;
-    return load_shared<ONE_AT>((moved<FROM, line>(x) & 127u << line) + t.low);
+    return load_shared<TENSOR_ONE_AT>((moved<FROM, line>(x) & 127u << line) + t.low);
 }
 // Of 5 bits: byte BYTE of x has the low four of both, bits FIFTH and above it of y the others.
 template <int BYTE, int FIFTH>
 FN uint32_t pair_of_five(tables_t t, uint32_t x, uint32_t y) {
     const uint32_t index = (moved<8 * BYTE, 2>(x) & 0x3fcu) | (moved<FIFTH, 10>(y) & 0xc00u);
-    return load_shared<FIVE_AT>(index + t.all);
+    return load_shared<TENSOR_FIVE_AT>(index + t.all);
 }

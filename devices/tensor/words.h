@@ -103,8 +103,13 @@ FN uint32_t load_shared(uint32_t address) {
 FN void store_shared(uint32_t address, uint32_t x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
+// The same word four times, at a multiple of 16.
+FN void store_shared_four(uint32_t address, uint32_t x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(address), "r"(x) : "memory");
+}
 
-#define TENSOR_ENTRY(name) static __global__ void __launch_bounds__(LOWKV_TENSOR_WARPS * 32, 1) name
+#define TENSOR_ENTRY(name) static __global__ void __launch_bounds__(LOWKV_TENSOR_THREADS, 1) name
+#define TENSOR_LAY(name) static __global__ void __launch_bounds__(64) name
 #define GRID_CONSTANT __grid_constant__
 // A kernel is there for what its target has: mma.sync of these sizes, and shared memory.
 #if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)

@@ -18,7 +18,7 @@
 namespace lowkv::test {
 
 LOWKV_TEST_LOCAL Place thread_place, group_place;
-Place group_size;
+Place group_size, grid_size;
 
 namespace {
 
@@ -172,6 +172,8 @@ void wait_for_group() {
 
 bool run_groups(const devices::Grid& grid, const std::function<void()>& thread) {
     group_size = {static_cast<std::uint32_t>(grid.items), 1, 1};
+    grid_size = {static_cast<std::uint32_t>(grid.x), static_cast<std::uint32_t>(grid.y),
+                 static_cast<std::uint32_t>(grid.z)};
     if (!use_threads) return run_fibers(grid, thread);
     run_threads(grid, thread);
     return true;

@@ -139,8 +139,13 @@ std::uint32_t load_shared(std::uint32_t address) {
 inline void store_shared(std::uint32_t address, std::uint32_t x) {
     *reinterpret_cast<std::uint32_t*>(shared_place(address)) = x;
 }
+inline void store_shared_four(std::uint32_t address, std::uint32_t x) {
+    for (std::uint32_t i = 0; i < 16; i += 4) store_shared(address + i, x);
+}
 
 #define TENSOR_ENTRY(name) static void name
+#define TENSOR_LAY(name) static void name
+#define gridDim lowkv::test::grid_size
 #define GRID_CONSTANT
 #define TENSOR_WIDE 1
 #define TENSOR_NARROW 1

@@ -29,7 +29,7 @@ struct Place {
     std::uint32_t x = 0, y = 0, z = 0;
 };
 extern LOWKV_TEST_LOCAL Place thread_place, group_place;
-extern Place group_size;
+extern Place group_size, grid_size;
 
 // Waits for all threads of the group.
 void wait_for_group();

@@ -17,6 +17,7 @@
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast"  // the text is C
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // what a form has no use for
 #include "devices/kernels/cuda.h"
 
 #include "devices/kernels/all.h"

@@ -1,0 +1,253 @@
+// Scores of sorted keys: products of pieces, groups of one width, and what a block has by channel.
+
+// What a block's means and rows are to the warp's queries, from block to block.
+typedef struct {
+    GLOBAL const uint8_t* section;
+    float mean[2], row[LOWKV_SORTED_ROWS][2];
+    uint32_t token[LOWKV_SORTED_ROWS];
+    int alike;  // it has the statistics that the queries follow
+} terms_t;
+
+// Two bytes as f16, less 128.
+FN uint32_t halves_of_bytes(uint32_t two) {
+    // 1024 + x - 1152
+    return halves_sum(pick_bytes(two, 0x64646464u, 0x4140u), 0xe480e480u);
+}
+
+template <int D>
+FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uint8_t* section,
+                   terms_t& terms) {
+    const lowkv_sorted_section& at = tensor.section;
+    terms.section = section;
+    const uint32_t* statistics = (const uint32_t*)(w.laid + TENSOR_STATISTICS_AT);
+    int differs = 0;
+    for (uint32_t i = ITEM % 32; i < at.largest / 4; i += 32)
+        differs |= statistics[i] != load_word(section + 4 * i);
+    // Row 0 of A has the means, the others residuals.
+    GLOBAL const uint8_t* bytes = section + (w.g == 0 ? at.means : at.residuals + (w.g - 1) * D);
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
+        const uint32_t unit = 4 * quad + w.c;
+        uint32_t x[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (w.g <= tensor.rows) {
+            uint32_t scale = 0x3c003c00u;  // 1
+            if (w.g == 0) {
+                const float step = half_at(section, at.largest_means + 2 * unit) * (1.0f / 127.0f);
+                scale = two_halves(step, step);
+            }
+            UNROLL for (uint32_t i = 0; i < 8; ++i) x[i] =
+                halves_product(halves_of_bytes(load_half(bytes + 16 * unit + 2 * i)), scale);
+        }
+        uint32_t q[16];
+        load_four<D>(w.laid, 1, 4 * quad, q);
+        UNROLL for (uint32_t i = 0; i < 8; ++i)
+            multiply_halves(sums, x[i % 4 * 2], 0, x[i % 4 * 2 + 1], 0, q[2 * i], q[2 * i + 1]);
+    }
+    terms.alike = !any_lane(differs);
+    UNROLL for (uint32_t j = 0; j < 2; ++j) {
+        terms.mean[j] = of_lane(sums[j], w.c) * w.term_unit[j];
+        UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r)
+            if (r < tensor.rows)
+                terms.row[r][j] = of_lane(sums[j], 4 * (1 + r) + w.c) * w.term_unit[j] *
+                                  half_at(section, at.row_scales + 2 * r);
+    }
+    UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) terms.token[r] =
+        r < tensor.rows ? section[at.row_tokens + r] & ((1u << tensor.token_shift) - 1)
+                        : LOWKV_NOWHERE;
+}
+
+template <int BITS, int U>
+FN loaded_t<BITS> load_piece(const lowkv_tensor& tensor, const warp_t& w, uint32_t codes,
+                             uint32_t n) {
+    const uint32_t group_bytes = 2 * BITS << tensor.token_shift;
+    return load_codes<BITS, U>(w.keys[n] + codes + w.c / (4 / U) * group_bytes,
+                               8u << tensor.token_shift, w.token[n] / 16 + w.g / 4, w.g, w.c);
+}
+template <int WIDE, int D, int BITS, int U>
+FN void score_piece(const warp_t& w, const loaded_t<BITS> x[2], uint32_t product, float s[4][4]) {
+    uint32_t q[16];
+    if (U == 4) {
+        load_four<D>(w.laid, 0, product, q);
+    } else {
+        UNROLL for (uint32_t i = 0; i < U; ++i) load_one<D>(w.laid, 0, product + i, q + 2 * i);
+    }
+    UNROLL for (uint32_t n = 0; n < 2; ++n)
+        by_table<WIDE, BITS, U, BITS == 4 ? LOWKV_TABLE_FOUR : LOWKV_TABLE_KEYS>::open(
+            w.tables, x[n], w.g / 4, w.c)
+            .template multiply<2>(s[2 * n], s[2 * n + 1], q);
+}
+
+// ---- patterns of bits that the kernel knows: all codes are loaded first ----
+
+// The pieces of a pattern, as the host's: of `d` channels, whose quarters are d / 64 groups.
+struct pattern_t {
+    int count = 0;
+    int units[LOWKV_TENSOR_PIECES] = {}, bits[LOWKV_TENSOR_PIECES] = {},
+        product[LOWKV_TENSOR_PIECES] = {};
+};
+LOWKV_FN pattern_t pieces_of_pattern(int d, uint32_t pattern) {
+    pattern_t p;
+    int group = 0;
+    while (group < d / 16) {
+        const int quarter = 4 * group / (d / 16), bits = (int)(pattern >> 4 * (3 - quarter) & 15u);
+        int end = group;
+        while (end < d / 16 &&
+               (int)(pattern >> 4 * (3 - 4 * end / (d / 16)) & 15u) == bits)
+            ++end;
+        while (group < end) {
+            const int units = end - group >= 4 ? 4 : end - group >= 2 ? 2 : 1;
+            p.units[p.count] = units;
+            p.bits[p.count] = bits;
+            p.product[p.count] = group;
+            ++p.count;
+            group += units;
+        }
+    }
+    return p;
+}
+
+template <int WIDE, int D, uint32_t PATTERN, int I, bool END>
+struct pattern_pieces {
+    static constexpr pattern_t all = pieces_of_pattern(D, PATTERN);
+    static constexpr int bits = all.bits[I], units = all.units[I], product = all.product[I];
+    loaded_t<bits> x[2];
+    pattern_pieces<WIDE, D, PATTERN, I + 1, I + 1 == all.count> others;
+
+    MEMBER void load(const lowkv_tensor& tensor, const warp_t& w) {
+        UNROLL for (uint32_t n = 0; n < 2; ++n) x[n] =
+            load_piece<bits, units>(tensor, w, tensor.piece[I].codes, n);
+        others.load(tensor, w);
+    }
+    MEMBER void score(const warp_t& w, float s[4][4]) const {
+        score_piece<WIDE, D, bits, units>(w, x, product, s);
+        others.score(w, s);
+    }
+};
+template <int WIDE, int D, uint32_t PATTERN, int I>
+struct pattern_pieces<WIDE, D, PATTERN, I, true> {
+    MEMBER void load(const lowkv_tensor&, const warp_t&) {}
+    MEMBER void score(const warp_t&, float (*)[4]) const {}
+};
+
+template <int WIDE, int D, uint32_t PATTERN>
+FN void score_pattern(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
+    pattern_pieces<WIDE, D, PATTERN, 0, false> all;
+    all.load(tensor, w);
+    all.score(w, s);
+}
+
+// ---- any other ----
+
+template <int WIDE, int D, int BITS, int U>
+FN void score_loaded(const lowkv_tensor& tensor, const warp_t& w, const lowkv_tensor_piece& piece,
+                     float s[4][4]) {
+    loaded_t<BITS> x[2];
+    UNROLL for (uint32_t n = 0; n < 2; ++n) x[n] =
+        load_piece<BITS, U>(tensor, w, piece.codes, n);
+    score_piece<WIDE, D, BITS, U>(w, x, piece.product, s);
+}
+template <int WIDE, int D, int U>
+FN void score_any_bits(const lowkv_tensor& tensor, const warp_t& w, const lowkv_tensor_piece& piece,
+                       float s[4][4]) {
+    if (piece.bits == 1) score_loaded<WIDE, D, 1, U>(tensor, w, piece, s);
+    if (piece.bits == 2) score_loaded<WIDE, D, 2, U>(tensor, w, piece, s);
+    if (piece.bits == 3) score_loaded<WIDE, D, 3, U>(tensor, w, piece, s);
+    if (piece.bits == 4) score_loaded<WIDE, D, 4, U>(tensor, w, piece, s);
+    if (piece.bits == 5) score_loaded<WIDE, D, 5, U>(tensor, w, piece, s);
+}
+
+typedef struct {
+    float s[8];
+} scores_t;
+
+// Of keys with other statistics than those that the queries follow, without matrix products: rare.
+// section: 32 cells' from `first_token` on.
+template <int D>
+SLOW scores_t score_other_statistics(const attention_t a, const lowkv_task task,
+                                     GLOBAL const uint8_t* keys, uint32_t first_token) {
+    scores_t scores;
+    const sorted_t section = open_sorted_section(a.plan, a.keys, keys);
+    const uint32_t g = ITEM % 32 / 4, c = ITEM % 4;
+    for (uint32_t k = 0; k < 4; ++k) {
+        const uint32_t token = first_token + 4 * g + k;
+        float sums[2] = {0.0f, 0.0f};
+        for (uint32_t group = 0; group < D / GROUP_CHANNELS; ++group) {
+            float x[GROUP_CHANNELS];
+            uint32_t codes[GROUP_CHANNELS];
+            for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) x[i] = 0.0f;
+            if (group < section.plan->coded_groups) {
+                GLOBAL const lowkv_sorted_levels* levels =
+                    &section.plan->levels[section.plan->groups[group].bits];
+                const float unit =
+                    0.25f * levels->step * unit_of(section, group) * scale_of(section, token);
+                open_codes(section, group, token, codes);
+                for (uint32_t i = 0; i < GROUP_CHANNELS; ++i)
+                    x[lowkv_word_step(i)] = sorted_level(levels, codes[i]) * unit;
+                hadamard_of_token(x);
+            }
+            for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) {
+                const uint32_t channel = channel_at(section, group * GROUP_CHANNELS + i);
+                float key = x[i] + mean_of(section, channel);
+                for (uint32_t r = 0; r < a.keys->sorted.rows; ++r)
+                    if (row_token(section, r) == token) key += residual_of(section, r, channel);
+                key *= factor_of(section, channel);
+                for (uint32_t j = 0; j < 2; ++j)
+                    sums[j] += query_at(a, task, 2 * c + j, channel) * key;
+            }
+        }
+        for (uint32_t j = 0; j < 2; ++j) scores.s[2 * k + j] = sums[j] * a.call->scale;
+    }
+    return scores;
+}
+
+template <int WIDE, int D>
+FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms, float s[4][4]) {
+    const lowkv_sorted_section& at = tensor.section;
+    // Sorted blocks are of at least 64 cells.
+    GLOBAL const uint8_t* section = w.keys[0];
+    GLOBAL const uint8_t* scales = section + at.scales + w.token[0] + 4 * w.g;
+    uint32_t four[2];
+    UNROLL for (uint32_t n = 0; n < 2; ++n) four[n] =
+        load_half(scales + 32 * n) | load_half(scales + 32 * n + 2) << 16;
+    const float step = half_at(section, at.largest) * (1.0f / 255.0f);
+    if (tensor.pattern == 0x5322) {
+        score_pattern<WIDE, D, 0x5322>(tensor, w, s);
+    } else if (tensor.pattern == 0x5443) {
+        score_pattern<WIDE, D, 0x5443>(tensor, w, s);
+    } else if (tensor.pattern == 0x4211) {
+        score_pattern<WIDE, D, 0x4211>(tensor, w, s);
+    } else if (tensor.pattern == 0x2211) {
+        score_pattern<WIDE, D, 0x2211>(tensor, w, s);
+    } else {
+        for (uint32_t p = 0; p < tensor.pieces; ++p) {
+            const uint32_t units = tensor.piece[p].units;
+            if (units == 4) score_any_bits<WIDE, D, 4>(tensor, w, tensor.piece[p], s);
+            if (units == 2) score_any_bits<WIDE, D, 2>(tensor, w, tensor.piece[p], s);
+            if (units == 1) score_any_bits<WIDE, D, 1>(tensor, w, tensor.piece[p], s);
+        }
+    }
+    if (terms.section != section) find_terms<D>(tensor, w, section, terms);
+    UNROLL for (uint32_t n = 0; n < 2; ++n)
+        UNROLL for (uint32_t k = 0; k < 4; ++k) {
+            const float factor = (float)(four[n] >> 8 * k & 255u) * step;
+            UNROLL for (uint32_t j = 0; j < 2; ++j) {
+                float* x = &s[2 * n + k / 2][k % 2 * 2 + j];
+                *x = fused(*x, factor * w.unit[j], terms.mean[j]);
+            }
+        }
+    UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) {
+        const uint32_t its = terms.token[r] - w.token[0];
+        if (its >= LOWKV_TENSOR_CELLS) continue;
+        UNROLL for (uint32_t n = 0; n < 2; ++n) UNROLL for (uint32_t k = 0; k < 4; ++k)
+            if (its == 32 * n + 4 * w.g + k) {
+                s[2 * n + k / 2][k % 2 * 2] += terms.row[r][0];
+                s[2 * n + k / 2][k % 2 * 2 + 1] += terms.row[r][1];
+            }
+    }
+    if (terms.alike) return;
+    UNROLL for (uint32_t n = 0; n < 2; ++n) {
+        const scores_t other = score_other_statistics<D>(w.a, w.task, section, w.token[n]);
+        UNROLL for (uint32_t k = 0; k < 4; ++k) UNROLL for (uint32_t j = 0; j < 2; ++j)
+            s[2 * n + k / 2][k % 2 * 2 + j] = other.s[2 * k + j];
+    }
+}
