@@ -53,9 +53,9 @@ std::uint64_t next_number() noexcept {
 const void* kernel_of(devices::Kernel kernel) noexcept {
     const auto number = static_cast<std::size_t>(kernel);
     if (number < devices::portable_kernels) return kernels[number];
-    if (kernel == devices::Kernel::tensor_lay) return tensor_lay;
     const void* const* const of_heads[] = {tensor_64, tensor_128, tensor_256};
-    const std::size_t tensor = number - devices::portable_kernels;
+    if (kernel == devices::Kernel::tensor_lay) return tensor_lay;
+    const std::size_t tensor = number - devices::portable_kernels - 1;
     return of_heads[tensor % 3][tensor / 3];
 }
 
@@ -72,12 +72,13 @@ int open_tensor(int device, devices::Tensor& tensor) noexcept {
     if (wide.ptxVersion < 80 || shared < static_cast<int>(TENSOR_NARROW_BYTES)) return status;
     const bool has_wide = wide.ptxVersion >= 90 && wide.ptxVersion < 120 &&
                           shared >= static_cast<int>(TENSOR_WIDE_BYTES);
+    // The narrow ones are second.
+    constexpr std::size_t of_heads = (devices::kernel_names.size() - devices::portable_kernels - 1) / 3;
     for (const auto* kernel : {tensor_64, tensor_128, tensor_256})
-        for (const int which : {0, 1})
-            if (status == cudaSuccess)
-                status = cudaFuncSetAttribute(
-                    kernel[which], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                    which == 0 && has_wide ? TENSOR_WIDE_BYTES : TENSOR_NARROW_BYTES);
+        for (std::size_t i = 0; i < of_heads && status == cudaSuccess; ++i)
+            status = cudaFuncSetAttribute(
+                kernel[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                i != 1 && has_wide ? TENSOR_WIDE_BYTES : TENSOR_NARROW_BYTES);
     if (status == cudaSuccess) tensor = {static_cast<std::uint32_t>(processors), has_wide};
     return status;
 }

@@ -10,6 +10,7 @@
 
 #include "codec/rotation.h"
 #include "numbers.h"
+#include "tensor.h"
 
 namespace lowkv::devices {
 namespace {
@@ -21,8 +22,6 @@ constexpr std::size_t launch_floats = std::size_t{1} << 24;
 // Query tokens that have their tasks together: their rows fill whole tasks.
 constexpr std::uint32_t slice_tokens = LOWKV_TILE_ROWS;
 
-// Cells of a task of tensor cores: each warp has some, and there are tasks for all processors.
-constexpr std::uint32_t tensor_cells = LOWKV_TENSOR_WARPS * LOWKV_TENSOR_CELLS;
 
 // The rows of a task: tensor cores', few, or as many as there are registers for.
 std::uint32_t task_rows(const Plan& plan, const AttentionIO& io, bool tensor) {
@@ -192,15 +191,11 @@ class Launch {
         queue.launch(Kernel::tensor_lay, {64, chunks_.size(), kv_heads, LOWKV_TENSOR_ROWS},
                      memories, *tensor_, plan_buffer_, words_buffer_, numbers_buffer_, laid);
         const Tensor& device = queue.tensor();
-        const std::uint32_t wide = device.wide ? 1 : 0;
-        const Grid grid{LOWKV_TENSOR_THREADS,
+        const TensorKernel its = tensor_kernel(*tensor_, d_, device.wide);
+        const Grid grid{its.warps * std::size_t{32},
                         std::min<std::size_t>(tasks_.size() * kv_heads, device.processors), 1, 1,
-                        lowkv_tensor_shared(*tensor_, wide)};
-        const Kernel kernel = d_ == 64    ? Kernel::tensor_wide_64
-                              : d_ == 128 ? Kernel::tensor_wide_128
-                                          : Kernel::tensor_wide_256;
-        const auto its = static_cast<std::uint8_t>(kernel) + (device.wide ? 0 : 3);
-        queue.launch(static_cast<Kernel>(its), grid, memories, *tensor_, plan_buffer_,
+                        lowkv_tensor_shared(*tensor_, device.wide ? 1 : 0)};
+        queue.launch(its.kernel, grid, memories, *tensor_, plan_buffer_,
                      words_buffer_, numbers_buffer_, laid, tasks, partial);
     }
 
@@ -246,9 +241,11 @@ class Launch {
         const std::size_t groups = (rows + task_rows_ - 1) / task_rows_ * plan_.shape().kv_heads;
         if (tensor_ != nullptr) {
             const std::size_t processors = state_.queue.tensor().processors;
-            if (groups >= processors) return seen.end + tensor_cells;
+            // Each warp has cells, and each processor a task.
+            const std::size_t cells = tensor_kernel(*tensor_, d_, true).warps * std::size_t{LOWKV_TENSOR_CELLS};
+            if (groups >= processors) return number(seen.end + cells);
             const std::size_t share = (seen.end - seen.begin) * groups / processors;
-            return number(share / tensor_cells * tensor_cells + tensor_cells);
+            return number(share / cells * cells + cells);
         }
         const Tuning& tuning = state_.queue.tuning();
         if (groups >= tuning.groups) return seen.end + LOWKV_TILE_SCORES;

@@ -26,7 +26,7 @@ inline constexpr std::array kernel_names{
 #undef LOWKV_NAME
 };
 // Those that all devices have come first.
-inline constexpr auto portable_kernels = static_cast<std::size_t>(Kernel::tensor_wide_64);
+inline constexpr auto portable_kernels = static_cast<std::size_t>(Kernel::tensor_lay);
 
 // How many groups of how many work-items.
 struct Grid {

@@ -1,5 +1,5 @@
 // Attention by tensor cores, for 8 rows of queries at a time: a task (devices/kernels/call.h) is a
-// kv head's work for a group of 8 warps; each takes 64 cells after the other of its share of them,
+// kv head's work for a group of warps; each takes 64 cells after the other of its share of them,
 // scores, weights and sums in its registers, and at the end the warps' results become one, where
 // devices/kernels/join.h finds it. Codes go from memory through a table or a mask into operands:
 // nothing is expanded. There are as many groups as processors: each takes every so many-th task.
@@ -30,19 +30,29 @@ FN plain_t plain_cells(const attention_t& a, const lowkv_task& task) {
     return plain;
 }
 
-// What rows don't see becomes -inf.
-FN void mask_scores(const warp_t& w, uint32_t cell, float s[4][4]) {
+typedef struct {
+    float s[16];
+} sixteen_t;
+
+// What rows don't see becomes -inf: few cells, which may take a call.
+SLOW sixteen_t masked_scores(const attention_t a, const lowkv_task task, uint32_t cell,
+                             sixteen_t scores) {
+    const uint32_t g = ITEM % 32 / 4, c = ITEM % 4;
     UNROLL for (uint32_t i = 0; i < 16; ++i) {
-        const uint32_t j = i % 2, its = cell + i / 8 * 32 + 4 * w.g + i / 2 % 4;
-        const uint32_t row = 2 * w.c + j;
-        float* x = &s[i / 4][i % 4];
-        if (row >= w.task.rows || its >= w.task.last_cell) {
-            *x = -INFINITY;
-            continue;
-        }
-        *x = masked_score(w.a, *x, token_of(w.a, w.task.first_row + row),
-                          head_of(w.a, w.task.first_row + row), its);
+        const uint32_t its = cell + i / 8 * 32 + 4 * g + i / 2 % 4, row = 2 * c + i % 2;
+        float x = -INFINITY;
+        if (row < task.rows && its < task.last_cell)
+            x = masked_score(a, scores.s[i], token_of(a, task.first_row + row),
+                             head_of(a, task.first_row + row), its);
+        scores.s[i] = x;
     }
+    return scores;
+}
+FN void mask_scores(const warp_t& w, uint32_t cell, float s[4][4]) {
+    sixteen_t all;
+    UNROLL for (uint32_t i = 0; i < 16; ++i) all.s[i] = s[i / 4][i % 4];
+    all = masked_scores(w.a, w.task, cell, all);
+    UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = all.s[i];
 }
 
 // The addresses of the blocks of 64 cells, 32 each.
@@ -102,12 +112,31 @@ FN void fetch_blocks(const memories_t& memories, const lowkv_tensor& tensor, con
     }
 }
 
-template <int WIDE, int D>
-FN void score(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, terms_t& terms,
-              float s[4][4]) {
-    const uint32_t bits = tensor.keys.bits;
+// What a kernel knows by heart of its plan; forms of 0: nothing.
+template <uint32_t KEYS, uint32_t KEY_BITS, uint32_t PATTERN, uint32_t VALUES, uint32_t VALUE_BITS>
+struct forms_t {
+    static constexpr uint32_t pattern = PATTERN;
+    MEMBER static uint32_t keys(const lowkv_tensor& tensor) {
+        return KEYS != 0 ? KEYS : tensor.keys.form;
+    }
+    MEMBER static uint32_t values(const lowkv_tensor& tensor) {
+        return VALUES != 0 ? VALUES : tensor.values.form;
+    }
+    MEMBER static uint32_t key_bits(const lowkv_tensor& tensor) {
+        return KEYS != 0 ? KEY_BITS : tensor.keys.bits;
+    }
+    MEMBER static uint32_t value_bits(const lowkv_tensor& tensor) {
+        return VALUES != 0 ? VALUE_BITS : tensor.values.bits;
+    }
+};
+using any_forms = forms_t<0, 0, 0, 0, 0>;
+using exact_forms = forms_t<LOWKV_TENSOR_EXACT, 0, 0, LOWKV_TENSOR_EXACT, 0>;
+
+template <int WIDE, int D, class F>
+FN void score(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms, float s[4][4]) {
+    const uint32_t form = F::keys(tensor), bits = F::key_bits(tensor);
     if (form == LOWKV_TENSOR_SORTED) {
-        score_sorted<WIDE, D>(tensor, w, terms, s);
+        score_sorted<WIDE, D, F::pattern>(tensor, w, terms, s);
     } else if (form == LOWKV_TENSOR_EVEN) {
         if (bits == 2) score_even<2, D>(tensor, w, s);
         if (bits == 4) score_even<4, D>(tensor, w, s);
@@ -123,9 +152,9 @@ FN void score(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, terms_
     }
 }
 
-template <int D>
-FN void load_values(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, values_t<D>& v) {
-    const uint32_t bits = tensor.values.bits;
+template <int D, class F>
+FN void load_values(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v) {
+    const uint32_t form = F::values(tensor), bits = F::value_bits(tensor);
     if (form == LOWKV_TENSOR_TABLE) {
         load_factors<D>(tensor, w, v);
         if constexpr (values_t<D>::lines != 0) {
@@ -144,10 +173,10 @@ FN void load_values(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, 
     }
 }
 
-template <int WIDE, int D>
-FN void add(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, uint32_t cell,
-            const values_t<D>& v, const float s[4][4], sums_t<D>& sums) {
-    const uint32_t bits = tensor.values.bits;
+template <int WIDE, int D, class F>
+FN void add(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell, const values_t<D>& v,
+            const float s[4][4], sums_t<D>& sums) {
+    const uint32_t form = F::values(tensor), bits = F::value_bits(tensor);
     if (form == LOWKV_TENSOR_TABLE) {
         if (bits == 1) add_table<WIDE, 1, D>(tensor, w, v, s, sums.out);
         if (bits == 2) add_table<WIDE, 2, D>(tensor, w, v, s, sums.out);
@@ -165,7 +194,7 @@ FN void add(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, uint32_t
 // A warp's results become their outputs' sums and one exponent's.
 template <int D>
 FN void finish_sums(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, sums_t<D>& sums) {
-    const float one = 1.0f / sums.share;
+    const float one = power_of_two(-sums.share);
     const float unit = form == LOWKV_TENSOR_EVEN  ? one * EVEN_UNIT
                        : form == LOWKV_TENSOR_TABLE ? one * tensor.values.step
                                                     : one;
@@ -181,14 +210,15 @@ FN void finish_sums(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, 
     }
 }
 
-// The warps' results, halved in number until there is one; slots: of four warps.
+// The warps' results, halved in number until there is one; slots: of half of them.
 template <int D>
 FN void join_warps(float* slots, sums_t<D>& sums, float* top, float* total) {
     constexpr uint32_t count = D / 4 + 4;
     const uint32_t warp = ITEM / 32, lane = ITEM % 32;
-    for (uint32_t half = LOWKV_TENSOR_WARPS / 2; half > 0; half /= 2) {
+    for (uint32_t warps = THREADS / 32; warps > 1; warps = (warps + 1) / 2) {
+        const uint32_t half = (warps + 1) / 2;
         BARRIER();
-        if (warp >= half && warp < 2 * half) {
+        if (warp >= half && warp < warps) {
             float* to = slots + (size_t)(warp - half) * count * 32 + lane;
             UNROLL for (uint32_t i = 0; i < D / 4; ++i)
                 to[i * 32] = sums.out[i / 8][i / 4 % 2][i % 4];
@@ -198,7 +228,7 @@ FN void join_warps(float* slots, sums_t<D>& sums, float* top, float* total) {
             }
         }
         BARRIER();
-        if (warp >= half) continue;
+        if (warp + half >= warps) continue;
         const float* from = slots + (size_t)warp * count * 32 + lane;
         float own[2], other[2];
         UNROLL for (uint32_t j = 0; j < 2; ++j) {
@@ -216,11 +246,10 @@ FN void join_warps(float* slots, sums_t<D>& sums, float* top, float* total) {
 }
 
 // Of one task and kv head.
-template <int WIDE, int D>
-FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
+template <int WIDE, int D, class F>
+FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp_t w,
                     uint32_t number, uint8_t* shared, GLOBAL float* partial) {
-    const uint32_t keys = w.task.packed ? tensor.keys.form : LOWKV_TENSOR_EXACT;
-    const uint32_t values = w.task.packed ? tensor.values.form : LOWKV_TENSOR_EXACT;
+    const uint32_t keys = F::keys(tensor), values = F::values(tensor);
     const float scale = w.a.call->scale;
     const float* norms = (const float*)(w.laid + TENSOR_NORMS_AT);
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
@@ -231,14 +260,14 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     sums_t<D> sums;
     UNROLL for (uint32_t i = 0; i < D / 4; ++i) sums.out[i / 8][i / 4 % 2][i % 4] = 0.0f;
     UNROLL for (uint32_t i = 0; i < 4; ++i) sums.zeros[i] = 0.0f;
-    sums.share = values == LOWKV_TENSOR_EXACT ? 1.0f : LOWKV_FLOAT((127 + 100) << 23);
+    sums.share = values == LOWKV_TENSOR_EXACT ? 0.0f : 100.0f;
     float top[2] = {NO_TOP, NO_TOP}, total[2] = {0.0f, 0.0f};
     terms_t terms;
     terms.section = nullptr;
     const plain_t plain = plain_cells(w.a, w.task);
     const uint32_t cells = w.task.last_cell - w.task.first_cell;
     const uint32_t chunks = (cells + LOWKV_TENSOR_CELLS - 1) / LOWKV_TENSOR_CELLS;
-    const uint32_t each = (chunks + LOWKV_TENSOR_WARPS - 1) / LOWKV_TENSOR_WARPS;
+    const uint32_t warps = THREADS / 32, each = (chunks + warps - 1) / warps;
     const uint32_t from = ITEM / 32 * each, until = from + each < chunks ? from + each : chunks;
     uint32_t cell = w.task.first_cell + from * LOWKV_TENSOR_CELLS;
     addresses_t addresses = load_addresses(tensor, w, cell);
@@ -251,10 +280,10 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
         const int there = open_blocks(memories, tensor, w, addresses, cell);
         const int partly = w.absent[0] || w.absent[1];
         values_t<D> v;
-        if (there) load_values<D>(tensor, w, values, v);
+        if (there) load_values<D, F>(tensor, w, v);
         const uint32_t next = cell + LOWKV_TENSOR_CELLS;
         if (chunk + 1 < until) addresses = load_addresses(tensor, w, next);
-        if (there) score<WIDE, D>(tensor, w, keys, terms, s);
+        if (there) score<WIDE, D, F>(tensor, w, terms, s);
         if (w.task.packed && chunk + 1 < until) fetch_blocks(memories, tensor, w, addresses, next);
         if (partly) UNROLL for (uint32_t i = 0; i < 16; ++i)
             if (i < 8 ? w.absent[0] : w.absent[1]) s[i / 4][i % 4] = 0.0f;
@@ -267,23 +296,22 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
             now[1] = fmaxf(now[1], other_lane(now[1], o));
         }
         if (there && values == LOWKV_TENSOR_TABLE)
-            share = fminf(share, 16384.0f / above(largest_factor<D>(v)));
+            share = fminf(share, 14.0f - log_above(largest_factor<D>(v)));
         if (there && values == LOWKV_TENSOR_EVEN)
-            share = fminf(share, fminf(16384.0f / above(largest_scale<D>(v)), 32768.0f));
+            share = fminf(share, fminf(14.0f - log_above(largest_scale<D>(v)), 15.0f));
         if (any_lane(now[0] > top[0] || now[1] > top[1] || share < sums.share)) {
             UNROLL for (uint32_t j = 0; j < 2; ++j) {
-                const float shrink = power_of_two((top[j] - now[j]) * LOG2_E);
-                const float shrink_sums = shrink * (share / sums.share);
+                const float shrink = power_of_two((top[j] - now[j]) * LOG2_E + share - sums.share);
                 total[j] *= shrink;
                 top[j] = now[j];
                 UNROLL for (uint32_t i = 0; i < D / 8; ++i)
-                    sums.out[i / 4][i / 2 % 2][i % 2 * 2 + j] *= shrink_sums;
-                sums.zeros[j] *= shrink_sums;
+                    sums.out[i / 4][i / 2 % 2][i % 2 * 2 + j] *= shrink;
+                sums.zeros[j] *= shrink;
             }
             sums.share = share;
         }
         UNROLL for (uint32_t j = 0; j < 2; ++j) {
-            const float top_2 = top[j] * LOG2_E;
+            const float top_2 = fused(top[j], LOG2_E, -sums.share);
             UNROLL for (uint32_t i = j; i < 16; i += 2) {
                 float* x = &s[i / 4][i % 4];
                 *x = power_of_two(fused(*x, LOG2_E, -top_2));
@@ -293,18 +321,19 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
         if (!there) continue;
         if (partly) UNROLL for (uint32_t i = 0; i < 16; ++i)
             if (i < 8 ? w.absent[0] : w.absent[1]) s[i / 4][i % 4] = 0.0f;
-        UNROLL for (uint32_t i = 0; i < 8; ++i) {
-            float factor = sums.share;
-            if (values == LOWKV_TENSOR_TABLE)
-                factor *= i % 2 ? high_half(v.factors[i / 2]) : low_half(v.factors[i / 2]);
+        if (values == LOWKV_TENSOR_TABLE) UNROLL for (uint32_t i = 0; i < 8; ++i) {
+            const uint32_t two = v.factors[i / 2];
+            const float factor = i % 2 ? high_half(two) : low_half(two);
             s[i / 2][i % 2 * 2] *= factor;
             s[i / 2][i % 2 * 2 + 1] *= factor;
         }
-        add<WIDE, D>(tensor, w, values, cell, v, s, sums);
+        add<WIDE, D, F>(tensor, w, cell, v, s, sums);
     }
     finish_sums<D>(tensor, w, values, sums);
-    UNROLL for (uint32_t j = 0; j < 2; ++j)
+    UNROLL for (uint32_t j = 0; j < 2; ++j) {
+        total[j] *= power_of_two(-sums.share);
         UNROLL for (uint32_t o = 4; o < 32; o *= 2) total[j] += other_lane(total[j], o);
+    }
     join_warps<D>((float*)shared, sums, top, total);
     if (ITEM >= 32) return;
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
@@ -323,15 +352,22 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     }
 }
 
+// Rows, apart from the packed: few cells, and code that need not be many times.
+template <int D>
+SLOW void attend_exact_task(const memories_t& memories, const lowkv_tensor& tensor, const warp_t w,
+                            uint32_t number, uint8_t* shared, GLOBAL float* partial) {
+    attend_task<0, D, exact_forms>(memories, tensor, w, number, shared, partial);
+}
+
 // Of `tasks`, for all kv heads.
-template <int WIDE, int D>
+template <int WIDE, int D, class F>
 FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
                      GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words,
                      GLOBAL const float* numbers, GLOBAL const uint8_t* laid, uint32_t tasks,
                      GLOBAL float* partial, uint8_t* shared) {
     warp_t w;
-    w.laid = shared + TENSOR_LAID_AT;
-    w.weights = shared + ITEM / 32 * TENSOR_WEIGHTS_BYTES;
+    w.laid = shared;
+    w.weights = shared + TENSOR_WEIGHTS_AT + ITEM / 32 * TENSOR_WEIGHTS_BYTES;
     w.tables = open_tables<WIDE>(shared);
     w.g = ITEM % 32 / 4;
     w.c = ITEM % 4;
@@ -348,47 +384,62 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
         const uint4* from =
             (const uint4*)(laid +
                            ((size_t)w.task.chunk * kv_heads + w.a.kv_head) * TENSOR_LAID_BYTES(D));
-        for (uint32_t i = ITEM; i < TENSOR_LAID_BYTES(D) / 16; i += LOWKV_TENSOR_THREADS)
+        for (uint32_t i = ITEM; i < TENSOR_LAID_BYTES(D) / 16; i += THREADS)
             ((uint4*)w.laid)[i] = from[i];
         BARRIER();
-        attend_task<WIDE, D>(memories, tensor, w, number, shared, partial);
+        if (w.task.packed)
+            attend_task<WIDE, D, F>(memories, tensor, w, number, shared, partial);
+        else
+            attend_exact_task<D>(memories, tensor, w, number, shared, partial);
     }
 }
 
-// By the two sizes of shared memory and the three of heads.
-#define TENSOR_KERNEL(name, wide, d)                                                             \
-    TENSOR_ENTRY(name)                                                                           \
+// Kernels: by the two sizes of shared memory for any plan, and some plans' own.
+#define TENSOR_KERNEL(name, warps, wide, d, forms)                                               \
+    TENSOR_ENTRY(name, warps)                                                                    \
     (const GRID_CONSTANT memories_t memories, const GRID_CONSTANT lowkv_tensor tensor,           \
      GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,     \
      GLOBAL const uint8_t* laid, uint32_t tasks, GLOBAL float* partial) {                        \
-        attend_tasks<wide, d>(memories, tensor, plan, words, numbers, laid, tasks, partial,      \
-                              DYNAMIC_SHARED());                                                 \
+        attend_tasks<wide, d, forms>(memories, tensor, plan, words, numbers, laid, tasks,        \
+                                     partial, DYNAMIC_SHARED());                                 \
     }
 #define NO_TENSOR_KERNEL(name)                                                                   \
-    TENSOR_ENTRY(name)                                                                           \
-    (const GRID_CONSTANT memories_t, const GRID_CONSTANT lowkv_tensor, GLOBAL const uint32_t*,    \
+    TENSOR_ENTRY(name, 1)                                                                        \
+    (const GRID_CONSTANT memories_t, const GRID_CONSTANT lowkv_tensor, GLOBAL const uint32_t*,   \
      GLOBAL const uint32_t*, GLOBAL const float*, GLOBAL const uint8_t*, uint32_t,               \
      GLOBAL float*) {}
 
 #if TENSOR_WIDE
-#define WIDE_KERNEL(name, d) TENSOR_KERNEL(name, 1, d)
+#define WIDE_KERNEL(name, warps, d, forms) TENSOR_KERNEL(name, warps, 1, d, forms)
 #else
-#define WIDE_KERNEL(name, d) NO_TENSOR_KERNEL(name)
+#define WIDE_KERNEL(name, warps, d, forms) NO_TENSOR_KERNEL(name)
 #endif
 #if TENSOR_NARROW
-#define NARROW_KERNEL(name, d) TENSOR_KERNEL(name, 0, d)
+#define NARROW_KERNEL(name, d) TENSOR_KERNEL(name, LOWKV_TENSOR_FEW_WARPS, 0, d, any_forms)
 #else
 #define NARROW_KERNEL(name, d) NO_TENSOR_KERNEL(name)
 #endif
+#define SPECIAL_FORMS(name, keys, key_bits, pattern, values, value_bits) \
+    using name##_forms = forms_t<keys, key_bits, pattern, values, value_bits>;
+LOWKV_TENSOR_SPECIALS(SPECIAL_FORMS)
+#define SPECIAL_64(name, ...) \
+    WIDE_KERNEL(tensor_##name##_64, LOWKV_TENSOR_WARPS, 64, name##_forms)
+#define SPECIAL_128(name, ...) \
+    WIDE_KERNEL(tensor_##name##_128, LOWKV_TENSOR_WARPS, 128, name##_forms)
+#define SPECIAL_256(name, ...) \
+    WIDE_KERNEL(tensor_##name##_256, LOWKV_TENSOR_FEW_WARPS, 256, name##_forms)
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 64
-WIDE_KERNEL(tensor_wide_64, 64)
+WIDE_KERNEL(tensor_wide_64, LOWKV_TENSOR_FEW_WARPS, 64, any_forms)
 NARROW_KERNEL(tensor_narrow_64, 64)
+LOWKV_TENSOR_SPECIALS(SPECIAL_64)
 #endif
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 128
-WIDE_KERNEL(tensor_wide_128, 128)
+WIDE_KERNEL(tensor_wide_128, LOWKV_TENSOR_FEW_WARPS, 128, any_forms)
 NARROW_KERNEL(tensor_narrow_128, 128)
+LOWKV_TENSOR_SPECIALS(SPECIAL_128)
 #endif
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 256
-WIDE_KERNEL(tensor_wide_256, 256)
+WIDE_KERNEL(tensor_wide_256, LOWKV_TENSOR_FEW_WARPS, 256, any_forms)
 NARROW_KERNEL(tensor_narrow_256, 256)
+LOWKV_TENSOR_SPECIALS(SPECIAL_256)
 #endif

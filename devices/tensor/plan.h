@@ -57,9 +57,28 @@ typedef struct {
 } lowkv_tensor;
 // NOLINTEND(modernize-use-using)
 
-// A group of threads, and rows of queries that it takes at a time.
-#define LOWKV_TENSOR_WARPS 8u
-#define LOWKV_TENSOR_THREADS 256u
+// Plans that have a kernel of their own, with nothing to ask: a name, keys' form, bits and pattern,
+// values' form and bits. They are WIDE.
+// clang-format off
+#define LOWKV_TENSOR_SPECIALS(X) \
+    X(lowkv15, LOWKV_TENSOR_SORTED, 0, 0x2211, LOWKV_TENSOR_TABLE, 1) \
+    X(lowkv2, LOWKV_TENSOR_SORTED, 0, 0x4211, LOWKV_TENSOR_TABLE, 2) \
+    X(lowkv28, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 2) \
+    X(lowkv3, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 3) \
+    X(lowkv4, LOWKV_TENSOR_SORTED, 0, 0x5443, LOWKV_TENSOR_TABLE, 4) \
+    X(kivi2, LOWKV_TENSOR_EVEN, 2, 0, LOWKV_TENSOR_EVEN, 2) \
+    X(kivi4, LOWKV_TENSOR_EVEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
+    X(int8, LOWKV_TENSOR_EVEN, 8, 0, LOWKV_TENSOR_EVEN, 8) \
+    X(int4, LOWKV_TENSOR_EVEN_BY_TOKEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
+    X(table4, LOWKV_TENSOR_TABLE, 4, 0, LOWKV_TENSOR_TABLE, 4) \
+    X(table3, LOWKV_TENSOR_TABLE, 3, 0, LOWKV_TENSOR_TABLE, 3) \
+    X(table2, LOWKV_TENSOR_TABLE, 2, 0, LOWKV_TENSOR_TABLE, 2)
+// clang-format on
+
+// Warps of a group: 12, or 8 where sums take the registers of the others; and rows of queries that
+// it takes at a time.
+#define LOWKV_TENSOR_WARPS 12u
+#define LOWKV_TENSOR_FEW_WARPS 8u
 #define LOWKV_TENSOR_ROWS 8u
 // Cells that a warp takes at a time.
 #define LOWKV_TENSOR_CELLS 64u
@@ -77,8 +96,9 @@ typedef struct {
 #define TENSOR_WEIGHTS_ROW 272u  // of a query: 64 weights as f32, or as f16 in 144
 #define TENSOR_HALF_ROW 144u
 #define TENSOR_WEIGHTS_BYTES (LOWKV_TENSOR_ROWS * TENSOR_WEIGHTS_ROW)
-#define TENSOR_LAID_AT (LOWKV_TENSOR_WARPS * TENSOR_WEIGHTS_BYTES)
-#define TENSOR_FIVE_AT 35072u  // behind the largest queries and the warps' results
+#define TENSOR_WEIGHTS_AT TENSOR_LAID_BYTES(256u)
+// The warps' results lie at the beginning, too, when all else is done with.
+#define TENSOR_FIVE_AT (TENSOR_WEIGHTS_AT + LOWKV_TENSOR_WARPS * TENSOR_WEIGHTS_BYTES)
 #define TENSOR_ONE_AT (TENSOR_FIVE_AT + 4096u)
 // Not WIDE, the others follow.
 #define TENSOR_NARROW_FOUR_AT (TENSOR_ONE_AT + 4096u)

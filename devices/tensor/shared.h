@@ -49,18 +49,28 @@ FN uint32_t pairs_of(uint32_t table) {
 // All copies of a plan's tables, by all threads: four at once.
 template <int WIDE>
 FN void fill_tables(GLOBAL const uint32_t* plan, const lowkv_tensor& tensor, tables_t t) {
+    constexpr uint32_t fours = WIDE ? 8 : 2, at_once = 8;
     for (uint32_t table = 0; table < LOWKV_TABLES; ++table) {
         if (tensor.table[table] == 0) continue;
         GLOBAL const uint32_t* from = plan + tensor.table[table];
-        if (table == LOWKV_TABLE_FIVE) {
-            for (uint32_t i = ITEM; i < 1024; i += LOWKV_TENSOR_THREADS)
-                store_shared(pair_address<WIDE>(t, table, i), from[i]);
-            continue;
+        const uint32_t copies = table == LOWKV_TABLE_FIVE ? 1 : fours;
+        for (uint32_t first = ITEM; first < pairs_of(table) * copies;
+             first += at_once * THREADS) {
+            uint32_t pairs[at_once];
+            UNROLL for (uint32_t k = 0; k < at_once; ++k) {
+                const uint32_t i = first + k * THREADS;
+                pairs[k] = i < pairs_of(table) * copies ? from[i / copies] : 0;
+            }
+            UNROLL for (uint32_t k = 0; k < at_once; ++k) {
+                const uint32_t i = first + k * THREADS;
+                if (i >= pairs_of(table) * copies) continue;
+                const uint32_t to = pair_address<WIDE>(t, table, i / copies);
+                if (table == LOWKV_TABLE_FIVE)
+                    store_shared(to, pairs[k]);
+                else
+                    store_shared_four(to + i % copies * 16, pairs[k]);
+            }
         }
-        constexpr uint32_t fours = WIDE ? 8 : 2;
-        for (uint32_t i = ITEM; i < pairs_of(table) * fours; i += LOWKV_TENSOR_THREADS)
-            store_shared_four(pair_address<WIDE>(t, table, i / fours) + i % fours * 16,
-                              from[i / fours]);
     }
 }
 

@@ -14,36 +14,48 @@ FN uint32_t halves_of_bytes(uint32_t two) {
     return halves_sum(pick_bytes(two, 0x64646464u, 0x4140u), 0xe480e480u);
 }
 
+// What a block's terms are made of: row 0 of A has the means, the others residuals.
 template <int D>
-FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uint8_t* section,
-                   terms_t& terms) {
+struct term_bytes_t {
+    uint32_t two[D / 64][8];
+    float step[D / 64];  // what a mean of the thread's unit of channels is worth
+    int alike;
+};
+
+template <int D>
+FN void load_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uint8_t* section,
+                   term_bytes_t<D>& b) {
     const lowkv_sorted_section& at = tensor.section;
-    terms.section = section;
-    const uint32_t* statistics = (const uint32_t*)(w.laid + TENSOR_STATISTICS_AT);
-    int differs = 0;
-    for (uint32_t i = ITEM % 32; i < at.largest / 4; i += 32)
-        differs |= statistics[i] != load_word(section + 4 * i);
-    // Row 0 of A has the means, the others residuals.
-    GLOBAL const uint8_t* bytes = section + (w.g == 0 ? at.means : at.residuals + (w.g - 1) * D);
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const uint32_t row = w.g <= tensor.rows ? w.g : 0;  // what others load is not used
+    GLOBAL const uint8_t* bytes = section + (row == 0 ? at.means : at.residuals + (row - 1) * D);
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
         const uint32_t unit = 4 * quad + w.c;
-        uint32_t x[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (w.g <= tensor.rows) {
-            uint32_t scale = 0x3c003c00u;  // 1
-            if (w.g == 0) {
-                const float step = half_at(section, at.largest_means + 2 * unit) * (1.0f / 127.0f);
-                scale = two_halves(step, step);
-            }
-            UNROLL for (uint32_t i = 0; i < 8; ++i) x[i] =
-                halves_product(halves_of_bytes(load_half(bytes + 16 * unit + 2 * i)), scale);
-        }
-        uint32_t q[16];
+        b.step[quad] = half_at(section, at.largest_means + 2 * unit);
+        UNROLL for (uint32_t i = 0; i < 8; ++i) b.two[quad][i] =
+            load_half(bytes + 16 * unit + 2 * i);
+    }
+    const uint32_t* statistics = (const uint32_t*)(w.laid + TENSOR_STATISTICS_AT);
+    b.alike = 1;
+    for (uint32_t i = ITEM % 32; i < at.largest / 4; i += 32)
+        b.alike &= statistics[i] == load_word(section + 4 * i);
+}
+
+template <int D>
+FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uint8_t* section,
+                   const term_bytes_t<D>& b, terms_t& terms) {
+    const lowkv_sorted_section& at = tensor.section;
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
+        const float step = w.g == 0 ? b.step[quad] * (1.0f / 127.0f) : w.g <= tensor.rows;
+        const uint32_t scale = two_halves(step, step);
+        uint32_t x[8], q[16];
+        UNROLL for (uint32_t i = 0; i < 8; ++i) x[i] =
+            halves_product(halves_of_bytes(b.two[quad][i]), scale);
         load_four<D>(w.laid, 1, 4 * quad, q);
         UNROLL for (uint32_t i = 0; i < 8; ++i)
             multiply_halves(sums, x[i % 4 * 2], 0, x[i % 4 * 2 + 1], 0, q[2 * i], q[2 * i + 1]);
     }
-    terms.alike = !any_lane(differs);
+    terms.alike = !any_lane(!b.alike);
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         terms.mean[j] = of_lane(sums[j], w.c) * w.term_unit[j];
         UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r)
@@ -54,6 +66,7 @@ FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uin
     UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) terms.token[r] =
         r < tensor.rows ? section[at.row_tokens + r] & ((1u << tensor.token_shift) - 1)
                         : LOWKV_NOWHERE;
+    terms.section = section;
 }
 
 template <int BITS, int U>
@@ -129,13 +142,6 @@ struct pattern_pieces<WIDE, D, PATTERN, I, true> {
     MEMBER void score(const warp_t&, float (*)[4]) const {}
 };
 
-template <int WIDE, int D, uint32_t PATTERN>
-FN void score_pattern(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
-    pattern_pieces<WIDE, D, PATTERN, 0, false> all;
-    all.load(tensor, w);
-    all.score(w, s);
-}
-
 // ---- any other ----
 
 template <int WIDE, int D, int BITS, int U>
@@ -201,6 +207,17 @@ SLOW scores_t score_other_statistics(const attention_t a, const lowkv_task task,
 }
 
 template <int WIDE, int D>
+FN void score_pieces(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
+    for (uint32_t p = 0; p < tensor.pieces; ++p) {
+        const uint32_t units = tensor.piece[p].units;
+        if (units == 4) score_any_bits<WIDE, D, 4>(tensor, w, tensor.piece[p], s);
+        if (units == 2) score_any_bits<WIDE, D, 2>(tensor, w, tensor.piece[p], s);
+        if (units == 1) score_any_bits<WIDE, D, 1>(tensor, w, tensor.piece[p], s);
+    }
+}
+
+// PATTERN: 0 where it is not known.
+template <int WIDE, int D, uint32_t PATTERN>
 FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms, float s[4][4]) {
     const lowkv_sorted_section& at = tensor.section;
     // Sorted blocks are of at least 64 cells.
@@ -210,23 +227,22 @@ FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms
     UNROLL for (uint32_t n = 0; n < 2; ++n) four[n] =
         load_half(scales + 32 * n) | load_half(scales + 32 * n + 2) << 16;
     const float step = half_at(section, at.largest) * (1.0f / 255.0f);
-    if (tensor.pattern == 0x5322) {
-        score_pattern<WIDE, D, 0x5322>(tensor, w, s);
-    } else if (tensor.pattern == 0x5443) {
-        score_pattern<WIDE, D, 0x5443>(tensor, w, s);
-    } else if (tensor.pattern == 0x4211) {
-        score_pattern<WIDE, D, 0x4211>(tensor, w, s);
-    } else if (tensor.pattern == 0x2211) {
-        score_pattern<WIDE, D, 0x2211>(tensor, w, s);
+    if constexpr (PATTERN != 0) {
+        pattern_pieces<WIDE, D, PATTERN, 0, false> all;
+        all.load(tensor, w);
+        term_bytes_t<D> bytes;
+        const int other = terms.section != section;
+        if (other) load_terms<D>(tensor, w, section, bytes);
+        all.score(w, s);
+        if (other) find_terms<D>(tensor, w, section, bytes, terms);
     } else {
-        for (uint32_t p = 0; p < tensor.pieces; ++p) {
-            const uint32_t units = tensor.piece[p].units;
-            if (units == 4) score_any_bits<WIDE, D, 4>(tensor, w, tensor.piece[p], s);
-            if (units == 2) score_any_bits<WIDE, D, 2>(tensor, w, tensor.piece[p], s);
-            if (units == 1) score_any_bits<WIDE, D, 1>(tensor, w, tensor.piece[p], s);
+        score_pieces<WIDE, D>(tensor, w, s);
+        if (terms.section != section) {
+            term_bytes_t<D> bytes;
+            load_terms<D>(tensor, w, section, bytes);
+            find_terms<D>(tensor, w, section, bytes, terms);
         }
     }
-    if (terms.section != section) find_terms<D>(tensor, w, section, terms);
     UNROLL for (uint32_t n = 0; n < 2; ++n)
         UNROLL for (uint32_t k = 0; k < 4; ++k) {
             const float factor = (float)(four[n] >> 8 * k & 255u) * step;

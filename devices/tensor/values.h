@@ -1,12 +1,12 @@
 // Weights times values: thread 4g + c gets of channels 32m + 4g + k and rows 2c and 2c + 1
 // out[m][k / 2][k % 2 * 2] and the one after it. Weights become f16 near the upper end of its range:
-// `share` is the power of two that they, and so the sums, are multiplied by.
+// they, and so all sums of them, are multiplied by 2^share.
 
 template <int D>
 struct sums_t {
     float out[D / 32][2][4];
     float zeros[4];  // rows g: of groups of channels, of even codes
-    float share;
+    float share;  // a whole number
 };
 
 // What is loaded of a warp's 64 cells before their weights are known: codes, and scales that say how
@@ -19,10 +19,10 @@ struct values_t {
     uint4 scales[2];       // of even codes: of group g, of the unit of 16 cells number c
 };
 
-// The power of two above x.
-FN float above(float x) {
-    const int32_t bits = LOWKV_BITS(x) & 0x7f800000;
-    return LOWKV_FLOAT((bits < 0x20000000 ? 0x20000000 : bits) + 0x00800000);
+// The logarithm, to base 2, of a power of two above x.
+FN float log_above(float x) {
+    const int32_t exponent = (LOWKV_BITS(x) >> 23) - 126;
+    return (float)(exponent < -60 ? -60 : exponent);
 }
 
 // A warp's weights as B: words 2i and 2i + 1 of product i, of the unit of 16 cells number c. s: as
@@ -86,11 +86,6 @@ FN void load_factors(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v
     }
 }
 
-FN uint32_t larger_halves(uint32_t x, uint32_t y) {  // of positive ones, which are in order
-    const uint32_t low = (x & 0xffffu) > (y & 0xffffu) ? x & 0xffffu : y & 0xffffu;
-    const uint32_t high = x >> 16 > y >> 16 ? x & 0xffff0000u : y & 0xffff0000u;
-    return low | high;
-}
 template <int D>
 FN float largest_factor(const values_t<D>& v) {
     const uint32_t two = larger_halves(larger_halves(v.factors[0], v.factors[1]),

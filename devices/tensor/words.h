@@ -55,6 +55,8 @@ FN uint32_t halves_sum(uint32_t x, uint32_t y) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(x), "r"(y));
     return both;
 }
+// The larger ones of two that are not negative, which are in order as they are.
+FN uint32_t larger_halves(uint32_t x, uint32_t y) { return __vmaxu2(x, y); }
 FN float low_half(uint32_t both) {
     float x;
     asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(x) : "r"(both));
@@ -108,7 +110,8 @@ FN void store_shared_four(uint32_t address, uint32_t x) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(address), "r"(x) : "memory");
 }
 
-#define TENSOR_ENTRY(name) static __global__ void __launch_bounds__(LOWKV_TENSOR_THREADS, 1) name
+#define TENSOR_ENTRY(name, warps) static __global__ void __launch_bounds__(warps * 32, 1) name
+#define THREADS (blockDim.x)
 #define TENSOR_LAY(name) static __global__ void __launch_bounds__(64) name
 #define GRID_CONSTANT __grid_constant__
 // A kernel is there for what its target has: mma.sync of these sizes, and shared memory.

@@ -55,7 +55,7 @@ void run_threads(const devices::Grid& grid, const std::function<void()>& thread)
 
 // ---- fibers ----
 
-constexpr std::size_t most_fibers = 256, stack_bytes = std::size_t{64} << 10;
+constexpr std::size_t most_fibers = 384, stack_bytes = std::size_t{64} << 10;
 
 // Started by their contexts, once; from then on by _longjmp(), which asks the kernel for nothing.
 struct Fiber {

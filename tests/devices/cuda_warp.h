@@ -2,6 +2,7 @@
 // What a warp does together (devices/tensor/words.h), on the host: threads meet in cuda_group.cpp
 // and read what the others have left there.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -97,6 +98,9 @@ inline std::uint32_t two_halves(float low, float high) {
 }
 inline float low_half(std::uint32_t both) { return lowkv::test::half_of_word(both, 0); }
 inline float high_half(std::uint32_t both) { return lowkv::test::half_of_word(both, 1); }
+inline std::uint32_t larger_halves(std::uint32_t x, std::uint32_t y) {
+    return std::max(x & 0xffffu, y & 0xffffu) | std::max(x >> 16, y >> 16) << 16;
+}
 inline std::uint32_t halves_product(std::uint32_t x, std::uint32_t y) {
     return two_halves(low_half(x) * low_half(y), high_half(x) * high_half(y));
 }
@@ -143,7 +147,8 @@ inline void store_shared_four(std::uint32_t address, std::uint32_t x) {
     for (std::uint32_t i = 0; i < 16; i += 4) store_shared(address + i, x);
 }
 
-#define TENSOR_ENTRY(name) static void name
+#define TENSOR_ENTRY(name, warps) static void name
+#define THREADS (blockDim.x)
 #define TENSOR_LAY(name) static void name
 #define gridDim lowkv::test::grid_size
 #define GRID_CONSTANT
