@@ -229,11 +229,11 @@ TensorKernel tensor_kernel(const lowkv_tensor& tensor, std::uint32_t head_dim,
                            bool wide) noexcept {
     struct Special {
         Kernel first;
-        std::uint32_t keys, key_bits, pattern, values, value_bits;
+        std::uint32_t token_shift, keys, key_bits, pattern, values, value_bits;
     };
     static constexpr Special specials[] = {
-#define SPECIAL(name, keys, key_bits, pattern, values, value_bits) \
-    {Kernel::tensor_##name##_64, keys, key_bits, pattern, values, value_bits},
+#define SPECIAL(name, shift, keys, key_bits, pattern, values, value_bits) \
+    {Kernel::tensor_##name##_64, shift, keys, key_bits, pattern, values, value_bits},
         LOWKV_TENSOR_SPECIALS(SPECIAL)
 #undef SPECIAL
     };
@@ -244,7 +244,7 @@ TensorKernel tensor_kernel(const lowkv_tensor& tensor, std::uint32_t head_dim,
     if (!wide) return {of_heads(Kernel::tensor_narrow_64), LOWKV_TENSOR_FEW_WARPS};
     for (const Special& its : specials) {
         const bool bits = its.pattern != 0 || tensor.keys.bits == its.key_bits;
-        if (tensor.keys.form == its.keys && bits && tensor.pattern == its.pattern &&
+        if (tensor.token_shift == its.token_shift && tensor.keys.form == its.keys && bits && tensor.pattern == its.pattern &&
             tensor.values.form == its.values && tensor.values.bits == its.value_bits)
             return {of_heads(its.first),
                     head_dim == 256 ? LOWKV_TENSOR_FEW_WARPS : LOWKV_TENSOR_WARPS};

@@ -60,14 +60,14 @@ typedef struct {
     uint32_t keys[2], values[2];
 } addresses_t;
 
-FN addresses_t load_addresses(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell) {
+FN addresses_t load_addresses(const warp_t& w, uint32_t shift, uint32_t cell) {
     addresses_t found;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         const uint32_t its = cell + 32 * n;
         found.keys[n] = found.values[n] = LOWKV_NOWHERE;
         if (its >= w.task.last_cell) continue;
         GLOBAL const uint32_t* at =
-            w.a.words + w.a.sequence->blocks + 2 * (its >> tensor.token_shift);
+            w.a.words + w.a.sequence->blocks + 2 * (its >> shift);
         found.keys[n] = at[0];
         found.values[n] = at[1];
     }
@@ -76,8 +76,8 @@ FN addresses_t load_addresses(const lowkv_tensor& tensor, const warp_t& w, uint3
 
 // False: there is none of the blocks.
 FN int open_blocks(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
-                   const addresses_t& addresses, uint32_t cell) {
-    const uint32_t mask = (1u << tensor.token_shift) - 1;
+                   const addresses_t& addresses, uint32_t shift, uint32_t cell) {
+    const uint32_t mask = (1u << shift) - 1;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         w.token[n] = (cell + 32 * n) & mask;
         w.absent[n] = addresses.keys[n] == LOWKV_NOWHERE;
@@ -97,8 +97,8 @@ FN int open_blocks(const memories_t& memories, const lowkv_tensor& tensor, warp_
 
 // The packed blocks that begin in the 64 cells, into the cache that all processors share.
 FN void fetch_blocks(const memories_t& memories, const lowkv_tensor& tensor, const warp_t& w,
-                     const addresses_t& addresses, uint32_t cell) {
-    const uint32_t mask = (1u << tensor.token_shift) - 1;
+                     const addresses_t& addresses, uint32_t shift, uint32_t cell) {
+    const uint32_t mask = (1u << shift) - 1;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         if (((cell + 32 * n) & mask) != 0 || addresses.keys[n] == LOWKV_NOWHERE) continue;
         GLOBAL const uint8_t* keys =
@@ -113,9 +113,13 @@ FN void fetch_blocks(const memories_t& memories, const lowkv_tensor& tensor, con
 }
 
 // What a kernel knows by heart of its plan; forms of 0: nothing.
-template <uint32_t KEYS, uint32_t KEY_BITS, uint32_t PATTERN, uint32_t VALUES, uint32_t VALUE_BITS>
+template <uint32_t SHIFT, uint32_t KEYS, uint32_t KEY_BITS, uint32_t PATTERN, uint32_t VALUES,
+          uint32_t VALUE_BITS>
 struct forms_t {
     static constexpr uint32_t pattern = PATTERN;
+    MEMBER static uint32_t shift(const lowkv_tensor& tensor) {
+        return SHIFT != 0 ? SHIFT : tensor.token_shift;
+    }
     MEMBER static uint32_t keys(const lowkv_tensor& tensor) {
         return KEYS != 0 ? KEYS : tensor.keys.form;
     }
@@ -129,14 +133,14 @@ struct forms_t {
         return VALUES != 0 ? VALUE_BITS : tensor.values.bits;
     }
 };
-using any_forms = forms_t<0, 0, 0, 0, 0>;
-using exact_forms = forms_t<LOWKV_TENSOR_EXACT, 0, 0, LOWKV_TENSOR_EXACT, 0>;
+using any_forms = forms_t<0, 0, 0, 0, 0, 0>;
+using exact_forms = forms_t<0, LOWKV_TENSOR_EXACT, 0, 0, LOWKV_TENSOR_EXACT, 0>;
 
 template <int WIDE, int D, class F>
 FN void score(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms, float s[4][4]) {
     const uint32_t form = F::keys(tensor), bits = F::key_bits(tensor);
     if (form == LOWKV_TENSOR_SORTED) {
-        score_sorted<WIDE, D, F::pattern>(tensor, w, terms, s);
+        score_sorted<WIDE, D, F::pattern>(tensor, w, F::shift(tensor), terms, s);
     } else if (form == LOWKV_TENSOR_EVEN) {
         if (bits == 2) score_even<2, D>(tensor, w, s);
         if (bits == 4) score_even<4, D>(tensor, w, s);
@@ -158,17 +162,17 @@ FN void load_values(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v)
     if (form == LOWKV_TENSOR_TABLE) {
         load_factors<D>(tensor, w, v);
         if constexpr (values_t<D>::lines != 0) {
-            if (bits == 1) keep_table<1, D>(tensor, w, v);
-            if (bits == 2) keep_table<2, D>(tensor, w, v);
-            if (bits == 3) keep_table<3, D>(tensor, w, v);
-            if (bits == 4) keep_table<4, D>(tensor, w, v);
+            if (bits == 1) keep_table<1, D>(tensor, w, F::shift(tensor), v);
+            if (bits == 2) keep_table<2, D>(tensor, w, F::shift(tensor), v);
+            if (bits == 3) keep_table<3, D>(tensor, w, F::shift(tensor), v);
+            if (bits == 4) keep_table<4, D>(tensor, w, F::shift(tensor), v);
         }
     }
     if (form == LOWKV_TENSOR_EVEN) {
         load_scales<D>(tensor, w, v);
         if constexpr (values_t<D>::lines != 0) {
-            if (bits == 2) keep_even<2, D>(tensor, w, v);
-            if (bits == 4) keep_even<4, D>(tensor, w, v);
+            if (bits == 2) keep_even<2, D>(tensor, w, F::shift(tensor), v);
+            if (bits == 4) keep_even<4, D>(tensor, w, F::shift(tensor), v);
         }
     }
 }
@@ -177,15 +181,16 @@ template <int WIDE, int D, class F>
 FN void add(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell, const values_t<D>& v,
             const float s[4][4], sums_t<D>& sums) {
     const uint32_t form = F::values(tensor), bits = F::value_bits(tensor);
+    const uint32_t shift = F::shift(tensor);
     if (form == LOWKV_TENSOR_TABLE) {
-        if (bits == 1) add_table<WIDE, 1, D>(tensor, w, v, s, sums.out);
-        if (bits == 2) add_table<WIDE, 2, D>(tensor, w, v, s, sums.out);
-        if (bits == 3) add_table<WIDE, 3, D>(tensor, w, v, s, sums.out);
-        if (bits == 4) add_table<WIDE, 4, D>(tensor, w, v, s, sums.out);
+        if (bits == 1) add_table<WIDE, 1, D>(tensor, w, shift, v, s, sums.out);
+        if (bits == 2) add_table<WIDE, 2, D>(tensor, w, shift, v, s, sums.out);
+        if (bits == 3) add_table<WIDE, 3, D>(tensor, w, shift, v, s, sums.out);
+        if (bits == 4) add_table<WIDE, 4, D>(tensor, w, shift, v, s, sums.out);
     } else if (form == LOWKV_TENSOR_EVEN) {
-        if (bits == 2) add_even<2, D>(tensor, w, v, s, sums);
-        if (bits == 4) add_even<4, D>(tensor, w, v, s, sums);
-        if (bits == 8) add_even<8, D>(tensor, w, v, s, sums);
+        if (bits == 2) add_even<2, D>(tensor, w, shift, v, s, sums);
+        if (bits == 4) add_even<4, D>(tensor, w, shift, v, s, sums);
+        if (bits == 8) add_even<8, D>(tensor, w, shift, v, s, sums);
     } else {
         add_exact<D>(w, cell, s, sums.out);
     }
@@ -270,21 +275,21 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     const uint32_t warps = THREADS / 32, each = (chunks + warps - 1) / warps;
     const uint32_t from = ITEM / 32 * each, until = from + each < chunks ? from + each : chunks;
     uint32_t cell = w.task.first_cell + from * LOWKV_TENSOR_CELLS;
-    addresses_t addresses = load_addresses(tensor, w, cell);
+    addresses_t addresses = load_addresses(w, F::shift(tensor), cell);
 #ifdef __CUDACC__
 #pragma unroll 1
 #endif
     for (uint32_t chunk = from; chunk < until; ++chunk, cell += LOWKV_TENSOR_CELLS) {
         float s[4][4];
         UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = 0.0f;
-        const int there = open_blocks(memories, tensor, w, addresses, cell);
+        const int there = open_blocks(memories, tensor, w, addresses, F::shift(tensor), cell);
         const int partly = w.absent[0] || w.absent[1];
         values_t<D> v;
         if (there) load_values<D, F>(tensor, w, v);
         const uint32_t next = cell + LOWKV_TENSOR_CELLS;
-        if (chunk + 1 < until) addresses = load_addresses(tensor, w, next);
+        if (chunk + 1 < until) addresses = load_addresses(w, F::shift(tensor), next);
         if (there) score<WIDE, D, F>(tensor, w, terms, s);
-        if (w.task.packed && chunk + 1 < until) fetch_blocks(memories, tensor, w, addresses, next);
+        if (w.task.packed && chunk + 1 < until) fetch_blocks(memories, tensor, w, addresses, F::shift(tensor), next);
         if (partly) UNROLL for (uint32_t i = 0; i < 16; ++i)
             if (i < 8 ? w.absent[0] : w.absent[1]) s[i / 4][i % 4] = 0.0f;
         if (cell < plain.from || next > plain.until) mask_scores(w, cell, s);
@@ -419,8 +424,8 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
 #else
 #define NARROW_KERNEL(name, d) NO_TENSOR_KERNEL(name)
 #endif
-#define SPECIAL_FORMS(name, keys, key_bits, pattern, values, value_bits) \
-    using name##_forms = forms_t<keys, key_bits, pattern, values, value_bits>;
+#define SPECIAL_FORMS(name, shift, keys, key_bits, pattern, values, value_bits) \
+    using name##_forms = forms_t<shift, keys, key_bits, pattern, values, value_bits>;
 LOWKV_TENSOR_SPECIALS(SPECIAL_FORMS)
 #define SPECIAL_64(name, ...) \
     WIDE_KERNEL(tensor_##name##_64, LOWKV_TENSOR_WARPS, 64, name##_forms)

@@ -57,23 +57,39 @@ struct loaded_t {
     uint4 line[BITS < 4 ? 1 : 2], single;
 };
 
+// Where a unit's first line is: what units share lies in pairs of them, of the first.
+template <int BITS>
+FN GLOBAL const uint8_t* unit_at(GLOBAL const uint8_t* codes, uint32_t unit) {
+    return codes + (BITS == 1   ? unit / 2 * 64
+                    : BITS == 3 ? unit / 2 * 192 + unit % 2 * 64
+                    : BITS == 5 ? unit * 128
+                                : unit * 32 * BITS);
+}
+// From the units of one address to those of another, `units` behind: an even number.
+template <int BITS>
+LOWKV_FN uint32_t units_bytes(uint32_t units) {
+    return BITS == 5 ? units * 128 : units * 32 * BITS;
+}
+
+// Of the unit at `line`; of 3 bits `unit` says whether it is a pair's second one, of 5 bits `fifths`
+// where the lines of the last bits are.
 template <int BITS, int U>
-FN loaded_t<BITS> load_codes(GLOBAL const uint8_t* codes, uint32_t fifth, uint32_t unit, uint32_t g,
-                             uint32_t c) {
-    const uint32_t lane = g % 4 * 16;
+FN loaded_t<BITS> load_codes(GLOBAL const uint8_t* line, GLOBAL const uint8_t* fifths,
+                             uint32_t unit, uint32_t g, uint32_t c) {
+    GLOBAL const uint8_t* at = line + g % 4 * 16;
     loaded_t<BITS> x;
-    if (BITS == 1) x.single = load_line(codes + unit / 2 * 64 + lane);
-    if (BITS == 2) x.line[0] = load_line(codes + unit * 64 + lane);
+    if (BITS == 1) x.single = load_line(at);
+    if (BITS == 2) x.line[0] = load_line(at);
     if (BITS == 3) {
-        x.line[0] = load_line(codes + unit / 2 * 192 + unit % 2 * 64 + lane);
-        x.single = load_line(codes + unit / 2 * 192 + 128 + lane);
+        x.line[0] = load_line(at);
+        x.single = load_line(at + 128 - unit % 2 * 64);
     }
     if (BITS >= 4) {
-        const uint32_t line = U == 4 ? 0 : U == 2 ? c % 2 * 64 : c / 2 * 64;
-        x.line[0] = load_line(codes + unit * 128 + line + lane);
-        if (U == 4) x.line[BITS < 4 ? 0 : 1] = load_line(codes + unit * 128 + 64 + lane);
+        const uint32_t its = U == 4 ? 0 : U == 2 ? c % 2 * 64 : c / 2 * 64;
+        x.line[0] = load_line(at + its);
+        if (U == 4) x.line[BITS < 4 ? 0 : 1] = load_line(at + 64);
     }
-    if (BITS == 5) x.single = load_line(codes + fifth + unit / 2 * 64 + lane);
+    if (BITS == 5) x.single = load_line(fifths + unit / 2 * 64 + g % 4 * 16);
     return x;
 }
 
@@ -166,12 +182,12 @@ template <int BITS, int U>
 struct evenly {
     uint4 line[BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1];
 
-    MEMBER static evenly load(GLOBAL const uint8_t* codes, uint32_t unit, uint32_t g, uint32_t c) {
+    // Of the unit at `at`.
+    MEMBER static evenly load(GLOBAL const uint8_t* at, uint32_t g, uint32_t c) {
         evenly its;
         constexpr int lines = BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1;
-        const uint32_t first = BITS == 4 && U == 2 ? c % 2 * 64 : 0;
-        UNROLL for (int i = 0; i < lines; ++i) its.line[i] =
-            load_line(codes + unit * 32 * BITS + first + i * 64 + g % 4 * 16);
+        GLOBAL const uint8_t* from = at + g % 4 * 16 + (BITS == 4 && U == 2 ? c % 2 * 64 : 0);
+        UNROLL for (int i = 0; i < lines; ++i) its.line[i] = load_line(from + i * 64);
         return its;
     }
     template <int I, int SECOND>

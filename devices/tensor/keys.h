@@ -22,22 +22,30 @@ FN uint32_t load_half(GLOBAL const uint8_t* from) { return *(GLOBAL const uint16
 FN uint2 load_two(GLOBAL const uint8_t* from) { return *(GLOBAL const uint2*)from; }
 FN uint4 load_four_words(GLOBAL const uint8_t* from) { return *(GLOBAL const uint4*)from; }
 
+// The first unit of 16 channels of the 16 cells that thread 4g + c has of 32.
+template <int D>
+FN uint32_t key_unit(const warp_t& w, uint32_t n) {
+    return (w.token[n] / 16 + w.g / 4) * (D / 16);
+}
+
 // ---- even codes by channel: q (code * scale + zero) ----
 
 template <int BITS, int D>
 FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
     const lowkv_tensor_part& part = tensor.keys;
     float terms[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    GLOBAL const uint8_t* scales[2];
-    UNROLL for (uint32_t n = 0; n < 2; ++n) scales[n] =
-        w.keys[n] + part.metadata + (w.token[n] >> part.group_shift) * part.row_bytes + 32 * w.c;
+    GLOBAL const uint8_t *scales[2], *codes[2];
+    UNROLL for (uint32_t n = 0; n < 2; ++n) {
+        scales[n] = w.keys[n] + part.metadata +
+                    (w.token[n] >> part.group_shift) * part.row_bytes + 32 * w.c;
+        codes[n] = unit_at<BITS>(w.keys[n] + part.codes, key_unit<D>(w, n) + w.c);
+    }
     GLOBAL const uint8_t* zeros = (w.g == 0 ? scales[0] : scales[1]) + part.zeros;
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
         evenly<BITS, 4> x[2];
         uint4 scale[2][2];
         UNROLL for (uint32_t n = 0; n < 2; ++n) {
-            const uint32_t unit = (w.token[n] / 16 + w.g / 4) * (D / 16) + 4 * quad + w.c;
-            x[n] = evenly<BITS, 4>::load(w.keys[n] + part.codes, unit, w.g, w.c);
+            x[n] = evenly<BITS, 4>::load(codes[n] + units_bytes<BITS>(4 * quad), w.g, w.c);
             UNROLL for (uint32_t i = 0; i < 2; ++i) scale[n][i] =
                 load_four_words(scales[n] + 128 * quad + 16 * i);
         }
@@ -88,12 +96,14 @@ FN void score_even_by_token(const lowkv_tensor& tensor, const warp_t& w, float s
     const float* sums = (const float*)(w.laid + TENSOR_SUMS_AT) + 2 * w.c * 8;
     const float scale = w.a.call->scale;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
+        GLOBAL const uint8_t* codes =
+            unit_at<4>(w.keys[n] + part.codes, key_unit<D>(w, n) + w.c / 2);
         UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
             GLOBAL const uint8_t* scales = w.keys[n] + part.metadata +
                                            (32 * m >> part.group_shift) * part.row_bytes +
                                            2 * (w.token[n] + 4 * w.g);
-            const uint32_t unit = (w.token[n] / 16 + w.g / 4) * (D / 16) + 2 * m + w.c / 2;
-            const evenly<4, 2> x = evenly<4, 2>::load(w.keys[n] + part.codes, unit, w.g, w.c);
+            const evenly<4, 2> x =
+                evenly<4, 2>::load(codes + units_bytes<4>(2 * m), w.g, w.c);
             const uint2 of_four = load_two(scales), zero_of_four = load_two(scales + part.zeros);
             uint32_t b[16];
             load_one<D>(w.laid, 0, 2 * m, b);
@@ -124,10 +134,10 @@ FN void score_table(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) 
     loaded_t<BITS> x[D / 64][2];
     uint2 of_four[2];
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
-            const uint32_t unit = (w.token[n] / 16 + w.g / 4) * (D / 16) + 4 * quad + w.c;
-            x[quad][n] = load_codes<BITS, 4>(w.keys[n] + part.codes, 0, unit, w.g, w.c);
-        }
+        GLOBAL const uint8_t* codes =
+            unit_at<BITS>(w.keys[n] + part.codes, key_unit<D>(w, n) + w.c);
+        UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) x[quad][n] = load_codes<BITS, 4>(
+            codes + units_bytes<BITS>(4 * quad), nullptr, w.c, w.g, w.c);
         of_four[n] = load_two(w.keys[n] + part.metadata + 2 * (w.token[n] + 4 * w.g));
     }
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {

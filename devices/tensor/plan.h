@@ -57,22 +57,22 @@ typedef struct {
 } lowkv_tensor;
 // NOLINTEND(modernize-use-using)
 
-// Plans that have a kernel of their own, with nothing to ask: a name, keys' form, bits and pattern,
-// values' form and bits. They are WIDE.
+// Plans that have a kernel of their own, with nothing to ask: a name, log2 of a block's tokens, keys'
+// form, bits and pattern, values' form and bits. They are WIDE.
 // clang-format off
 #define LOWKV_TENSOR_SPECIALS(X) \
-    X(lowkv15, LOWKV_TENSOR_SORTED, 0, 0x2211, LOWKV_TENSOR_TABLE, 1) \
-    X(lowkv2, LOWKV_TENSOR_SORTED, 0, 0x4211, LOWKV_TENSOR_TABLE, 2) \
-    X(lowkv28, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 2) \
-    X(lowkv3, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 3) \
-    X(lowkv4, LOWKV_TENSOR_SORTED, 0, 0x5443, LOWKV_TENSOR_TABLE, 4) \
-    X(kivi2, LOWKV_TENSOR_EVEN, 2, 0, LOWKV_TENSOR_EVEN, 2) \
-    X(kivi4, LOWKV_TENSOR_EVEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
-    X(int8, LOWKV_TENSOR_EVEN, 8, 0, LOWKV_TENSOR_EVEN, 8) \
-    X(int4, LOWKV_TENSOR_EVEN_BY_TOKEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
-    X(table4, LOWKV_TENSOR_TABLE, 4, 0, LOWKV_TENSOR_TABLE, 4) \
-    X(table3, LOWKV_TENSOR_TABLE, 3, 0, LOWKV_TENSOR_TABLE, 3) \
-    X(table2, LOWKV_TENSOR_TABLE, 2, 0, LOWKV_TENSOR_TABLE, 2)
+    X(lowkv15, 7, LOWKV_TENSOR_SORTED, 0, 0x2211, LOWKV_TENSOR_TABLE, 1) \
+    X(lowkv2, 7, LOWKV_TENSOR_SORTED, 0, 0x4211, LOWKV_TENSOR_TABLE, 2) \
+    X(lowkv28, 7, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 2) \
+    X(lowkv3, 7, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 3) \
+    X(lowkv4, 7, LOWKV_TENSOR_SORTED, 0, 0x5443, LOWKV_TENSOR_TABLE, 4) \
+    X(kivi2, 5, LOWKV_TENSOR_EVEN, 2, 0, LOWKV_TENSOR_EVEN, 2) \
+    X(kivi4, 5, LOWKV_TENSOR_EVEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
+    X(int8, 5, LOWKV_TENSOR_EVEN, 8, 0, LOWKV_TENSOR_EVEN, 8) \
+    X(int4, 5, LOWKV_TENSOR_EVEN_BY_TOKEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
+    X(table4, 5, LOWKV_TENSOR_TABLE, 4, 0, LOWKV_TENSOR_TABLE, 4) \
+    X(table3, 5, LOWKV_TENSOR_TABLE, 3, 0, LOWKV_TENSOR_TABLE, 3) \
+    X(table2, 5, LOWKV_TENSOR_TABLE, 2, 0, LOWKV_TENSOR_TABLE, 2)
 // clang-format on
 
 // Warps of a group: 12, or 8 where sums take the registers of the others; and rows of queries that

@@ -69,12 +69,12 @@ FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uin
     terms.section = section;
 }
 
+// `shift`: of a block's tokens.
 template <int BITS, int U>
-FN loaded_t<BITS> load_piece(const lowkv_tensor& tensor, const warp_t& w, uint32_t codes,
-                             uint32_t n) {
-    const uint32_t group_bytes = 2 * BITS << tensor.token_shift;
-    return load_codes<BITS, U>(w.keys[n] + codes + w.c / (4 / U) * group_bytes,
-                               8u << tensor.token_shift, w.token[n] / 16 + w.g / 4, w.g, w.c);
+FN loaded_t<BITS> load_piece(const warp_t& w, uint32_t shift, uint32_t codes, uint32_t n) {
+    GLOBAL const uint8_t* group = w.keys[n] + codes + (w.c / (4 / U) * 2 * BITS << shift);
+    const uint32_t unit = w.token[n] / 16 + w.g / 4;
+    return load_codes<BITS, U>(unit_at<BITS>(group, unit), group + (8u << shift), unit, w.g, w.c);
 }
 template <int WIDE, int D, int BITS, int U>
 FN void score_piece(const warp_t& w, const loaded_t<BITS> x[2], uint32_t product, float s[4][4]) {
@@ -126,10 +126,10 @@ struct pattern_pieces {
     loaded_t<bits> x[2];
     pattern_pieces<WIDE, D, PATTERN, I + 1, I + 1 == all.count> others;
 
-    MEMBER void load(const lowkv_tensor& tensor, const warp_t& w) {
+    MEMBER void load(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift) {
         UNROLL for (uint32_t n = 0; n < 2; ++n) x[n] =
-            load_piece<bits, units>(tensor, w, tensor.piece[I].codes, n);
-        others.load(tensor, w);
+            load_piece<bits, units>(w, shift, tensor.piece[I].codes, n);
+        others.load(tensor, w, shift);
     }
     MEMBER void score(const warp_t& w, float s[4][4]) const {
         score_piece<WIDE, D, bits, units>(w, x, product, s);
@@ -138,7 +138,7 @@ struct pattern_pieces {
 };
 template <int WIDE, int D, uint32_t PATTERN, int I>
 struct pattern_pieces<WIDE, D, PATTERN, I, true> {
-    MEMBER void load(const lowkv_tensor&, const warp_t&) {}
+    MEMBER void load(const lowkv_tensor&, const warp_t&, uint32_t) {}
     MEMBER void score(const warp_t&, float (*)[4]) const {}
 };
 
@@ -149,7 +149,7 @@ FN void score_loaded(const lowkv_tensor& tensor, const warp_t& w, const lowkv_te
                      float s[4][4]) {
     loaded_t<BITS> x[2];
     UNROLL for (uint32_t n = 0; n < 2; ++n) x[n] =
-        load_piece<BITS, U>(tensor, w, piece.codes, n);
+        load_piece<BITS, U>(w, tensor.token_shift, piece.codes, n);
     score_piece<WIDE, D, BITS, U>(w, x, piece.product, s);
 }
 template <int WIDE, int D, int U>
@@ -218,7 +218,8 @@ FN void score_pieces(const lowkv_tensor& tensor, const warp_t& w, float s[4][4])
 
 // PATTERN: 0 where it is not known.
 template <int WIDE, int D, uint32_t PATTERN>
-FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms, float s[4][4]) {
+FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, terms_t& terms,
+                     float s[4][4]) {
     const lowkv_sorted_section& at = tensor.section;
     // Sorted blocks are of at least 64 cells.
     GLOBAL const uint8_t* section = w.keys[0];
@@ -229,7 +230,7 @@ FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms
     const float step = half_at(section, at.largest) * (1.0f / 255.0f);
     if constexpr (PATTERN != 0) {
         pattern_pieces<WIDE, D, PATTERN, 0, false> all;
-        all.load(tensor, w);
+        all.load(tensor, w, shift);
         term_bytes_t<D> bytes;
         const int other = terms.section != section;
         if (other) load_terms<D>(tensor, w, section, bytes);

@@ -62,9 +62,13 @@ FN GLOBAL const uint8_t* values_of_unit(const warp_t& w) {
 FN uint32_t unit_token(const warp_t& w) {
     return (w.c < 2 ? w.token[0] : w.token[1]) + w.c % 2 * 16;
 }
-// The unit of channels' codes that thread 4g + c takes part in.
-FN uint32_t value_unit(const lowkv_tensor& tensor, const warp_t& w, uint32_t m) {
-    return ((2 * m + w.g / 4) << (tensor.token_shift - 4)) + unit_token(w) / 16;
+// Units of codes from 16 channels to the next 16.
+FN uint32_t channel_units(uint32_t shift) { return 1u << (shift - 4); }
+// Codes of the first 16 channels that thread 4g + c has; `shift`: of a block's tokens.
+template <int BITS>
+FN GLOBAL const uint8_t* values_at(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift) {
+    return unit_at<BITS>(values_of_unit(w) + tensor.values.codes,
+                         w.g / 4 * channel_units(shift) + unit_token(w) / 16);
 }
 
 // ---- levels by table, a scale a token ----
@@ -96,15 +100,16 @@ FN float largest_factor(const values_t<D>& v) {
 }
 
 template <int BITS, int D>
-FN void load_table(const lowkv_tensor& tensor, const warp_t& w, loaded_t<BITS> x[D / 32]) {
-    GLOBAL const uint8_t* codes = values_of_unit(w) + tensor.values.codes;
-    UNROLL for (uint32_t m = 0; m < D / 32; ++m) x[m] =
-        load_codes<BITS, 4>(codes, 0, value_unit(tensor, w, m), w.g, w.c);
+FN void load_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift,
+                   loaded_t<BITS> x[D / 32]) {
+    GLOBAL const uint8_t* codes = values_at<BITS>(tensor, w, shift);
+    UNROLL for (uint32_t m = 0; m < D / 32; ++m) x[m] = load_codes<BITS, 4>(
+        codes + units_bytes<BITS>(2 * m * channel_units(shift)), nullptr, w.c, w.g, w.c);
 }
 template <int BITS, int D>
-FN void keep_table(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v) {
+FN void keep_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, values_t<D>& v) {
     loaded_t<BITS> x[D / 32];
-    load_table<BITS, D>(tensor, w, x);
+    load_table<BITS, D>(tensor, w, shift, x);
     UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
         v.line[2 * m] = BITS == 1 ? x[m].single : x[m].line[0];
         if (BITS == 3) v.line[2 * m + 1] = x[m].single;
@@ -113,11 +118,11 @@ FN void keep_table(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v) 
 }
 
 template <int WIDE, int BITS, int D>
-FN void add_table(const lowkv_tensor& tensor, const warp_t& w, const values_t<D>& v,
-                  const float s[4][4], float out[D / 32][2][4]) {
+FN void add_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift,
+                  const values_t<D>& v, const float s[4][4], float out[D / 32][2][4]) {
     loaded_t<BITS> x[D / 32];
     if (v.lines == 0) {
-        load_table<BITS, D>(tensor, w, x);
+        load_table<BITS, D>(tensor, w, shift, x);
     } else {
         UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
             if (BITS == 1) x[m].single = v.line[2 * m];
@@ -166,19 +171,19 @@ FN float largest_scale(const values_t<D>& v) {
 }
 
 template <int BITS, int D>
-FN void keep_even(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v) {
-    GLOBAL const uint8_t* codes = values_of_unit(w) + tensor.values.codes;
+FN void keep_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, values_t<D>& v) {
+    GLOBAL const uint8_t* codes = values_at<BITS>(tensor, w, shift);
     UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
-        const evenly<BITS, 4> x =
-            evenly<BITS, 4>::load(codes, value_unit(tensor, w, m), w.g, w.c);
+        const evenly<BITS, 4> x = evenly<BITS, 4>::load(
+            codes + units_bytes<BITS>(2 * m * channel_units(shift)), w.g, w.c);
         v.line[2 * m] = x.line[0];
         if (BITS == 4) v.line[2 * m + 1] = x.line[BITS == 4 ? 1 : 0];
     }
 }
 
 template <int BITS, int D>
-FN void add_even(const lowkv_tensor& tensor, const warp_t& w, const values_t<D>& v,
-                 const float s[4][4], sums_t<D>& sums) {
+FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift,
+                 const values_t<D>& v, const float s[4][4], sums_t<D>& sums) {
     constexpr bool kept = values_t<D>::lines != 0 && BITS != 8;
     constexpr uint32_t groups = D / 32, ahead = D <= 128 ? groups : 1;
     uint4 z0 = {0, 0, 0, 0}, z1 = {0, 0, 0, 0}, scale[groups][2];
@@ -200,14 +205,15 @@ FN void add_even(const lowkv_tensor& tensor, const warp_t& w, const values_t<D>&
         const float step = even_step(BITS, i / 2);
         steps[i] = BITS == 8 ? b[i] : halves_product(b[i], two_halves(step, step));
     }
-    GLOBAL const uint8_t* codes = values_of_unit(w) + tensor.values.codes;
+    GLOBAL const uint8_t* codes = values_at<BITS>(tensor, w, shift);
     UNROLL for (uint32_t m = 0; m < groups; ++m) {
         evenly<BITS, 4> x;
         if constexpr (kept) {
             x.line[0] = v.line[2 * m];
             if (BITS == 4) x.line[BITS == 4 ? 1 : 0] = v.line[2 * m + 1];
         } else {
-            x = evenly<BITS, 4>::load(codes, value_unit(tensor, w, m), w.g, w.c);
+            x = evenly<BITS, 4>::load(codes + units_bytes<BITS>(2 * m * channel_units(shift)), w.g,
+                                      w.c);
         }
         if (m >= ahead) UNROLL for (uint32_t i = 0; i < 2; ++i) scale[m][i] = load_four_words(
             scales_of_unit(tensor, w, 32 * m >> tensor.values.group_shift) + 16 * i);
