@@ -61,6 +61,7 @@ check: ## one test: T=NAME, of C++ (sorted_codec), or of pytest (tests/e2e/test_
 	*) $(SETUP); $(call BUILD,$(PRESET),test_$(subst .,_,$(T))); "$(BIN)/test_$(subst .,_,$(T))" $(ARGS) ;;
 	esac
 
+space := $(subst ,, )
 # LONG=1 runs all of tests/e2e and tests/python: else those that are not marked long.
 SHORT := $(if $(LONG),,-m "not long")
 E2E := tests/e2e
@@ -226,9 +227,10 @@ compile-opencl: ## lowkv::opencl's kernels for three of Intel's GPUs (tgllp, dg2
 	$(call BUILD,opencl,compile_opencl)
 
 .PHONY: compile-cuda
-compile-cuda: ## lowkv::cuda and its tests, kernels for sm_80, sm_90 and sm_120 by nvcc; nothing is run
+compile-cuda: ## lowkv::cuda and its tests by nvcc, for sm_75 to sm_120 (CUDA_TARGETS="80 90": for those); nothing is run
 	@type -P nvcc >/dev/null || { echo "make compile-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
 	$(CORE)
+	$(if $(CUDA_TARGETS),mkdir -p build; cmake --preset cuda -DLOWKV_CUDA_TARGETS="$(subst $(space),;,$(CUDA_TARGETS))" >build/cuda-configure.log)
 	$(call BUILD,cuda,test_gpu_codes test_gpu_attention test_gpu_caller)
 
 .PHONY: compile-hip

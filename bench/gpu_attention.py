@@ -9,6 +9,7 @@ take turns, so that the GPU's own cache holds none of them. Needs torch with CUD
 (docs/devices.md). --device cpu tries the script where there is no GPU: its figures mean nothing."""
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -97,8 +98,10 @@ def measure(arguments, device: torch.device, clock: Clock, per_ms: float, tokens
     torch.manual_seed(tokens + batch)
     shape = (batch, kv_heads, tokens, arguments.head_dim)
     row_bytes = 4 * batch * kv_heads * tokens * arguments.head_dim
-    rows = [[torch.randn(shape, dtype=torch.float16, device=device) for _ in range(2)]
-            for _ in range(max(1, min(4, L2_BYTES // row_bytes)))]
+    rows = [
+        [torch.randn(shape, dtype=torch.float16, device=device) for _ in range(2)]
+        for _ in range(max(1, min(4, L2_BYTES // row_bytes)))
+    ]
     query = torch.randn(batch, heads, 1, arguments.head_dim, device=device)
     half = query.half()
 
@@ -127,20 +130,30 @@ def measure(arguments, device: torch.device, clock: Clock, per_ms: float, tokens
         def attend(cache, out=out, scale=scale):
             cache.attend(query, out, 0, None, True, 0, scale, 0.0, None, 1)
 
-        ours = in_turns([lambda cache=cache: attend(cache) for cache in caches])
+        ours = in_turns([functools.partial(attend, cache) for cache in caches])
         for _ in caches:
             ours()
         count = arguments.repetitions
         kernels = clock.kernels(ours, count)
-        row = {"scheme": scheme, "tokens": tokens, "batch": batch,
-               "call_ms": statistics.median(clock(ours, count) for _ in range(5)), "host_ms": clock.host(ours, count),
-               "gpu_ms": kernels, "sdpa_ms": sdpa, "share": sum(caches[0].bytes) / per_ms / kernels,
-               "error": ((out - right).norm() / right.norm()).item(),
-               "encode_ns": 1e9 * encode / (row_bytes / 2)}
+        row = {
+            "scheme": scheme,
+            "tokens": tokens,
+            "batch": batch,
+            "call_ms": statistics.median(clock(ours, count) for _ in range(5)),
+            "host_ms": clock.host(ours, count),
+            "gpu_ms": kernels,
+            "sdpa_ms": sdpa,
+            "share": sum(caches[0].bytes) / per_ms / kernels,
+            "error": ((out - right).norm() / right.norm()).item(),
+            "encode_ns": 1e9 * encode / (row_bytes / 2),
+        }
         found.append(row)
-        print(f"{scheme:12} {tokens:8} {batch:5} {row['call_ms']:8.3f} {row['host_ms']:8.3f} {kernels:8.3f} {sdpa:8.3f} "
-              f"{sdpa / kernels:6.2f}x {row['share']:8.0%} {row['error']:8.4f} {row['encode_ns']:9.3f}", flush=True)
-        del store, caches, ours, attend, out  # before the next one's
+        print(
+            f"{scheme:12} {tokens:8} {batch:5} {row['call_ms']:8.3f} {row['host_ms']:8.3f} {kernels:8.3f} {sdpa:8.3f} "
+            f"{sdpa / kernels:6.2f}x {row['share']:8.0%} {row['error']:8.4f} {row['encode_ns']:9.3f}",
+            flush=True,
+        )
+        del store, caches, ours, out  # before the next one's
     return found
 
 
@@ -162,9 +175,13 @@ def main() -> None:
     clock = Clock(device)
     per_ms = bandwidth(clock, device, 1 << 30 if clock.cuda else 1 << 26)
     name = torch.cuda.get_device_name(device) if clock.cuda else "no GPU"
-    print(f"{name}, {per_ms / 1e6:.0f} GB/s; lowkv on {Store(arguments.device).device}; times in ms, encoding in ns a number")
-    print(f"{'scheme':12} {'tokens':>8} {'batch':>5} {'call':>8} {'host':>8} {'GPU':>8} {'SDPA':>8} {'faster':>7} "
-          f"{'bandwidth':>9} {'error':>8} {'encoding':>9}")
+    print(
+        f"{name}, {per_ms / 1e6:.0f} GB/s; lowkv on {Store(arguments.device).device}; ms, encoding in ns a number"
+    )
+    print(
+        f"{'scheme':12} {'tokens':>8} {'batch':>5} {'call':>8} {'host':>8} {'GPU':>8} {'SDPA':>8} {'faster':>7} "
+        f"{'bandwidth':>9} {'error':>8} {'encoding':>9}"
+    )
     found = []
     for tokens in map(int, arguments.tokens.split(",")):
         for batch in map(int, arguments.batches.split(",")):

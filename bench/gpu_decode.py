@@ -33,16 +33,28 @@ def main() -> None:
     arguments = parser.parse_args()
     shape = dict(SHAPES[arguments.shape])
     shape["num_hidden_layers"] = arguments.layers or shape["num_hidden_layers"]
-    config = Qwen3Config(**shape, num_key_value_heads=8, head_dim=128, vocab_size=151936,
-                         max_position_embeddings=1 << 18, tie_word_embeddings=True)
+    config = Qwen3Config(
+        **shape,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        max_position_embeddings=1 << 18,
+        tie_word_embeddings=True,
+    )
     torch.manual_seed(0)
     with torch.device(arguments.device):
         model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
     ids = torch.randint(config.vocab_size, (arguments.batch, arguments.tokens), device=arguments.device)
 
+    def held(cache):
+        """Bytes of its rows, or blocks."""
+        if isinstance(cache, lowkv.Cache):
+            return cache.exact_bytes + cache.packed_bytes
+        return sum(rows.nbytes for layer in cache.layers for rows in (layer.keys, layer.values))
+
     def fill(name):
         torch.cuda.synchronize()
-        before, began = torch.cuda.mem_get_info()[0], time.perf_counter()
+        began = time.perf_counter()
         if name == "sdpa":
             cache = DynamicCache(config=config)
         else:
@@ -51,8 +63,7 @@ def main() -> None:
         model(ids, past_key_values=cache, logits_to_keep=1)
         torch.cuda.synchronize()
         prompt = time.perf_counter() - began
-        torch.cuda.empty_cache()
-        return cache, prompt, before - torch.cuda.mem_get_info()[0]
+        return cache, prompt, held(cache)
 
     def decode(name, cache):
         model.config._attn_implementation = "sdpa" if name == "sdpa" else "lowkv"
@@ -72,15 +83,28 @@ def main() -> None:
             taken = decode(name, caches[name][0])
             if turn:  # the first round warms up
                 times[name].append(taken)
-    print(f"Qwen3-{arguments.shape} with {config.num_hidden_layers} layers, batch {arguments.batch}, after "
-          f"{arguments.tokens} tokens; {torch.cuda.get_device_name(arguments.device)}")
+    print(
+        f"Qwen3-{arguments.shape} with {config.num_hidden_layers} layers, batch {arguments.batch}, after "
+        f"{arguments.tokens} tokens; {torch.cuda.get_device_name(arguments.device)}"
+    )
     rows = []
     for name in names:
         middle = statistics.median(times[name])
-        rows.append({"cache": name, "ms": 1e3 * middle, "tokens_per_s": arguments.batch / middle,
-                     "prompt_s": caches[name][1], "memory_bytes": caches[name][2], **vars(arguments)})
-        print(f"{name:12} {1e3 * middle:8.2f} ms a step {arguments.batch / middle:8.1f} tokens/s; prompt "
-              f"{caches[name][1]:6.2f} s; cache {caches[name][2] / 2**20:8.0f} MiB", flush=True)
+        rows.append(
+            {
+                "cache": name,
+                "ms": 1e3 * middle,
+                "tokens_per_s": arguments.batch / middle,
+                "prompt_s": caches[name][1],
+                "memory_bytes": caches[name][2],
+                **vars(arguments),
+            }
+        )
+        print(
+            f"{name:12} {1e3 * middle:8.2f} ms a step {arguments.batch / middle:8.1f} tokens/s; prompt "
+            f"{caches[name][1]:6.2f} s; cache {caches[name][2] / 2**20:8.0f} MiB",
+            flush=True,
+        )
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -36,7 +36,7 @@ LANES = (
     Lane("opencl-races", "test-opencl-races", 280, 2, ("devices/kernels",), ("oclgrind",)),
     Lane("opencl-intel", "compile-opencl", 60, 0, ("devices/kernels",), ("ocloc",)),
     Lane("hip", "compile-hip", 40, 1, ("devices/kernels",), ("hipcc",)),
-    Lane("cuda", "compile-cuda", 180, 2, ("devices/kernels", "devices/cuda"), ("nvcc",)),
+    Lane("cuda", "compile-cuda CUDA_TARGETS='80 90'", 330, 2, ("devices",), ("nvcc",)),
     Lane("cuda-emulated", "test-python-cuda", 600, 0, ("python/cuda", "devices", "tests/devices")),
     Lane("older-transformers", "test-older-transformers", 200, 2, ("python",)),
     Lane("versions", "test-versions VERSIONS='0.11.0 0.25.1'", 800, 1, ("plugins", "cli/plugin", "deps/plugin_for.py")),

@@ -7,8 +7,9 @@
 
 namespace lowkv::cuda {
 
-extern const void* const kernels[];  // kernels.cu
-extern const void* const tensor_64[], *const tensor_128[], *const tensor_256[];  // tensor.cu
+// kernels.cu
+extern const void* const kernels[];
+extern const void *const tensor_64[], *const tensor_128[], *const tensor_256[];
 extern const void* const tensor_lay;
 
 namespace {
@@ -73,12 +74,13 @@ int open_tensor(int device, devices::Tensor& tensor) noexcept {
     const bool has_wide = wide.ptxVersion >= 90 && wide.ptxVersion < 120 &&
                           shared >= static_cast<int>(TENSOR_WIDE_BYTES);
     // The narrow ones are second.
-    constexpr std::size_t of_heads = (devices::kernel_names.size() - devices::portable_kernels - 1) / 3;
+    constexpr std::size_t of_heads =
+        (devices::kernel_names.size() - devices::portable_kernels - 1) / 3;
     for (const auto* kernel : {tensor_64, tensor_128, tensor_256})
         for (std::size_t i = 0; i < of_heads && status == cudaSuccess; ++i)
-            status = cudaFuncSetAttribute(
-                kernel[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                i != 1 && has_wide ? TENSOR_WIDE_BYTES : TENSOR_NARROW_BYTES);
+            status =
+                cudaFuncSetAttribute(kernel[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     i != 1 && has_wide ? TENSOR_WIDE_BYTES : TENSOR_NARROW_BYTES);
     if (status == cudaSuccess) tensor = {static_cast<std::uint32_t>(processors), has_wide};
     return status;
 }

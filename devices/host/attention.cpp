@@ -10,29 +10,16 @@
 
 #include "codec/rotation.h"
 #include "numbers.h"
-#include "tensor.h"
 
 namespace lowkv::devices {
 namespace {
 
-constexpr std::uint32_t few_rows = LOWKV_TASK_ROWS, tile = LOWKV_TASK_CELLS;
+constexpr std::uint32_t tile = LOWKV_TASK_CELLS;
 
 // Of queries, masks and partial results of one launch, in floats.
 constexpr std::size_t launch_floats = std::size_t{1} << 24;
 // Query tokens that have their tasks together: their rows fill whole tasks.
 constexpr std::uint32_t slice_tokens = LOWKV_TILE_ROWS;
-
-
-// The rows of a task: tensor cores', few, or as many as there are registers for.
-std::uint32_t task_rows(const Plan& plan, const AttentionIO& io, bool tensor) {
-    if (tensor) return LOWKV_TENSOR_ROWS;
-    const std::size_t rows = std::size_t{io.tokens} * (io.heads / plan.shape().kv_heads);
-    if (rows <= few_rows) return few_rows;
-    std::uint32_t most = LOWKV_TILE_ROWS, height = 16;
-    while (most * plan.shape().head_dim > LOWKV_TILE_OUTPUTS) most /= 2;
-    while (height < most && height < rows) height *= 2;
-    return height;
-}
 
 constexpr std::size_t words_in(std::size_t bytes) { return bytes / sizeof(std::uint32_t); }
 
@@ -46,8 +33,8 @@ class Launch {
   public:
     // `rows`: of a task; `reached`: queries and all else are a caller's in the device's memory;
     // `tensor`: tensor cores do it, of a plan that they serve.
-    Launch(State& state, const Plan& plan, const AttentionParams& params, std::uint32_t rows,
-           bool reached, const lowkv_tensor* tensor)
+    Launch(State& state, const Plan& plan, const State::Known& known, const AttentionParams& params,
+           std::uint32_t rows, bool reached, const lowkv_tensor* tensor)
         : state_(state),
           plan_(plan),
           params_(params),
@@ -55,7 +42,8 @@ class Launch {
           task_rows_(rows),
           reached_(reached),
           tensor_(tensor),
-          numbers_(reached) {}
+          numbers_(reached),
+          plan_buffer_(known.buffer.get()) {}
 
     // Queries, and what they have of a mask.
     void add(const Slice& slice) {
@@ -113,11 +101,15 @@ class Launch {
             }
             if (first == tasks_.size())  // no cell at all: zeros
                 tasks_.push_back({sequence, row, its_rows, 0, 0, 0, chunk});
+            // Tensor cores begin with rows, which take longest for what they are.
+            if (tensor_ != nullptr)
+                std::stable_partition(tasks_.begin() + first, tasks_.end(),
+                                      [](const lowkv_task& task) { return task.packed == 0; });
             chunks_.push_back({first, number(tasks_.size()) - first});
         }
     }
 
-    // A task for every tile of [first, last), with all rows of the one slice.
+    // A task for every tile of [first, last), of all rows of the one slice.
     void add_tiles(std::uint32_t first, std::uint32_t last) {
         for (std::uint32_t cell = first; cell < last; cell += tile)
             tasks_.push_back({0, 0, rows_of(slices_.front()), cell, std::min(cell + tile, last),
@@ -136,7 +128,9 @@ class Launch {
         const std::size_t results = reached_ ? 1 : std::size_t{queries_} * (d_ + 1);
         const Handle device_results = state_.results.of(queue, results * sizeof(float));
         if (tensor_ != nullptr)
-            attend_by_tensor(partial);
+            launch_tensor(state_,
+                          {*tensor_, d_, kv_heads, number(tasks_.size()), number(chunks_.size()),
+                           plan_buffer_, words_buffer_, numbers_buffer_, partial});
         else
             attend_by_tiles(partial);
         queue.launch(Kernel::join, {64, chunks_.size(), kv_heads, task_rows_}, plan_buffer_,
@@ -167,10 +161,9 @@ class Launch {
 
   private:
     static constexpr std::size_t task_items = 128;
-
     void attend_by_tiles(Handle partial) {
         Queue& queue = state_.queue;
-        const std::uint32_t kv_heads = plan_.shape().kv_heads;
+        const std::size_t kv_heads = plan_.shape().kv_heads;
         const std::size_t forms = plan_.keys().rotation() == nullptr ? 1 : 2;
         const Handle laid = state_.laid.of(
             queue, chunks_.size() * kv_heads * forms * d_ * task_rows_ * sizeof(float));
@@ -179,26 +172,6 @@ class Launch {
         queue.launch(Kernel::attend, {task_items, tasks_.size(), kv_heads}, state_.memory.all(),
                      plan_buffer_, words_buffer_, numbers_buffer_, laid, partial);
     }
-    void attend_by_tensor(Handle partial) {
-        Queue& queue = state_.queue;
-        const auto tasks = number(tasks_.size());
-        const std::uint32_t kv_heads = plan_.shape().kv_heads;
-        struct {
-            Memories all;
-        } const memories{state_.memory.all()};
-        const Handle laid =
-            state_.laid.of(queue, chunks_.size() * kv_heads * TENSOR_LAID_BYTES(d_));
-        queue.launch(Kernel::tensor_lay, {64, chunks_.size(), kv_heads, LOWKV_TENSOR_ROWS},
-                     memories, *tensor_, plan_buffer_, words_buffer_, numbers_buffer_, laid);
-        const Tensor& device = queue.tensor();
-        const TensorKernel its = tensor_kernel(*tensor_, d_, device.wide);
-        const Grid grid{its.warps * std::size_t{32},
-                        std::min<std::size_t>(tasks_.size() * kv_heads, device.processors), 1, 1,
-                        lowkv_tensor_shared(*tensor_, device.wide ? 1 : 0)};
-        queue.launch(its.kernel, grid, memories, *tensor_, plan_buffer_,
-                     words_buffer_, numbers_buffer_, laid, tasks, partial);
-    }
-
     struct Span {
         std::uint32_t begin, end;  // begin: of a tile
     };
@@ -215,7 +188,7 @@ class Launch {
     std::vector<lowkv_task> tasks_;
     std::vector<lowkv_chunk> chunks_;
     std::vector<std::uint32_t> addresses_;
-    Handle plan_buffer_ = nullptr, words_buffer_ = nullptr, numbers_buffer_ = nullptr;
+    Handle plan_buffer_, words_buffer_ = nullptr, numbers_buffer_ = nullptr;
 
     static std::uint32_t number(std::size_t value) { return static_cast<std::uint32_t>(value); }
 
@@ -242,7 +215,7 @@ class Launch {
         if (tensor_ != nullptr) {
             const std::size_t processors = state_.queue.tensor().processors;
             // Each warp has cells, and each processor a task.
-            const std::size_t cells = tensor_kernel(*tensor_, d_, true).warps * std::size_t{LOWKV_TENSOR_CELLS};
+            constexpr std::size_t cells = LOWKV_TENSOR_WARPS * LOWKV_TENSOR_CELLS;
             if (groups >= processors) return number(seen.end + cells);
             const std::size_t share = (seen.end - seen.begin) * groups / processors;
             return number(share / cells * cells + cells);
@@ -348,11 +321,8 @@ class Launch {
         add_words(words, addresses_);
         call.tasks = add_words(words, tasks_);
         call.chunks = add_words(words, chunks_);
-        const std::span<const lowkv_fetch> its = numbers_.fetches();
-        const std::uint32_t fetches =
-            add_words(words, std::vector<lowkv_fetch>(its.begin(), its.end()));
+        const std::uint32_t fetches = add_words(words, numbers_.fetches());
         std::memcpy(words.data(), &call, sizeof call);
-        plan_buffer_ = state_.plan(plan_);
         words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words));
         numbers_buffer_ = numbers_.upload(state_, words_buffer_, fetches);
         if (reached_ && call.rotated != call.queries)
@@ -378,7 +348,8 @@ class Launch {
 
 void run_attention(State& state, const Plan& plan, std::span<const SequenceAttention> sequences,
                    const AttentionParams& params) {
-    const lowkv_tensor served = describe(plan).tensor;
+    const State::Known& known = state.known(plan);
+    const lowkv_tensor& served = known.description.tensor;
     const bool tensor =
         served.keys.form != LOWKV_TENSOR_NONE && state.queue.tensor().processors != 0;
     std::unique_ptr<Launch> launch;
@@ -391,17 +362,20 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
     // prefilled is two launches.
     std::uint32_t heads = 0;
     bool there = false;
-    for (std::uint32_t rows = few_rows; rows <= LOWKV_TILE_ROWS; rows *= 2) {
+    for (std::uint32_t rows = LOWKV_TASK_ROWS; rows <= LOWKV_TILE_ROWS; rows *= 2) {
         for (const SequenceAttention& sequence : sequences) {
             const std::uint32_t tokens = sequence.io.tokens;
-            if (task_rows(plan, sequence.io, tensor) != rows) continue;
+            const std::uint32_t repeat = sequence.io.heads / plan.shape().kv_heads;
+            const std::uint32_t its_rows =
+                task_rows(std::size_t{tokens} * repeat, plan.shape().head_dim);
+            if (rows != (tensor ? LOWKV_TENSOR_ROWS : its_rows)) continue;
             const bool its = reached(state.queue, sequence, params);
             if (sequence.io.heads != heads || its != there) flush();
             heads = sequence.io.heads;
             there = its;
             for (std::uint32_t first = 0; first < tokens; first += slice_tokens) {
                 if (!launch)
-                    launch = std::make_unique<Launch>(state, plan, params, rows, there,
+                    launch = std::make_unique<Launch>(state, plan, known, params, rows, there,
                                                       tensor ? &served : nullptr);
                 launch->add({&sequence, first, std::min(slice_tokens, tokens - first)});
                 launch->add_tasks();
@@ -415,7 +389,8 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
 void run_mass(State& state, const Plan& plan, const SequenceAttention& sequence,
               const AttentionParams& params, std::uint32_t first_cell, std::span<float> mass) {
     const std::uint32_t begin = first_cell / tile * tile;
-    Launch launch(state, plan, params, few_rows, reached(state.queue, sequence, params), nullptr);
+    Launch launch(state, plan, state.known(plan), params, LOWKV_TASK_ROWS,
+                  reached(state.queue, sequence, params), nullptr);
     launch.add({&sequence, 0, sequence.io.tokens});
     launch.add_tiles(begin, first_cell + static_cast<std::uint32_t>(mass.size()));
     const std::vector<float> found = launch.weigh();

@@ -55,7 +55,7 @@ class KernelDevice final : public Device {
     void check(const Plan& plan) const override {
         check_served(plan, state_->queue.title());
         const std::scoped_lock lock(state_->mutex);
-        state_->plan(plan);
+        state_->known(plan);
     }
 
     // ---- memory ----
@@ -329,8 +329,7 @@ class KernelDevice final : public Device {
         check(plan);
         const std::scoped_lock lock(state_->mutex);
         State& state = *state_;
-        const Description description = describe(plan);
-        const Handle its = state.plan(plan);
+        const State::Known& known = state.known(plan);
         std::vector<std::uint32_t> addresses;
         const std::size_t most = state.queue.tuning().blocks;
         for (std::size_t first = 0; first < blocks.size(); first += most) {
@@ -343,7 +342,7 @@ class KernelDevice final : public Device {
             const Handle words =
                 state.words.holding(state.queue, std::span<const std::uint32_t>(addresses));
             for (const std::uint32_t part : {0u, 1u})
-                f(Batch{its, part, description.parts[part], some, words});
+                f(Batch{known.buffer.get(), part, known.description.parts[part], some, words});
         }
         state.queue.finish();
         state.queue.check();

@@ -105,11 +105,18 @@ void Memory::deallocate(const std::byte* memory) noexcept {
     if (ranges.size() == 1) close(*segment);
 }
 
+// Mostly the one that was asked for last: a call has thousands of blocks.
 const Memory::Segment* Memory::segment_of(const std::byte* address) const noexcept {
     const auto number = reinterpret_cast<std::uintptr_t>(address);
-    for (const Segment& segment : segments_) {
+    const auto has = [number](const Segment& segment) {
         const auto first = reinterpret_cast<std::uintptr_t>(segment.reserved);
-        if (first != 0 && number >= first && number - first < segment.bytes) return &segment;
+        return first != 0 && number >= first && number - first < segment.bytes;
+    };
+    if (has(segments_[last_])) return &segments_[last_];
+    for (const Segment& segment : segments_) {
+        if (!has(segment)) continue;
+        last_ = static_cast<std::size_t>(&segment - segments_.data());
+        return &segment;
     }
     return nullptr;
 }
@@ -125,11 +132,14 @@ Place Memory::place(const std::byte* address) const noexcept {
 
 std::uint32_t Memory::address(const std::byte* address) const noexcept {
     const Segment* segment = segment_of(address);
-    const Place found = place(address);
-    if (found.at % unit != 0) queue_.fail("finding a block, which is no multiple of 64");
-    if (segment == nullptr) return LOWKV_NOWHERE;
+    if (segment == nullptr) {
+        queue_.fail("finding an address, which is none of its memory");
+        return LOWKV_NOWHERE;
+    }
+    const auto at = static_cast<std::size_t>(address - segment->reserved);
+    if (at % unit != 0) queue_.fail("finding a block, which is no multiple of 64");
     return static_cast<std::uint32_t>(segment - segments_.data()) << LOWKV_ADDRESS_BITS |
-           static_cast<std::uint32_t>(found.at / unit);
+           static_cast<std::uint32_t>(at / unit);
 }
 
 Memories Memory::all() const noexcept {

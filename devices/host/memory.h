@@ -52,6 +52,8 @@ class Memory {
 
     Queue& queue_;
     std::array<Segment, LOWKV_BUFFERS> segments_;
+    mutable std::size_t last_ =
+        0;  // of segments, where an address was found; under the state's mutex
 
     std::byte* take(Segment& segment, std::size_t bytes);
     Segment& add(std::size_t bytes);

@@ -1,12 +1,11 @@
 #pragma once
 // The floats that a call's kernels read: queries, masks, numbers of the heads. They come from the
 // host's memory or, all of a call's, from where a caller has them in the device's
-// (kernels/caller.h).
+// (kernels/join.h).
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "lowkv/attention.h"
@@ -48,7 +47,7 @@ class Numbers {
     float* data() noexcept { return floats_.data(); }
 
     // What is to be fetched, in the kernels' words.
-    std::span<const lowkv_fetch> fetches() const noexcept { return fetches_; }
+    const std::vector<lowkv_fetch>& fetches() const noexcept { return fetches_; }
     // `words`: on the device, with those from word `fetches` on. Throws Error(device_failed).
     Handle upload(State& state, Handle words, std::uint32_t fetches) const;
 

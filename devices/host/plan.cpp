@@ -11,7 +11,6 @@
 #include "codec/rotation.h"
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
-#include "tensor.h"
 
 namespace lowkv::devices {
 namespace {

@@ -8,8 +8,11 @@
 #include "devices/kernels/call.h"
 #include "devices/tensor/plan.h"
 #include "lowkv/codec.h"
+#include "queue.h"
 
 namespace lowkv::devices {
+
+struct State;
 
 struct Description {
     lowkv_part parts[2];  // keys, values
@@ -27,5 +30,25 @@ void check_served(const Plan& plan, std::string_view device);
 Description describe(const Plan& plan) noexcept;
 // The description, and the tables that it refers to.
 std::vector<std::uint32_t> words_of(const Plan& plan, const Description& description);
+
+// ---- tensor cores (devices/tensor/) ----
+
+// Whether, and how. Its tables lie one after the other from word `first` on; what follows them is
+// told there. `parts`: the plan's.
+lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
+                             std::uint32_t& first) noexcept;
+
+// The tables' words: pairs of levels, as two f16.
+std::vector<std::uint32_t> tensor_tables(const Plan& plan, const lowkv_part (&parts)[2],
+                                         const lowkv_tensor& tensor);
+
+// Lays queries out and attends: `tasks` of `chunks`, whose words and numbers are on the device, to
+// `partial`. Throws Error(device_failed).
+struct TensorCall {
+    const lowkv_tensor& tensor;
+    std::uint32_t head_dim, kv_heads, tasks, chunks;
+    Handle plan, words, numbers, partial;
+};
+void launch_tensor(State& state, const TensorCall& call);
 
 }  // namespace lowkv::devices

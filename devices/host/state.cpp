@@ -20,22 +20,21 @@ State::State(std::unique_ptr<Queue> its_queue)
       staging(queue.tuning().staging_bytes),
       device_staging(queue.buffer(staging.size())) {}
 
-Handle State::plan(const Plan& plan) {
+const State::Known& State::known(const Plan& plan) {
     const Description description = describe(plan);
     const auto found = std::ranges::find_if(known_, [&](const Known& known) {
         return known.layer == plan.layer() && known.description.same(description);
     });
-    if (found != known_.end()) return found->buffer.get();
+    if (found != known_.end()) return *found;
     const std::vector<std::uint32_t> text = words_of(plan, description);
     Known known{description, plan.layer(), queue.buffer(text.size() * sizeof(std::uint32_t))};
     queue.write(known.buffer.get(), 0, text.data(), text.size() * sizeof(std::uint32_t));
-    known_.push_back(std::move(known));
-    return known_.back().buffer.get();
+    return known_.emplace_back(std::move(known));
 }
 
 Handle State::try_plan(const Plan& its_plan) noexcept {
     try {
-        return plan(its_plan);
+        return known(its_plan).buffer.get();
     } catch (...) {
         queue.fail("describing a plan");
         return nullptr;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -46,18 +47,19 @@ struct State {
     Buffer device_staging;
     Grown words, hints, numbers, scratch, laid, partial, results;
 
-    // Of a plan that is served. Throws Error(device_failed) or std::bad_alloc.
-    Handle plan(const Plan& plan);
-    // The same for calls that may not throw: null, and the queue fails.
-    Handle try_plan(const Plan& plan) noexcept;
-
-  private:
+    // A plan on the device.
     struct Known {
         Description description;
         std::uint32_t layer;  // whose random rotation the tables have
         Buffer buffer;
     };
-    std::vector<Known> known_;
+    // Of a plan that is served. Throws Error(device_failed) or std::bad_alloc.
+    const Known& known(const Plan& plan);
+    // The same for calls that may not throw: null, and the queue fails.
+    Handle try_plan(const Plan& plan) noexcept;
+
+  private:
+    std::deque<Known> known_;
 };
 
 }  // namespace lowkv::devices

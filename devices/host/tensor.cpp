@@ -1,10 +1,13 @@
-#include "tensor.h"
+// The host's side of the kernels on tensor cores.
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 
 #include "codec/small_floats.h"
+#include "plan.h"
+#include "state.h"
 
 namespace lowkv::devices {
 namespace {
@@ -26,8 +29,8 @@ std::uint32_t log2_of(std::uint32_t x) noexcept {
 }
 
 bool has_zeros(const lowkv_part& part) noexcept {
-    return part.levels == LOWKV_EVEN_LEVELS && part.has_zeros != 0 &&
-           part.metadata == LOWKV_F16 && part.group >= 32 && is_power(part.group);
+    return part.levels == LOWKV_EVEN_LEVELS && part.has_zeros != 0 && part.metadata == LOWKV_F16 &&
+           part.group >= 32 && is_power(part.group);
 }
 bool has_table(const lowkv_part& part) noexcept {
     return part.levels != LOWKV_EVEN_LEVELS && part.has_zeros == 0 && part.by_channel == 0 &&
@@ -39,9 +42,8 @@ std::uint32_t form_of_keys(const Plan& plan, const lowkv_part& part) noexcept {
     if (part.exact != 0) return LOWKV_TENSOR_EXACT;
     // Rows are those of A that means leave, and read two bytes at once.
     if (plan.keys().sorted_table() != nullptr)
-        return part.tokens >= LOWKV_TENSOR_CELLS && part.sorted.rows % 2 == 0
-                   ? LOWKV_TENSOR_SORTED
-                   : LOWKV_TENSOR_NONE;
+        return part.tokens >= LOWKV_TENSOR_CELLS && part.sorted.rows % 2 == 0 ? LOWKV_TENSOR_SORTED
+                                                                              : LOWKV_TENSOR_NONE;
     if (part.has_mean != 0 || part.has_factors != 0) return LOWKV_TENSOR_NONE;
     if (has_zeros(part) && part.by_channel != 0)
         return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
@@ -131,8 +133,8 @@ constexpr std::array<std::uint32_t, 6> pair_counts{0, 128, 256, 512, 256, 1024};
 
 std::vector<std::uint32_t> pairs_of(const Book& book) {
     const auto pair = [&](std::uint32_t first, std::uint32_t second) {
-        return codec::f32_to_f16(book.of(first)) |
-               std::uint32_t{codec::f32_to_f16(book.of(second))} << 16;
+        return codec::f32_to_f16(book.of(first)) | std::uint32_t{codec::f32_to_f16(book.of(second))}
+                                                       << 16;
     };
     std::vector<std::uint32_t> pairs(pair_counts[book.bits]);
     for (std::uint32_t i = 0; i < pairs.size(); ++i) {
@@ -144,8 +146,7 @@ std::vector<std::uint32_t> pairs_of(const Book& book) {
                 break;
             case 4: pairs[i] = pair(i & 15, i >> 4); break;
             default:
-                pairs[i] =
-                    pair((i & 15) | (i >> 8 & 1) << 4, (i >> 4 & 15) | (i >> 9 & 1) << 4);
+                pairs[i] = pair((i & 15) | (i >> 8 & 1) << 4, (i >> 4 & 15) | (i >> 9 & 1) << 4);
         }
     }
     return pairs;
@@ -163,7 +164,8 @@ struct Books {
         there = book;
     }
 };
-Books books_of(const Plan& plan, const lowkv_part (&parts)[2], const lowkv_tensor& tensor) noexcept {
+Books books_of(const Plan& plan, const lowkv_part (&parts)[2],
+               const lowkv_tensor& tensor) noexcept {
     Books books;
     if (tensor.keys.form == LOWKV_TENSOR_SORTED) {
         const lowkv_sorted& sorted = *plan.keys().sorted_table();
@@ -183,9 +185,36 @@ Books books_of(const Plan& plan, const lowkv_part (&parts)[2], const lowkv_tenso
     if (tensor.values.form == LOWKV_TENSOR_TABLE)
         books.add(tensor.values.bits == 3   ? LOWKV_TABLE_THREE
                   : tensor.values.bits == 1 ? LOWKV_TABLE_ONE
-                                           : LOWKV_TABLE_VALUES,
+                                            : LOWKV_TABLE_VALUES,
                   book_of(parts[1]));
     return books;
+}
+
+// `wide`: as in Tensor.
+Kernel tensor_kernel(const lowkv_tensor& tensor, std::uint32_t head_dim, bool wide) noexcept {
+    struct Special {
+        Kernel first;
+        std::uint32_t token_shift, keys, key_bits, pattern, values, value_bits;
+    };
+    static constexpr Special specials[] = {
+#define SPECIAL(name, shift, keys, key_bits, pattern, values, value_bits) \
+    {Kernel::tensor_##name##_64, shift, keys, key_bits, pattern, values, value_bits},
+        LOWKV_TENSOR_SPECIALS(SPECIAL)
+#undef SPECIAL
+    };
+    const auto of_heads = [&](Kernel first) {
+        const int heads = head_dim == 64 ? 0 : head_dim == 128 ? 1 : 2;
+        return static_cast<Kernel>(static_cast<int>(first) + heads);
+    };
+    if (!wide) return of_heads(Kernel::tensor_narrow_64);
+    for (const Special& its : specials) {
+        const bool keys = tensor.keys.form == its.keys && tensor.pattern == its.pattern &&
+                          (its.pattern != 0 || tensor.keys.bits == its.key_bits);
+        const bool values =
+            tensor.values.form == its.values && tensor.values.bits == its.value_bits;
+        if (keys && values && tensor.token_shift == its.token_shift) return of_heads(its.first);
+    }
+    return of_heads(Kernel::tensor_wide_64);
 }
 
 }  // namespace
@@ -197,8 +226,7 @@ lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
     lowkv_tensor tensor{};
     tensor.keys = describe_part(parts[0], form_of_keys(plan, parts[0]));
     tensor.values = describe_part(parts[1], form_of_values(parts[1]));
-    if (tensor.keys.form == LOWKV_TENSOR_NONE || tensor.values.form == LOWKV_TENSOR_NONE)
-        return {};
+    if (tensor.keys.form == LOWKV_TENSOR_NONE || tensor.values.form == LOWKV_TENSOR_NONE) return {};
     tensor.token_shift = log2_of(tokens);
     tensor.rotated = plan.keys().rotation() != nullptr ? 1 : 0;
     if (tensor.keys.form == LOWKV_TENSOR_SORTED &&
@@ -225,31 +253,22 @@ std::vector<std::uint32_t> tensor_tables(const Plan& plan, const lowkv_part (&pa
     return words;
 }
 
-TensorKernel tensor_kernel(const lowkv_tensor& tensor, std::uint32_t head_dim,
-                           bool wide) noexcept {
-    struct Special {
-        Kernel first;
-        std::uint32_t token_shift, keys, key_bits, pattern, values, value_bits;
-    };
-    static constexpr Special specials[] = {
-#define SPECIAL(name, shift, keys, key_bits, pattern, values, value_bits) \
-    {Kernel::tensor_##name##_64, shift, keys, key_bits, pattern, values, value_bits},
-        LOWKV_TENSOR_SPECIALS(SPECIAL)
-#undef SPECIAL
-    };
-    const auto of_heads = [&](Kernel first) {
-        const int heads = head_dim == 64 ? 0 : head_dim == 128 ? 1 : 2;
-        return static_cast<Kernel>(static_cast<int>(first) + heads);
-    };
-    if (!wide) return {of_heads(Kernel::tensor_narrow_64), LOWKV_TENSOR_FEW_WARPS};
-    for (const Special& its : specials) {
-        const bool bits = its.pattern != 0 || tensor.keys.bits == its.key_bits;
-        if (tensor.token_shift == its.token_shift && tensor.keys.form == its.keys && bits && tensor.pattern == its.pattern &&
-            tensor.values.form == its.values && tensor.values.bits == its.value_bits)
-            return {of_heads(its.first),
-                    head_dim == 256 ? LOWKV_TENSOR_FEW_WARPS : LOWKV_TENSOR_WARPS};
-    }
-    return {of_heads(Kernel::tensor_wide_64), LOWKV_TENSOR_FEW_WARPS};
+void launch_tensor(State& state, const TensorCall& call) {
+    Queue& queue = state.queue;
+    const Tensor& device = queue.tensor();
+    struct {
+        Memories all;
+    } const memories{state.memory.all()};
+    const std::size_t heads = std::size_t{call.chunks} * call.kv_heads;
+    const Handle laid = state.laid.of(queue, heads * TENSOR_LAID_BYTES(call.head_dim));
+    queue.launch(Kernel::tensor_lay, {64, call.chunks, call.kv_heads, LOWKV_TENSOR_ROWS}, memories,
+                 call.tensor, call.plan, call.words, call.numbers, laid);
+    const std::size_t items = std::size_t{call.tasks} * call.kv_heads;
+    const Grid grid{LOWKV_TENSOR_WARPS * std::size_t{32},
+                    std::min<std::size_t>(items, device.processors), 1, 1,
+                    lowkv_tensor_shared(call.tensor, device.wide ? 1 : 0)};
+    queue.launch(tensor_kernel(call.tensor, call.head_dim, device.wide), grid, memories,
+                 call.tensor, call.plan, call.words, call.numbers, laid, call.tasks, call.partial);
 }
 
 }  // namespace lowkv::devices

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "devices/kernels/call.h"
+
 namespace lowkv::devices {
 
 enum class Kind : std::uint8_t {
@@ -40,6 +42,16 @@ inline constexpr std::array<Tuning, 3> tunings{{
 }};
 constexpr const Tuning& tuning_of(Kind kind) noexcept {
     return tunings[static_cast<std::size_t>(kind)];
+}
+
+// Rows of a task without tensor cores, of all that share a kv head: few, or as many as there are
+// registers for.
+constexpr std::uint32_t task_rows(std::size_t rows, std::uint32_t head_dim) noexcept {
+    if (rows <= LOWKV_TASK_ROWS) return LOWKV_TASK_ROWS;
+    std::uint32_t most = LOWKV_TILE_ROWS, height = 16;
+    while (most * head_dim > LOWKV_TILE_OUTPUTS) most /= 2;
+    while (height < most && height < rows) height *= 2;
+    return height;
 }
 
 }  // namespace lowkv::devices

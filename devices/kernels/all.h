@@ -34,8 +34,6 @@
 
 #include "join.h"
 
-#include "caller.h"
-
 #include "expand.h"
 
 #include "attend.h"

@@ -6,7 +6,9 @@
 #include <cstdint>
 
 #ifdef LOWKV_FUNCTIONS_ONLY  // kernels are templates that nobody asks for
-#define KERNEL(name, items) template <int> static __global__ void __launch_bounds__(items) name
+#define KERNEL(name, items) \
+    template <int>          \
+    static __global__ void __launch_bounds__(items) name
 #else
 #define KERNEL(name, items) static __global__ void __launch_bounds__(items) name
 #endif
@@ -25,8 +27,10 @@
 #define SQRT(x) sqrtf(x)
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
+#define UNROLL_8 _Pragma("unroll 8")
 #else
 #define UNROLL
+#define UNROLL_8
 #endif
 #define FLOAT4(x, y, z, w) make_float4(x, y, z, w)
 #define MAD4(sum, factor, v)                   \

@@ -1,5 +1,5 @@
-// The end of attention: what the tasks of some rows have come to (attend.h) becomes
-// their output.
+// The end of attention, what the tasks of some rows have come to (attend.h) becomes their output;
+// and its beginning, a call's numbers where they are not the host's.
 
 FN uint64_t wide_of(lowkv_wide x) { return (uint64_t)x.high << 32 | x.low; }
 
@@ -10,6 +10,10 @@ KERNEL(join, 64)
 (GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
  GLOBAL const float* partial, GLOBAL float* results) {
     SHARED(float, stored, LOWKV_MOST_CHANNELS);
+    SHARED(float, tops, 64);
+    SHARED(float, totals, 64);
+    SHARED(float, factors, 64);
+    SHARED(uint32_t, packed, 64);
     GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
     const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
     const lowkv_task first = *task_of(words, chunk.first_task);
@@ -23,12 +27,20 @@ KERNEL(join, 64)
     const float sink = call->sinks == LOWKV_NOWHERE
                            ? -INFINITY
                            : numbers[call->sinks + head_of(a, first.first_row + row)];
+    // The largest, by all items, then what each task counts.
     float top = sink;
-    for (uint32_t t = 0; t < chunk.tasks; ++t) top = fmax(top, parts[t * stride + d]);
-    float total = sink == -INFINITY ? 0.0f : EXP(sink - top);
-    for (uint32_t t = 0; t < chunk.tasks; ++t)
+    for (uint32_t t = item; t < chunk.tasks; t += 64) top = fmax(top, parts[t * stride + d]);
+    tops[item] = top;
+    BARRIER();
+    for (uint32_t i = 0; i < 64; ++i) top = fmax(top, tops[i]);
+    float total = 0.0f;
+    for (uint32_t t = item; t < chunk.tasks; t += 64)
         if (parts[t * stride + d] != -INFINITY)
             total += parts[t * stride + d + 1] * EXP(parts[t * stride + d] - top);
+    totals[item] = total;
+    BARRIER();
+    total = sink == -INFINITY ? 0.0f : EXP(sink - top);
+    for (uint32_t i = 0; i < 64; ++i) total += totals[i];
     const float share = total > 0.0f ? 1.0f / total : 0.0f;
     const uint32_t token = token_of(a, first.first_row + row);
     const uint32_t head = head_of(a, first.first_row + row);
@@ -43,22 +55,57 @@ KERNEL(join, 64)
             log_to = (GLOBAL float*)(size_t)wide_of(a.sequence->lse) +
                      (size_t)token * a.sequence->heads + head;
     }
-    for (uint32_t c = item; c < d; c += 64) {
-        float exact_sum = 0.0f, packed_sum = 0.0f;
-        for (uint32_t t = 0; t < chunk.tasks; ++t) {
-            const float max = parts[t * stride + d];
-            if (max == -INFINITY) continue;
-            const float x = parts[t * stride + c] * EXP(max - top);
-            if (task_of(words, chunk.first_task + t)->packed)
-                packed_sum += x;
-            else
-                exact_sum += x;
+    for (uint32_t c = item; c < d; c += 64) to[c] = stored[c] = 0.0f;
+    for (uint32_t from = 0; from < chunk.tasks; from += 64) {
+        const uint32_t count = chunk.tasks - from < 64 ? chunk.tasks - from : 64;
+        BARRIER();
+        if (item < count) {
+            const float max = parts[(from + item) * stride + d];
+            factors[item] = max == -INFINITY ? 0.0f : EXP(max - top) * share;
+            packed[item] = task_of(words, chunk.first_task + from + item)->packed;
         }
-        to[c] = exact_sum * share;
-        stored[c] = packed_sum * share;
+        BARRIER();
+        for (uint32_t c = item; c < d; c += 64) {
+            float exact_sum = 0.0f, packed_sum = 0.0f;
+            UNROLL_8 for (uint32_t t = 0; t < count; ++t) {
+                const float x = parts[(from + t) * stride + c] * factors[t];
+                packed_sum += packed[t] ? x : 0.0f;
+                exact_sum += packed[t] ? 0.0f : x;
+            }
+            to[c] += exact_sum;
+            stored[c] += packed_sum;
+        }
     }
     if (item == 0 && log_to) *log_to = total > 0.0f ? top + LOG(total) : -INFINITY;
     BARRIER();
     if (a.values->by_token) rotate_channels(a.values, plan, stored, 1);
     for (uint32_t c = item; c < d; c += 64) to[c] += stored[c];
+}
+
+// ---- what a caller has in the device's memory itself (Queue::reaches()), outside the cache's ----
+
+// A call's numbers: a group has 64 of one fetch.
+KERNEL(fetch, 64)
+(GLOBAL const uint32_t* words, uint32_t fetches, GLOBAL float* numbers) {
+    const lowkv_fetch its = ((GLOBAL const lowkv_fetch*)(words + fetches))[GROUP(1)];
+    const uint32_t i = NUMBER, row = i / its.z_count;
+    if (i >= its.count) return;
+    const uint64_t first =
+        row / its.y_count * wide_of(its.x_stride) + row % its.y_count * wide_of(its.y_stride);
+    GLOBAL const uint8_t* from = (GLOBAL const uint8_t*)(size_t)wide_of(its.from);
+    numbers[(size_t)its.at + i] =
+        load_row(from + first * bytes_of_row(its.type), its.type, i % its.z_count);
+}
+
+// Queries as packed keys meet them: a group a query.
+KERNEL(rotate_queries, 64)
+(GLOBAL const uint32_t* plan, GLOBAL float* numbers, uint32_t queries, uint32_t rotated) {
+    SHARED(float, x, LOWKV_MOST_CHANNELS);
+    GLOBAL const lowkv_part* keys = part_of(plan, 0);
+    const uint32_t d = keys->head_dim;
+    const size_t at = (size_t)GROUP(0) * d;
+    for (uint32_t c = ITEM; c < d; c += 64) x[c] = numbers[queries + at + c];
+    BARRIER();
+    rotate_channels(keys, plan, x, 0);
+    for (uint32_t c = ITEM; c < d; c += 64) numbers[rotated + at + c] = x[c];
 }

@@ -10,6 +10,7 @@
 //   MEMORY, AT(address)   a kernel's first parameters: the cache's memory; a place in it by its
 //                         address (call.h). MEMORIES: those parameters, for a function's own
 //   UNROLL                before a loop whose counter numbers registers
+//   UNROLL_8              before one whose loads should be under way together
 //   FLOAT4(x, y, z, w)    a float4; MAD4(sum, x, v): sum += x * v, rounded as is fastest
 //
 // A sum or a product is rounded by itself: codes have to be the same on every device.
@@ -30,6 +31,7 @@
 #define TANH(x) tanh(x)
 #define SQRT(x) sqrt(x)
 #define UNROLL _Pragma("unroll")
+#define UNROLL_8 _Pragma("unroll 8")
 #define FLOAT4(x, y, z, w) ((float4)(x, y, z, w))
 #define MAD4(sum, x, v) sum = mad((float4)(x), v, sum)
 

@@ -10,7 +10,7 @@
 
 #include "codes.h"
 
-#include "blocks.h"
+#include "task.h"
 
 #include "lay.h"
 

@@ -9,109 +9,6 @@
 #define LOG2_E 1.44269504f
 #define NO_TOP -1e30f  // below any score, and finite
 
-// Cells of which all rows see all, and whose scores are a product's share.
-typedef struct {
-    uint32_t from, until;
-} plain_t;
-
-FN plain_t plain_cells(const attention_t& a, const lowkv_task& task) {
-    GLOBAL const lowkv_queries* s = a.sequence;
-    const uint32_t before = s->n_cells - s->all_tokens + s->first_token;
-    const uint32_t first_own = before + token_of(a, task.first_row);
-    const uint32_t last_own = before + token_of(a, task.first_row + task.rows - 1);
-    plain_t plain = {s->first_cell, task.last_cell};
-    if (a.call->softcap > 0.0f || a.call->slopes != LOWKV_NOWHERE || s->mask_kind > 1)
-        plain.until = 0;
-    if (s->mask_kind == 1) {
-        plain.until = plain.until < first_own + 1 ? plain.until : first_own + 1;
-        if (s->window != 0 && last_own >= s->window && plain.from < last_own - s->window + 1)
-            plain.from = last_own - s->window + 1;
-    }
-    return plain;
-}
-
-typedef struct {
-    float s[16];
-} sixteen_t;
-
-// What rows don't see becomes -inf: few cells, which may take a call.
-SLOW sixteen_t masked_scores(const attention_t a, const lowkv_task task, uint32_t cell,
-                             sixteen_t scores) {
-    const uint32_t g = ITEM % 32 / 4, c = ITEM % 4;
-    UNROLL for (uint32_t i = 0; i < 16; ++i) {
-        const uint32_t its = cell + i / 8 * 32 + 4 * g + i / 2 % 4, row = 2 * c + i % 2;
-        float x = -INFINITY;
-        if (row < task.rows && its < task.last_cell)
-            x = masked_score(a, scores.s[i], token_of(a, task.first_row + row),
-                             head_of(a, task.first_row + row), its);
-        scores.s[i] = x;
-    }
-    return scores;
-}
-FN void mask_scores(const warp_t& w, uint32_t cell, float s[4][4]) {
-    sixteen_t all;
-    UNROLL for (uint32_t i = 0; i < 16; ++i) all.s[i] = s[i / 4][i % 4];
-    all = masked_scores(w.a, w.task, cell, all);
-    UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = all.s[i];
-}
-
-// The addresses of the blocks of 64 cells, 32 each.
-typedef struct {
-    uint32_t keys[2], values[2];
-} addresses_t;
-
-FN addresses_t load_addresses(const warp_t& w, uint32_t shift, uint32_t cell) {
-    addresses_t found;
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        const uint32_t its = cell + 32 * n;
-        found.keys[n] = found.values[n] = LOWKV_NOWHERE;
-        if (its >= w.task.last_cell) continue;
-        GLOBAL const uint32_t* at =
-            w.a.words + w.a.sequence->blocks + 2 * (its >> shift);
-        found.keys[n] = at[0];
-        found.values[n] = at[1];
-    }
-    return found;
-}
-
-// False: there is none of the blocks.
-FN int open_blocks(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
-                   const addresses_t& addresses, uint32_t shift, uint32_t cell) {
-    const uint32_t mask = (1u << shift) - 1;
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        w.token[n] = (cell + 32 * n) & mask;
-        w.absent[n] = addresses.keys[n] == LOWKV_NOWHERE;
-        w.keys[n] = section_in(memories, addresses.keys[n],
-                               behind_of(tensor.keys, w.task.packed, w.a.kv_head));
-        w.values[n] = section_in(memories, addresses.values[n],
-                                 behind_of(tensor.values, w.task.packed, w.a.kv_head));
-    }
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {  // something to read, of which nothing is used
-        if (!w.absent[n]) continue;
-        w.keys[n] = w.keys[1 - n];
-        w.values[n] = w.values[1 - n];
-        w.token[n] = w.token[1 - n];
-    }
-    return !(w.absent[0] && w.absent[1]);
-}
-
-// The packed blocks that begin in the 64 cells, into the cache that all processors share.
-FN void fetch_blocks(const memories_t& memories, const lowkv_tensor& tensor, const warp_t& w,
-                     const addresses_t& addresses, uint32_t shift, uint32_t cell) {
-    const uint32_t mask = (1u << shift) - 1;
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        if (((cell + 32 * n) & mask) != 0 || addresses.keys[n] == LOWKV_NOWHERE) continue;
-        GLOBAL const uint8_t* keys =
-            section_in(memories, addresses.keys[n], w.a.kv_head * tensor.keys.head_bytes);
-        GLOBAL const uint8_t* values =
-            section_in(memories, addresses.values[n], w.a.kv_head * tensor.values.head_bytes);
-        for (uint32_t i = ITEM % 32 * 128; i < tensor.keys.head_bytes; i += 4096)
-            fetch_ahead(keys + i);
-        for (uint32_t i = ITEM % 32 * 128; i < tensor.values.head_bytes; i += 4096)
-            fetch_ahead(values + i);
-    }
-}
-
 // What a kernel knows by heart of its plan; forms of 0: nothing.
 template <uint32_t SHIFT, uint32_t KEYS, uint32_t KEY_BITS, uint32_t PATTERN, uint32_t VALUES,
           uint32_t VALUE_BITS>
@@ -200,7 +97,7 @@ FN void add(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell, const va
 template <int D>
 FN void finish_sums(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, sums_t<D>& sums) {
     const float one = power_of_two(-sums.share);
-    const float unit = form == LOWKV_TENSOR_EVEN  ? one * EVEN_UNIT
+    const float unit = form == LOWKV_TENSOR_EVEN    ? one * EVEN_UNIT
                        : form == LOWKV_TENSOR_TABLE ? one * tensor.values.step
                                                     : one;
     UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
@@ -210,8 +107,8 @@ FN void finish_sums(const lowkv_tensor& tensor, const warp_t& w, uint32_t form, 
             zeros[0] = of_lane(sums.zeros[0], lane) * one;
             zeros[1] = of_lane(sums.zeros[1], lane) * one;
         }
-        UNROLL for (uint32_t i = 0; i < 8; ++i)
-            sums.out[m][i / 4][i % 4] = fused(sums.out[m][i / 4][i % 4], unit, zeros[i % 2]);
+        UNROLL for (uint32_t i = 0; i < 8; ++i) sums.out[m][i / 4][i % 4] =
+            fused(sums.out[m][i / 4][i % 4], unit, zeros[i % 2]);
     }
 }
 
@@ -225,8 +122,8 @@ FN void join_warps(float* slots, sums_t<D>& sums, float* top, float* total) {
         BARRIER();
         if (warp >= half && warp < warps) {
             float* to = slots + (size_t)(warp - half) * count * 32 + lane;
-            UNROLL for (uint32_t i = 0; i < D / 4; ++i)
-                to[i * 32] = sums.out[i / 8][i / 4 % 2][i % 4];
+            UNROLL for (uint32_t i = 0; i < D / 4; ++i) to[i * 32] =
+                sums.out[i / 8][i / 4 % 2][i % 4];
             UNROLL for (uint32_t j = 0; j < 2; ++j) {
                 to[(D / 4 + j) * 32] = top[j];
                 to[(D / 4 + 2 + j) * 32] = total[j];
@@ -289,9 +186,11 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
         const uint32_t next = cell + LOWKV_TENSOR_CELLS;
         if (chunk + 1 < until) addresses = load_addresses(w, F::shift(tensor), next);
         if (there) score<WIDE, D, F>(tensor, w, terms, s);
-        if (w.task.packed && chunk + 1 < until) fetch_blocks(memories, tensor, w, addresses, F::shift(tensor), next);
-        if (partly) UNROLL for (uint32_t i = 0; i < 16; ++i)
-            if (i < 8 ? w.absent[0] : w.absent[1]) s[i / 4][i % 4] = 0.0f;
+        if (w.task.packed && chunk + 1 < until)
+            fetch_blocks(memories, tensor, w, addresses, F::shift(tensor), next);
+        if (partly)
+            UNROLL for (uint32_t i = 0; i < 16; ++i) if (i < 8 ? w.absent[0] : w.absent[1])
+                s[i / 4][i % 4] = 0.0f;
         if (cell < plain.from || next > plain.until) mask_scores(w, cell, s);
         // The largest yet, and the values' scales.
         float now[2] = {top[0], top[1]}, share = sums.share;
@@ -324,14 +223,15 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
             }
         }
         if (!there) continue;
-        if (partly) UNROLL for (uint32_t i = 0; i < 16; ++i)
-            if (i < 8 ? w.absent[0] : w.absent[1]) s[i / 4][i % 4] = 0.0f;
+        if (partly)
+            UNROLL for (uint32_t i = 0; i < 16; ++i) if (i < 8 ? w.absent[0] : w.absent[1])
+                s[i / 4][i % 4] = 0.0f;
         if (values == LOWKV_TENSOR_TABLE) UNROLL for (uint32_t i = 0; i < 8; ++i) {
-            const uint32_t two = v.factors[i / 2];
-            const float factor = i % 2 ? high_half(two) : low_half(two);
-            s[i / 2][i % 2 * 2] *= factor;
-            s[i / 2][i % 2 * 2 + 1] *= factor;
-        }
+                const uint32_t two = v.factors[i / 2];
+                const float factor = i % 2 ? high_half(two) : low_half(two);
+                s[i / 2][i % 2 * 2] *= factor;
+                s[i / 2][i % 2 * 2 + 1] *= factor;
+            }
         add<WIDE, D, F>(tensor, w, cell, v, s, sums);
     }
     finish_sums<D>(tensor, w, values, sums);
@@ -344,12 +244,11 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         const uint32_t row = 2 * w.c + j;
         if (row >= w.task.rows) continue;
-        GLOBAL float* to = partial + ((size_t)(number * w.a.keys->kv_heads + w.a.kv_head) *
-                                          w.a.call->rows +
-                                      row) *
-                                         (D + 2);
-        UNROLL for (uint32_t i = 0; i < D / 8; ++i)
-            to[i / 4 * 32 + 4 * w.g + i % 4] = sums.out[i / 4][i / 2 % 2][i % 2 * 2 + j];
+        GLOBAL float* to =
+            partial +
+            ((size_t)(number * w.a.keys->kv_heads + w.a.kv_head) * w.a.call->rows + row) * (D + 2);
+        UNROLL for (uint32_t i = 0; i < D / 8; ++i) to[i / 4 * 32 + 4 * w.g + i % 4] =
+            sums.out[i / 4][i / 2 % 2][i % 2 * 2 + j];
         if (w.g == 0) {
             to[D] = top[j] == NO_TOP ? -INFINITY : top[j];
             to[D + 1] = total[j];
@@ -386,11 +285,13 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
         w.task = *task_of(words, number);
         w.a = open_attention(plan, words, numbers, w.task.sequence, item % kv_heads);
         BARRIER();  // what was there before is done with
-        const uint4* from =
-            (const uint4*)(laid +
-                           ((size_t)w.task.chunk * kv_heads + w.a.kv_head) * TENSOR_LAID_BYTES(D));
-        for (uint32_t i = ITEM; i < TENSOR_LAID_BYTES(D) / 16; i += THREADS)
-            ((uint4*)w.laid)[i] = from[i];
+        GLOBAL const uint8_t* its =
+            laid + ((size_t)w.task.chunk * kv_heads + w.a.kv_head) * TENSOR_LAID_BYTES(D);
+        if (w.task.packed && F::keys(tensor) != LOWKV_TENSOR_EXACT)
+            for (uint32_t i = ITEM; i < TENSOR_PLAIN_AT(D) / 16; i += THREADS)
+                ((uint4*)w.laid)[i] = ((GLOBAL const uint4*)its)[i];
+        else
+            copy_queries<D>(its, shared);
         BARRIER();
         if (w.task.packed)
             attend_task<WIDE, D, F>(memories, tensor, w, number, shared, partial);
@@ -400,51 +301,48 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
 }
 
 // Kernels: by the two sizes of shared memory for any plan, and some plans' own.
-#define TENSOR_KERNEL(name, warps, wide, d, forms)                                               \
-    TENSOR_ENTRY(name, warps)                                                                    \
-    (const GRID_CONSTANT memories_t memories, const GRID_CONSTANT lowkv_tensor tensor,           \
-     GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,     \
-     GLOBAL const uint8_t* laid, uint32_t tasks, GLOBAL float* partial) {                        \
-        attend_tasks<wide, d, forms>(memories, tensor, plan, words, numbers, laid, tasks,        \
-                                     partial, DYNAMIC_SHARED());                                 \
+#define TENSOR_KERNEL(name, wide, d, forms)                                                        \
+    TENSOR_ENTRY(name)                                                                             \
+    (const GRID_CONSTANT memories_t memories, const GRID_CONSTANT lowkv_tensor tensor,             \
+     GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,       \
+     GLOBAL const uint8_t* laid, uint32_t tasks, GLOBAL float* partial) {                          \
+        attend_tasks<wide, d, forms>(memories, tensor, plan, words, numbers, laid, tasks, partial, \
+                                     DYNAMIC_SHARED());                                            \
     }
-#define NO_TENSOR_KERNEL(name)                                                                   \
-    TENSOR_ENTRY(name, 1)                                                                        \
-    (const GRID_CONSTANT memories_t, const GRID_CONSTANT lowkv_tensor, GLOBAL const uint32_t*,   \
-     GLOBAL const uint32_t*, GLOBAL const float*, GLOBAL const uint8_t*, uint32_t,               \
+#define NO_TENSOR_KERNEL(name)                                                                 \
+    TENSOR_ENTRY(name)                                                                         \
+    (const GRID_CONSTANT memories_t, const GRID_CONSTANT lowkv_tensor, GLOBAL const uint32_t*, \
+     GLOBAL const uint32_t*, GLOBAL const float*, GLOBAL const uint8_t*, uint32_t,             \
      GLOBAL float*) {}
 
 #if TENSOR_WIDE
-#define WIDE_KERNEL(name, warps, d, forms) TENSOR_KERNEL(name, warps, 1, d, forms)
+#define WIDE_KERNEL(name, d, forms) TENSOR_KERNEL(name, 1, d, forms)
 #else
-#define WIDE_KERNEL(name, warps, d, forms) NO_TENSOR_KERNEL(name)
+#define WIDE_KERNEL(name, d, forms) NO_TENSOR_KERNEL(name)
 #endif
 #if TENSOR_NARROW
-#define NARROW_KERNEL(name, d) TENSOR_KERNEL(name, LOWKV_TENSOR_FEW_WARPS, 0, d, any_forms)
+#define NARROW_KERNEL(name, d) TENSOR_KERNEL(name, 0, d, any_forms)
 #else
 #define NARROW_KERNEL(name, d) NO_TENSOR_KERNEL(name)
 #endif
 #define SPECIAL_FORMS(name, shift, keys, key_bits, pattern, values, value_bits) \
     using name##_forms = forms_t<shift, keys, key_bits, pattern, values, value_bits>;
 LOWKV_TENSOR_SPECIALS(SPECIAL_FORMS)
-#define SPECIAL_64(name, ...) \
-    WIDE_KERNEL(tensor_##name##_64, LOWKV_TENSOR_WARPS, 64, name##_forms)
-#define SPECIAL_128(name, ...) \
-    WIDE_KERNEL(tensor_##name##_128, LOWKV_TENSOR_WARPS, 128, name##_forms)
-#define SPECIAL_256(name, ...) \
-    WIDE_KERNEL(tensor_##name##_256, LOWKV_TENSOR_FEW_WARPS, 256, name##_forms)
+#define SPECIAL_64(name, ...) WIDE_KERNEL(tensor_##name##_64, 64, name##_forms)
+#define SPECIAL_128(name, ...) WIDE_KERNEL(tensor_##name##_128, 128, name##_forms)
+#define SPECIAL_256(name, ...) WIDE_KERNEL(tensor_##name##_256, 256, name##_forms)
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 64
-WIDE_KERNEL(tensor_wide_64, LOWKV_TENSOR_FEW_WARPS, 64, any_forms)
+WIDE_KERNEL(tensor_wide_64, 64, any_forms)
 NARROW_KERNEL(tensor_narrow_64, 64)
 LOWKV_TENSOR_SPECIALS(SPECIAL_64)
 #endif
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 128
-WIDE_KERNEL(tensor_wide_128, LOWKV_TENSOR_FEW_WARPS, 128, any_forms)
+WIDE_KERNEL(tensor_wide_128, 128, any_forms)
 NARROW_KERNEL(tensor_narrow_128, 128)
 LOWKV_TENSOR_SPECIALS(SPECIAL_128)
 #endif
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 256
-WIDE_KERNEL(tensor_wide_256, LOWKV_TENSOR_FEW_WARPS, 256, any_forms)
+WIDE_KERNEL(tensor_wide_256, 256, any_forms)
 NARROW_KERNEL(tensor_narrow_256, 256)
 LOWKV_TENSOR_SPECIALS(SPECIAL_256)
 #endif

@@ -2,8 +2,8 @@
 // a column a step. A thread 4g + c loads 16 bytes of a line, four lanes side by side, g % 4 says
 // which, of the unit for g / 4: two rows of one product and two of another. With U = 4 the four c
 // have four units, 64 steps; with U = 2 two share a unit, with U = 1 all four, and take their parts
-// of its steps in turn. Products i < U then have of thread c the pairs of steps 2(i + U (c % (4/U)))
-// and the one after it, in the order that the codes have (`step_of_pair`).
+// of its steps in turn. Products i < U then have of thread c the pairs of steps 2(i + U (c %
+// (4/U))) and the one after it, in the order that the codes have (`step_of_pair`).
 
 // In which order a lane's pairs of steps come.
 #define ORDER_EVEN 0  // as they stand
@@ -71,8 +71,8 @@ LOWKV_FN uint32_t units_bytes(uint32_t units) {
     return BITS == 5 ? units * 128 : units * 32 * BITS;
 }
 
-// Of the unit at `line`; of 3 bits `unit` says whether it is a pair's second one, of 5 bits `fifths`
-// where the lines of the last bits are.
+// Of the unit at `line`; of 3 bits `unit` says whether it is a pair's second one, of 5 bits
+// `fifths` where the lines of the last bits are.
 template <int BITS, int U>
 FN loaded_t<BITS> load_codes(GLOBAL const uint8_t* line, GLOBAL const uint8_t* fifths,
                              uint32_t unit, uint32_t g, uint32_t c) {
@@ -109,23 +109,27 @@ struct by_table {
         const uint32_t turn = U == 4 ? 0 : c % (4 / U);
         UNROLL for (int i = 0; i < 4; ++i) {
             if (BITS > 1) its.x[0][i] = word_of(from.line[0], i);
-            if (BITS >= 4 && U == 4) its.x[BITS < 4 ? 0 : 1][i] = word_of(from.line[BITS < 4 ? 0 : 1], i);
-            if (BITS != 2 && BITS != 4) its.single[i] = own_bits(word_of(from.single, i), 4 * parity);
+            if (BITS >= 4 && U == 4)
+                its.x[BITS < 4 ? 0 : 1][i] = word_of(from.line[BITS < 4 ? 0 : 1], i);
+            if (BITS != 2 && BITS != 4)
+                its.single[i] = own_bits(word_of(from.single, i), 4 * parity);
         }
-        if (BITS == 2) UNROLL for (int i = 0; i < 4; ++i)
-            its.after[i] = shifted_pair(its.x[0][i], its.x[0][(i + 1) % 4], 4);
+        if (BITS == 2)
+            UNROLL for (int i = 0; i < 4; ++i) its.after[i] =
+                shifted_pair(its.x[0][i], its.x[0][(i + 1) % 4], 4);
         if (BITS == 1 || BITS == 3) {
             uint32_t both[4];
-            UNROLL for (int i = 0; i < 4; ++i) both[i] = its.single[i] | its.single[(i + 1) % 4] << 16;
+            UNROLL for (int i = 0; i < 4; ++i) both[i] = its.single[i] | its.single[(i + 1) % 4]
+                                                                             << 16;
             UNROLL for (int i = 0; i < 4; ++i) its.single[i] = both[i];
         }
         if (U != 4) UNROLL for (int i = 0; i < 4; ++i) {
-            if (BITS == 2 || BITS == 3) its.x[0][i] >>= 8 * U * turn;
-            if (BITS == 2) its.after[i] >>= 8 * U * turn;
-            if (BITS == 1 || BITS == 3) its.single[i] >>= 4 * U * turn;
-            if (BITS >= 4 && U == 1) its.x[0][i] >>= 16 * (c % 2);
-            if (BITS == 5) its.single[i] >>= U == 2 ? 2 * turn : 2 * (c / 2) + 8 * (c % 2);
-        }
+                if (BITS == 2 || BITS == 3) its.x[0][i] >>= 8 * U * turn;
+                if (BITS == 2) its.after[i] >>= 8 * U * turn;
+                if (BITS == 1 || BITS == 3) its.single[i] >>= 4 * U * turn;
+                if (BITS >= 4 && U == 1) its.x[0][i] >>= 16 * (c % 2);
+                if (BITS == 5) its.single[i] >>= U == 2 ? 2 * turn : 2 * (c / 2) + 8 * (c % 2);
+            }
         return its;
     }
     // Of lane `l` of four; the first or the second pair of product I.

@@ -1,27 +1,6 @@
 // Scores: a warp's 8 rows of queries times 64 cells' keys. Thread 4g + c gets of cells 32n + 4g + k
 // and rows 2c and 2c + 1 s[2n + k / 2][k % 2 * 2] and the one after it.
 
-// A warp's work.
-typedef struct {
-    attention_t a;
-    lowkv_task task;
-    uint8_t* laid;     // the group's queries, in shared memory
-    uint8_t* weights;  // the warp's
-    tables_t tables;
-    uint32_t g, c;
-    // Of 32 cells each: the head's packed sections or the blocks of rows, their first token there,
-    // whether there is a block.
-    GLOBAL const uint8_t *keys[2], *values[2];
-    uint32_t token[2];
-    int absent[2];
-    float unit[2], term_unit[2];  // what a product's share of a score is, of rows 2c and 2c + 1
-} warp_t;
-
-FN uint32_t load_word(GLOBAL const uint8_t* from) { return *(GLOBAL const uint32_t*)from; }
-FN uint32_t load_half(GLOBAL const uint8_t* from) { return *(GLOBAL const uint16_t*)from; }
-FN uint2 load_two(GLOBAL const uint8_t* from) { return *(GLOBAL const uint2*)from; }
-FN uint4 load_four_words(GLOBAL const uint8_t* from) { return *(GLOBAL const uint4*)from; }
-
 // The first unit of 16 channels of the 16 cells that thread 4g + c has of 32.
 template <int D>
 FN uint32_t key_unit(const warp_t& w, uint32_t n) {
@@ -36,8 +15,8 @@ FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
     float terms[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     GLOBAL const uint8_t *scales[2], *codes[2];
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        scales[n] = w.keys[n] + part.metadata +
-                    (w.token[n] >> part.group_shift) * part.row_bytes + 32 * w.c;
+        scales[n] = w.keys[n] + part.metadata + (w.token[n] >> part.group_shift) * part.row_bytes +
+                    32 * w.c;
         codes[n] = unit_at<BITS>(w.keys[n] + part.codes, key_unit<D>(w, n) + w.c);
     }
     GLOBAL const uint8_t* zeros = (w.g == 0 ? scales[0] : scales[1]) + part.zeros;
@@ -63,8 +42,7 @@ FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
                 const uint32_t its = word_of(scale[n][i / 4], i % 4);
                 b[i] = halves_product(q[i], its);
                 // What rounding took, and the query's rest.
-                b[8 + i] =
-                    halves_fused(q[8 + i], its, halves_fused(q[i], its, b[i] ^ 0x80008000u));
+                b[8 + i] = halves_fused(q[8 + i], its, halves_fused(q[i], its, b[i] ^ 0x80008000u));
             }
             x[n].template multiply<2>(s[2 * n], s[2 * n + 1], b);
         }
@@ -102,8 +80,7 @@ FN void score_even_by_token(const lowkv_tensor& tensor, const warp_t& w, float s
             GLOBAL const uint8_t* scales = w.keys[n] + part.metadata +
                                            (32 * m >> part.group_shift) * part.row_bytes +
                                            2 * (w.token[n] + 4 * w.g);
-            const evenly<4, 2> x =
-                evenly<4, 2>::load(codes + units_bytes<4>(2 * m), w.g, w.c);
+            const evenly<4, 2> x = evenly<4, 2>::load(codes + units_bytes<4>(2 * m), w.g, w.c);
             const uint2 of_four = load_two(scales), zero_of_four = load_two(scales + part.zeros);
             uint32_t b[16];
             load_one<D>(w.laid, 0, 2 * m, b);
@@ -136,8 +113,8 @@ FN void score_table(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) 
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         GLOBAL const uint8_t* codes =
             unit_at<BITS>(w.keys[n] + part.codes, key_unit<D>(w, n) + w.c);
-        UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) x[quad][n] = load_codes<BITS, 4>(
-            codes + units_bytes<BITS>(4 * quad), nullptr, w.c, w.g, w.c);
+        UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) x[quad][n] =
+            load_codes<BITS, 4>(codes + units_bytes<BITS>(4 * quad), nullptr, w.c, w.g, w.c);
         of_four[n] = load_two(w.keys[n] + part.metadata + 2 * (w.token[n] + 4 * w.g));
     }
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {

@@ -1,9 +1,9 @@
 // A task's queries as B of the products with keys: a group a row, which is one of the eight columns
-// of B, of a chunk and a kv head. Sets of words, [pairs of products][lane][4]: the first meets codes,
-// the second what a block has by channel, zeros, or means and residuals. Each row is brought near to
-// f16's upper end by a power of two, whose inverse is in `norms`. A number is the sum of two f16,
-// those of another set each: keys have outliers whose products with f16 alone would be off by too
-// much.
+// of B, of a chunk and a kv head. Sets of words, [pairs of products][lane][4]: the first meets
+// codes, the second what a block has by channel, zeros, or means and residuals. Each row is brought
+// near to f16's upper end by a power of two, whose inverse is in `norms`. A number is the sum of
+// two f16, those of another set each: keys have outliers whose products with f16 alone would be off
+// by too much.
 
 #define TENSOR_REST 2  // so many sets behind: what the first f16 lack
 
@@ -107,7 +107,9 @@ TENSOR_LAY(tensor_lay)
     const uint32_t d = a.keys->head_dim, g = GROUP(2), form = tensor.keys.form;
     GLOBAL uint8_t* to =
         laid + ((size_t)GROUP(0) * a.keys->kv_heads + a.kv_head) * TENSOR_LAID_BYTES(d);
-    for (uint32_t i = ITEM; i < d; i += 64) plain[i] = row[i] = query_at(a, task, g, i);
+    GLOBAL float* plain_to = (GLOBAL float*)(to + TENSOR_PLAIN_AT(d)) + g * d;
+    for (uint32_t i = ITEM; i < d; i += 64)
+        plain_to[i] = plain[i] = row[i] = query_at(a, task, g, i);
     BARRIER();
     if (form == LOWKV_TENSOR_EXACT) return;
     if (form == LOWKV_TENSOR_SORTED) {

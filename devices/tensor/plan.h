@@ -9,7 +9,7 @@
 // How codes become operands of a matrix product.
 #define LOWKV_TENSOR_NONE 0u   // not served: devices/kernels/attend.h serves all
 #define LOWKV_TENSOR_EXACT 1u  // rows
-#define LOWKV_TENSOR_EVEN 2u   // codes with scales and zeros: of keys by channel, of values by token
+#define LOWKV_TENSOR_EVEN 2u  // codes with scales and zeros: of keys by channel, of values by token
 #define LOWKV_TENSOR_EVEN_BY_TOKEN 3u  // the same of keys by token, 4 bits
 #define LOWKV_TENSOR_TABLE 4u          // levels by table, one scale a token
 #define LOWKV_TENSOR_SORTED 5u         // keys
@@ -57,8 +57,8 @@ typedef struct {
 } lowkv_tensor;
 // NOLINTEND(modernize-use-using)
 
-// Plans that have a kernel of their own, with nothing to ask: a name, log2 of a block's tokens, keys'
-// form, bits and pattern, values' form and bits. They are WIDE.
+// Plans that have a kernel of their own, with nothing to ask: a name, log2 of a block's tokens,
+// keys' form, bits and pattern, values' form and bits. They are WIDE.
 // clang-format off
 #define LOWKV_TENSOR_SPECIALS(X) \
     X(lowkv15, 7, LOWKV_TENSOR_SORTED, 0, 0x2211, LOWKV_TENSOR_TABLE, 1) \
@@ -75,30 +75,33 @@ typedef struct {
     X(table2, 5, LOWKV_TENSOR_TABLE, 2, 0, LOWKV_TENSOR_TABLE, 2)
 // clang-format on
 
-// Warps of a group: 12, or 8 where sums take the registers of the others; and rows of queries that
-// it takes at a time.
-#define LOWKV_TENSOR_WARPS 12u
-#define LOWKV_TENSOR_FEW_WARPS 8u
+// Warps of a group, which have all of a processor's registers, and rows of queries that it takes at
+// a time. (12 warps with 168 registers each took as long, within 3 %.)
+#define LOWKV_TENSOR_WARPS 8u
 #define LOWKV_TENSOR_ROWS 8u
 // Cells that a warp takes at a time.
 #define LOWKV_TENSOR_CELLS 64u
 
 // ---- queries as B of the products, of 8 rows and a kv head (lay.h), in bytes ----
 
-#define TENSOR_NORMS_AT 0u                                     // f32: [2 sets][row]
-#define TENSOR_SUMS_AT (TENSOR_NORMS_AT + 64u)                 // f32: [row][8]
-#define TENSOR_STATISTICS_AT (TENSOR_SUMS_AT + 256u)           // of sorted keys: up to 416
-#define TENSOR_SETS_AT (TENSOR_STATISTICS_AT + 448u)           // 4 sets of 16 bytes a channel
-#define TENSOR_LAID_BYTES(d) (TENSOR_SETS_AT + 4u * 16u * (d))
+#define TENSOR_NORMS_AT 0u                                    // f32: [2 sets][row]
+#define TENSOR_SUMS_AT (TENSOR_NORMS_AT + 64u)                // f32: [row][8]
+#define TENSOR_STATISTICS_AT (TENSOR_SUMS_AT + 256u)          // of sorted keys: up to 416
+#define TENSOR_SETS_AT (TENSOR_STATISTICS_AT + 448u)          // 4 sets of 16 bytes a channel
+#define TENSOR_PLAIN_AT(d) (TENSOR_SETS_AT + 4u * 16u * (d))  // f32: [row][channel]
+#define TENSOR_LAID_BYTES(d) (TENSOR_PLAIN_AT(d) + 4u * LOWKV_TENSOR_ROWS * (d))
 
 // ---- shared memory (shared.h says what is there), in bytes ----
 
 #define TENSOR_WEIGHTS_ROW 272u  // of a query: 64 weights as f32, or as f16 in 144
 #define TENSOR_HALF_ROW 144u
 #define TENSOR_WEIGHTS_BYTES (LOWKV_TENSOR_ROWS * TENSOR_WEIGHTS_ROW)
-#define TENSOR_WEIGHTS_AT TENSOR_LAID_BYTES(256u)
-// The warps' results lie at the beginning, too, when all else is done with.
-#define TENSOR_FIVE_AT (TENSOR_WEIGHTS_AT + LOWKV_TENSOR_WARPS * TENSOR_WEIGHTS_BYTES)
+#define TENSOR_WEIGHTS_AT TENSOR_PLAIN_AT(256u)  // instead of plain queries
+
+// Tables begin behind these; and behind the warps' results of a task, which take the place of both
+// when all else is done with: of half the warps, head_dim / 4 sums and 4 numbers of each lane.
+#define TENSOR_RESULTS_BYTES(d) (LOWKV_TENSOR_WARPS / 2 * ((d) / 4 + 4) * 32 * 4)
+#define TENSOR_FIVE_AT TENSOR_RESULTS_BYTES(256u)
 #define TENSOR_ONE_AT (TENSOR_FIVE_AT + 4096u)
 // Not WIDE, the others follow.
 #define TENSOR_NARROW_FOUR_AT (TENSOR_ONE_AT + 4096u)

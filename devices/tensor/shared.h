@@ -2,9 +2,13 @@
 // products, and tables of pairs of levels.
 //
 // A table has its pairs many times side by side, a copy for each lane where there is room for 32
-// (WIDE: 192 KiB, GPUs for data centres), else for 8. WIDE, those of 256 pairs lie in a page, 64 KiB
-// from a multiple of that on: byte 1 of an address is the index, so that one byte permutation
+// (WIDE: 192 KiB, GPUs for data centres), else for 8. WIDE, those of 256 pairs lie in a page, 64
+// KiB from a multiple of that on: byte 1 of an address is the index, so that one byte permutation
 // makes it, byte 0 the lane, and two tables share a line.
+
+static_assert(TENSOR_WEIGHTS_AT + LOWKV_TENSOR_WARPS * TENSOR_WEIGHTS_BYTES <= TENSOR_FIVE_AT);
+static_assert(TENSOR_ONE_AT + 128 * 128 + 1024 <= TENSOR_PAGE);    // 1024: where a GPU's begins
+static_assert(LOWKV_TENSOR_ROWS * (256 + 4) * 4 <= 4 * 16 * 256);  // plain queries in sets' place
 
 // Where lookups begin, for one lane.
 typedef struct {
@@ -41,9 +45,10 @@ FN uint32_t pair_address(tables_t t, uint32_t table, uint32_t index) {
 }
 
 FN uint32_t pairs_of(uint32_t table) {
-    return table == LOWKV_TABLE_THREE ? 512 : table == LOWKV_TABLE_ONE ? 128
-           : table == LOWKV_TABLE_FIVE                                 ? 1024
-                                                                       : 256;
+    return table == LOWKV_TABLE_THREE  ? 512
+           : table == LOWKV_TABLE_ONE  ? 128
+           : table == LOWKV_TABLE_FIVE ? 1024
+                                       : 256;
 }
 
 // All copies of a plan's tables, by all threads: four at once.
@@ -54,8 +59,7 @@ FN void fill_tables(GLOBAL const uint32_t* plan, const lowkv_tensor& tensor, tab
         if (tensor.table[table] == 0) continue;
         GLOBAL const uint32_t* from = plan + tensor.table[table];
         const uint32_t copies = table == LOWKV_TABLE_FIVE ? 1 : fours;
-        for (uint32_t first = ITEM; first < pairs_of(table) * copies;
-             first += at_once * THREADS) {
+        for (uint32_t first = ITEM; first < pairs_of(table) * copies; first += at_once * THREADS) {
             uint32_t pairs[at_once];
             UNROLL for (uint32_t k = 0; k < at_once; ++k) {
                 const uint32_t i = first + k * THREADS;
@@ -92,8 +96,8 @@ FN uint32_t pair_of_byte(tables_t t, uint32_t x) {
         return load_shared<TABLE == LOWKV_TABLE_KEYS ? 128 : 0>(
             pick_bytes(x, t.page, 0x7604u | BYTE << 4));
     const uint32_t index = moved<8 * BYTE, 5>(x) & 0x1fe0u;
-    return load_shared<TABLE == LOWKV_TABLE_KEYS ? TENSOR_NARROW_KEYS_AT : TENSOR_NARROW_VALUES_AT>(index +
-                                                                                       t.low);
+    return load_shared<TABLE == LOWKV_TABLE_KEYS ? TENSOR_NARROW_KEYS_AT : TENSOR_NARROW_VALUES_AT>(
+        index + t.low);
 }
 
 // Of 3 bits: two codes' own two bits, at bit OWN of x, and five bits from bit LINKED of y on.

@@ -58,10 +58,9 @@ FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uin
     terms.alike = !any_lane(!b.alike);
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         terms.mean[j] = of_lane(sums[j], w.c) * w.term_unit[j];
-        UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r)
-            if (r < tensor.rows)
-                terms.row[r][j] = of_lane(sums[j], 4 * (1 + r) + w.c) * w.term_unit[j] *
-                                  half_at(section, at.row_scales + 2 * r);
+        UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) if (r < tensor.rows)
+            terms.row[r][j] = of_lane(sums[j], 4 * (1 + r) + w.c) * w.term_unit[j] *
+                              half_at(section, at.row_scales + 2 * r);
     }
     UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) terms.token[r] =
         r < tensor.rows ? section[at.row_tokens + r] & ((1u << tensor.token_shift) - 1)
@@ -104,9 +103,7 @@ LOWKV_FN pattern_t pieces_of_pattern(int d, uint32_t pattern) {
     while (group < d / 16) {
         const int quarter = 4 * group / (d / 16), bits = (int)(pattern >> 4 * (3 - quarter) & 15u);
         int end = group;
-        while (end < d / 16 &&
-               (int)(pattern >> 4 * (3 - 4 * end / (d / 16)) & 15u) == bits)
-            ++end;
+        while (end < d / 16 && (int)(pattern >> 4 * (3 - 4 * end / (d / 16)) & 15u) == bits) ++end;
         while (group < end) {
             const int units = end - group >= 4 ? 4 : end - group >= 2 ? 2 : 1;
             p.units[p.count] = units;
@@ -244,22 +241,21 @@ FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift
             find_terms<D>(tensor, w, section, bytes, terms);
         }
     }
-    UNROLL for (uint32_t n = 0; n < 2; ++n)
-        UNROLL for (uint32_t k = 0; k < 4; ++k) {
-            const float factor = (float)(four[n] >> 8 * k & 255u) * step;
-            UNROLL for (uint32_t j = 0; j < 2; ++j) {
-                float* x = &s[2 * n + k / 2][k % 2 * 2 + j];
-                *x = fused(*x, factor * w.unit[j], terms.mean[j]);
-            }
+    UNROLL for (uint32_t n = 0; n < 2; ++n) UNROLL for (uint32_t k = 0; k < 4; ++k) {
+        const float factor = (float)(four[n] >> 8 * k & 255u) * step;
+        UNROLL for (uint32_t j = 0; j < 2; ++j) {
+            float* x = &s[2 * n + k / 2][k % 2 * 2 + j];
+            *x = fused(*x, factor * w.unit[j], terms.mean[j]);
         }
+    }
     UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) {
         const uint32_t its = terms.token[r] - w.token[0];
         if (its >= LOWKV_TENSOR_CELLS) continue;
-        UNROLL for (uint32_t n = 0; n < 2; ++n) UNROLL for (uint32_t k = 0; k < 4; ++k)
-            if (its == 32 * n + 4 * w.g + k) {
-                s[2 * n + k / 2][k % 2 * 2] += terms.row[r][0];
-                s[2 * n + k / 2][k % 2 * 2 + 1] += terms.row[r][1];
-            }
+        UNROLL for (uint32_t n = 0; n < 2; ++n)
+            UNROLL for (uint32_t k = 0; k < 4; ++k) if (its == 32 * n + 4 * w.g + k) {
+            s[2 * n + k / 2][k % 2 * 2] += terms.row[r][0];
+            s[2 * n + k / 2][k % 2 * 2 + 1] += terms.row[r][1];
+        }
     }
     if (terms.alike) return;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {

@@ -1,22 +1,22 @@
 // Weights times values: thread 4g + c gets of channels 32m + 4g + k and rows 2c and 2c + 1
-// out[m][k / 2][k % 2 * 2] and the one after it. Weights become f16 near the upper end of its range:
-// they, and so all sums of them, are multiplied by 2^share.
+// out[m][k / 2][k % 2 * 2] and the one after it. Weights become f16 near the upper end of its
+// range: they, and so all sums of them, are multiplied by 2^share.
 
 template <int D>
 struct sums_t {
     float out[D / 32][2][4];
     float zeros[4];  // rows g: of groups of channels, of even codes
-    float share;  // a whole number
+    float share;     // a whole number
 };
 
-// What is loaded of a warp's 64 cells before their weights are known: codes, and scales that say how
-// large weights may become. All that, where registers suffice: else codes are loaded later.
+// What is loaded of a warp's 64 cells before their weights are known: codes, and scales that say
+// how large weights may become. All that, where registers suffice: else codes are loaded later.
 template <int D>
 struct values_t {
     static constexpr int lines = D <= 128 ? D / 16 : 0;
     uint4 line[lines == 0 ? 1 : lines];
-    uint32_t factors[4];   // of a table: of cells 4g + k and 32 + 4g + k, as f16
-    uint4 scales[2];       // of even codes: of group g, of the unit of 16 cells number c
+    uint32_t factors[4];  // of a table: of cells 4g + k and 32 + 4g + k, as f16
+    uint4 scales[2];      // of even codes: of group g, of the unit of 16 cells number c
 };
 
 // The logarithm, to base 2, of a power of two above x.
@@ -118,8 +118,8 @@ FN void keep_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, 
 }
 
 template <int WIDE, int BITS, int D>
-FN void add_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift,
-                  const values_t<D>& v, const float s[4][4], float out[D / 32][2][4]) {
+FN void add_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, const values_t<D>& v,
+                  const float s[4][4], float out[D / 32][2][4]) {
     loaded_t<BITS> x[D / 32];
     if (v.lines == 0) {
         load_table<BITS, D>(tensor, w, shift, x);
@@ -163,8 +163,8 @@ FN void load_scales(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v)
 template <int D>
 FN float largest_scale(const values_t<D>& v) {
     uint32_t two = 0;
-    UNROLL for (int i = 0; i < 4; ++i)
-        two = larger_halves(two, larger_halves(word_of(v.scales[0], i), word_of(v.scales[1], i)));
+    UNROLL for (int i = 0; i < 4; ++i) two =
+        larger_halves(two, larger_halves(word_of(v.scales[0], i), word_of(v.scales[1], i)));
     float largest = fmaxf(low_half(two), high_half(two));
     UNROLL for (uint32_t o = 1; o < 32; o *= 2) largest = fmaxf(largest, other_lane(largest, o));
     return largest;
@@ -182,14 +182,14 @@ FN void keep_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, v
 }
 
 template <int BITS, int D>
-FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift,
-                 const values_t<D>& v, const float s[4][4], sums_t<D>& sums) {
+FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, const values_t<D>& v,
+                 const float s[4][4], sums_t<D>& sums) {
     constexpr bool kept = values_t<D>::lines != 0 && BITS != 8;
     constexpr uint32_t groups = D / 32, ahead = D <= 128 ? groups : 1;
     uint4 z0 = {0, 0, 0, 0}, z1 = {0, 0, 0, 0}, scale[groups][2];
-    UNROLL for (uint32_t m = 0; m < ahead; ++m) UNROLL for (uint32_t i = 0; i < 2; ++i)
-        scale[m][i] = load_four_words(
-            scales_of_unit(tensor, w, 32 * m >> tensor.values.group_shift) + 16 * i);
+    UNROLL for (uint32_t m = 0; m < ahead; ++m) UNROLL for (uint32_t i = 0; i < 2;
+                                                            ++i) scale[m][i] =
+        load_four_words(scales_of_unit(tensor, w, 32 * m >> tensor.values.group_shift) + 16 * i);
     if (has_group<D>(tensor, w.g)) {
         GLOBAL const uint8_t* at = scales_of_unit(tensor, w, w.g) + tensor.values.zeros;
         z0 = load_four_words(at);
@@ -215,8 +215,9 @@ FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift,
             x = evenly<BITS, 4>::load(codes + units_bytes<BITS>(2 * m * channel_units(shift)), w.g,
                                       w.c);
         }
-        if (m >= ahead) UNROLL for (uint32_t i = 0; i < 2; ++i) scale[m][i] = load_four_words(
-            scales_of_unit(tensor, w, 32 * m >> tensor.values.group_shift) + 16 * i);
+        if (m >= ahead)
+            UNROLL for (uint32_t i = 0; i < 2; ++i) scale[m][i] = load_four_words(
+                scales_of_unit(tensor, w, 32 * m >> tensor.values.group_shift) + 16 * i);
         // With what rounding takes: codes are far from their mean, zeros, which are added without
         // it, as far on the other side, in all channels alike.
         uint32_t its[16];

@@ -2,10 +2,10 @@
 // the same words for a host (tests/devices/cuda_warp.h).
 //
 // A matrix product here is mma.sync of 16 x 16 by 16 x 8 (PTX ISA, "Matrix fragments for
-// mma.m16n8k16"). Thread 4g + c has of A rows g and g + 8: a0 = [g][2c, 2c+1], a1 = [g+8][the same],
-// a2 = [g][2c+8, 2c+9], a3 = [g+8][the same]; of B b0 = [2c, 2c+1][g], b1 = [2c+8, 2c+9][g]; of C
-// c0, c1 = [g][2c, 2c+1], c2, c3 = [g+8][the same]. A sum over the 16 has no order: who has which
-// does not matter as long as A and B agree.
+// mma.m16n8k16"). Thread 4g + c has of A rows g and g + 8: a0 = [g][2c, 2c+1], a1 = [g+8][the
+// same], a2 = [g][2c+8, 2c+9], a3 = [g+8][the same]; of B b0 = [2c, 2c+1][g], b1 = [2c+8, 2c+9][g];
+// of C c0, c1 = [g][2c, 2c+1], c2, c3 = [g+8][the same]. A sum over the 16 has no order: who has
+// which does not matter as long as A and B agree.
 
 #define ALL_LANES 0xffffffffu
 #define MEMBER __device__ __forceinline__
@@ -110,7 +110,7 @@ FN void store_shared_four(uint32_t address, uint32_t x) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(address), "r"(x) : "memory");
 }
 
-#define TENSOR_ENTRY(name, warps) static __global__ void __launch_bounds__(warps * 32, 1) name
+#define TENSOR_ENTRY(name) static __global__ void __launch_bounds__(LOWKV_TENSOR_WARPS * 32, 1) name
 #define THREADS (blockDim.x)
 #define TENSOR_LAY(name) static __global__ void __launch_bounds__(64) name
 #define GRID_CONSTANT __grid_constant__

@@ -5,7 +5,9 @@
 
 #include <cmath>
 #include <random>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "attention_case.h"
 #include "attention_oracle.h"
@@ -224,6 +226,72 @@ TEST_CASE("a query that sees nothing gets zeros, absent blocks read as zeros") {
     const Sequence empty(make_store(), p.plan, Retention{});
     attend(empty, p.io(out), params, workspace);
     for (const float x : out) CHECK(x == 0.0f);
+}
+
+// What two calls find, as one would of all their cells.
+static void join(std::vector<float>& out, const std::vector<float>& lse,
+                 const std::vector<float>& other, const std::vector<float>& other_lse) {
+    const std::size_t d = out.size() / lse.size();
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        const float share = 1.0f / (1.0f + std::exp(other_lse[i / d] - lse[i / d]));
+        out[i] = share * out[i] + (1.0f - share) * other[i];
+    }
+}
+
+TEST_CASE("blocks of other statistics in one sequence are as in sequences of their own") {
+    for (const std::uint32_t head_dim : {64u, 128u, 80u}) {
+        const auto problem = [&](unsigned seed) {
+            return Problem(parse_scheme("lowkv2.8,window=0,sinks=0"), {2, head_dim}, 6, 1, 512,
+                           seed);
+        };
+        const Problem a = problem(1), b = problem(2);
+        AttentionParams params;
+        params.scale = 0.1f;
+        AttentionWorkspace workspace;
+        const auto attention = [&](std::span<const BlockView> views, std::vector<float>& out) {
+            std::vector<float> lse(6);
+            AttentionIO io = a.io(out);
+            io.lse = lse.data();
+            io.n_cells = static_cast<std::uint32_t>(views.size()) * a.plan->block_tokens();
+            attend_views(a, views, io, params, workspace);
+            return lse;
+        };
+        std::vector<BlockView> views(a.sequence->blocks()), others(views.size());
+        a.sequence->views(views);
+        b.sequence->views(others);
+        std::vector<float> out, other, both;
+        const std::vector<float> lse = attention(views, out), other_lse = attention(others, other);
+        join(out, lse, other, other_lse);
+        views.insert(views.end(), others.begin(), others.end());
+        attention(views, both);
+        const std::vector<double> want(out.begin(), out.end());
+        INFO("head_dim ", head_dim);
+        CHECK(relative_error(both, want, head_dim) < 2 * budget(head_dim));
+    }
+}
+
+TEST_CASE("values from the least to the largest that f16 has") {
+    for (const char* codec : {"kivi2", "kivi4", "int8", "turboquant4", "lowkv2.8", "exact"}) {
+        for (const int largest : {-12, 0, 15}) {  // powers of two
+            const Scheme scheme = parse_scheme(std::string(codec) + ",window=40,sinks=3");
+            Problem p(scheme, {1, 64}, 4, 2, 700, 7);
+            std::mt19937 random(9);
+            std::normal_distribution<float> normal;
+            std::vector<float> keys(std::size_t{p.n_cells} * 64), values(keys.size());
+            for (std::size_t i = 0; i < keys.size(); ++i) {
+                keys[i] = normal(random);
+                const int token = static_cast<int>(i / 64 % 12);
+                values[i] = std::ldexp(normal(random) / 4, largest - token);
+            }
+            p.sequence.emplace(make_store(), p.plan, scheme.retention);
+            p.sequence->append(keys.data(), values.data(), p.n_cells);
+            p.sequence->pack();
+            AttentionParams params;
+            params.mask.kind = Mask::Kind::causal;
+            INFO(std::string(codec), " largest ", largest);
+            check(p, params);
+        }
+    }
 }
 
 // As in codes.cpp.

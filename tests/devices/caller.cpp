@@ -158,6 +158,28 @@ TEST_CASE("attention to few queries and to many") {
     }
 }
 
+TEST_CASE("a call is four kernels at most, whatever the batch") {
+    for (const char* scheme : {"kivi2", "turboquant4", "lowkv2.8"}) {
+        const Case c{.scheme = std::string(scheme) + ",window=40,sinks=3", .head_dim = 64};
+        const Pair pair(c);
+        const std::vector<float> numbers_of_all(std::size_t{sequences} * heads * c.head_dim, 1.0f);
+        const Callers<float> q(numbers_of_all), out(numbers_of_all);
+        BatchAttention a;
+        a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * c.head_dim;
+        a.io.q_head_stride = a.io.out_head_stride = c.head_dim;
+        a.io.tokens = 1;
+        a.io.heads = heads;
+        a.io.q = q.data();
+        a.io.out = out.data();
+        a.params.mask.kind = Mask::Kind::causal;
+        AttentionWorkspace workspace;
+        const std::uint64_t before = launches();
+        pair.there.attend(a, workspace);
+        INFO(c.scheme);
+        CHECK(launches() - before <= 4);
+    }
+}
+
 // As in codes.cpp: for whoever looks for races.
 TEST_CASE("small: rows and a query of a caller's") {
     const Case c{.scheme = "k=token-4-head-hadamard,v=exact,window=20,sinks=1",

@@ -55,7 +55,7 @@ void run_threads(const devices::Grid& grid, const std::function<void()>& thread)
 
 // ---- fibers ----
 
-constexpr std::size_t most_fibers = 384, stack_bytes = std::size_t{64} << 10;
+constexpr std::size_t most_fibers = 256, stack_bytes = std::size_t{64} << 10;
 
 // Started by their contexts, once; from then on by _longjmp(), which asks the kernel for nothing.
 struct Fiber {
@@ -95,8 +95,8 @@ void fiber_main() {
     setcontext(&fiber.context);
 }
 
-// A warp's fibers go on to the group's next barrier or to their end, which ones wait for is the same
-// for all of them: else false.
+// A warp's fibers go on to the group's next barrier or to their end, which ones wait for is the
+// same for all of them: else false.
 bool run_warp(std::size_t first, std::size_t end) {
     for (;;) {
         std::size_t at_warp = 0;

@@ -147,7 +147,7 @@ inline void store_shared_four(std::uint32_t address, std::uint32_t x) {
     for (std::uint32_t i = 0; i < 16; i += 4) store_shared(address + i, x);
 }
 
-#define TENSOR_ENTRY(name, warps) static void name
+#define TENSOR_ENTRY(name) static void name
 #define THREADS (blockDim.x)
 #define TENSOR_LAY(name) static void name
 #define gridDim lowkv::test::grid_size

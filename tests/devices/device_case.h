@@ -1,6 +1,7 @@
 #pragma once
 // The device under test: opencl_device.cpp or emulated_device.cpp, whichever is linked, has it.
 
+#include <cstdint>
 #include <memory>
 
 #include "lowkv/device.h"
@@ -12,5 +13,8 @@ inline Device& device() { return *shared_device(); }
 
 // Whether attention there is by tensor cores where they serve a plan.
 bool has_tensor_cores();
+
+// Kernels that the device has launched; 0 where nobody counts.
+std::uint64_t launches();
 
 }  // namespace lowkv::test

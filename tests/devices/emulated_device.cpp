@@ -16,7 +16,7 @@
 #include "devices/host/device.h"
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wold-style-cast"  // the text is C
+#pragma GCC diagnostic ignored "-Wold-style-cast"       // the text is C
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // what a form has no use for
 #include "devices/kernels/cuda.h"
 
@@ -60,6 +60,7 @@ std::map<const std::byte*, const std::byte*>& callers() {
 }
 
 std::atomic<bool> all_reached = false;
+std::atomic<std::uint64_t> launched = 0;
 
 // A GPU for data centres, a smaller one ("narrow"), or one that is too old for them ("none").
 std::string_view tensor_cores() {
@@ -108,6 +109,7 @@ class EmulatedQueue final : public devices::Queue {
     int do_finish() noexcept override { return 0; }
     int do_run(devices::Kernel kernel, const Grid& grid,
                std::span<const Argument> arguments) noexcept override {
+        ++launched;
         return runs[static_cast<std::size_t>(kernel)](grid, arguments);
     }
 };
@@ -120,6 +122,7 @@ const std::shared_ptr<Device>& shared_device() {
     return device;
 }
 
+std::uint64_t launches() { return launched; }
 bool has_tensor_cores() { return tensor_cores() != "none"; }
 
 void reach_all_memory() { all_reached = true; }

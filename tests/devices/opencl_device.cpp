@@ -15,6 +15,7 @@ const std::shared_ptr<Device>& shared_device() {
     return device;
 }
 
+std::uint64_t launches() { return 0; }
 bool has_tensor_cores() { return false; }
 
 }  // namespace lowkv::test
