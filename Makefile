@@ -138,7 +138,7 @@ package-cuda-emulated: package ## lowkv-cuda with its kernels run on the host, f
 .PHONY: package-cuda
 package-cuda: package ## lowkv-cuda for GPUs, by nvcc, into build/python-gpu/site (CUDA_TARGETS=90: of that kind alone)
 	@type -P nvcc >/dev/null || { echo "make package-cuda needs nvcc, of the CUDA toolkit (12.8 or newer)"; exit 1; }
-	$(call INSTALL,build/python-gpu,$(if $(CUDA_TARGETS),--config-settings="cmake.define.LOWKV_CUDA_TARGETS=$(CUDA_TARGETS)"),./python/cuda)
+	$(call INSTALL,build/python-gpu,$(if $(CUDA_TARGETS),--config-settings="cmake.define.LOWKV_CUDA_TARGETS=$(subst $(space),;,$(CUDA_TARGETS))"),./python/cuda)
 
 .PHONY: test-python-cuda
 test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's kernels, run on the host
@@ -243,6 +243,13 @@ compile-hip: ## the kernels' CUDA dialect for two of AMD's GPUs (gfx90a, gfx1030
 .PHONY: test-cuda
 test-cuda: compile-cuda ## lowkv::cuda on the GPU LOWKV_TEST_CUDA (cuda:NUMBER), or the first: codes, attention
 	ctest --preset cuda
+
+.PHONY: gpu-folder
+gpu-folder: CUDA_TARGETS := $(or $(CUDA_TARGETS),90)
+gpu-folder: ## an archive that tests and measures lowkv on a machine with a GPU (CUDA_TARGETS=90: its kind), in build/gpu
+	@$(MAKE) compile-cuda package-cuda CUDA_TARGETS="$(CUDA_TARGETS)"
+	$(call BUILD,cuda,cuda_attention)
+	bench/gpu_folder.py build/gpu
 
 .PHONY: test-opencl-races
 test-opencl-races: ## lowkv::opencl's kernels, each in a small case, interpreted by oclgrind, which looks for data races

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# What a machine with an NVIDIA GPU is to say of lowkv, from a folder that `make gpu-folder` has prepared: nothing is
+# fetched or built. Needs the driver, a Python with torch for CUDA (and transformers, for `decode`), and of CUDA's tools
+# compute-sanitizer and ncu for `sanitizer` and `counts`.
+#
+#     bash gpu_run.sh [tests] [attention] [decode] [sanitizer] [counts]     by default all, about five minutes
+set -uo pipefail
+cd "$(dirname "$0")"
+export PYTHONPATH="$PWD/site" PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore LOWKV_TEST_DEVICE=own
+out=${OUT:-$PWD}
+failed=0
+part() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
+try() { "$@" || { failed=1; echo "FAILED: $*"; }; }
+parts=${*:-tests attention decode sanitizer counts}
+
+part "machine"
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+
+if [[ $parts == *tests* ]]; then
+    for name in codes attention caller; do
+        part "test_gpu_$name"
+        try timeout 120 "./test_gpu_$name"
+    done
+fi
+if [[ $parts == *attention* ]]; then
+    part "attention beside torch's"
+    try timeout 200 python3 gpu_attention.py --tokens 4096,32768 --repetitions 10 --json "$out/attention.json"
+fi
+if [[ $parts == *decode* ]]; then
+    part "a model's decoding beside transformers' own cache"
+    try timeout 120 python3 gpu_decode.py --layers 12 --steps 8 --rounds 3 --json "$out/decode.json"
+fi
+if [[ $parts == *sanitizer* ]]; then
+    for tool in memcheck racecheck; do
+        part "compute-sanitizer $tool"
+        LOWKV_TEST_SAMPLE=41 try timeout 120 compute-sanitizer --error-exitcode 1 --tool "$tool" ./test_gpu_attention
+    done
+fi
+if [[ $parts == *counts* ]]; then
+    part "warp instructions for 16 tokens of a kv head: the difference of two lengths"
+    executed() { # scheme, cells
+        timeout 60 ncu -k regex:tensor_[a-km-z0-9]\|tensor_lowkv --launch-skip 1 --launch-count 1 \
+            --metrics smsp__inst_executed.sum ./cuda_attention "$1" 128 32 8 "$2" 1 2 device 2>/dev/null |
+            sed -n 's/.*smsp__inst_executed.sum *inst *//p' | tr -d ,
+    }
+    for scheme in lowkv2.8 kivi2 kivi4 turboquant4; do
+        few=$(executed $scheme 65536) many=$(executed $scheme 131072)
+        if [[ -z $few || -z $many ]]; then
+            failed=1
+            echo "$scheme: not counted"
+        else
+            echo "$scheme: $(((many - few) / (65536 * 8 / 16)))"
+        fi
+    done
+fi
+part "done"
+exit $failed
