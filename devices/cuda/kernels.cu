@@ -28,14 +28,14 @@ extern const void* const kernels[] = {LOWKV_KERNELS(LOWKV_ADDRESS)};
 #define JOINED(name, heads) name##heads
 #define OF_HEADS(name, heads) JOINED(name, heads)
 #define ADDRESS_OF(name) reinterpret_cast<const void*>(&::OF_HEADS(name, TENSOR_HEADS)),
-#define SPECIAL(name, ...) ADDRESS_OF(tensor_##name##_)
+#define SPECIAL(unused, name, ...) ADDRESS_OF(tensor_##name##_)
 
 namespace lowkv::cuda {
 
 // Wide, narrow, and those of some plans, in their order.
 extern const void* const OF_HEADS(tensor_, TENSOR_HEADS)[];
 const void* const OF_HEADS(tensor_, TENSOR_HEADS)[] = {
-    ADDRESS_OF(tensor_wide_) ADDRESS_OF(tensor_narrow_) LOWKV_TENSOR_SPECIALS(SPECIAL)};
+    ADDRESS_OF(tensor_wide_) ADDRESS_OF(tensor_narrow_) LOWKV_TENSOR_SPECIALS(SPECIAL, )};
 
 #if TENSOR_HEADS == 64
 extern const void* const tensor_lay;

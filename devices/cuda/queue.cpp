@@ -127,14 +127,35 @@ Queue::~Queue() {
     cudaStreamDestroy(own_stream_);
 }
 
-bool Queue::reaches(const void* address) const noexcept {
+devices::Whose Queue::whose(const void* address) const noexcept {
+    using devices::Whose;
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
         cudaGetLastError();  // an address that the driver doesn't know is the host's
-        return false;
+        return Whose::hosts;
     }
-    if (attributes.type == cudaMemoryTypeManaged) return true;
-    return attributes.type == cudaMemoryTypeDevice && attributes.device == device_;
+    if (attributes.type == cudaMemoryTypeManaged) return Whose::own;
+    if (attributes.type != cudaMemoryTypeDevice) return Whose::hosts;
+    return attributes.device == device_ ? Whose::own : Whose::others;
+}
+
+std::string Queue::told(int status) const {
+    return cudaGetErrorName(static_cast<cudaError_t>(status));
+}
+
+// After some errors a process can't use the GPU any more.
+std::string Queue::remedy(int status) const {
+    switch (status) {
+        case cudaErrorIllegalAddress:
+        case cudaErrorHardwareStackError:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorInvalidAddressSpace:
+        case cudaErrorInvalidPc:
+        case cudaErrorAssert:
+        case cudaErrorLaunchFailure: return "only a new process can use the GPU again";
+        default: return devices::Queue::remedy(status);
+    }
 }
 
 void Queue::use_stream(void* stream) {
@@ -224,7 +245,10 @@ int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
     const auto number = [](std::size_t value) { return static_cast<unsigned>(value); };
     const dim3 groups(number(grid.x), number(grid.y), number(grid.z)), items(number(grid.items));
     return in_turn([&] {
-        return cudaLaunchKernel(kernel_of(kernel), groups, items, values, grid.shared, stream_);
+        const cudaError_t status =
+            cudaLaunchKernel(kernel_of(kernel), groups, items, values, grid.shared, stream_);
+        if (status != cudaSuccess) cudaGetLastError();  // it is kept here, and nobody else's
+        return status;
     });
 }
 

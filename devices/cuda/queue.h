@@ -16,7 +16,7 @@ class Queue final : public devices::Queue {
     Queue(int device, const std::string& name);
     ~Queue() override;
 
-    bool reaches(const void* address) const noexcept override;
+    devices::Whose whose(const void* address) const noexcept override;
     void use_stream(void* stream) override;
 
   private:
@@ -35,6 +35,8 @@ class Queue final : public devices::Queue {
     template <class F>
     int in_turn(F f) noexcept;
 
+    std::string told(int status) const override;
+    std::string remedy(int status) const override;
     Handle take(std::size_t bytes) noexcept override;
     void give(Handle handle) noexcept override;
     int do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept override;

@@ -95,8 +95,10 @@ class KernelDevice final : public Device {
 
     void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                     std::uint32_t count, const Rows& rows) noexcept override {
-        if (state_->queue.reaches(rows.data)) {
+        if (const Whose whose = state_->queue.whose(rows.data); whose != Whose::hosts) {
             const std::scoped_lock lock(state_->mutex);
+            if (whose == Whose::others)
+                return state_->queue.fail("taking rows, which are in another device's memory");
             const Handle its = state_->try_plan(plan);
             launch_rows(plan, its, part, state_->memory.address(block), first, count, rows);
             return;

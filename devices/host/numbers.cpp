@@ -10,19 +10,19 @@ namespace lowkv::devices {
 
 bool reached(const Queue& queue, const SequenceAttention& sequence, const AttentionParams& params) {
     const AttentionIO& io = sequence.io;
-    const bool there = queue.reaches(io.q);
+    const Whose there = queue.whose(io.q);
     const bool additive = sequence.mask.kind == Mask::Kind::additive_f16 ||
                           sequence.mask.kind == Mask::Kind::additive_f32;
     const void* const others[] = {io.out, io.lse, params.alibi_slopes, params.sink_logits,
                                   additive ? sequence.mask.data : nullptr};
     for (const void* other : others) {
-        if (other != nullptr && queue.reaches(other) != there)
+        if (there == Whose::others || (other != nullptr && queue.whose(other) != there))
             throw Error(ErrorCode::invalid_argument,
                         "attend: queries, results, masks and numbers of the heads must all be in "
                         "the host's memory, or all in that of the " +
                             queue.title());
     }
-    return there;
+    return there == Whose::own;
 }
 
 std::uint32_t Numbers::reserve(std::size_t count) {

@@ -38,11 +38,14 @@ void Queue::fail(const char* doing, int status) noexcept {
 
 void Queue::check() const {
     if (!failed()) return;
-    const std::string error =
-        status_ == 0 ? "" : " (" + interface_ + "'s error " + std::to_string(status_) + ")";
-    throw Error(ErrorCode::device_failed,
-                title_ + " was lost or failed in " + doing_ + error +
-                    ": what its memory holds is not to be relied on; make a new device and store");
+    const std::string error = status_ == 0 ? "" : " (" + told(status_) + ")";
+    throw Error(ErrorCode::device_failed, title_ + " was lost or failed in " + doing_ + error +
+                                              ": what its memory holds is not to be relied on; " +
+                                              remedy(status_));
+}
+
+std::string Queue::told(int status) const {
+    return interface_ + "'s error " + std::to_string(status);
 }
 
 }  // namespace lowkv::devices

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "devices/kernels/call.h"
+#include "devices/tensor/plan.h"
 #include "tuning.h"
 
 namespace lowkv::devices {
@@ -44,6 +45,8 @@ struct Tensor {
 inline Grid grid_of(std::size_t items, std::size_t y = 1) noexcept {
     return {64, (items + 63) / 64, y};
 }
+
+enum class Whose : std::uint8_t { hosts, own, others };
 
 // A buffer of the device's memory, as its interface calls it.
 using Handle = void*;
@@ -90,9 +93,10 @@ class Queue {
     std::size_t memory_bytes() const noexcept { return memory_bytes_; }
     std::size_t largest_buffer() const noexcept { return largest_buffer_; }
 
-    // Whether kernels reach what lies there by the address itself: a caller has it in the device's
-    // memory.
-    virtual bool reaches(const void*) const noexcept { return false; }
+    // Whose memory an address is in: kernels reach what a caller has in the device's own by the
+    // address itself, nobody here what is in another device's.
+    virtual Whose whose(const void*) const noexcept { return Whose::hosts; }
+    bool reaches(const void* address) const noexcept { return whose(address) == Whose::own; }
     // See Device::use_stream().
     virtual void use_stream(void* stream);
 
@@ -166,6 +170,9 @@ class Queue {
                         std::size_t bytes) noexcept = 0;
     virtual int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept = 0;
     virtual int do_finish() noexcept = 0;
+    // For messages: a status that is not 0, and what helps after it.
+    virtual std::string told(int status) const;
+    virtual std::string remedy(int /*status*/) const { return "make a new device and store"; }
     // Of a grid that is not empty.
     virtual int do_run(Kernel kernel, const Grid& grid,
                        std::span<const Argument> arguments) noexcept = 0;

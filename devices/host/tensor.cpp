@@ -197,9 +197,9 @@ Kernel tensor_kernel(const lowkv_tensor& tensor, std::uint32_t head_dim, bool wi
         std::uint32_t token_shift, keys, key_bits, pattern, values, value_bits;
     };
     static constexpr Special specials[] = {
-#define SPECIAL(name, shift, keys, key_bits, pattern, values, value_bits) \
+#define SPECIAL(unused, name, shift, keys, key_bits, pattern, values, value_bits) \
     {Kernel::tensor_##name##_64, shift, keys, key_bits, pattern, values, value_bits},
-        LOWKV_TENSOR_SPECIALS(SPECIAL)
+        LOWKV_TENSOR_SPECIALS(SPECIAL, )
 #undef SPECIAL
     };
     const auto of_heads = [&](Kernel first) {

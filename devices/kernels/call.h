@@ -65,7 +65,7 @@ typedef struct {
 } lowkv_call;
 // NOLINTEND(modernize-use-using)
 
-// All kernels, for tables of them.
+// All kernels, for tables of them; devices/tensor/plan.h has more, which are CUDA's alone.
 // clang-format off
 #define LOWKV_KERNELS(X) \
     X(write_rows) X(read_rows) X(clear_rows) X(copy_rows) X(encode_exact) \
@@ -75,16 +75,6 @@ typedef struct {
     X(find_reaches) X(find_nearest) X(find_paths) X(fit_scales) X(write_sorted) \
     X(pack_sorted) X(lay_queries) X(attend) X(join) X(attention_mass) X(fetch) \
     X(rotate_queries)
-// Those of devices/tensor/, which are CUDA's alone: any plan's and some plans' own, three each, by
-// head_dim.
-#define LOWKV_TENSOR_KERNELS(X) \
-    X(tensor_lay) X(tensor_wide_64) X(tensor_wide_128) X(tensor_wide_256) \
-    X(tensor_narrow_64) X(tensor_narrow_128) X(tensor_narrow_256) \
-    LOWKV_OF_HEADS(X, lowkv15) LOWKV_OF_HEADS(X, lowkv2) LOWKV_OF_HEADS(X, lowkv28) \
-    LOWKV_OF_HEADS(X, lowkv3) LOWKV_OF_HEADS(X, lowkv4) LOWKV_OF_HEADS(X, kivi2) \
-    LOWKV_OF_HEADS(X, kivi4) LOWKV_OF_HEADS(X, int8) LOWKV_OF_HEADS(X, int4) \
-    LOWKV_OF_HEADS(X, table4) LOWKV_OF_HEADS(X, table3) LOWKV_OF_HEADS(X, table2)
-#define LOWKV_OF_HEADS(X, name) X(tensor_##name##_64) X(tensor_##name##_128) X(tensor_##name##_256)
 // clang-format on
 
 // A task has 4 rows, 16, 32 or 64; cells and scores of its tiles, at most, and so many channels of

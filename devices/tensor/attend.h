@@ -325,24 +325,24 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
 #else
 #define NARROW_KERNEL(name, d) NO_TENSOR_KERNEL(name)
 #endif
-#define SPECIAL_FORMS(name, shift, keys, key_bits, pattern, values, value_bits) \
+#define SPECIAL_FORMS(unused, name, shift, keys, key_bits, pattern, values, value_bits) \
     using name##_forms = forms_t<shift, keys, key_bits, pattern, values, value_bits>;
-LOWKV_TENSOR_SPECIALS(SPECIAL_FORMS)
-#define SPECIAL_64(name, ...) WIDE_KERNEL(tensor_##name##_64, 64, name##_forms)
-#define SPECIAL_128(name, ...) WIDE_KERNEL(tensor_##name##_128, 128, name##_forms)
-#define SPECIAL_256(name, ...) WIDE_KERNEL(tensor_##name##_256, 256, name##_forms)
+LOWKV_TENSOR_SPECIALS(SPECIAL_FORMS, )
+#define SPECIAL_64(unused, name, ...) WIDE_KERNEL(tensor_##name##_64, 64, name##_forms)
+#define SPECIAL_128(unused, name, ...) WIDE_KERNEL(tensor_##name##_128, 128, name##_forms)
+#define SPECIAL_256(unused, name, ...) WIDE_KERNEL(tensor_##name##_256, 256, name##_forms)
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 64
 WIDE_KERNEL(tensor_wide_64, 64, any_forms)
 NARROW_KERNEL(tensor_narrow_64, 64)
-LOWKV_TENSOR_SPECIALS(SPECIAL_64)
+LOWKV_TENSOR_SPECIALS(SPECIAL_64, )
 #endif
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 128
 WIDE_KERNEL(tensor_wide_128, 128, any_forms)
 NARROW_KERNEL(tensor_narrow_128, 128)
-LOWKV_TENSOR_SPECIALS(SPECIAL_128)
+LOWKV_TENSOR_SPECIALS(SPECIAL_128, )
 #endif
 #if TENSOR_HEADS == 0 || TENSOR_HEADS == 256
 WIDE_KERNEL(tensor_wide_256, 256, any_forms)
 NARROW_KERNEL(tensor_narrow_256, 256)
-LOWKV_TENSOR_SPECIALS(SPECIAL_256)
+LOWKV_TENSOR_SPECIALS(SPECIAL_256, )
 #endif

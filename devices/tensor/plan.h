@@ -58,21 +58,27 @@ typedef struct {
 // NOLINTEND(modernize-use-using)
 
 // Plans that have a kernel of their own, with nothing to ask: a name, log2 of a block's tokens,
-// keys' form, bits and pattern, values' form and bits. They are WIDE.
+// keys' form, bits and pattern, values' form and bits. They are WIDE. `Y` is passed on.
 // clang-format off
-#define LOWKV_TENSOR_SPECIALS(X) \
-    X(lowkv15, 7, LOWKV_TENSOR_SORTED, 0, 0x2211, LOWKV_TENSOR_TABLE, 1) \
-    X(lowkv2, 7, LOWKV_TENSOR_SORTED, 0, 0x4211, LOWKV_TENSOR_TABLE, 2) \
-    X(lowkv28, 7, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 2) \
-    X(lowkv3, 7, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 3) \
-    X(lowkv4, 7, LOWKV_TENSOR_SORTED, 0, 0x5443, LOWKV_TENSOR_TABLE, 4) \
-    X(kivi2, 5, LOWKV_TENSOR_EVEN, 2, 0, LOWKV_TENSOR_EVEN, 2) \
-    X(kivi4, 5, LOWKV_TENSOR_EVEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
-    X(int8, 5, LOWKV_TENSOR_EVEN, 8, 0, LOWKV_TENSOR_EVEN, 8) \
-    X(int4, 5, LOWKV_TENSOR_EVEN_BY_TOKEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
-    X(table4, 5, LOWKV_TENSOR_TABLE, 4, 0, LOWKV_TENSOR_TABLE, 4) \
-    X(table3, 5, LOWKV_TENSOR_TABLE, 3, 0, LOWKV_TENSOR_TABLE, 3) \
-    X(table2, 5, LOWKV_TENSOR_TABLE, 2, 0, LOWKV_TENSOR_TABLE, 2)
+#define LOWKV_TENSOR_SPECIALS(X, Y) \
+    X(Y, lowkv15, 7, LOWKV_TENSOR_SORTED, 0, 0x2211, LOWKV_TENSOR_TABLE, 1) \
+    X(Y, lowkv2, 7, LOWKV_TENSOR_SORTED, 0, 0x4211, LOWKV_TENSOR_TABLE, 2) \
+    X(Y, lowkv28, 7, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 2) \
+    X(Y, lowkv3, 7, LOWKV_TENSOR_SORTED, 0, 0x5322, LOWKV_TENSOR_TABLE, 3) \
+    X(Y, lowkv4, 7, LOWKV_TENSOR_SORTED, 0, 0x5443, LOWKV_TENSOR_TABLE, 4) \
+    X(Y, kivi2, 5, LOWKV_TENSOR_EVEN, 2, 0, LOWKV_TENSOR_EVEN, 2) \
+    X(Y, kivi4, 5, LOWKV_TENSOR_EVEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
+    X(Y, int8, 5, LOWKV_TENSOR_EVEN, 8, 0, LOWKV_TENSOR_EVEN, 8) \
+    X(Y, int4, 5, LOWKV_TENSOR_EVEN_BY_TOKEN, 4, 0, LOWKV_TENSOR_EVEN, 4) \
+    X(Y, table4, 5, LOWKV_TENSOR_TABLE, 4, 0, LOWKV_TENSOR_TABLE, 4) \
+    X(Y, table3, 5, LOWKV_TENSOR_TABLE, 3, 0, LOWKV_TENSOR_TABLE, 3) \
+    X(Y, table2, 5, LOWKV_TENSOR_TABLE, 2, 0, LOWKV_TENSOR_TABLE, 2)
+// All kernels, for tables of them: any plan's and some plans' own, three each, by head_dim.
+#define LOWKV_OF_HEADS(Y, name, ...) \
+    Y(tensor_##name##_64) Y(tensor_##name##_128) Y(tensor_##name##_256)
+#define LOWKV_TENSOR_KERNELS(Y) \
+    Y(tensor_lay) LOWKV_OF_HEADS(Y, wide) LOWKV_OF_HEADS(Y, narrow) \
+    LOWKV_TENSOR_SPECIALS(LOWKV_OF_HEADS, Y)
 // clang-format on
 
 // Warps of a group, which have all of a processor's registers, and rows of queries that it takes at

@@ -213,6 +213,25 @@ TEST_CASE("queries and results in two memories are refused, and nothing is lost"
     check_attention(pair, c, 1, false);
 }
 
+TEST_CASE("what is in another device's memory is refused, and read by nobody") {
+    auto* const others = static_cast<float*>(others_memory());
+    if (others == nullptr) return;
+    const Case c{.scheme = "kivi2,window=40,sinks=3"};
+    const Pair pair(c);
+    std::vector<float> out(std::size_t{sequences} * heads * c.head_dim);
+    BatchAttention a;
+    a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * c.head_dim;
+    a.io.q_head_stride = a.io.out_head_stride = c.head_dim;
+    a.io.tokens = 1;
+    a.io.heads = heads;
+    a.io.q = others;
+    a.io.out = out.data();
+    AttentionWorkspace workspace;
+    CHECK_THROWS_WITH_AS(pair.there.attend(a, workspace),
+                         doctest::Contains("must all be in the host's memory"), Error);
+    check_attention(pair, c, 1, false);
+}
+
 TEST_CASE("work goes to a stream of the caller's") {
     const Case c{.scheme = "lowkv2.8,window=40,sinks=3"};
     device().use_stream(callers_stream());

@@ -16,6 +16,8 @@ void give_callers(void* memory);
 void write_callers(void* to, const void* from, std::size_t bytes);
 // Of what the device has been told to leave there.
 void read_callers(void* to, const void* from, std::size_t bytes);
+// What another device would have; null where there is none.
+void* others_memory();
 // A stream of a caller's.
 void* callers_stream();
 

@@ -75,10 +75,13 @@ class EmulatedQueue final : public devices::Queue {
         set_tensor({has_tensor_cores() ? 4u : 0u, tensor_cores() == "wide"});
     }
 
-    bool reaches(const void* address) const noexcept override {
+    devices::Whose whose(const void* address) const noexcept override {
+        using devices::Whose;
         const auto* at = static_cast<const std::byte*>(address);
         const auto after = callers().upper_bound(at);
-        return all_reached || (after != callers().begin() && at < std::prev(after)->second);
+        if (at == others_memory()) return Whose::others;
+        const bool own = after != callers().begin() && at < std::prev(after)->second;
+        return all_reached || own ? Whose::own : Whose::hosts;
     }
     void use_stream(void*) override {}  // all is done when a call returns
 
@@ -127,6 +130,10 @@ bool has_tensor_cores() { return tensor_cores() != "none"; }
 
 void reach_all_memory() { all_reached = true; }
 
+void* others_memory() {
+    static std::byte others[4096];
+    return others;
+}
 void* take_callers(std::size_t bytes) {
     auto* memory = new std::byte[bytes];
     callers()[memory] = memory + bytes;
