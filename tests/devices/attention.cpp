@@ -306,3 +306,12 @@ TEST_CASE("small: exact and packed blocks, rotated and not") {
         }
     }
 }
+
+TEST_CASE("small: tensor cores") {
+    for (const char* codec : {"kivi2", "turboquant4"}) {
+        AttentionParams params;
+        params.mask.kind = Mask::Kind::causal;
+        const Scheme scheme = parse_scheme(std::string(codec) + ",window=20,sinks=1");
+        check(Problem(scheme, {1, 64}, 3, 1, 155, 1), params);
+    }
+}
