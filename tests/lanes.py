@@ -33,7 +33,7 @@ LANES = (
     Lane("aarch64", "test-aarch64", 500, 1, ("src/kernels",), ("aarch64-linux-gnu-g++", "qemu-aarch64")),
     Lane("opencl", "test-opencl PYTEST_ARGS='-k test_devices'", 250, 1, ("devices", "include/lowkv/device.h"),
          ("clinfo",)),
-    Lane("opencl-races", "test-opencl-races", 280, 2, ("devices/kernels",), ("oclgrind",)),
+    Lane("opencl-races", "test-opencl-races", 420, 2, ("devices/kernels",), ("oclgrind",)),
     Lane("opencl-intel", "compile-opencl", 60, 0, ("devices/kernels",), ("ocloc",)),
     Lane("hip", "compile-hip", 40, 1, ("devices/kernels",), ("hipcc",)),
     Lane("cuda", "compile-cuda CUDA_TARGETS='80 90'", 450, 2, ("devices",), ("nvcc",)),
