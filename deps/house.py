@@ -14,7 +14,7 @@ ROOMS = ("", "scheme", "codec", "isa", "quantizers", "kernels", "plan", "attenti
          "calibration", "c")
 PRODUCT = ("include", "src", "python", "plugins", "cli", "devices")
 # Of the lines 2,000 are attention on tensor cores (devices/tensor/, with its host's side).
-BARS = {"product lines": 35780, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
+BARS = {"product lines": 35736, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
 
 

@@ -121,21 +121,21 @@ const Memory::Segment* Memory::segment_of(const std::byte* address) const noexce
     return nullptr;
 }
 
-Place Memory::place(const std::byte* address) const noexcept {
+const Memory::Segment* Memory::required_segment(const std::byte* address) const noexcept {
     const Segment* segment = segment_of(address);
-    if (segment == nullptr) {
-        queue_.fail("finding an address, which is none of its memory");
-        return {};
-    }
+    if (segment == nullptr) queue_.fail("looking up an address outside its memory");
+    return segment;
+}
+
+Place Memory::place(const std::byte* address) const noexcept {
+    const Segment* segment = required_segment(address);
+    if (segment == nullptr) return {};
     return {segment->buffer.get(), static_cast<std::size_t>(address - segment->reserved)};
 }
 
 std::uint32_t Memory::address(const std::byte* address) const noexcept {
-    const Segment* segment = segment_of(address);
-    if (segment == nullptr) {
-        queue_.fail("finding an address, which is none of its memory");
-        return LOWKV_NOWHERE;
-    }
+    const Segment* segment = required_segment(address);
+    if (segment == nullptr) return LOWKV_NOWHERE;
     const auto at = static_cast<std::size_t>(address - segment->reserved);
     if (at % unit != 0) queue_.fail("finding a block, which is no multiple of 64");
     return static_cast<std::uint32_t>(segment - segments_.data()) << LOWKV_ADDRESS_BITS |

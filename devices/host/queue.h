@@ -96,7 +96,6 @@ class Queue {
     // Whose memory an address is in: kernels reach what a caller has in the device's own by the
     // address itself, nobody here what is in another device's.
     virtual Whose whose(const void*) const noexcept { return Whose::hosts; }
-    bool reaches(const void* address) const noexcept { return whose(address) == Whose::own; }
     // See Device::use_stream().
     virtual void use_stream(void* stream);
 

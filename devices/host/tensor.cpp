@@ -89,7 +89,7 @@ bool describe_sorted(const lowkv_sorted& sorted, lowkv_tensor& tensor) noexcept 
         const lowkv_sorted_run& run = sorted.runs[r];
         for (std::uint32_t taken = 0; taken < run.groups;) {
             const std::uint32_t left = run.groups - taken;
-            const std::uint32_t units = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            const std::uint32_t units = lowkv_tensor_units(left);
             if (tensor.pieces == LOWKV_TENSOR_PIECES) return false;
             tensor.piece[tensor.pieces++] = {
                 units, run.bits, run.first_group + taken,
@@ -128,15 +128,12 @@ Book book_of(const lowkv_sorted_levels& levels, std::uint32_t bits) noexcept {
     return book;
 }
 
-// By bits.
-constexpr std::array<std::uint32_t, 6> pair_counts{0, 128, 256, 512, 256, 1024};
-
-std::vector<std::uint32_t> pairs_of(const Book& book) {
+std::vector<std::uint32_t> pairs_of(const Book& book, std::uint32_t count) {
     const auto pair = [&](std::uint32_t first, std::uint32_t second) {
         return codec::f32_to_f16(book.of(first)) | std::uint32_t{codec::f32_to_f16(book.of(second))}
                                                        << 16;
     };
-    std::vector<std::uint32_t> pairs(pair_counts[book.bits]);
+    std::vector<std::uint32_t> pairs(count);
     for (std::uint32_t i = 0; i < pairs.size(); ++i) {
         switch (book.bits) {
             case 1: pairs[i] = pair(i & 63, i >> 1 & 63); break;
@@ -237,7 +234,7 @@ lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
     for (std::uint32_t i = 0; i < LOWKV_TABLES; ++i) {
         if (books.of[i].bits == 0) continue;
         tensor.table[i] = first;
-        first += pair_counts[books.of[i].bits];
+        first += lowkv_tensor_pairs(i);
     }
     return tensor;
 }
@@ -245,9 +242,10 @@ lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
 std::vector<std::uint32_t> tensor_tables(const Plan& plan, const lowkv_part (&parts)[2],
                                          const lowkv_tensor& tensor) {
     std::vector<std::uint32_t> words;
-    for (const Book& book : books_of(plan, parts, tensor).of) {
-        if (book.bits == 0) continue;
-        const std::vector<std::uint32_t> pairs = pairs_of(book);
+    const Books books = books_of(plan, parts, tensor);
+    for (std::uint32_t i = 0; i < LOWKV_TABLES; ++i) {
+        if (books.of[i].bits == 0) continue;
+        const std::vector<std::uint32_t> pairs = pairs_of(books.of[i], lowkv_tensor_pairs(i));
         words.insert(words.end(), pairs.begin(), pairs.end());
     }
     return words;

@@ -18,7 +18,7 @@ KERNEL(lay_queries, TILE_ITEMS)
  GLOBAL float* laid) {
     SHARED(float, part, 16 * (LOWKV_TILE_ROWS + 1));
     GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
-    const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
+    const lowkv_chunk chunk = *chunk_of(words, GROUP(0));
     const lowkv_task task = *task_of(words, chunk.first_task);
     const attention_t a = open_attention(plan, words, numbers, task.sequence, GROUP(1));
     const uint32_t d = a.keys->head_dim, rows = call->rows;

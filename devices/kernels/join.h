@@ -15,7 +15,7 @@ KERNEL(join, 64)
     SHARED(float, factors, 64);
     SHARED(uint32_t, packed, 64);
     GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
-    const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
+    const lowkv_chunk chunk = *chunk_of(words, GROUP(0));
     const lowkv_task first = *task_of(words, chunk.first_task);
     const attention_t a = open_attention(plan, words, numbers, first.sequence, GROUP(1));
     const uint32_t row = GROUP(2), d = a.keys->head_dim, item = ITEM;
@@ -82,7 +82,7 @@ KERNEL(join, 64)
     for (uint32_t c = item; c < d; c += 64) to[c] += stored[c];
 }
 
-// ---- what a caller has in the device's memory itself (Queue::reaches()), outside the cache's ----
+// ---- what a caller has in the device's memory itself (Queue::whose()), outside the cache's ----
 
 // A call's numbers: a group has 64 of one fetch.
 KERNEL(fetch, 64)

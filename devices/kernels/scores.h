@@ -39,6 +39,10 @@ FN GLOBAL const lowkv_task* task_of(GLOBAL const uint32_t* words, uint32_t numbe
     return (GLOBAL const lowkv_task*)(words + ((GLOBAL const lowkv_call*)words)->tasks) + number;
 }
 
+FN GLOBAL const lowkv_chunk* chunk_of(GLOBAL const uint32_t* words, uint32_t number) {
+    return (GLOBAL const lowkv_chunk*)(words + ((GLOBAL const lowkv_call*)words)->chunks) + number;
+}
+
 // Of a row: the query token and head.
 FN uint32_t token_of(attention_t a, uint32_t row) { return row / a.repeat; }
 FN uint32_t head_of(attention_t a, uint32_t row) { return a.kv_head * a.repeat + row % a.repeat; }
@@ -114,6 +118,13 @@ FN float part_of_term(attention_t a, sorted_t s, uint32_t which, uint32_t row, u
     return sum;
 }
 
+// A group's numbers of a damped query, by place, become what its codes' levels are multiplied by.
+FN void sort_group(sorted_t s, uint32_t group, float* x) {
+    hadamard_of_row(x);
+    const float unit = 0.25f * s.plan->levels[s.plan->groups[group].bits].step * unit_of(s, group);
+    for (uint32_t k = 0; k < GROUP_CHANNELS; ++k) x[k] *= unit;
+}
+
 // The queries of a task's rows for a block, by place. What products had there is lost.
 FN void transform_queries(attention_t a, GLOBAL const uint8_t* keys, uint32_t first_row,
                           uint32_t rows, LOCAL float* query, LOCAL float* products,
@@ -127,11 +138,9 @@ FN void transform_queries(attention_t a, GLOBAL const uint8_t* keys, uint32_t fi
         for (uint32_t k = 0; k < GROUP_CHANNELS; ++k)
             x[k] =
                 damped_query(a, s, row, rows, first_row, channel_at(s, group * GROUP_CHANNELS + k));
-        hadamard_of_row(x);
-        const float unit =
-            0.25f * s.plan->levels[s.plan->groups[group].bits].step * unit_of(s, group);
+        sort_group(s, group, x);
         for (uint32_t k = 0; k < GROUP_CHANNELS; ++k)
-            query[row * d + group * GROUP_CHANNELS + k] = x[k] * unit;
+            query[row * d + group * GROUP_CHANNELS + k] = x[k];
     }
     if (item < count * QUARTERS)
         products[item] = part_of_term(a, s, item / QUARTERS / ROWS, item / QUARTERS % ROWS, rows,

@@ -66,7 +66,7 @@ FN void load_values(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v)
         }
     }
     if (form == LOWKV_TENSOR_EVEN) {
-        load_scales<D>(tensor, w, v);
+        v.scales = load_row_of(scales_of_unit(tensor, w, w.g), has_group<D>(tensor, w.g));
         if constexpr (values_t<D>::lines != 0) {
             if (bits == 2) keep_even<2, D>(tensor, w, F::shift(tensor), v);
             if (bits == 4) keep_even<4, D>(tensor, w, F::shift(tensor), v);
@@ -173,10 +173,7 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     const uint32_t from = ITEM / 32 * each, until = from + each < chunks ? from + each : chunks;
     uint32_t cell = w.task.first_cell + from * LOWKV_TENSOR_CELLS;
     addresses_t addresses = load_addresses(w, F::shift(tensor), cell);
-#ifdef __CUDACC__
-#pragma unroll 1
-#endif
-    for (uint32_t chunk = from; chunk < until; ++chunk, cell += LOWKV_TENSOR_CELLS) {
+    NO_UNROLL for (uint32_t chunk = from; chunk < until; ++chunk, cell += LOWKV_TENSOR_CELLS) {
         float s[4][4];
         UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = 0.0f;
         const int there = open_blocks(memories, tensor, w, addresses, F::shift(tensor), cell);
@@ -195,10 +192,7 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
         // The largest yet, and the values' scales.
         float now[2] = {top[0], top[1]}, share = sums.share;
         UNROLL for (uint32_t i = 0; i < 16; ++i) now[i % 2] = fmaxf(now[i % 2], s[i / 4][i % 4]);
-        UNROLL for (uint32_t o = 4; o < 32; o *= 2) {
-            now[0] = fmaxf(now[0], other_lane(now[0], o));
-            now[1] = fmaxf(now[1], other_lane(now[1], o));
-        }
+        UNROLL for (uint32_t j = 0; j < 2; ++j) now[j] = largest_of_lanes(now[j], 4);
         if (there && values == LOWKV_TENSOR_TABLE)
             share = fminf(share, 14.0f - log_above(largest_factor<D>(v)));
         if (there && values == LOWKV_TENSOR_EVEN)
@@ -277,10 +271,7 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
     w.c = ITEM % 4;
     fill_tables<WIDE>(plan, tensor, w.tables);
     const uint32_t kv_heads = part_of(plan, 0)->kv_heads;
-#ifdef __CUDACC__
-#pragma unroll 1
-#endif
-    for (uint32_t item = GROUP(0); item < tasks * kv_heads; item += gridDim.x) {
+    NO_UNROLL for (uint32_t item = GROUP(0); item < tasks * kv_heads; item += gridDim.x) {
         const uint32_t number = item / kv_heads;
         w.task = *task_of(words, number);
         w.a = open_attention(plan, words, numbers, w.task.sequence, item % kv_heads);

@@ -42,19 +42,13 @@ FN uint32_t word_of(uint4 line, int i) {
     return i == 0 ? line.x : i == 1 ? line.y : i == 2 ? line.z : line.w;
 }
 
-// A lane's 16 bits of a line that two units share, `shift` being 4 for the second one.
-FN uint32_t own_bits(uint32_t word, uint32_t shift) {
-    const uint32_t nibbles = word >> shift & 0x0f0f0f0fu;
-    const uint32_t bytes = (nibbles | nibbles >> 4) & 0x00ff00ffu;
-    return (bytes | bytes >> 8) & 0xffffu;
-}
-
 // ---- levels by table ----
 
-// What a thread has loaded. `fifth`: 5 bits' last ones, behind the low four.
+// What a thread has loaded: lines of its own unit, and one that units share.
 template <int BITS>
 struct loaded_t {
-    uint4 line[BITS < 4 ? 1 : 2], single;
+    static constexpr int last = BITS < 4 ? 0 : 1;
+    uint4 line[last + 1], single;
 };
 
 // Where a unit's first line is: what units share lies in pairs of them, of the first.
@@ -87,18 +81,36 @@ FN loaded_t<BITS> load_codes(GLOBAL const uint8_t* line, GLOBAL const uint8_t* f
     if (BITS >= 4) {
         const uint32_t its = U == 4 ? 0 : U == 2 ? c % 2 * 64 : c / 2 * 64;
         x.line[0] = load_line(at + its);
-        if (U == 4) x.line[BITS < 4 ? 0 : 1] = load_line(at + 64);
+        if (U == 4) x.line[x.last] = load_line(at + 64);
     }
     if (BITS == 5) x.single = load_line(fifths + unit / 2 * 64 + g % 4 * 16);
     return x;
 }
 
-// Both products of 32 lanes: rows g and g + 8 of `first` are lanes 4g and 4g + 1 of the thread's
-// four, of `second` 4g + 2 and 4g + 3. b: of product i words 2i and 2i + 1, from b[8] on what those
-// lack.
+// Adds the products of 32 lanes' codes, which give pair<I, SECOND>(lane) and `products`. Rows g and
+// g + 8 of `first` are lanes 4g and 4g + 1 of the thread's four, of `second` 4g + 2 and 4g + 3.
+// WORDS: how many f16 a number of B is the sum of. b: words 2i and 2i + 1 for product i, and the
+// second f16 of the same numbers from b[8] on.
+template <int WORDS, int I = 0, class Codes>
+FN void multiply_codes(const Codes& x, float* first, float* second, const uint32_t* b) {
+    if constexpr (I < Codes::products) {
+        const uint32_t a[8] = {x.template pair<I, 0>(0), x.template pair<I, 0>(1),
+                               x.template pair<I, 1>(0), x.template pair<I, 1>(1),
+                               x.template pair<I, 0>(2), x.template pair<I, 0>(3),
+                               x.template pair<I, 1>(2), x.template pair<I, 1>(3)};
+        UNROLL for (int w = 0; w < WORDS; ++w) {
+            const uint32_t low = b[8 * w + 2 * I], high = b[8 * w + 2 * I + 1];
+            multiply_halves(first, a[0], a[1], a[2], a[3], low, high);
+            multiply_halves(second, a[4], a[5], a[6], a[7], low, high);
+        }
+        multiply_codes<WORDS, I + 1>(x, first, second, b);
+    }
+}
+
 template <int WIDE, int BITS, int U, uint32_t TABLE>
 struct by_table {
-    uint32_t x[BITS < 4 ? 1 : 2][4], after[4], single[4];
+    static constexpr int products = U;
+    uint32_t x[loaded_t<BITS>::last + 1][4], after[4], single[4];
     tables_t t;
 
     // `parity`: of the unit, of two that share a line.
@@ -109,10 +121,9 @@ struct by_table {
         const uint32_t turn = U == 4 ? 0 : c % (4 / U);
         UNROLL for (int i = 0; i < 4; ++i) {
             if (BITS > 1) its.x[0][i] = word_of(from.line[0], i);
-            if (BITS >= 4 && U == 4)
-                its.x[BITS < 4 ? 0 : 1][i] = word_of(from.line[BITS < 4 ? 0 : 1], i);
+            if (BITS >= 4 && U == 4) its.x[from.last][i] = word_of(from.line[from.last], i);
             if (BITS != 2 && BITS != 4)
-                its.single[i] = own_bits(word_of(from.single, i), 4 * parity);
+                its.single[i] = single_bits(word_of(from.single, i), parity);
         }
         if (BITS == 2)
             UNROLL for (int i = 0; i < 4; ++i) its.after[i] =
@@ -148,26 +159,6 @@ struct by_table {
             return pair_of_five<byte, 4 * byte + (U == 4 ? 2 * line : 0)>(t, x[line][l], single[l]);
         return 0;
     }
-    template <int I, int WORDS>
-    MEMBER void product(float* first, float* second, const uint32_t* b) const {
-        if constexpr (I < U) {
-            const uint32_t a[8] = {pair<I, 0>(0), pair<I, 0>(1), pair<I, 1>(0), pair<I, 1>(1),
-                                   pair<I, 0>(2), pair<I, 0>(3), pair<I, 1>(2), pair<I, 1>(3)};
-            UNROLL for (int w = 0; w < WORDS; ++w) {
-                const uint32_t low = b[8 * w + 2 * I], high = b[8 * w + 2 * I + 1];
-                multiply_halves(first, a[0], a[1], a[2], a[3], low, high);
-                multiply_halves(second, a[4], a[5], a[6], a[7], low, high);
-            }
-        }
-    }
-    // WORDS: how many f16 a number of B is the sum of.
-    template <int WORDS>
-    MEMBER void multiply(float* first, float* second, const uint32_t* b) const {
-        product<0, WORDS>(first, second, b);
-        product<1, WORDS>(first, second, b);
-        product<2, WORDS>(first, second, b);
-        product<3, WORDS>(first, second, b);
-    }
 };
 
 // ---- even levels ----
@@ -184,12 +175,12 @@ FN float even_step(uint32_t bits, uint32_t tile) {
 
 template <int BITS, int U>
 struct evenly {
-    uint4 line[BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1];
+    static constexpr int products = U, lines = BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1;
+    uint4 line[lines];
 
     // Of the unit at `at`.
     MEMBER static evenly load(GLOBAL const uint8_t* at, uint32_t g, uint32_t c) {
         evenly its;
-        constexpr int lines = BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1;
         GLOBAL const uint8_t* from = at + g % 4 * 16 + (BITS == 4 && U == 2 ? c % 2 * 64 : 0);
         UNROLL for (int i = 0; i < lines; ++i) its.line[i] = load_line(from + i * 64);
         return its;
@@ -199,27 +190,34 @@ struct evenly {
         constexpr uint32_t mask = BITS == 2   ? 0x00030003u << 2 * (I % 4)
                                   : BITS == 4 ? 0x000f000fu << 4 * (I % 2)
                                               : 0x00ff00ffu;
-        const uint32_t word = word_of(line[BITS == 8 ? I : BITS == 4 && U == 4 ? I / 2 : 0], l);
+        const uint32_t word = word_of(line[I * lines / 4], l);
         return (SECOND ? word >> 8 : word) & mask;
     }
-    template <int I, int WORDS>
-    MEMBER void product(float* first, float* second, const uint32_t* b) const {
-        if constexpr (I < U) {
-            const uint32_t a[8] = {pair<I, 0>(0), pair<I, 0>(1), pair<I, 1>(0), pair<I, 1>(1),
-                                   pair<I, 0>(2), pair<I, 0>(3), pair<I, 1>(2), pair<I, 1>(3)};
-            UNROLL for (int w = 0; w < WORDS; ++w) {
-                const uint32_t low = b[8 * w + 2 * I], high = b[8 * w + 2 * I + 1];
-                multiply_halves(first, a[0], a[1], a[2], a[3], low, high);
-                multiply_halves(second, a[4], a[5], a[6], a[7], low, high);
-            }
-        }
-    }
-    // WORDS: how many f16 a number of B is the sum of.
-    template <int WORDS>
-    MEMBER void multiply(float* first, float* second, const uint32_t* b) const {
-        product<0, WORDS>(first, second, b);
-        product<1, WORDS>(first, second, b);
-        product<2, WORDS>(first, second, b);
-        product<3, WORDS>(first, second, b);
-    }
 };
+
+// ---- numbers that a block has beside its codes ----
+
+// What rounding took from a product.
+FN uint32_t lost_halves(uint32_t x, uint32_t y, uint32_t product) {
+    return halves_fused(x, y, product ^ 0x80008000u);
+}
+
+// Sixteen f16, as a thread has them of a row of A that other rows leave empty.
+typedef struct {
+    uint32_t two[8];
+} row_t;
+
+FN row_t load_row_of(GLOBAL const uint8_t* from, int there) {
+    row_t row;
+    UNROLL for (int i = 0; i < 2; ++i) {
+        uint4 four = {0, 0, 0, 0};
+        if (there) four = *(GLOBAL const uint4*)(from + 16 * i);
+        UNROLL for (int k = 0; k < 4; ++k) row.two[4 * i + k] = word_of(four, k);
+    }
+    return row;
+}
+// Four products; rows 8 to 15 of A are zeros.
+FN void multiply_row(float* sums, const row_t& row, const uint32_t* b) {
+    UNROLL for (int i = 0; i < 4; ++i)
+        multiply_halves(sums, row.two[2 * i], 0, row.two[2 * i + 1], 0, b[2 * i], b[2 * i + 1]);
+}

@@ -7,6 +7,13 @@ FN uint32_t key_unit(const warp_t& w, uint32_t n) {
     return (w.token[n] / 16 + w.g / 4) * (D / 16);
 }
 
+FN void open_halves(uint2 four, float* x) {
+    x[0] = low_half(four.x);
+    x[1] = high_half(four.x);
+    x[2] = low_half(four.y);
+    x[3] = high_half(four.y);
+}
+
 // ---- even codes by channel: q (code * scale + zero) ----
 
 template <int BITS, int D>
@@ -29,11 +36,7 @@ FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
                 load_four_words(scales[n] + 128 * quad + 16 * i);
         }
         // The zeros of 32 cells are a row.
-        uint4 z0 = {0, 0, 0, 0}, z1 = {0, 0, 0, 0};
-        if (w.g < 2) {
-            z0 = load_four_words(zeros + 128 * quad);
-            z1 = load_four_words(zeros + 128 * quad + 16);
-        }
+        const row_t zero = load_row_of(zeros + 128 * quad, w.g < 2);
         uint32_t q[16];
         load_four<D>(w.laid, 0, 4 * quad, q);
         UNROLL for (uint32_t n = 0; n < 2; ++n) {
@@ -42,17 +45,13 @@ FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
                 const uint32_t its = word_of(scale[n][i / 4], i % 4);
                 b[i] = halves_product(q[i], its);
                 // What rounding took, and the query's rest.
-                b[8 + i] = halves_fused(q[8 + i], its, halves_fused(q[i], its, b[i] ^ 0x80008000u));
+                b[8 + i] = halves_fused(q[8 + i], its, lost_halves(q[i], its, b[i]));
             }
-            x[n].template multiply<2>(s[2 * n], s[2 * n + 1], b);
+            multiply_codes<2>(x[n], s[2 * n], s[2 * n + 1], b);
         }
         load_four<D>(w.laid, 1, 4 * quad, q);
-        UNROLL for (uint32_t i = 0; i < 16; i += 8) {
-            multiply_halves(terms, z0.x, 0, z0.y, 0, q[i], q[i + 1]);
-            multiply_halves(terms, z0.z, 0, z0.w, 0, q[i + 2], q[i + 3]);
-            multiply_halves(terms, z1.x, 0, z1.y, 0, q[i + 4], q[i + 5]);
-            multiply_halves(terms, z1.z, 0, z1.w, 0, q[i + 6], q[i + 7]);
-        }
+        multiply_row(terms, zero, q);
+        multiply_row(terms, zero, q + 8);
     }
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         const float term = terms[j] * w.term_unit[j], unit = w.unit[j] * EVEN_UNIT;
@@ -86,11 +85,10 @@ FN void score_even_by_token(const lowkv_tensor& tensor, const warp_t& w, float s
             load_one<D>(w.laid, 0, 2 * m, b);
             load_one<D>(w.laid, 0, 2 * m + 1, b + 2);
             float its[2][4] = {};
-            x.template multiply<2>(its[0], its[1], b);
-            const float factor[4] = {low_half(of_four.x), high_half(of_four.x), low_half(of_four.y),
-                                     high_half(of_four.y)};
-            const float zero[4] = {low_half(zero_of_four.x), high_half(zero_of_four.x),
-                                   low_half(zero_of_four.y), high_half(zero_of_four.y)};
+            multiply_codes<2>(x, its[0], its[1], b);
+            float factor[4], zero[4];
+            open_halves(of_four, factor);
+            open_halves(zero_of_four, zero);
             UNROLL for (uint32_t j = 0; j < 2; ++j) {
                 const float sum = sums[8 * j + m] * scale, unit_of_row = w.unit[j] * EVEN_UNIT;
                 UNROLL for (uint32_t k = 0; k < 4; ++k) {
@@ -120,13 +118,13 @@ FN void score_table(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) 
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
         uint32_t q[16];
         load_four<D>(w.laid, 0, 4 * quad, q);
-        UNROLL for (uint32_t n = 0; n < 2; ++n)
-            by_table<WIDE, BITS, 4, LOWKV_TABLE_KEYS>::open(w.tables, x[quad][n], w.c % 2, w.c)
-                .template multiply<2>(s[2 * n], s[2 * n + 1], q);
+        UNROLL for (uint32_t n = 0; n < 2; ++n) multiply_codes<2>(
+            by_table<WIDE, BITS, 4, LOWKV_TABLE_KEYS>::open(w.tables, x[quad][n], w.c % 2, w.c),
+            s[2 * n], s[2 * n + 1], q);
     }
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        const float factor[4] = {low_half(of_four[n].x), high_half(of_four[n].x),
-                                 low_half(of_four[n].y), high_half(of_four[n].y)};
+        float factor[4];
+        open_halves(of_four[n], factor);
         UNROLL for (uint32_t j = 0; j < 2; ++j) UNROLL for (uint32_t k = 0; k < 4; ++k)
             s[2 * n + k / 2][k % 2 * 2 + j] *= factor[k] * w.unit[j];
     }

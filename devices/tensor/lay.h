@@ -83,10 +83,7 @@ FN void sort_query(sorted_t s, LOCAL const float* damped, LOCAL float* row, uint
         if (group < s.plan->coded_groups) {
             for (uint32_t k = 0; k < GROUP_CHANNELS; ++k)
                 x[k] = damped[channel_at(s, group * GROUP_CHANNELS + k)];
-            hadamard_of_row(x);
-            const float unit =
-                0.25f * s.plan->levels[s.plan->groups[group].bits].step * unit_of(s, group);
-            for (uint32_t k = 0; k < GROUP_CHANNELS; ++k) x[k] *= unit;
+            sort_group(s, group, x);
         }
         for (uint32_t k = 0; k < GROUP_CHANNELS; ++k) row[group * GROUP_CHANNELS + k] = x[k];
     }
@@ -100,8 +97,7 @@ TENSOR_LAY(tensor_lay)
  GLOBAL uint8_t* laid) {
     SHARED(float, plain, 256);
     SHARED(float, row, 256);
-    GLOBAL const lowkv_call* call = (GLOBAL const lowkv_call*)words;
-    const lowkv_chunk chunk = ((GLOBAL const lowkv_chunk*)(words + call->chunks))[GROUP(0)];
+    const lowkv_chunk chunk = *chunk_of(words, GROUP(0));
     const lowkv_task task = *task_of(words, chunk.first_task);
     const attention_t a = open_attention(plan, words, numbers, task.sequence, GROUP(1));
     const uint32_t d = a.keys->head_dim, g = GROUP(2), form = tensor.keys.form;
@@ -120,7 +116,8 @@ TENSOR_LAY(tensor_lay)
             if (!its.packed) continue;
             for (uint32_t cell = its.first_cell; cell < its.last_cell && section == nullptr;
                  cell += a.keys->tokens)
-                section = part_at(memories, tensor, a, 1, cell, 0);
+                section =
+                    section_in(memories, BLOCK_AT(a, cell, 0), a.kv_head * tensor.keys.head_bytes);
         }
         if (section == nullptr) return;
         const sorted_t s = open_sorted_section(plan, a.keys, section);
@@ -146,7 +143,8 @@ TENSOR_LAY(tensor_lay)
 }
 #endif
 
-// Four products' words, and one's, from shared memory; from b[8] on what they lack.
+// Loads B for four products, or for one, from shared memory: b[8] and those after it get the second
+// f16 of each number.
 template <int D>
 FN void load_four(const uint8_t* laid, int set, uint32_t product, uint32_t* b) {
     UNROLL for (int part = 0; part < 2; ++part) {

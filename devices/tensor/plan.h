@@ -24,8 +24,17 @@
 #define LOWKV_TABLE_FIVE 5u    // 1024: sorted keys of 5 bits
 #define LOWKV_TABLES 6u
 
+LOWKV_FN uint32_t lowkv_tensor_pairs(uint32_t table) {
+    return table == LOWKV_TABLE_THREE  ? 512
+           : table == LOWKV_TABLE_ONE  ? 128
+           : table == LOWKV_TABLE_FIVE ? 1024
+                                       : 256;
+}
+
 // Groups of one width, of sorted keys: four, two or one, which are as many products of 16 channels.
 #define LOWKV_TENSOR_PIECES 12u
+// How many of so many groups the next piece has.
+LOWKV_FN uint32_t lowkv_tensor_units(uint32_t left) { return left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
 // NOLINTBEGIN(modernize-use-using): it is C.
 // A part, if it is neither exact nor sorted. Offsets are of a head's section.
@@ -53,7 +62,7 @@ typedef struct {
     uint32_t pattern, rows, pieces;
     lowkv_tensor_piece piece[LOWKV_TENSOR_PIECES];
     lowkv_sorted_section section;
-    uint32_t table[LOWKV_TABLES];  // where they are in the plan's words; 0: there is none
+    uint32_t table[LOWKV_TABLES];  // offsets in the plan's words; 0: not used
 } lowkv_tensor;
 // NOLINTEND(modernize-use-using)
 

@@ -44,13 +44,6 @@ FN uint32_t pair_address(tables_t t, uint32_t table, uint32_t index) {
     return t.all + TENSOR_NARROW_FOUR_AT + index * 32;
 }
 
-FN uint32_t pairs_of(uint32_t table) {
-    return table == LOWKV_TABLE_THREE  ? 512
-           : table == LOWKV_TABLE_ONE  ? 128
-           : table == LOWKV_TABLE_FIVE ? 1024
-                                       : 256;
-}
-
 // All copies of a plan's tables, by all threads: four at once.
 template <int WIDE>
 FN void fill_tables(GLOBAL const uint32_t* plan, const lowkv_tensor& tensor, tables_t t) {
@@ -59,15 +52,16 @@ FN void fill_tables(GLOBAL const uint32_t* plan, const lowkv_tensor& tensor, tab
         if (tensor.table[table] == 0) continue;
         GLOBAL const uint32_t* from = plan + tensor.table[table];
         const uint32_t copies = table == LOWKV_TABLE_FIVE ? 1 : fours;
-        for (uint32_t first = ITEM; first < pairs_of(table) * copies; first += at_once * THREADS) {
+        const uint32_t count = lowkv_tensor_pairs(table) * copies;
+        for (uint32_t first = ITEM; first < count; first += at_once * THREADS) {
             uint32_t pairs[at_once];
             UNROLL for (uint32_t k = 0; k < at_once; ++k) {
                 const uint32_t i = first + k * THREADS;
-                pairs[k] = i < pairs_of(table) * copies ? from[i / copies] : 0;
+                pairs[k] = i < count ? from[i / copies] : 0;
             }
             UNROLL for (uint32_t k = 0; k < at_once; ++k) {
                 const uint32_t i = first + k * THREADS;
-                if (i >= pairs_of(table) * copies) continue;
+                if (i >= count) continue;
                 const uint32_t to = pair_address<WIDE>(t, table, i / copies);
                 if (table == LOWKV_TABLE_FIVE)
                     store_shared(to, pairs[k]);

@@ -48,12 +48,13 @@ FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uin
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
         const float step = w.g == 0 ? b.step[quad] * (1.0f / 127.0f) : w.g <= tensor.rows;
         const uint32_t scale = two_halves(step, step);
-        uint32_t x[8], q[16];
-        UNROLL for (uint32_t i = 0; i < 8; ++i) x[i] =
+        row_t row;
+        uint32_t q[16];
+        UNROLL for (uint32_t i = 0; i < 8; ++i) row.two[i] =
             halves_product(halves_of_bytes(b.two[quad][i]), scale);
         load_four<D>(w.laid, 1, 4 * quad, q);
-        UNROLL for (uint32_t i = 0; i < 8; ++i)
-            multiply_halves(sums, x[i % 4 * 2], 0, x[i % 4 * 2 + 1], 0, q[2 * i], q[2 * i + 1]);
+        multiply_row(sums, row, q);
+        multiply_row(sums, row, q + 8);
     }
     terms.alike = !any_lane(!b.alike);
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
@@ -83,10 +84,10 @@ FN void score_piece(const warp_t& w, const loaded_t<BITS> x[2], uint32_t product
     } else {
         UNROLL for (uint32_t i = 0; i < U; ++i) load_one<D>(w.laid, 0, product + i, q + 2 * i);
     }
-    UNROLL for (uint32_t n = 0; n < 2; ++n)
-        by_table<WIDE, BITS, U, BITS == 4 ? LOWKV_TABLE_FOUR : LOWKV_TABLE_KEYS>::open(
-            w.tables, x[n], w.g / 4, w.c)
-            .template multiply<2>(s[2 * n], s[2 * n + 1], q);
+    UNROLL for (uint32_t n = 0; n < 2; ++n) multiply_codes<2>(
+        by_table < WIDE, BITS, U,
+        BITS == 4 ? LOWKV_TABLE_FOUR : LOWKV_TABLE_KEYS > ::open(w.tables, x[n], w.g / 4, w.c),
+        s[2 * n], s[2 * n + 1], q);
 }
 
 // ---- patterns of bits that the kernel knows: all codes are loaded first ----
@@ -105,7 +106,7 @@ LOWKV_FN pattern_t pieces_of_pattern(int d, uint32_t pattern) {
         int end = group;
         while (end < d / 16 && (int)(pattern >> 4 * (3 - 4 * end / (d / 16)) & 15u) == bits) ++end;
         while (group < end) {
-            const int units = end - group >= 4 ? 4 : end - group >= 2 ? 2 : 1;
+            const int units = (int)lowkv_tensor_units((uint32_t)(end - group));
             p.units[p.count] = units;
             p.bits[p.count] = bits;
             p.product[p.count] = group;

@@ -14,13 +14,6 @@ FN GLOBAL const uint8_t* section_in(const memories_t& memories, uint32_t address
 FN uint32_t behind_of(const lowkv_tensor_part& part, uint32_t packed, uint32_t kv_head) {
     return packed && part.form != LOWKV_TENSOR_EXACT ? kv_head * part.head_bytes : 0;
 }
-FN GLOBAL const uint8_t* part_at(const memories_t& memories, const lowkv_tensor& tensor,
-                                 const attention_t& a, uint32_t packed, uint32_t cell,
-                                 uint32_t which) {
-    const uint32_t address = a.words[a.sequence->blocks + 2 * (cell >> tensor.token_shift) + which];
-    return section_in(memories, address,
-                      behind_of(which ? tensor.values : tensor.keys, packed, a.kv_head));
-}
 
 // A warp's work.
 typedef struct {
@@ -107,7 +100,7 @@ FN addresses_t load_addresses(const warp_t& w, uint32_t shift, uint32_t cell) {
     return found;
 }
 
-// False: there is none of the blocks.
+// Returns 0 if neither 32 cells have a block.
 FN int open_blocks(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
                    const addresses_t& addresses, uint32_t shift, uint32_t cell) {
     const uint32_t mask = (1u << shift) - 1;

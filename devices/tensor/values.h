@@ -16,8 +16,14 @@ struct values_t {
     static constexpr int lines = D <= 128 ? D / 16 : 0;
     uint4 line[lines == 0 ? 1 : lines];
     uint32_t factors[4];  // of a table: of cells 4g + k and 32 + 4g + k, as f16
-    uint4 scales[2];      // of even codes: of group g, of the unit of 16 cells number c
+    row_t scales;         // of even codes: of group g, of the unit of 16 cells number c
 };
+
+// The largest of all lanes that differ in bit `from` of their numbers, or those above it.
+FN float largest_of_lanes(float x, uint32_t from) {
+    UNROLL for (uint32_t o = from; o < 32; o *= 2) x = fmaxf(x, other_lane(x, o));
+    return x;
+}
 
 // The logarithm, to base 2, of a power of two above x.
 FN float log_above(float x) {
@@ -94,9 +100,7 @@ template <int D>
 FN float largest_factor(const values_t<D>& v) {
     const uint32_t two = larger_halves(larger_halves(v.factors[0], v.factors[1]),
                                        larger_halves(v.factors[2], v.factors[3]));
-    float largest = fmaxf(low_half(two), high_half(two));
-    UNROLL for (uint32_t o = 4; o < 32; o *= 2) largest = fmaxf(largest, other_lane(largest, o));
-    return largest;
+    return largest_of_lanes(fmaxf(low_half(two), high_half(two)), 4);
 }
 
 template <int BITS, int D>
@@ -113,7 +117,7 @@ FN void keep_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, 
     UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
         v.line[2 * m] = BITS == 1 ? x[m].single : x[m].line[0];
         if (BITS == 3) v.line[2 * m + 1] = x[m].single;
-        if (BITS == 4) v.line[2 * m + 1] = x[m].line[BITS == 4 ? 1 : 0];
+        if (BITS == 4) v.line[2 * m + 1] = x[m].line[x[m].last];
     }
 }
 
@@ -128,14 +132,14 @@ FN void add_table(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, c
             if (BITS == 1) x[m].single = v.line[2 * m];
             if (BITS != 1) x[m].line[0] = v.line[2 * m];
             if (BITS == 3) x[m].single = v.line[2 * m + 1];
-            if (BITS == 4) x[m].line[BITS == 4 ? 1 : 0] = v.line[2 * m + 1];
+            if (BITS == 4) x[m].line[x[m].last] = v.line[2 * m + 1];
         }
     }
     uint32_t b[8];
     turn_weights(w, BITS >= 4 ? ORDER_FOUR : ORDER_WORD, s, b);
-    UNROLL for (uint32_t m = 0; m < D / 32; ++m)
-        by_table<WIDE, BITS, 4, LOWKV_TABLE_VALUES>::open(w.tables, x[m], w.c % 2, w.c)
-            .template multiply<1>(out[m][0], out[m][1], b);
+    UNROLL for (uint32_t m = 0; m < D / 32; ++m) multiply_codes<1>(
+        by_table<WIDE, BITS, 4, LOWKV_TABLE_VALUES>::open(w.tables, x[m], w.c % 2, w.c), out[m][0],
+        out[m][1], b);
 }
 
 // ---- even codes: p (code * scale + zero), groups of at least 32 channels ----
@@ -150,24 +154,12 @@ FN int has_group(const lowkv_tensor& tensor, uint32_t g) {
     return g << tensor.values.group_shift < D;
 }
 
-template <int D>
-FN void load_scales(const lowkv_tensor& tensor, const warp_t& w, values_t<D>& v) {
-    UNROLL for (int i = 0; i < 2; ++i) {
-        const uint4 none = {0, 0, 0, 0};
-        v.scales[i] = none;
-        if (has_group<D>(tensor, w.g))
-            v.scales[i] = load_four_words(scales_of_unit(tensor, w, w.g) + 16 * i);
-    }
-}
 // Scales are not negative.
 template <int D>
 FN float largest_scale(const values_t<D>& v) {
     uint32_t two = 0;
-    UNROLL for (int i = 0; i < 4; ++i) two =
-        larger_halves(two, larger_halves(word_of(v.scales[0], i), word_of(v.scales[1], i)));
-    float largest = fmaxf(low_half(two), high_half(two));
-    UNROLL for (uint32_t o = 1; o < 32; o *= 2) largest = fmaxf(largest, other_lane(largest, o));
-    return largest;
+    UNROLL for (int i = 0; i < 8; ++i) two = larger_halves(two, v.scales.two[i]);
+    return largest_of_lanes(fmaxf(low_half(two), high_half(two)), 1);
 }
 
 template <int BITS, int D>
@@ -177,7 +169,7 @@ FN void keep_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, v
         const evenly<BITS, 4> x = evenly<BITS, 4>::load(
             codes + units_bytes<BITS>(2 * m * channel_units(shift)), w.g, w.c);
         v.line[2 * m] = x.line[0];
-        if (BITS == 4) v.line[2 * m + 1] = x.line[BITS == 4 ? 1 : 0];
+        if (BITS == 4) v.line[2 * m + 1] = x.line[x.lines - 1];
     }
 }
 
@@ -186,21 +178,15 @@ FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, co
                  const float s[4][4], sums_t<D>& sums) {
     constexpr bool kept = values_t<D>::lines != 0 && BITS != 8;
     constexpr uint32_t groups = D / 32, ahead = D <= 128 ? groups : 1;
-    uint4 z0 = {0, 0, 0, 0}, z1 = {0, 0, 0, 0}, scale[groups][2];
+    uint4 scale[groups][2];
     UNROLL for (uint32_t m = 0; m < ahead; ++m) UNROLL for (uint32_t i = 0; i < 2;
                                                             ++i) scale[m][i] =
         load_four_words(scales_of_unit(tensor, w, 32 * m >> tensor.values.group_shift) + 16 * i);
-    if (has_group<D>(tensor, w.g)) {
-        GLOBAL const uint8_t* at = scales_of_unit(tensor, w, w.g) + tensor.values.zeros;
-        z0 = load_four_words(at);
-        z1 = load_four_words(at + 16);
-    }
+    const row_t zero = load_row_of(scales_of_unit(tensor, w, w.g) + tensor.values.zeros,
+                                   has_group<D>(tensor, w.g));
     uint32_t b[8], steps[8];
     turn_weights(w, ORDER_EVEN, s, b);
-    multiply_halves(sums.zeros, z0.x, 0, z0.y, 0, b[0], b[1]);
-    multiply_halves(sums.zeros, z0.z, 0, z0.w, 0, b[2], b[3]);
-    multiply_halves(sums.zeros, z1.x, 0, z1.y, 0, b[4], b[5]);
-    multiply_halves(sums.zeros, z1.z, 0, z1.w, 0, b[6], b[7]);
+    multiply_row(sums.zeros, zero, b);
     UNROLL for (uint32_t i = 0; i < 8; ++i) {
         const float step = even_step(BITS, i / 2);
         steps[i] = BITS == 8 ? b[i] : halves_product(b[i], two_halves(step, step));
@@ -210,7 +196,7 @@ FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, co
         evenly<BITS, 4> x;
         if constexpr (kept) {
             x.line[0] = v.line[2 * m];
-            if (BITS == 4) x.line[BITS == 4 ? 1 : 0] = v.line[2 * m + 1];
+            if (BITS == 4) x.line[x.lines - 1] = v.line[2 * m + 1];
         } else {
             x = evenly<BITS, 4>::load(codes + units_bytes<BITS>(2 * m * channel_units(shift)), w.g,
                                       w.c);
@@ -224,8 +210,8 @@ FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, co
         UNROLL for (uint32_t i = 0; i < 8; ++i) {
             const uint32_t its_scale = word_of(scale[m][i / 4], i % 4);
             its[i] = halves_product(steps[i], its_scale);
-            its[8 + i] = halves_fused(steps[i], its_scale, its[i] ^ 0x80008000u);
+            its[8 + i] = lost_halves(steps[i], its_scale, its[i]);
         }
-        x.template multiply<2>(sums.out[m][0], sums.out[m][1], its);
+        multiply_codes<2>(x, sums.out[m][0], sums.out[m][1], its);
     }
 }

@@ -8,6 +8,7 @@
 // which does not matter as long as A and B agree.
 
 #define ALL_LANES 0xffffffffu
+#define NO_UNROLL _Pragma("unroll 1")
 #define MEMBER __device__ __forceinline__
 #define SLOW static __device__ __noinline__
 

@@ -131,6 +131,18 @@ void check_attention(const Pair& pair, const Case& c, std::uint32_t queries, boo
     CHECK(its_lse.read() == lse);
 }
 
+// A query of each sequence, one after the other.
+BatchAttention one_query(const Case& c, const float* q, float* out) {
+    BatchAttention a;
+    a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * c.head_dim;
+    a.io.q_head_stride = a.io.out_head_stride = c.head_dim;
+    a.io.tokens = 1;
+    a.io.heads = heads;
+    a.io.q = q;
+    a.io.out = out;
+    return a;
+}
+
 }  // namespace
 
 TEST_CASE("every type of rows, into plans of every type") {
@@ -164,13 +176,7 @@ TEST_CASE("a call is four kernels at most, whatever the batch") {
         const Pair pair(c);
         const std::vector<float> numbers_of_all(std::size_t{sequences} * heads * c.head_dim, 1.0f);
         const Callers<float> q(numbers_of_all), out(numbers_of_all);
-        BatchAttention a;
-        a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * c.head_dim;
-        a.io.q_head_stride = a.io.out_head_stride = c.head_dim;
-        a.io.tokens = 1;
-        a.io.heads = heads;
-        a.io.q = q.data();
-        a.io.out = out.data();
+        BatchAttention a = one_query(c, q.data(), out.data());
         a.params.mask.kind = Mask::Kind::causal;
         AttentionWorkspace workspace;
         const std::uint64_t before = launches();
@@ -194,13 +200,7 @@ TEST_CASE("queries and results in two memories are refused, and nothing is lost"
     const std::vector<float> q = numbers(std::size_t{sequences} * heads * c.head_dim, 3);
     std::vector<float> out(q.size());
     const Callers<float> its_q(q);
-    BatchAttention a;
-    a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * c.head_dim;
-    a.io.q_head_stride = a.io.out_head_stride = c.head_dim;
-    a.io.tokens = 1;
-    a.io.heads = heads;
-    a.io.q = its_q.data();
-    a.io.out = out.data();
+    const BatchAttention a = one_query(c, its_q.data(), out.data());
     AttentionWorkspace workspace;
     try {
         pair.there.attend(a, workspace);
@@ -219,13 +219,7 @@ TEST_CASE("what is in another device's memory is refused, and read by nobody") {
     const Case c{.scheme = "kivi2,window=40,sinks=3"};
     const Pair pair(c);
     std::vector<float> out(std::size_t{sequences} * heads * c.head_dim);
-    BatchAttention a;
-    a.q_sequence_stride = a.out_sequence_stride = std::size_t{heads} * c.head_dim;
-    a.io.q_head_stride = a.io.out_head_stride = c.head_dim;
-    a.io.tokens = 1;
-    a.io.heads = heads;
-    a.io.q = others;
-    a.io.out = out.data();
+    const BatchAttention a = one_query(c, others, out.data());
     AttentionWorkspace workspace;
     CHECK_THROWS_WITH_AS(pair.there.attend(a, workspace),
                          doctest::Contains("must all be in the host's memory"), Error);

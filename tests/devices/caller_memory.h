@@ -16,7 +16,7 @@ void give_callers(void* memory);
 void write_callers(void* to, const void* from, std::size_t bytes);
 // Of what the device has been told to leave there.
 void read_callers(void* to, const void* from, std::size_t bytes);
-// What another device would have; null where there is none.
+// Stands for memory of another device. Null where a test has none.
 void* others_memory();
 // A stream of a caller's.
 void* callers_stream();

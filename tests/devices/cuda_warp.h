@@ -20,7 +20,8 @@ struct Exchanged {
 };
 Exchanged exchange(const std::uint32_t* words, std::uint32_t count);
 
-// 228 KiB as a GPU has them, from an address that is none of a table's.
+// A group's dynamic shared memory, as much as an H100 has. As there, its first address is no
+// multiple of a page.
 std::uint8_t* dynamic_memory();
 inline constexpr std::uint32_t dynamic_begin = 1024;
 
@@ -33,12 +34,15 @@ inline float half_of_word(std::uint32_t word, int high) {
 }  // namespace lowkv::test
 
 #define MEMBER inline
+#define NO_UNROLL
 #define SLOW [[gnu::noinline]] static
 
-inline void multiply_halves(float* sums, std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                            std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-    using namespace lowkv::test;
-    const std::uint32_t own[] = {a0, a1, a2, a3, b0, b1};
+namespace lowkv::test {
+
+// sums += A B, as the warp's threads give their words of both; add(a, b) is the product of two
+// words.
+template <class Add>
+void multiply_words(float* sums, const std::uint32_t (&own)[6], Add add) {
     const Exchanged all = exchange(own, 6);
     const std::uint32_t lane = thread_place.x % 32, g = lane / 4, c = lane % 4;
     for (std::uint32_t i = 0; i < 4; ++i) {
@@ -47,32 +51,31 @@ inline void multiply_halves(float* sums, std::uint32_t a0, std::uint32_t a1, std
             const std::uint32_t* row = all.of(4 * g + k);
             const std::uint32_t* column = all.of(4 * (2 * c + i % 2) + k);
             for (std::uint32_t upper = 0; upper < 2; ++upper)
-                for (int high = 0; high < 2; ++high)
-                    sum += double{half_of_word(row[2 * upper + i / 2], high)} *
-                           half_of_word(column[4 + upper], high);
+                sum += add(row[2 * upper + i / 2], column[4 + upper]);
         }
         sums[i] = static_cast<float>(sum);
     }
 }
+
+}  // namespace lowkv::test
+
+inline void multiply_halves(float* sums, std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                            std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+    using lowkv::test::half_of_word;
+    lowkv::test::multiply_words(sums, {a0, a1, a2, a3, b0, b1},
+                                [](std::uint32_t a, std::uint32_t b) {
+                                    return double{half_of_word(a, 0)} * half_of_word(b, 0) +
+                                           double{half_of_word(a, 1)} * half_of_word(b, 1);
+                                });
+}
 inline void multiply_floats(float* sums, float a0, float a1, float a2, float a3, float b0,
                             float b1) {
     using namespace lowkv::test;
-    const float numbers[] = {a0, a1, a2, a3, b0, b1};
-    std::uint32_t own[6];
-    for (int i = 0; i < 6; ++i) own[i] = float_to_bits(numbers[i]) & 0xffffe000u;
-    const Exchanged all = exchange(own, 6);
-    const std::uint32_t lane = thread_place.x % 32, g = lane / 4, c = lane % 4;
-    for (std::uint32_t i = 0; i < 4; ++i) {
-        double sum = sums[i];
-        for (std::uint32_t k = 0; k < 4; ++k) {
-            const std::uint32_t* row = all.of(4 * g + k);
-            const std::uint32_t* column = all.of(4 * (2 * c + i % 2) + k);
-            for (std::uint32_t upper = 0; upper < 2; ++upper)
-                sum += double{bits_to_float(row[2 * upper + i / 2])} *
-                       bits_to_float(column[4 + upper]);
-        }
-        sums[i] = static_cast<float>(sum);
-    }
+    const auto upper = [](float x) { return float_to_bits(x) & 0xffffe000u; };
+    multiply_words(sums, {upper(a0), upper(a1), upper(a2), upper(a3), upper(b0), upper(b1)},
+                   [](std::uint32_t a, std::uint32_t b) {
+                       return double{bits_to_float(a)} * bits_to_float(b);
+                   });
 }
 
 inline float of_lane(float x, std::uint32_t lane) {
