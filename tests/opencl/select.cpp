@@ -79,7 +79,8 @@ TEST_CASE("an address that is none of the device's makes it fail for good, and i
     const auto own = opencl_device(std::string(device().name()));
     std::byte bytes[64];
     own->clear(bytes, sizeof bytes);
-    refuses(ErrorCode::device_failed, "was lost or failed in finding an address",
+    refuses(ErrorCode::device_failed,
+            "was lost or failed in looking up an address outside its memory",
             [&] { own->allocate(64); });
     const Plan plan(parse_scheme("kivi2").base, {2, 64});
     refuses(ErrorCode::device_failed, "make a new device",
