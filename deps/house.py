@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("", "scheme", "codec", "isa", "quantizers", "kernels", "plan", "attention", "cpu", "cache", "filters",
          "calibration", "c")
 PRODUCT = ("include", "src", "python", "plugins", "cli", "devices")
-# Of the lines 2,000 are attention on tensor cores (devices/tensor/, with its host's side).
-BARS = {"product lines": 35736, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
+# Of the lines 2,000 are attention on tensor cores (devices/tensor/, with its host's side), 360 a trellis' search in 16
+# bits and encoding by instruction set.
+BARS = {"product lines": 36100, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
 
 

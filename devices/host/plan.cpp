@@ -9,6 +9,7 @@
 
 #include "codec/lloyd_max.h"
 #include "codec/rotation.h"
+#include "codec/trellis.h"
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
 
@@ -39,19 +40,18 @@ void lay_out_scratch(lowkv_part& part, bool sorted) noexcept {
 
 constexpr std::uint32_t sorted_words = sizeof(lowkv_sorted) / sizeof(std::uint32_t);
 
-constexpr std::uint32_t levels_words = LOWKV_WINDOWS;
+constexpr std::uint32_t levels_words = sizeof(lowkv_path_costs) / sizeof(std::uint32_t);
 
-// Where normal levels part, or what a trellis' windows stand for.
-std::array<float, levels_words> levels_table(const lowkv_part& part) {
+// Where normal levels part, or what a trellis' paths cost.
+std::array<std::uint32_t, levels_words> levels_table(const lowkv_part& part) {
+    if (part.levels == LOWKV_TRELLIS_LEVELS)
+        return std::bit_cast<std::array<std::uint32_t, levels_words>>(
+            codec::path_costs(lowkv_own_bits(part.width) + lowkv_linked_bits(part.width)));
     std::array<float, levels_words> table{};
     if (part.levels == LOWKV_NORMAL_LEVELS)
         std::ranges::copy(codec::normal_codebook(static_cast<std::uint32_t>(part.top) + 1).boundary,
                           table.begin());
-    for (std::uint32_t w = 0; part.levels == LOWKV_TRELLIS_LEVELS && w < table.size(); ++w) {
-        const auto level = static_cast<float>(part.level[w & 15] + part.level[16 + (w >> 2)]);
-        table[w] = level * part.level_step + part.level_zero;
-    }
-    return table;
+    return std::bit_cast<std::array<std::uint32_t, levels_words>>(table);
 }
 
 std::uint32_t rotation_words(const PackedPart& part) noexcept {
@@ -133,7 +133,8 @@ std::vector<std::uint32_t> words_of(const Plan& plan, const Description& descrip
             words.insert(words.end(), its.begin(), its.end());
         }
         if (part.by_token == 0) continue;
-        add(words, levels_table(part));
+        const auto levels = levels_table(part);
+        words.insert(words.end(), levels.begin(), levels.end());
         if (const codec::Rotation* rotation = plan.part(which).rotation()) {
             add(words, rotation->scaled_signs());
             add(words, rotation->matrix());

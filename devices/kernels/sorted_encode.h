@@ -257,7 +257,7 @@ KERNEL(find_paths, 64)
     for (uint32_t i = 0; i < LOWKV_WORD_CODES; ++i)
         samples[i] = normal_number(s, head, group * GROUP_CHANNELS + lowkv_word_step(i),
                                    first + lowkv_word_lane(i));
-    find_path(lowkv_width_of_bits(bits), samples, s.plan->levels[bits].path, windows);
+    find_path(lowkv_width_of_bits(bits), samples, &s.plan->levels[bits].path, windows);
     for (uint32_t i = 0; i < LOWKV_WORD_CODES; ++i)
         head.codes[(group * GROUP_CHANNELS + lowkv_word_step(i)) * part->tokens + first +
                    lowkv_word_lane(i)] = windows[i];

@@ -233,6 +233,18 @@ typedef struct {
     uint32_t scratch_mean, scratch_codes, scratch_bytes;
 } lowkv_part;
 
+// What the search for a trellis' path adds up, in 16 bits. A path's cost is the sum of its levels'
+// squares less twice the levels times the samples, so without the samples' own squares; a sample is
+// in steps of 1 / LOWKV_PATH_SAMPLE, at most 4 in size, and a product (a * b + 2^14) >> 15. The
+// tables' other halves are the opposites: first[15 - i] = -first[i].
+#define LOWKV_PATH_SAMPLE 8191.0f
+typedef struct {
+    int32_t marks;                  // the bits below costs that say which code a path came by
+    int32_t least;                  // what the least cost is made before each sample
+    int32_t square[LOWKV_WINDOWS];  // of a window's level; of three bits its own bits are marked
+    int32_t first[8], second[8];    // twice the levels
+} lowkv_path_costs;
+
 // What codes of a width stand for: (level - LOWKV_SORTED_MIDDLE) * step, a level for each code. A
 // trellis: two tables of 16, whose entries a window adds.
 typedef struct {
@@ -242,10 +254,10 @@ typedef struct {
     // each.
     uint8_t bytes[32];
     float step;
-    // What codes are chosen by: of N(0, 1) the nearest levels and where they part, and what windows
-    // stand for.
+    // What codes are chosen by: of N(0, 1) the nearest levels and where they part, or paths' costs.
     uint32_t count;
-    float nearest[32], boundary[31], path[LOWKV_WINDOWS];
+    float nearest[32], boundary[31];
+    lowkv_path_costs path;
 } lowkv_sorted_levels;
 
 typedef struct {

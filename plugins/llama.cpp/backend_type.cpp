@@ -1,6 +1,7 @@
 // ggml's view of Backend, and the question which operations it gets.
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstdint>
 #include <exception>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <thread>
 
 #include "attention_op.h"
 #include "backend.h"
@@ -25,6 +27,8 @@
 
 namespace lowkv::ggml {
 namespace {
+
+std::atomic<unsigned> threads_of_host{0};  // 0: it has not said
 
 Backend& self(ggml_backend_t backend) { return *static_cast<Backend*>(backend->context); }
 
@@ -227,7 +231,15 @@ ggml_backend_t new_backend() {
     }
 }
 
-void set_threads(ggml_backend_t backend, int threads) { self(backend).set_threads(threads); }
+void set_threads(ggml_backend_t backend, int threads) {
+    self(backend).set_threads(threads);
+    threads_of_host = static_cast<unsigned>(std::max(threads, 1));
+}
+
+unsigned host_threads() noexcept {
+    const unsigned threads = threads_of_host;
+    return threads > 0 ? threads : std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+}
 
 void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void* data) {
     self(backend).set_abort_callback(callback, data);

@@ -14,6 +14,7 @@
 #include "cache_size.h"
 #include "host.h"
 #include "lowkv/error.h"
+#include "lowkv/executor_openmp.h"
 #include "planned_graph.h"
 #include "registry.h"
 #include "report.h"
@@ -206,26 +207,8 @@ void CacheBuffer::follow(std::uint32_t stream, Executor& executor) {
 }
 
 void CacheBuffer::follow_all() {
-    for (std::uint32_t s = 0; s < trackers_.size(); ++s) follow(s, serial_executor());
-}
-
-void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to) {
-    end_restore();
-    const Copied before = std::exchange(copied_, {});
-    const bool goes_on = before.layer != nullptr && before.from == from && before.to == to;
-    try {
-        if (!goes_on || before.layer != tensor.layer) {
-            tensor.layer->follow(from, serial_executor());
-            tensor.layer->copy_stream(from, to);
-        }
-        if (!goes_on) trackers_[to].copy(trackers_[from]);
-        copied_ = {from, to, tensor.layer};
-    } catch (const std::exception&) {
-        for (std::uint32_t cell = 0; cell < tensor.layer->cells(); ++cell)
-            trackers_[to].poison(cell);
-        poison_ = {};
-        throw;
-    }
+    OpenMPExecutor executor(host_threads());
+    for (std::uint32_t s = 0; s < trackers_.size(); ++s) follow(s, executor);
 }
 
 void CacheBuffer::poison_shifted(const std::int32_t* shifts, const char* why) noexcept {

@@ -1,12 +1,16 @@
-// Saved and restored states: rows with marks out of a buffer, and back into its groups.
+// States that are saved, restored and copied: rows with marks out of a buffer, and back into its
+// groups; one stream over another.
 
 #include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffer.h"
+#include "lowkv/executor_openmp.h"
+#include "registry.h"
 #include "report.h"
 #include "row_mark.h"
 
@@ -108,11 +112,32 @@ void CacheBuffer::follow_restored() {
     for (CellTracker& tracker : trackers_) tracker.pack_restored();
     if (restored_last_ == nullptr) return;
     LayerCache& layer = *restored_last_->layer;
+    OpenMPExecutor executor(host_threads());
     for (std::uint32_t s = 0; s < trackers_.size(); ++s) {
         if (restored_last_->part == Part::keys)
-            layer.follow_keys(s, serial_executor());
+            layer.follow_keys(s, executor);
         else if (layer.stream(s).keys_wait)
-            layer.follow(s, serial_executor());
+            layer.follow(s, executor);
+    }
+}
+
+void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to) {
+    end_restore();
+    const Copied before = std::exchange(copied_, {});
+    const bool goes_on = before.layer != nullptr && before.from == from && before.to == to;
+    try {
+        if (!goes_on || before.layer != tensor.layer) {
+            OpenMPExecutor executor(host_threads());
+            tensor.layer->follow(from, executor);
+            tensor.layer->copy_stream(from, to);
+        }
+        if (!goes_on) trackers_[to].copy(trackers_[from]);
+        copied_ = {from, to, tensor.layer};
+    } catch (const std::exception&) {
+        for (std::uint32_t cell = 0; cell < tensor.layer->cells(); ++cell)
+            trackers_[to].poison(cell);
+        poison_ = {};
+        throw;
     }
 }
 

@@ -19,6 +19,9 @@ void forget_layers_elsewhere();
 
 // Called through get_proc_address().
 void set_threads(ggml_backend_t backend, int threads);
+// The threads that graphs were last computed with, for what is done between graphs; before the
+// first graph as many as the machine has, at most 4.
+unsigned host_threads() noexcept;
 void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void* data);
 
 }  // namespace lowkv::ggml

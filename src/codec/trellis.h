@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lowkv/part.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv::codec {
@@ -66,6 +67,41 @@ constexpr std::uint32_t trellis_bits(Width width) {
     }
 }
 constexpr const TrellisBook& trellis_book(std::uint32_t bits) { return trellis_books[bits - 1]; }
+
+// What the search for a path adds up, in 16 bits (src/kernels/body/trellis.h). The scales are the
+// largest for which, whatever the samples are, costs fit: those of the best and of the worst path
+// through as many codes as all paths meet in, and one more.
+constexpr lowkv_path_costs path_costs(std::uint32_t bits) {
+    constexpr double scales[] = {350, 480, 870};
+    const TrellisBook& book = trellis_book(bits);
+    const double scale = scales[bits - 1], unit = 32768 / LOWKV_PATH_SAMPLE;
+    const auto nearest = [](double x) {
+        return static_cast<std::int32_t>(x < 0 ? x - 0.5 : x + 0.5);
+    };
+    lowkv_path_costs costs{};
+    costs.marks = bits == 1 ? 1 : 3;
+    const std::int32_t steps = costs.marks + 1;
+    double least = 0;
+    for (std::uint32_t window = 0; window < LOWKV_WINDOWS; ++window) {
+        const double level = static_cast<double>(book.step) * book.level(window);
+        costs.square[window] = nearest(scale * level * level / steps) * steps;
+        if (bits == 3) costs.square[window] |= static_cast<std::int32_t>(window) & costs.marks;
+        least = std::min(least, level * level - 8 * (level < 0 ? -level : level));
+    }
+    for (std::uint32_t i = 0; i < 8; ++i) {
+        costs.first[i] = nearest(2 * scale * unit * book.step * book.first[i]);
+        costs.second[i] = nearest(2 * scale * unit * book.step * book.second[i]);
+    }
+    costs.least = (-32768 + nearest(-scale * least) + 2 * steps) / steps * steps;
+    return costs;
+}
+
+// A sample of N(0,1) as the search takes it, half to even.
+constexpr std::int16_t path_sample(float x) {
+    const float above = x > -4.0f ? x : -4.0f;
+    const float within = (above < 4.0f ? above : 4.0f) * LOWKV_PATH_SAMPLE;
+    return static_cast<std::int16_t>(within + LOWKV_ROUND_TO_INTEGER - LOWKV_ROUND_TO_INTEGER);
+}
 
 // So that a level, less the least, is a byte with the middle at 127.
 inline constexpr int trellis_middle = 127;

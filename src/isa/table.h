@@ -11,6 +11,10 @@
 #include "lowkv/codec.h"
 #include "lowkv/part.h"
 
+namespace lowkv::codec {
+struct SortedPart;
+}
+
 namespace lowkv::kernels {
 
 inline constexpr std::uint32_t max_head_dim = 576;
@@ -20,7 +24,6 @@ inline constexpr std::uint32_t span_tokens = 256;
 using lowkv::tile_tokens;  // tokens expanded to f32 at a time (prefill)
 inline constexpr std::uint32_t decode_max_rows = 4;
 inline constexpr std::uint32_t prefill_max_rows = 96;
-inline constexpr std::uint32_t trellis_words = 16;  // encoded at a time
 
 constexpr bool is_additive(Mask::Kind kind) {
     return kind == Mask::Kind::additive_f16 || kind == Mask::Kind::additive_f32;
@@ -59,30 +62,10 @@ struct Task {
     std::byte* scratch = nullptr;  // 64-byte aligned, scratch_bytes()
 };
 
-// The windows of trellis_words words (lowkv/format.h) whose levels have the least squared error:
-// samples and windows by number in the word, then by word; levels by window.
-using EncodeTrellis = void (*)(const float* samples, const float* levels,
-                               std::uint8_t* windows) noexcept;
-
-inline constexpr unsigned reach_count = LOWKV_SORTED_REACHES;
-inline constexpr float reaches[reach_count] = {LOWKV_SORTED_REACH_LIST};
-
-// By reach and token: of its numbers with the levels nearest to them, and of those levels.
-struct ReachFits {
-    float products[reach_count][max_block_tokens], squares[reach_count][max_block_tokens];
-};
-
-// A group of sorted keys, whose share is added to `fits`.
-struct GroupFit {
-    const float* y = nullptr;          // max_block_tokens for each of the group's places
-    const float* to_normal = nullptr;  // by token: what makes y / unit N(0, 1)
-    float unit = 1.0f;
-    // Of N(0, 1), above 0: the lowest level, and from each boundary on so much more.
-    float level = 0.0f;
-    float boundary[15] = {}, step[15] = {};
-    ReachFits* fits = nullptr;
-};
-using FitGroup = void (*)(const GroupFit& fit) noexcept;
+// What is known of a block of sorted keys before it is encoded: nothing, as it leads (its section
+// has the damping alone); its section has the statistics of the block that leads; or it has all but
+// the codes, which the keys carry.
+enum class SortedSource { leads, follows, carried };
 
 // A group of 8-bit rows: scale * (code - zero), the scale being a bf16 (docs/methods.md, "8-bit
 // rows"). Of zeros the scale is 0, NaN where a number is NaN or infinite.
@@ -108,10 +91,20 @@ struct Table {
     std::span<const PartKernels> codes, rows, sorted;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
+    // The way back, for encoding: infinities end at +-65504, a NaN is 0.
+    void (*from_f16)(const std::uint16_t* from, float* to, std::size_t count) noexcept;
     // A group of 16 or 32 channels of an 8-bit row.
     ByteScale (*to_bytes)(const float* from, std::uint8_t* to, std::size_t count) noexcept;
-    EncodeTrellis encode_trellis[3];  // of one, two and three bits
-    FitGroup fit_group[5];            // of one to five
+    // The windows of a trellis of so many bits (lowkv/format.h) whose levels have the least squared
+    // error: of 16 tokens, rows of `channels` numbers that are close to N(0, 1), and `stride`
+    // apart.
+    void (*find_windows)(unsigned bits, Part part, const float* y, std::size_t stride,
+                         unsigned channels, std::uint8_t* windows) noexcept;
+    // A head of sorted keys: rows to their section, and back.
+    void (*encode_sorted)(const codec::SortedPart& part, const std::uint16_t* rows,
+                          SortedSource source, std::byte* section) noexcept;
+    void (*decode_sorted)(const codec::SortedPart& part, const std::byte* section,
+                          std::uint16_t* rows) noexcept;
 };
 
 // The kernels of that name, which an implementation has.

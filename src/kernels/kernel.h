@@ -1,6 +1,7 @@
 #pragma once
 // What the bodies need, to be included before a target region begins (target.h).
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +10,10 @@
 
 #include "codec/hadamard16.h"
 #include "codec/small_floats.h"
+#include "codec/trellis.h"
 #include "codec/units.h"
 #include "isa/table.h"
 #include "kernels/product.h"
 #include "kernels/target.h"
 #include "quantizers/row/outliers.h"
+#include "quantizers/sorted/section.h"

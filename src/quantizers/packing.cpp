@@ -202,4 +202,25 @@ void pack_tokens(const TokenCodes& codes, Part part, Width width, const HeadShap
     }
 }
 
+// From the last code of a word to the first, beginning with those that follow the last one.
+void open_windows(CodeTile& tile, Width width, std::uint32_t lanes) noexcept {
+    const std::uint32_t number = kernels::number_of(width), own = lowkv_own_bits(number);
+    const std::uint32_t following = lowkv_window_codes(number) - 1;
+    for (std::uint32_t lane = 0; lane < lanes; lane += LOWKV_WORD_LANES) {
+        const auto at = [&](std::uint32_t i) -> std::uint8_t& {
+            return tile.row[lowkv_word_step(i)][lane + lowkv_word_lane(i)];
+        };
+        std::uint32_t window = 0;
+        const auto put_before = [&](std::uint32_t code) {
+            const std::uint32_t links = window >> own << lowkv_linked_bits(number);
+            window = (code | links << own) % LOWKV_WINDOWS;
+        };
+        for (std::uint32_t i = following; i-- > 0;) put_before(at(i));
+        for (std::uint32_t i = std::uint32_t{LOWKV_WORD_CODES}; i-- > 0;) {
+            put_before(at(i));
+            at(i) = static_cast<std::uint8_t>(window);
+        }
+    }
+}
+
 }  // namespace lowkv::codec

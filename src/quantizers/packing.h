@@ -22,6 +22,10 @@ void pack_tile(const CodeTile& tile, Width width, const HeadShape& head, std::ui
 void unpack_tile(const std::uint8_t* codes, Width width, const HeadShape& head,
                  std::uint32_t step_block, CodeTile& tile) noexcept;
 
+// A trellis' codes to windows (lowkv/format.h): a byte holds a code and, above it, what of those
+// that follow it in its word chooses its level. Packing takes the code.
+void open_windows(CodeTile& tile, Width width, std::uint32_t lanes) noexcept;
+
 // A head's codes by token, whichever way they are packed.
 struct TokenCodes {
     std::uint8_t token[max_block_tokens][max_lanes];

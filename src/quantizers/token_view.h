@@ -5,6 +5,7 @@
 
 #include "codec/rotation.h"
 #include "codec/small_floats.h"
+#include "isa/table.h"
 #include "quantizers/codes_part.h"
 
 namespace lowkv::codec {
@@ -27,6 +28,10 @@ class TokenView {
             x[c] = value == value ? std::clamp(value, -f16_max, f16_max) : 0.0f;
         }
     }
+    // A token's channels where they lie side by side, else null.
+    const std::uint16_t* row(const std::uint16_t* rows, std::uint32_t token) const noexcept {
+        return by_channel_ ? nullptr : rows + place(token, 0);
+    }
     void store(const float* x, std::uint32_t token, std::uint16_t* rows) const noexcept {
         for (std::uint32_t c = 0; c < channels_; ++c) rows[place(token, c)] = f32_to_f16(x[c]);
     }
@@ -47,10 +52,17 @@ class RotatedPart : public CodesPart {
   public:
     const Rotation* rotation() const noexcept override { return rotation_.get(); }
 
+    void load_as_it_is(const TokenView& view, const std::uint16_t* from, std::uint32_t token,
+                       float* x) const noexcept {
+        if (const std::uint16_t* row = view.row(from, token))
+            table_.from_f16(row, x, view.channels());
+        else
+            view.load(from, token, x);
+    }
     // A token's channels, rotated.
     void load_token(const TokenView& view, const std::uint16_t* from, std::uint32_t token,
                     float* x) const noexcept {
-        view.load(from, token, x);
+        load_as_it_is(view, from, token, x);
         if (rotation_ != nullptr) rotation_->apply(x);
     }
     // The inverse; x is overwritten.
@@ -62,9 +74,13 @@ class RotatedPart : public CodesPart {
 
   protected:
     RotatedPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
-        : CodesPart(its_codec, its_shape), rotation_(inputs.rotations->of(its_codec.rotation)) {
+        : CodesPart(its_codec, its_shape),
+          table_(*inputs.table),
+          rotation_(inputs.rotations->of(its_codec.rotation)) {
         by_token = 1;
     }
+
+    const kernels::Table& table_;
 
   private:
     std::shared_ptr<const Rotation> rotation_;

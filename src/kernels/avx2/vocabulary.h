@@ -102,6 +102,13 @@ LOWKV_INLINE I load_table(const std::uint8_t* p) {
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm256_shuffle_epi8(table, bytes); }
 LOWKV_INLINE I mul_low16(I a, I b) { return _mm256_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm256_mulhi_epu16(a, b); }
+LOWKV_INLINE I add16(I a, I b) { return _mm256_add_epi16(a, b); }
+LOWKV_INLINE I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
+LOWKV_INLINE I add_sat16(I a, I b) { return _mm256_adds_epi16(a, b); }
+LOWKV_INLINE I sub_sat16(I a, I b) { return _mm256_subs_epi16(a, b); }
+LOWKV_INLINE I min16(I a, I b) { return _mm256_min_epi16(a, b); }
+LOWKV_INLINE I mul_round16(I a, I b) { return _mm256_mulhrs_epi16(a, b); }
+LOWKV_INLINE I low_bytes(I a, I b) { return _mm256_packus_epi16(a, b); }
 LOWKV_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm256_cvtps_epi32(a); }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }

@@ -95,6 +95,13 @@ LOWKV_INLINE I load_table(const std::uint8_t* p) {
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm512_shuffle_epi8(table, bytes); }
 LOWKV_INLINE I mul_low16(I a, I b) { return _mm512_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm512_mulhi_epu16(a, b); }
+LOWKV_INLINE I add16(I a, I b) { return _mm512_add_epi16(a, b); }
+LOWKV_INLINE I sub16(I a, I b) { return _mm512_sub_epi16(a, b); }
+LOWKV_INLINE I add_sat16(I a, I b) { return _mm512_adds_epi16(a, b); }
+LOWKV_INLINE I sub_sat16(I a, I b) { return _mm512_subs_epi16(a, b); }
+LOWKV_INLINE I min16(I a, I b) { return _mm512_min_epi16(a, b); }
+LOWKV_INLINE I mul_round16(I a, I b) { return _mm512_mulhrs_epi16(a, b); }
+LOWKV_INLINE I low_bytes(I a, I b) { return _mm512_packus_epi16(a, b); }
 LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
 // Of each four steps the high plane, then the low one, in the order of a lane's bytes.

@@ -21,10 +21,6 @@
 #include "kernels/body/mass.h"
 //
 #include "kernels/body/to_bytes.h"
-//
-#include "kernels/body/trellis.h"
-//
-#include "kernels/body/reaches.h"
 
 extern const Table table;  // known to select.cpp
 
@@ -37,23 +33,14 @@ LOWKV_REGION_END
 namespace lowkv::kernels {
 
 const Table LOWKV_IMPLEMENTATION::table = {
-    LOWKV_NAME(LOWKV_IMPLEMENTATION),
-    LOWKV_IMPLEMENTATION::needs,
-    LOWKV_IMPLEMENTATION::supported,
-    LOWKV_IMPLEMENTATION::decode,
-    LOWKV_IMPLEMENTATION::prefill,
-    LOWKV_IMPLEMENTATION::weigh,
-    LOWKV_IMPLEMENTATION::code_kernels,
-    LOWKV_IMPLEMENTATION::row_kernels,
-    LOWKV_IMPLEMENTATION::sorted_kernels,
-    LOWKV_IMPLEMENTATION::to_f16,
-    LOWKV_IMPLEMENTATION::to_bytes,
-    {LOWKV_IMPLEMENTATION::encode_trellis<Width::one>,
-     LOWKV_IMPLEMENTATION::encode_trellis<Width::two>,
-     LOWKV_IMPLEMENTATION::encode_trellis<Width::three>},
-    {LOWKV_IMPLEMENTATION::fit_group<1>, LOWKV_IMPLEMENTATION::fit_group<2>,
-     LOWKV_IMPLEMENTATION::fit_group<3>, LOWKV_IMPLEMENTATION::fit_group<4>,
-     LOWKV_IMPLEMENTATION::fit_group<5>},
+    LOWKV_NAME(LOWKV_IMPLEMENTATION),     LOWKV_IMPLEMENTATION::needs,
+    LOWKV_IMPLEMENTATION::supported,      LOWKV_IMPLEMENTATION::decode,
+    LOWKV_IMPLEMENTATION::prefill,        LOWKV_IMPLEMENTATION::weigh,
+    LOWKV_IMPLEMENTATION::code_kernels,   LOWKV_IMPLEMENTATION::row_kernels,
+    LOWKV_IMPLEMENTATION::sorted_kernels, LOWKV_IMPLEMENTATION::to_f16,
+    LOWKV_IMPLEMENTATION::from_f16,       LOWKV_IMPLEMENTATION::to_bytes,
+    LOWKV_IMPLEMENTATION::find_windows,   LOWKV_IMPLEMENTATION::encode_sorted,
+    LOWKV_IMPLEMENTATION::decode_sorted,
 };
 
 }  // namespace lowkv::kernels

@@ -97,8 +97,30 @@ LOWKV_INLINE I mul_high16(I a, I b) {
     return vreinterpretq_s32_u16(
         vuzp2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
 }
+LOWKV_INLINE int16x8_t as_shorts(I a) { return vreinterpretq_s16_s32(a); }
+LOWKV_INLINE I add16(I a, I b) {
+    return vreinterpretq_s32_s16(vaddq_s16(as_shorts(a), as_shorts(b)));
+}
+LOWKV_INLINE I sub16(I a, I b) {
+    return vreinterpretq_s32_s16(vsubq_s16(as_shorts(a), as_shorts(b)));
+}
+LOWKV_INLINE I add_sat16(I a, I b) {
+    return vreinterpretq_s32_s16(vqaddq_s16(as_shorts(a), as_shorts(b)));
+}
+LOWKV_INLINE I sub_sat16(I a, I b) {
+    return vreinterpretq_s32_s16(vqsubq_s16(as_shorts(a), as_shorts(b)));
+}
+LOWKV_INLINE I min16(I a, I b) {
+    return vreinterpretq_s32_s16(vminq_s16(as_shorts(a), as_shorts(b)));
+}
+LOWKV_INLINE I mul_round16(I a, I b) {
+    return vreinterpretq_s32_s16(vqrdmulhq_s16(as_shorts(a), as_shorts(b)));
+}
+LOWKV_INLINE I low_bytes(I a, I b) {
+    return vreinterpretq_s32_u8(vuzp1q_u8(as_bytes(a), as_bytes(b)));
+}
 LOWKV_INLINE I dot_pair(I sum, I a, I b) {
-    const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+    const int16x8_t x = as_shorts(a), y = as_shorts(b);
     const I low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
     return vaddq_s32(sum, vpaddq_s32(low, high));
 }

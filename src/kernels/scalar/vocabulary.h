@@ -115,6 +115,38 @@ LOWKV_INLINE I mul_high16(I a, I b) {
     const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
     return I(low >> 16 | (high & 0xffff0000));
 }
+using Shorts = std::int16_t __attribute__((vector_size(16)));
+using UnsignedShorts = std::uint16_t __attribute__((vector_size(16)));
+// What overflows gets the end on its side.
+LOWKV_INLINE Shorts at_ends(Shorts a, Shorts result, Shorts overflow) {
+    const Shorts end = (a >> 15) ^ std::int16_t{32767};
+    return overflow < 0 ? end : result;
+}
+LOWKV_INLINE I add16(I a, I b) { return I(UnsignedShorts(a) + UnsignedShorts(b)); }
+LOWKV_INLINE I sub16(I a, I b) { return I(UnsignedShorts(a) - UnsignedShorts(b)); }
+LOWKV_INLINE I add_sat16(I a, I b) {
+    const Shorts x = Shorts(a), y = Shorts(b), sum = Shorts(add16(a, b));
+    return I(at_ends(x, sum, (x ^ sum) & (y ^ sum)));
+}
+LOWKV_INLINE I sub_sat16(I a, I b) {
+    const Shorts x = Shorts(a), y = Shorts(b), off = Shorts(sub16(a, b));
+    return I(at_ends(x, off, (x ^ y) & (x ^ off)));
+}
+LOWKV_INLINE I min16(I a, I b) { return I(Shorts(a) < Shorts(b) ? Shorts(a) : Shorts(b)); }
+LOWKV_INLINE I mul_round16(I a, I b) {
+    const auto product = [](I x, I y) LOWKV_INLINE_LAMBDA {  // of the upper halves
+        return ((x >> 16) * (y >> 16) + 0x4000) >> 15;
+    };
+    const I low = product(shift_left(a, 16), shift_left(b, 16)), high = product(a, b);
+    return bit_or(bit_and(low, set_int(0xffff)), shift_left(high, 16));
+}
+LOWKV_INLINE I low_bytes(I a, I b) {
+    std::uint8_t from[8 * lanes], bytes[4 * lanes];
+    std::memcpy(from, &a, sizeof a);
+    std::memcpy(from + sizeof a, &b, sizeof b);
+    for (unsigned i = 0; i < 4 * lanes; ++i) bytes[i] = from[2 * i];
+    return load_bytes(bytes);
+}
 LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
     for (unsigned i = 0; i < lanes; ++i) {
         p[i] = static_cast<std::int16_t>(a[i]);

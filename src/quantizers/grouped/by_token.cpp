@@ -2,14 +2,16 @@
 // (lowkv, TurboQuant). Per token and head: y = x R - mean, then codes of y.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "codec/lloyd_max.h"
 #include "codec/small_floats.h"
+#include "codec/trellis.h"
 #include "codec/uniform.h"
+#include "isa/table.h"
 #include "quantizers/grouped/grouped.h"
-#include "quantizers/grouped/trellis_codes.h"
 #include "quantizers/metadata.h"
 #include "quantizers/packing.h"
 #include "quantizers/token_view.h"
@@ -31,19 +33,25 @@ class TokenPart final : public RotatedPart {
             set_levels(std::span(book.level).first(book.count));
         } else if (codec.levels == Levels::trellis) {
             set_trellis();
-            trellis_ = TrellisCodes(*inputs.table, *this);
         }
+        const std::uint32_t count = codec.levels == Levels::trellis  ? LOWKV_WINDOWS
+                                    : codec.levels == Levels::normal ? codec.level_count()
+                                                                     : 0;
+        for (std::uint32_t code = 0; code < count; ++code)
+            level_values_[code] = static_cast<float>(level_of(code)) * level_step + level_zero;
         lay_out(*inputs.table);
     }
 
-    const TrellisCodes& trellis() const noexcept { return trellis_; }
+    // What a code, of a trellis a window, stands for, in units of a group's scale.
+    float level_value(std::uint8_t code) const noexcept { return level_values_[code]; }
+    const kernels::Table& table() const noexcept { return table_; }
     void encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                      const EncodeHints&) const noexcept override;
     void decode_head(const std::byte* packed, std::uint32_t h,
                      std::uint16_t* exact) const noexcept override;
 
   private:
-    TrellisCodes trellis_;
+    std::array<float, LOWKV_WINDOWS> level_values_{};
 };
 
 // The mean of a block's tokens, rotated as they are and rounded to f16.
@@ -51,7 +59,7 @@ void write_mean(const std::uint16_t* rows, const TokenView& view, const TokenPar
                 std::byte* section) noexcept {
     float sum[max_lanes] = {}, x[max_lanes];
     for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        view.load(rows, t, x);
+        layout.load_as_it_is(view, rows, t, x);
         for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] += x[c];
     }
     const float share = 1.0f / static_cast<float>(view.tokens());
@@ -131,24 +139,62 @@ float to_normal(float squares, std::uint32_t count) noexcept {
     return norm > 0.0f ? std::sqrt(static_cast<float>(count)) / norm : 0.0f;
 }
 
+// Of chosen levels: their squares, and their products with y.
+struct LevelSums {
+    float squares = 0, products = 0;
+};
+
+LevelSums level_sums(const float* y, std::uint32_t count, const TokenPart& layout,
+                     const std::uint8_t* codes) noexcept {
+    LevelSums sums;
+    for (std::uint32_t c = 0; c < count; ++c) {
+        const float level = layout.level_value(codes[c]);
+        sums.squares += level * level;
+        sums.products += level * y[c];
+    }
+    return sums;
+}
+
 // The unit of y's levels, once its codes are chosen: they don't depend on it.
-float fitted_scale(const float* y, float squares, std::uint32_t count, const TokenPart& layout,
-                   const std::uint8_t* codes) noexcept {
+float fitted_scale(float squares, const LevelSums& levels, Fit fit) noexcept {
     const float norm = std::sqrt(squares);
     if (!(norm > 0.0f)) return 0.0f;
-    float level_squares = 0, product = 0;
-    for (std::uint32_t c = 0; c < count; ++c) {
-        const float level =
-            static_cast<float>(layout.level_of(codes[c])) * layout.level_step + layout.level_zero;
-        level_squares += level * level;
-        product += level * y[c];
-    }
-    switch (layout.codec.fit) {
+    switch (fit) {
         case Fit::norm: break;
-        case Fit::unbiased: return squares / product;
-        case Fit::least: return product / level_squares;
+        case Fit::unbiased: return squares / levels.products;
+        case Fit::least: return levels.products / levels.squares;
     }
-    return norm / std::sqrt(level_squares);
+    return norm / std::sqrt(levels.squares);
+}
+
+// Tokens' sums side by side, because each addition waits for the one before it.
+constexpr std::uint32_t trellis_tokens = LOWKV_UNIT_LANES, side_by_side = 8;
+using TokenRows = float[trellis_tokens][max_lanes];
+
+void squares_of(const TokenRows& y, std::uint32_t count, float* squares) noexcept {
+    for (std::uint32_t first = 0; first < trellis_tokens; first += side_by_side) {
+        float sums[side_by_side] = {};
+        for (std::uint32_t c = 0; c < count; ++c)
+            for (std::uint32_t t = 0; t < side_by_side; ++t)
+                sums[t] += y[first + t][c] * y[first + t][c];
+        std::ranges::copy(sums, squares + first);
+    }
+}
+
+void level_sums(const TokenRows& y, std::uint32_t count, const TokenPart& layout,
+                const std::uint8_t (*codes)[max_lanes], LevelSums* levels) noexcept {
+    for (std::uint32_t first = 0; first < trellis_tokens; first += side_by_side) {
+        float squares[side_by_side] = {}, products[side_by_side] = {};
+        for (std::uint32_t c = 0; c < count; ++c) {
+            for (std::uint32_t t = 0; t < side_by_side; ++t) {
+                const float level = layout.level_value(codes[first + t][c]);
+                squares[t] += level * level;
+                products[t] += level * y[first + t][c];
+            }
+        }
+        for (std::uint32_t t = 0; t < side_by_side; ++t)
+            levels[first + t] = {squares[t], products[t]};
+    }
 }
 
 // Codes of the direction y / |y|, whose channels are close to N(0, 1/count).
@@ -170,17 +216,23 @@ void quantize_normal(const float* y, float squares, std::uint32_t count, const T
 void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
                       const float* mean, Groups& groups, TokenCodes& codes) noexcept {
     const std::uint32_t channels = view.channels();
-    float y[trellis_tokens][max_lanes], factor[trellis_tokens];
+    TokenRows y;
+    float squares[trellis_tokens], factor[trellis_tokens];
+    LevelSums levels[trellis_tokens];
     for (std::uint32_t first = 0; first < view.tokens(); first += trellis_tokens) {
-        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
+        for (std::uint32_t t = 0; t < trellis_tokens; ++t)
             transform(rows, view, layout, mean, first + t, y[t]);
-            factor[t] = to_normal(squares_of(y[t], channels), channels);
+        squares_of(y, channels, squares);
+        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
+            factor[t] = to_normal(squares[t], channels);
             for (std::uint32_t c = 0; c < channels; ++c) y[t][c] *= factor[t];
         }
-        layout.trellis().encode(layout.shape().part, y, channels, codes.token + first);
+        layout.table().find_windows(trellis_bits(layout.codec.width), layout.shape().part, y[0],
+                                    max_lanes, channels, codes.token[first]);
+        squares_of(y, channels, squares);
+        level_sums(y, channels, layout, codes.token + first, levels);
         for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
-            const float scale = fitted_scale(y[t], squares_of(y[t], channels), channels, layout,
-                                             codes.token[first + t]);
+            const float scale = fitted_scale(squares[t], levels[t], layout.codec.fit);
             groups.scale[first + t] = scale > 0.0f ? scale / factor[t] : 0.0f;
         }
     }
@@ -228,7 +280,8 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
                            std::uint8_t* to = codes.token[t] + first;
                            const float squares = squares_of(y + first, count);
                            quantize_normal(y + first, squares, count, layout, to);
-                           groups.scale[g] = fitted_scale(y + first, squares, count, layout, to);
+                           groups.scale[g] = fitted_scale(
+                               squares, level_sums(y + first, count, layout, to), codec.fit);
                        } else {
                            const Grid full = full_grid(y + first, count, top);
                            const Grid grid =

@@ -1,4 +1,4 @@
-#include "quantizers/sorted/encoder.h"
+#include "quantizers/sorted/section.h"
 
 #include <cstring>
 

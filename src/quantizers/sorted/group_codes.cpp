@@ -1,9 +1,9 @@
-#include "quantizers/sorted/encoder.h"
-
-#include "quantizers/grouped/trellis_codes.h"
+#include "quantizers/sorted/section.h"
 
 namespace lowkv::codec {
 namespace {
+
+constexpr std::uint32_t sorted_tokens = kernels::max_block_tokens;
 
 // As the codes of a head of 16 channels.
 constexpr HeadShape group_shape{sorted_group, sorted_tokens, sorted_tokens};

@@ -3,9 +3,8 @@
 
 #include <cstring>
 
-#include "codec/small_floats.h"
 #include "isa/table.h"
-#include "quantizers/sorted/encoder.h"
+#include "quantizers/sorted/section.h"
 #include "quantizers/words.h"
 
 namespace lowkv::codec {
@@ -13,12 +12,12 @@ namespace {
 
 static_assert(max_sorted_dim == kernels::max_head_dim);
 
-constexpr std::uint32_t tokens = sorted_tokens;
+constexpr std::uint32_t tokens = kernels::max_block_tokens;
 
 class SortedKeys final : public SortedPart {
   public:
     SortedKeys(const Codec& codec, const PartShape& its_shape, const PartInputs& inputs)
-        : SortedPart(codec, its_shape, *inputs.table) {
+        : SortedPart(codec, its_shape), table_(*inputs.table) {
         set_kernels(kernels::find(*inputs.table, "sorted"));
         set_on_devices();
     }
@@ -27,6 +26,9 @@ class SortedKeys final : public SortedPart {
                      const EncodeHints& hints) const noexcept override;
     void decode_head(const std::byte* packed, std::uint32_t h,
                      std::uint16_t* exact) const noexcept override;
+
+  private:
+    const kernels::Table& table_;
 };
 
 void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
@@ -34,70 +36,25 @@ void SortedKeys::encode_head(const std::uint16_t* exact, std::uint32_t h, std::b
     std::byte* its_section = packed + section_offset(h);
     std::memset(its_section, 0, head_bytes());
     const std::uint16_t* rows = exact + shape().exact_offset(h);
-    SortedEncoder encoder(*this, rows);
-    SortedStatistics statistics;
-    if (take_carried(*this, rows, its_section)) {
-        encoder.set_damping(its_section);
-        read_statistics(*this, its_section, statistics);
-        encoder.find_codes_again(statistics, its_section);
-        encoder.write_codes(its_section);
-        return;
-    }
-    const bool leads = hints.stats_from == nullptr;
-    if (leads) {
+    kernels::SortedSource source = kernels::SortedSource::carried;
+    if (!take_carried(*this, rows, its_section)) {
+        source = hints.stats_from == nullptr ? kernels::SortedSource::leads
+                                             : kernels::SortedSource::follows;
         const float* queries = hints.queries;
-        write_damping(*this, queries == nullptr ? nullptr : queries + h * head.head_dim,
-                      its_section);
-    } else {
-        std::memcpy(its_section, hints.stats_from + section_offset(h), section.largest);
+        if (source == kernels::SortedSource::leads)
+            write_damping(*this, queries == nullptr ? nullptr : queries + h * head.head_dim,
+                          its_section);
+        else
+            std::memcpy(its_section, hints.stats_from + section_offset(h), section.largest);
     }
-    encoder.set_damping(its_section);
-    encoder.set_rows(encoder.shortest());
-    if (leads) {
-        float energy[max_sorted_dim];
-        encoder.find_energy(energy);
-        write_statistics(*this, energy, its_section);
-    }
-    read_statistics(*this, its_section, statistics);
-    encoder.find_codes(statistics);
-    encoder.write_scales(its_section);
-    encoder.write_means(statistics, its_section);
-    encoder.write_rows(statistics, its_section);
-    encoder.write_codes(its_section);
+    table_.encode_sorted(*this, rows, source, its_section);
 }
 
 void SortedKeys::decode_head(const std::byte* packed, std::uint32_t h,
                              std::uint16_t* exact) const noexcept {
     const std::byte* its_section = packed + section_offset(h);
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(its_section + section.codes);
     std::uint16_t* out = exact + shape().exact_offset(h);
-    SortedStatistics statistics;
-    read_statistics(*this, its_section, statistics);
-    float mean[max_sorted_dim];
-    read_means(*this, its_section, mean);
-    float scale[tokens];
-    read_scales(*this, its_section, scale);
-    for (std::uint32_t g = 0; g < section.groups; ++g) {
-        float y[sorted_group][tokens] = {};
-        CodeTile tile;
-        if (g < coded_groups) {
-            unpack_group(codes + lowkv_sorted_codes(head, g), bits(g), levels[bits(g)].trellis != 0,
-                         tile);
-            for (std::uint32_t i = 0; i < sorted_group; ++i) {
-                read_levels(*this, statistics, g * sorted_group + i, tile.row[i], y[i]);
-                for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] *= scale[t];
-            }
-            hadamard_rows(y);
-        }
-        for (std::uint32_t i = 0; i < sorted_group; ++i) {
-            const std::uint32_t p = g * sorted_group + i, c = statistics.order[p];
-            for (std::uint32_t t = 0; t < tokens; ++t) y[i][t] = 0.25f * y[i][t] + mean[c];
-            for (std::uint32_t r = 0; r < head.rows; ++r)
-                y[i][row_token(*this, its_section, r)] += residual(*this, its_section, r, c);
-            for (std::uint32_t t = 0; t < tokens; ++t)
-                out[std::size_t{c} * tokens + t] = f32_to_f16(y[i][t] * statistics.factor[c]);
-        }
-    }
+    table_.decode_sorted(*this, its_section, out);
     carry(*this, its_section, out);
 }
 

@@ -33,15 +33,14 @@ void set_trellis(lowkv_sorted_levels& levels, std::uint32_t bits) noexcept {
     std::ranges::copy(book.bytes(), levels.bytes);
     std::ranges::copy(book.bytes(), levels.level);
     levels.step = gain(book.mse) * book.step;
-    for (std::uint32_t window = 0; window < LOWKV_WINDOWS; ++window)
-        levels.path[window] = static_cast<float>(book.level(window)) * book.step;
+    levels.path = path_costs(bits);
 }
 static_assert(trellis_middle == middle_level);
 
 }  // namespace
 
-SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape, const kernels::Table& table)
-    : PackedPart(its_shape), lowkv_sorted{}, plain_part{}, encode{}, fit{} {
+SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape)
+    : PackedPart(its_shape), lowkv_sorted{}, plain_part{} {
     const std::uint32_t head_dim = its_shape.layer.head_dim;
     head = {.tokens = its_shape.tokens,
             .head_dim = head_dim,
@@ -57,11 +56,9 @@ SortedPart::SortedPart(const Codec& codec, const PartShape& its_shape, const ker
         std::ranges::copy(book.boundary, levels[bits].boundary);
         if (codec.levels == Levels::trellis && bits <= std::size(trellis_books)) {
             set_trellis(levels[bits], bits);
-            encode[bits] = table.encode_trellis[bits - 1];
         } else {
             set_normal(levels[bits]);
         }
-        fit[bits] = table.fit_group[bits - 1];
     }
     for (std::uint32_t g = 0; g < section.groups; ++g) {
         const std::uint32_t its_bits = lowkv_sorted_bits(head, g);

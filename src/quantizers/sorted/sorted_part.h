@@ -21,28 +21,16 @@ inline constexpr std::uint32_t max_sorted_groups = max_sorted_dim / sorted_group
 inline constexpr std::uint32_t max_exact_rows = LOWKV_SORTED_ROWS;
 inline constexpr float middle_level = LOWKV_SORTED_MIDDLE;
 
-// Of a code, of a trellis a window: 0 to 254.
-inline std::uint32_t level_number(const lowkv_sorted_levels& levels, std::uint32_t code) noexcept {
-    if (levels.trellis == 0) return levels.level[code];
-    return levels.level[code & 15] + levels.level[16 + (code >> 2)];
-}
-// What it stands for.
-inline float level_value(const lowkv_sorted_levels& levels, std::uint32_t code) noexcept {
-    return (static_cast<float>(level_number(levels, code)) - middle_level) * levels.step;
-}
-
 // The table is what kernels and devices read, `plain_part` what devices need besides.
 struct SortedPart : PackedPart, lowkv_sorted {
     lowkv_part plain_part;
-    kernels::EncodeTrellis encode[6];  // by bits; null: no trellis
-    kernels::FitGroup fit[6];
 
     std::uint32_t bits(std::uint32_t group) const noexcept {
         return group < coded_groups ? lowkv_sorted_bits(head, group) : 0;
     }
 
   protected:
-    SortedPart(const Codec& codec, const PartShape& its_shape, const kernels::Table& table);
+    SortedPart(const Codec& codec, const PartShape& its_shape);
 };
 
 // What blocks of a sequence have in common: how much a head's channels are damped, their order, and
