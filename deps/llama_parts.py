@@ -51,11 +51,12 @@ class Llama(Part):
     about = "llama.cpp's tools (about 5 minutes)"
     needs = ("llama-libraries",)
     VERSION, SHA256 = RELEASES["0.26.0"]
-    TARGETS = "llama-batched-bench llama-bench llama-completion llama-perplexity llama-server llama-quantize".split()
+    TARGETS = ("llama-batched-bench llama-bench llama-completion llama-perplexity llama-server llama-quantize "
+               "ggml-rpc-server").split()  # the last one stands for a GPU
     OPTIONS = (
         "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=ON CMAKE_BUILD_RPATH_USE_ORIGIN=ON "
         "LLAMA_OPENSSL=OFF LLAMA_BUILD_UI=OFF LLAMA_USE_PREBUILT_UI=OFF LLAMA_BUILD_TESTS=OFF "
-        "LLAMA_BUILD_EXAMPLES=OFF LLAMA_BUILD_APP=OFF GGML_OPENMP=ON GGML_NATIVE=ON GGML_CCACHE=OFF"
+        "LLAMA_BUILD_EXAMPLES=OFF LLAMA_BUILD_APP=OFF GGML_OPENMP=ON GGML_NATIVE=ON GGML_CCACHE=OFF GGML_RPC=ON"
     ).split()
     FASTER = HERE / "llama_build.cmake"  # None: as llama.cpp is
 

@@ -34,6 +34,11 @@ std::vector<Obstacle> obstacles(const Program& program, bool partial);
 // The value that an option has there; empty: none.
 std::string setting_of(const Program& program, const Words& names, const char* variable);
 
+// Adds to the command what puts its weights on these devices ("CUDA0", "CUDA0,CUDA1") and leaves
+// attention and its cache to LOWKV. Throws UsageError for a device that the program does not see,
+// and where the command has options that say otherwise.
+void put_weights_on(Program& program, const std::string& devices);
+
 // Why layers of a cache are in other memory than lowkv's, as far as the options tell; else empty.
 std::string reason_elsewhere(const Program& program);
 

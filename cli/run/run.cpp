@@ -39,6 +39,7 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv run -- llama-server -m model.gguf -c 32768 --port 8080
   lowkv run --scheme kivi4 -- llama-completion -m model.gguf -p "Once upon a time" -n 64
+  lowkv run --weights-on CUDA0 -- llama-server -m model.gguf -c 131072
   lowkv run -- llama-bench -m model.gguf -d 0,4096
   lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048 -ub 32
 
@@ -51,7 +52,7 @@ layers and calibrations are checked against the model of -m before anything is s
 itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
-    std::string scheme = chosen_scheme(), plugin;
+    std::string scheme = chosen_scheme(), plugin, weights_on;
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = 600;
@@ -205,13 +206,15 @@ int run(Options& options) {
     Program program = program_of(options.command);
     const std::string name = std::filesystem::path(program.command[0]).filename().string();
     const bool demand = !program.only_asks;
-    if (program.common) name_device(program);
+    const bool elsewhere = demand && !options.weights_on.empty();
+    if (program.common && !elsewhere) name_device(program);
     if (demand) {
         for (const Obstacle& found : obstacles(program, options.partial))
             throw UsageError(found.text());
         check_models(program, options);
     }
     program.command[0] = find_program(program.command[0]);
+    if (elsewhere) put_weights_on(program, options.weights_on);
     if (demand) limit_threads(program);
     const std::string plugin = options.plugin.empty()
                                    ? plugin_for_program(program.command[0], options.build_plugin)
@@ -256,6 +259,10 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                                       footer);
     add_scheme(command, options->scheme);
     add_calibrations(command, options->calibrations);
+    command.option("--weights-on", &options->weights_on,
+                   "Put the weights on these devices, \"CUDA0\" or \"CUDA0,CUDA1\" (those that "
+                   "`llama-server --list-devices` shows); the cache stays packed in this machine's "
+                   "memory, and attention to it on its cores");
     command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
     command.option("--plugin", &options->plugin,

@@ -140,13 +140,18 @@ class Server:
 LOG_CELLS = {"args": ("-lv", 5), "env": {"LLAMA_KV_CACHE_DEBUG": "3"}}
 
 
-@contextlib.contextmanager
-def server(tmp_path, *args, scheme, model=MODEL, env=None):
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def server(tmp_path, *args, scheme, model=MODEL, env=None, by=()):
+    """`by`: a command that starts it, and sets what it needs, in place of the scheme."""
+    port = free_port()
     log = tmp_path / f"server-{port}.log"
-    command = [str(TOOLS / "llama-server"), *THREADS, "--port", str(port), "--no-ui", *map(str, args)]
+    command = [*map(str, by), str(TOOLS / "llama-server"), *THREADS, "--port", str(port), "--no-ui", *map(str, args)]
     if model is not None:
         command += ["-m", str(model)]
     if scheme is not None:

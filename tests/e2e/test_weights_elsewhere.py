@@ -1,0 +1,103 @@
+"""`lowkv run --weights-on`: weights on other devices, the cache packed here. A server of llama.cpp's RPC on loopback
+stands for a GPU: its memory and its graphs are its own, and what it computes comes back as a GPU's would."""
+
+import concurrent.futures
+import contextlib
+import re
+import socket
+import subprocess
+import time
+
+import pytest
+from plugin_tools import MODEL, TOOLS, assert_same_text, environment, free_port, server
+from test_command import COMMAND, lowkv
+
+COMPLETION = TOOLS / "llama-completion"
+PROMPT = "Once upon a time there was a lighthouse keeper. " * 24  # more than one block of 128 tokens
+SCHEMES = ("exact", "lowkv2.8")
+ASK = ("-p", PROMPT, "-n", 24, "--temp", 0, "-no-cnv", "--ignore-eos", "-t", 1, "-fa", "on")
+
+
+@contextlib.contextmanager
+def rpc_server():
+    port = free_port()
+    command = [TOOLS / "ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(None))
+    try:
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    with rpc_server() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def here():
+    """The texts with everything on the CPU, by scheme."""
+    return {scheme: lowkv("run", "--scheme", scheme, "--", COMPLETION, "-m", MODEL, *ASK).out for scheme in SCHEMES}
+
+
+def buffers(run, device):
+    """MiB of weights in a device's memory, by the program's own words."""
+    return sum(float(x) for x in re.findall(rf"{re.escape(device)}\S* model buffer size = +([\d.]+) MiB", run.both))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_are_there_and_the_cache_is_packed_here(gpu, here, scheme):
+    run = lowkv("run", "--weights-on", "RPC0", "--scheme", scheme, "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", gpu,
+                "-lv", 4)
+    assert run.code == 0, run.both
+    run.said(rf"lowkv: active: scheme {scheme}, 30 layers")
+    # All but the embedding, which llama.cpp looks up on the CPU.
+    assert buffers(run, "RPC0") > 2 * buffers(run, "CPU") > 0, run.both
+    assert_same_text(run.out, here[scheme], 200)
+
+
+def test_two_devices_share_the_layers(gpu, here):
+    with rpc_server() as other:
+        run = lowkv("run", "--weights-on", "RPC0,RPC1", "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", f"{gpu},{other}",
+                    "-lv", 4)
+        shares = [buffers(run, f"RPC0[{address}]") for address in (gpu, other)]
+    assert run.code == 0, run.both
+    # One has the output besides its half of the layers.
+    assert 30 < min(shares) < max(shares) < min(shares) + 32, shares
+    assert_same_text(run.out, here["lowkv2.8"], 200)
+
+
+@pytest.mark.parametrize("requests", [16, pytest.param(200, marks=pytest.mark.long)])
+def test_a_server_of_four_slots(gpu, tmp_path, requests):
+    by = [COMMAND, "run", "--weights-on", "RPC0", "--"]
+    with server(tmp_path, "--rpc", gpu, "-np", 4, "-c", 8192, "-fa", "on", scheme=None, by=by) as running:
+        def ask(i):
+            return running.complete(f"Story number {i % 7}. {PROMPT[:600]}", 4, cache_prompt=i % 2 == 0)["content"]
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(ask, range(requests)))
+        log = running.log.read_text()
+    assert len(answers) == requests and all(answers)
+    assert re.search(r"lowkv: active: .*30 layers", log), log[-3000:]
+
+
+@pytest.mark.parametrize("words, command, said", [
+    (["--weights-on", "CUDA7"], [], "--weights-on CUDA7: the program sees no such device, but RPC0"),
+    (["--weights-on", "RPC0"], ["-ngl", 3], "--weights-on says where the weights go, and so does -ngl 3"),
+    (["--weights-on", "RPC0"], ["-md", MODEL], "--weights-on does not serve draft models"),
+    (["--weights-on", ","], [], "--weights-on names no device"),
+])
+def test_what_it_refuses(gpu, words, command, said):
+    run = lowkv("run", *words, "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", gpu, *command)
+    assert run.code == 2 and said in run.err, run.both
+
+
+def test_no_device_at_all():
+    run = lowkv("run", "--weights-on", "CUDA0", "--", COMPLETION, "-m", MODEL, *ASK)
+    assert run.code == 2 and "nor any other but the CPU: is its llama.cpp built for your GPU?" in run.err, run.both
