@@ -7,6 +7,7 @@
 
 #include "ggml.h"
 #include "layer_cache.h"
+#include "lowkv/format.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -155,7 +156,8 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
                                static_cast<std::uint32_t>(std::min(rows, batch)));
         rows_.resize(std::size_t{at.run} * channels);
         std::memcpy(rows_.data(), in, at.run * row_bytes(part));
-        ggml_fp16_to_fp32_row(rows_.data(), values.data(), std::int64_t{at.run} * channels);
+        // ggml's own row function takes one number at a time.
+        for (std::size_t i = 0; i < rows_.size(); ++i) values[i] = lowkv_f16_to_f32(rows_[i]);
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
         Sequence& sequence = to_write(part, s, at);

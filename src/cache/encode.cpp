@@ -25,19 +25,15 @@ constexpr std::uint32_t parts = 4;  // of a head
 // that does not lead.
 constexpr std::uint16_t mark = 0x3bff;
 
-float to_float(const std::byte* element, RowType type) noexcept {
+void to_floats(const std::byte* row, RowType type, std::size_t count, float* out) noexcept {
     if (type == RowType::f32) {
-        float x = 0;
-        std::memcpy(&x, element, sizeof x);
-        return x;
+        std::memcpy(out, row, count * sizeof *out);
+        return;
     }
-    std::uint16_t half = 0;
-    std::memcpy(&half, element, sizeof half);
-    if (type == RowType::f16) return codec::f16_to_f32(half);
-    const std::uint32_t bits = std::uint32_t{half} << 16;
-    float x = 0;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
+    const auto* halves = reinterpret_cast<const std::uint16_t*>(row);
+    for (std::size_t i = 0; i < count; ++i)
+        out[i] =
+            type == RowType::f16 ? codec::f16_to_f32(halves[i]) : codec::bf16_to_f32(halves[i]);
 }
 
 bool differ(const float* a, const float* b, std::size_t count) noexcept {
@@ -53,7 +49,7 @@ bool differ(const float* a, const float* b, std::size_t count) noexcept {
 // tokens apart whatever their positions are.
 bool is_varied(const Device& device, const Plan& plan, const std::byte* exact) {
     const std::uint32_t tokens = plan.block_tokens(), head_dim = plan.shape().head_dim;
-    const std::uint32_t channels = plan.shape().channels();
+    const std::uint32_t channels = plan.shape().channels(), half = head_dim / 2;
     const RowType type = plan.rows();
     const std::size_t element = element_bytes(type);
     std::vector<std::byte> rows(element * tokens * channels);
@@ -62,13 +58,18 @@ bool is_varied(const Device& device, const Plan& plan, const std::byte* exact) {
 
     const std::size_t sums = std::size_t{plan.shape().kv_heads} * parts;
     std::vector<float> different;  // the sums of rows that differ from each other
-    std::vector<float> row(sums);
+    std::vector<float> row(sums), numbers(channels);
     for (std::uint32_t t = 0; t < tokens; ++t) {
+        to_floats(rows.data() + element * t * channels, type, channels, numbers.data());
         std::fill(row.begin(), row.end(), 0.0f);
-        for (std::uint32_t c = 0; c < channels; ++c) {
-            const float x = to_float(rows.data() + element * (std::size_t{t} * channels + c), type);
-            const std::uint32_t in_half = c % head_dim % (head_dim / 2);
-            row[c / head_dim * parts + in_half * 2 * parts / head_dim] += x * x;
+        for (std::uint32_t c = 0; c < channels; c += half) {
+            float* sum = row.data() + c / head_dim * parts;
+            for (std::uint32_t i = 0; i < half / parts; ++i) {
+                for (std::uint32_t part = 0; part < parts; ++part) {
+                    const float x = numbers[c + part * (half / parts) + i];
+                    sum[part] += x * x;
+                }
+            }
         }
         bool is_new = true;
         for (std::size_t at = 0; is_new && at < different.size(); at += sums)
