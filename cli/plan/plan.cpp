@@ -35,6 +35,8 @@ scheme write + for the comma. `lowkv schemes --all` lists what there is.)";
 
 constexpr std::uint32_t f16_bits = 16;
 
+constexpr const char* elsewhere = "elsewhere";  // for --weights
+
 struct Options {
     std::string model, name;
     std::uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -84,6 +86,7 @@ ModelShape read_shape(const Options& options) {
                                                : spelled_shape(options);
     require_storable(shape);
     if (options.heads > 0) shape.query_heads = std::uint64_t{options.heads} * shape.layers.size();
+    if (options.weights == elsewhere) return shape;
     if (!options.weights.empty()) {
         shape.weights = read_size("--weights", options.weights);
     } else if (shape.files > 1) {
@@ -158,7 +161,7 @@ int plan(const Options& options) {
     const std::vector<std::string> names = read_names(options);
     Planned planned;
     planned.shape = read_shape(options);
-    planned.demand.weights = planned.shape.weights;
+    planned.demand.weights = options.weights == elsewhere ? 0 : planned.shape.weights;
     planned.demand.batch = options.batch;
     planned.demand.context =
         options.context.empty() ? planned.shape.context : read_tokens("--context", options.context);
@@ -213,7 +216,8 @@ void add_plan(Command app, int& status) {
     command.option("--heads", &options->heads, "... query heads of a layer, for --unfused",
                    {range(1, 4096)});
     command.option("--weights", &options->weights,
-                   "Size of the weights, as 9GB (default: the model's)");
+                   "Size of the weights, as 9GB (default: the model's); elsewhere: they lie on a "
+                   "GPU, as `lowkv run --weights-on` puts them, and the memory is the cache's");
     command.option("-c,--context", &options->context,
                    "Tokens of a sequence, as 32768, 32Ki or 1M (default: the model's)");
     command.defaulted("-b,--batch", &options->batch, "Sequences decoded together",

@@ -24,7 +24,7 @@ std::string heading(const Planned& planned) {
     std::string text = shape.name + ": " + count(shape.layers.size()) + " layers, " +
                        span_of(shape.layers, &Shape::kv_heads) + " kv heads of " +
                        span_of(shape.layers, &Shape::head_dim) + ", weights " +
-                       bytes(planned.demand.weights) + "\n" + count(planned.demand.context) +
+                       bytes(planned.shape.weights) + "\n" + count(planned.demand.context) +
                        " tokens x batch " + count(planned.demand.batch) + ", memory " +
                        bytes(planned.memory);
     if (planned.bandwidth > 0) text += ", " + fixed(planned.bandwidth / 1e9, 1) + " GB/s";
@@ -71,7 +71,11 @@ std::string notes(const Planned& planned) {
         text += planned.unfused ? "), and moves unfused attention's scores" : ")";
         text += "; ms is that over the bandwidth, a floor.\n";
     }
-    if (planned.demand.weights == 0) text += "No weights are counted: add --weights SIZE.\n";
+    if (planned.demand.weights == 0)
+        text += planned.shape.weights > 0
+                    ? "The weights, " + bytes(planned.shape.weights) +
+                          ", lie elsewhere: the memory is the cache's alone.\n"
+                    : "No weights are counted: add --weights SIZE.\n";
     for (const std::string& note : planned.shape.notes) text += "Note: " + note + ".\n";
     return text;
 }

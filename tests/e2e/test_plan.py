@@ -2,6 +2,7 @@
 arguments are wrong."""
 
 import json
+import re
 import subprocess
 
 import gguf
@@ -302,3 +303,11 @@ def test_sizes_are_decimal_or_binary_as_written(figures):
         assert out["bandwidth_bytes_per_s"] == pytest.approx(2.039e12)
         row = out["rows"]["f16"]
         assert row["seconds_per_step"] == pytest.approx(row["access_bytes"] / 2.039e12)
+
+
+def test_weights_elsewhere_leave_the_memory_to_the_cache():
+    words = ["--shape", "llama-3.1-8b", "-c", "128Ki", "--memory", "16GB", "-s", "lowkv2.8"]
+    here, there = plan(*words), plan(*words, "--weights", "elsewhere")
+    assert here.code == there.code == 0, there.both
+    there.said(r"The weights, 15\.0 GiB, lie elsewhere: the memory is the cache's alone\.")
+    assert re.search(r"lowkv2.8.*\| +no \|", here.out) and re.search(r"lowkv2.8.*\| +yes \|", there.out), there.out
