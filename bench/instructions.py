@@ -88,7 +88,7 @@ def main():
             program = Path(folder) / "decode_step"
             cpu = link(Path(build), program)
             places = [place for place in functions(program, implementation)
-                      if not re.search(r"encode_trellis|to_f16", place[2])]
+                      if not re.search(r"encode_|decode_sorted|SortedEncoder|fit_group|to_f16", place[2])]
             for scheme in options.schemes.split(","):
                 short, long = (count(cpu, program, implementation, places, options, f"{scheme},window=0", tokens)
                                for tokens in (SHORT, LONG))

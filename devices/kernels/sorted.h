@@ -1,5 +1,5 @@
 // Keys whose channels are sorted, read: lowkv/part.h, "a head's section of sorted keys". The
-// arithmetic and its order are those of src/quantizers/sorted/.
+// arithmetic and its order are those of src/kernels/body/sorted_section.h.
 
 #define GROUP_CHANNELS LOWKV_SORTED_GROUP
 

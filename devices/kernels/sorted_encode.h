@@ -1,7 +1,8 @@
-// Sorted keys, encoded: the arithmetic and its order are those of src/quantizers/sorted/, so that
-// the bytes are. A head has in its scratch memory the tokens' scales, what makes each token normal
-// (in place of zeros), the channels' means, the places' numbers and their codes ([place][token]),
-// and whether its rows carry what they are to become (carried.h).
+// Sorted keys, encoded: the arithmetic and its order are those of
+// src/kernels/body/sorted_encode.h, so that the bytes are. A head has in its scratch memory the
+// tokens' scales, what makes each token normal (in place of zeros), the channels' means, the
+// places' numbers and their codes ([place][token]), and whether its rows carry what they are to
+// become (carried.h).
 //
 // What the host says of each block: the address of the block whose statistics it takes over, or
 // LOWKV_NOWHERE, then the damping of all heads.

@@ -222,8 +222,8 @@ typedef struct {
     uint32_t search;    // boolean: of a group's range
     float top, level_step, level_zero;
     uint8_t level[32];  // on the grid of 8 bits
-    // Of the host's tables behind the parts, in words: where levels part (normal), what windows
-    // stand for (trellis); a rotation's signs, or its matrix and that one's inverse.
+    // Of the host's tables behind the parts, in words: where levels part (normal), or a
+    // lowkv_path_costs (trellis); a rotation's signs, or its matrix and that one's inverse.
     uint32_t levels_at, rotation_at;
     // Sorted keys (lowkv_sorted, sorted_encode.h); of all others they are 0.
     uint32_t sorted_at;
@@ -235,14 +235,16 @@ typedef struct {
 
 // What the search for a trellis' path adds up, in 16 bits. A path's cost is the sum of its levels'
 // squares less twice the levels times the samples, so without the samples' own squares; a sample is
-// in steps of 1 / LOWKV_PATH_SAMPLE, at most 4 in size, and a product (a * b + 2^14) >> 15. The
-// tables' other halves are the opposites: first[15 - i] = -first[i].
+// in steps of 1 / LOWKV_PATH_SAMPLE, at most 4 in size, and a product
+// (a * b + 2^14) >> 15 without the bits of `marks`. The tables' other halves are the opposites:
+// first[15 - i] = -first[i].
 #define LOWKV_PATH_SAMPLE 8191.0f
 typedef struct {
-    int32_t marks;                  // the bits below costs that say which code a path came by
-    int32_t least;                  // what the least cost is made before each sample
-    int32_t square[LOWKV_WINDOWS];  // of a window's level; of three bits its own bits are marked
-    int32_t first[8], second[8];    // twice the levels
+    int32_t marks;  // the bits below costs that say which code a path came by
+    int32_t least;  // what the least cost is made before each sample
+    int32_t
+        square[LOWKV_WINDOWS];    // of a window's level; at three bits the window's own bits below
+    int32_t first[8], second[8];  // twice the levels
 } lowkv_path_costs;
 
 // What codes of a width stand for: (level - LOWKV_SORTED_MIDDLE) * step, a level for each code. A

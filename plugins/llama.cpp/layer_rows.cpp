@@ -7,7 +7,9 @@
 
 #include "ggml.h"
 #include "layer_cache.h"
+#include "lowkv/executor_openmp.h"
 #include "lowkv/format.h"
+#include "registry.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -139,7 +141,10 @@ void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t fir
 Sequence& LayerCache::to_write(Part part, std::uint32_t stream_index, const Place& at) {
     StreamState& s = state(stream_index);
     // A block that is reopened must have its values.
-    if (at.packed && part == Part::keys && s.keys_wait) follow(stream_index, serial_executor());
+    if (at.packed && part == Part::keys && s.keys_wait) {
+        OpenMPExecutor executor(host_threads());
+        follow(stream_index, executor);
+    }
     s.rewritten |= at.packed;
     decoded_from_ = nullptr;
     return at.packed ? s.packed : s.exact;

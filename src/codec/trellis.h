@@ -68,11 +68,11 @@ constexpr std::uint32_t trellis_bits(Width width) {
 }
 constexpr const TrellisBook& trellis_book(std::uint32_t bits) { return trellis_books[bits - 1]; }
 
-// What the search for a path adds up, in 16 bits (src/kernels/body/trellis.h). The scales are the
-// largest for which, whatever the samples are, costs fit: those of the best and of the worst path
-// through as many codes as all paths meet in, and one more.
+// What the search for a path adds up, in 16 bits (src/kernels/body/trellis.h). With these scales
+// costs fit, whatever the samples are: the most and the least that paths which have not met yet can
+// differ by, and 65535 is more than samples of +-4 add to a path of so many codes as all meet in.
 constexpr lowkv_path_costs path_costs(std::uint32_t bits) {
-    constexpr double scales[] = {350, 480, 870};
+    constexpr double scales[] = {410, 680, 1080};
     const TrellisBook& book = trellis_book(bits);
     const double scale = scales[bits - 1], unit = 32768 / LOWKV_PATH_SAMPLE;
     const auto nearest = [](double x) {

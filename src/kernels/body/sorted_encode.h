@@ -94,6 +94,8 @@ class SortedEncoder {
     void choose_path(unsigned group, const float (*x)[sorted_tokens]) noexcept;
 };
 
+static_assert(sizeof(SortedEncoder) < 320 * 1024);  // on a thread's stack of 512
+
 void SortedEncoder::load_undamped(unsigned channel, float* x) const noexcept {
     from_f16(keys_ + std::size_t{channel} * sorted_tokens, x, sorted_tokens);
 }

@@ -9,9 +9,9 @@
 // decoded: R. V. Cox and C. W. Sundberg, "An efficient adaptive circular Viterbi algorithm", 1994).
 //
 // Lanes are words, two in each of a vector's 32 bits: costs have 16 (lowkv_path_costs). Paths from
-// another start than the chosen one cost the most that there is, and end there until all that are
-// left begin at the start; otherwise no sum leaves its 16 bits. A cost's lowest bits say which code
-// the path came by.
+// another start than the chosen one begin with the largest cost and stay there, saturated, until
+// all that are left begin at the start; otherwise no sum leaves its 16 bits. A cost's lowest bits
+// say which code the path came by.
 
 constexpr unsigned word_lanes = 2 * lanes;
 constexpr unsigned trellis_words = 32;  // encoded at a time, at most
@@ -196,7 +196,8 @@ LOWKV_INLINE void trace_back(const std::uint8_t (*marks)[Trellis<W>::kept * word
     for (unsigned l = 0; l < 4; ++l) states[lane + l] = static_cast<std::uint8_t>(state[l]);
 }
 
-// Not inlined: marks are up to 64 KB of a stack that has them once, whatever the width is.
+// Not inlined: marks take up to 64 KB of stack, and inlined they could be there once for each
+// width.
 //
 // samples[i][word] and windows[i][word], rows of trellis_words of which the first `words` are
 // there; samples in steps of 1 / LOWKV_PATH_SAMPLE.
@@ -206,7 +207,8 @@ template <Width W>
     using T = Trellis<W>;
     constexpr unsigned count = LOWKV_WORD_CODES;
     const TrellisVectors<W>* vectors = &trellis_vectors<W>;
-    // Compilers that know what is there make each vector of an immediate, in three instructions.
+    // A compiler that sees what is there would build each vector from an immediate, in three
+    // instructions.
     __asm__("" : "+r"(vectors));
     for (unsigned first = 0; first < words; first += word_lanes) {
         alignas(64) std::uint8_t marks[count][T::kept * word_lanes];
@@ -252,7 +254,8 @@ LOWKV_INLINE void to_samples(const float* x, unsigned words, std::int16_t* sampl
     alignas(64) std::int32_t row[trellis_words][LOWKV_WORD_LANES] = {};
     alignas(64) std::int16_t lane[LOWKV_WORD_LANES][trellis_words];
     const F most = set(4.0f), least = set(-4.0f), unit = set(LOWKV_PATH_SAMPLE);
-    for (unsigned i = 0; i < words * LOWKV_WORD_LANES; i += lanes) {  // codec::path_sample()
+    for (unsigned i = 0; i < words * LOWKV_WORD_LANES;
+         i += lanes) {  // codec::path_sample(), of finite ones
         const I sample = to_int(mul(min(max(load(x + i), least), most), unit));
         std::memcpy(row[0] + i, &sample, sizeof sample);
     }
