@@ -1,6 +1,7 @@
 // --weights-on: weights on other devices, the cache packed in this machine's memory.
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <sstream>
@@ -24,8 +25,10 @@ struct Device {
 std::vector<std::string> split(const std::string& text) {
     std::vector<std::string> words;
     std::istringstream in(text);
-    for (std::string word; std::getline(in, word, ',');)
+    for (std::string word; std::getline(in, word, ',');) {
+        std::erase(word, ' ');
         if (!word.empty()) words.push_back(word);
+    }
     return words;
 }
 
@@ -39,6 +42,10 @@ std::vector<Device> devices_of(const Program& program) {
         ask.insert(ask.end(), {"--rpc", servers});
     ask.emplace_back("--list-devices");  // and ends there
     const Output listed = output_of(ask, true);
+    if (listed.status != 0) {
+        static_cast<void>(output_of(ask, false));  // for its messages
+        throw UsageError("--weights-on: " + program.command[0] + " --list-devices failed");
+    }
     std::vector<Device> found;
     std::istringstream in(listed.text);
     for (std::string line; std::getline(in, line);) {
@@ -53,25 +60,26 @@ std::vector<Device> devices_of(const Program& program) {
                 found, [&](const Device& other) { return other.buffers.ends_with(server); });
             device.buffers = "RPC" + std::to_string(before) + server;
         }
-        if (device.name != "LOWKV") found.push_back(device);
+        if (name == "GPUOpenCL") device.buffers = "OpenCL";
+        if (name != "LOWKV") found.push_back(device);
     }
     return found;
 }
 
-Device device_named(const std::string& name, const std::vector<Device>& all) {
+Device device_named(const std::string& name, const std::vector<Device>& all,
+                    const Program& program) {
     const auto found = std::ranges::find(all, name, &Device::name);
     if (found != all.end()) return *found;
-    std::string seen;
+    std::string seen, remedy = "is its llama.cpp built for your GPU?";
     for (const Device& device : all) seen += (seen.empty() ? "" : ", ") + device.name;
+    for (const std::string& servers : values_of(program, {"--rpc"}))
+        remedy = "is its llama.cpp built with RPC, and does a server run at " + servers + "?";
     throw UsageError("--weights-on " + name + ": the program sees no such device, " +
-                     (seen.empty()
-                          ? "nor any other but the CPU: is its llama.cpp built for your GPU?"
-                          : "but " + seen));
+                     (seen.empty() ? "nor any other but the CPU: " + remedy : "but " + seen));
 }
 
 // 0: the model is not a file that is there.
-std::uint32_t layers_of(const Program& program) {
-    const std::string path = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
+std::uint32_t layers_of(const std::string& path) {
     if (!std::filesystem::is_regular_file(path)) return 0;
     llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
     try {
@@ -100,9 +108,26 @@ void require_nothing_else(const Program& program) {
         if (const std::string value = setting_of(program, names, variable); !value.empty())
             throw UsageError("--weights-on says where the weights go, and so does " +
                              std::string(names.front()) + " " + value + ": leave one of them out");
-    if (has_any(program, {"-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd",
-                          "--hf-repo-draft", "--spec-draft-hf"}))
-        throw UsageError("--weights-on does not serve draft models: leave one of them out");
+    for (const auto& [names, variable] : std::vector<std::pair<Words, const char*>>{
+             {{"-md", "--model-draft", "--spec-draft-model"}, "LLAMA_ARG_SPEC_DRAFT_MODEL"},
+             {{"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
+              "LLAMA_ARG_SPEC_DRAFT_HF_REPO"}})
+        if (!setting_of(program, names, variable).empty())
+            throw UsageError("--weights-on does not serve draft models: leave one of them out");
+}
+
+// With its values.
+void remove_option(Program& program, const Words& names) {
+    std::vector<std::string>& command = program.command;
+    for (std::size_t i = 1; i < command.size();) {
+        const std::string word = command[i].substr(0, command[i].find('='));
+        const bool with_value = word.size() < command[i].size();
+        const auto at = command.begin() + static_cast<std::ptrdiff_t>(i);
+        if (!one_of(word, names))
+            ++i;
+        else
+            command.erase(at, std::min(at + (with_value ? 1 : 2), command.end()));
+    }
 }
 
 }  // namespace
@@ -116,31 +141,45 @@ void put_weights_on(Program& program, const std::string& names) {
     require_nothing_else(program);
     const std::vector<Device> all = devices_of(program);
     std::vector<Device> devices;
-    for (const std::string& name : split(names)) devices.push_back(device_named(name, all));
+    for (const std::string& name : split(names)) {
+        if (std::ranges::count(devices, name, &Device::name) > 0)
+            throw UsageError("--weights-on names " + name + " twice");
+        devices.push_back(device_named(name, all, program));
+    }
     if (devices.empty()) throw UsageError("--weights-on names no device");
-    const std::uint32_t layers = layers_of(program);
+    const std::string model = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
+    const std::uint32_t layers = layers_of(model);
     const auto count = static_cast<std::uint32_t>(devices.size());
     if (layers == 0 && count > 1)
-        throw UsageError(
-            "--weights-on shares out layers, and how many there are a model tells that "
-            "is a file: give it by -m, or name one device");
+        throw UsageError("--weights-on shares out the model's layers, and " +
+                         (model.empty() ? "there is no -m FILE to count them in: name one device"
+                                        : model + " can't be read as a model"));
+    if (layers == 0)
+        std::fprintf(stderr,
+                     "lowkv: without -m FILE the model's layers are not known: an output that is "
+                     "the embedding, too, stays on the CPU\n");
 
-    // A layer's cache follows its device, LOWKV: by shares all layers are there, and what comes
-    // behind them, the output, is on the first of the others. Weights follow their names.
+    // llama.cpp puts a layer's cache on the layer's device: by their shares all layers are LOWKV's,
+    // and the output, which comes behind them, is on the first of the others. -ot moves weights.
     std::string list = "LOWKV", shares = layers == 0 ? "1,0" : std::to_string(layers) + ",1";
     std::vector<std::string> patterns;
     for (std::uint32_t d = 0; d < count; ++d) {
         list += "," + devices[d].name;
         if (d > 0) shares += ",0";
-        const std::uint32_t first = layers * d / count, end = layers * (d + 1) / count;
-        patterns.push_back(layers_pattern(first, count == 1 ? 0 : end) + "=" + devices[d].buffers);
+        // The last pattern takes what is left: blocks that are no layers, too.
+        const std::uint32_t end = d + 1 == count ? 0 : layers * (d + 1) / count;
+        patterns.push_back(layers_pattern(layers * d / count, end) + "=" + devices[d].buffers);
     }
     if (layers == 0) patterns.push_back("output.*=" + devices[0].buffers);
-    // The first pattern that fits a weight counts, and of several -ot the last.
-    std::string overrides =
-        setting_of(program, {"-ot", "--override-tensor"}, "LLAMA_ARG_OVERRIDE_TENSOR");
-    for (const std::string& pattern : patterns)
-        overrides += (overrides.empty() ? "" : ",") + pattern;
+    // The first pattern that fits a weight counts: the user's own come first.
+    const Words names_of_ot = {"-ot", "--override-tensor"};
+    std::vector<std::string> own = values_of(program, names_of_ot);
+    if (own.empty()) own.push_back(setting_of(program, names_of_ot, "LLAMA_ARG_OVERRIDE_TENSOR"));
+    std::string overrides;
+    for (const auto* list_of : {&own, &patterns})
+        for (const std::string& pattern : *list_of)
+            if (!pattern.empty()) overrides += (overrides.empty() ? "" : ",") + pattern;
+    remove_option(program, names_of_ot);
     program.command.insert(program.command.end(),
                            {"-dev", list, "-ngl", "all", "-ts", shares, "-ot", overrides});
 }

@@ -52,7 +52,7 @@ layers and calibrations are checked against the model of -m before anything is s
 itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
-    std::string scheme = chosen_scheme(), plugin, weights_on;
+    std::string scheme = chosen_scheme(), plugin, weights_on = "CPU";
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = 600;
@@ -206,15 +206,16 @@ int run(Options& options) {
     Program program = program_of(options.command);
     const std::string name = std::filesystem::path(program.command[0]).filename().string();
     const bool demand = !program.only_asks;
-    const bool elsewhere = demand && !options.weights_on.empty();
-    if (program.common && !elsewhere) name_device(program);
+    program.command[0] = find_program(program.command[0]);
+    if (demand && options.weights_on != "CPU")
+        put_weights_on(program, options.weights_on);
+    else if (program.common)
+        name_device(program);
     if (demand) {
         for (const Obstacle& found : obstacles(program, options.partial))
             throw UsageError(found.text());
         check_models(program, options);
     }
-    program.command[0] = find_program(program.command[0]);
-    if (elsewhere) put_weights_on(program, options.weights_on);
     if (demand) limit_threads(program);
     const std::string plugin = options.plugin.empty()
                                    ? plugin_for_program(program.command[0], options.build_plugin)
@@ -259,10 +260,11 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                                       footer);
     add_scheme(command, options->scheme);
     add_calibrations(command, options->calibrations);
-    command.option("--weights-on", &options->weights_on,
-                   "Put the weights on these devices, \"CUDA0\" or \"CUDA0,CUDA1\" (those that "
-                   "`llama-server --list-devices` shows); the cache stays packed in this machine's "
-                   "memory, and attention to it on its cores");
+    command.defaulted(
+        "--weights-on", &options->weights_on,
+        "Put the weights on these devices, \"CUDA0\" or \"CUDA0,CUDA1\" (those that "
+        "`llama-server --list-devices` shows); the cache stays packed in this machine's "
+        "memory, and attention to it on its cores");
     command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
     command.option("--plugin", &options->plugin,

@@ -28,6 +28,8 @@ def rpc_server():
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.1)
+        else:
+            raise AssertionError("ggml-rpc-server does not answer")
         yield f"127.0.0.1:{port}"
     finally:
         process.kill()
@@ -62,6 +64,15 @@ def test_weights_are_there_and_the_cache_is_packed_here(gpu, here, scheme):
     assert_same_text(run.out, here[scheme], 200)
 
 
+def test_own_overrides_come_first(gpu, here):
+    """As -ot of experts to the CPU."""
+    run = lowkv("run", "--weights-on", "RPC0", "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", gpu, "-lv", 4,
+                "-ot", "ffn_down=CPU", "-ot", "ffn_up=CPU")
+    assert run.code == 0 and "DEPRECATED" not in run.both, run.both
+    assert buffers(run, "RPC0") < 70 and buffers(run, "CPU") > 50, run.both
+    assert_same_text(run.out, here["lowkv2.8"], 200)
+
+
 def test_two_devices_share_the_layers(gpu, here):
     with rpc_server() as other:
         run = lowkv("run", "--weights-on", "RPC0,RPC1", "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", f"{gpu},{other}",
@@ -92,6 +103,9 @@ def test_a_server_of_four_slots(gpu, tmp_path, requests):
     (["--weights-on", "RPC0"], ["-ngl", 3], "--weights-on says where the weights go, and so does -ngl 3"),
     (["--weights-on", "RPC0"], ["-md", MODEL], "--weights-on does not serve draft models"),
     (["--weights-on", ","], [], "--weights-on names no device"),
+    (["--weights-on", ""], [], "--weights-on names no device"),
+    (["--weights-on", "RPC0, RPC0"], [], "--weights-on names RPC0 twice"),
+    (["--weights-on", "RPC0"], ["-ngl", 0], "and so does -ngl 0: leave one of them out"),
 ])
 def test_what_it_refuses(gpu, words, command, said):
     run = lowkv("run", *words, "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", gpu, *command)
@@ -101,3 +115,9 @@ def test_what_it_refuses(gpu, words, command, said):
 def test_no_device_at_all():
     run = lowkv("run", "--weights-on", "CUDA0", "--", COMPLETION, "-m", MODEL, *ASK)
     assert run.code == 2 and "nor any other but the CPU: is its llama.cpp built for your GPU?" in run.err, run.both
+
+
+def test_the_program_can_not_list_its_devices(gpu):
+    run = lowkv("run", "--weights-on", "RPC0", "--", COMPLETION, "-m", MODEL, "--rpc", gpu, LLAMA_ARG_CTX_SIZE="many")
+    assert run.code == 2 and "llama-completion --list-devices failed" in run.err, run.both
+    assert "LLAMA_ARG_CTX_SIZE" in run.err, run.both
