@@ -27,7 +27,7 @@ class Lane(NamedTuple):
 LANES = (
     Lane("long", "test-long", 760, 0, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
     Lane("tidy", "lint-tidy", 560, 1, ("include", "src", "cli", "plugins", "python", "devices", "examples")),
-    Lane("asan", "test-asan", 700, 2, ("include", "src", "cmake", "tests/CMakeLists.txt")),
+    Lane("asan", "test-asan", 950, 2, ("include", "src", "cmake", "tests/CMakeLists.txt")),
     Lane("tsan", "test-tsan", 600, 0,
          ("plugins", "src/cache", "src/executor.cpp", "src/attention", "include/lowkv/executor.h")),
     Lane("aarch64", "test-aarch64", 500, 1, ("src/kernels",), ("aarch64-linux-gnu-g++", "qemu-aarch64")),
