@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -110,6 +111,15 @@ Model::Model(const std::string& path, Weights weights) {
     }
     if (llama_model_has_encoder(get()) || !llama_model_has_decoder(get()))
         throw Failure(path + " is not a decoder-only language model: lowkv serves those");
+}
+
+std::optional<Model> model_without_weights(const std::string& path) {
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    try {
+        return std::optional<Model>(std::in_place, path, Weights::left_out);
+    } catch (const Failure&) {
+        return std::nullopt;
+    }
 }
 
 void Model::use_calibrations(const std::vector<std::string>& paths, bool needed) const {

@@ -58,6 +58,10 @@ class Model {
     llama_model_ptr model_;
 };
 
+// Without its weights and without a word; nullopt for what can't be read as a model, which is left
+// to the program that is to load it.
+std::optional<Model> model_without_weights(const std::string& path);
+
 struct ContextOptions {
     std::uint32_t cells = 0;
     std::uint32_t chunk = 512;  // tokens that one graph works on

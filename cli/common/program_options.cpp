@@ -213,6 +213,20 @@ std::vector<std::string> values_of(const Program& program, const Words& names) {
     return values;
 }
 
+std::vector<std::string> take_values(Program& program, const Words& names) {
+    std::vector<std::string> values = values_of(program, names);
+    std::vector<std::string>& command = program.command;
+    for (std::size_t i = 1; i < command.size();) {
+        const auto at = command.begin() + static_cast<std::ptrdiff_t>(i);
+        const std::ptrdiff_t words = command[i].find('=') != std::string::npos ? 1 : 2;
+        if (!one_of(option_in(command[i]), names))
+            ++i;
+        else
+            command.erase(at, at + std::min(words, command.end() - at));
+    }
+    return values;
+}
+
 bool has_any(const Program& program, const Words& names) {
     return std::any_of(program.command.begin() + 1, program.command.end(),
                        [&](const std::string& word) { return one_of(option_in(word), names); });
@@ -234,6 +248,15 @@ std::vector<Obstacle> obstacles(const Program& program, bool partial) {
 std::string setting_of(const Program& program, const Words& names, const char* variable) {
     const std::vector<Setting> found = settings_of(program, names, variable);
     return found.empty() ? "" : found.back().value;
+}
+
+bool has_draft_model(const Program& program) {
+    return !setting_of(program, {"-md", "--model-draft", "--spec-draft-model"},
+                       "LLAMA_ARG_SPEC_DRAFT_MODEL")
+                .empty() ||
+           !setting_of(program, {"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
+                       "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
+                .empty();
 }
 
 std::string reason_elsewhere(const Program& program) {

@@ -18,6 +18,9 @@ bool one_of(std::string_view word, const Words& words);
 std::vector<std::string> values_of(const Program& program, const Words& names);
 bool has_any(const Program& program, const Words& names);
 
+// Takes the options out of the command line, and returns their values.
+std::vector<std::string> take_values(Program& program, const Words& names);
+
 // What keeps llama.cpp's cache away from lowkv, or makes the program abort.
 struct Obstacle {
     std::string what;     // "-fa off", "LLAMA_ARG_FLASH_ATTN=off", "FILE: flash-attn = off"
@@ -33,6 +36,9 @@ std::vector<Obstacle> obstacles(const Program& program, bool partial);
 
 // The value that an option has there; empty: none.
 std::string setting_of(const Program& program, const Words& names, const char* variable);
+
+// Whether it is given a draft model.
+bool has_draft_model(const Program& program);
 
 // Adds to the command what puts its weights on these devices ("CUDA0", "CUDA0,CUDA1") and leaves
 // attention and its cache to LOWKV. Throws UsageError for a device that the program does not see,

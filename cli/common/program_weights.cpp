@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <vector>
@@ -32,9 +31,9 @@ std::vector<std::string> split(const std::string& text) {
     return words;
 }
 
-// "  CUDA0: NVIDIA H100 (81079 MiB, 80563 MiB free)": those that the program lists. A device
-// behind RPC is described by its server's address, and its buffers are called by its number there
-// and that.
+// Those that the program lists: "  CUDA0: NVIDIA H100 (81079 MiB, 80563 MiB free)". Of a device
+// behind RPC, "  RPC1: 127.0.0.1:50052 (...)", the buffers are called "RPC0[127.0.0.1:50052]", by
+// its number on that server.
 std::vector<Device> devices_of(const Program& program) {
     std::vector<std::string> ask = {program.command[0]};
     if (program.options == 2) ask.push_back(program.command[1]);  // llama serve
@@ -70,23 +69,14 @@ Device device_named(const std::string& name, const std::vector<Device>& all,
                     const Program& program) {
     const auto found = std::ranges::find(all, name, &Device::name);
     if (found != all.end()) return *found;
-    std::string seen, remedy = "is its llama.cpp built for your GPU?";
-    for (const Device& device : all) seen += (seen.empty() ? "" : ", ") + device.name;
+    std::vector<std::string> seen;
+    std::string remedy = "is its llama.cpp built for your GPU?";
+    for (const Device& device : all) seen.push_back(device.name);
     for (const std::string& servers : values_of(program, {"--rpc"}))
         remedy = "is its llama.cpp built with RPC, and does a server run at " + servers + "?";
-    throw UsageError("--weights-on " + name + ": the program sees no such device, " +
-                     (seen.empty() ? "nor any other but the CPU: " + remedy : "but " + seen));
-}
-
-// 0: the model is not a file that is there.
-std::uint32_t layers_of(const std::string& path) {
-    if (!std::filesystem::is_regular_file(path)) return 0;
-    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
-    try {
-        return Model(path, Weights::left_out).layers();
-    } catch (const Failure&) {
-        return 0;  // the program says what is wrong with it
-    }
+    throw UsageError(
+        "--weights-on " + name + ": the program sees no such device, " +
+        (seen.empty() ? "nor any other but the CPU: " + remedy : "but " + joined(seen)));
 }
 
 // A pattern for the weights of layers [first, end); of all if there is no end.
@@ -108,26 +98,8 @@ void require_nothing_else(const Program& program) {
         if (const std::string value = setting_of(program, names, variable); !value.empty())
             throw UsageError("--weights-on says where the weights go, and so does " +
                              std::string(names.front()) + " " + value + ": leave one of them out");
-    for (const auto& [names, variable] : std::vector<std::pair<Words, const char*>>{
-             {{"-md", "--model-draft", "--spec-draft-model"}, "LLAMA_ARG_SPEC_DRAFT_MODEL"},
-             {{"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
-              "LLAMA_ARG_SPEC_DRAFT_HF_REPO"}})
-        if (!setting_of(program, names, variable).empty())
-            throw UsageError("--weights-on does not serve draft models: leave one of them out");
-}
-
-// With its values.
-void remove_option(Program& program, const Words& names) {
-    std::vector<std::string>& command = program.command;
-    for (std::size_t i = 1; i < command.size();) {
-        const std::string word = command[i].substr(0, command[i].find('='));
-        const bool with_value = word.size() < command[i].size();
-        const auto at = command.begin() + static_cast<std::ptrdiff_t>(i);
-        if (!one_of(word, names))
-            ++i;
-        else
-            command.erase(at, std::min(at + (with_value ? 1 : 2), command.end()));
-    }
+    if (has_draft_model(program))
+        throw UsageError("--weights-on does not serve draft models: leave one of them out");
 }
 
 }  // namespace
@@ -147,13 +119,14 @@ void put_weights_on(Program& program, const std::string& names) {
         devices.push_back(device_named(name, all, program));
     }
     if (devices.empty()) throw UsageError("--weights-on names no device");
-    const std::string model = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
-    const std::uint32_t layers = layers_of(model);
+    const std::string path = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
+    const std::optional<Model> model = model_without_weights(path);
+    const std::uint32_t layers = model ? model->layers() : 0;
     const auto count = static_cast<std::uint32_t>(devices.size());
     if (layers == 0 && count > 1)
         throw UsageError("--weights-on shares out the model's layers, and " +
-                         (model.empty() ? "there is no -m FILE to count them in: name one device"
-                                        : model + " can't be read as a model"));
+                         (path.empty() ? "there is no -m FILE to count them in: name one device"
+                                       : path + " can't be read as a model"));
     if (layers == 0)
         std::fprintf(stderr,
                      "lowkv: without -m FILE the model's layers are not known: an output that is "
@@ -172,14 +145,13 @@ void put_weights_on(Program& program, const std::string& names) {
     }
     if (layers == 0) patterns.push_back("output.*=" + devices[0].buffers);
     // The first pattern that fits a weight counts: the user's own come first.
-    const Words names_of_ot = {"-ot", "--override-tensor"};
-    std::vector<std::string> own = values_of(program, names_of_ot);
-    if (own.empty()) own.push_back(setting_of(program, names_of_ot, "LLAMA_ARG_OVERRIDE_TENSOR"));
+    const Words ot = {"-ot", "--override-tensor"};
+    std::vector<std::string> own = {setting_of(program, ot, "LLAMA_ARG_OVERRIDE_TENSOR")};
+    if (has_any(program, ot)) own = take_values(program, ot);
     std::string overrides;
     for (const auto* list_of : {&own, &patterns})
         for (const std::string& pattern : *list_of)
             if (!pattern.empty()) overrides += (overrides.empty() ? "" : ",") + pattern;
-    remove_option(program, names_of_ot);
     program.command.insert(program.command.end(),
                            {"-dev", list, "-ngl", "all", "-ts", shares, "-ot", overrides});
 }

@@ -78,13 +78,8 @@ void check_model(const std::string& path, const std::string& scheme,
     const Scheme parsed = parse_scheme(scheme);
     const bool calibrated = parsed.needs_calibration();
     if (parsed.overrides.empty() && !calibrated) return;
-    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
-    std::optional<Model> model;
-    try {
-        model.emplace(path, Weights::left_out);
-    } catch (const Failure&) {
-        return;
-    }
+    const std::optional<Model> model = model_without_weights(path);
+    if (!model) return;
     require_layers(parsed, model->layers());
     model->use_calibrations(calibrations, calibrated);
     if (calibrated) ggml::set_scheme(scheme);
@@ -127,10 +122,7 @@ bool starts_late(const Program& program) {
     };
     return program.name == "llama-server" &&
            (has_any(program, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
-           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") ||
-            is_set({"-md", "--model-draft", "--spec-draft-model"}, "LLAMA_ARG_SPEC_DRAFT_MODEL") ||
-            is_set({"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
-                   "LLAMA_ARG_SPEC_DRAFT_HF_REPO"));
+           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || has_draft_model(program));
 }
 
 // Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.

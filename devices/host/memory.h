@@ -58,7 +58,7 @@ class Memory {
     std::byte* take(Segment& segment, std::size_t bytes);
     Segment& add(std::size_t bytes);
     const Segment* segment_of(const std::byte* address) const noexcept;
-    // Where there is none the queue fails.
+    // If there is none, the queue has failed from then on.
     const Segment* required_segment(const std::byte* address) const noexcept;
     std::size_t total() const noexcept;
     void close(Segment& segment) noexcept;

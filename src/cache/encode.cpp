@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "codec/small_floats.h"
+#include "cpu/host_rows.h"
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/quantizer.h"
@@ -25,17 +25,6 @@ constexpr std::uint32_t parts = 4;  // of a head
 // that does not lead.
 constexpr std::uint16_t mark = 0x3bff;
 
-void to_floats(const std::byte* row, RowType type, std::size_t count, float* out) noexcept {
-    if (type == RowType::f32) {
-        std::memcpy(out, row, count * sizeof *out);
-        return;
-    }
-    const auto* halves = reinterpret_cast<const std::uint16_t*>(row);
-    for (std::size_t i = 0; i < count; ++i)
-        out[i] =
-            type == RowType::f16 ? codec::f16_to_f32(halves[i]) : codec::bf16_to_f32(halves[i]);
-}
-
 bool differ(const float* a, const float* b, std::size_t count) noexcept {
     for (std::size_t i = 0; i < count; ++i)
         if (std::fabs(a[i] - b[i]) > tolerance * std::max(a[i], b[i])) return true;
@@ -51,22 +40,24 @@ bool is_varied(const Device& device, const Plan& plan, const std::byte* exact) {
     const std::uint32_t tokens = plan.block_tokens(), head_dim = plan.shape().head_dim;
     const std::uint32_t channels = plan.shape().channels(), half = head_dim / 2;
     const RowType type = plan.rows();
-    const std::size_t element = element_bytes(type);
-    std::vector<std::byte> rows(element * tokens * channels);
+    const std::size_t all = std::size_t{tokens} * channels;
+    std::vector<std::byte> rows(element_bytes(type) * all);
     device.read_rows(plan, Part::keys, exact, 0, tokens, {rows.data(), head_dim, channels});
     device.finish();
 
     const std::size_t sums = std::size_t{plan.shape().kv_heads} * parts;
     std::vector<float> different;  // the sums of rows that differ from each other
-    std::vector<float> row(sums), numbers(channels);
+    std::vector<float> row(sums), numbers(all);
+    convert(plan.kernels(), type, rows.data(), RowType::f32,
+            reinterpret_cast<std::byte*>(numbers.data()), all);
     for (std::uint32_t t = 0; t < tokens; ++t) {
-        to_floats(rows.data() + element * t * channels, type, channels, numbers.data());
+        const float* its = numbers.data() + std::size_t{t} * channels;
         std::fill(row.begin(), row.end(), 0.0f);
         for (std::uint32_t c = 0; c < channels; c += half) {
             float* sum = row.data() + c / head_dim * parts;
             for (std::uint32_t i = 0; i < half / parts; ++i) {
                 for (std::uint32_t part = 0; part < parts; ++part) {
-                    const float x = numbers[c + part * (half / parts) + i];
+                    const float x = its[c + part * (half / parts) + i];
                     sum[part] += x * x;
                 }
             }

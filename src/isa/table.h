@@ -91,7 +91,8 @@ struct Table {
     std::span<const PartKernels> codes, rows, sorted;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
-    // The way back, for encoding, likewise a multiple of 16: infinities end at +-65504, a NaN is 0.
+    // f16 to floats, for encoding; `count` as above. Infinities become +-65504, and a NaN becomes
+    // 0.
     void (*from_f16)(const std::uint16_t* from, float* to, std::size_t count) noexcept;
     // A group of 16 or 32 channels of an 8-bit row.
     ByteScale (*to_bytes)(const float* from, std::uint8_t* to, std::size_t count) noexcept;

@@ -10,6 +10,7 @@
 
 #include "codec/hadamard16.h"
 #include "codec/small_floats.h"
+#include "codec/sum.h"
 #include "codec/trellis.h"
 #include "codec/units.h"
 #include "isa/table.h"

@@ -4,16 +4,6 @@
 // All that sums up does it in the same order in every implementation, so that all choose the same
 // codes.
 
-// Sums up x[0, sorted_tokens), which is overwritten: 16 sums first.
-LOWKV_INLINE float fold(float* x) {
-    constexpr unsigned width = 16;
-    for (unsigned i = width; i < sorted_tokens; i += width)
-        for (unsigned j = 0; j < width; j += lanes) store(x + j, add(load(x + j), load(x + i + j)));
-    float sum = 0;
-    for (unsigned j = 0; j < width; ++j) sum += x[j];
-    return sum;
-}
-
 // One number for each place to one for each channel: y H / 4.
 LOWKV_INLINE void to_channels(const SortedPart& part, const SortedStatistics& statistics, float* y,
                               float* x) {
@@ -117,7 +107,7 @@ void SortedEncoder::set_rows(const ExactRows& rows) noexcept {
     for (unsigned c = 0; c < channels(); ++c) {
         load(c, x);
         for (unsigned t = 0; t < sorted_tokens; ++t) x[t] *= kept_[t];
-        mean_[c] = f16_to_f32(f32_to_f16(fold(x) * share()));
+        mean_[c] = f16_to_f32(f32_to_f16(codec::fold(x, sorted_tokens) * share()));
     }
 }
 
@@ -129,7 +119,7 @@ void SortedEncoder::find_energy(float* energy) const noexcept {
             x[t] = (x[t] - mean_[c]) * kept_[t];
             x[t] *= x[t];
         }
-        energy[c] = fold(x);
+        energy[c] = codec::fold(x, sorted_tokens);
     }
 }
 
@@ -304,7 +294,7 @@ void SortedEncoder::write_means(const SortedStatistics& statistics,
     for (unsigned p = 0; p < coded(); ++p) {
         read_levels(part_, statistics, p, codes(p), y);
         for (unsigned t = 0; t < sorted_tokens; ++t) y[t] *= scale_[t] * kept_[t];
-        sum[p] = fold(y) * share();
+        sum[p] = codec::fold(y, sorted_tokens) * share();
     }
     to_channels(part_, statistics, sum, coded_mean);
     std::uint16_t largest[max_sorted_groups];

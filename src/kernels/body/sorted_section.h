@@ -55,7 +55,7 @@ LOWKV_INLINE void read_scales(const SortedPart& part, const std::byte* section, 
             static_cast<float>(static_cast<std::uint8_t>(section[part.section.scales + t])) * step;
 }
 
-// An exact row's token, and what it lacks of a damped channel.
+// The token of an exact row, and what its codes lack of a damped channel.
 LOWKV_INLINE unsigned row_token(const SortedPart& part, const std::byte* section, unsigned row) {
     return static_cast<unsigned>(section[part.section.row_tokens + row]) % sorted_tokens;
 }

@@ -98,23 +98,14 @@ LOWKV_INLINE I mul_high16(I a, I b) {
         vuzp2q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high)));
 }
 LOWKV_INLINE int16x8_t as_shorts(I a) { return vreinterpretq_s16_s32(a); }
-LOWKV_INLINE I add16(I a, I b) {
-    return vreinterpretq_s32_s16(vaddq_s16(as_shorts(a), as_shorts(b)));
-}
-LOWKV_INLINE I sub16(I a, I b) {
-    return vreinterpretq_s32_s16(vsubq_s16(as_shorts(a), as_shorts(b)));
-}
-LOWKV_INLINE I add_sat16(I a, I b) {
-    return vreinterpretq_s32_s16(vqaddq_s16(as_shorts(a), as_shorts(b)));
-}
-LOWKV_INLINE I sub_sat16(I a, I b) {
-    return vreinterpretq_s32_s16(vqsubq_s16(as_shorts(a), as_shorts(b)));
-}
-LOWKV_INLINE I min16(I a, I b) {
-    return vreinterpretq_s32_s16(vminq_s16(as_shorts(a), as_shorts(b)));
-}
+LOWKV_INLINE I of_shorts(int16x8_t a) { return vreinterpretq_s32_s16(a); }
+LOWKV_INLINE I add16(I a, I b) { return of_shorts(vaddq_s16(as_shorts(a), as_shorts(b))); }
+LOWKV_INLINE I sub16(I a, I b) { return of_shorts(vsubq_s16(as_shorts(a), as_shorts(b))); }
+LOWKV_INLINE I add_sat16(I a, I b) { return of_shorts(vqaddq_s16(as_shorts(a), as_shorts(b))); }
+LOWKV_INLINE I sub_sat16(I a, I b) { return of_shorts(vqsubq_s16(as_shorts(a), as_shorts(b))); }
+LOWKV_INLINE I min16(I a, I b) { return of_shorts(vminq_s16(as_shorts(a), as_shorts(b))); }
 LOWKV_INLINE I mul_round16(I a, I b) {
-    return vreinterpretq_s32_s16(vqrdmulhq_s16(as_shorts(a), as_shorts(b)));
+    return of_shorts(vqrdmulhq_s16(as_shorts(a), as_shorts(b)));
 }
 LOWKV_INLINE I low_bytes(I a, I b) {
     return vreinterpretq_s32_u8(vuzp1q_u8(as_bytes(a), as_bytes(b)));

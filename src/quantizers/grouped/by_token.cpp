@@ -127,10 +127,15 @@ void transform(const std::uint16_t* rows, const TokenView& view, const TokenPart
     for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
 }
 
-float squares_of(const float* y, std::uint32_t count) noexcept {
-    float squares = 0;
-    for (std::uint32_t c = 0; c < count; ++c) squares += y[c] * y[c];
-    return squares;
+// Of `count` numbers of N tokens, rows of max_lanes. A token's sum goes by channel, and each
+// addition waits for the one before it: so several tokens' go side by side.
+template <std::uint32_t N>
+std::array<float, N> squares_of(const float* y, std::uint32_t count) noexcept {
+    std::array<float, N> sums{};
+    for (std::uint32_t c = 0; c < count; ++c)
+        for (std::uint32_t t = 0; t < N; ++t)
+            sums[t] += y[t * max_lanes + c] * y[t * max_lanes + c];
+    return sums;
 }
 
 // What makes channels with this sum of squares close to N(0, 1); 0 if they are 0.
@@ -140,61 +145,35 @@ float to_normal(float squares, std::uint32_t count) noexcept {
 }
 
 // Of chosen levels: their squares, and their products with y.
+template <std::uint32_t N>
 struct LevelSums {
-    float squares = 0, products = 0;
+    std::array<float, N> squares{}, products{};
 };
 
-LevelSums level_sums(const float* y, std::uint32_t count, const TokenPart& layout,
-                     const std::uint8_t* codes) noexcept {
-    LevelSums sums;
+template <std::uint32_t N>
+LevelSums<N> level_sums(const float* y, std::uint32_t count, const TokenPart& layout,
+                        const std::uint8_t* codes) noexcept {
+    LevelSums<N> sums;
     for (std::uint32_t c = 0; c < count; ++c) {
-        const float level = layout.level_value(codes[c]);
-        sums.squares += level * level;
-        sums.products += level * y[c];
+        for (std::uint32_t t = 0; t < N; ++t) {
+            const float level = layout.level_value(codes[t * max_lanes + c]);
+            sums.squares[t] += level * level;
+            sums.products[t] += level * y[t * max_lanes + c];
+        }
     }
     return sums;
 }
 
 // The unit of y's levels, once its codes are chosen: they don't depend on it.
-float fitted_scale(float squares, const LevelSums& levels, Fit fit) noexcept {
+float fitted_scale(float squares, float level_squares, float products, Fit fit) noexcept {
     const float norm = std::sqrt(squares);
     if (!(norm > 0.0f)) return 0.0f;
     switch (fit) {
         case Fit::norm: break;
-        case Fit::unbiased: return squares / levels.products;
-        case Fit::least: return levels.products / levels.squares;
+        case Fit::unbiased: return squares / products;
+        case Fit::least: return products / level_squares;
     }
-    return norm / std::sqrt(levels.squares);
-}
-
-// Tokens' sums side by side, because each addition waits for the one before it.
-constexpr std::uint32_t trellis_tokens = LOWKV_UNIT_LANES, side_by_side = 8;
-using TokenRows = float[trellis_tokens][max_lanes];
-
-void squares_of(const TokenRows& y, std::uint32_t count, float* squares) noexcept {
-    for (std::uint32_t first = 0; first < trellis_tokens; first += side_by_side) {
-        float sums[side_by_side] = {};
-        for (std::uint32_t c = 0; c < count; ++c)
-            for (std::uint32_t t = 0; t < side_by_side; ++t)
-                sums[t] += y[first + t][c] * y[first + t][c];
-        std::ranges::copy(sums, squares + first);
-    }
-}
-
-void level_sums(const TokenRows& y, std::uint32_t count, const TokenPart& layout,
-                const std::uint8_t (*codes)[max_lanes], LevelSums* levels) noexcept {
-    for (std::uint32_t first = 0; first < trellis_tokens; first += side_by_side) {
-        float squares[side_by_side] = {}, products[side_by_side] = {};
-        for (std::uint32_t c = 0; c < count; ++c) {
-            for (std::uint32_t t = 0; t < side_by_side; ++t) {
-                const float level = layout.level_value(codes[first + t][c]);
-                squares[t] += level * level;
-                products[t] += level * y[first + t][c];
-            }
-        }
-        for (std::uint32_t t = 0; t < side_by_side; ++t)
-            levels[first + t] = {squares[t], products[t]};
-    }
+    return norm / std::sqrt(level_squares);
 }
 
 // Codes of the direction y / |y|, whose channels are close to N(0, 1/count).
@@ -216,24 +195,29 @@ void quantize_normal(const float* y, float squares, std::uint32_t count, const T
 void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
                       const float* mean, Groups& groups, TokenCodes& codes) noexcept {
     const std::uint32_t channels = view.channels();
-    TokenRows y;
-    float squares[trellis_tokens], factor[trellis_tokens];
-    LevelSums levels[trellis_tokens];
-    for (std::uint32_t first = 0; first < view.tokens(); first += trellis_tokens) {
-        for (std::uint32_t t = 0; t < trellis_tokens; ++t)
+    constexpr std::uint32_t tokens = LOWKV_UNIT_LANES, side_by_side = 8;
+    float y[tokens][max_lanes], factor[tokens];
+    for (std::uint32_t first = 0; first < view.tokens(); first += tokens) {
+        for (std::uint32_t t = 0; t < tokens; ++t)
             transform(rows, view, layout, mean, first + t, y[t]);
-        squares_of(y, channels, squares);
-        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
-            factor[t] = to_normal(squares[t], channels);
-            for (std::uint32_t c = 0; c < channels; ++c) y[t][c] *= factor[t];
+        for (std::uint32_t at = 0; at < tokens; at += side_by_side) {
+            const auto squares = squares_of<side_by_side>(y[at], channels);
+            for (std::uint32_t t = 0; t < side_by_side; ++t) {
+                factor[at + t] = to_normal(squares[t], channels);
+                for (std::uint32_t c = 0; c < channels; ++c) y[at + t][c] *= factor[at + t];
+            }
         }
         layout.table().find_windows(trellis_bits(layout.codec.width), layout.shape().part, y[0],
                                     max_lanes, channels, codes.token[first]);
-        squares_of(y, channels, squares);
-        level_sums(y, channels, layout, codes.token + first, levels);
-        for (std::uint32_t t = 0; t < trellis_tokens; ++t) {
-            const float scale = fitted_scale(squares[t], levels[t], layout.codec.fit);
-            groups.scale[first + t] = scale > 0.0f ? scale / factor[t] : 0.0f;
+        for (std::uint32_t at = 0; at < tokens; at += side_by_side) {
+            const auto squares = squares_of<side_by_side>(y[at], channels);
+            const auto levels =
+                level_sums<side_by_side>(y[at], channels, layout, codes.token[first + at]);
+            for (std::uint32_t t = 0; t < side_by_side; ++t) {
+                const float scale = fitted_scale(squares[t], levels.squares[t], levels.products[t],
+                                                 layout.codec.fit);
+                groups.scale[first + at + t] = scale > 0.0f ? scale / factor[at + t] : 0.0f;
+            }
         }
     }
 }
@@ -278,10 +262,11 @@ void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::by
                    [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
                        if (normal) {
                            std::uint8_t* to = codes.token[t] + first;
-                           const float squares = squares_of(y + first, count);
+                           const float squares = squares_of<1>(y + first, count)[0];
                            quantize_normal(y + first, squares, count, layout, to);
-                           groups.scale[g] = fitted_scale(
-                               squares, level_sums(y + first, count, layout, to), codec.fit);
+                           const auto sums = level_sums<1>(y + first, count, layout, to);
+                           groups.scale[g] =
+                               fitted_scale(squares, sums.squares[0], sums.products[0], codec.fit);
                        } else {
                            const Grid full = full_grid(y + first, count, top);
                            const Grid grid =
