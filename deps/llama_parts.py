@@ -46,6 +46,13 @@ def native_options(setup):
     return [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX") if flags]
 
 
+COMMON_OPTIONS = (
+    "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=ON CMAKE_BUILD_RPATH_USE_ORIGIN=ON "
+    "LLAMA_OPENSSL=OFF LLAMA_BUILD_UI=OFF LLAMA_USE_PREBUILT_UI=OFF LLAMA_BUILD_TESTS=OFF "
+    "LLAMA_BUILD_EXAMPLES=OFF LLAMA_BUILD_APP=OFF GGML_OPENMP=ON GGML_NATIVE=ON GGML_CCACHE=OFF"
+).split()
+
+
 class Llama(Part):
     name = "llama"
     about = "llama.cpp's tools (about 5 minutes)"
@@ -53,11 +60,7 @@ class Llama(Part):
     VERSION, SHA256 = RELEASES["0.26.0"]
     TARGETS = ("llama-batched-bench llama-bench llama-completion llama-perplexity llama-server llama-quantize "
                "ggml-rpc-server").split()  # the last one stands for a GPU
-    OPTIONS = (
-        "CMAKE_BUILD_TYPE=Release BUILD_SHARED_LIBS=ON CMAKE_BUILD_RPATH_USE_ORIGIN=ON "
-        "LLAMA_OPENSSL=OFF LLAMA_BUILD_UI=OFF LLAMA_USE_PREBUILT_UI=OFF LLAMA_BUILD_TESTS=OFF "
-        "LLAMA_BUILD_EXAMPLES=OFF LLAMA_BUILD_APP=OFF GGML_OPENMP=ON GGML_NATIVE=ON GGML_CCACHE=OFF GGML_RPC=ON"
-    ).split()
+    OPTIONS = [*COMMON_OPTIONS, "GGML_RPC=ON"]
     FASTER = HERE / "llama_build.cmake"  # None: as llama.cpp is
 
     def inputs(self, setup):
@@ -164,7 +167,7 @@ class OlderLlama(Llama):
 
     TARGETS = ("llama-simple",)
     FASTER = None
-    OPTIONS = tuple(x.replace("EXAMPLES=OFF", "EXAMPLES=ON") for x in Llama.OPTIONS)
+    OPTIONS = [x.replace("EXAMPLES=OFF", "EXAMPLES=ON") for x in COMMON_OPTIONS]
 
     def __init__(self, ggml):
         self.name, self.about = f"llama-{ggml}", f"llama-simple of the llama.cpp with ggml {ggml}"
@@ -183,7 +186,7 @@ class LlamaVariant(Llama):
     def __init__(self, kind, about, options, targets=("llama-completion",)):
         self.name, self.about, self.TARGETS = f"llama-{kind}", about, tuple(targets)
         replaced = [x.split("=")[0] for x in options.split()]
-        self.OPTIONS = [x for x in Llama.OPTIONS if x.split("=")[0] not in replaced] + options.split()
+        self.OPTIONS = [x for x in COMMON_OPTIONS if x.split("=")[0] not in replaced] + options.split()
         self.variable = f"LOWKV_LLAMA_{kind.upper()}"
 
     def make(self, setup, folder):
