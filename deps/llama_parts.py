@@ -60,7 +60,7 @@ class Llama(Part):
     VERSION, SHA256 = RELEASES["0.26.0"]
     TARGETS = ("llama-batched-bench llama-bench llama-completion llama-perplexity llama-server llama-quantize "
                "ggml-rpc-server").split()  # the last one stands for a GPU
-    OPTIONS = [*COMMON_OPTIONS, "GGML_RPC=ON"]
+    OPTIONS = (*COMMON_OPTIONS, "GGML_RPC=ON")
     FASTER = HERE / "llama_build.cmake"  # None: as llama.cpp is
 
     def inputs(self, setup):
@@ -167,7 +167,7 @@ class OlderLlama(Llama):
 
     TARGETS = ("llama-simple",)
     FASTER = None
-    OPTIONS = [x.replace("EXAMPLES=OFF", "EXAMPLES=ON") for x in COMMON_OPTIONS]
+    OPTIONS = tuple(x.replace("EXAMPLES=OFF", "EXAMPLES=ON") for x in COMMON_OPTIONS)
 
     def __init__(self, ggml):
         self.name, self.about = f"llama-{ggml}", f"llama-simple of the llama.cpp with ggml {ggml}"

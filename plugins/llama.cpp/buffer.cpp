@@ -269,6 +269,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
         if (layer->mode() != LayerCache::Mode::packed) continue;
         ++packed_layers;
         const Plan& plan = layer->plan();
+        stats.moved_blocks += layer->moved_blocks();
         stats.packed_bytes_per_token +=
             static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend.h"
+#include "key_shift.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -36,15 +37,13 @@ ggml_status Backend::shift_keys(const ggml_tensor& node, CacheTensor& target) {
     return GGML_STATUS_SUCCESS;
 }
 
-// In the order in which the rows lie, few blocks at a time: a packed block is decoded and packed
-// again once, wherever its cells are.
+// Packed units that move as one stay packed. The other rows in the order in which they lie, few
+// blocks at a time: a packed block is decoded and packed again once, wherever its cells are.
 ggml_status Backend::shift_stream(const ggml_tensor& node, CacheTensor& target,
                                   std::uint32_t stream, const std::int32_t* moved) {
     LayerCache& layer = *target.layer;
     layer.follow(stream, *executor_);
-    cells_.clear();
-    for (std::uint32_t cell = 0; cell < layer.cells(); ++cell)
-        if (moved[cell] != 0) cells_.push_back(cell);
+    layer.move_units(stream, shift_of(node), moved, cells_);
     const std::vector<LayerCache::Placed> rows = layer.by_place(Part::keys, stream, cells_);
 
     constexpr std::size_t batch = 1024;

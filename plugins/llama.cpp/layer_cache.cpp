@@ -94,7 +94,8 @@ void LayerCache::decide() {
                               .packed = Sequence(store_, plan_, packed),
                               .done = {},
                               .keys = {},
-                              .queries = {}});
+                              .queries = {},
+                              .moved = {}});
         streams_state_ = std::move(states);
         decoded_ = DeviceMemory(store_->device(), plan_->host().exact_bytes());
         mode_ = Mode::packed;
@@ -117,8 +118,10 @@ void LayerCache::clear() {
         s.keys.clear();
         s.keys_wait = false;
         s.rewritten = false;
+        s.moved.clear();
         count_readers(s);
     }
+    shift_rope_.reset();
 }
 
 void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
@@ -134,7 +137,8 @@ void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
                      .rewritten = source.rewritten,
                      .readers = source.readers,
                      .expected_readers = source.expected_readers,
-                     .queries = source.queries};
+                     .queries = source.queries,
+                     .moved = source.moved};
     state(to) = std::move(copy);
 }
 
@@ -245,6 +249,7 @@ void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& 
             std::vector<std::uint32_t> its(blocks_each);
             std::iota(its.begin(), its.end(), unit * blocks_each);
             s.packed.drop(its);
+            if (unit < s.moved.size()) s.moved[unit] = 0;
         }
         if (generations[unit] % 2 == 0)
             s.done[unit] = generations[unit];

@@ -94,6 +94,19 @@ class LayerCache {
                    std::int32_t position);
     std::int32_t position(std::uint32_t stream, std::uint32_t cell) const;
 
+    // A context shift by `distances`, one per cell, with keys turned by `rope` (key_shift.h): units
+    // whose rows move alike keep their codes. The cells left, which move one by one, go to `rest`.
+    void move_units(std::uint32_t stream, const std::optional<Rope>& rope,
+                    const std::int32_t* distances, std::vector<std::uint32_t>& rest);
+    // How far a unit's keys were moved since they were packed, by which RoPE.
+    std::int32_t moved_by(std::uint32_t stream, std::uint32_t unit) const noexcept;
+    std::uint32_t unit_rows(std::uint32_t stream) const noexcept {
+        return trackers_[stream].groups().block();
+    }
+    const Rope& shift_rope() const noexcept { return *shift_rope_; }
+    // Packed blocks that were moved so, each time.
+    std::uint64_t moved_blocks() const noexcept { return moved_blocks_; }
+
     // Does what the stream's groups ask for and this layer has not done yet: packs rows that got a
     // unit, drops units without rows and blocks without exact ones, packs again what was rewritten.
     // What it has done when it throws stays done; the next call goes on.
@@ -137,6 +150,7 @@ class LayerCache {
         std::uint32_t readers = 0;           // attention operations since the last write
         std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
         std::map<std::uint32_t, QueryEnergy> queries;  // by history
+        std::vector<std::int32_t> moved;               // per unit, as far as any was
     };
     const StreamState& stream(std::uint32_t stream) const noexcept {
         return streams_state_[stream];
@@ -158,7 +172,8 @@ class LayerCache {
     std::uint32_t cells_ = 0, streams_ = 0;
     Half halves_[2];
     Shape shape_;
-    std::optional<Rope> rope_;
+    std::optional<Rope> rope_, shift_rope_;
+    std::uint64_t moved_blocks_ = 0;
     std::string refusal_;
     Mode mode_ = Mode::undecided;
     std::string reason_;
@@ -197,8 +212,9 @@ class LayerCache {
     std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit,
                              std::span<const std::uint32_t> others) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
-    void read_run(Part part, const Sequence& sequence, std::uint32_t first, std::uint32_t count,
-                  std::byte* out) const;
+    void read_run(Part part, std::uint32_t stream, const Place& at, std::byte* out) const;
+    void turn_rows(std::uint32_t stream, std::uint32_t first, std::uint32_t count, int direction,
+                   float* rows) const;
     void write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in);
 };
 

@@ -104,8 +104,8 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
                    placed[i + n].row == at.row + n && placed[i + n].cell == at.cell + n &&
                    at.row % tokens + n < tokens)
                 ++n;
-            read_run(part, at.packed ? stream(s).packed : stream(s).exact, at.row,
-                     static_cast<std::uint32_t>(n), out + (at.cell - first) * bytes);
+            read_run(part, s, {at.packed, at.row, static_cast<std::uint32_t>(n)},
+                     out + (at.cell - first) * bytes);
         }
         out += cells.size() * bytes;
         row += cells.size();
@@ -114,10 +114,11 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
 }
 
 // Of one block.
-void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t first,
-                          std::uint32_t count, std::byte* out) const {
-    const std::size_t bytes = count * row_bytes(part);
-    const std::uint32_t block = first / plan_->block_tokens();
+void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at,
+                          std::byte* out) const {
+    const Sequence& sequence = at.packed ? stream(stream_index).packed : stream(stream_index).exact;
+    const std::size_t bytes = at.run * row_bytes(part);
+    const std::uint32_t block = at.row / plan_->block_tokens();
     const BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
     if (view.keys == nullptr) {
         std::memset(out, 0, bytes);
@@ -133,8 +134,15 @@ void LayerCache::read_run(Part part, const Sequence& sequence, std::uint32_t fir
     // A state's rows may lie at odd addresses.
     rows_.resize(bytes / sizeof rows_[0]);
     device().read_rows(view.packed ? plan_->host() : *plan_, part,
-                       view.packed ? decoded_.data() : view.keys, first % plan_->block_tokens(),
-                       count, {rows_.data(), shape_.head_dim, shape_.channels()});
+                       view.packed ? decoded_.data() : view.keys, at.row % plan_->block_tokens(),
+                       at.run, {rows_.data(), shape_.head_dim, shape_.channels()});
+    const std::uint32_t unit = at.row / trackers_[stream_index].groups().block();
+    if (part == Part::keys && at.packed && moved_by(stream_index, unit) != 0) {
+        std::vector<float> values(rows_.size());
+        std::ranges::transform(rows_, values.begin(), lowkv_f16_to_f32);
+        turn_rows(stream_index, at.row, at.run, 1, values.data());
+        std::ranges::transform(values, rows_.begin(), lowkv_f32_to_f16);
+    }
     std::memcpy(out, rows_.data(), bytes);
 }
 
@@ -166,6 +174,7 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
         Sequence& sequence = to_write(part, s, at);
+        if (part == Part::keys && at.packed) turn_rows(s, at.row, at.run, -1, values.data());
         if (part == Part::keys)
             sequence.write_keys(places, values.data(), channels);
         else
@@ -182,6 +191,7 @@ void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const
     ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(row), values.data(),
                           static_cast<std::int64_t>(values.size()));
     const Place at = place(Part::keys, stream_index, cell, 1);
+    if (at.packed) turn_rows(stream_index, at.row, 1, -1, values.data());
     to_write(Part::keys, stream_index, at)
         .write_keys({&at.row, 1}, values.data(), values.size(), {&position, 1});
 }

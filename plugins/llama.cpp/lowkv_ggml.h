@@ -46,6 +46,7 @@ struct CacheStats {
     double exact_bytes_per_token = 0;   // all layers at f16: what stock llama.cpp would hold
     std::uint64_t encoded_blocks = 0;   // since the caches were made
     std::uint64_t reopened_blocks = 0;  // StoreStats
+    std::uint64_t moved_blocks = 0;     // by context shifts, codes unchanged
     std::uint64_t repacked_cells = 0;   // restored packed, and packed once more
 
     double held_bytes() const { return static_cast<double>(exact_bytes + packed_bytes); }

@@ -197,8 +197,9 @@ class Cache {
     // What the last step's attention gave.
     const std::vector<float>& result() const { return result_; }
 
-    // A context shift: cell i's keys are turned by shifts[i] positions, in all layers.
-    ggml_status shift(const std::vector<std::int32_t>& shifts) {
+    // A context shift: cell i's keys (of all streams) are turned by shifts[i] positions, in all
+    // layers.
+    ggml_status shift(const std::vector<std::int32_t>& shifts, int pairs = GGML_ROPE_TYPE_NORMAL) {
         const Context context = new_context();
         ggml_context* c = context.get();
         ggml_cgraph* graph = ggml_new_graph(c);
@@ -208,8 +209,8 @@ class Cache {
             ggml_tensor* all = ggml_view_3d(c, keys, head_dim, kv_heads, rows,
                                             head_dim * sizeof(ggml_fp16_t), row_bytes, 0);
             ggml_build_forward_expand(
-                graph, ggml_rope_ext_inplace(c, all, by, nullptr, head_dim, 0, 0, 10000.0f, 1.0f,
-                                             0.0f, 1.0f, 32.0f, 1.0f));
+                graph, ggml_rope_ext_inplace(c, all, by, nullptr, head_dim, pairs, 0, 10000.0f,
+                                             1.0f, 0.0f, 1.0f, 32.0f, 1.0f));
         }
         const Buffer memory = host_memory(c);
         std::copy(shifts.begin(), shifts.end(), static_cast<std::int32_t*>(by->data));

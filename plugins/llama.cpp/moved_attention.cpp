@@ -1,0 +1,117 @@
+#include "moved_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "key_shift.h"
+
+namespace lowkv::ggml {
+namespace {
+
+// Rows [first, first + rows) of what `whole` attends to.
+void cut(SequenceAttention& attention, const Plan& plan, std::size_t first, std::size_t rows) {
+    const std::size_t block = plan.block_tokens();
+    attention.blocks = attention.blocks.subspan(first / block, rows / block);
+    attention.io.n_cells = static_cast<std::uint32_t>(rows);
+    attention.mask.data = static_cast<const std::uint16_t*>(attention.mask.data) + first;
+}
+
+}  // namespace
+
+MovedAttention::Part& MovedAttention::next() {
+    if (used_ == parts_.size()) parts_.emplace_back();
+    Part& part = parts_[used_++];
+    part.remainder = false;
+    return part;
+}
+
+void MovedAttention::take(const LayerCache& layer, std::uint32_t stream,
+                          std::span<const std::uint32_t> units, SequenceAttention& whole) {
+    const auto moved = [&](std::size_t i) { return layer.moved_by(stream, units[i]); };
+    std::size_t taken = units.size();
+    while (taken > 0 && moved(taken - 1) == 0) --taken;
+    if (taken == 0) return;
+    const std::size_t unit_rows = layer.unit_rows(stream);
+    for (std::size_t first = 0, end = 0; first < taken; first = end) {
+        while (end < taken && moved(end) == moved(first)) ++end;
+        add(layer, whole, first * unit_rows, (end - first) * unit_rows, moved(first));
+    }
+    Part& remainder = next();
+    remainder.remainder = true;
+    remainder.lse.resize(std::size_t{whole.io.tokens} * whole.io.heads);
+    cut(whole, layer.plan(), taken * unit_rows, whole.io.n_cells - taken * unit_rows);
+    whole.io.lse = remainder.lse.data();
+    remainder.attention = whole;
+}
+
+void MovedAttention::add(const LayerCache& layer, const SequenceAttention& whole,
+                         std::size_t first_row, std::size_t rows, std::int32_t distance) {
+    Part& part = next();
+    part.attention = whole;
+    cut(part.attention, layer.plan(), first_row, rows);
+    AttentionIO& io = part.attention.io;
+    const std::size_t queries = std::size_t{io.tokens} * io.heads;
+    const std::size_t head_dim = layer.shape().head_dim;
+    part.out.resize(queries * head_dim);
+    part.lse.resize(queries);
+    if (distance != 0) {
+        part.queries.resize(queries * head_dim);
+        const KeyShift back(layer.shift_rope(), -distance);
+        float* q = part.queries.data();
+        for (std::size_t token = 0; token < io.tokens; ++token) {
+            for (std::size_t head = 0; head < io.heads; ++head, q += head_dim) {
+                std::copy_n(io.q + token * io.q_token_stride + head * io.q_head_stride, head_dim,
+                            q);
+                back.turn(q);
+            }
+        }
+        io.q = part.queries.data();
+        io.q_token_stride = io.heads * head_dim;
+        io.q_head_stride = head_dim;
+    }
+    io.out = part.out.data();
+    io.out_token_stride = io.heads * head_dim;
+    io.out_head_stride = head_dim;
+    io.lse = part.lse.data();
+}
+
+void MovedAttention::attend(const LayerCache& layer, AttentionParams params,
+                            AttentionWorkspace& workspace, Executor& executor) {
+    if (used_ == 0) return;
+    params.sink_logits = nullptr;  // the remainder has met them
+    attended_.clear();
+    for (std::size_t i = 0; i < used_; ++i)
+        if (!parts_[i].remainder) attended_.push_back(parts_[i].attention);
+    lowkv::attend(layer.device(), layer.plan(), attended_, params, workspace, executor);
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < used_; ++i) {
+        if (!parts_[i].remainder) continue;
+        join(std::span(parts_).subspan(first, i - first), parts_[i], layer.shape().head_dim);
+        first = i + 1;
+    }
+}
+
+void MovedAttention::join(std::span<const Part> parts, const Part& remainder,
+                          std::size_t head_dim) {
+    const AttentionIO& io = remainder.attention.io;
+    for (std::size_t i = 0; i < remainder.lse.size(); ++i) {
+        float top = remainder.lse[i];
+        for (const Part& part : parts) top = std::max(top, part.lse[i]);
+        if (top == -std::numeric_limits<float>::infinity()) continue;  // zeros
+        float total = std::exp(remainder.lse[i] - top);
+        for (const Part& part : parts) total += std::exp(part.lse[i] - top);
+        float* out =
+            io.out + i / io.heads * io.out_token_stride + i % io.heads * io.out_head_stride;
+        const auto weight = [&](float lse) { return std::exp(lse - top) / total; };
+        const float own = weight(remainder.lse[i]);
+        for (std::size_t c = 0; c < head_dim; ++c) out[c] *= own;
+        for (const Part& part : parts) {
+            const float its = weight(part.lse[i]);
+            const float* from = part.out.data() + i * head_dim;
+            for (std::size_t c = 0; c < head_dim; ++c) out[c] += its * from[c];
+        }
+    }
+}
+
+}  // namespace lowkv::ggml
