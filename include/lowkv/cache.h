@@ -127,6 +127,13 @@ class Sequence {
                     std::span<const std::int32_t> positions = {});
     void write_values(std::span<const std::uint32_t> cells, const float* rows,
                       std::size_t row_stride);
+    // The same of rows of any type, by the executor's threads; those of the plan's own are copied
+    // as they are.
+    void write_keys(std::span<const std::uint32_t> cells, const Rows& rows,
+                    std::span<const std::int32_t> positions = {},
+                    Executor& executor = serial_executor());
+    void write_values(std::span<const std::uint32_t> cells, const Rows& rows,
+                      Executor& executor = serial_executor());
 
     // Queries that attend to the sequence, before what they see is packed, for plans that want them
     // (Plan::wants_queries(); others ignore it): the block whose statistics the others take over
@@ -265,9 +272,14 @@ class Sequence {
     };
 
     void write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
-               std::span<const std::int32_t> positions);
+               std::span<const std::int32_t> positions, Executor& executor);
     void write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
                    const std::int32_t* positions) noexcept;
+    // Of one block: its rows, and what the sequence knows of them.
+    std::uint32_t run_in_block(std::uint32_t cell, std::uint32_t count) const noexcept;
+    void store(Part part, std::uint32_t cell, std::uint32_t count, const Rows& rows) noexcept;
+    void note_written(Part part, std::uint32_t cell, std::uint32_t count,
+                      const std::int32_t* positions) noexcept;
     Rows floats(const float* rows, std::size_t row_stride) const noexcept;
     void read_row(Part part, std::uint32_t cell, float* row) const;
     static void read(std::span<const Reading> readings, std::uint32_t first, std::uint32_t count,

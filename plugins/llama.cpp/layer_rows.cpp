@@ -160,25 +160,35 @@ Sequence& LayerCache::to_write(Part part, std::uint32_t stream_index, const Plac
 
 void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in) {
     const std::uint32_t channels = shape_.channels();
-    constexpr std::size_t batch = 128;
-    std::vector<float> values(std::min(rows, batch) * channels);
+    constexpr std::size_t batch = 4096;
+    OpenMPExecutor executor(host_threads());
+    std::vector<float> values;  // of moved rows
     std::vector<std::uint32_t> places;
     while (rows > 0) {
         const auto s = static_cast<std::uint32_t>(row / cells_);
         const Place at = place(part, s, static_cast<std::uint32_t>(row % cells_),
                                static_cast<std::uint32_t>(std::min(rows, batch)));
-        rows_.resize(std::size_t{at.run} * channels);
-        std::memcpy(rows_.data(), in, at.run * row_bytes(part));
-        // ggml's own row function takes one number at a time.
-        for (std::size_t i = 0; i < rows_.size(); ++i) values[i] = lowkv_f16_to_f32(rows_[i]);
+        lowkv::Rows from{in, RowType::f16, shape_.head_dim, channels};
+        const bool turns = part == Part::keys && at.packed && !state(s).moved.empty();
+        const bool is_odd = reinterpret_cast<std::uintptr_t>(in) % sizeof rows_[0] != 0;
+        if (is_odd || turns) {
+            rows_.resize(std::size_t{at.run} * channels);
+            std::memcpy(rows_.data(), in, at.run * row_bytes(part));
+            from.data = rows_.data();
+        }
+        if (turns) {
+            values.resize(rows_.size());
+            std::ranges::transform(rows_, values.begin(), lowkv_f16_to_f32);
+            turn_rows(s, at.row, at.run, -1, values.data());
+            from = {values.data(), RowType::f32, shape_.head_dim, channels};
+        }
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
         Sequence& sequence = to_write(part, s, at);
-        if (part == Part::keys && at.packed) turn_rows(s, at.row, at.run, -1, values.data());
         if (part == Part::keys)
-            sequence.write_keys(places, values.data(), channels);
+            sequence.write_keys(places, from, {}, executor);
         else
-            sequence.write_values(places, values.data(), channels);
+            sequence.write_values(places, from, executor);
         in += at.run * row_bytes(part);
         row += at.run;
         rows -= at.run;

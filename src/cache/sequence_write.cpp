@@ -138,28 +138,42 @@ void Sequence::drop_stale_cells(cache::Block& block) noexcept {
     cut_ = false;
 }
 
-void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
-                         const std::int32_t* positions) noexcept {
+std::uint32_t Sequence::run_in_block(std::uint32_t cell, std::uint32_t count) const noexcept {
+    return std::min(count, plan_->block_tokens() - cell % plan_->block_tokens());
+}
+
+void Sequence::store(Part part, std::uint32_t cell, std::uint32_t count,
+                     const Rows& rows) noexcept {
     const std::uint32_t block_tokens = plan_->block_tokens();
+    device().write_rows(*plan_, part, blocks_[cell / block_tokens]->data, cell % block_tokens,
+                        count, rows);
+}
+
+void Sequence::note_written(Part part, std::uint32_t cell, std::uint32_t count,
+                            const std::int32_t* positions) noexcept {
+    const std::uint32_t block_tokens = plan_->block_tokens();
+    const std::uint32_t first = cell % block_tokens;
     next_due_ = std::min(next_due_, cell / block_tokens);
     size_ = std::max(size_, cell + count);
+    cache::Block& block = *blocks_[cell / block_tokens];
+    (part == Part::keys ? block.keys : block.values) |= cache::cell_range(first, count);
+    if (part != Part::keys || !plan_->has_positions()) return;
+    std::array<std::int32_t, cache::max_block_tokens> its;
+    if (positions != nullptr)
+        std::copy_n(positions, count, its.begin());
+    else
+        std::iota(its.begin(), its.begin() + count, static_cast<std::int32_t>(cell));
+    device().copy_in(block.data + cache::exact_position_offset(*plan_, first), its.data(),
+                     count * sizeof its[0]);
+}
+
+void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
+                         const std::int32_t* positions) noexcept {
     while (count > 0) {
-        cache::Block& block = *blocks_[cell / block_tokens];
-        const std::uint32_t first = cell % block_tokens;
-        const std::uint32_t n = std::min(count, block_tokens - first);
-        device().write_rows(*plan_, part, block.data, first, n, rows);
-        (part == Part::keys ? block.keys : block.values) |= cache::cell_range(first, n);
-        if (part == Part::keys && plan_->has_positions()) {
-            std::array<std::int32_t, cache::max_block_tokens> its;
-            if (positions != nullptr) {
-                std::copy_n(positions, n, its.begin());
-                positions += n;
-            } else {
-                std::iota(its.begin(), its.begin() + n, static_cast<std::int32_t>(cell));
-            }
-            device().copy_in(block.data + cache::exact_position_offset(*plan_, first), its.data(),
-                             n * sizeof its[0]);
-        }
+        const std::uint32_t n = run_in_block(cell, count);
+        store(part, cell, n, rows);
+        note_written(part, cell, n, positions);
+        if (positions != nullptr) positions += n;
         cell += n;
         count -= n;
         rows = cache::rows_from(rows, n);
@@ -205,7 +219,7 @@ void Sequence::append(const Rows& keys, const Rows& values, std::uint32_t tokens
 }
 
 void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
-                     std::span<const std::int32_t> positions) {
+                     std::span<const std::int32_t> positions, Executor& executor) {
     check_positions(positions, cells.size());
     const std::uint32_t block_tokens = plan_->block_tokens();
     std::vector<Place> places;
@@ -227,22 +241,45 @@ void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows
     places.erase(std::unique(places.begin(), places.end(), same), places.end());
     make_writable(places, 0);
 
-    for (std::size_t i = 0; i < cells.size();) {
-        const std::uint32_t n = run_length(cells, i);
-        write_run(part, cells[i], n, cache::rows_from(rows, i),
-                  positions.empty() ? nullptr : positions.data() + i);
-        i += n;
-    }
+    struct Run {
+        std::size_t row;
+        std::uint32_t count;
+    };
+    std::vector<Run> runs;  // of one block each
+    for (std::size_t i = 0; i < cells.size();)
+        for (std::uint32_t rest = run_length(cells, i); rest > 0;) {
+            runs.push_back({i, run_in_block(cells[i], rest)});
+            i += runs.back().count;
+            rest -= runs.back().count;
+        }
+    executor.parallel_for(runs.size(), [&](std::size_t r, unsigned) {
+        const auto [row, count] = runs[r];
+        store(part, cells[row], count, cache::rows_from(rows, row));
+    });
+    for (const auto& [row, count] : runs)
+        note_written(part, cells[row], count, positions.empty() ? nullptr : &positions[row]);
+}
+
+void Sequence::write_keys(std::span<const std::uint32_t> cells, const Rows& rows,
+                          std::span<const std::int32_t> positions, Executor& executor) {
+    element_bytes(rows.type);
+    write(Part::keys, cells, rows, positions, executor);
+}
+
+void Sequence::write_values(std::span<const std::uint32_t> cells, const Rows& rows,
+                            Executor& executor) {
+    element_bytes(rows.type);
+    write(Part::values, cells, rows, {}, executor);
 }
 
 void Sequence::write_keys(std::span<const std::uint32_t> cells, const float* rows,
                           std::size_t row_stride, std::span<const std::int32_t> positions) {
-    write(Part::keys, cells, floats(rows, row_stride), positions);
+    write_keys(cells, floats(rows, row_stride), positions);
 }
 
 void Sequence::write_values(std::span<const std::uint32_t> cells, const float* rows,
                             std::size_t row_stride) {
-    write(Part::values, cells, floats(rows, row_stride), {});
+    write_values(cells, floats(rows, row_stride));
 }
 
 }  // namespace lowkv
