@@ -187,7 +187,7 @@ TEST_CASE("rows that can't be read are zeros, and the next graph fails") {
 
 namespace {
 
-constexpr std::size_t large = std::size_t{1} << 15;  // less than a batch of rows as floats
+constexpr std::size_t large = 96 * sizeof(std::uint32_t);  // the list of the restored cells
 
 // A cache with 50 tokens of its own and a state of 96 tokens to restore behind them.
 class Restoring {
