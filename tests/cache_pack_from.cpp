@@ -167,9 +167,51 @@ TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     caches.to.pack_from(caches.from, {&block, 1}, range(n, n));
     CHECK_THROWS_AS(caches.to.pack_from(caches.from, {&block, 1}, range(n, n)),
                     Error);  // there already
-    Caches others("kivi2");
-    CHECK_THROWS_AS(others.to.pack_from(caches.from, {&block, 1}, range(n, n)),
-                    Error);  // another plan
+    for (const char* other : {"lowkv2.8", "kivi2,rows=8", "kivi2,window=32"}) {
+        Caches others(other);  // blocks, rows of another form; on another device
+        if (std::string(other) == "kivi2,window=32" && &others.to.device() == &caches.to.device())
+            continue;
+        CHECK_THROWS_AS(others.to.pack_from(caches.from, {&block, 1}, range(n, n)), Error);
+    }
+}
+
+TEST_CASE("packed blocks packed again by another plan are what their decoded rows give") {
+    for (const auto& [fine, coarse] : {std::pair{"lowkv4", "lowkv2.8"},
+                                       {"lowkv2.8", "lowkv2"},
+                                       {"lowkv2", "lowkv1.5"},
+                                       {"int8", "kivi2"}}) {
+        CAPTURE(coarse);
+        Caches caches(fine);
+        const Scheme scheme = parse_scheme(coarse);
+        const auto plan = std::make_shared<const Plan>(scheme.base, shape);
+        Sequence again(caches.store, plan, scheme.retention);
+        Sequence expected(caches.store, plan, scheme.retention);
+        const std::uint32_t n = caches.tokens();
+        caches.fill(4 * n, 7);
+        const std::vector<std::uint32_t> blocks{0, 1, 2, 3};
+        caches.from.pack(blocks);
+        std::vector<std::uint16_t> keys(std::size_t{4} * n * shape.channels()), values(keys.size());
+        const std::size_t stride = shape.channels();
+        caches.from.read(0, 4 * n, {keys.data(), shape.head_dim, stride},
+                         {values.data(), shape.head_dim, stride});
+        expected.append({keys.data(), RowType::f16, shape.head_dim, stride},
+                        {values.data(), RowType::f16, shape.head_dim, stride}, 4 * n);
+        expected.pack(blocks);
+        const std::size_t held = caches.store->stats().packed_blocks;
+        again.pack_again_from(caches.from, blocks);
+        CHECK(caches.store->stats().packed_blocks == held + blocks.size());
+        for (const std::uint32_t b : blocks) {
+            CHECK(again.full(b));
+            CHECK(bytes(again, b) == bytes(expected, b));
+        }
+        // What is there already, or not packed there, is refused.
+        const std::uint32_t first = 0, absent = 5;
+        CHECK_THROWS_AS(again.pack_again_from(caches.from, {&first, 1}), Error);
+        CHECK_THROWS_AS(again.pack_again_from(caches.from, {&absent, 1}), Error);
+        again.drop(blocks);
+        caches.from.write_keys({&first, 1}, std::vector<float>(stride).data(), stride);
+        CHECK_THROWS_AS(again.pack_again_from(caches.from, {&first, 1}), Error);
+    }
 }
 
 TEST_CASE("dropped blocks give their memory back, and a fork keeps its own") {

@@ -52,7 +52,7 @@ layers and calibrations are checked against the model of -m before anything is s
 itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
-    std::string scheme = chosen_scheme(), plugin, weights_on = "CPU";
+    std::string scheme = chosen_scheme(), plugin, weights_on = "CPU", budget;
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = 600;
@@ -194,6 +194,10 @@ int run(Options& options) {
     if (options.command.empty())
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
     if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
+    if (!options.budget.empty()) {
+        setenv("LOWKV_BUDGET", options.budget.c_str(), 1);
+        ggml::set_scheme(options.scheme);  // refuses what it can't be
+    }
     refuse_wrappers(options.command);
     Program program = program_of(options.command);
     const std::string name = std::filesystem::path(program.command[0]).filename().string();
@@ -252,6 +256,9 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                                       footer);
     add_scheme(command, options->scheme);
     add_calibrations(command, options->calibrations);
+    command.option("--budget", &options->budget,
+                   "Keep the cache within so much memory (24MiB, 2GB): its tokens stay unquantized "
+                   "while they fit, then the oldest are packed to lowkv4, and on to the scheme");
     command.defaulted(
         "--weights-on", &options->weights_on,
         "Put the weights on these devices, \"CUDA0\" or \"CUDA0,CUDA1\" (those that "

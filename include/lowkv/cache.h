@@ -196,6 +196,13 @@ class Sequence {
                           std::span<const std::uint32_t> cells,
                           Executor& executor = serial_executor());
 
+    // Packs blocks of `source` once more, which are packed there by another plan for the same exact
+    // rows: decoded, and encoded under their numbers here, where they must be absent. Rows are
+    // quantized twice. The source keeps its own. `stats_from`: as with pack().
+    void pack_again_from(const Sequence& source, std::span<const std::uint32_t> blocks,
+                         Executor& executor = serial_executor(),
+                         std::span<const std::uint32_t> stats_from = {});
+
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
     void drop(std::span<const std::uint32_t> blocks) noexcept;
 
@@ -301,6 +308,7 @@ class Sequence {
     static void pack(std::span<const Packing> places, bool apart, Executor& executor,
                      std::optional<Part> only = std::nullopt);
 
+    void check_rows(const Sequence& source) const;
     void check_source(const Sequence& source, std::span<const std::uint32_t> blocks,
                       std::span<const std::uint32_t> cells) const;
     void pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
@@ -308,6 +316,12 @@ class Sequence {
                    std::span<const std::uint32_t> stats_from, std::optional<Part> only);
     void copy_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                    std::span<const std::uint32_t> cells, Executor& executor);
+    // Packs exact blocks that are elsewhere into those named, which must be absent.
+    void pack_rows(std::span<const std::uint32_t> blocks, std::span<const std::byte* const> rows,
+                   Executor& executor, std::span<const std::uint32_t> stats_from,
+                   std::optional<Part> only);
+    void check_absent(std::span<const std::uint32_t> blocks,
+                      std::span<const std::uint32_t> stats_from) const;
     class Gathered;
     std::size_t scattered(std::span<const std::uint32_t> cells,
                           std::vector<const std::byte*>& rows) const;

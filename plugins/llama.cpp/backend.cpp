@@ -211,11 +211,11 @@ void Backend::attention(const ggml_tensor& node) {
     }
     if (stream_views_.size() < streams) stream_views_.resize(streams);
     attended_.clear();
-    moved_.clear();
+    mixed_.clear();
     for (std::uint32_t s = 0; s < streams; ++s) see_stream(node, op, keys, s);
     if (!attended_.empty())
         attend(layer.device(), layer.plan(), attended_, params, workspace_, *executor_);
-    moved_.attend(layer, params, workspace_, *executor_);
+    mixed_.attend(layer, params, workspace_, *executor_);
     finish_layer(keys, op, first_stream);
 }
 
@@ -256,7 +256,7 @@ void Backend::see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTe
     rows.data = view.mask();
     rows.row_stride = view.rows();
     SequenceAttention whole{blocks, io, rows};
-    moved_.take(layer, stream, view.units(), whole);
+    mixed_.take(layer, stream, view.units(), whole);
     attended_.push_back(whole);
 }
 

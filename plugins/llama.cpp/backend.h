@@ -9,7 +9,7 @@
 #include "delegate.h"
 #include "lowkv/attention.h"
 #include "lowkv/executor_openmp.h"
-#include "moved_attention.h"
+#include "mixed_attention.h"
 #include "step_view.h"
 
 namespace lowkv::ggml {
@@ -37,7 +37,7 @@ class Backend {
     };
     std::vector<StreamView> stream_views_;  // of an operation's streams
     std::vector<SequenceAttention> attended_;
-    MovedAttention moved_;
+    MixedAttention mixed_;
 
     ggml_status compute_node(ggml_tensor& node);
     ggml_status compute_operation(ggml_tensor& node);

@@ -159,6 +159,7 @@ void CacheBuffer::start() {
         return entry.second->mode() == LayerCache::Mode::packed;
     });
     plan();
+    share_budget();
     if (!refusal_.empty()) return;
     if (!layers_.empty() && none_packs())
         report(GGML_LOG_LEVEL_WARN, "NOT active: nothing is packed");
@@ -192,13 +193,17 @@ void CacheBuffer::refuse_other_layers() {
             report_once(GGML_LOG_LEVEL_WARN, why + ": it was meant for another model");
             return;
         }
-        {
-            const std::lock_guard lock(live_mutex);
-            refusal_ = why;
-        }
-        report(GGML_LOG_LEVEL_ERROR, why);
+        refuse(why);
         return;
     }
+}
+
+void CacheBuffer::refuse(const std::string& why) {
+    {
+        const std::lock_guard lock(live_mutex);
+        refusal_ = why;
+    }
+    report(GGML_LOG_LEVEL_ERROR, why);
 }
 
 void CacheBuffer::follow(std::uint32_t stream, Executor& executor) {
@@ -270,6 +275,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
         ++packed_layers;
         const Plan& plan = layer->plan();
         stats.moved_blocks += layer->moved_blocks();
+        stats.coarsened_blocks += layer->coarsened_blocks();
         stats.packed_bytes_per_token +=
             static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
     }

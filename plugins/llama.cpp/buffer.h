@@ -134,6 +134,11 @@ class CacheBuffer {
     std::string poison_;   // why some cells must not be seen
 
     void require_whole();
+    // Nothing is computed here at all.
+    void refuse(const std::string& why);
+    // Gives each stream its part of LOWKV_BUDGET, once the layers are decided. Refuses one that is
+    // too little for all cells.
+    void share_budget();
     void begin_restore(LayerCache& layer);
     void take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                    const std::byte* in);

@@ -32,6 +32,7 @@ void CellGroups::clear() noexcept {
     generations_.clear();
     unit_group_.clear();
     free_units_.clear();
+    tiers_.clear();
     top_rank_.clear();
     version_ = 0;
     packed_count_ = exact_count_ = 0;
@@ -148,9 +149,11 @@ void CellGroups::pack(std::uint32_t number) {
         make_room(free_units_, units);
         make_room(generations_, units);
         make_room(unit_group_, units);
+        tiers_.reserve(unit_group_.capacity());
         free_units_.push_back(static_cast<std::uint32_t>(units - 1));
         generations_.push_back(0);
         unit_group_.push_back(no_cell);
+        tiers_.push_back(0);
     }
     // The lowest one, so that the packed area stays compact.
     const auto lowest = std::min_element(free_units_.begin(), free_units_.end());
@@ -160,6 +163,7 @@ void CellGroups::pack(std::uint32_t number) {
     CellGroup& group = list_[number];
     group.unit = unit;
     unit_group_[unit] = number;
+    tiers_[unit] = 0;
     ++generations_[unit];
     ++version_;
     for (const std::uint32_t cell : group.cells) {
@@ -169,6 +173,11 @@ void CellGroups::pack(std::uint32_t number) {
         --exact_count_;
         ++packed_count_;
     }
+}
+
+void CellGroups::coarsen(std::uint32_t unit) noexcept {
+    ++tiers_[unit];
+    ++version_;
 }
 
 std::uint32_t CellGroups::packed_row(std::uint32_t cell) const noexcept {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -239,13 +240,68 @@ bool CellTracker::is_ready(const CellGroup& group) const noexcept {
 
 void CellTracker::pack_ready() {
     if (!packs_) return;
+    if (budget_.limit > 0) return make_room();
     bool any = false;
+    for (std::uint32_t g = 0; g < groups_.groups(); ++g)
+        if (is_ready(groups_.group(g))) pack(g, any);
+}
+
+void CellTracker::pack(std::uint32_t group, bool& any) {
+    if (!any) before_ = newest_layout();
+    any = true;
+    groups_.pack(group);
+    placed_version_ = groups_.version();
+}
+
+std::size_t CellTracker::held_bytes() const noexcept {
+    const auto exact = std::ranges::count_if(groups_.exact_rows(), [](auto n) { return n > 0; });
+    std::size_t held = static_cast<std::size_t>(exact) * budget_.exact_block;
     for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
-        if (!is_ready(groups_.group(g))) continue;
-        if (!any) before_ = newest_layout();
-        any = true;
-        groups_.pack(g);
-        placed_version_ = groups_.version();
+        const CellGroup& group = groups_.group(g);
+        if (group.live > 0 && group.unit != no_cell) held += budget_.unit[groups_.tier(group.unit)];
+    }
+    return held;
+}
+
+std::uint32_t CellTracker::next_to_shrink() const {
+    const std::size_t exact = 0, never = budget_.unit.size();
+    // What its next state counts as: 0 for exact rows, then by tier.
+    const auto state = [&](const CellGroup& group) {
+        if (group.live == 0) return never;
+        if (group.unit == no_cell) return is_ready(group) ? exact : never;
+        return std::size_t{1} + groups_.tier(group.unit);
+    };
+    std::size_t finest = never;
+    std::unordered_map<std::uint32_t, std::size_t> size;  // of histories, in groups of that state
+    for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
+        const CellGroup& group = groups_.group(g);
+        const std::size_t its = state(group);
+        if (its > finest || its == never) continue;
+        if (its < finest) size.clear();
+        finest = its;
+        ++size[group.history];
+    }
+    std::uint32_t found = no_cell;
+    const auto before = [&](const CellGroup& a, const CellGroup& b) {
+        return std::tuple(size[b.history], a.history, a.first_rank) <
+               std::tuple(size[a.history], b.history, b.first_rank);
+    };
+    for (std::uint32_t g = 0; g < groups_.groups() && finest != never; ++g)
+        if (state(groups_.group(g)) == finest &&
+            (found == no_cell || before(groups_.group(g), groups_.group(found))))
+            found = g;
+    return found;
+}
+
+void CellTracker::make_room() {
+    bool any = false;
+    while (held_bytes() > budget_.limit) {
+        const std::uint32_t group = next_to_shrink();
+        if (group == no_cell) return;
+        if (groups_.group(group).unit == no_cell)
+            pack(group, any);
+        else
+            groups_.coarsen(groups_.group(group).unit);
     }
 }
 

@@ -26,6 +26,16 @@ class CellTracker {
     // any layer packs at all.
     CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention, bool packs);
 
+    // What groups cost in all layers together, in bytes, and how much they may. Rows that are ready
+    // to be packed are so only when it is more, and packed rows go on to coarser tiers.
+    struct Budget {
+        std::size_t limit = 0;  // 0: none
+        std::size_t exact_block = 0;
+        std::vector<std::size_t> unit;  // by tier
+    };
+    void set_budget(Budget budget) { budget_ = std::move(budget); }
+    std::size_t held_bytes() const noexcept;
+
     // A graph writes these cells, in the order of its tokens. Begins a new step; `owner` runs it.
     void begin_step(std::span<const std::uint32_t> cells, const void* owner);
     std::uint64_t step() const noexcept { return step_; }
@@ -74,6 +84,7 @@ class CellTracker {
     Retention retention_;
     bool packs_;
     CellGroups groups_;
+    Budget budget_;
     std::uint64_t step_ = 0, serial_ = 0;
     std::uint64_t writes_ = 0;
     const void* owner_ = nullptr;
@@ -100,6 +111,11 @@ class CellTracker {
                                  std::size_t token) const;
     void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest);
     void pack_ready();
+    void pack(std::uint32_t group, bool& any);
+    void make_room();
+    // The group to be packed, or packed once more: of those in the finest state the first one of
+    // the history that has the most. no_cell: all are as coarse as can be.
+    std::uint32_t next_to_shrink() const;
     bool is_ready(const CellGroup& group) const noexcept;
     const Layout& newest_layout();
 };

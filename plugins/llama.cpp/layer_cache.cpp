@@ -1,8 +1,6 @@
 #include "layer_cache.h"
 
 #include <algorithm>
-#include <numeric>
-#include <tuple>
 #include <utility>
 
 #include "ggml.h"
@@ -74,8 +72,12 @@ std::string LayerCache::why_not_packed() {
             calibration::require_layer(*setting_->calibration, index_, shape_, "the calibration");
             inputs.calibration = &setting_->calibration->layers[index_];
         }
-        plan_ = std::make_shared<const Plan>(setting_->scheme.layer(index_), shape_,
-                                             std::string_view{}, index_, inputs);
+        std::vector<LayerScheme> tiers = setting_->finer;
+        tiers.push_back(setting_->scheme.layer(index_));
+        plans_.clear();
+        for (const LayerScheme& tier : tiers)
+            plans_.push_back(
+                std::make_shared<const Plan>(tier, shape_, std::string_view{}, index_, inputs));
     } catch (const Error& error) {
         return error.what();
     }
@@ -89,15 +91,18 @@ void LayerCache::decide() {
         Retention packed = setting_->scheme.retention;
         packed.sinks = 0;  // they are exact; a mean of keys leaves out no packed row
         std::vector<StreamState> states;
-        for (std::uint32_t s = 0; s < streams_; ++s)
-            states.push_back({.exact = Sequence(store_, plan_, setting_->scheme.retention),
-                              .packed = Sequence(store_, plan_, packed),
+        for (std::uint32_t s = 0; s < streams_; ++s) {
+            states.push_back({.exact = Sequence(store_, plans_.back(), setting_->scheme.retention),
+                              .packed = {},
+                              .tiers = {},
                               .done = {},
                               .keys = {},
                               .queries = {},
                               .moved = {}});
+            for (const auto& plan : plans_) states.back().packed.emplace_back(store_, plan, packed);
+        }
         streams_state_ = std::move(states);
-        decoded_ = DeviceMemory(store_->device(), plan_->host().exact_bytes());
+        decoded_ = DeviceMemory(store_->device(), plan().host().exact_bytes());
         mode_ = Mode::packed;
         return;
     }
@@ -111,7 +116,8 @@ void LayerCache::clear() {
     for (Half& h : halves_) h.plain.zero();
     for (StreamState& s : streams_state_) {
         s.exact.truncate(0);
-        s.packed.truncate(0);
+        for (Sequence& tier : s.packed) tier.truncate(0);
+        s.tiers.clear();
         s.queries.clear();
         s.written_step = s.version = 0;
         s.done.clear();
@@ -128,7 +134,8 @@ void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
     decoded_from_ = nullptr;
     const StreamState& source = stream(from);
     StreamState copy{.exact = source.exact.fork(),
-                     .packed = source.packed.fork(),
+                     .packed = {},
+                     .tiers = source.tiers,
                      .written_step = source.written_step,
                      .version = source.version,
                      .done = source.done,
@@ -139,34 +146,13 @@ void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
                      .expected_readers = source.expected_readers,
                      .queries = source.queries,
                      .moved = source.moved};
+    for (const Sequence& tier : source.packed) copy.packed.push_back(tier.fork());
     state(to) = std::move(copy);
 }
 
-// Units and blocks of cells are as long as the longest block of any layer.
-std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
-    return groups.block() / plan_->block_tokens();
-}
-
-// The block whose statistics a unit takes over: that of the nearest packed group before it in its
-// sequence, or of one among `others`, which are packed with it. no_cell: its own. So what another
-// sequence has in the stream does not matter. Layers with statistics have blocks as long as a unit.
-std::uint32_t LayerCache::stats_from(std::uint32_t stream_index, std::uint32_t unit,
-                                     std::span<const std::uint32_t> others) const {
-    if (!plan_->has_statistics()) return no_cell;
-    const CellGroups& groups = trackers_[stream_index].groups();
-    const StreamState& s = stream(stream_index);
-    for (std::uint32_t g = groups.before(groups.unit_group(unit)); g != no_cell;
-         g = groups.before(g)) {
-        const std::uint32_t u = groups.group(g).unit;
-        if (u == no_cell) continue;
-        const bool done = has_packed(Part::keys, s, groups, u);
-        if ((done && s.packed.packed(u)) || std::ranges::find(others, u) != others.end()) return u;
-    }
-    return no_cell;
-}
-
 void LayerCache::update_query_stats(std::uint32_t stream_index, const QueryRows& queries) {
-    if (!plan_->wants_queries()) return;
+    if (std::ranges::none_of(plans_, [](const auto& plan) { return plan->wants_queries(); }))
+        return;
     const CellTracker& tracker = trackers_[stream_index];
     const CellGroups& groups = tracker.groups();
     const auto cells = tracker.observed();
@@ -184,160 +170,10 @@ void LayerCache::update_query_stats(std::uint32_t stream_index, const QueryRows&
         its.data += first * queries.token_stride;
         its.tokens = end - first;
         const auto [found, is_new] = s.queries.try_emplace(history);
-        found->second.add(plan_->shape(), its);
+        found->second.add(shape_, its);
         if (is_new)
             std::erase_if(s.queries, [&](const auto& q) { return !groups.has_history(q.first); });
     }
-}
-
-bool LayerCache::has_packed(Part part, const StreamState& s, const CellGroups& groups,
-                            std::uint32_t unit) noexcept {
-    if (unit >= s.done.size()) return false;
-    const std::uint32_t generation = groups.generations()[unit];
-    return s.done[unit] == generation || (part == Part::keys && s.keys[unit] == generation);
-}
-
-// Packs units of one history, few enough to be exact and packed at once.
-void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint32_t> units,
-                           Portion portion, Executor& executor) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
-    const std::uint32_t blocks_each = ratio(groups);
-    std::vector<std::uint32_t> blocks, cells, sources;
-    for (std::size_t i = 0; i < units.size(); ++i) {
-        sources.insert(sources.end(), blocks_each,
-                       stats_from(stream_index, units[i], units.first(i)));
-        for (std::uint32_t b = 0; b < blocks_each; ++b)
-            blocks.push_back(units[i] * blocks_each + b);
-        for (const std::uint32_t cell : groups.unit_cells(units[i]))
-            cells.push_back(holds_exact(s, cell) ? cell : no_cell);
-    }
-    if (portion == Portion::values) {
-        s.packed.pack_values_from(s.exact, blocks, cells, executor);
-    } else {
-        QueryEnergy& queries = s.queries[groups.group(groups.unit_group(units[0])).history];
-        s.packed.swap_queries(queries);
-        try {
-            if (portion == Portion::keys)
-                s.packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
-            else
-                s.packed.pack_from(s.exact, blocks, cells, executor, sources);
-        } catch (...) {
-            s.packed.swap_queries(queries);
-            throw;
-        }
-        s.packed.swap_queries(queries);
-    }
-    s.keys_wait |= portion == Portion::keys;
-    for (const std::uint32_t unit : units)
-        (portion == Portion::keys ? s.keys : s.done)[unit] = groups.generations()[unit];
-}
-
-// Drops the units that are free, and packs those that are not packed up to that portion.
-void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& executor) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
-    const std::uint32_t blocks_each = ratio(groups);
-    const auto generations = groups.generations();
-    s.done.resize(generations.size(), 0);
-    s.keys.resize(generations.size(), 0);
-    std::vector<std::uint32_t> taken;
-    for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
-        if (has_packed(last == Portion::keys ? Part::keys : Part::values, s, groups, unit))
-            continue;
-        if (!has_packed(Part::keys, s, groups, unit)) {
-            std::vector<std::uint32_t> its(blocks_each);
-            std::iota(its.begin(), its.end(), unit * blocks_each);
-            s.packed.drop(its);
-            if (unit < s.moved.size()) s.moved[unit] = 0;
-        }
-        if (generations[unit] % 2 == 0)
-            s.done[unit] = generations[unit];
-        else
-            taken.push_back(unit);
-    }
-    const auto portion_of = [&](std::uint32_t unit) {
-        return has_packed(Part::keys, s, groups, unit) ? Portion::values : last;
-    };
-    // One history after the other, each in the order of its tokens.
-    const auto history = [&](std::uint32_t unit) {
-        return groups.group(groups.unit_group(unit)).history;
-    };
-    std::ranges::sort(taken, {}, [&](std::uint32_t unit) {
-        const std::uint32_t rank = groups.group(groups.unit_group(unit)).first_rank;
-        return std::tuple(history(unit), rank, unit);
-    });
-    constexpr std::size_t units_at_once = 8;
-    for (std::size_t first = 0, end = 0; first < taken.size(); first = end) {
-        const Portion portion = portion_of(taken[first]);
-        while (end < taken.size() && end - first < units_at_once &&
-               history(taken[end]) == history(taken[first]) && portion_of(taken[end]) == portion)
-            ++end;
-        pack_from(stream_index, std::span(taken).subspan(first, end - first), portion, executor);
-    }
-}
-
-// Blocks of cells without exact rows. One whose values belong to keys that wait stays.
-void LayerCache::drop_unused(std::uint32_t stream_index) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
-    const std::uint32_t blocks_each = ratio(groups);
-    std::vector<std::uint32_t> unused;
-    for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
-        if (groups.exact_rows()[b] > 0) continue;
-        for (std::uint32_t i = b * blocks_each; i < (b + 1) * blocks_each; ++i)
-            if (!s.keys_wait || !s.exact.has_values(i)) unused.push_back(i);
-    }
-    s.exact.drop(unused);
-}
-
-void LayerCache::follow_keys(std::uint32_t stream_index, Executor& executor) {
-    if (plan_->scheme().exact() ||
-        state(stream_index).version == trackers_[stream_index].groups().version())
-        return;
-    decoded_from_ = nullptr;
-    take_units(stream_index, Portion::keys, executor);
-    drop_unused(stream_index);
-}
-
-void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
-    decoded_from_ = nullptr;
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
-    if (s.version != groups.version()) {
-        take_units(stream_index, Portion::whole, executor);
-        s.keys_wait = false;
-        drop_unused(stream_index);
-        s.version = groups.version();
-    }
-    repack(stream_index, executor);
-}
-
-// A graph that was aborted may have written a cell in some layers only.
-bool LayerCache::holds_exact(const StreamState& s, std::uint32_t cell) const {
-    if (cell == no_cell) return false;
-    const std::uint32_t block = cell / plan_->block_tokens();
-    return block < s.exact.blocks() && s.exact.view(block).keys != nullptr;
-}
-
-void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
-    if (mode_ != Mode::packed) return;
-    StreamState& s = state(stream_index);
-    if (!s.rewritten) return;
-    decoded_from_ = nullptr;
-    const CellGroups& groups = trackers_[stream_index].groups();
-    const auto generations = groups.generations();
-    std::vector<std::uint32_t> blocks, units, sources;
-    for (std::uint32_t b = 0; b < s.packed.blocks(); ++b) {
-        if (s.packed.packed(b)) continue;
-        const std::uint32_t unit = b / ratio(groups);
-        const bool in_use = unit < generations.size() && generations[unit] % 2 == 1;
-        sources.push_back(in_use ? stats_from(stream_index, unit, units) : no_cell);
-        blocks.push_back(b);
-        if (in_use) units.push_back(unit);
-    }
-    s.packed.pack(blocks, executor, sources);
-    s.rewritten = false;
 }
 
 void LayerCache::attended(std::uint32_t stream_index, Executor& executor) {
@@ -358,7 +194,7 @@ void LayerCache::views(std::uint32_t stream_index, std::span<const std::uint32_t
         for (std::uint32_t b = number * blocks_each; b < (number + 1) * blocks_each; ++b)
             out.push_back(b < sequence.blocks() ? sequence.view(b) : BlockView{});
     };
-    for (const std::uint32_t unit : units) add(s.packed, unit);
+    for (const std::uint32_t unit : units) add(s.packed[s.tiers[unit]], unit);
     for (const std::uint32_t b : exact_blocks) add(s.exact, b);
 }
 

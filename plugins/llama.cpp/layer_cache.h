@@ -6,7 +6,9 @@
 // What a layer is gets known in two steps. Its tensors come when the buffer is filled; the split of
 // the channels into heads is only seen in FLASH_ATTN_EXT, when the host asks whether we support it.
 // The first operation or data access then decides for good:
-//   packed  sequences; the tensors' addresses are never read
+//   packed  sequences; the tensors' addresses are never read. Packed rows lie in one of several
+//           tiers, each by a plan of its own, the finest first, where a budget asks for that
+//           (settings.h); the last tier is the scheme's
 //   plain   f16 memory of the nominal size, used by stock CPU kernels: what we can't serve packed
 
 #include <cstddef>
@@ -60,7 +62,12 @@ class LayerCache {
     void decide();
     // Why the layer is plain.
     const std::string& reason() const noexcept { return reason_; }
-    const Plan& plan() const noexcept { return *plan_; }
+    const Plan& plan() const noexcept { return *plans_.back(); }
+    std::span<const std::shared_ptr<const Plan>> plans() const noexcept { return plans_; }
+    // The tier that holds a packed unit.
+    std::uint8_t tier(std::uint32_t stream, std::uint32_t unit) const noexcept {
+        return streams_state_[stream].tiers[unit];
+    }
     Device& device() const noexcept { return store_->device(); }
 
     // The f16 memory of a plain layer.
@@ -106,6 +113,8 @@ class LayerCache {
     const Rope& shift_rope() const noexcept { return *shift_rope_; }
     // Packed blocks that were moved so, each time.
     std::uint64_t moved_blocks() const noexcept { return moved_blocks_; }
+    // Packed once more in a coarser tier, each time.
+    std::uint64_t coarsened_blocks() const noexcept { return coarsened_blocks_; }
 
     // Does what the stream's groups ask for and this layer has not done yet: packs rows that got a
     // unit, drops units without rows and blocks without exact ones, packs again what was rewritten.
@@ -140,7 +149,9 @@ class LayerCache {
     void clear();
 
     struct StreamState {
-        Sequence exact, packed;
+        Sequence exact;
+        std::vector<Sequence> packed;        // by tier
+        std::vector<std::uint8_t> tiers;     // per unit
         std::uint64_t written_step = 0;      // the tracker's step that it wrote last
         std::uint64_t version = 0;           // of the groups that it has followed
         std::vector<std::uint32_t> done;     // per unit: the generation that it has followed
@@ -177,7 +188,8 @@ class LayerCache {
     std::string refusal_;
     Mode mode_ = Mode::undecided;
     std::string reason_;
-    std::shared_ptr<const Plan> plan_;
+    std::vector<std::shared_ptr<const Plan>> plans_;  // by tier
+    std::uint64_t coarsened_blocks_ = 0;
     std::vector<StreamState> streams_state_;
     // One decoded block, and the packed one that it was; null once anything may have moved.
     DeviceMemory decoded_;  // an exact block
@@ -206,10 +218,20 @@ class LayerCache {
     void take_units(std::uint32_t stream, Portion last, Executor& executor);
     void pack_from(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
                    Executor& executor);
+    void coarsen(std::uint32_t stream, Executor& executor);
+    Sequence& tier_of(StreamState& s, const CellGroups& groups, std::uint32_t row) noexcept {
+        return s.packed[s.tiers[row / groups.block()]];
+    }
+    const Sequence& tier_of(const StreamState& s, const CellGroups& groups,
+                            std::uint32_t row) const noexcept {
+        return s.packed[s.tiers[row / groups.block()]];
+    }
+    std::vector<std::uint32_t> blocks_of(const CellGroups& groups,
+                                         std::span<const std::uint32_t> units) const;
     void drop_unused(std::uint32_t stream);
     bool holds_exact(const StreamState& s, std::uint32_t cell) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
-    std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit,
+    std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit, std::uint8_t tier,
                              std::span<const std::uint32_t> others) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void read_run(Part part, std::uint32_t stream, const Place& at, std::byte* out) const;

@@ -33,7 +33,7 @@ LayerReport report_of(const LayerCache& layer) {
     report.head_dim = layer.plan().shape().head_dim;
     for (std::uint32_t stream = 0; stream < layer.streams(); ++stream) {
         add_bytes(layer.stream(stream).exact, report);
-        add_bytes(layer.stream(stream).packed, report);
+        for (const Sequence& tier : layer.stream(stream).packed) add_bytes(tier, report);
         const LayerCache::Rows rows = layer.rows(stream);
         report.cells_packed += rows.packed;
         report.cells_exact += rows.exact;

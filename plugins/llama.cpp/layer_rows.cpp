@@ -65,7 +65,7 @@ LayerCache::Rows LayerCache::rows(std::uint32_t stream_index) const {
     for (std::uint32_t cell = 0; cell < cells_; ++cell) {
         if (groups.packed_row(cell) == no_cell && !groups.exact(cell)) continue;
         const bool packed =
-            !plan_->scheme().exact() && place(Part::values, stream_index, cell, 1).packed;
+            !plan().scheme().exact() && place(Part::values, stream_index, cell, 1).packed;
         ++(packed ? rows.packed : rows.exact);
     }
     return rows;
@@ -88,7 +88,7 @@ std::vector<LayerCache::Placed> LayerCache::by_place(Part part, std::uint32_t st
 // Rows count over all streams: row = stream * cells + cell. They are read in the order in which
 // they lie, so that each block is decoded once.
 void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const {
-    const std::uint32_t tokens = plan_->block_tokens();
+    const std::uint32_t tokens = plan().block_tokens();
     const std::size_t bytes = row_bytes(part);
     std::vector<std::uint32_t> cells;
     while (rows > 0) {
@@ -116,9 +116,12 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
 // Of one block.
 void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at,
                           std::byte* out) const {
-    const Sequence& sequence = at.packed ? stream(stream_index).packed : stream(stream_index).exact;
+    const StreamState& s = stream(stream_index);
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const Sequence& sequence = at.packed ? tier_of(s, groups, at.row) : s.exact;
+    const Plan& host = sequence.plan().host();
     const std::size_t bytes = at.run * row_bytes(part);
-    const std::uint32_t block = at.row / plan_->block_tokens();
+    const std::uint32_t block = at.row / plan().block_tokens();
     const BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
     if (view.keys == nullptr) {
         std::memset(out, 0, bytes);
@@ -127,16 +130,16 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     if (view.packed && decoded_from_ != view.keys) {
         decoded_from_ = nullptr;  // should it throw
         const BlockCopy copy{view.keys, decoded_.data()};
-        device().decode(plan_->host(), std::span(&copy, 1), serial_executor());
+        device().decode(host, std::span(&copy, 1), serial_executor());
         decoded_from_ = view.keys;
         ++decoded_blocks_;
     }
     // A state's rows may lie at odd addresses.
     rows_.resize(bytes / sizeof rows_[0]);
-    device().read_rows(view.packed ? plan_->host() : *plan_, part,
-                       view.packed ? decoded_.data() : view.keys, at.row % plan_->block_tokens(),
+    device().read_rows(view.packed ? host : sequence.plan(), part,
+                       view.packed ? decoded_.data() : view.keys, at.row % plan().block_tokens(),
                        at.run, {rows_.data(), shape_.head_dim, shape_.channels()});
-    const std::uint32_t unit = at.row / trackers_[stream_index].groups().block();
+    const std::uint32_t unit = at.row / groups.block();
     if (part == Part::keys && at.packed && moved_by(stream_index, unit) != 0) {
         std::vector<float> values(rows_.size());
         std::ranges::transform(rows_, values.begin(), lowkv_f16_to_f32);
@@ -155,7 +158,7 @@ Sequence& LayerCache::to_write(Part part, std::uint32_t stream_index, const Plac
     }
     s.rewritten |= at.packed;
     decoded_from_ = nullptr;
-    return at.packed ? s.packed : s.exact;
+    return at.packed ? tier_of(s, trackers_[stream_index].groups(), at.row) : s.exact;
 }
 
 void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in) {
@@ -209,7 +212,8 @@ void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const
 std::int32_t LayerCache::position(std::uint32_t stream_index, std::uint32_t cell) const {
     const Place at = place(Part::keys, stream_index, cell, 1);
     const StreamState& s = stream(stream_index);
-    return (at.packed ? s.packed : s.exact).position(at.row);
+    const CellGroups& groups = trackers_[stream_index].groups();
+    return (at.packed ? tier_of(s, groups, at.row) : s.exact).position(at.row);
 }
 
 void LayerCache::read(Part part, std::size_t offset, std::size_t size, std::byte* out) const {

@@ -34,7 +34,7 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
         for (const std::uint32_t cell : its)
             if (cell != no_cell) done[cell] = 1;
     };
-    const bool stays = rope && !plan_->has_positions() && !plan_->scheme().exact() &&
+    const bool stays = rope && !plan().has_positions() && !plan().scheme().exact() &&
                        (!shift_rope_ || *shift_rope_ == *rope);
     if (stays) {
         shift_rope_ = rope;
@@ -44,7 +44,7 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
             if (generations[unit] % 2 == 0 || !has_packed(Part::keys, s, groups, unit)) continue;
             bool packed = true;
             for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
-                packed = packed && s.packed.packed(b);
+                packed = packed && s.packed[s.tiers[unit]].packed(b);
             if (packed) move(unit);
         }
     }

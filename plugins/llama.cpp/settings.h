@@ -16,6 +16,10 @@ struct Setting {
     bool delegate = false;  // plain f16 and stock CPU kernels
     Scheme scheme;
     std::shared_ptr<const Calibration> calibration;  // null: the scheme needs none
+    // LOWKV_BUDGET, in bytes; 0: none. While it lasts rows stay exact, then the oldest are packed
+    // by the first of `finer`, then by the next, and in the end by the scheme.
+    std::size_t budget = 0;
+    std::vector<LayerScheme> finer;
 };
 
 // For the schemes that are chosen from now on; lowkv_ggml.h's add_calibration() reads it from a

@@ -20,10 +20,19 @@ namespace {
 
 }  // namespace
 
+// Its exact blocks are of the same form, in the same memory.
+void Sequence::check_rows(const Sequence& source) const {
+    const Plan &a = *source.plan_, &b = *plan_;
+    if (!(a.shape() == b.shape()) || a.block_tokens() != b.block_tokens() || a.rows() != b.rows() ||
+        a.byte_rows() != b.byte_rows() || a.has_positions() != b.has_positions())
+        refuse("the other sequence has exact rows of another form");
+    if (&source.device() != &device()) refuse("the other sequence lies on another device");
+}
+
 void Sequence::check_source(const Sequence& source, std::span<const std::uint32_t> blocks,
                             std::span<const std::uint32_t> cells) const {
     const std::uint32_t tokens = plan_->block_tokens();
-    if (source.plan_ != plan_) refuse("the rows' sequence has another plan");
+    check_rows(source);
     if (cells.size() != blocks.size() * tokens)
         refuse(std::to_string(cells.size()) + " cells for " + std::to_string(blocks.size()) +
                " blocks of " + std::to_string(tokens) + " tokens");
@@ -37,6 +46,18 @@ void Sequence::check_source(const Sequence& source, std::span<const std::uint32_
     std::sort(ascending.begin(), ascending.end());
     if (std::adjacent_find(ascending.begin(), ascending.end()) != ascending.end())
         refuse("a block is named twice");
+}
+
+void Sequence::check_absent(std::span<const std::uint32_t> blocks,
+                            std::span<const std::uint32_t> stats_from) const {
+    if (!stats_from.empty() && stats_from.size() != blocks.size())
+        refuse(std::to_string(stats_from.size()) + " reference blocks for " +
+               std::to_string(blocks.size()) + " blocks");
+    for (const std::uint32_t b : blocks) {
+        check_cell((std::uint64_t{b} + 1) * plan_->block_tokens() - 1);
+        if (b < blocks_.size() && blocks_[b] != nullptr)
+            refuse("block " + std::to_string(b) + " is there already");
+    }
 }
 
 // A block's worth of cells each as exact blocks: the source's own where they are one of its blocks
@@ -62,6 +83,7 @@ class Sequence::Gathered {
         });
     }
     const std::byte* operator[](std::size_t i) const noexcept { return rows_[i]; }
+    std::span<const std::byte* const> all() const noexcept { return rows_; }
 
   private:
     std::vector<const std::byte*> rows_;
@@ -118,41 +140,62 @@ void Sequence::pack_keys_from(const Sequence& source, std::span<const std::uint3
 void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                          std::span<const std::uint32_t> cells, Executor& executor,
                          std::span<const std::uint32_t> stats_from, std::optional<Part> only) {
-    const std::uint32_t tokens = plan_->block_tokens();
     check_source(source, blocks, cells);
-    if (!stats_from.empty() && stats_from.size() != blocks.size())
-        refuse(std::to_string(stats_from.size()) + " reference blocks for " +
-               std::to_string(blocks.size()) + " blocks");
-    std::uint32_t end = 0;
-    for (const std::uint32_t b : blocks) {
-        check_cell((std::uint64_t{b} + 1) * tokens - 1);
-        if (b < blocks_.size() && blocks_[b] != nullptr)
-            refuse("block " + std::to_string(b) + " is there already");
-        end = std::max(end, b + 1);
-    }
-    if (cut_ && end * tokens > size_) {  // stale cells would come back to life below the new size
-        const Place cut{this, size_ / tokens};
+    check_absent(blocks, stats_from);
+    if (blocks.empty()) return;
+    const std::uint32_t end = (*std::ranges::max_element(blocks) + 1) * plan_->block_tokens();
+    if (cut_ && end > size_) {  // stale cells would come back to life below the new size
+        const Place cut{this, size_ / plan_->block_tokens()};
         make_writable(std::span(&cut, 1), 0);
     }
     if (plan_->scheme().exact()) {
         copy_from(source, blocks, cells, executor);
+        size_ = std::max(size_, end);
     } else {
         const Gathered rows(source, cells, executor);
-        std::vector<Packing> places;
-        for (std::size_t i = 0; i < blocks.size(); ++i)
-            places.push_back(
-                {{this, blocks[i]}, stats_from.empty() ? first_packed : stats_from[i], rows[i]});
-        std::ranges::sort(places, {}, &Place::block);
-        const auto before = blocks_.size();
-        blocks_.resize(std::max<std::size_t>(before, end));
-        try {
-            pack(places, false, executor, only);
-        } catch (...) {
-            blocks_.resize(before);
-            throw;
-        }
+        pack_rows(blocks, rows.all(), executor, stats_from, only);
     }
-    size_ = std::max(size_, end * tokens);
+}
+
+void Sequence::pack_rows(std::span<const std::uint32_t> blocks,
+                         std::span<const std::byte* const> rows, Executor& executor,
+                         std::span<const std::uint32_t> stats_from, std::optional<Part> only) {
+    std::vector<Packing> places;
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        places.push_back(
+            {{this, blocks[i]}, stats_from.empty() ? first_packed : stats_from[i], rows[i]});
+    std::ranges::sort(places, {}, &Place::block);
+    const std::uint32_t end = places.back().block + 1;
+    const auto before = blocks_.size();
+    blocks_.resize(std::max<std::size_t>(before, end));
+    try {
+        pack(places, false, executor, only);
+    } catch (...) {
+        blocks_.resize(before);
+        throw;
+    }
+    size_ = std::max(size_, end * plan_->block_tokens());
+}
+
+void Sequence::pack_again_from(const Sequence& source, std::span<const std::uint32_t> blocks,
+                               Executor& executor, std::span<const std::uint32_t> stats_from) {
+    check_rows(source);
+    if (plan_->scheme().exact()) refuse("an exact scheme packs nothing again");
+    for (const std::uint32_t b : blocks)
+        if (b >= source.blocks_.size() || !source.packed(b) || source.blocks_[b]->values.none())
+            refuse("block " + std::to_string(b) + " of the other sequence is not packed");
+    check_absent(blocks, stats_from);
+    if (blocks.empty()) return;
+    const cache::Slots decoded(store_->impl(), cache::Slots::As::scratch, plan_->exact_bytes(),
+                               blocks.size());
+    std::vector<BlockCopy> copies;
+    std::vector<const std::byte*> rows;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        copies.push_back({source.blocks_[blocks[i]]->data, decoded[i]});
+        rows.push_back(decoded[i]);
+    }
+    device().decode(*source.plan_, copies, executor);
+    pack_rows(blocks, rows, executor, stats_from, std::nullopt);
 }
 
 void Sequence::copy_from(const Sequence& source, std::span<const std::uint32_t> blocks,

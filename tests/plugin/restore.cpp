@@ -83,7 +83,7 @@ void restore_at_once(const Cache& cache, const State& state, const Cells& where)
 // All packed blocks of a layer as they lie; empty ones are absent or exact.
 std::vector<Bytes> packed_bytes(const Cache& cache, std::size_t layer) {
     const lowkv::ggml::LayerCache& its = *lowkv::ggml::cache_tensor(cache.keys(layer))->layer;
-    const lowkv::Sequence& packed = its.stream(0).packed;
+    const lowkv::Sequence& packed = its.stream(0).packed.back();
     std::vector<Bytes> blocks(packed.blocks());
     for (std::uint32_t b = 0; b < packed.blocks(); ++b) {
         if (!packed.packed(b)) continue;

@@ -1,8 +1,8 @@
 #pragma once
-// Attention to streams some of whose units were moved by a context shift (key_shift.h): such a unit
-// meets queries that are turned back by its own distance. Units that lie side by side and moved
-// alike are one part of a stream's attention, a sequence of its own to the core, and the softmaxes
-// are joined in the end.
+// Attention to streams whose packed units are not all alike: some were moved by a context shift
+// (key_shift.h) and meet queries that are turned back by their own distance, some lie in another
+// tier (layer_cache.h). Units that lie side by side and are alike are one part of a stream's
+// attention, a sequence of its own to the core, and the softmaxes are joined in the end.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace lowkv::ggml {
 
-class MovedAttention {
+class MixedAttention {
   public:
     void clear() noexcept { used_ = 0; }
-    // `whole`: what a stream attends to, the blocks of `units` first. Takes those units away from
-    // it that moved, and those before the last of these. Does nothing where none moved.
+    // `whole`: what a stream attends to, the blocks of `units` first. Takes units away from it, up
+    // to the last one that was moved or is not in the last tier. Does nothing where there is none.
     void take(const LayerCache& layer, std::uint32_t stream, std::span<const std::uint32_t> units,
               SequenceAttention& whole);
     // Attends to the parts that were taken, and adds them to what the wholes' attention gave.
@@ -26,8 +26,14 @@ class MovedAttention {
                 Executor& executor);
 
   private:
+    struct Kind {
+        std::uint8_t tier = 0;
+        std::int32_t moved = 0;
+        friend bool operator==(const Kind&, const Kind&) = default;
+    };
     struct Part {
         bool remainder = false;  // what is left of a whole, behind its parts: only `lse` is used
+        std::uint8_t tier = 0;
         SequenceAttention attention;
         std::vector<float> queries, out, lse;
     };
@@ -37,7 +43,7 @@ class MovedAttention {
 
     Part& next();
     void add(const LayerCache& layer, const SequenceAttention& whole, std::size_t first_row,
-             std::size_t rows, std::int32_t distance);
+             std::size_t rows, Kind kind);
     static void join(std::span<const Part> parts, const Part& remainder, std::size_t head_dim);
 };
 

@@ -1,4 +1,4 @@
-#include "moved_attention.h"
+#include "mixed_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,23 +19,26 @@ void cut(SequenceAttention& attention, const Plan& plan, std::size_t first, std:
 
 }  // namespace
 
-MovedAttention::Part& MovedAttention::next() {
+MixedAttention::Part& MixedAttention::next() {
     if (used_ == parts_.size()) parts_.emplace_back();
     Part& part = parts_[used_++];
     part.remainder = false;
     return part;
 }
 
-void MovedAttention::take(const LayerCache& layer, std::uint32_t stream,
+void MixedAttention::take(const LayerCache& layer, std::uint32_t stream,
                           std::span<const std::uint32_t> units, SequenceAttention& whole) {
-    const auto moved = [&](std::size_t i) { return layer.moved_by(stream, units[i]); };
+    const auto kind = [&](std::size_t i) {
+        return Kind{layer.tier(stream, units[i]), layer.moved_by(stream, units[i])};
+    };
+    const Kind plain{static_cast<std::uint8_t>(layer.plans().size() - 1), 0};
     std::size_t taken = units.size();
-    while (taken > 0 && moved(taken - 1) == 0) --taken;
+    while (taken > 0 && kind(taken - 1) == plain) --taken;
     if (taken == 0) return;
     const std::size_t unit_rows = layer.unit_rows(stream);
     for (std::size_t first = 0, end = 0; first < taken; first = end) {
-        while (end < taken && moved(end) == moved(first)) ++end;
-        add(layer, whole, first * unit_rows, (end - first) * unit_rows, moved(first));
+        while (end < taken && kind(end) == kind(first)) ++end;
+        add(layer, whole, first * unit_rows, (end - first) * unit_rows, kind(first));
     }
     Part& remainder = next();
     remainder.remainder = true;
@@ -45,9 +48,10 @@ void MovedAttention::take(const LayerCache& layer, std::uint32_t stream,
     remainder.attention = whole;
 }
 
-void MovedAttention::add(const LayerCache& layer, const SequenceAttention& whole,
-                         std::size_t first_row, std::size_t rows, std::int32_t distance) {
+void MixedAttention::add(const LayerCache& layer, const SequenceAttention& whole,
+                         std::size_t first_row, std::size_t rows, Kind kind) {
     Part& part = next();
+    part.tier = kind.tier;
     part.attention = whole;
     cut(part.attention, layer.plan(), first_row, rows);
     AttentionIO& io = part.attention.io;
@@ -55,9 +59,9 @@ void MovedAttention::add(const LayerCache& layer, const SequenceAttention& whole
     const std::size_t head_dim = layer.shape().head_dim;
     part.out.resize(queries * head_dim);
     part.lse.resize(queries);
-    if (distance != 0) {
+    if (kind.moved != 0) {
         part.queries.resize(queries * head_dim);
-        const KeyShift back(layer.shift_rope(), -distance);
+        const KeyShift back(layer.shift_rope(), -kind.moved);
         float* q = part.queries.data();
         for (std::size_t token = 0; token < io.tokens; ++token) {
             for (std::size_t head = 0; head < io.heads; ++head, q += head_dim) {
@@ -76,14 +80,18 @@ void MovedAttention::add(const LayerCache& layer, const SequenceAttention& whole
     io.lse = part.lse.data();
 }
 
-void MovedAttention::attend(const LayerCache& layer, AttentionParams params,
+void MixedAttention::attend(const LayerCache& layer, AttentionParams params,
                             AttentionWorkspace& workspace, Executor& executor) {
     if (used_ == 0) return;
     params.sink_logits = nullptr;  // the remainder has met them
-    attended_.clear();
-    for (std::size_t i = 0; i < used_; ++i)
-        if (!parts_[i].remainder) attended_.push_back(parts_[i].attention);
-    lowkv::attend(layer.device(), layer.plan(), attended_, params, workspace, executor);
+    for (std::size_t tier = 0; tier < layer.plans().size(); ++tier) {
+        attended_.clear();
+        for (std::size_t i = 0; i < used_; ++i)
+            if (!parts_[i].remainder && parts_[i].tier == tier)
+                attended_.push_back(parts_[i].attention);
+        if (attended_.empty()) continue;
+        lowkv::attend(layer.device(), *layer.plans()[tier], attended_, params, workspace, executor);
+    }
     std::size_t first = 0;
     for (std::size_t i = 0; i < used_; ++i) {
         if (!parts_[i].remainder) continue;
@@ -92,7 +100,7 @@ void MovedAttention::attend(const LayerCache& layer, AttentionParams params,
     }
 }
 
-void MovedAttention::join(std::span<const Part> parts, const Part& remainder,
+void MixedAttention::join(std::span<const Part> parts, const Part& remainder,
                           std::size_t head_dim) {
     const AttentionIO& io = remainder.attention.io;
     for (std::size_t i = 0; i < remainder.lse.size(); ++i) {

@@ -1,0 +1,232 @@
+// What a layer packs, and packs again: its units follow the stream's groups.
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "layer_cache.h"
+
+namespace lowkv::ggml {
+
+// Units and blocks of cells are as long as the longest block of any layer.
+std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
+    return groups.block() / plan().block_tokens();
+}
+
+std::vector<std::uint32_t> LayerCache::blocks_of(const CellGroups& groups,
+                                                 std::span<const std::uint32_t> units) const {
+    const std::uint32_t blocks_each = ratio(groups);
+    std::vector<std::uint32_t> blocks;
+    for (const std::uint32_t unit : units)
+        for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
+            blocks.push_back(b);
+    return blocks;
+}
+
+// The block whose statistics a unit takes over: that of the nearest packed group before it in its
+// sequence, or of one among `others`, which are packed with it: in its own tier. no_cell: its own.
+// So what another sequence has in the stream does not matter. Layers with statistics have blocks as
+// long as a unit.
+std::uint32_t LayerCache::stats_from(std::uint32_t stream_index, std::uint32_t unit,
+                                     std::uint8_t tier,
+                                     std::span<const std::uint32_t> others) const {
+    if (!plans_[tier]->has_statistics()) return no_cell;
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const StreamState& s = stream(stream_index);
+    for (std::uint32_t g = groups.before(groups.unit_group(unit)); g != no_cell;
+         g = groups.before(g)) {
+        const std::uint32_t u = groups.group(g).unit;
+        if (u == no_cell) continue;
+        const bool done = has_packed(Part::keys, s, groups, u) && s.tiers[u] == tier;
+        if ((done && s.packed[tier].packed(u)) || std::ranges::find(others, u) != others.end())
+            return u;
+    }
+    return no_cell;
+}
+
+bool LayerCache::has_packed(Part part, const StreamState& s, const CellGroups& groups,
+                            std::uint32_t unit) noexcept {
+    if (unit >= s.done.size()) return false;
+    const std::uint32_t generation = groups.generations()[unit];
+    return s.done[unit] == generation || (part == Part::keys && s.keys[unit] == generation);
+}
+
+// Packs units of one history and tier, few enough to be exact and packed at once.
+void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+                           Portion portion, Executor& executor) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    const std::uint32_t blocks_each = ratio(groups);
+    const std::uint8_t tier = s.tiers[units[0]];
+    Sequence& packed = s.packed[tier];
+    const std::vector<std::uint32_t> blocks = blocks_of(groups, units);
+    std::vector<std::uint32_t> cells, sources;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+        sources.insert(sources.end(), blocks_each,
+                       stats_from(stream_index, units[i], tier, units.first(i)));
+        for (const std::uint32_t cell : groups.unit_cells(units[i]))
+            cells.push_back(holds_exact(s, cell) ? cell : no_cell);
+    }
+    if (portion == Portion::values) {
+        packed.pack_values_from(s.exact, blocks, cells, executor);
+    } else {
+        QueryEnergy& queries = s.queries[groups.group(groups.unit_group(units[0])).history];
+        packed.swap_queries(queries);
+        try {
+            if (portion == Portion::keys)
+                packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
+            else
+                packed.pack_from(s.exact, blocks, cells, executor, sources);
+        } catch (...) {
+            packed.swap_queries(queries);
+            throw;
+        }
+        packed.swap_queries(queries);
+    }
+    s.keys_wait |= portion == Portion::keys;
+    for (const std::uint32_t unit : units)
+        (portion == Portion::keys ? s.keys : s.done)[unit] = groups.generations()[unit];
+}
+
+// Drops the units that are free, and packs those that are not packed up to that portion.
+void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& executor) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    const auto generations = groups.generations();
+    s.tiers.resize(generations.size(), 0);
+    s.done.resize(generations.size(), 0);
+    s.keys.resize(generations.size(), 0);
+    std::vector<std::uint32_t> taken;
+    for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
+        if (has_packed(last == Portion::keys ? Part::keys : Part::values, s, groups, unit))
+            continue;
+        if (!has_packed(Part::keys, s, groups, unit)) {
+            const std::vector<std::uint32_t> its = blocks_of(groups, {&unit, 1});
+            for (Sequence& tier : s.packed) tier.drop(its);
+            s.tiers[unit] = groups.tier(unit);
+            if (unit < s.moved.size()) s.moved[unit] = 0;
+        }
+        if (generations[unit] % 2 == 0)
+            s.done[unit] = generations[unit];
+        else
+            taken.push_back(unit);
+    }
+    const auto portion_of = [&](std::uint32_t unit) {
+        return has_packed(Part::keys, s, groups, unit) ? Portion::values : last;
+    };
+    // One history after the other, a tier after the other, each in the order of its tokens.
+    const auto history = [&](std::uint32_t unit) {
+        return groups.group(groups.unit_group(unit)).history;
+    };
+    std::ranges::sort(taken, {}, [&](std::uint32_t unit) {
+        const std::uint32_t rank = groups.group(groups.unit_group(unit)).first_rank;
+        return std::tuple(history(unit), s.tiers[unit], rank, unit);
+    });
+    constexpr std::size_t units_at_once = 8;
+    for (std::size_t first = 0, end = 0; first < taken.size(); first = end) {
+        const Portion portion = portion_of(taken[first]);
+        while (end < taken.size() && end - first < units_at_once &&
+               history(taken[end]) == history(taken[first]) && portion_of(taken[end]) == portion &&
+               s.tiers[taken[end]] == s.tiers[taken[first]])
+            ++end;
+        pack_from(stream_index, std::span(taken).subspan(first, end - first), portion, executor);
+    }
+    coarsen(stream_index, executor);
+}
+
+// Units that should be in a coarser tier go there, one by one in the order of their tokens, as
+// later ones take over statistics.
+void LayerCache::coarsen(std::uint32_t stream_index, Executor& executor) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    std::vector<std::uint32_t> units;
+    for (std::uint32_t unit = 0; unit < s.tiers.size(); ++unit)
+        if (groups.generations()[unit] % 2 == 1 && has_packed(Part::values, s, groups, unit) &&
+            s.tiers[unit] != groups.tier(unit))
+            units.push_back(unit);
+    if (units.empty()) return;
+    repack(stream_index, executor);
+    std::ranges::sort(units, {}, [&](std::uint32_t unit) {
+        const CellGroup& group = groups.group(groups.unit_group(unit));
+        return std::tuple(group.history, group.first_rank);
+    });
+    for (const std::uint32_t unit : units) {
+        Sequence& from = s.packed[s.tiers[unit]];
+        const std::uint8_t tier = groups.tier(unit);
+        const std::vector<std::uint32_t> blocks = blocks_of(groups, {&unit, 1});
+        const std::vector<std::uint32_t> sources(blocks.size(),
+                                                 stats_from(stream_index, unit, tier, {}));
+        s.packed[tier].pack_again_from(from, blocks, executor, sources);
+        from.drop(blocks);
+        s.tiers[unit] = tier;
+        coarsened_blocks_ += blocks.size();
+    }
+}
+
+// Blocks of cells without exact rows. One whose values belong to keys that wait stays.
+void LayerCache::drop_unused(std::uint32_t stream_index) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    const std::uint32_t blocks_each = ratio(groups);
+    std::vector<std::uint32_t> unused;
+    for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
+        if (groups.exact_rows()[b] > 0) continue;
+        for (std::uint32_t i = b * blocks_each; i < (b + 1) * blocks_each; ++i)
+            if (!s.keys_wait || !s.exact.has_values(i)) unused.push_back(i);
+    }
+    s.exact.drop(unused);
+}
+
+void LayerCache::follow_keys(std::uint32_t stream_index, Executor& executor) {
+    if (plan().scheme().exact() ||
+        state(stream_index).version == trackers_[stream_index].groups().version())
+        return;
+    decoded_from_ = nullptr;
+    take_units(stream_index, Portion::keys, executor);
+    drop_unused(stream_index);
+}
+
+void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
+    decoded_from_ = nullptr;
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    if (s.version != groups.version()) {
+        take_units(stream_index, Portion::whole, executor);
+        s.keys_wait = false;
+        drop_unused(stream_index);
+        s.version = groups.version();
+    }
+    repack(stream_index, executor);
+}
+
+// A graph that was aborted may have written a cell in some layers only.
+bool LayerCache::holds_exact(const StreamState& s, std::uint32_t cell) const {
+    if (cell == no_cell) return false;
+    const std::uint32_t block = cell / plan().block_tokens();
+    return block < s.exact.blocks() && s.exact.view(block).keys != nullptr;
+}
+
+void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
+    if (mode_ != Mode::packed) return;
+    StreamState& s = state(stream_index);
+    if (!s.rewritten) return;
+    decoded_from_ = nullptr;
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const auto generations = groups.generations();
+    for (std::uint8_t tier = 0; tier < s.packed.size(); ++tier) {
+        Sequence& packed = s.packed[tier];
+        std::vector<std::uint32_t> blocks, units, sources;
+        for (std::uint32_t b = 0; b < packed.blocks(); ++b) {
+            if (packed.packed(b)) continue;
+            const std::uint32_t unit = b / ratio(groups);
+            const bool in_use = unit < generations.size() && generations[unit] % 2 == 1;
+            sources.push_back(in_use ? stats_from(stream_index, unit, tier, units) : no_cell);
+            blocks.push_back(b);
+            if (in_use) units.push_back(unit);
+        }
+        packed.pack(blocks, executor, sources);
+    }
+    s.rewritten = false;
+}
+
+}  // namespace lowkv::ggml

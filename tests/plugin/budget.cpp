@@ -1,0 +1,183 @@
+// LOWKV_BUDGET: rows stay exact while they fit, the oldest are packed then, and packed again with
+// fewer bits, so that the memory is never more by what one step brings.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "ggml_cache.h"
+#include "lowkv/error.h"
+
+namespace {
+
+using namespace lowkv::test;
+
+constexpr std::uint32_t cells = 4096;
+constexpr std::size_t kib = 1024;
+constexpr const char* scheme = "lowkv2,window=32,sinks=4";
+
+// The next cache's.
+void set_budget(std::size_t bytes) { setenv("LOWKV_BUDGET", std::to_string(bytes).c_str(), 1); }
+
+class BudgetedCache : public Cache {
+  public:
+    explicit BudgetedCache(std::size_t bytes, const char* text = scheme)
+        : Cache((set_budget(bytes), text), cells) {
+        unsetenv("LOWKV_BUDGET");
+    }
+};
+
+const lowkv::ggml::CellGroups& groups_of(const Cache& cache) {
+    return lowkv::ggml::cache_tensor(cache.keys(0))->buffer->tracker(0).groups();
+}
+
+// Units by the tier that they should be in.
+std::map<unsigned, unsigned> tiers_of(const Cache& cache, std::uint32_t history = UINT32_MAX) {
+    const auto& groups = groups_of(cache);
+    std::map<unsigned, unsigned> units;
+    for (std::uint32_t g = 0; g < groups.groups(); ++g) {
+        const auto& group = groups.group(g);
+        if (group.live == 0 || group.unit == lowkv::ggml::no_cell) continue;
+        if (history == UINT32_MAX || history == group.history) ++units[groups.tier(group.unit)];
+    }
+    return units;
+}
+
+std::size_t held(const lowkv::ggml::CacheStats& stats) {
+    return stats.exact_bytes + stats.packed_bytes;
+}
+
+// Attention of one more token over all of these, beside an exact cache of the same rows.
+float error_of(Cache& cache, const Cells& seen, std::uint32_t free) {
+    Cache plain("exact", cells);
+    for (std::size_t i = 0; i < cache.tensors().size(); ++i) {
+        Bytes rows = rows_of(cache.tensors()[i], 0, cells);
+        // Without marks: those are of another scheme.
+        for (std::size_t at = 0; at < rows.size(); at += sizeof(ggml_fp16_t))
+            rows[at] &= std::byte{0xFE};
+        ggml_backend_tensor_set(plain.tensors()[i], rows.data(), 0, rows.size());
+    }
+    REQUIRE(plain.step({free}, seen) == fine);
+    REQUIRE(cache.step({free}, seen) == fine);
+    float most = 0, size = 0;
+    for (std::size_t i = 0; i < plain.result().size(); ++i) {
+        most = std::max(most, std::abs(plain.result()[i] - cache.result()[i]));
+        size = std::max(size, std::abs(plain.result()[i]));
+    }
+    return most / size;
+}
+
+}  // namespace
+
+TEST_CASE("a budget that is never full is bit-identical to exact") {
+    BudgetedCache ours(std::size_t{1} << 40);
+    Cache exact("exact,window=32,sinks=4", cells);
+    for (std::uint32_t first = 0; first < 2000; first += 250) {
+        const Cells where = range(first, first + 250), before = range(0, first);
+        REQUIRE(ours.step(where, before) == fine);
+        REQUIRE(exact.step(where, before) == fine);
+        CHECK(ours.result() == exact.result());
+    }
+    CHECK(lowkv::ggml::stats().cells_packed == 0);
+}
+
+TEST_CASE("the memory stays within the budget, as precise as it can be") {
+    const struct {
+        const char* scheme;
+        std::size_t limit;
+    } budgets[] = {{scheme, 2600 * kib},
+                   {scheme, 1130 * kib},
+                   {scheme, 980 * kib},
+                   {"lowkv2.8,window=32", 1100 * kib},
+                   {"lowkv1.5,window=32", 800 * kib}};
+    for (const auto& [text, limit] : budgets) {
+        CAPTURE(limit);
+        BudgetedCache cache(limit, text);
+        constexpr std::uint32_t step = 100;
+        // Rows of a step, and what the blocks hold that they begin and that are not free yet.
+        const std::size_t slack = (step + 3 * 128) * 2 * row_bytes * layers;
+        std::vector<std::map<unsigned, unsigned>> seen;
+        for (std::uint32_t first = 0; first + step < 3900; first += step) {
+            REQUIRE(cache.step(range(first, first + step), range(0, first)) == fine);
+            CHECK(held(lowkv::ggml::stats()) <= limit + slack);
+            seen.push_back(tiers_of(cache));
+        }
+        // Nothing is packed at first; a tier is used up before the next one begins.
+        CHECK(seen.front().empty());
+        CHECK(seen[5].empty());
+        for (auto& tiers : seen) {
+            CAPTURE(tiers[0]);
+            CAPTURE(tiers[1]);
+            CAPTURE(tiers[2]);
+            CAPTURE(tiers[3]);
+            for (unsigned coarse = 2; coarse < 4; ++coarse)
+                if (tiers[coarse] > 0) CHECK(tiers[coarse - 2] <= 4);
+        }
+        CHECK(held(lowkv::ggml::stats()) > limit * 3 / 4);
+        CHECK((lowkv::ggml::stats().coarsened_blocks > 0) == (limit < 2000 * kib));
+        CHECK(error_of(cache, range(0, 3800), 4000) < 0.02f);
+    }
+}
+
+TEST_CASE("sequences share it fairly, and shifts, states and copies go on") {
+    BudgetedCache cache(1500 * kib);
+    // Two sequences in turn, cells between each other.
+    Cells own[2];
+    for (std::uint32_t first = 0; first < 3600; first += 90) {
+        Cells& its = own[first / 90 % 2];
+        const Cells where = range(first, first + 90);
+        REQUIRE(cache.step(where, its) == fine);
+        its.insert(its.end(), where.begin(), where.end());
+    }
+    const auto& groups = groups_of(cache);
+    auto one = tiers_of(cache, groups.group(groups.group_of(own[0].back())).history);
+    auto other = tiers_of(cache, groups.group(groups.group_of(own[1].back())).history);
+    for (const unsigned tier : {0u, 1u, 2u}) {
+        CAPTURE(tier);
+        CHECK(std::max(one[tier], other[tier]) - std::min(one[tier], other[tier]) <= 2);
+    }
+    CHECK(error_of(cache, own[0], 4000) < 0.02f);
+
+    std::vector<std::int32_t> shifts(cells, 0);
+    for (std::size_t i = 900; i < own[0].size(); ++i) shifts[own[0][i]] = -700;
+    REQUIRE(cache.shift(shifts) == fine);
+    CHECK(lowkv::ggml::stats().moved_blocks > 0);
+    own[0].erase(own[0].begin() + 200, own[0].begin() + 900);
+    CHECK(error_of(cache, own[0], 4001) < 0.02f);
+    CHECK(error_of(cache, own[1], 4002) < 0.02f);
+
+    // Saved and restored: within the budget again, and as it was but for the marks.
+    std::vector<Bytes> state;
+    for (const ggml_tensor* tensor : cache.tensors()) state.push_back(rows_of(tensor, 0, cells));
+    cache.clear();
+    for (std::size_t i = 0; i < state.size(); ++i)
+        ggml_backend_tensor_set(cache.tensors()[i], state[i].data(), 0, state[i].size());
+    CHECK(error_of(cache, own[1], 4003) < 0.02f);
+    CHECK(held(lowkv::ggml::stats()) <= 1500 * kib + 4 * 128 * 2 * row_bytes * layers);
+}
+
+TEST_CASE("a budget that can't be kept or understood is refused with what would do") {
+    {
+        BudgetedCache cache(100 * kib);
+        CHECK(cache.step({0}, {}) != fine);
+        CHECK(logged("is too little: 4096 tokens take"));
+    }
+    for (const char* text : {"much", "12 parsecs", "-3MiB", "0", "1e400GiB"}) {
+        setenv("LOWKV_BUDGET", text, 1);
+        CHECK_THROWS_WITH_AS(lowkv::ggml::set_scheme(scheme),
+                             doctest::Contains("is no size: say 24MiB"), lowkv::Error);
+    }
+    setenv("LOWKV_BUDGET", "1.5MiB", 1);
+    for (const char* text : {"kivi2", "exact", "lowkv2.8,layer.0=lowkv4"})
+        CHECK_THROWS_WITH_AS(lowkv::ggml::set_scheme(text),
+                             doctest::Contains("LOWKV_BUDGET is for"), lowkv::Error);
+    unsetenv("LOWKV_BUDGET");
+    lowkv::ggml::set_scheme(scheme);
+}
