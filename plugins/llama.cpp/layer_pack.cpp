@@ -213,8 +213,8 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
     decoded_from_ = nullptr;
     const CellGroups& groups = trackers_[stream_index].groups();
     const auto generations = groups.generations();
-    for (std::uint8_t tier = 0; tier < s.packed.size(); ++tier) {
-        Sequence& packed = s.packed[tier];
+    std::uint8_t tier = 0;
+    for (Sequence& packed : s.packed) {
         std::vector<std::uint32_t> blocks, units, sources;
         for (std::uint32_t b = 0; b < packed.blocks(); ++b) {
             if (packed.packed(b)) continue;
@@ -225,6 +225,7 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
             if (in_use) units.push_back(unit);
         }
         packed.pack(blocks, executor, sources);
+        ++tier;
     }
     s.rewritten = false;
 }
