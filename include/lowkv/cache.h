@@ -128,7 +128,7 @@ class Sequence {
     void write_values(std::span<const std::uint32_t> cells, const float* rows,
                       std::size_t row_stride);
     // The same of rows of any type, by the executor's threads; those of the plan's own are copied
-    // as they are.
+    // as they are. No cell is named twice.
     void write_keys(std::span<const std::uint32_t> cells, const Rows& rows,
                     std::span<const std::int32_t> positions = {},
                     Executor& executor = serial_executor());

@@ -256,7 +256,7 @@ void Backend::see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTe
     rows.data = view.mask();
     rows.row_stride = view.rows();
     SequenceAttention whole{blocks, io, rows};
-    mixed_.take(layer, stream, view.units(), whole);
+    mixed_.take(layer, stream, view.units(), whole, *executor_);
     attended_.push_back(whole);
 }
 

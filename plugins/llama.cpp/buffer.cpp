@@ -134,7 +134,9 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
             std::make_unique<CacheTensor>(CacheTensor{this, layer.get(), name->part}));
         tensor.extra = tensors_.back().get();
     }
-    memory_.forbid(static_cast<std::size_t>(address - base()), packed_bytes(tensor, *setting_));
+    const std::size_t bytes = packed_bytes(tensor, *setting_);
+    told_bytes_ += bytes;
+    memory_.forbid(static_cast<std::size_t>(address - base()), bytes);
 }
 
 void CacheBuffer::clear(std::uint8_t value) {
@@ -154,12 +156,12 @@ void CacheBuffer::clear(std::uint8_t value) {
 void CacheBuffer::start() {
     if (started_) return;
     for (auto& [key, layer] : layers_) layer->decide();
+    share_budget();
     started_ = true;
     may_pack_ = std::ranges::any_of(layers_, [](const auto& entry) {
         return entry.second->mode() == LayerCache::Mode::packed;
     });
     plan();
-    share_budget();
     if (!refusal_.empty()) return;
     if (!layers_.empty() && none_packs())
         report(GGML_LOG_LEVEL_WARN, "NOT active: nothing is packed");

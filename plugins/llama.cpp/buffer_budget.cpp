@@ -1,5 +1,4 @@
-// LOWKV_BUDGET among a model's caches and their streams: each gets the part that it would have of
-// f16.
+// LOWKV_BUDGET among a model's caches and their streams.
 
 #include <algorithm>
 #include <cstdio>
@@ -28,13 +27,29 @@ std::string mib(std::size_t bytes) {
 
 void CacheBuffer::share_budget() {
     if (setting_->budget == 0 || trackers_.empty()) return;
-    double mine = 0, all = 0;
+    // What all of the model's caches take at the scheme, and at f16: between these the rest is
+    // shared.
+    std::size_t least = 0, most = 0, cells = 0;
     for_each_live([&](const CacheBuffer& buffer) {
         if (buffer.model() != model_) return;
-        const auto bytes = static_cast<double>(nominal_bytes(buffer));
-        all += bytes;
-        if (&buffer == this) mine = bytes;
+        least += buffer.told_bytes_;
+        most += nominal_bytes(buffer);
+        for (const CellTracker& tracker : buffer.trackers_)
+            cells = std::max<std::size_t>(cells, tracker.groups().cells());
     });
+    if (setting_->budget < least) {
+        refuse("LOWKV_BUDGET=" + mib(setting_->budget) + " is too little: " +
+               std::to_string(cells * trackers_.size()) + " tokens take " + mib(least) + " at " +
+               setting_->text + "; give more, a smaller context (-c), or a scheme of fewer bits");
+        return;
+    }
+    const double spare = most > least ? static_cast<double>(setting_->budget - least) /
+                                            static_cast<double>(most - least)
+                                      : 1.0;
+    const std::size_t mine =
+        told_bytes_ +
+        static_cast<std::size_t>(spare * static_cast<double>(nominal_bytes(*this) - told_bytes_));
+
     const CellGroups& groups = trackers_.front().groups();
     CellTracker::Budget costs;
     std::size_t plain = 0;
@@ -50,22 +65,7 @@ void CacheBuffer::share_budget() {
             costs.unit[tier] += blocks * layer->plans()[tier]->packed_bytes();
     }
     if (costs.unit.empty()) return;
-    const std::size_t units = (groups.cells() + groups.block() - 1) / groups.block();
-    // What a sequence keeps exact: its window, blocks that it has begun, a sink's.
-    const std::size_t exact = std::min<std::size_t>(
-        units, (setting_->scheme.retention.window + groups.block() - 1) / groups.block() + 2);
-    const std::size_t least =
-        plain + trackers_.size() * (units * costs.unit.back() + exact * costs.exact_block);
-    const auto budget =
-        static_cast<std::size_t>(static_cast<double>(setting_->budget) * mine / all);
-    if (budget < least) {
-        refuse("LOWKV_BUDGET=" + mib(setting_->budget) + " is too little: " +
-               std::to_string(groups.cells() * trackers_.size()) + " tokens take " +
-               mib(static_cast<std::size_t>(static_cast<double>(least) * all / mine)) + " at " +
-               setting_->text + "; give more, a smaller context (-c), or a scheme of fewer bits");
-        return;
-    }
-    costs.limit = (budget - plain) / trackers_.size();
+    costs.limit = std::max<std::size_t>(mine > plain ? (mine - plain) / trackers_.size() : 0, 1);
     for (CellTracker& tracker : trackers_) tracker.set_budget(costs);
 }
 

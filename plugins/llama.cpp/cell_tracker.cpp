@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <tuple>
+#include <functional>
 #include <unordered_map>
 #include <utility>
+
+#include "report.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -263,46 +265,66 @@ std::size_t CellTracker::held_bytes() const noexcept {
     return held;
 }
 
-std::uint32_t CellTracker::next_to_shrink() const {
-    const std::size_t exact = 0, never = budget_.unit.size();
-    // What its next state counts as: 0 for exact rows, then by tier.
-    const auto state = [&](const CellGroup& group) {
-        if (group.live == 0) return never;
-        if (group.unit == no_cell) return is_ready(group) ? exact : never;
-        return std::size_t{1} + groups_.tier(group.unit);
-    };
-    std::size_t finest = never;
-    std::unordered_map<std::uint32_t, std::size_t> size;  // of histories, in groups of that state
+// What a group's next state counts as: 0 for rows that are exact and ready, then by tier.
+std::size_t CellTracker::state_of(const CellGroup& group) const noexcept {
+    if (group.live == 0) return budget_.unit.size();
+    if (group.unit != no_cell) return std::size_t{1} + groups_.tier(group.unit);
+    return is_ready(group) ? 0 : budget_.unit.size();
+}
+
+std::vector<std::uint32_t> CellTracker::next_to_shrink() const {
+    std::size_t finest = budget_.unit.size();
+    std::vector<std::uint32_t> found;
     for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
-        const CellGroup& group = groups_.group(g);
-        const std::size_t its = state(group);
-        if (its > finest || its == never) continue;
-        if (its < finest) size.clear();
-        finest = its;
-        ++size[group.history];
+        const std::size_t state = state_of(groups_.group(g));
+        if (state > finest || state == budget_.unit.size()) continue;
+        if (state < finest) found.clear();
+        finest = state;
+        found.push_back(g);
     }
-    std::uint32_t found = no_cell;
-    const auto before = [&](const CellGroup& a, const CellGroup& b) {
-        return std::tuple(size[b.history], a.history, a.first_rank) <
-               std::tuple(size[a.history], b.history, b.first_rank);
-    };
-    for (std::uint32_t g = 0; g < groups_.groups() && finest != never; ++g)
-        if (state(groups_.group(g)) == finest &&
-            (found == no_cell || before(groups_.group(g), groups_.group(found))))
-            found = g;
+    const auto of = [&](std::uint32_t g) -> const CellGroup& { return groups_.group(g); };
+    if (finest == 0) {
+        // Those written longest ago: their cells lie side by side, so that memory comes free.
+        std::ranges::sort(found, {}, [&](auto g) { return std::pair(of(g).last_write, g); });
+        return found;
+    }
+    // By turns of the histories, those that have most first, oldest groups first.
+    std::unordered_map<std::uint32_t, std::size_t> size;
+    for (const std::uint32_t g : found) ++size[of(g).history];
+    std::ranges::sort(found, {},
+                      [&](auto g) { return std::pair(of(g).history, of(g).first_rank); });
+    std::vector<std::pair<std::size_t, std::uint32_t>> order;  // what its history has by then
+    for (const std::uint32_t g : found) order.emplace_back(size[of(g).history]--, g);
+    std::ranges::stable_sort(order, std::greater{}, [](const auto& item) { return item.first; });
+    std::ranges::transform(order, found.begin(), [](const auto& item) { return item.second; });
     return found;
 }
 
 void CellTracker::make_room() {
     bool any = false;
-    while (held_bytes() > budget_.limit) {
-        const std::uint32_t group = next_to_shrink();
-        if (group == no_cell) return;
-        if (groups_.group(group).unit == no_cell)
-            pack(group, any);
-        else
-            groups_.coarsen(groups_.group(group).unit);
+    std::size_t held = held_bytes();
+    while (held > budget_.limit) {
+        const std::vector<std::uint32_t> groups = next_to_shrink();
+        if (groups.empty()) break;
+        for (const std::uint32_t group : groups) {
+            if (held <= budget_.limit) return;
+            const std::uint32_t unit = groups_.group(group).unit;
+            if (unit == no_cell) {
+                pack(group, any);
+                held = held_bytes();
+            } else {
+                held += budget_.unit[groups_.tier(unit) + 1u];
+                held -= budget_.unit[groups_.tier(unit)];
+                groups_.coarsen(unit);
+            }
+        }
     }
+    // A step's own rows are in its window.
+    const std::size_t slack = (previous_.size() / groups_.block() + 2) * budget_.exact_block;
+    if (held > budget_.limit + slack)
+        report_once(GGML_LOG_LEVEL_WARN,
+                    "LOWKV_BUDGET is exceeded: each sequence keeps its newest and its first tokens "
+                    "unquantized, and there are more sequences than it has room for");
 }
 
 const Layout& CellTracker::newest_layout() {

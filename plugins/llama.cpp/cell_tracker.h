@@ -113,9 +113,10 @@ class CellTracker {
     void pack_ready();
     void pack(std::uint32_t group, bool& any);
     void make_room();
-    // The group to be packed, or packed once more: of those in the finest state the first one of
-    // the history that has the most. no_cell: all are as coarse as can be.
-    std::uint32_t next_to_shrink() const;
+    std::size_t state_of(const CellGroup& group) const noexcept;
+    // The groups to be packed, or packed once more, in this order: all that are in the finest
+    // state. None: all are as coarse as can be.
+    std::vector<std::uint32_t> next_to_shrink() const;
     bool is_ready(const CellGroup& group) const noexcept;
     const Layout& newest_layout();
 };

@@ -7,6 +7,27 @@
 #include "layer_cache.h"
 
 namespace lowkv::ggml {
+namespace {
+
+constexpr std::size_t units_at_once = 8;
+
+// A history's queries in the sequence that packs its rows, as long as it does.
+class LentQueries {
+  public:
+    LentQueries(Sequence& sequence, QueryEnergy& queries) noexcept
+        : sequence_(sequence), queries_(queries) {
+        sequence_.swap_queries(queries_);
+    }
+    ~LentQueries() { sequence_.swap_queries(queries_); }
+    LentQueries(const LentQueries&) = delete;
+    LentQueries& operator=(const LentQueries&) = delete;
+
+  private:
+    Sequence& sequence_;
+    QueryEnergy& queries_;
+};
+
+}  // namespace
 
 // Units and blocks of cells are as long as the longest block of any layer.
 std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
@@ -70,18 +91,12 @@ void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint
     if (portion == Portion::values) {
         packed.pack_values_from(s.exact, blocks, cells, executor);
     } else {
-        QueryEnergy& queries = s.queries[groups.group(groups.unit_group(units[0])).history];
-        packed.swap_queries(queries);
-        try {
-            if (portion == Portion::keys)
-                packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
-            else
-                packed.pack_from(s.exact, blocks, cells, executor, sources);
-        } catch (...) {
-            packed.swap_queries(queries);
-            throw;
-        }
-        packed.swap_queries(queries);
+        const LentQueries queries(packed,
+                                  s.queries[groups.group(groups.unit_group(units[0])).history]);
+        if (portion == Portion::keys)
+            packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
+        else
+            packed.pack_from(s.exact, blocks, cells, executor, sources);
     }
     s.keys_wait |= portion == Portion::keys;
     for (const std::uint32_t unit : units)
@@ -122,7 +137,6 @@ void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& 
         const std::uint32_t rank = groups.group(groups.unit_group(unit)).first_rank;
         return std::tuple(history(unit), s.tiers[unit], rank, unit);
     });
-    constexpr std::size_t units_at_once = 8;
     for (std::size_t first = 0, end = 0; first < taken.size(); first = end) {
         const Portion portion = portion_of(taken[first]);
         while (end < taken.size() && end - first < units_at_once &&
@@ -134,8 +148,7 @@ void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& 
     coarsen(stream_index, executor);
 }
 
-// Units that should be in a coarser tier go there, one by one in the order of their tokens, as
-// later ones take over statistics.
+// Units that should be in a coarser tier go there, some of a history at once.
 void LayerCache::coarsen(std::uint32_t stream_index, Executor& executor) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
@@ -146,19 +159,30 @@ void LayerCache::coarsen(std::uint32_t stream_index, Executor& executor) {
             units.push_back(unit);
     if (units.empty()) return;
     repack(stream_index, executor);
+    const auto kind = [&](std::uint32_t unit) {
+        return std::tuple(groups.group(groups.unit_group(unit)).history, s.tiers[unit],
+                          groups.tier(unit));
+    };
     std::ranges::sort(units, {}, [&](std::uint32_t unit) {
-        const CellGroup& group = groups.group(groups.unit_group(unit));
-        return std::tuple(group.history, group.first_rank);
+        return std::pair(kind(unit), groups.group(groups.unit_group(unit)).first_rank);
     });
-    for (const std::uint32_t unit : units) {
-        Sequence& from = s.packed[s.tiers[unit]];
-        const std::uint8_t tier = groups.tier(unit);
-        const std::vector<std::uint32_t> blocks = blocks_of(groups, {&unit, 1});
-        const std::vector<std::uint32_t> sources(blocks.size(),
-                                                 stats_from(stream_index, unit, tier, {}));
-        s.packed[tier].pack_again_from(from, blocks, executor, sources);
+    for (std::size_t first = 0, end = 0; first < units.size(); first = end) {
+        while (end < units.size() && end - first < units_at_once &&
+               kind(units[end]) == kind(units[first]))
+            ++end;
+        const auto its = std::span(units).subspan(first, end - first);
+        const std::uint8_t tier = groups.tier(its[0]);
+        const std::vector<std::uint32_t> blocks = blocks_of(groups, its);
+        std::vector<std::uint32_t> sources;
+        for (std::size_t i = 0; i < its.size(); ++i)
+            sources.insert(sources.end(), ratio(groups),
+                           stats_from(stream_index, its[i], tier, its.first(i)));
+        Sequence& from = s.packed[s.tiers[its[0]]];
+        Sequence& to = s.packed[tier];
+        const LentQueries queries(to, s.queries[std::get<0>(kind(its[0]))]);
+        to.pack_again_from(from, blocks, executor, sources);
         from.drop(blocks);
-        s.tiers[unit] = tier;
+        for (const std::uint32_t unit : its) s.tiers[unit] = tier;
         coarsened_blocks_ += blocks.size();
     }
 }
@@ -220,6 +244,7 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
             if (packed.packed(b)) continue;
             const std::uint32_t unit = b / ratio(groups);
             const bool in_use = unit < generations.size() && generations[unit] % 2 == 1;
+            if (in_use && s.tiers[unit] != tier) continue;
             sources.push_back(in_use ? stats_from(stream_index, unit, tier, units) : no_cell);
             blocks.push_back(b);
             if (in_use) units.push_back(unit);

@@ -47,6 +47,9 @@ LayerCache::Place LayerCache::place(Part part, std::uint32_t stream_index, std::
     limit = std::min(limit, cells_ - cell);
     const std::uint32_t row = packed_row(cell);
     Place found{.packed = row != no_cell, .row = row != no_cell ? row : cell, .run = 1};
+    // The unit behind may lie in another tier.
+    if (found.packed && plans_.size() > 1)
+        limit = std::min(limit, groups.block() - row % groups.block());
     while (found.run < limit &&
            packed_row(cell + found.run) == (found.packed ? row + found.run : no_cell))
         ++found.run;

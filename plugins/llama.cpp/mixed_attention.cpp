@@ -27,7 +27,8 @@ MixedAttention::Part& MixedAttention::next() {
 }
 
 void MixedAttention::take(const LayerCache& layer, std::uint32_t stream,
-                          std::span<const std::uint32_t> units, SequenceAttention& whole) {
+                          std::span<const std::uint32_t> units, SequenceAttention& whole,
+                          Executor& executor) {
     const auto kind = [&](std::size_t i) {
         return Kind{layer.tier(stream, units[i]), layer.moved_by(stream, units[i])};
     };
@@ -38,7 +39,7 @@ void MixedAttention::take(const LayerCache& layer, std::uint32_t stream,
     const std::size_t unit_rows = layer.unit_rows(stream);
     for (std::size_t first = 0, end = 0; first < taken; first = end) {
         while (end < taken && kind(end) == kind(first)) ++end;
-        add(layer, whole, first * unit_rows, (end - first) * unit_rows, kind(first));
+        add(layer, whole, first * unit_rows, (end - first) * unit_rows, kind(first), executor);
     }
     Part& remainder = next();
     remainder.remainder = true;
@@ -49,7 +50,7 @@ void MixedAttention::take(const LayerCache& layer, std::uint32_t stream,
 }
 
 void MixedAttention::add(const LayerCache& layer, const SequenceAttention& whole,
-                         std::size_t first_row, std::size_t rows, Kind kind) {
+                         std::size_t first_row, std::size_t rows, Kind kind, Executor& executor) {
     Part& part = next();
     part.tier = kind.tier;
     part.attention = whole;
@@ -62,14 +63,14 @@ void MixedAttention::add(const LayerCache& layer, const SequenceAttention& whole
     if (kind.moved != 0) {
         part.queries.resize(queries * head_dim);
         const KeyShift back(layer.shift_rope(), -kind.moved);
-        float* q = part.queries.data();
-        for (std::size_t token = 0; token < io.tokens; ++token) {
-            for (std::size_t head = 0; head < io.heads; ++head, q += head_dim) {
+        executor.parallel_for(io.tokens, [&](std::size_t token, unsigned) {
+            for (std::size_t head = 0; head < io.heads; ++head) {
+                float* q = part.queries.data() + (token * io.heads + head) * head_dim;
                 std::copy_n(io.q + token * io.q_token_stride + head * io.q_head_stride, head_dim,
                             q);
                 back.turn(q);
             }
-        }
+        });
         io.q = part.queries.data();
         io.q_token_stride = io.heads * head_dim;
         io.q_head_stride = head_dim;
@@ -95,31 +96,38 @@ void MixedAttention::attend(const LayerCache& layer, AttentionParams params,
     std::size_t first = 0;
     for (std::size_t i = 0; i < used_; ++i) {
         if (!parts_[i].remainder) continue;
-        join(std::span(parts_).subspan(first, i - first), parts_[i], layer.shape().head_dim);
+        join(std::span(parts_).subspan(first, i - first), parts_[i], layer.shape().head_dim,
+             executor);
         first = i + 1;
     }
+    // A prompt's are large.
+    constexpr std::size_t most_floats = std::size_t{1} << 22;
+    for (Part& part : parts_)
+        if (part.out.capacity() > most_floats) part = {};
 }
 
-void MixedAttention::join(std::span<const Part> parts, const Part& remainder,
-                          std::size_t head_dim) {
+void MixedAttention::join(std::span<const Part> parts, const Part& remainder, std::size_t head_dim,
+                          Executor& executor) {
     const AttentionIO& io = remainder.attention.io;
-    for (std::size_t i = 0; i < remainder.lse.size(); ++i) {
-        float top = remainder.lse[i];
-        for (const Part& part : parts) top = std::max(top, part.lse[i]);
-        if (top == -std::numeric_limits<float>::infinity()) continue;  // zeros
-        float total = std::exp(remainder.lse[i] - top);
-        for (const Part& part : parts) total += std::exp(part.lse[i] - top);
-        float* out =
-            io.out + i / io.heads * io.out_token_stride + i % io.heads * io.out_head_stride;
-        const auto weight = [&](float lse) { return std::exp(lse - top) / total; };
-        const float own = weight(remainder.lse[i]);
-        for (std::size_t c = 0; c < head_dim; ++c) out[c] *= own;
-        for (const Part& part : parts) {
-            const float its = weight(part.lse[i]);
-            const float* from = part.out.data() + i * head_dim;
-            for (std::size_t c = 0; c < head_dim; ++c) out[c] += its * from[c];
+    executor.parallel_for(io.tokens, [&](std::size_t token, unsigned) {
+        for (std::size_t head = 0; head < io.heads; ++head) {
+            const std::size_t i = token * io.heads + head;
+            float top = remainder.lse[i];
+            for (const Part& part : parts) top = std::max(top, part.lse[i]);
+            if (top == -std::numeric_limits<float>::infinity()) continue;  // zeros
+            float total = std::exp(remainder.lse[i] - top);
+            for (const Part& part : parts) total += std::exp(part.lse[i] - top);
+            float* out = io.out + token * io.out_token_stride + head * io.out_head_stride;
+            const auto weight = [&](float lse) { return std::exp(lse - top) / total; };
+            const float own = weight(remainder.lse[i]);
+            for (std::size_t c = 0; c < head_dim; ++c) out[c] *= own;
+            for (const Part& part : parts) {
+                const float its = weight(part.lse[i]);
+                const float* from = part.out.data() + i * head_dim;
+                for (std::size_t c = 0; c < head_dim; ++c) out[c] += its * from[c];
+            }
         }
-    }
+    });
 }
 
 }  // namespace lowkv::ggml

@@ -20,7 +20,7 @@ class MixedAttention {
     // `whole`: what a stream attends to, the blocks of `units` first. Takes units away from it, up
     // to the last one that was moved or is not in the last tier. Does nothing where there is none.
     void take(const LayerCache& layer, std::uint32_t stream, std::span<const std::uint32_t> units,
-              SequenceAttention& whole);
+              SequenceAttention& whole, Executor& executor);
     // Attends to the parts that were taken, and adds them to what the wholes' attention gave.
     void attend(const LayerCache& layer, AttentionParams params, AttentionWorkspace& workspace,
                 Executor& executor);
@@ -43,8 +43,9 @@ class MixedAttention {
 
     Part& next();
     void add(const LayerCache& layer, const SequenceAttention& whole, std::size_t first_row,
-             std::size_t rows, Kind kind);
-    static void join(std::span<const Part> parts, const Part& remainder, std::size_t head_dim);
+             std::size_t rows, Kind kind, Executor& executor);
+    static void join(std::span<const Part> parts, const Part& remainder, std::size_t head_dim,
+                     Executor& executor);
 };
 
 }  // namespace lowkv::ggml

@@ -123,6 +123,9 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
     if (text == "delegate") {
         next->text = text;
         next->delegate = true;
+        if (const char* budget = std::getenv("LOWKV_BUDGET"); budget != nullptr && *budget != '\0')
+            throw Error(ErrorCode::unsupported,
+                        "delegate keeps f16 rows, which no budget shrinks; leave LOWKV_BUDGET out");
     } else {
         next->scheme = parse_scheme(text);
         if (next->scheme.retention.filter != Filter::none) {

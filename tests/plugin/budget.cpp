@@ -163,6 +163,37 @@ TEST_CASE("sequences share it fairly, and shifts, states and copies go on") {
     CHECK(held(lowkv::ggml::stats()) <= 1500 * kib + 4 * 128 * 2 * row_bytes * layers);
 }
 
+// Keys of all layers come first, then values, each in one call: as llama.cpp restores, but into
+// layers that have packed their rows in several tiers.
+TEST_CASE("rows written over packed ones go to the tier that each of them is in") {
+    BudgetedCache cache(1130 * kib);
+    for (std::uint32_t first = 0; first < 3800; first += 100)
+        REQUIRE(cache.step(range(first, first + 100), range(0, first)) == fine);
+    REQUIRE(tiers_of(cache).size() > 1);
+    const Bytes rows = rows_of(cache.keys(1), 0, 3800);
+    ggml_backend_tensor_set(cache.keys(1), rows.data(), 0, rows.size());
+    CHECK(rows_of(cache.keys(1), 0, 3800).size() == rows.size());
+    REQUIRE(cache.step(range(3800, 3900), range(0, 3800)) == fine);
+    CHECK(error_of(cache, range(0, 3900), 4000) < 0.02f);
+}
+
+TEST_CASE("interleaved sequences are packed no further than the budget asks for") {
+    BudgetedCache cache(2600 * kib);
+    Cells own[2];
+    std::uint32_t next = 0;
+    for (int step = 0; step < 30; ++step) {
+        for (const auto& [sequence, tokens] : {std::pair{0, 90u}, {1, 30u}}) {
+            const Cells where = range(next, next + tokens);
+            REQUIRE(cache.step(where, own[sequence]) == fine);
+            own[sequence].insert(own[sequence].end(), where.begin(), where.end());
+            next += tokens;
+        }
+        const auto stats = lowkv::ggml::stats();
+        if (stats.cells_packed > 0) CHECK(held(stats) > 2200 * kib);
+    }
+    CHECK(lowkv::ggml::stats().cells_packed > 0);
+}
+
 TEST_CASE("a budget that can't be kept or understood is refused with what would do") {
     {
         BudgetedCache cache(100 * kib);
