@@ -1,7 +1,7 @@
 """Attention in every fourth layer, after three with a delta rule, whose state llama.cpp keeps itself."""
 
 from models.base import ATTENTION, EXPERT_KEYS, EXPERTS, GATED, QK_NORMS, RMS, SHARED_EXPERT, write
-from models.experts import SIGMOID_EXPERTS, SIGMOID_KEYS
+from models.experts import DRAFTS, SIGMOID_EXPERTS, SIGMOID_KEYS
 
 NORMS = {"attn_norm": "w", "post_attention_norm": "w"}
 # Half of the matrix of queries makes the gate of attention's output.
@@ -10,7 +10,7 @@ GATED_EXPERTS = EXPERTS | SHARED_EXPERT | {"ffn_gate_inp_shexp": "w"}
 # As many value heads as twice the key heads, all of 128 channels.
 KEY_HEADS, CHANNELS = 2, 128
 SIZES = {"Q": 2 * 4 * 256, "c": 4 * KEY_HEADS * CHANNELS, "V": 2 * KEY_HEADS * CHANNELS, "H": 2 * KEY_HEADS,
-         "D": CHANNELS, "B": 4 * KEY_HEADS, "4": 4}
+         "D": CHANNELS, "B": 4 * KEY_HEADS, "4": 4, "W": 256}
 KEYS = RMS | {"ssm.conv_kernel": 4, "ssm.inner_size": SIZES["V"], "ssm.state_size": CHANNELS,
               "ssm.time_step_rank": SIZES["H"], "ssm.group_count": KEY_HEADS, "full_attention_interval": 4,
               "rope.dimension_count": 64, "rope.freq_base": 1e7}
@@ -21,10 +21,14 @@ DELTA = {"attn_qkv": "cw", "attn_gate": "Vw", "ssm_conv1d": "c4", "ssm_dt.bias":
 SPLIT_DELTA = DELTA | {"ssm_alpha": "Hw", "ssm_beta": "Hw"}
 
 
-def gated_delta_net(path, arch, delta, feed_forward, keys, layers=8):
-    return write(path, arch, lambda i: NORMS | feed_forward | (GATED_ATTENTION if i % 4 == 3 else delta),
-                 layers=layers, head_dim=256, kv_heads=1, width=128, sizes=SIZES, keys=KEYS | keys,
-                 means={"ffn_gate_inp_shexp": 0.0})
+def gated_delta_net(path, arch, delta, feed_forward, keys, layers=8, drafts=0):
+    """`drafts` layers of attention behind the others: they draft what the model says next."""
+    def block(i):
+        mixer = GATED_ATTENTION if i % 4 == 3 else delta
+        return NORMS | feed_forward | (mixer if i < layers else GATED_ATTENTION | DRAFTS)
+
+    return write(path, arch, block, layers=layers + drafts, head_dim=256, kv_heads=1, width=128, sizes=SIZES,
+                 keys=KEYS | keys | {"nextn_predict_layers": drafts}, means={"ffn_gate_inp_shexp": 0.0})
 
 
 def qwen3next(path):
@@ -32,8 +36,8 @@ def qwen3next(path):
     return gated_delta_net(path, "qwen3next", DELTA | {"ssm_ba": "Bw"}, GATED_EXPERTS, GATED_EXPERT_KEYS)
 
 
-def qwen35(path):
-    return gated_delta_net(path, "qwen35", SPLIT_DELTA, GATED, SECTIONS)
+def qwen35(path, drafts=0):
+    return gated_delta_net(path, "qwen35", SPLIT_DELTA, GATED, SECTIONS, drafts=drafts)
 
 
 def qwen35moe(path):

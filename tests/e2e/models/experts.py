@@ -30,6 +30,8 @@ def hunyuan_moe(path):
 # Experts are chosen by sigmoids and a bias.
 SIGMOID_EXPERTS = EXPERTS | {"exp_probs_b.bias": "e"}
 SIGMOID_KEYS = EXPERT_KEYS | {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5}
+# What a layer has besides that drafts the token after the next (MTP).
+DRAFTS = {"nextn.eh_proj.weight": "wW", "nextn.enorm.weight": "w", "nextn.hnorm.weight": "w"}
 
 
 def glm4moe(path):
@@ -37,8 +39,7 @@ def glm4moe(path):
     a last one, which llama.cpp only runs to draft, has no cache."""
     block = biased(ATTENTION, "attn_q", "attn_k", "attn_v") | QK_NORMS | {
         "attn_norm": "w", "post_attention_norm": "w"}
-    draft = {"nextn.eh_proj.weight": "wW", "nextn.enorm.weight": "w", "nextn.hnorm.weight": "w"}
-    feed_forward = [GATED, SIGMOID_EXPERTS | SHARED_EXPERT, SIGMOID_EXPERTS | SHARED_EXPERT | draft]
+    feed_forward = [GATED, SIGMOID_EXPERTS | SHARED_EXPERT, SIGMOID_EXPERTS | SHARED_EXPERT | DRAFTS]
     return write(path, "glm4moe", lambda i: block | feed_forward[i], layers=3, heads=8, kv_heads=1, head_dim=128,
                  width=128, sizes={"W": 256}, keys=RMS | SIGMOID_KEYS | {
                      "rope.dimension_count": 64, "leading_dense_block_count": 1, "expert_shared_count": 1,
