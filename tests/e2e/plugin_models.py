@@ -63,7 +63,8 @@ ALL = {
     "smollm3": ("every fourth layer without positions", smollm3),
     "exaone4": ("no norm before attention", exaone4),
     "exaone4-32b": ("the same, three of four slide, the fourth without positions", partial(
-        exaone4, layers=64, head_dim=128, keys={"attention.sliding_window": 160})),
+        exaone4, layers=64, head_dim=128, keys={
+            "attention.sliding_window": 160, "attention.sliding_window_pattern": [True, True, True, False] * 16})),
     "gpt2": ("learned positions", gpt2),
     "mpt": ("ALiBi, clamped", mpt),
     "bloom": ("ALiBi of six heads", bloom),
