@@ -150,7 +150,8 @@ void refuse_other_caches(const Header& header, const std::string& path) {
 // where that is not known here.
 std::vector<bool> sliding_layers(const Header& header, std::size_t layers) {
     constexpr const char* pattern = "attention.sliding_window_pattern";
-    constexpr std::array<std::pair<std::string_view, std::uint64_t>, 6> periods = {{{"gemma2", 2},
+    constexpr std::array<std::pair<std::string_view, std::uint64_t>, 7> periods = {{{"afmoe", 4},
+                                                                                    {"gemma2", 2},
                                                                                     {"gemma3", 6},
                                                                                     {"gemma3n", 5},
                                                                                     {"gpt-oss", 2},
@@ -226,7 +227,10 @@ ModelShape gguf_shape(const std::string& path) {
     constexpr std::uint64_t max_layers = 4096;
     const Header header(path);
     refuse_other_caches(header, path);
-    const std::uint64_t layers = header.required("block_count");
+    std::uint64_t layers = header.required("block_count");
+    // llama.cpp keeps no cache for the layers that only draft (MTP), unless it drafts with them.
+    const std::uint64_t drafts = header.number("nextn_predict_layers").value_or(0);
+    if (drafts < layers) layers -= drafts;
     if (layers < 1 || layers > max_layers)
         throw Failure(path + " says it has " + std::to_string(layers) + " layers");
 

@@ -204,8 +204,17 @@ def test_kv_heads_may_differ_by_layer(figures, tmp_path):
     assert out["rows"]["f16"]["kv_bytes"] == 1000 * 4 * 64 * (2 + 8 + 2)
 
 
+def test_layers_that_only_draft_have_no_cache(figures, tmp_path):
+    file = header_only(tmp_path / "some.gguf", "glm4moe", glm4moe__nextn_predict_layers=1)
+    assert len(figures("-m", file)["layers"]) == 3
+    # Gemma 4's assistant is nothing but such layers, and is planned for as a model.
+    file = header_only(tmp_path / "some.gguf", "gemma4-assistant", **{"gemma4-assistant__nextn_predict_layers": 4})
+    assert len(figures("-m", file)["layers"]) == 4
+
+
 @pytest.mark.parametrize("architecture, more, sliding", [
     ("gemma2", {}, [0, 2]),
+    ("afmoe", {}, [0, 1, 2]),
     ("gemma3", {"gemma3__attention__sliding_window_pattern": 3}, [0, 1, 3]),
     ("some", {"some__attention__sliding_window_pattern": [True, False, False, True]}, [0, 3]),
 ])

@@ -15,6 +15,8 @@ CASES = {
     "gemma2-96": models.gemma2,
     "bloom-64": models.bloom,
     "lfm2-64": models.lfm2,
+    "nemotron_h-128": models.nemotron_h,
+    "qwen3next-256": models.qwen3next,
 }
 
 

@@ -185,6 +185,22 @@ def test_exact_equals_stock(tmp_path, files, stock, operation):
             assert_same_answer(one, other)
 
 
+def assert_same_answers(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same_answer(one, other)
+
+
+@pytest.mark.parametrize("operation", ["prompt lookup", "conversations in turn, one slot",
+                                       "conversations in turn, unified", "several answers, unified"])
+@pytest.mark.parametrize("name", ["qwen35", "nemotron_h"])
+def test_recurrent_state_goes_with_packed_rows(tmp_path, name, operation):
+    """llama.cpp rolls it back, saves, restores and copies it, together with the rows of attention's layers."""
+    files = {"model": models.write_model(name, tmp_path / f"{name}.gguf")}
+    assert_same_answers(answers_of(operation, "exact", files, tmp_path), answers_of(operation, None, files, tmp_path))
+    assert_same_answers(answers_of(operation, "int8,window=32", files, tmp_path),
+                        answers_of(operation, "exact", files, tmp_path))
+
+
 @pytest.mark.parametrize("operation", ["cache reuse", "context shift"])
 def test_moved_blocks_are_seen_where_they_are(tmp_path, files, stock, operation):
     """8 bits lose little, so that the answers are near stock's, and keys that were not moved would be far off."""

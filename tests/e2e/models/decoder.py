@@ -40,6 +40,40 @@ def qwen3(path):
     return write(path, "qwen3", NORMS | ATTENTION | QK_NORMS | GATED, keys=RMS, width=128)
 
 
+def qwen3vl(path):
+    """M-RoPE whose sections interleave; images would be added to the first layers, too."""
+    return write(path, "qwen3vl", NORMS | ATTENTION | QK_NORMS | GATED, width=128, head_dim=128, layers=4,
+                 keys=RMS | {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3})
+
+
+def smollm3(path):
+    """Every fourth layer has no positions."""
+    return write(path, "smollm3", NORMS | ATTENTION | GATED, end=TIED_END, layers=4, kv_heads=1, head_dim=128,
+                 width=128, embedding=0.1, keys=RMS | {"rope.dimension_count": 128, "rope.freq_base": 5e6})
+
+
+def exaone4(path, layers=2, head_dim=64, keys=None):
+    """Norms behind attention and feed-forward only, and frequency factors. With 64 layers llama.cpp
+    takes it for the 32B: three layers of four slide, and the fourth has no positions."""
+    block = ATTENTION | QK_NORMS | GATED | {"post_attention_norm": "w", "post_ffw_norm": "w"}
+    return write(path, "exaone4", block, layers=layers, head_dim=head_dim, start={"rope_freqs": "r"},
+                 sizes={"r": head_dim // 2}, keys=RMS | {"rope.dimension_count": head_dim} | (keys or {}))
+
+
+def ernie4_5(path):
+    """Eight heads share a kv head."""
+    return write(path, "ernie4_5", NORMS | ATTENTION | GATED, end=TIED_END, heads=8, kv_heads=1, head_dim=128,
+                 width=128, embedding=0.1, keys=RMS | {"rope.dimension_count": 128, "rope.freq_base": 5e5})
+
+
+def seed_oss(path):
+    """Biases of q, k and v, heads wider than the model, and attention's norm named after it."""
+    block = biased(ATTENTION, "attn_q", "attn_k", "attn_v") | GATED | {
+        "attn_norm": "w", "post_attention_norm": "w"}
+    return write(path, "seed_oss", block, width=128, heads=8, kv_heads=1, head_dim=128,
+                 keys=RMS | {"rope.dimension_count": 128, "rope.freq_base": 1e7})
+
+
 def phi3(path):
     """One matrix for q, k and v, and frequency factors."""
     return write(path, "phi3", NORMS | FUSED | {"ffn_up": "uw", "ffn_down": "wf"}, keys=RMS,
