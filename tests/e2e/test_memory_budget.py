@@ -13,7 +13,8 @@ TOKEN = 23040  # bytes of SmolLM2's cache in f16
 
 def lowkv_run(*args, **env):
     done = subprocess.run([str(BUILD / "bin/lowkv"), "run", *map(str, args)], env=environment(None, **env),
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                          timeout=300)
     return Run(done)
 
 
@@ -62,6 +63,26 @@ def test_slots_share_it(tmp_path, unified):
     seen = figures(stats)
     assert seen["coarsened_blocks_total"] > 0
     assert seen["peak_bytes"] < 1.5 * budget
+
+
+@pytest.mark.parametrize("write", [models.llama, models.gemma3], ids=["llama", "gemma3, sliding"])
+def test_the_size_that_a_refusal_names_would_do(tmp_path, write):
+    model = write(tmp_path / "model.gguf")
+    prompt = text(3, 3000)
+
+    def run(budget):
+        return lowkv_run("--scheme", "lowkv2", "--budget", budget, "--", TOOLS / "llama-completion", "-m", model, "-p",
+                         prompt, "-n", 16, "-c", 4096, "-ub", 64, "--temp", 0, "-no-cnv", "--ignore-eos", "-t", 1,
+                         LOWKV_STATS=str(tmp_path / "stats"))
+
+    refused = run("10KB")
+    assert refused.code != 0
+    enough = float(refused.said(r"tokens take ([\d.]+) MiB at lowkv2")[1]) + 0.1
+    taken = run(f"{enough}MiB")
+    assert taken.code == 0, taken.both
+    peak = sum(s.value for f in text_string_to_metric_families((tmp_path / "stats").read_text())
+               for s in f.samples if s.name == "lowkv_cache_peak_bytes")
+    assert peak < 1.6 * enough * 2**20
 
 
 @pytest.mark.parametrize("budget, scheme, said", [
