@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -211,6 +212,63 @@ TEST_CASE("packed blocks packed again by another plan are what their decoded row
         again.drop(blocks);
         caches.from.write_keys({&first, 1}, std::vector<float>(stride).data(), stride);
         CHECK_THROWS_AS(again.pack_again_from(caches.from, {&first, 1}), Error);
+    }
+}
+
+// The figures of docs/quality.md, "Within a budget of memory".
+TEST_CASE("rows that went through finer schemes lose little more than those packed once") {
+    const std::uint32_t n = 8 * 128, channels = shape.channels();
+    std::vector<float> rows[2];
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    std::vector<float> size(channels);
+    for (float& x : size) x = std::exp(0.8f * normal(random));
+    for (std::uint32_t i = 0; i < n * channels; ++i) {
+        const std::uint32_t c = i % channels;
+        rows[0].push_back(normal(random) * size[c] + (c % 29 == 3 ? 5.0f : 0.0f));
+        rows[1].push_back(normal(random));
+    }
+    const auto store = test::make_store();
+    const auto blocks = range(0, 8);
+    const auto empty = [&](const char* scheme) {
+        const Scheme parsed = parse_scheme(scheme);
+        return Sequence(store, std::make_shared<const Plan>(parsed.base, shape), parsed.retention);
+    };
+    // Relative to the rows: of keys, of values.
+    const auto error = [&](const Sequence& sequence, int part) {
+        double lost = 0, all = 0;
+        std::vector<float> row(channels);
+        for (std::uint32_t t = 0; t < n; ++t) {
+            if (part == 0)
+                sequence.read_key(t, row.data());
+            else
+                sequence.read_value(t, row.data());
+            for (std::uint32_t c = 0; c < channels; ++c) {
+                const double x = rows[part][std::size_t{t} * channels + c];
+                lost += (row[c] - x) * (row[c] - x);
+                all += x * x;
+            }
+        }
+        return std::sqrt(lost / all);
+    };
+    const auto packed_once = [&](const char* scheme) {
+        Sequence sequence = empty(scheme);
+        sequence.append(rows[0].data(), rows[1].data(), n);
+        sequence.pack(blocks);
+        return sequence;
+    };
+    Sequence finer = packed_once("lowkv4");
+    for (const char* scheme : {"lowkv2.8", "lowkv2", "lowkv1.5"}) {
+        Sequence again = empty(scheme);
+        again.pack_again_from(finer, blocks);
+        const Sequence once = packed_once(scheme);
+        for (const int part : {0, 1}) {
+            CAPTURE(scheme);
+            CAPTURE(part);
+            CAPTURE(error(once, part));
+            CHECK(error(again, part) < 1.2 * error(once, part));
+        }
+        finer = std::move(again);
     }
 }
 
