@@ -30,8 +30,8 @@ class KiviCache(Cache):
         if past_key_values is self:
             return
         if self.layers_with_states:
-            raise Error("add_tokens: a hybrid model keeps states beside keys and values, which are not taken over; call "
-                        "the model with this cache from the first token on")
+            raise Error("add_tokens: a hybrid model keeps states beside keys and values, which are not taken over; "
+                        "call the model with this cache from the first token on")
         layers = _layers(past_key_values)
         if len(layers) != len(self.layers):
             raise Error(f"add_tokens: {len(layers)} layers with tokens, but the model has {len(self.layers)}")

@@ -44,7 +44,8 @@ def fingerprint(model) -> str:
 def save(cache, model, path: Path) -> None:
     """Writes the file. A layer's image has its number for a name, and its states have 'NUMBER.conv' and
     'NUMBER.recurrent'."""
-    tensors = {str(layer.index): torch.from_numpy(layer.rows.save()) for layer in cache.attention_layers if layer.length}
+    tensors = {str(layer.index): torch.from_numpy(layer.rows.save())
+               for layer in cache.attention_layers if layer.length}
     metadata = {"format": FORMAT, "scheme": cache.scheme, "model": fingerprint(model)}
     if tensors and cache.layers_with_states:  # states have no checksum, nor do they say how many tokens they have seen
         for layer in cache.layers_with_states:
@@ -59,7 +60,7 @@ def _contents(names, tensor_of) -> str:
     digest = hashlib.sha256()
     for name in sorted(names):
         tensor = tensor_of(name)
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 

@@ -3,6 +3,7 @@ of linear attention. The states are transformers' own; lowkv takes them back whe
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -37,29 +38,20 @@ class States(LinearAttentionLayer):
 
     def crop(self, tokens: int) -> None:
         """Takes back the last `-tokens` tokens, for which activate_past_recording() must have been called before."""
-        if tokens == 0 and not self.record_past:
+        if tokens and self.recurrent_states[0] is not None:
+            raise Error(f"layer {self.index}: a recurrent state can't go back by tokens; go on with a fork() from "
+                        "before them")
+        conv, size = self.conv_states[0], self.conv_kernel_size[0]
+        if conv is None or (tokens == 0 and not self.record_past):
             return
-        for number, size in self.conv_kernel_size.items():
-            if size is None:
-                continue
-            if tokens and self.recurrent_states[number] is not None:
-                raise Error(f"layer {self.index}: a recurrent state can't go back by tokens; go on with a fork() from "
-                            "before them")
-            kept = self.conv_states[number].shape[-1] + tokens
-            if tokens > 0 or kept < size:
-                raise Error(f"layer {self.index}: a convolution's state can't go back by {abs(tokens)} tokens. Call "
-                            "cache.activate_past_recording() before them, and crop() with a negative number")
-            self.conv_states[number] = self.conv_states[number][..., kept - size : kept]
+        kept = conv.shape[-1] + tokens
+        if tokens > 0 or kept < size:
+            raise Error(f"layer {self.index}: a convolution's state can't go back by {abs(tokens)} tokens. Call "
+                        "cache.activate_past_recording() before them, and crop() with a negative number")
+        self.conv_states[0] = conv[..., kept - size : kept]
 
     def reset(self) -> None:
         LinearAttentionLayer.__init__(self)
-
-    def selected(self, indices: torch.Tensor) -> dict:
-        """States of these sequences of the batch, in this order, for take()."""
-        return self._each(lambda state: state[indices.to(state.device)])
-
-    def take(self, states: dict) -> None:
-        vars(self).update(states)
 
     def saved(self) -> dict[str, torch.Tensor]:
         """What there is, without what is kept for crop() alone."""
@@ -74,21 +66,26 @@ class States(LinearAttentionLayer):
             getattr(self, f"{kind}_states")[0].copy_(state)
             self.has_previous_state[0] = True
 
+    def selected(self, indices: torch.Tensor) -> dict:
+        """States of these sequences of the batch, in this order, for take()."""
+        return self._each(lambda state: state[indices.to(state.device)])
+
     def begin(self) -> dict:
         """Begins a step; what it gives is for rollback()."""
         states = self._each(lambda state: state)
         self.take(self._each(torch.clone))
         return states
 
-    def commit(self) -> None:
-        """Nothing: states are what the step made them."""
+    def take(self, states: dict) -> None:
+        vars(self).update(states)
 
     rollback = take
 
+    def commit(self) -> None:
+        """Nothing: states are what the step made them."""
+
     def __deepcopy__(self, memo) -> States:
-        new = type(self).__new__(type(self))
-        vars(new).update(vars(self) | self._each(lambda state: state))
-        return new
+        return copy.copy(self)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict:
         """The attributes that are of states, all in dicts by a state's number."""
@@ -100,15 +97,14 @@ class States(LinearAttentionLayer):
 class StatesAndRows(States, Layer):
     """A layer that has both, as Falcon-H1's."""
 
-    def __init__(self, index, scheme, sliding_window, store):
-        States.__init__(self, index)
-        Layer.__init__(self, index, scheme, sliding_window, store)
+    commit, __deepcopy__ = Layer.commit, Layer.__deepcopy__
+
+    def __init__(self, *layer):
+        States.__init__(self, layer[0])
+        Layer.__init__(self, *layer)
 
     def lazy_initialization(self, *rows, **states) -> None:
-        if rows:
-            Layer.lazy_initialization(self, *rows)
-        else:
-            States.lazy_initialization(self, **states)
+        (Layer if rows else States).lazy_initialization(self, *rows, **states)
 
     def crop(self, tokens: int) -> None:
         States.crop(self, tokens)
@@ -118,26 +114,12 @@ class StatesAndRows(States, Layer):
         States.reset(self)
         Layer.reset(self)
 
-    def selected(self, indices):
-        return States.selected(self, indices), Layer.selected(self, indices)
+    def selected(self, indices: torch.Tensor) -> dict:
+        return {**States.selected(self, indices), "rows": Layer.selected(self, indices)}
 
-    def take(self, both) -> None:
-        States.take(self, both[0])
-        Layer.take(self, both[1])
+    def begin(self) -> dict:
+        return {**States.begin(self), "rows": Layer.begin(self)}
 
-    def begin(self):
-        states = self._each(lambda state: state)
-        States.take(self, self._each(torch.clone))
-        return states, Layer.begin(self)
-
-    def commit(self) -> None:
-        Layer.commit(self)
-
-    def rollback(self, begun) -> None:
-        States.take(self, begun[0])
-        Layer.rollback(self, begun[1])
-
-    def __deepcopy__(self, memo) -> StatesAndRows:
-        new = Layer.__deepcopy__(self, memo)
-        States.take(new, self._each(lambda state: state))
-        return new
+    def rollback(self, begun: dict) -> None:
+        Layer.rollback(self, begun["rows"])
+        self.take(begun)

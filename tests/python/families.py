@@ -66,9 +66,10 @@ HYBRIDS = {
                                        num_dense_layers=1)),
     "zamba": ("ZambaConfig", dict(MAMBA, num_hidden_layers=3, layers_block_type=HYBRID, n_mamba_heads=2,
                                   mamba_dt_rank=8)),
-    "zamba2": ("Zamba2Config", dict(MAMBA, num_hidden_layers=3, layers_block_type=HYBRID, num_mem_blocks=1,
-                                    n_mamba_heads=8, mamba_headdim=16, mamba_ngroups=1, chunk_size=32,
-                                    adapter_rank=8)),
+    # Its attention is twice as wide as hidden_size says: 64 channels, as that of the others.
+    "zamba2": ("Zamba2Config", dict(MAMBA, hidden_size=32, num_hidden_layers=3, layers_block_type=HYBRID,
+                                    num_mem_blocks=1, n_mamba_heads=8, mamba_headdim=8, mamba_ngroups=1,
+                                    chunk_size=32, adapter_rank=8)),
     "nemotron_h": ("NemotronHConfig", dict(GROUPED, num_hidden_layers=4, head_dim=32, ssm_state_size=16,
                                            layers_block_type=["linear_attention", "mlp", "full_attention", "moe"],
                                            conv_kernel=4, mamba_num_heads=8, mamba_head_dim=16, n_groups=1,
