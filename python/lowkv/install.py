@@ -71,7 +71,7 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
 def layer_types(model: PreTrainedModel) -> list[str] | None:
     """Each layer's type, as transformers names it, or None where all layers are alike."""
     config, name = _text_config(model), type(model).__name__
-    types = getattr(config, "layer_types", None)
+    types = getattr(config, "layer_types", getattr(config, "layers_block_type", None))  # transformers 5.4: Jamba's
     if types is None or set(types) <= set(ATTENTION):
         return types
     other = sorted(set(types) - {*ATTENTION, *_STATES, *_NOTHING})
