@@ -164,7 +164,8 @@ def _held(cache) -> int | None:
     if isinstance(cache, lowkv.Cache):
         return cache.exact_bytes + cache.packed_bytes
     if type(cache).__name__ == "DynamicCache":
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers
+                   if getattr(layer, "keys", None) is not None)
     return None  # spread over its back end's own objects; the peak tells
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from lowkv import heap, saving
 from lowkv._core import Error, Store, default_scheme, parse_scheme
-from lowkv.install import install, sliding_windows
+from lowkv.install import ATTENTION, install, layer_types, sliding_windows
 from lowkv.layer import Layer
 from lowkv.steps import Steps, watch
 
@@ -44,10 +44,14 @@ class Cache(Steps, transformers.Cache):
         """An empty cache for `model`, which from here on calls lowkv's attention function: with other caches it
         computes what it did before. device: as for Cache, but by default a model's that is on a CUDA device. Raises
         lowkv.Error for a scheme or a model that is not served, or a device that is not there, and why."""
-        windows = sliding_windows(model)  # refuses what is no model
+        windows, types = sliding_windows(model), layer_types(model)  # refuses what is no model
         if device is None and model.device.type == "cuda" and not os.environ.get("LOWKV_DEVICE"):
             device = str(model.device)
         cache = cls(scheme, windows, device)
+        if types is not None and not set(types) <= set(ATTENTION):
+            from lowkv.states import layer_of  # which older transformers have nothing for
+
+            cache.layers = [layer_of(*each) for each in zip(types, cache.layers, strict=True)]
         install(model)
         watch(model)
         cache.model = weakref.ref(model)
@@ -61,7 +65,23 @@ class Cache(Steps, transformers.Cache):
                         "layers; make it with Cache.from_model() of this model")
         if layer_idx == 0 and not self._in_step:
             self._require_even()
+        self._require_step()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def get_conv_state(self, *args, **kwargs):
+        """What a layer with states asks for first; see transformers.Cache."""
+        self._require_step()
+        return super().get_conv_state(*args, **kwargs)
+
+    @property
+    def layers_with_states(self) -> list:
+        """Those of a hybrid model: states are the model's own, and are not packed."""
+        return [layer for layer in self.layers if hasattr(layer, "conv_states")]
+
+    def _require_step(self) -> None:
+        if not self._in_step and self.layers_with_states:
+            raise Error("a hybrid model's states don't tell how many tokens they have seen: call the model that "
+                        "Cache.from_model() was given, or else its layers in `with cache.step():`")
 
     def crop(self, *args, **kwargs) -> None:
         """Takes tokens back, in all layers or in none; see transformers.Cache."""
@@ -70,9 +90,9 @@ class Cache(Steps, transformers.Cache):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keeps these sequences of the batch, in this order, in all layers or in none."""
-        selected = [layer.selected(indices) for layer in self.layers]
-        for layer, rows in zip(self.layers, selected, strict=True):
-            layer.rows = rows
+        selected = [layer.selected(indices) for layer in self._kept]
+        for layer, what in zip(self._kept, selected, strict=True):
+            layer.take(what)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Goes on with these beams; see batch_select_indices()."""
@@ -81,7 +101,7 @@ class Cache(Steps, transformers.Cache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Has each sequence of the batch `repeats` times; see batch_select_indices()."""
         if self.get_seq_length() > 0:
-            self.batch_select_indices(torch.arange(self.layers[0].batch_size).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(self.attention_layers[0].batch_size).repeat_interleave(repeats))
 
     def fork(self) -> Cache:
         """A copy that shares all packed blocks: continue one prompt many times."""
@@ -130,13 +150,19 @@ class Cache(Steps, transformers.Cache):
     def activate_past_recording(self) -> None:
         """Announces guesses that crop() may take back: the newest 512 tokens stay exact, and nothing that a rolled
         back sliding window needs is dropped. transformers calls it for assisted decoding and prompt lookup."""
-        for layer in self.layers:
+        for layer in self._kept:
             layer.activate_past_recording()
 
     def full(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, packed ones decoded, `[batch, kv_heads, tokens, head_dim]`: from the first
         token on, or from the first that a sliding window has kept."""
-        return self.layers[layer].full()
+        return self.rows_of(layer).full()
+
+    def rows_of(self, layer: int) -> Layer:
+        """The layer, if it has keys and values."""
+        if not isinstance(self.layers[layer], Layer):
+            raise Error(f"layer {layer} of this model has no keys and values")
+        return self.layers[layer]
 
 
 def _store(device: str | None) -> Store:

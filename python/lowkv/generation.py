@@ -69,7 +69,7 @@ class Progress(BaseStreamer):
         words = self.tokenizer.decode(self.tokens[-self.WORDS :], skip_special_tokens=True)
         self.bar.set_description_str(" ".join(words.split())[-self.WORDS :], refresh=False)
         held = self.cache.exact_bytes + self.cache.packed_bytes
-        full = sum(layer.float32_bytes for layer in self.cache.layers)
+        full = sum(layer.float32_bytes for layer in self.cache.attention_layers)
         self.bar.set_postfix_str(f"cache {held / 2**20:.1f} MiB, float32 {full / 2**20:.1f} MiB", refresh=False)
         self.bar.update(value.numel())
 

@@ -6,6 +6,7 @@ import inspect
 import sys
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from lowkv import adapters
@@ -13,7 +14,12 @@ from lowkv._core import Error
 from lowkv.attention import NAME
 
 _STOCK = "_lowkv_stock_attention"  # a switched model's attribute: the attention implementation it had
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+ATTENTION = ("full_attention", "sliding_attention")
+_STATES = ("linear_attention", "conv", "hybrid")  # layers with states of their own; hybrid ones attend, too
+_NOTHING = ("moe", "mlp")
+# Hybrid models that can't be served, by their model_type.
+_OTHER_STATES = {"recurrent_gemma": "keeps its recurrent states in the model, not in a cache",
+                 "minimax": "needs a cache of a class of its own"}
 
 
 def install(model: PreTrainedModel) -> None:
@@ -56,14 +62,33 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
         raise Error(f"{type(model).__name__} has a sliding_window that its masks do not follow; "
                     "lowkv does not serve it")
     window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
+    types = layer_types(model)
     if types is None:
         return [window] * config.num_hidden_layers
-    other = sorted(set(types) - set(_LAYER_TYPES))
-    if other:
-        raise Error(f"{type(model).__name__} has layers of type {', '.join(other)}; lowkv serves "
-                    f"{' and '.join(_LAYER_TYPES)}")
     return [window if t == "sliding_attention" else None for t in types]
+
+
+def layer_types(model: PreTrainedModel) -> list[str] | None:
+    """Each layer's type, as transformers names it, or None where all layers are alike."""
+    config, name = _text_config(model), type(model).__name__
+    types = getattr(config, "layer_types", getattr(config, "layers_block_type", None))  # transformers 5.4: Jamba's
+    if types is None or set(types) <= set(ATTENTION):
+        return types
+    other = sorted(set(types) - {*ATTENTION, *_STATES, *_NOTHING})
+    if other:
+        raise Error(f"{name} has layers of type {', '.join(other)}; lowkv serves {', '.join(ATTENTION)} and, beside "
+                    f"these, {', '.join(_STATES)}")
+    if config.model_type in _OTHER_STATES:
+        raise Error(f"{name} {_OTHER_STATES[config.model_type]}; lowkv does not serve it")
+    if set(types) <= {*_STATES, *_NOTHING} - {"hybrid"}:
+        raise Error(f"{name} has no attention layers, whose keys and values lowkv packs; use the model's own cache")
+    if getattr(config, "kv_lora_rank", None):
+        raise Error(f"{name} has multi-head latent attention (MLA), which lowkv does not serve")
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < (5, 23):
+        raise Error(f"{name} has layers of type {', '.join(sorted(set(types)))}; with transformers {version} lowkv "
+                    f"serves {' and '.join(ATTENTION)}, with 5.23 and newer hybrid models, too")
+    return types
 
 
 def _text_config(model: PreTrainedModel):

@@ -29,6 +29,9 @@ class KiviCache(Cache):
         `[batch, kv_heads, tokens, head_dim]`) is longer than this one. This cache itself has its tokens already."""
         if past_key_values is self:
             return
+        if self.layers_with_states:
+            raise Error("add_tokens: a hybrid model keeps states beside keys and values, which are not taken over; "
+                        "call the model with this cache from the first token on")
         layers = _layers(past_key_values)
         if len(layers) != len(self.layers):
             raise Error(f"add_tokens: {len(layers)} layers with tokens, but the model has {len(self.layers)}")
@@ -43,7 +46,7 @@ class KiviCache(Cache):
     def get_stats(self, layer: int = 0) -> dict[str, float | int]:
         """Of one layer: `kivi_bytes` really held, `fp32_bytes` that its tokens would take in float32, their ratio
         `compression`, `tokens`, and how many of them are still exact (`exact_tokens`)."""
-        found = self.layers[layer]
+        found = self.rows_of(layer)
         held, full = found.nbytes, found.float32_bytes
         return {"compression": full / held if held else 1.0, "kivi_bytes": held, "fp32_bytes": full,
                 "tokens": found.length, "exact_tokens": found.exact_tokens}

@@ -285,8 +285,12 @@ class Layer(CacheLayerMixin):
         rows.select(torch.arange(self.batch_size)[indices.cpu()].tolist())
         return rows
 
+    def take(self, rows: Batch | None) -> None:
+        """Has from now on what selected() gave."""
+        self.rows = rows
+
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.rows = self.selected(indices)
+        self.take(self.selected(indices))
 
     reorder_cache = batch_select_indices
 

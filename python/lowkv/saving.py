@@ -42,11 +42,27 @@ def fingerprint(model) -> str:
 
 
 def save(cache, model, path: Path) -> None:
-    """Writes the file. A layer's tensor has its number for a name."""
-    images = {str(layer.index): torch.from_numpy(layer.rows.save()) for layer in cache.layers if layer.length}
+    """Writes the file. A layer's image has its number for a name, and its states have 'NUMBER.conv' and
+    'NUMBER.recurrent'."""
+    tensors = {str(layer.index): torch.from_numpy(layer.rows.save())
+               for layer in cache.attention_layers if layer.length}
     metadata = {"format": FORMAT, "scheme": cache.scheme, "model": fingerprint(model)}
+    if tensors and cache.layers_with_states:  # states have no checksum, nor do they say how many tokens they have seen
+        for layer in cache.layers_with_states:
+            tensors |= {f"{layer.index}.{kind}": state.cpu().contiguous() for kind, state in layer.saved().items()}
+        metadata["contents"] = _contents(tensors, tensors.get)
     with replacing(path) as draft:
-        save_file(images, draft, metadata)
+        save_file(tensors, draft, metadata)
+
+
+def _contents(names, tensor_of) -> str:
+    """A checksum of all tensors."""
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        tensor = tensor_of(name)
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -94,13 +110,20 @@ def opened(path: Path, model, scheme: str | None) -> Iterator[tuple[safe_open, s
 
 
 def restore(cache, file) -> None:
-    """Fills an empty cache from the file's images: all of its layers', or none."""
-    found, wanted = set(file.keys()), {str(layer.index) for layer in cache.layers}
+    """Fills an empty cache from the file's images and states: all of its layers', or none."""
+    found, wanted = set(file.keys()), {str(layer.index) for layer in cache.attention_layers}
     if not found:
         return
+    if cache.layers_with_states:
+        if _contents(found, file.get_tensor) != file.metadata().get("contents"):
+            raise Error("it is damaged: its tensors are not those that were saved together")
+        for layer in cache.layers_with_states:
+            kinds = {name: name.partition(".")[2] for name in found if name.startswith(f"{layer.index}.")}
+            layer.restore({kind: file.get_tensor(name) for name, kind in kinds.items()}, cache.model().device)
+            found -= set(kinds)
     for name in sorted(found ^ wanted):
         raise Error(f"it has {'no image of layer' if name in wanted else 'a tensor'} {name!r}")
-    for layer in cache.layers:
+    for layer in cache.attention_layers:
         image = file.get_tensor(str(layer.index))
         if image.dtype != torch.uint8 or image.ndim != 1:
             raise Error(f"layer {layer.index}: {image.dtype} {tuple(image.shape)} is no image")
@@ -108,5 +131,5 @@ def restore(cache, file) -> None:
             layer.load(image)
         except Error as error:
             raise Error(f"layer {layer.index}: {error}") from None
-    if len({(layer.length, layer.batch_size, layer.rows.dtype) for layer in cache.layers}) > 1:
+    if len({(layer.length, layer.batch_size, layer.rows.dtype) for layer in cache.attention_layers}) > 1:
         raise Error("its layers differ in tokens, batch or dtype")

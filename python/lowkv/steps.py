@@ -21,8 +21,17 @@ from lowkv.tripwire import Bypassed
 class Steps:
     """What has `layers` that go forward together."""
 
-    layers: list[Layer]
+    layers: list  # of Layer, of States, and of what keeps nothing
     _in_step = False
+
+    @property
+    def attention_layers(self) -> list[Layer]:
+        """Those that have rows: all, but for hybrid models."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    @property
+    def _kept(self) -> list:
+        return [layer for layer in self.layers if hasattr(layer, "begin")]
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -32,25 +41,25 @@ class Steps:
             yield
             return
         self._require_even()
-        begun = [layer.begin() for layer in self.layers]
+        begun = [layer.begin() for layer in self._kept]
         try:
             self._in_step = True
             yield
             self._require_even(Bypassed)
         except BaseException:
-            for layer, rows in zip(self.layers, begun, strict=True):
-                layer.rollback(rows)
+            for layer, what in zip(self._kept, begun, strict=True):
+                layer.rollback(what)
             raise
         finally:
             self._in_step = False
-        for layer in self.layers:  # what an interruption leaves open here, the next begin() commits
+        for layer in self._kept:  # what an interruption leaves open here, the next begin() commits
             layer.commit()
 
     def _require_even(self, kind: type[Error] = Error) -> None:
         """Raises Error after something else than a step has ended half-way; `kind` where rows were not attended to."""
-        for layer in self.layers:
+        for layer in self.attention_layers:
             layer.require_attended(kind)
-        lengths = {layer.length for layer in self.layers}
+        lengths = {layer.length for layer in self.attention_layers}
         if len(lengths) > 1:
             raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: the "
                         "last step failed or was interrupted. Call reset(), or go on with a fork from before it")

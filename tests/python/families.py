@@ -43,6 +43,43 @@ FAMILIES = {
                                      num_experts_per_tok=4)),
 }
 
+# Hybrid models: layers with states beside attention, or with both.
+LINEAR = ["linear_attention", "full_attention"]
+HYBRID = ["linear_attention", "hybrid", "hybrid"]
+DELTA = dict(GROUPED, layer_types=LINEAR, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+             linear_value_head_dim=16, linear_conv_kernel_dim=4)
+MAMBA = dict(GROUPED, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2)
+MAMBA2 = dict(MAMBA, mamba_n_heads=8, mamba_d_head=16, mamba_n_groups=1, mamba_chunk_size=32)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=4, moe_intermediate_size=32)
+HYBRIDS = {
+    "qwen3_next": ("Qwen3NextConfig", dict(DELTA, **EXPERTS, head_dim=32, shared_expert_intermediate_size=32)),
+    "qwen3_5": ("Qwen3_5TextConfig", dict(DELTA, head_dim=32)),
+    "olmo_hybrid": ("OlmoHybridConfig", DELTA),
+    "granitemoehybrid": ("GraniteMoeHybridConfig", dict(MAMBA2, layer_types=LINEAR, shared_intermediate_size=64,
+                                                        num_local_experts=4, num_experts_per_tok=4)),
+    "bamba": ("BambaConfig", dict(MAMBA2, attn_layer_indices=[1])),
+    "falcon_h1": ("FalconH1Config", dict(MAMBA2, head_dim=32, mamba_d_ssm=128)),
+    "jamba": ("JambaConfig", dict(MAMBA, attn_layer_period=2, attn_layer_offset=1, mamba_dt_rank=8, num_experts=4,
+                                  num_experts_per_tok=4)),
+    "lfm2": ("Lfm2Config", dict(GROUPED, layer_types=["conv", "full_attention"], block_multiple_of=32)),
+    "lfm2_moe": ("Lfm2MoeConfig", dict(GROUPED, **EXPERTS, layer_types=["conv", "full_attention"],
+                                       num_dense_layers=1)),
+    "zamba": ("ZambaConfig", dict(MAMBA, num_hidden_layers=3, layers_block_type=HYBRID, n_mamba_heads=2,
+                                  mamba_dt_rank=8)),
+    # Its attention is twice as wide as hidden_size says: 64 channels, as that of the others.
+    "zamba2": ("Zamba2Config", dict(MAMBA, hidden_size=32, num_hidden_layers=3, layers_block_type=HYBRID,
+                                    num_mem_blocks=1, n_mamba_heads=8, mamba_headdim=8, mamba_ngroups=1,
+                                    chunk_size=32, adapter_rank=8)),
+    "nemotron_h": ("NemotronHConfig", dict(GROUPED, num_hidden_layers=4, head_dim=32, ssm_state_size=16,
+                                           layers_block_type=["linear_attention", "mlp", "full_attention", "moe"],
+                                           conv_kernel=4, mamba_num_heads=8, mamba_head_dim=16, n_groups=1,
+                                           chunk_size=32, n_routed_experts=4, num_experts_per_tok=4,
+                                           moe_intermediate_size=32, moe_shared_expert_intermediate_size=32)),
+}
+# Older transformers keep states in classes of the models' own.
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 23):
+    FAMILIES |= HYBRIDS
+
 # What the reference computes with. Falcon's eager attention adds ALiBi twice, so the stock sdpa is the reference.
 STOCK = {"falcon-alibi": "sdpa"}
 

@@ -3,7 +3,7 @@
 import lowkv
 import pytest
 import torch
-from families import FAMILIES, build
+from families import FAMILIES, HYBRIDS, build
 from transformers import DynamicCache
 
 PROMPT, NEW = 150, 20
@@ -99,3 +99,11 @@ def test_other_caches_still_compute_what_they_did(models):
         seen = torch.ones_like(mask) if given is None else given
         assert (got - want)[seen.bool()].abs().max() < 1e-4
     assert (model(tokens).logits - stock(tokens).logits).abs().max() < 1e-4
+
+
+@pytest.mark.skipif("lfm2" in FAMILIES, reason="with this transformers they are served")
+@pytest.mark.parametrize("family", ["jamba", "lfm2", "zamba2"])
+def test_hybrid_models_of_older_transformers_are_refused(family, monkeypatch):
+    monkeypatch.setitem(FAMILIES, family, HYBRIDS[family])
+    with pytest.raises(lowkv.Error, match="has layers of type "):
+        lowkv.Cache.from_model(build(family)[0])

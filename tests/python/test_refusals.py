@@ -47,7 +47,7 @@ def refused(message, config, arguments=GROUPED, **more):
 def test_models_without_a_plain_decoder():
     refused("an encoder and a decoder", "T5Config", dict(vocab_size=64, d_model=32, num_layers=1, num_heads=2, d_ff=32))
     refused("computes its attention itself", "OpenAIGPTConfig", dict(vocab_size=64, n_embd=32, n_layer=1, n_head=2))
-    refused("layers of type", "Qwen3NextConfig", num_experts=2, num_experts_per_tok=1)
+    refused("layers of type chunked_attention", "Llama4TextConfig", layer_types=["chunked_attention"] * 2)
 
 
 @pytest.mark.parametrize("kind,more", [

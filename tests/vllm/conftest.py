@@ -153,6 +153,19 @@ def gpt_oss(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def granite(tmp_path_factory):
+    """One of its layers is a state-space layer."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    folder = tmp_path_factory.mktemp("granite")
+    config = GraniteMoeHybridConfig(**SIZES | {"num_hidden_layers": 2}, num_local_experts=4, num_experts_per_tok=4,
+                                    layer_types=["linear_attention", "full_attention"], mamba_n_heads=8,
+                                    mamba_d_head=32, mamba_n_groups=1)
+    GraniteMoeHybridForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def smollm2(tmp_path_factory):
     """Real weights, out of the set-up's GGUF file."""
     if not os.environ.get("LOWKV_MODEL"):

@@ -84,6 +84,12 @@ def test_sliding_windows_in_some_layers(gemma, tmp_path):
     assert "layers of different sizes are served in models whose layers all have a sliding window" in refused.log
 
 
+def test_hybrid_models_are_refused_before_they_are_read(granite, tmp_path):
+    refused = run(granite, [], tmp_path, "lowkv2.8", starts=False)
+    assert "lowkv in vLLM: GraniteMoeHybridForCausalLM has layers that keep states" in refused.log
+    assert "Starting to load model" not in refused.log
+
+
 @pytest.mark.parametrize("name", ["bloom", "gpt_oss"])
 def test_alibi_and_sink_logits(name, tmp_path, request):
     """With every page packed but for its sinks, these are attended to apart and joined."""

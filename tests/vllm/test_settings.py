@@ -81,7 +81,7 @@ def test_pages_that_a_connector_carries_are_larger(monkeypatch):
 def config(**changed):
     facts = {"cache_dtype": "auto", "block_size": 128, "kv_transfer_config": None, "speculative_config": None,
              "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "use_mla": False,
-             "is_encoder_decoder": False, "worker_cls": settings.WORKER,
+             "is_encoder_decoder": False, "is_hybrid": False, "is_attention_free": False, "worker_cls": settings.WORKER,
              "architecture": "LlamaForCausalLM", "head_size": 64, "dtype": torch.bfloat16, **changed}
     space = SimpleNamespace(**facts)
     space.get_num_kv_heads, space.get_head_size = (lambda parallel: 2), (lambda: facts["head_size"])
@@ -109,6 +109,8 @@ def config(**changed):
     ({"decode_context_parallel_size": 2}, "context parallelism"),
     ({"use_mla": True}, "LlamaForCausalLM has multi-head latent attention"),
     ({"is_encoder_decoder": True}, "an encoder and cross-attention"),
+    ({"is_hybrid": True, "block_size": 400}, r"LlamaForCausalLM has layers that keep states \(state-space"),
+    ({"is_attention_free": True}, "LlamaForCausalLM has layers that keep states"),
     ({"head_size": 72}, "head_dim 72"),
     ({"scheme": "lowkv2.8,layer.2=lowkv4"}, None),
     ({"scheme": "lowkv2.8,layer.3=lowkv4"}, "layer.3"),

@@ -126,7 +126,10 @@ def require_config(scheme: Scheme, config) -> None:
     cache, parallel, model = config.cache_config, config.parallel_config, config.model_config
     speculative, transfer = config.speculative_config, config.kv_transfer_config
     wrong = None
-    if cache.cache_dtype != "auto":
+    if model is not None and (model.is_hybrid or model.is_attention_free):  # for which vLLM changes other settings
+        wrong = (f"{model.architecture} has layers that keep states (state-space, convolution or linear-attention "
+                 "layers), which are not served")
+    elif cache.cache_dtype != "auto":
         wrong = f"--kv-cache-dtype {cache.cache_dtype}: lowkv's scheme says what the cache holds; leave it out"
     elif parallel.worker_cls != WORKER:
         wrong = f"--worker-cls {parallel.worker_cls}: the packed cache needs lowkv's worker; leave it out"
