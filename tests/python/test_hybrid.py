@@ -233,6 +233,7 @@ def test_a_saved_prefix_goes_on(models, tmp_path, recorded):
     cache.save(tmp_path / "prefix")
     loaded = lowkv.Cache.load(tmp_path / "prefix", model)
     assert held(loaded)[0] == held(cache)[0]
+    assert all(layer.conv_states[0].shape[-1] <= 4 for layer in loaded.layers_with_states)
     if recorded:
         loaded.activate_past_recording()
     for part in (ids(2, 1), ids(2, 5), ids(2, 1)):
