@@ -10,7 +10,6 @@ f16 (see eval/weights.py why). The budget is LOWKV_BUDGET; stock q8_0 is there t
 budget from some length on. Writes OUT/memory_budget.csv and a picture."""
 
 import argparse
-import csv
 import os
 import re
 import subprocess
@@ -21,6 +20,9 @@ from pathlib import Path
 import measuring
 from paths import ROOT, set_up_paths
 from weights import model_with
+
+sys.path.append(str(ROOT / "bench"))
+import pictures
 
 
 def arguments():
@@ -61,36 +63,28 @@ def measure(args, model, tokens):
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "predictions"
         perplexity(args, model, tokens, base)
-        caches = [(f"{args.ends_at} within {args.budget}", args.ends_at, {"LOWKV_BUDGET": args.budget})]
-        caches += [(scheme, scheme, {}) for scheme in args.schemes.split(",")]
-        for name, scheme, variables in caches:
+        ours = {f"{args.ends_at} within {args.budget}": {"LOWKV_SCHEME": args.ends_at, "LOWKV_BUDGET": args.budget}}
+        ours |= {scheme: {"LOWKV_SCHEME": scheme} for scheme in args.schemes.split(",")}
+        caches = [(name, (), {"plugin": args.plugin, **variables}) for name, variables in ours.items()]
+        for name, words, how in [*caches, ("stock q8_0", ("-ctk", "q8_0", "-ctv", "q8_0"), {})]:
             print(f"{tokens:,} tokens: {name}", file=sys.stderr, flush=True)
-            out = perplexity(args, model, tokens, base, "--kl-divergence", plugin=args.plugin, LOWKV_SCHEME=scheme,
-                             **variables)
+            out = perplexity(args, model, tokens, base, "--kl-divergence", *words, **how)
             found[name] = float(re.search(r"Mean +KLD: +(-?[\d.]+)", out)[1])
-        print(f"{tokens:,} tokens: stock q8_0", file=sys.stderr, flush=True)
-        out = perplexity(args, model, tokens, base, "--kl-divergence", "-ctk", "q8_0", "-ctv", "q8_0")
-        found["stock q8_0"] = float(re.search(r"Mean +KLD: +(-?[\d.]+)", out)[1])
     return found
 
 
-def draw(rows, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for name in [name for name in rows[0] if name != "tokens"]:
-        axes.plot([row["tokens"] for row in rows], [row[name] for row in rows], marker="o", label=name)
+def draw(rows, out):
+    figure, [axes] = pictures.side_by_side(1)
+    names = [name for name in rows[0] if name != "tokens"]
+    for name, colour, marker in zip(names, pictures.COLOURS[1:], pictures.MARKERS, strict=False):
+        axes.plot([row["tokens"] for row in rows], [row[name] for row in rows], color=colour, marker=marker, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks([row["tokens"] for row in rows], [f"{row['tokens']:,}" for row in rows])
     axes.set_xlabel("tokens in the conversation")
     axes.set_ylabel("mean KLD of the newer half, nats")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    pictures.save(figure, rows, out, "memory_budget")
 
 
 def main():
@@ -101,15 +95,11 @@ def main():
     for tokens in map(int, args.tokens.split(",")):
         rows.append({"tokens": tokens, **measure(args, model, tokens)})
     names = [name for name in rows[0] if name != "tokens"]
-    with open(args.out / "memory_budget.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, ["tokens", *names])
-        writer.writeheader()
-        writer.writerows(rows)
     print("| tokens | " + " | ".join(names) + " |")
     print("|--:|" + "--:|" * len(names))
     for row in rows:
         print(f"| {row['tokens']:,} | " + " | ".join(f"{row[name]:.4f}" for name in names) + " |")
-    draw(rows, args.out / "memory_budget.png")
+    draw(rows, args.out)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ namespace lowkv::ggml {
 class MixedAttention {
   public:
     void clear() noexcept { used_ = 0; }
-    // `whole`: what a stream attends to, the blocks of `units` first. Takes units away from it, up
-    // to the last one that was moved or is not in the last tier. Does nothing where there is none.
+    // `whole`: what a stream attends to, the blocks of `units` first. Takes away every unit up to
+    // the last that was moved or lies in a finer tier. If there is no such unit, `whole` stays.
     void take(const LayerCache& layer, std::uint32_t stream, std::span<const std::uint32_t> units,
               SequenceAttention& whole, Executor& executor);
     // Attends to the parts that were taken, and adds them to what the wholes' attention gave.

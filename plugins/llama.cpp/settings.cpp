@@ -120,10 +120,12 @@ std::vector<std::string> calibration_paths() {
 
 void choose(const std::string& text, const std::string& calibration_named_in) {
     auto next = std::make_shared<Setting>();
+    const char* value = std::getenv("LOWKV_BUDGET");
+    const std::string_view budget = value != nullptr ? value : "";
     if (text == "delegate") {
         next->text = text;
         next->delegate = true;
-        if (const char* budget = std::getenv("LOWKV_BUDGET"); budget != nullptr && *budget != '\0')
+        if (!budget.empty())
             throw Error(ErrorCode::unsupported,
                         "delegate keeps f16 rows, which no budget shrinks; leave LOWKV_BUDGET out");
     } else {
@@ -134,8 +136,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
                         "evict= can't be followed here; leave them out");
         }
         next->text = to_string(next->scheme);
-        const char* budget = std::getenv("LOWKV_BUDGET");
-        if (budget != nullptr && *budget != '\0') {
+        if (!budget.empty()) {
             next->budget = read_size(budget);
             next->finer = finer_than(next->scheme);
         }

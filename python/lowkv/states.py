@@ -56,8 +56,12 @@ class States(LinearAttentionLayer):
     def saved(self) -> dict[str, torch.Tensor]:
         """What there is, without what is kept for crop() alone."""
         conv, recurrent = self.conv_states[0], self.recurrent_states[0]
-        found = {"conv": None if conv is None else conv[..., -self.conv_kernel_size[0] :], "recurrent": recurrent}
-        return {kind: state for kind, state in found.items() if state is not None}
+        found = {}
+        if conv is not None:
+            found["conv"] = conv[..., -self.conv_kernel_size[0] :]
+        if recurrent is not None:
+            found["recurrent"] = recurrent
+        return found
 
     def restore(self, states: dict[str, torch.Tensor], device: torch.device) -> None:
         """Takes over what saved() gave."""

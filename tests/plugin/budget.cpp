@@ -57,21 +57,10 @@ std::size_t held(const lowkv::ggml::CacheStats& stats) {
 // Attention of one more token over all of these, beside an exact cache of the same rows.
 float error_of(Cache& cache, const Cells& seen, std::uint32_t free) {
     Cache plain("exact", cells);
-    for (std::size_t i = 0; i < cache.tensors().size(); ++i) {
-        Bytes rows = rows_of(cache.tensors()[i], 0, cells);
-        // Without marks: those are of another scheme.
-        for (std::size_t at = 0; at < rows.size(); at += sizeof(ggml_fp16_t))
-            rows[at] &= std::byte{0xFE};
-        ggml_backend_tensor_set(plain.tensors()[i], rows.data(), 0, rows.size());
-    }
+    copy_rows(cache, plain);
     REQUIRE(plain.step({free}, seen) == fine);
     REQUIRE(cache.step({free}, seen) == fine);
-    float most = 0, size = 0;
-    for (std::size_t i = 0; i < plain.result().size(); ++i) {
-        most = std::max(most, std::abs(plain.result()[i] - cache.result()[i]));
-        size = std::max(size, std::abs(plain.result()[i]));
-    }
-    return most / size;
+    return distance_of(plain.result(), cache.result());
 }
 
 }  // namespace

@@ -62,16 +62,6 @@ std::vector<float> turned(const Bytes& keys, const std::vector<std::int32_t>& sh
     return {data, data + ggml_nelements(y)};
 }
 
-// The largest difference, in parts of the largest magnitude.
-float distance_of(std::span<const float> a, std::span<const float> b) {
-    float most = 0, size = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-        most = std::max(most, std::abs(a[i] - b[i]));
-        size = std::max(size, std::abs(a[i]));
-    }
-    return most / size;
-}
-
 // How many rows of a cell differ by more than `allowed` of their largest number.
 std::size_t rows_apart(std::span<const float> a, std::span<const float> b, float allowed) {
     std::size_t apart = 0;
@@ -80,22 +70,12 @@ std::size_t rows_apart(std::span<const float> a, std::span<const float> b, float
     return apart;
 }
 
-// The cells that are none of these.
+// The cells that are not among `taken`.
 Cells others(const Cells& taken) {
     Cells rest;
     for (const std::uint32_t cell : range(0, cells))
         if (std::ranges::find(taken, cell) == taken.end()) rest.push_back(cell);
     return rest;
-}
-
-// All rows as a state has them, but without marks: those are of another scheme.
-void copy_rows(const Cache& from, const Cache& to) {
-    for (std::size_t i = 0; i < from.tensors().size(); ++i) {
-        Bytes rows = rows_of(from.tensors()[i], 0, cells);
-        for (std::size_t at = 0; at < rows.size(); at += sizeof(ggml_fp16_t))
-            rows[at] &= std::byte{0xFE};
-        ggml_backend_tensor_set(to.tensors()[i], rows.data(), 0, rows.size());
-    }
 }
 
 // Stream 1 becomes stream 0, one tensor's part of it.

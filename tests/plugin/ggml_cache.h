@@ -10,6 +10,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,7 @@ class Cache {
         log_text().clear();
     }
 
+    std::uint32_t cell_count() const { return cells_; }
     ggml_backend_buffer_t buffer() { return buffer_.get(); }
     void clear() { ggml_backend_buffer_clear(buffer_.get(), 0); }
 
@@ -230,6 +232,26 @@ inline Bytes rows_of(const ggml_tensor* tensor, std::size_t row, std::size_t row
     Bytes bytes(rows * row_bytes, std::byte{0xAA});
     ggml_backend_tensor_get(tensor, bytes.data(), row * row_bytes, bytes.size());
     return bytes;
+}
+
+// All rows of stream 0 as a state has them, but without the marks of their scheme (row_mark.h).
+inline void copy_rows(const Cache& from, const Cache& to) {
+    for (std::size_t i = 0; i < from.tensors().size(); ++i) {
+        Bytes rows = rows_of(from.tensors()[i], 0, from.cell_count());
+        for (std::size_t at = 0; at < rows.size(); at += sizeof(ggml_fp16_t))
+            rows[at] &= std::byte{0xFE};
+        ggml_backend_tensor_set(to.tensors()[i], rows.data(), 0, rows.size());
+    }
+}
+
+// The largest difference, in parts of the largest magnitude.
+inline float distance_of(std::span<const float> a, std::span<const float> b) {
+    float most = 0, size = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        most = std::max(most, std::abs(a[i] - b[i]));
+        size = std::max(size, std::abs(a[i]));
+    }
+    return most / size;
 }
 
 }  // namespace lowkv::test
