@@ -1,0 +1,63 @@
+#include "unit_codes.h"
+
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "lowkv/error.h"
+#include "lowkv/serial.h"
+
+namespace lowkv::ggml {
+namespace {
+
+constexpr std::array<char, 8> magic{'L', '~', 'O', '~', 'W', '~', 'K', '~'};
+
+// As it lies in memory.
+struct Header {
+    std::array<char, 8> magic;
+    std::uint64_t checksum;
+    std::uint32_t version, layer, parts, rows;
+    std::uint64_t inputs, bytes;
+};
+constexpr std::size_t checked_from = offsetof(Header, version);
+static_assert(sizeof(Header) == 48 && checked_from == 16);
+
+[[noreturn]] void refuse(const std::string& what) {
+    throw Error(ErrorCode::invalid_image, "the codes in its rows are " + what);
+}
+
+}  // namespace
+
+std::vector<std::byte> write_codes(const UnitCodes& unit) {
+    const std::uint32_t parts = (unit.keys ? 1u : 0u) | (unit.values ? 2u : 0u);
+    Header header{magic, 0,         image_version, unit.layer,
+                  parts, unit.rows, unit.inputs,   unit.codes.size()};
+    std::vector<std::byte> bytes(sizeof header + unit.codes.size());
+    std::memcpy(bytes.data() + sizeof header, unit.codes.data(), unit.codes.size());
+    std::memcpy(bytes.data(), &header, sizeof header);
+    header.checksum = image_checksum(std::span(bytes).subspan(checked_from));
+    std::memcpy(bytes.data(), &header, sizeof header);
+    return bytes;
+}
+
+bool begins_codes(std::span<const std::byte> row) noexcept {
+    return row.size() >= magic.size() && std::memcmp(row.data(), magic.data(), magic.size()) == 0;
+}
+
+UnitCodes read_codes(std::span<const std::byte> rows) {
+    Header header{};
+    if (!begins_codes(rows) || rows.size() < sizeof header) refuse("cut off");
+    std::memcpy(&header, rows.data(), sizeof header);
+    if (header.version != image_version)
+        refuse("of version " + std::to_string(header.version) + "; this lowkv reads version " +
+               std::to_string(image_version));
+    if (header.bytes > rows.size() - sizeof header) refuse("cut off");
+    const std::span<const std::byte> codes = rows.subspan(sizeof header, header.bytes);
+    if (image_checksum(rows.first(sizeof header + header.bytes).subspan(checked_from)) !=
+        header.checksum)
+        refuse("damaged: they do not match their checksum");
+    return {header.layer, (header.parts & 1) != 0, (header.parts & 2) != 0,
+            header.rows,  header.inputs,           {codes.begin(), codes.end()}};
+}
+
+}  // namespace lowkv::ggml
