@@ -116,9 +116,11 @@ const std::vector<std::byte>& CacheBuffer::codes_of(const CacheTensor& tensor, s
                (saving_.cells[std::size_t{stream} * tensor.layer->cells() + cell] &&
                 trackers_[stream].mark(cell).coded);
     });
-    if (whole)
-        found->second =
-            tensor.layer->saved_codes(tensor.part, stream, unit, tensor.layer == marked_layer());
+    if (!whole) return found->second;
+    if (tensor.layer == marked_layer())
+        found->second = tensor.layer->saved_codes(tensor.part, stream, unit, true);
+    if (found->second.empty())  // or there is no room for both
+        found->second = tensor.layer->saved_codes(tensor.part, stream, unit, false);
     return found->second;
 }
 
@@ -143,6 +145,7 @@ void CacheBuffer::end_restore() {
     take_arrived();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
+    restored_too_early_ = false;
     follow_all();
 }
 
@@ -197,10 +200,12 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
         layer.arrive(tensor.part, offset / bytes, size / bytes, in);
         return;
     }
-    for (std::size_t at = 0; whole && at < size; at += bytes)
-        if (begins_codes({in + at, bytes}))
-            throw Error(ErrorCode::unsupported,
-                        "it has packed rows, which come after the keys of its first layer");
+    for (std::size_t at = 0; whole && at < size; at += bytes) {
+        if (!begins_codes({in + at, bytes})) continue;
+        restored_too_early_ = true;
+        throw Error(ErrorCode::unsupported,
+                    "it has packed rows, which come after the keys of its first layer");
+    }
     layer.write(tensor.part, offset, size, in);
 }
 
@@ -274,6 +279,7 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
             if (stamped) tracker.poison(cell);
             foreign |= stamped.has_value();
         }
+        if (restored_too_early_) tracker.poison(cell);
     }
     if (!foreign) return;
     const std::string why = "another scheme than " + setting_->text +
