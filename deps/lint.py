@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks the form of our own files: clang-format, ruff, clang-tidy (on what build/release and, if it was built,
-the Python package compile), the links between documents, the documents that comments name, and the tables in
-documents that the program makes. Needs `make build` first, and `make package`
-for the Python package, for the compile commands."""
+the Python package compile), the links between documents, the documents that comments name, an entry in
+docs/troubleshooting for every message, and what the program itself makes of documents. Needs `make build` first, and
+`make package` for the Python package, for the compile commands."""
 
 import argparse
 import ast
@@ -16,6 +16,8 @@ import time
 import tokenize
 from pathlib import Path
 
+import command_reference
+import messages
 import scheme_tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -170,7 +172,7 @@ def wrong_pages(pages):
 
 def check_documents():
     pages = [p for name in DOCUMENTS for p in ([ROOT / name] if name.endswith(".md") else (ROOT / name).rglob("*.md"))]
-    mentions = wrong_mentions() + wrong_pages(pages)
+    mentions = wrong_mentions() + wrong_pages(pages) + messages.problems()
     broken = 0
     for page in pages:
         text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -201,7 +203,8 @@ def check_documents():
 
 def check_tables():
     """The figures and words in documents that follow from the program."""
-    problems = scheme_tables.problems(RELEASE / "bin" / "lowkv")
+    command = RELEASE / "bin" / "lowkv"
+    problems = scheme_tables.problems(command) + command_reference.problems(command)
     print(*problems, f"tables: {len(problems)} problems", sep="\n", flush=True)
     return not problems
 
