@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND = ROOT / "build/release/bin/lowkv"
 FOLDER = ROOT / "docs/reference"
 # The pages and their commands; those that are not named are on the first one.
-PAGES = {"command.md": (), "command-models.md": ("generate", "compare", "plan", "calibrate"),
-         "command-measuring.md": ("bench", "budget")}
+FIRST = "command"
+PAGES = {FIRST: (), "command-models": ("generate", "compare", "plan", "calibrate"),
+         "command-measuring": ("bench", "budget")}
 
 
 def help_of(command, words):
@@ -35,14 +36,14 @@ def subcommands(text):
 def pages(command):
     """The text of each page."""
     first = help_of(command, [])
-    others = [f"[{', '.join(names)}]({name})" for name, names in PAGES.items() if names]
+    links = {name: f"[{', '.join(names) or 'the first'}]({name}.md)" for name, names in PAGES.items()}
     out = {name: [f"# The command lowkv{': ' if names else ''}{', '.join(names)}", ""] for name, names in PAGES.items()}
     for name in out:
         out[name] += ["Written by `deps/command_reference.py` from `lowkv --help`. Other pages: " + ", ".join(
-            other for other in ["[the first](command.md)", *others] if f"({name})" not in other) + ".", ""]
-    out["command.md"] += ["```text", first, "```", ""]
+            link for other, link in links.items() if other != name) + ".", ""]
+    out[FIRST] += ["```text", first, "```", ""]
     for name in subcommands(first):
-        page = out[next((page for page, names in PAGES.items() if name in names), "command.md")]
+        page = out[next((page for page, names in PAGES.items() if name in names), FIRST)]
         text = help_of(command, [name])
         inner = subcommands(text)
         for words in [[name, word] for word in inner] or [[name]]:
@@ -56,12 +57,12 @@ def problems(command, rewrite=False):
         return [f"{command} is not there: make build"]
     out = []
     for name, text in pages(command).items():
-        page = FOLDER / name
+        page = FOLDER / f"{name}.md"
         if not page.exists() or page.read_text() != text:
             if rewrite:
                 page.write_text(text)
             else:
-                out.append(f"{page.relative_to(ROOT)} is not what the command says: deps/command_reference.py writes it")
+                out.append(f"docs/reference/{page.name} is not what --help says: deps/command_reference.py writes it")
     return out
 
 

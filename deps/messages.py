@@ -2,9 +2,9 @@
 """The errors and warnings that users can meet, collected from the sources, against docs/troubleshooting.
 
 A message is a string in a call that throws, raises or reports (SPEAKERS, and those of Python), or one that is worded
-where it isn't said (RETURNED, WORDED). Its variable parts are left out. A page of docs/troubleshooting has messages in blocks
-of ```text, one a line, with <...> for what varies; a line stands for each message that has its words in its order.
-Every message needs a line, and every line a message. `deps/lint.py --check documents` runs this; --list shows all."""
+where it isn't said (RETURNED, WORDED). Its variable parts are left out. A page of docs/troubleshooting has messages in
+blocks of ```text, one a line, with <...> for what varies; a line stands for each message that has its words in its
+order. Every message needs a line, and every line a message. `deps/lint.py --check documents` runs this."""
 
 import argparse
 import ast
@@ -41,7 +41,7 @@ EXCLUDED = {
     "include/": "the same",
     "python/src/": "arguments between the Python package and its extension, which a user does not write",
     "python/cuda/": "the emulation of CUDA, for tests",
-    "devices/host/": "what a device's own code relies on; a failure on the way is device_failed, by devices/*/queue.cpp",
+    "devices/host/": "what a device's own code relies on; failures on the way are said by devices/*/queue.cpp",
 }
 # ... but for these, which users meet.
 INCLUDED = ("src/cache/image.cpp", "src/plan/plan.cpp", "python/src/device.cpp", "python/src/openmp.cpp",

@@ -1,4 +1,4 @@
-"""How messages are collected from the sources, and held against the pages of docs/troubleshooting (deps/messages.py)."""
+"""deps/messages.py: how messages are collected from the sources, and held against the pages of docs/troubleshooting."""
 
 import sys
 from pathlib import Path
@@ -64,13 +64,13 @@ def test_each_message_needs_an_entry(left_out, tmp_path):
 
 def test_each_entry_needs_a_message(tmp_path):
     write(tmp_path, block(*ALL, "nobody says this any more"))
-    assert messages.problems(tmp_path) == ["docs/troubleshooting/page.md: no source says: nobody says this any more"]
+    assert messages.problems(tmp_path) == [f"{messages.PAGES}/page.md: no source says: nobody says this any more"]
 
 
 @pytest.mark.parametrize("line", ["channels its keys have", "its keys channels"])
 def test_an_entry_has_the_words_of_its_message_in_their_order(line, tmp_path):
     write(tmp_path, block(*ALL, line))
-    assert messages.problems(tmp_path) == [f"docs/troubleshooting/page.md: no source says: {line}"]
+    assert messages.problems(tmp_path) == [f"{messages.PAGES}/page.md: no source says: {line}"]
 
 
 def test_an_entry_that_stands_for_everything_is_refused(tmp_path):
