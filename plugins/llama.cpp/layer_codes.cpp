@@ -89,10 +89,10 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     if (found.layer != index_ || found.rows * row_bytes(part) != rows.size() ||
         found.codes.size() != each * blocks.size() || !(found.keys || has_keys) ||
         !(part == Part::keys ? found.keys : found.values))
-        throw Error(ErrorCode::invalid_image, "the codes in its rows are another layer's");
+        throw Error(ErrorCode::invalid_image, "its codes are another layer's");
     if (found.inputs != its.inputs_hash())
         throw Error(ErrorCode::invalid_image,
-                    "it was packed with another calibration or another RoPE");
+                    "it was packed with another calibration or another rope");
     if (!has_keys) begin_unit(stream_index, unit);
     std::vector<const std::byte*> codes;
     for (std::size_t i = 0; i < blocks.size(); ++i) codes.push_back(found.codes.data() + i * each);

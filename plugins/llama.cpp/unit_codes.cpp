@@ -1,5 +1,6 @@
 #include "unit_codes.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -21,10 +22,6 @@ struct Header {
 };
 constexpr std::size_t checked_from = offsetof(Header, version);
 static_assert(sizeof(Header) == 48 && checked_from == 16);
-
-[[noreturn]] void refuse(const std::string& what) {
-    throw Error(ErrorCode::invalid_image, "the codes in its rows are " + what);
-}
 
 }  // namespace
 
@@ -51,17 +48,17 @@ bool begins_codes(std::span<const std::byte> row) noexcept {
 
 UnitCodes read_codes(std::span<const std::byte> rows) {
     Header header{};
-    if (rows.size() < sizeof header) refuse("cut off");
-    std::memcpy(&header, rows.data(), sizeof header);
-    if (header.magic != magic) refuse("damaged: they do not begin as they should");
-    if (header.version != image_version)
-        refuse("of version " + std::to_string(header.version) + "; this lowkv reads version " +
-               std::to_string(image_version));
-    if (header.bytes > rows.size() - sizeof header) refuse("cut off");
-    const std::span<const std::byte> codes = rows.subspan(sizeof header, header.bytes);
-    if (image_checksum(rows.first(sizeof header + header.bytes).subspan(checked_from)) !=
-        header.checksum)
-        refuse("damaged: they do not match their checksum");
+    if (rows.size() >= sizeof header) std::memcpy(&header, rows.data(), sizeof header);
+    if (header.magic == magic && header.version != image_version)
+        throw Error(ErrorCode::invalid_image,
+                    "its codes are of version " + std::to_string(header.version) +
+                        "; this lowkv reads version " + std::to_string(image_version));
+    const std::span<const std::byte> behind = rows.subspan(std::min(rows.size(), sizeof header));
+    if (header.magic != magic || header.bytes > behind.size() ||
+        image_checksum(rows.first(sizeof header + header.bytes).subspan(checked_from)) !=
+            header.checksum)
+        throw Error(ErrorCode::invalid_image, "its codes are damaged");
+    const std::span<const std::byte> codes = behind.first(header.bytes);
     return {header.layer, (header.parts & 1) != 0, (header.parts & 2) != 0,
             header.rows,  header.inputs,           {codes.begin(), codes.end()}};
 }

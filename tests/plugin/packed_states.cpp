@@ -203,7 +203,7 @@ TEST_CASE("damaged codes are not seen") {
         std::erase_if(next, [&](auto c) { return std::ranges::binary_search(saved.where, c); });
         next.resize(2);
         CHECK(cache.step(next, saved.where) != fine);
-        CHECK(logged("a restored state was not taken over: the codes in its rows are"));
+        CHECK(logged("a restored state was not taken over: its codes are"));
         ++unseen;
         // What was right of it may be seen, and it may come again.
         restore(cache, saved.state, saved.where);
