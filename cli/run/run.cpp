@@ -23,6 +23,7 @@
 #include "common/process.h"
 #include "common/program_options.h"
 #include "common/programs.h"
+#include "common/saved_states.h"
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
@@ -141,12 +142,14 @@ struct Ending {
     std::string problem;  // why we stopped it
 };
 
-Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& options, bool demand) {
+Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
+                 const Options& options, bool demand) {
     const Stopwatch watch;
     Ending ending;
     bool open = true, alive = true;
     double end = 0;
     while (open || alive) {
+        slots.read();
         if (!open) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         } else if (const std::optional<std::string> text = read_some(messages, 200); !text) {
@@ -177,6 +180,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         forget_child();
         return ending;
     }
+    slots.read();  // what it saved last
     watcher.end();
     return ending;
 }
@@ -225,7 +229,8 @@ int run(Options& options) {
     int messages = -1;
     const pid_t child = start_child(program.command, messages);
     Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program));
-    const Ending ending = attend_to(child, messages, watcher, options, demand);
+    SlotFiles slots(setting_of(program, {"--slot-save-path"}, nullptr));
+    const Ending ending = attend_to(child, messages, watcher, slots, options, demand);
     stop_reading(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
     const int status = exit_status(ending.status);
