@@ -27,7 +27,8 @@ class SlotFiles {
     SlotFiles(const SlotFiles&) = delete;
     SlotFiles& operator=(const SlotFiles&) = delete;
 
-    // Deals with what has been saved since, and never waits. Says once why a file can't be made smaller.
+    // Deals with what has been saved since, and never waits. Says once why a file can't be made
+    // smaller.
     void read();
 
   private:

@@ -9,10 +9,13 @@
 
 #include <bit>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/machine.h"
 #include "common/process.h"
+#include "common/saved_states.h"
+#include "common/terminal.h"
 #include "platform/system.h"
 
 namespace lowkv::cli {
@@ -122,5 +125,18 @@ std::vector<std::filesystem::path> configuration_files() {
         files.push_back(platform::path_of(environment(folder)) / "llama.cpp" / "config.ini");
     return files;
 }
+
+SparseFile give_zeros_back(const std::string& path) {
+    throw Failure(path +
+                  " was left as it is: on Windows let the file system leave the zeros out, with "
+                  "`compact /c` for the file or its folder");
+}
+
+// The folder may be compressed, as above.
+SlotFiles::SlotFiles(std::string folder) : folder_(std::move(folder)) {}
+
+SlotFiles::~SlotFiles() = default;
+
+void SlotFiles::read() {}
 
 }  // namespace lowkv::cli
