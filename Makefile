@@ -299,7 +299,7 @@ test-windows: build ## for 64-bit Windows by MinGW, under wine64: core, plug-in 
 	$(call BUILD,windows,emulated lowkv_cli ggml-lowkv test_windows_host)
 	ctest --preset windows -j $(JOBS)
 	deps/dist.py --windows
-	LOWKV_BUILD_DIR="$(CURDIR)/build/windows" "$(call dep,LOWKV_PYTHON)" -m pytest tests/windows $(PYTEST_ARGS)
+	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/windows $(PYTEST_ARGS)
 
 .PHONY: dist-windows
 dist-windows: ## the zip for 64-bit Windows, by Debian's MinGW-w64, in dist/

@@ -151,8 +151,9 @@ bool is_there(const std::string& path) { return std::filesystem::exists(platform
 
 // `lowkv doctor --load-plugin PATH`: what is wrong goes to stdout.
 int load_plugin(const std::string& path) {
+    send_messages_to_stdout();
     const std::string problem = platform::load_problem(path);
-    show(problem);
+    std::fputs(problem.c_str(), stderr);
     return !problem.empty() ? 1 : ggml_backend_load(path.c_str()) == nullptr ? 2 : 0;
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from plugin_tools import PATHS, ROOT, Run
 
 WINE = "/usr/lib/wine/wine64"
-BUILD = Path(os.environ.get("LOWKV_BUILD_DIR", ROOT / "build/windows"))
+BUILD = ROOT / "build/windows"
 MODEL = PATHS["LOWKV_MODEL"]
 PREFIX = Path(os.environ.get("WINEPREFIX", Path(PATHS["LOWKV_CACHE_DIR"]) / "wine"))
 
