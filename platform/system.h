@@ -20,6 +20,10 @@ inline std::string text_of(const std::filesystem::path& path) {
     return {text.begin(), text.end()};
 }
 
+// A name of the file for programs that don't read UTF-8, as ggml on Windows: in ASCII if the file
+// has such a name, too.
+std::string plain_name(const std::filesystem::path& file);
+
 // Between the names in a list of them: a colon, or a semicolon where names have colons.
 extern const char list_separator;
 

@@ -154,7 +154,10 @@ int load_plugin(const std::string& path) {
     send_messages_to_stdout();
     const std::string problem = platform::load_problem(path);
     std::fputs(problem.c_str(), stderr);
-    return !problem.empty() ? 1 : ggml_backend_load(path.c_str()) == nullptr ? 2 : 0;
+    return !problem.empty() ? 1
+           : ggml_backend_load(platform::plain_name(platform::path_of(path)).c_str()) == nullptr
+               ? 2
+               : 0;
 }
 
 // The plug-in is loaded in a child: as a stock program would, and without changing this process.

@@ -217,7 +217,7 @@ int run(Options& options) {
                       " is not there: build it (make build), or name it with --plugin");
     }
     platform::set_environment("GGML_BACKEND_PATH",
-                              platform::text_of(std::filesystem::absolute(plugin_path)));
+                              platform::plain_name(std::filesystem::absolute(plugin_path)));
     platform::set_environment("LOWKV_SCHEME", options.scheme);
     std::string calibrations = environment("LOWKV_CALIBRATION");
     for (const std::string& path : options.calibrations) {

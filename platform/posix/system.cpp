@@ -23,6 +23,8 @@ int sync(const std::filesystem::path& path, int flags) noexcept {
 
 }  // namespace
 
+std::string plain_name(const std::filesystem::path& file) { return file.string(); }
+
 const char list_separator = ':';
 
 void sync_file(const std::filesystem::path& file) {

@@ -2,6 +2,7 @@
 
 #include <windows.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -17,6 +18,14 @@ HMODULE module_of(const void* address, DWORD flags) {
 }
 
 }  // namespace
+
+std::string plain_name(const std::filesystem::path& file) {
+    const std::wstring name = file.wstring();
+    if (std::ranges::all_of(name, [](wchar_t c) { return c < 128; })) return text_of(file);
+    std::wstring brief(name.size() + 32768, L'\0');
+    brief.resize(GetShortPathNameW(name.c_str(), brief.data(), static_cast<DWORD>(brief.size())));
+    return text_of(brief.empty() ? file : std::filesystem::path(brief));
+}
 
 const char list_separator = ';';
 

@@ -18,6 +18,7 @@ void report(ggml_log_level level, const std::string& text) {
     const std::string line = "lowkv: " + text + "\n";
     if (!to_log_callback) {
         std::fputs(line.c_str(), stderr);
+        std::fflush(stderr);  // Wine's C library keeps what goes into a pipe, and lowkv run waits
         return;
     }
     ggml_log_callback callback = nullptr;

@@ -97,7 +97,8 @@ def test_generate_from_a_file(home, tmp_path):
 
 def test_bench_writes_a_file_by_an_awkward_name(home, tmp_path):
     out = tmp_path / "Maße 尺.json"
-    told = lowkv(home, "bench", "attention", "--quick", "--json", windows(out), timeout=200)
+    told = lowkv(home, "bench", "attention", "--head-dim", 64, "--heads", "9/3", "--tokens", 1024, "--schemes",
+                 "kivi2", "--peers", "none", "--json", windows(out), timeout=200)
     assert told.code == 0, told.both
     assert json.loads(out.read_text())
 
@@ -132,7 +133,7 @@ def test_run_gives_back_the_exit_code(home):
 
 def test_a_program_ends_with_lowkv_run(home):
     """Whoever ends `lowkv run` by force ends its program, too."""
-    tokens = "100001"
+    tokens = "5003"
     command = [WINE, str(next(home.glob("lowkv-*")) / "lowkv.exe"), *host_words(home), model(home), tokens, "Once"]
     started = subprocess.Popen(command, env=wine.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE)
@@ -151,7 +152,7 @@ def test_a_program_ends_with_lowkv_run(home):
 
 
 def running(word):
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if ".exe" in line and word in line]
 
 
