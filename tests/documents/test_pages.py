@@ -72,3 +72,34 @@ def test_every_name_of_the_python_package_is_named():
                  if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
     page = (DOCS / "reference/python.md").read_text()
     assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
+
+
+def examples():
+    """Command lines of lowkv in the programs of the pages: page, subcommand, options before `--`."""
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        for block in (text for language, text in blocks if language in ("sh", "yaml")):
+            for words in re.findall(r"(?:^|[ /(])lowkv ([a-z][^#\n]*)", block.replace("\\\n", " "), re.MULTILINE):
+                own = re.split(r" --(?: |$)", words)[0].split()
+                yield page, own[0], {word for word in own if re.fullmatch(r"--?[a-z][\w-]*", word)}
+
+
+def test_examples_name_commands_and_options_that_there_are():
+    helps = {}
+    for page in (DOCS / "reference").glob("command*.md"):
+        sections = re.findall(r"^## lowkv (\w+).*\n\n```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        for name, text in sections:
+            helps[name] = helps.get(name, "") + text
+    found = list(examples())
+    assert len(found) > 20
+    for page, command, options in found:
+        assert command in helps, f"{page}: lowkv {command}"
+        known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", helps[command]))
+        assert options <= known, f"{page}: lowkv {command} has no {' '.join(options - known)}"
+
+
+def test_targets_that_pages_name_are_in_the_makefile():
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
+        named = set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", page.read_text(), re.MULTILINE))
+        assert named <= targets, f"{page}: make {' '.join(named - targets)}"
