@@ -87,7 +87,7 @@ def examples():
 def test_examples_name_commands_and_options_that_there_are():
     helps = {}
     for page in (DOCS / "reference").glob("command*.md"):
-        sections = re.findall(r"^## lowkv (\w+)[^\n]*\n\n```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        sections = re.findall(r"^## lowkv (\w+)[^\n]*\n\n```text\n(.*?)^```", page.read_text(), re.M | re.S)
         for name, text in sections:
             helps[name] = helps.get(name, "") + text
     found = list(examples())
