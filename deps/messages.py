@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("cli", "plugins", "src", "include", "python", "devices")
+SOURCES = ("cli", "plugins", "src", "include", "python", "devices", "deps/plugin_for.py")  # the last: `lowkv plugin`
 PAGES = "docs/troubleshooting"
 SPEAKERS = {"Error", "Failure", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report_once",
             "first_broken", "learn_refusal", "learn_unsupported"}
@@ -182,8 +182,8 @@ def of_python(path, name):
 def collected(root=ROOT):
     """All messages that need an entry."""
     out = []
-    for folder in SOURCES:
-        for path in sorted((root / folder).rglob("*")):
+    for source in map(root.joinpath, SOURCES):
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
             name = path.relative_to(root).as_posix()
             out_of_bounds = name not in INCLUDED and name.startswith(tuple(EXCLUDED))
             if not path.is_file() or out_of_bounds:
