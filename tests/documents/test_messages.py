@@ -46,14 +46,15 @@ def block(*lines):
 
 
 ALL = ("lowkv: <n> of <m> are busy", "there is no <thing>, but one in two pieces", "<one> layer stays f16",
-       "its keys have <n> channels", "layer <n>: not served", "lowkv: something is odd", "--block-size <n>; a multiple is needed")
+       "its keys have <n> channels", "layer <n>: not served", "lowkv: something is odd",
+       "--block-size <n>; a multiple is needed")
 
 
 def test_messages_are_collected_without_their_variable_parts(tmp_path):
     write(tmp_path, block(*ALL))
     assert {message.text for message in messages.collected(tmp_path)} == {
-        "lowkv: ... of ... are busy ", "there is no ..., but one in two pieces", "...one layer stays f16...all stay f16",
-        "its keys have ... channels",
+        "lowkv: ... of ... are busy ", "there is no ..., but one in two pieces",
+        "...one layer stays f16...all stay f16", "its keys have ... channels",
         "lowkv: something is odd", "--block-size ...; a multiple is needed", "layer ...: not served..."}
     assert messages.problems(tmp_path) == []
 
