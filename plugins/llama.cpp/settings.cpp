@@ -75,6 +75,15 @@ std::size_t read_size(std::string_view text) {
                                                  " is no size: say 24MiB, 1.5GiB or 2000000000");
 }
 
+bool read_packed_states() {
+    const char* value = std::getenv("LOWKV_STATES");
+    const std::string text = value != nullptr && *value != '\0' ? value : "packed";
+    if (text != "packed" && text != "f16")
+        throw Error(ErrorCode::invalid_argument,
+                    "LOWKV_STATES=" + text + " is neither packed nor f16");
+    return text == "packed";
+}
+
 // What rows of a scheme go through before it, as a budget fills.
 std::vector<LayerScheme> finer_than(const Scheme& scheme) {
     const std::pair<const char*, std::vector<const char*>> ladders[] = {
@@ -120,6 +129,7 @@ std::vector<std::string> calibration_paths() {
 
 void choose(const std::string& text, const std::string& calibration_named_in) {
     auto next = std::make_shared<Setting>();
+    next->packed_states = read_packed_states();
     const char* value = std::getenv("LOWKV_BUDGET");
     const std::string_view budget = value != nullptr ? value : "";
     if (text == "delegate") {

@@ -20,6 +20,7 @@ struct Setting {
     // by the first of `finer`, then by the next, and in the end by the scheme.
     std::size_t budget = 0;
     std::vector<LayerScheme> finer;
+    bool packed_states = true;  // LOWKV_STATES: saved states hold codes (unit_codes.h), not numbers
 };
 
 // For the schemes that are chosen from now on; lowkv_ggml.h's add_calibration() reads it from a
