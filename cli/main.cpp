@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "common/app.h"
-#include "common/machine.h"
 #include "common/terminal.h"
 #include "lowkv/error.h"
+#include "platform/command.h"
 
 namespace {
 
@@ -45,7 +45,7 @@ void require_command(const lowkv::cli::CommandLine& line, const std::string& wor
 
 int main(int argc, char** argv) {
     using namespace lowkv;
-    cli::restart_with_short_spins(argv);
+    cli::begin(argc, argv);
     cli::CommandLine line("lowkv",
                           "Low-bit KV cache for language models: the cache that attention reads, "
                           "in 2 to 4 bits, inside llama.cpp.",

@@ -14,6 +14,7 @@
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
+#include "platform/system.h"
 #include "settings.h"
 
 namespace lowkv::cli {
@@ -87,7 +88,8 @@ ggml_type cache_type(const std::string& option, const std::string& name) {
 }
 
 Model::Model(const std::string& path, Weights weights) {
-    if (!std::filesystem::is_regular_file(path)) throw Failure("there is no model file " + path);
+    if (!std::filesystem::is_regular_file(platform::path_of(path)))
+        throw Failure("there is no model file " + path);
     active_implementation();  // throws when LOWKV_IMPLEMENTATION names none: nothing would be
                               // packed
     static const bool registered = [] {

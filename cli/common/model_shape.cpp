@@ -12,6 +12,7 @@
 #include "ggml-cpp.h"
 #include "ggml.h"
 #include "gguf.h"
+#include "platform/system.h"
 
 namespace lowkv::cli {
 
@@ -67,7 +68,8 @@ std::optional<std::uint64_t> integer(gguf_type type, const void* data, std::size
 class Header {
   public:
     explicit Header(const std::string& path) : path_(path) {
-        if (!std::filesystem::is_regular_file(path)) throw Failure("there is no file " + path);
+        if (!std::filesystem::is_regular_file(platform::path_of(path)))
+            throw Failure("there is no file " + path);
         // gguf's own lines name functions of it, not what to do.
         ggml_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
         gguf_.reset(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}));
@@ -235,7 +237,7 @@ ModelShape gguf_shape(const std::string& path) {
         throw Failure(path + " says it has " + std::to_string(layers) + " layers");
 
     ModelShape out;
-    out.name = std::filesystem::path(path).filename().string();
+    out.name = platform::text_of(platform::path_of(path).filename());
     for (std::size_t layer = 0; layer < layers; ++layer) {
         out.layers.push_back(layer_shape(header, path, layer));
         out.query_heads += header.required("attention.head_count", layer);

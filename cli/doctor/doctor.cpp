@@ -1,12 +1,10 @@
 // lowkv doctor: what this machine, this build and this model give, and what to do where it is
 // wrong.
 
-#include <dlfcn.h>
-#include <unistd.h>
-
 #include <array>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +26,8 @@
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
+#include "platform/command.h"
+#include "platform/system.h"
 #include "settings.h"
 
 namespace lowkv::cli {
@@ -44,7 +44,7 @@ layer holds packed, and compares the logits. Exit status 1 when something is
 wrong.)";
 
 struct Options {
-    std::string model, scheme, plugin;
+    std::string model, scheme, plugin, load_plugin;
     std::vector<std::string> calibrations;
     unsigned threads = 0;
     bool all = false, verbose = false;
@@ -147,29 +147,34 @@ void look_at_machine(Findings& findings) {
     findings.good("memory", bytes(available_memory()) + " free of " + bytes(system_memory()));
 }
 
+bool is_there(const std::string& path) { return std::filesystem::exists(platform::path_of(path)); }
+
+// `lowkv doctor --load-plugin PATH`: what is wrong goes to stdout.
+int load_plugin(const std::string& path) {
+    send_messages_to_stdout();
+    const std::string problem = platform::load_problem(path);
+    std::fputs(problem.c_str(), stderr);
+    return !problem.empty() ? 1 : ggml_backend_load(path.c_str()) == nullptr ? 2 : 0;
+}
+
 // The plug-in is loaded in a child: as a stock program would, and without changing this process.
 void look_at_plugin(Findings& findings, const std::string& path) {
-    if (access(path.c_str(), R_OK) != 0) {
+    if (!is_there(path)) {
         findings.bad("plug-in", path + " is not there",
                      "build it (make build), or name it with --plugin");
         return;
     }
-    const Output loading = output_of_child(STDERR_FILENO, [&] {
-        if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
-            const char* why = dlerror();
-            std::fprintf(stderr, "%s\n", why == nullptr ? "dlopen failed" : why);
-            return 1;
-        }
-        return ggml_backend_load(path.c_str()) == nullptr ? 2 : 0;
-    });
+    const std::string own = platform::text_of(executable_file());
+    const Output loading = output_of({own, "doctor", "--load-plugin", path}, false);
     std::string text = loading.text;
     while (!text.empty() && text.back() == '\n') text.pop_back();
     if (loading.status == 0) {
         findings.good("plug-in", path + " loads");
     } else {
-        findings.bad("plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
-                     "it must find libggml.so.0 and libggml-base.so.0 of the version it was built "
-                     "for (make build)");
+        findings.bad(
+            "plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
+            "it must find the libraries ggml and ggml-base of the version it was built for "
+            "(make build)");
     }
 }
 
@@ -191,7 +196,7 @@ void look_at_environment(Findings& findings) {
     } else if (path.find("lowkv") == std::string::npos) {
         findings.bad("GGML_BACKEND_PATH", " " + path,
                      "this is another backend; lowkv run sets it to the plug-in");
-    } else if (access(path.c_str(), R_OK) != 0) {
+    } else if (!is_there(path)) {
         findings.bad("GGML_BACKEND_PATH", " " + path + " is not there",
                      "correct it, or use lowkv run");
     } else {
@@ -227,6 +232,7 @@ void look_at_calibrations(Findings& findings) {
 }
 
 int doctor(const Options& options) {
+    if (!options.load_plugin.empty()) return load_plugin(options.load_plugin);
     if (!options.scheme.empty() && options.scheme != "delegate")
         static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
@@ -265,6 +271,7 @@ void add_doctor(Command app, int& status) {
     add_threads(command, options->threads);
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
+    command.option("--load-plugin", &options->load_plugin, "", {hidden()});  // for itself
     command.flag("--all", &options->all, "The sizes of all presets, those to compare with too");
     command.flag("-v,--verbose", &options->verbose, "Show every layer, and llama.cpp's messages");
     command.callback([options, &status] { status = doctor(*options); });

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <charconv>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <sstream>
@@ -14,6 +13,7 @@
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
+#include "platform/system.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -76,8 +76,8 @@ std::size_t read_size(std::string_view text) {
 }
 
 bool read_packed_states() {
-    const char* value = std::getenv("LOWKV_STATES");
-    const std::string text = value != nullptr && *value != '\0' ? value : "packed";
+    const std::string value = platform::environment("LOWKV_STATES");
+    const std::string text = value.empty() ? "packed" : value;
     if (text != "packed" && text != "f16")
         throw Error(ErrorCode::invalid_argument,
                     "LOWKV_STATES=" + text + " is neither packed nor f16");
@@ -119,10 +119,9 @@ void add_calibration(const std::string& path) {
 }
 
 std::vector<std::string> calibration_paths() {
-    const char* value = std::getenv("LOWKV_CALIBRATION");
-    std::istringstream list(value == nullptr ? "" : value);
+    std::istringstream list(platform::environment("LOWKV_CALIBRATION"));
     std::vector<std::string> paths;
-    for (std::string path; std::getline(list, path, ':');)
+    for (std::string path; std::getline(list, path, platform::list_separator);)
         if (!path.empty()) paths.push_back(path);
     return paths;
 }
@@ -130,8 +129,7 @@ std::vector<std::string> calibration_paths() {
 void choose(const std::string& text, const std::string& calibration_named_in) {
     auto next = std::make_shared<Setting>();
     next->packed_states = read_packed_states();
-    const char* value = std::getenv("LOWKV_BUDGET");
-    const std::string_view budget = value != nullptr ? value : "";
+    const std::string budget = platform::environment("LOWKV_BUDGET");
     if (text == "delegate") {
         next->text = text;
         next->delegate = true;
@@ -160,9 +158,8 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
 }
 
 void choose_from_environment() {
-    const char* value = std::getenv("LOWKV_SCHEME");
-    const std::string text =
-        value != nullptr && *value != '\0' ? value : std::string(default_scheme);
+    const std::string value = platform::environment("LOWKV_SCHEME");
+    const std::string text = value.empty() ? std::string(default_scheme) : value;
     const auto refuse = [](const std::string& why) {
         State& s = state();
         const std::lock_guard lock(s.mutex);
