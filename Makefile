@@ -72,8 +72,8 @@ test-cpp: build ## C++ tests, every kernel on every implementation (LONG=1: ever
 	@LOWKV_TEST_SAMPLE=$(if $(LONG),1,2) ctest --preset $(PRESET) -j $(JOBS)
 
 .PHONY: test-eval
-test-eval: setup ## what the scripts of eval/ count and remember (seconds, no model)
-	@"$(call dep,LOWKV_PYTHON)" -m pytest -q tests/eval $(PYTEST_ARGS)
+test-eval: setup ## what the scripts of eval/ count and remember, and those that check documents (seconds, no model)
+	@"$(call dep,LOWKV_PYTHON)" -m pytest -q tests/eval tests/documents $(PYTEST_ARGS)
 
 .PHONY: test-e2e
 test-e2e: build ## the plug-in and the command on a real model
@@ -195,6 +195,12 @@ docs: package ## the API reference of the Python package, in build/docs
 	@$(SETUP) api-docs
 	PYTHONPATH="$(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE):$(call dep,LOWKV_API_DOCS)" \
 	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" deps/api_reference.py build/docs
+
+.PHONY: site
+site: ## the documentation site in build/site, with the API reference if `make docs` has made it; any warning fails
+	@$(SETUP) venv-site
+	NO_MKDOCS_2_WARNING=1 "$(call dep,LOWKV_SITE_PYTHON)" -m mkdocs build --quiet --strict
+	@echo "the site: build/site/index.html, or python3 -m http.server -d build/site"
 
 .PHONY: test-asan
 test-asan: setup ## core tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -262,6 +262,7 @@ PARTS = {part.name: part for part in (
            "requirements-lm-eval.txt", ["--no-deps"], "site-packages"),
     Beside("api-docs", "pdoc, for the API reference of the Python package", "LOWKV_API_DOCS",
            "requirements-api-docs.txt"),
+    Venv("venv-site", "MkDocs and its theme Material, for `make site`", "LOWKV_SITE_PYTHON"),
     *(OlderLlama(version) for version in RELEASES if RELEASES[version][0] != Llama.VERSION),
     LlamaVariant("portable", "llama.cpp's libraries for any x86-64 with AVX2, for `make dist`", "GGML_NATIVE=OFF",
                  ["llama"]),

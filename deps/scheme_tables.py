@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The tables of documents that follow from the program: writes those of docs/methods.md between their marks
-`<!-- NAME -->` and `<!-- /NAME -->`, or with --check says what differs, those of docs/schemes.md included. The bits of
-each preset are reckoned here once more, by the rules of docs/methods.md, "Where the bits go", and must be those
-that `lowkv schemes` and `lowkv plan` print. Needs `make build`."""
+"""The tables of documents that follow from the program: writes the words of a scheme and the bits of the presets
+between their marks `<!-- NAME -->` and `<!-- /NAME -->`, or with --check says what differs, the table of
+docs/schemes.md included. The bits of each preset are reckoned here once more, by the rules of docs/methods/bits.md,
+and must be those that `lowkv schemes` and `lowkv plan` print. Needs `make build`."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS, SCHEMES = ROOT / "docs/methods.md", ROOT / "docs/schemes.md"
+WORDS, BITS, SCHEMES = (ROOT / "docs" / page for page in ("reference/words.md", "methods/bits.md", "schemes.md"))
 COMMAND = ROOT / "build/release/bin/lowkv"
 SHOWN = 128  # head_dim of the table of bits; the others are checked only
 LINE = 64    # bytes that a section is a multiple of
@@ -102,10 +102,10 @@ def wrong_bits(presets, planned):
                 sums.append(sum(bits_of(preset, part, size).values()))
                 if abs(sums[-1] - said) > 1e-9:
                     yield (f"{preset['name']}, {part} at head_dim {size['head_dim']}: {sums[-1]} bits by "
-                           f"docs/methods.md, {said} by lowkv schemes")
+                           f"docs/methods/bits.md, {said} by lowkv schemes")
             both, planner = sum(sums) / 2, planned[preset["name"]]
             if size["head_dim"] == SHOWN and abs(both - planner) > 1e-9:
-                yield f"{preset['name']}: {both} bits by docs/methods.md, {planner} by lowkv plan"
+                yield f"{preset['name']}: {both} bits by docs/methods/bits.md, {planner} by lowkv plan"
 
 
 def number(value):
@@ -138,15 +138,14 @@ def words_table(answer):
     return "\n".join(re.sub(r" {2,}", " ", line) for line in lines)
 
 
-def filled(text, tables):
-    for name, table in tables.items():
-        begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
-        before, _, rest = text.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
-            raise SystemExit(f"{METHODS.relative_to(ROOT)} lacks the marks {begin.strip()} and {end.strip()}")
-        text = before + begin + table + end + after
-    return text
+def filled(page, name, table):
+    """The page's text with a table between its marks."""
+    begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{page.relative_to(ROOT)} lacks the marks {begin.strip()} and {end.strip()}")
+    return before + begin + table + end + after
 
 
 def rounds_to(shown, value):
@@ -183,12 +182,13 @@ def problems(command, rewrite=False):
     planned = {row["scheme"]: row["bits_per_element"] for row in planned["rows"]}
     presets = answer["presets"]
     found = list(wrong_bits(presets, planned)) + list(wrong_in_table(presets, SCHEMES.read_text()))
-    text = METHODS.read_text()
-    right = filled(text, {"words": words_table(answer), "bits": bits_table(presets)})
-    if rewrite and right != text:
-        METHODS.write_text(right)
-    elif right != text:
-        found.append("docs/methods.md is not what the program says: deps/scheme_tables.py writes it")
+    for page, name, table in ((WORDS, "words", words_table(answer)), (BITS, "bits", bits_table(presets))):
+        right = filled(page, name, table)
+        if right != page.read_text():
+            if rewrite:
+                page.write_text(right)
+            else:
+                found.append(f"{page.relative_to(ROOT)} is not what the program says: deps/scheme_tables.py writes it")
     return found
 
 

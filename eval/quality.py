@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each scheme loses on a real model: the figures, tables and pictures of docs/quality.md.
+"""What each scheme loses on a real model: the figures, tables and pictures of docs/quality.
 
     make quality                                   everything; goes on where it was stopped
     eval/quality.py --quick                        a few schemes in a minute, into build/quality-quick

@@ -1,4 +1,4 @@
-"""The pictures of docs/quality.md, from the CSV's rows, as PNG and SVG. Used by eval/quality.py.
+"""The pictures of docs/quality, from the CSV's rows, as PNG and SVG. Used by eval/quality.py.
 
 `find` gives the figures of a scheme under the usual setting, or under a changed one. A picture along a
 setting is drawn when all of it was measured.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 H = "head-normal-hadamard"
 
-# Why a figure differs by more than a tenth; docs/quality.md explains the letters below the table.
+# Why a figure differs by more than a tenth; docs/quality/reference.md explains the letters below the table.
 BLOCKS_32 = "a"
 BLOCKS_128 = "b"
 NO_WINDOW = "c"

@@ -1,4 +1,4 @@
-"""What eval/quality.py measures: for each section of docs/quality.md, its schemes.
+"""What eval/quality.py measures: for each table and picture of docs/quality, its schemes.
 
 A scheme is written as `lowkv compare` takes it, "+" standing for the comma. One that several sections
 name is measured once. (`lowkv2.8` and `lowkv2.8+window=128` would be two: so the plain name is used

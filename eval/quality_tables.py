@@ -1,7 +1,7 @@
-"""The tables of docs/quality.md, from the CSV's rows. Used by eval/quality.py.
+"""The tables of docs/quality, from the CSV's rows. Used by eval/quality.py.
 
-A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of docs/quality.md and docs/quality/reference.md (or
-of what lies in their places about another --out), where there is one. `find` gives the figures of a scheme under the
+A table goes between the marks `<!-- NAME -->` and `<!-- /NAME -->` of the pages in docs/quality (or in another --out),
+where there is one. `find` gives the figures of a scheme under the
 usual setting, or under a changed one.
 """
 
@@ -24,10 +24,11 @@ def fill(document, begin, end, text):
 
 
 def fill_documents(out, name, text):
-    for document in (out.parent / "quality.md", out / "reference.md"):
+    for document in out.glob("*.md"):
         fill(document, f"<!-- {name} -->", f"<!-- /{name} -->", text)
-    # Another model's folder lies in the first one's, and the page has its table under the folder's name.
-    fill(out.parent.parent / "quality.md", f"<!-- {out.name}-{name} -->", f"<!-- /{out.name}-{name} -->", text)
+    # Another model's folder lies in the first one's, whose pages have its tables under the folder's name.
+    for document in out.parent.glob("*.md"):
+        fill(document, f"<!-- {out.name}-{name} -->", f"<!-- /{out.name}-{name} -->", text)
 
 
 def fill_command(find):
@@ -71,7 +72,8 @@ def main_table(out, find, more):
     text = "\n".join(lines)
     print(text)
     fill_documents(out, "table", text)
-    (out / "table.md").write_text(text + "\n")
+    if not (out / "table.md").exists():
+        (out / "table.md").write_text(f"<!-- table -->\n{text}\n<!-- /table -->\n")
 
 
 def kld_and_perplexity(row):

@@ -20,7 +20,7 @@ so does `exact` beside each --batch; with 8,192 tokens of two texts only (--long
 The section `chunks` reads prose one token at a time instead, for the schemes of --chunk-1: a chunk sees itself exactly,
 so chunks of 32 hide a part of what one-by-one decoding loses.
 
-Writes OUT/texts.csv, a line for each measurement, and the tables of docs/quality.md."""
+Writes OUT/texts.csv, a line for each measurement, and the tables of docs/quality/texts.md."""
 
 import argparse
 import sys

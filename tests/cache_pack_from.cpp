@@ -215,7 +215,7 @@ TEST_CASE("packed blocks packed again by another plan are what their decoded row
     }
 }
 
-// The figures of docs/quality.md, "Within a budget of memory".
+// The figures of docs/quality/window.md, "Within a budget of memory".
 TEST_CASE("rows that went through finer schemes lose little more than those packed once") {
     const std::uint32_t n = 8 * 128, channels = shape.channels();
     std::vector<float> rows[2];

@@ -41,7 +41,7 @@ double mean_between(double low, double high) {
     return moment / mass;
 }
 
-// As docs/methods.md, "Rotated norm and levels: lowkv and TurboQuant", has it.
+// As docs/methods/rotated.md, "Rotated norm and levels: lowkv and TurboQuant", has it.
 std::uint32_t encode(const NormalCodebook& book, float x) {
     const auto boundaries = std::span(book.boundary).first(book.count - 1);
     return static_cast<std::uint32_t>(

@@ -1,5 +1,5 @@
-// The laws of sorted keys (docs/methods.md, "Sorted channels") as seeded property tests. What
-// should be stored is recomputed in double from the f16 input and the statistics of the block.
+// The laws of sorted keys (docs/methods/sorted.md, "Sorted channels") as seeded property tests.
+// What should be stored is recomputed in double from the f16 input and the statistics of the block.
 
 #include <doctest/doctest.h>
 

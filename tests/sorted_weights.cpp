@@ -1,4 +1,5 @@
-// Sorted keys whose channels weigh what queries make of them (docs/methods.md, "Sorted channels").
+// Sorted keys whose channels weigh what queries make of them (docs/methods/sorted.md, "Sorted
+// channels").
 
 #include <doctest/doctest.h>
 

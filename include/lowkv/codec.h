@@ -93,7 +93,7 @@ class Plan {
     RowType rows() const noexcept { return rows_; }
     // Each part has one byte an element instead, behind them the scales of groups of byte_group
     // channels of a head and token, bf16 [group][token], and their zeros, u8 [group][token];
-    // rows() is what they are read out as (docs/methods.md, "8-bit rows").
+    // rows() is what they are read out as (docs/methods/bytes.md, "8-bit rows").
     bool byte_rows() const noexcept { return host_ != nullptr; }
     static constexpr std::uint32_t byte_group = 32;
     std::uint32_t byte_groups() const noexcept {

@@ -111,7 +111,7 @@ LOWKV_FN uint32_t lowkv_digits(uint32_t width) {
 //           4+j is unit 2p+1's tile j
 //   1 bit   a pair of units in 64 bytes, laid out as third bits
 //
-// It is a permutation of the logical order (docs/methods.md, "Codes in bytes");
+// It is a permutation of the logical order (docs/methods/bytes.md, "Codes in bytes");
 // tests/codec_layout.cpp checks that every bit of every code has a place of its own.
 
 #define LOWKV_UNIT_LANES 16u

@@ -1,6 +1,6 @@
 #pragma once
 // What can be written in a scheme, word by word, from the tables that the parser walks: `lowkv
-// schemes --all` and docs/methods.md, "The words of a scheme" show it.
+// schemes --all` and docs/reference/words.md, "The words of a scheme" show it.
 
 #include <string>
 #include <string_view>

@@ -74,7 +74,8 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
 //   [units][order][damping][largest][largest means][row scales][means][scales][row tokens]
 //   [residuals][codes]
 // The head's channels stand in an order of their own and go in groups of 16. Place p's group is
-// p / 16, its channel is order[p]. What a key stands for (docs/methods.md, "Sorted channels"):
+// p / 16, its channel is order[p]. What a key stands for (docs/methods/sorted.md, "Sorted
+// channels"):
 //   y = level[code] * step of the width * units[group] * scales[token] * largest / 255
 // (with a trellis, below 4 bits: the level of lowkv_load_window(); a word is 4 tokens of a group)
 //   x[c] = (y H / 4)[p] + (means[c] - 128) * largest_means[c / 16] / 127, c = order[p]

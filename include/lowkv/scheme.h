@@ -9,7 +9,7 @@
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
 //   codec   := "exact" | axis "-" bits "-" group ("-" word)*
 //
-// grammar.h has the words, docs/methods.md, "The words of a scheme" shows them.
+// grammar.h has the words, docs/reference/words.md, "The words of a scheme" shows them.
 //
 // Examples: "lowkv2.8", "kivi2", "kivi2,sinks=0",
 // "k=channel-2-g32,v=token-2-g32,window=128,sinks=5",
@@ -36,7 +36,7 @@ enum class Axis : std::uint8_t {
     sorted,   // one token's head, its channels sorted and 16 of them coded alike: keys only
 };
 
-// How scale and zero are stored (docs/methods.md, "Metadata"); E5M3 has norms only.
+// How scale and zero are stored (docs/methods/bytes.md, "Metadata"); E5M3 has norms only.
 enum class Metadata : std::uint8_t { fp16, fp8_e4m3, fp8_e5m3 };
 
 // What a code means (docs/methods.md).
@@ -51,7 +51,7 @@ enum class Levels : std::uint8_t {
 enum class Rotate : std::uint8_t { none, hadamard, random };
 
 // How the scale of normal levels is chosen, y being the group and l its levels
-// (docs/methods.md, "The scale").
+// (docs/methods/rotated.md, "The scale").
 enum class Fit : std::uint8_t {
     norm,      // |scale l| = |y|: what is read is as long as what was stored
     unbiased,  // <y, scale l> = |y|^2
@@ -188,8 +188,8 @@ struct Retention {
     Filter filter = Filter::none;
     std::uint32_t keep = 0;
     std::uint32_t evict = 0;
-    // Bits of an element of the rows that stay exact: 8 (docs/methods.md, "8-bit rows"), or 0: what
-    // the host has them in. Layers of an exact scheme are always kept as the host has them.
+    // Bits of an element of the rows that stay exact: 8 (docs/methods/bytes.md, "8-bit rows"), or
+    // 0: what the host has them in. Layers of an exact scheme are always kept as the host has them.
     std::uint32_t rows = 0;
 
     friend bool operator==(const Retention&, const Retention&) = default;

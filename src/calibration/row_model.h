@@ -12,7 +12,7 @@
 namespace lowkv::calibration {
 
 // How many elements of a row are kept in f16: ceil(outliers / 1000 * channels)
-// (docs/methods.md, "Outliers").
+// (docs/methods/row.md, "Outliers").
 std::uint32_t outlier_cap(const Codec& codec, std::uint32_t channels) noexcept;
 
 // The row's elements that are kept in f16 beside their codes, at most outlier_cap.

@@ -15,7 +15,7 @@ struct Grid {
 };
 
 // `top` steps over [low, high], shortened to `share` of its length about its centre
-// (docs/methods.md, "Clipping": SKVQ's paper shortens it towards 0).
+// (docs/methods/groups.md, "Clipping": SKVQ's paper shortens it towards 0).
 inline Grid clipped_grid(float low, float high, float share, float top) noexcept {
     if (!(low < high)) return {0.0f, low};
     const float half = 0.5f * (high - low);

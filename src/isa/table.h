@@ -67,8 +67,8 @@ struct Task {
 // the codes, which the keys carry.
 enum class SortedSource { leads, follows, carried };
 
-// A group of 8-bit rows: scale * (code - zero), the scale being a bf16 (docs/methods.md, "8-bit
-// rows"). Of zeros the scale is 0, NaN where a number is NaN or infinite.
+// A group of 8-bit rows: scale * (code - zero), the scale being a bf16 (docs/methods/bytes.md,
+// "8-bit rows"). Of zeros the scale is 0, NaN where a number is NaN or infinite.
 struct ByteScale {
     float scale;
     std::uint8_t zero;

@@ -1,5 +1,5 @@
 """Every kind of attention that llama.cpp has, with the plug-in and without: packed, f16 by name, or
-not served packed, never silently wrong. Writes build/model_table.md, which docs/llama.cpp.md
+not served packed, never silently wrong. Writes build/model_table.md, which docs/llama.cpp/models.md
 repeats; a figure may differ there, a name or a state may not."""
 
 import re
@@ -81,11 +81,11 @@ def test_the_documents_table_is_of_today():
     table = HEAD + "".join(rows[name] for name in ALL)
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(table)
-    text = (ROOT / "docs/llama.cpp.md").read_text()
+    text = (ROOT / "docs/llama.cpp/models.md").read_text()
 
     def names(lines):
         return [line.split("|")[1:4] for line in lines.splitlines() if line.startswith("| ")]
 
     first = text.index(HEAD)
     documented = names(text[first : text.index("\n\n", first)])
-    assert documented == names(table), f"docs/llama.cpp.md is stale: copy {TABLE} into it"
+    assert documented == names(table), f"docs/llama.cpp/models.md is stale: copy {TABLE} into it"

@@ -1,5 +1,5 @@
-"""TurboQuant's codes against a float32 numpy reference, written from the method's description alone (docs/methods.md,
-"Rotated norm and levels: lowkv and TurboQuant"): the library's C++ is read for the rotation matrix only."""
+"""TurboQuant's codes against a float32 numpy reference, written from the method's description alone
+(docs/methods/rotated.md): the library's C++ is read for the rotation matrix only."""
 
 import math
 import subprocess

@@ -116,10 +116,11 @@ def cell(text):
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
-def by_function(tests):
+def grouped(tests, end):
+    """Tests of one file (`end` is "::") or of one function ("[")."""
     groups = collections.defaultdict(list)
     for test in tests:
-        groups[short(test).split("[")[0]].append(test)
+        groups[short(test).split(end)[0]].append(test)
     return groups.items()
 
 
@@ -127,11 +128,11 @@ def table(results, schemes):
     ran = [t for t in results[STOCK] if outcome(results, STOCK, t) != "left out"]
     left_out = [t for t in results[STOCK] if outcome(results, STOCK, t) == "left out"]
     columns = (STOCK, *schemes)
-    lines = ["| test | " + " | ".join(columns) + " | cache |", "|---|" + "---|" * (len(columns) + 1)]
-    for function, cases in by_function(ran):
+    lines = ["| tests of | " + " | ".join(columns) + " | cache |", "|---|" + "---|" * (len(columns) + 1)]
+    for file, cases in grouped(ran, "::"):
         cells = [count([outcome(results, s, t) for t in cases]) for s in columns]
         caches = sorted({cache_of(results[s][t]) for s in schemes for t in cases if t in results[s]})
-        lines.append(f"| {function} | " + " | ".join(cells) + f" | {', '.join(caches)} |")
+        lines.append(f"| {file} | " + " | ".join(cells) + f" | {', '.join(caches)} |")
     totals = [count([outcome(results, s, t) for t in ran]) for s in columns]
     lines.append("| **all** | " + " | ".join(totals) + " | |")
 
@@ -139,7 +140,7 @@ def table(results, schemes):
     lines += [f"| {cell(short(t))} | {outcome(results, STOCK, t)}: {cell(results[STOCK][t]['why'])[:160]} |"
               for t in ran if outcome(results, STOCK, t) != "passed"]
     lines += ["", "## Left out", "", "| tests | cases | why |", "|---|---|---|"]
-    lines += [f"| {f} | {len(ts)} | {results[STOCK][ts[0]]['why']} |" for f, ts in by_function(left_out)]
+    lines += [f"| {f} | {len(ts)} | {results[STOCK][ts[0]]['why']} |" for f, ts in grouped(left_out, "[")]
     second = sorted({short(t) for s in columns for t, r in results[s].items()
                      if r.get("again") and r["outcome"] == "passed"})
     if second:
@@ -155,7 +156,7 @@ Made by `make test-llama` (tests/llama_server/run.py) from the suite in llama.cp
 numbers that belong to those (lengths of prompts in tokens) are replaced in a copy of the suite, and where
 a test looks for words that the hub's model answers with, any answer will do. "cache" is what the log of
 the plug-in says: packed; f16 where a test asks for what isn't packed (`-fa off`); none where no
-model with a cache is loaded (routers, encoders).
+model with a cache is loaded (routers, encoders). Each test by itself is in build/llama-server-tests/results.json.
 
 """
 

@@ -1,4 +1,4 @@
-"""The Python in README.md and docs/transformers.md runs as it stands, on the model that the set-up fetched."""
+"""The Python in README.md and in the pages on transformers runs as it stands, on the model that the set-up fetched."""
 
 import os
 import re
@@ -14,11 +14,13 @@ MODEL = Path(os.environ["LOWKV_MODEL"]) if "LOWKV_MODEL" in os.environ else None
 
 @pytest.mark.long
 @pytest.mark.skipif(MODEL is None, reason="LOWKV_MODEL is not set; make test-python does")
-@pytest.mark.parametrize("page", ["README.md", "docs/transformers.md"])
-def test_the_snippets_run(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("pages", [["README.md"], ["docs/transformers.md", "docs/transformers/exact.md",
+                                                    "docs/transformers/processes.md"]])
+def test_the_snippets_run(pages, tmp_path, monkeypatch):
     """No network here: the model that the page names is read from the file instead."""
-    snippets = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    assert snippets
+    snippets = [re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+                for page in pages]
+    assert all(snippets)
     for kind in (AutoModelForCausalLM, AutoTokenizer):
         def from_file(name, own=kind.from_pretrained, more={} if kind is AutoTokenizer else {"dtype": torch.float32}):
             return own(MODEL.parent, gguf_file=MODEL.name, **more)
@@ -26,5 +28,6 @@ def test_the_snippets_run(page, tmp_path, monkeypatch):
         monkeypatch.setattr(kind, "from_pretrained", from_file)
     monkeypatch.chdir(tmp_path)
     names = {}
-    for snippet in snippets:
-        exec(compile(snippet, page, "exec"), names)
+    for page, found in zip(pages, snippets, strict=True):
+        for snippet in found:
+            exec(compile(snippet, page, "exec"), names)

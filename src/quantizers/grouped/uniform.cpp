@@ -1,6 +1,7 @@
-// Uniform groups (docs/methods.md, "Uniform groups: KIVI and int"): the range of each group in even
-// steps, its metadata rounded to its storage type first. Everything is compiled for the baseline
-// CPU without fused multiply-add, so that a block has the same bytes wherever it was encoded.
+// Uniform groups (docs/methods/groups.md, "Uniform groups: KIVI and int"): the range of each group
+// in even steps, its metadata rounded to its storage type first. Everything is compiled for the
+// baseline CPU without fused multiply-add, so that a block has the same bytes wherever it was
+// encoded.
 //
 // NaN and infinities are not stored: a range ends at +-65504, and a NaN gets any code.
 

@@ -105,7 +105,7 @@ std::int32_t read_position(const RowPart& layout, const std::byte* part,
 }
 
 // Static ranges: the channels that leave theirs the furthest. Otherwise the row's largest and
-// smallest, as many of both (docs/methods.md, "Outliers").
+// smallest, as many of both (docs/methods/row.md, "Outliers").
 void choose_outliers(const RowTables& tables, const float* x, std::uint32_t channels,
                      std::uint16_t* chosen) noexcept {
     std::uint16_t order[max_row_channels];
@@ -174,7 +174,7 @@ void find_ranges(const RowTables& tables, const float* x, std::uint32_t channels
     }
 }
 
-// The share of each group's range with the least squared error (docs/methods.md, "Clipping").
+// The share of each group's range with the least squared error (docs/methods/groups.md).
 void search_shares(const RowTables& tables, const float* x, std::uint32_t channels,
                    const Ranges& ranges, float top, float* share) noexcept {
     float best[max_row_groups], error[max_row_groups];

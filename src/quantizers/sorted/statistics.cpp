@@ -19,8 +19,8 @@ constexpr float least_share = 0.02f;
 }  // namespace
 
 // A channel is worth its energy times the root of the queries': their own energy does more on one
-// model and breaks another (docs/quality.md, "What queries say of channels"). So it is divided by
-// the fourth root of how much smaller they are than the largest.
+// model and breaks another (docs/quality/sorted.md, "What queries say of channels"). So it is
+// divided by the fourth root of how much smaller they are than the largest.
 void write_damping(const lowkv_sorted& part, const float* queries, std::byte* section) noexcept {
     const std::uint32_t channels = part.head.head_dim;
     if (part.head.weighted == 0 || queries == nullptr) return;
