@@ -14,8 +14,9 @@
 namespace lowkv::cli {
 
 // A head's biases of keys from this norm on count as large. Measured were 11, which costs schemes
-// with one scale per token a quarter more, and 302 to 460, which cost them three to twenty times as
-// much (eval/biased_keys.py); Qwen2.5 7B has 11 in most layers, 460 in the last.
+// with one scale per token of keys 1.4 times what they lose without, and 302 to 460, which cost
+// them 3 to 23 times as much (eval/biased_keys.py). Qwen2.5 7B has 11 in most layers, 460 in the
+// last.
 inline constexpr double large_key_bias = 30;
 
 struct Advice {
