@@ -2,8 +2,8 @@
 // Which scheme for a model: rules by what its GGUF file says of its attention. docs/choose.md has
 // the measurements behind them. As `lowkv plan -m` shows it:
 //
-//   Advice: lowkv2.8. Measured on Gemma 3 270M, which has normed keys, too; reckoned for others.
-//           Mean KLD there: ...
+//   Advice: lowkv2.8. Normed keys: measured on Gemma 3 270M, reckoned for other models. Mean KLD
+//           there: ...
 //   Advice: Only 3 of 18 layers grow with the text, so there is less to win: ...
 
 #include <string>

@@ -53,7 +53,7 @@ def planned(tmp_path, model, *args):
 def test_families(tmp_path, name, measured_on, growing):
     advice = planned(tmp_path, models.write_model(name, tmp_path / "model.gguf"))["advice"]
     assert advice["scheme"] == "lowkv2.8" and advice["measured_on"] == measured_on
-    assert f"Measured on {measured_on}," in advice["lines"][0] and "reckoned for others" in advice["lines"][0]
+    assert f": measured on {measured_on}, reckoned for other models" in advice["lines"][0]
     assert len(advice["lines"]) == (1 if growing is None else 2)
     if growing:
         assert advice["lines"][1].startswith(f"Only {growing} ")
@@ -102,7 +102,7 @@ def test_biases_of_keys_are_measured(tmp_path, kind, fused, norm, measured_on):
     name, values = ("attn_qkv__bias", biases(norm, 128, 64)) if fused else ("attn_k__bias", biases(norm))
     advice = planned(tmp_path, model_with(tmp_path / "model.gguf", **{name: values.astype(kind)}))["advice"]
     assert advice["measured_on"] == measured_on
-    assert (f"of up to {norm}" in advice["lines"][0]) == (measured_on == BIASED)
+    assert (f"large biases, of {norm} a head:" in advice["lines"][0]) == (measured_on == BIASED)
 
 
 def test_a_file_that_ends_before_its_biases(tmp_path):
@@ -162,7 +162,7 @@ def test_a_wrong_budget(args, words):
 def test_doctor_tells_of_the_model_and_of_the_budget(tmp_path):
     model = models.llama(tmp_path / "model.gguf")
     run = lowkv("doctor", "-m", model, "-s", "lowkv2", LOWKV_BUDGET="1MiB")
-    run.said("- +advice +lowkv2.8. Measured on SmolLM2 135M")
+    run.said("- +advice +lowkv2.8. Keys without norms or large biases: measured on SmolLM2 135M")
     run.said(r"ok +LOWKV_BUDGET +1\.0 MiB")
     run.said("- +budget +within 1.0 MiB tokens stay unquantized up to [\\d,]+, then lowkv4 up to")
     # The scheme is proved without the budget, within which nothing would be packed.
