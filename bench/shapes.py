@@ -185,13 +185,16 @@ def measure(tools, options, name, cache, depth):
             complete([chance.randrange(100, 40000) for _ in range(SEED + 1)], 1)
             post("/slots/0?action=save", {"filename": "seed.bin"})
             tokens = grow(folder / "seed.bin", folder / "deep.bin", depth, SHAPES[name])
-            start = time.monotonic()
             post("/slots/0?action=restore", {"filename": "deep.bin"})
-            restored = time.monotonic() - start
             (folder / "deep.bin").unlink()
             decode = complete([*tokens, 1000], options.tokens + 1)
             more = [chance.randrange(100, 40000) for _ in range(options.prompt)]
             prompt = complete([*tokens, *more], 1)
+            post("/slots/0?action=save", {"filename": "own.bin"})
+            post("/slots/0?action=erase", None)
+            start = time.monotonic()
+            post("/slots/0?action=restore", {"filename": "own.bin"})
+            restored = time.monotonic() - start
             if decode["prompt_n"] > 2 or prompt["prompt_n"] > options.prompt + 1:
                 raise SystemExit(f"shapes.py: {cache} did not take the restored tokens (prompt_n {decode['prompt_n']})")
             if not stock and "lowkv: active" not in server.log_text():

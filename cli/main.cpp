@@ -24,6 +24,7 @@ constexpr const char* footer = R"(Examples:
   lowkv budget -m model.gguf -f book.txt --target-bits 2.5
   lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
   lowkv plugin --for ~/llama.cpp
+  lowkv shrink slots/*.bin
 
 Each command explains itself: lowkv COMMAND --help.)";
 
@@ -69,6 +70,7 @@ int main(int argc, char** argv) {
         cli::add_budget(app, status);
         cli::add_calibrate(app, status);
         cli::add_plugin(app);
+        cli::add_shrink(app);
         if (argc == 1) {
             std::fputs(line.help().c_str(), stderr);
             return 2;

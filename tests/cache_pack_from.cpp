@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -342,4 +343,61 @@ TEST_CASE("keys and then values have the codes of both packed at once") {
     const std::uint32_t block = 0;
     CHECK_THROWS_AS(exact.to.pack_keys_from(exact.from, {&block, 1}, range(0, exact.tokens())),
                     Error);
+}
+
+TEST_CASE("packed bytes put into another sequence are its blocks, in one call or two") {
+    for (const char* scheme : schemes) {
+        CAPTURE(scheme);
+        Caches ours(scheme), theirs(scheme);
+        const std::uint32_t n = ours.tokens();
+        ours.fill(4 * n, 7);
+        const auto all = range(0, 4);
+        ours.from.pack(all);
+        std::vector<std::vector<std::byte>> packed;
+        for (const std::uint32_t b : all) packed.push_back(bytes(ours.from, b));
+        const std::size_t keys_bytes = ours.plan->keys().bytes();
+        const auto put = [&](std::uint32_t at, std::uint32_t from, std::optional<Part> only) {
+            const std::byte* its = packed[from].data() + (only == Part::values ? keys_bytes : 0);
+            theirs.to.put_packed({&at, 1}, {&its, 1}, only);
+        };
+        // In other places, the first of them twice over, as keys that get their whole block later.
+        put(2, 0, Part::keys);
+        CHECK_FALSE(theirs.to.has_values(2));
+        CHECK_THROWS_AS(put(2, 0, Part::keys), Error);
+        put(5, 1, std::nullopt);
+        put(2, 0, Part::values);
+        put(0, 2, Part::keys);
+        put(0, 3, std::nullopt);
+        CHECK(bytes(theirs.to, 2) == packed[0]);
+        CHECK(bytes(theirs.to, 5) == packed[1]);
+        CHECK(bytes(theirs.to, 0) == packed[3]);
+        CHECK(theirs.to.size() == 6 * n);
+        for (const bool key : {true, false})
+            CHECK(theirs.row(theirs.to, 5 * n + 3, key) == ours.row(ours.from, n + 3, key));
+        const StoreStats before = theirs.store->stats();
+        CHECK(before.packed_blocks == 3);
+        CHECK_THROWS_AS(put(5, 1, std::nullopt), Error);
+        CHECK_THROWS_AS(put(5, 1, Part::values), Error);
+        CHECK_THROWS_AS(put(1, 1, Part::values), Error);
+        const std::uint32_t twice[] = {7, 7};
+        const std::byte* its[] = {packed[0].data(), packed[1].data()};
+        CHECK_THROWS_AS(theirs.to.put_packed(twice, its), Error);
+        CHECK_THROWS_AS(theirs.to.put_packed({twice, 1}, its), Error);
+        theirs.to.begin();
+        CHECK_THROWS_AS(put(1, 1, std::nullopt), Error);
+        theirs.to.rollback();
+        CHECK(theirs.store->stats().packed_bytes == before.packed_bytes);
+        CHECK(theirs.to.blocks() == 6);
+        // It goes on as a sequence does: a write reopens, a fork shares.
+        const Sequence fork = theirs.to.fork();
+        const std::vector<float> row(shape.channels(), 1.0f);
+        const std::uint32_t cell = 2 * n;
+        theirs.to.write_keys({&cell, 1}, row.data(), row.size());
+        CHECK_FALSE(theirs.to.packed(2));
+        CHECK(bytes(fork, 2) == packed[0]);
+    }
+    Caches exact("exact");
+    const std::uint32_t block = 0;
+    const std::byte* none = nullptr;
+    CHECK_THROWS_AS(exact.to.put_packed({&block, 1}, {&none, 1}), Error);
 }

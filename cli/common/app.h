@@ -26,5 +26,6 @@ void add_bench(Command app, int& status);
 void add_budget(Command app, int& status);
 void add_calibrate(Command app, int& status);
 void add_plugin(Command app);
+void add_shrink(Command app);
 
 }  // namespace lowkv::cli

@@ -27,6 +27,7 @@
 #include "common/process.h"
 #include "common/program_options.h"
 #include "common/programs.h"
+#include "common/saved_states.h"
 #include "common/terminal.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
@@ -146,16 +147,21 @@ struct Ending {
     std::string problem;  // why we stopped it
 };
 
-Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& options, bool demand) {
+Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
+                 const Options& options, bool demand) {
     const Stopwatch watch;
     std::array<char, 65536> buffer{};
     Ending ending;
     bool open = true, alive = true;
     double end = 0;
     while (open || alive) {
-        struct pollfd ready = {messages, POLLIN, 0};
-        const int n = open ? poll(&ready, 1, 200) : (usleep(20000), 0);
-        if (n > 0) {
+        std::array<pollfd, 2> ready = {{{messages, POLLIN, 0}, {slots.descriptor(), POLLIN, 0}}};
+        if (open)
+            poll(ready.data(), ready.size(), 200);
+        else
+            usleep(20000);
+        if (ready[1].revents != 0) slots.read();
+        if (ready[0].revents != 0) {
             const ssize_t got = read(messages, buffer.data(), buffer.size());
             if (got > 0) {
                 std::fwrite(buffer.data(), 1, static_cast<std::size_t>(got), stderr);
@@ -164,7 +170,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
             } else if (got == 0) {
                 open = false;
             }
-        } else if (!alive) {
+        } else if (!alive && ready[1].revents == 0) {
             break;  // ended; something else still holds its stderr
         }
         if (alive && wait_for(child, ending.status, WNOHANG) == child) {
@@ -186,6 +192,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, const Options& opt
         forget_child();
         return ending;
     }
+    slots.read();  // what it saved last
     watcher.end();
     return ending;
 }
@@ -232,7 +239,8 @@ int run(Options& options) {
     int messages = -1;
     const pid_t child = start_child(program.command, messages);
     Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program));
-    const Ending ending = attend_to(child, messages, watcher, options, demand);
+    SlotFiles slots(setting_of(program, {"--slot-save-path"}, nullptr));
+    const Ending ending = attend_to(child, messages, watcher, slots, options, demand);
     close(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
     const int status =

@@ -203,6 +203,14 @@ class Sequence {
                          Executor& executor = serial_executor(),
                          std::span<const std::uint32_t> stats_from = {});
 
+    // Puts packed bytes, in the host's memory, into blocks, as a sequence of an equal plan had
+    // them: bytes[i] of blocks[i], its keys and then its values (Plan::packed_bytes()), or those of
+    // one part. Keys are for blocks that are absent, values for blocks that wait for them
+    // (pack_keys_from()), both together for either. The bytes are not looked at: a codec's decoder
+    // stays within its block whatever they are. Refused for an exact scheme, and in a step.
+    void put_packed(std::span<const std::uint32_t> blocks, std::span<const std::byte* const> bytes,
+                    std::optional<Part> only = std::nullopt);
+
     // Gives the named blocks' memory back; their cells read as zeros. Those absent are left out.
     void drop(std::span<const std::uint32_t> blocks) noexcept;
 
@@ -322,6 +330,8 @@ class Sequence {
                    std::optional<Part> only);
     void check_absent(std::span<const std::uint32_t> blocks,
                       std::span<const std::uint32_t> stats_from) const;
+    void open_cut(std::uint32_t new_size);
+    bool waits_for_values(std::uint32_t block) const noexcept;
     class Gathered;
     std::size_t scattered(std::span<const std::uint32_t> cells,
                           std::vector<const std::byte*>& rows) const;

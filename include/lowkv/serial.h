@@ -103,6 +103,9 @@ void seal_image(const ImageHeader& header, std::span<std::byte> image);
 // not hold together. More bytes may follow: lay_out().bytes says where the image ends.
 ImageHeader read_image(std::span<const std::byte> bytes);
 
+// XXH64, seed 0: the checksum of images, for hosts that keep packed bytes in a form of their own.
+std::uint64_t image_checksum(std::span<const std::byte> bytes) noexcept;
+
 // Throws Error(invalid_image) where the image means something else, saying what.
 void check_image(const ImageHeader& header, const ImageIdentity& wanted);
 

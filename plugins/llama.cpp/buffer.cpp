@@ -148,6 +148,8 @@ void CacheBuffer::clear(std::uint8_t value) {
     for (CellTracker& tracker : trackers_) tracker.clear();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
+    arrived_ = {};
+    saving_ = {};
     copied_ = {};
     failed_ = false;
     failure_.clear();
@@ -179,6 +181,7 @@ void CacheBuffer::prepare() {
     require_whole();
     end_restore();
     copied_ = {};
+    saving_ = {};
 }
 
 // A scheme that speaks of layers which no model in this process has was meant for another one. One

@@ -123,6 +123,16 @@ class CacheBuffer {
     // their order, and the tensor that came last.
     const LayerCache* restored_layer_ = nullptr;
     const CacheTensor* restored_last_ = nullptr;
+    bool restored_codes_ = false;      // rows of other tensors may be codes
+    ArrivedRows arrived_;              // those of the tensor that came last
+    bool restored_too_early_ = false;  // some came before the keys with the marks
+    // The state that is being saved: its cells, as the keys with the marks have told them, and the
+    // codes of units in the tensor that was read last (LayerCache::saved_codes()).
+    struct Saving {
+        const CacheTensor* last = nullptr;
+        std::vector<bool> cells;  // of all streams; empty: not known
+        std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::byte>> codes;
+    } saving_;
     // The copy that goes on, layer by layer, if the call before was one: what it copied last.
     struct Copied {
         std::uint32_t from = 0, to = 0;
@@ -140,7 +150,12 @@ class CacheBuffer {
     // Gives each stream its part of LOWKV_BUDGET, once the layers are decided. Refuses one that is
     // too little for all cells.
     void share_budget();
+    bool carries_marks(const CacheTensor& tensor) const noexcept;
+    void save_rows(const CacheTensor& tensor, std::size_t row, std::size_t rows, std::byte* out);
+    const std::vector<std::byte>& codes_of(const CacheTensor& tensor, std::uint32_t stream,
+                                           std::uint32_t unit);
     void begin_restore(LayerCache& layer);
+    void take_arrived();
     void take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                    const std::byte* in);
     void follow_restored();

@@ -1,6 +1,7 @@
 // States that are saved, restored and copied: rows with marks out of a buffer, and back into its
 // groups; one stream over another.
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -9,10 +10,12 @@
 #include <vector>
 
 #include "buffer.h"
+#include "lowkv/error.h"
 #include "lowkv/executor_openmp.h"
 #include "registry.h"
 #include "report.h"
 #include "row_mark.h"
+#include "unit_codes.h"
 
 namespace lowkv::ggml {
 
@@ -23,19 +26,38 @@ const LayerCache* CacheBuffer::marked_layer() const noexcept {
     return nullptr;
 }
 
+bool CacheBuffer::carries_marks(const CacheTensor& tensor) const noexcept {
+    // A scheme that packs nothing has no use for marks, and its rows stay as they are.
+    return tensor.part == Part::keys && tensor.layer == marked_layer() &&
+           trackers_.front().packs() &&
+           tensor.layer->row_bytes(Part::keys) >= mark_halves * sizeof(std::uint16_t);
+}
+
 void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                        std::byte* out) {
     end_restore();
     LayerCache& layer = *tensor.layer;
-    layer.read(tensor.part, offset, size, out);
     const std::size_t bytes = layer.row_bytes(tensor.part);
-    const std::size_t halves = bytes / sizeof(std::uint16_t);
-    // A scheme that packs nothing has no use for marks, and its rows stay as they are.
-    if (tensor.part != Part::keys || &layer != marked_layer() || !trackers_.front().packs() ||
-        halves < mark_halves)
+    const bool whole = offset % bytes == 0 && size % bytes == 0;
+    const bool marked = carries_marks(tensor);
+    if (saving_.last != &tensor) {
+        if (marked) saving_.cells.clear();
+        saving_.codes.clear();
+        saving_.last = &tensor;
+    }
+    if (!marked && whole && !saving_.cells.empty() && layer.mode() == LayerCache::Mode::packed) {
+        save_rows(tensor, offset / bytes, size / bytes, out);
         return;
+    }
+    layer.read(tensor.part, offset, size, out);
+    if (!marked) return;
+    if (whole && setting_->packed_states) {
+        saving_.cells.resize(trackers_.size() * layer.cells());
+        for (std::size_t r = offset / bytes; r < (offset + size) / bytes; ++r)
+            saving_.cells[r] = true;
+    }
     const std::uint32_t scheme = scheme_number(setting_->text);
-    std::vector<std::uint16_t> row(halves);
+    std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
     for (std::size_t at = (offset + bytes - 1) / bytes * bytes; at + bytes <= offset + size;
          at += bytes) {
         const std::size_t number = at / bytes;
@@ -46,6 +68,60 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
         stamp(row, mark, scheme);
         std::memcpy(out + (at - offset), row.data(), bytes);
     }
+}
+
+// Rows of units that are saved whole are codes, others are numbers.
+void CacheBuffer::save_rows(const CacheTensor& tensor, std::size_t row, std::size_t rows,
+                            std::byte* out) {
+    const LayerCache& layer = *tensor.layer;
+    const std::size_t bytes = layer.row_bytes(tensor.part);
+    std::size_t numbers = 0;  // of the rows before this one, those that are yet to be read
+    const auto read_numbers = [&](std::size_t i) {
+        if (numbers > 0)
+            layer.read(tensor.part, (row + i - numbers) * bytes, numbers * bytes,
+                       out + (i - numbers) * bytes);
+        numbers = 0;
+    };
+    for (std::size_t i = 0; i < rows; ++i) {
+        const auto stream = static_cast<std::uint32_t>((row + i) / layer.cells());
+        const auto cell = static_cast<std::uint32_t>((row + i) % layer.cells());
+        const CellGroups& groups = trackers_[stream].groups();
+        const std::uint32_t place = groups.packed_row(cell);
+        const std::vector<std::byte>* codes =
+            place != no_cell ? &codes_of(tensor, stream, place / groups.block()) : nullptr;
+        if (codes == nullptr || codes->empty()) {
+            ++numbers;
+            continue;
+        }
+        read_numbers(i);
+        const auto its = groups.unit_cells(place / groups.block()).first(place % groups.block());
+        const std::size_t before = its.size() - std::ranges::count(its, no_cell);
+        const std::size_t first = std::min(codes->size(), before * bytes);
+        const std::size_t count = std::min(codes->size() - first, bytes);
+        std::memcpy(out + i * bytes, codes->data() + first, count);
+        std::memset(out + i * bytes + count, 0, bytes - count);
+    }
+    read_numbers(rows);
+}
+
+// The keys with the marks were saved before it was known which cells are: their codes are with the
+// layer's values.
+const std::vector<std::byte>& CacheBuffer::codes_of(const CacheTensor& tensor, std::uint32_t stream,
+                                                    std::uint32_t unit) {
+    const auto [found, is_new] = saving_.codes.try_emplace({stream, unit});
+    if (!is_new) return found->second;
+    const auto cells = trackers_[stream].groups().unit_cells(unit);
+    const bool whole = std::ranges::all_of(cells, [&](std::uint32_t cell) {
+        return cell == no_cell ||
+               (saving_.cells[std::size_t{stream} * tensor.layer->cells() + cell] &&
+                trackers_[stream].mark(cell).coded);
+    });
+    if (!whole) return found->second;
+    if (tensor.layer == marked_layer())
+        found->second = tensor.layer->saved_codes(tensor.part, stream, unit, true);
+    if (found->second.empty())  // or there is no room for both
+        found->second = tensor.layer->saved_codes(tensor.part, stream, unit, false);
+    return found->second;
 }
 
 void CacheBuffer::copied_by_graph(const CacheTensor& keys, std::size_t offset, std::size_t size) {
@@ -60,20 +136,35 @@ void CacheBuffer::begin_restore(LayerCache& layer) {
     end_restore();
     follow_all();
     restored_layer_ = &layer;
+    restored_codes_ = false;
 }
 
 void CacheBuffer::end_restore() {
     if (restored_layer_ == nullptr) return;
     for (CellTracker& tracker : trackers_) tracker.pack_restored();
+    take_arrived();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
+    restored_too_early_ = false;
+    arrived_ = {};
     follow_all();
+}
+
+// Of the tensor that came last.
+void CacheBuffer::take_arrived() {
+    if (restored_last_ == nullptr) return;
+    try {
+        restored_last_->layer->take(restored_last_->part, arrived_);
+    } catch (const std::exception& error) {
+        poison("a restored state was not taken over: ", error.what());
+    }
 }
 
 void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                           const std::byte* in) {
     start();
     copied_ = {};
+    saving_ = {};
     LayerCache& layer = *tensor.layer;
     if (layer.mode() != LayerCache::Mode::packed || size == 0) {
         layer.write(tensor.part, offset, size, in);
@@ -104,6 +195,19 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
     if (tensor.part == Part::keys && restored_layer_ == &layer)
         restore_cells(layer, offset, size, in);
     restored_last_ = &tensor;
+    const std::size_t bytes = layer.row_bytes(tensor.part);
+    const bool whole = offset % bytes == 0 && size % bytes == 0;
+    if (whole && restored_codes_ && !carries_marks(tensor)) {
+        arrived_.add(offset / bytes, {in, size}, bytes,
+                     std::size_t{layer.cells()} * layer.streams());
+        return;
+    }
+    for (std::size_t at = 0; whole && at < size; at += bytes) {
+        if (!begins_codes({in + at, bytes})) continue;
+        restored_too_early_ = true;
+        throw Error(ErrorCode::unsupported,
+                    "it has packed rows, which come after the keys of its first layer");
+    }
     layer.write(tensor.part, offset, size, in);
 }
 
@@ -111,6 +215,7 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
 void CacheBuffer::follow_restored() {
     for (CellTracker& tracker : trackers_) tracker.pack_restored();
     if (restored_last_ == nullptr) return;
+    take_arrived();
     LayerCache& layer = *restored_last_->layer;
     OpenMPExecutor executor(host_threads());
     for (std::uint32_t s = 0; s < trackers_.size(); ++s) {
@@ -170,11 +275,13 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
         CellTracker& tracker = trackers_[r / layer.cells()];
         if (stamped && stamped->scheme == scheme) {
             tracker.restore(cell, stamped->mark);
+            restored_codes_ |= stamped->mark.coded;
         } else {
             tracker.restore(cell, std::nullopt);
             if (stamped) tracker.poison(cell);
             foreign |= stamped.has_value();
         }
+        if (restored_too_early_) tracker.poison(cell);
     }
     if (!foreign) return;
     const std::string why = "another scheme than " + setting_->text +

@@ -137,6 +137,7 @@ void CellTracker::pack_restored() {
     std::unordered_map<std::uint32_t, std::uint32_t> groups;  // by the numbers that were saved
     std::uint32_t rank = 0, group = no_cell;
     bool marked = false;
+    std::vector<std::uint32_t> coded;
     for (const auto& [cell, mark] : restored) {
         // A sequence's rows come in their order.
         const std::uint32_t before = !mark || mark->rank > rank ? group : no_cell;
@@ -155,6 +156,15 @@ void CellTracker::pack_restored() {
         old_[cell] = 1;
         groups_.group(group).passed = true;
         ++repacked_rows_;
+        if (mark->coded && (coded.empty() || coded.back() != group)) coded.push_back(group);
+    }
+    // A budget has no say in what the scheme itself has packed already.
+    bool any = false;
+    for (const std::uint32_t number : coded) {
+        if (budget_.limit == 0 || !is_ready(groups_.group(number))) continue;
+        pack(number, any);
+        const std::uint32_t unit = groups_.group(number).unit;
+        while (groups_.tier(unit) < last_tier()) groups_.coarsen(unit);
     }
     if (!marked) {
         const auto old = static_cast<std::uint32_t>(left_window(retention_, rank));
@@ -170,7 +180,15 @@ void CellTracker::pack_restored() {
 RowMark CellTracker::mark(std::uint32_t cell) const {
     const std::uint32_t group = groups_.group_of(cell);
     if (group == no_cell) return {};
-    return {.rank = rank_[cell], .group = group, .packed = !groups_.exact(cell)};
+    return {
+        .rank = rank_[cell], .group = group, .packed = !groups_.exact(cell), .coded = coded(group)};
+}
+
+// Packed by the scheme itself, and will be so at once where it is restored: see is_ready().
+bool CellTracker::coded(std::uint32_t number) const noexcept {
+    const CellGroup& group = groups_.group(number);
+    return group.unit != no_cell && groups_.tier(group.unit) == last_tier() &&
+           group.live >= groups_.block() / 8 && group.first_rank > retention_.sinks;
 }
 
 void CellTracker::see_mask(const std::uint16_t* mask, std::size_t row_stride,

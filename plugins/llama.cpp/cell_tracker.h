@@ -77,6 +77,8 @@ class CellTracker {
 
     // Rows that were restored packed and have been packed once more.
     std::uint64_t repacked_rows() const noexcept { return repacked_rows_; }
+    // So many of them came as codes (layer_codes.cpp), and have not.
+    void came_as_codes(std::size_t rows) noexcept { repacked_rows_ -= rows; }
     void clear() noexcept;
     void copy(const CellTracker& other);
 
@@ -112,6 +114,10 @@ class CellTracker {
     void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest);
     void pack_ready();
     void pack(std::uint32_t group, bool& any);
+    bool coded(std::uint32_t group) const noexcept;
+    std::size_t last_tier() const noexcept {
+        return budget_.unit.empty() ? 0 : budget_.unit.size() - 1;
+    }
     void make_room();
     std::size_t state_of(const CellGroup& group) const noexcept;
     // The groups to be packed, or packed once more, in this order: all that are in the finest

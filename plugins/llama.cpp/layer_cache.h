@@ -26,6 +26,7 @@
 #include "lowkv/device.h"
 #include "mapping.h"
 #include "settings.h"
+#include "unit_codes.h"
 
 struct ggml_tensor;
 
@@ -79,6 +80,14 @@ class LayerCache {
     void write(Part part, std::size_t offset, std::size_t size, const std::byte* in);
     // How many blocks read() has decoded.
     std::uint64_t decoded_blocks() const noexcept { return decoded_blocks_; }
+
+    // A unit in a saved state, whose cells are all saved (layer_codes.cpp): what its rows of that
+    // part begin with, before zeros: its codes, of one part or of both. Empty: they are numbers.
+    std::vector<std::byte> saved_codes(Part part, std::uint32_t stream, std::uint32_t unit,
+                                       bool both) const;
+    // All rows of the part have arrived: units take their codes, and other rows are written. Throws
+    // Error(invalid_image) where codes are wrong: their cells are poisoned, all else is there.
+    void take(Part part, ArrivedRows& rows);
 
     // Cells in the order in which their rows lie: exact ones, then packed ones block by block.
     struct Placed {
@@ -215,6 +224,12 @@ class LayerCache {
     static bool has_packed(Part part, const StreamState& s, const CellGroups& groups,
                            std::uint32_t unit) noexcept;
     enum class Portion : std::uint8_t { whole, keys, values };
+    std::vector<std::byte> take_codes(Part part, std::uint32_t stream, std::uint32_t unit,
+                                      ArrivedRows& rows) const;
+    void put_codes(Part part, std::uint32_t stream, std::uint32_t unit,
+                   std::span<const std::byte> bytes);
+    void make_unit_lists(std::uint32_t stream);
+    void begin_unit(std::uint32_t stream, std::uint32_t unit);
     void take_units(std::uint32_t stream, Portion last, Executor& executor);
     void pack_from(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
                    Executor& executor);

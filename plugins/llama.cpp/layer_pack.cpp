@@ -103,24 +103,36 @@ void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint
         (portion == Portion::keys ? s.keys : s.done)[unit] = groups.generations()[unit];
 }
 
+// An entry for each unit that there is.
+void LayerCache::make_unit_lists(std::uint32_t stream_index) {
+    StreamState& s = state(stream_index);
+    const std::size_t units = trackers_[stream_index].groups().generations().size();
+    s.tiers.resize(units, 0);
+    s.done.resize(units, 0);
+    s.keys.resize(units, 0);
+}
+
+// Nothing is left of what it was before, and it is in the tier where it belongs.
+void LayerCache::begin_unit(std::uint32_t stream_index, std::uint32_t unit) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    const std::vector<std::uint32_t> its = blocks_of(groups, {&unit, 1});
+    for (Sequence& tier : s.packed) tier.drop(its);
+    s.tiers[unit] = groups.tier(unit);
+    if (unit < s.moved.size()) s.moved[unit] = 0;
+}
+
 // Drops the units that are free, and packs those that are not packed up to that portion.
 void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& executor) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
     const auto generations = groups.generations();
-    s.tiers.resize(generations.size(), 0);
-    s.done.resize(generations.size(), 0);
-    s.keys.resize(generations.size(), 0);
+    make_unit_lists(stream_index);
     std::vector<std::uint32_t> taken;
     for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
         if (has_packed(last == Portion::keys ? Part::keys : Part::values, s, groups, unit))
             continue;
-        if (!has_packed(Part::keys, s, groups, unit)) {
-            const std::vector<std::uint32_t> its = blocks_of(groups, {&unit, 1});
-            for (Sequence& tier : s.packed) tier.drop(its);
-            s.tiers[unit] = groups.tier(unit);
-            if (unit < s.moved.size()) s.moved[unit] = 0;
-        }
+        if (!has_packed(Part::keys, s, groups, unit)) begin_unit(stream_index, unit);
         if (generations[unit] % 2 == 0)
             s.done[unit] = generations[unit];
         else

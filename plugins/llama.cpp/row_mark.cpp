@@ -1,5 +1,6 @@
-// A mark's 96 bits: rank 24, group 20, packed 1, scheme 20, check 31. Two bits in a half where the
-// row is short, one where it is long enough.
+// A mark's 96 bits: rank 24, group 20, packed 1, scheme 20, check 31. `coded` is in the check: a
+// packed mark has one of two. Two bits in a half where the row is short, one where it is long
+// enough.
 
 #include "row_mark.h"
 
@@ -38,9 +39,9 @@ struct Bits {
     }
 };
 
-std::uint32_t check_of(std::uint64_t low, bool packed) noexcept {
-    return static_cast<std::uint32_t>(mix(mix(seed, low), packed ? 0x6C6F776Bu : 0x76303031u) >>
-                                      33);
+std::uint32_t check_of(std::uint64_t low, bool packed, bool coded) noexcept {
+    const std::uint32_t kind = coded ? 0x636F6465u : packed ? 0x6C6F776Bu : 0x76303031u;
+    return static_cast<std::uint32_t>(mix(mix(seed, low), kind) >> 33);
 }
 
 std::uint32_t bits_per_half(std::size_t halves) noexcept { return halves >= mark_bits ? 1 : 2; }
@@ -58,7 +59,7 @@ void stamp(std::span<std::uint16_t> row, const RowMark& mark, std::uint32_t sche
     bits.low = std::uint64_t{mark.rank & ((1u << rank_bits) - 1)} |
                std::uint64_t{mark.group & ((1u << group_bits) - 1)} << rank_bits |
                std::uint64_t{scheme} << (rank_bits + group_bits);
-    bits.high = (mark.packed ? 1u : 0u) | check_of(bits.low, mark.packed) << 1;
+    bits.high = (mark.packed ? 1u : 0u) | check_of(bits.low, mark.packed, mark.coded) << 1;
     const std::uint32_t each = bits_per_half(row.size());
     for (std::uint32_t i = 0; i < mark_bits; ++i) {
         std::uint16_t& half = row[i / each];
@@ -75,11 +76,13 @@ std::optional<StampedMark> read_stamp(std::span<const std::uint16_t> row) noexce
     for (std::uint32_t i = 0; i < mark_bits; ++i)
         if ((row[i / each] >> (i % each) & 1) != 0) bits.set(i);
     const bool packed = (bits.high & 1) != 0;
-    if (bits.high >> 1 != check_of(bits.low, packed)) return std::nullopt;
+    const bool coded = packed && bits.high >> 1 == check_of(bits.low, packed, true);
+    if (bits.high >> 1 != check_of(bits.low, packed, coded)) return std::nullopt;
     StampedMark found;
     found.mark.rank = static_cast<std::uint32_t>(bits.low) & ((1u << rank_bits) - 1);
     found.mark.group = static_cast<std::uint32_t>(bits.low >> rank_bits) & ((1u << group_bits) - 1);
     found.mark.packed = packed;
+    found.mark.coded = coded;
     found.scheme = static_cast<std::uint32_t>(bits.low >> (rank_bits + group_bits));
     if (found.mark.rank == 0) return std::nullopt;
     return found;

@@ -17,6 +17,7 @@ struct RowMark {
     std::uint32_t rank = 0;   // the token's age in its sequence, from 1; below 2^24
     std::uint32_t group = 0;  // a number for the rows packed together; below 2^20
     bool packed = false;      // not exact when it was saved
+    bool coded = false;  // packed by the scheme itself: other tensors may hold its unit's codes
 
     friend bool operator==(const RowMark&, const RowMark&) = default;
 };

@@ -56,6 +56,15 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
                     named_in + others);
 }
 
+bool read_packed_states() {
+    const char* value = std::getenv("LOWKV_STATES");
+    const std::string text = value != nullptr && *value != '\0' ? value : "packed";
+    if (text != "packed" && text != "f16")
+        throw Error(ErrorCode::invalid_argument,
+                    "LOWKV_STATES=" + text + " is neither packed nor f16");
+    return text == "packed";
+}
+
 }  // namespace
 
 std::size_t read_budget(std::string_view text) {
@@ -118,6 +127,7 @@ std::vector<std::string> calibration_paths() {
 
 void choose(const std::string& text, const std::string& calibration_named_in) {
     auto next = std::make_shared<Setting>();
+    next->packed_states = read_packed_states();
     const char* value = std::getenv("LOWKV_BUDGET");
     const std::string_view budget = value != nullptr ? value : "";
     if (text == "delegate") {

@@ -21,6 +21,7 @@ struct Setting {
     // by the first of `finer`, then by the next, and in the end by the scheme.
     std::size_t budget = 0;
     std::vector<LayerScheme> finer;
+    bool packed_states = true;  // LOWKV_STATES: saved states hold codes (unit_codes.h), not numbers
 };
 
 // The bytes that LOWKV_BUDGET says: "24MiB", "1.5GiB", "1000000". Throws lowkv::Error.

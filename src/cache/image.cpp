@@ -290,6 +290,8 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
     return header;
 }
 
+std::uint64_t image_checksum(std::span<const std::byte> bytes) noexcept { return xxh64(bytes); }
+
 void check_image(const ImageHeader& header, const ImageIdentity& wanted) {
     const ImageIdentity& found = header.identity;
     const auto same = [](const std::string& what, const auto& its, const auto& other) {

@@ -1,11 +1,13 @@
 // Rows of one sequence packed into another's blocks, in an order that the host gives.
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cache/block.h"
+#include "cache/encode.h"
 #include "cache/store.h"
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
@@ -16,6 +18,12 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) {
     throw Error(ErrorCode::invalid_argument, "Sequence::pack_from: " + what);
+}
+
+void check_once(std::span<const std::uint32_t> blocks) {
+    std::vector<std::uint32_t> ascending(blocks.begin(), blocks.end());
+    std::ranges::sort(ascending);
+    if (std::ranges::adjacent_find(ascending) != ascending.end()) refuse("a block is named twice");
 }
 
 }  // namespace
@@ -42,10 +50,7 @@ void Sequence::check_source(const Sequence& source, std::span<const std::uint32_
         if (b >= source.blocks_.size() || source.blocks_[b] == nullptr || source.packed(b))
             refuse("cell " + std::to_string(cell) + " of the rows' sequence is not exact");
     }
-    std::vector<std::uint32_t> ascending(blocks.begin(), blocks.end());
-    std::sort(ascending.begin(), ascending.end());
-    if (std::adjacent_find(ascending.begin(), ascending.end()) != ascending.end())
-        refuse("a block is named twice");
+    check_once(blocks);
 }
 
 void Sequence::check_absent(std::span<const std::uint32_t> blocks,
@@ -144,10 +149,7 @@ void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> 
     check_absent(blocks, stats_from);
     if (blocks.empty()) return;
     const std::uint32_t end = (*std::ranges::max_element(blocks) + 1) * plan_->block_tokens();
-    if (cut_ && end > size_) {  // stale cells would come back to life below the new size
-        const Place cut{this, size_ / plan_->block_tokens()};
-        make_writable(std::span(&cut, 1), 0);
-    }
+    open_cut(end);
     if (plan_->scheme().exact()) {
         copy_from(source, blocks, cells, executor);
         size_ = std::max(size_, end);
@@ -155,6 +157,13 @@ void Sequence::pack_from(const Sequence& source, std::span<const std::uint32_t> 
         const Gathered rows(source, cells, executor);
         pack_rows(blocks, rows.all(), executor, stats_from, only);
     }
+}
+
+// Stale cells would come back to life below a new size.
+void Sequence::open_cut(std::uint32_t new_size) {
+    if (!cut_ || new_size <= size_) return;
+    const Place cut{this, size_ / plan_->block_tokens()};
+    make_writable(std::span(&cut, 1), 0);
 }
 
 void Sequence::pack_rows(std::span<const std::uint32_t> blocks,
@@ -211,20 +220,75 @@ void Sequence::copy_from(const Sequence& source, std::span<const std::uint32_t> 
     });
 }
 
+bool Sequence::waits_for_values(std::uint32_t b) const noexcept {
+    return packed(b) && blocks_[b]->values.none() && blocks_[b]->refs == 1 && !guarded(b);
+}
+
 void Sequence::pack_values_from(const Sequence& source, std::span<const std::uint32_t> blocks,
                                 std::span<const std::uint32_t> cells, Executor& executor) {
     const std::uint32_t tokens = plan_->block_tokens();
     check_source(source, blocks, cells);
-    for (const std::uint32_t b : blocks) {
-        if (!packed(b) || blocks_[b]->values.any() || blocks_[b]->refs > 1 || guarded(b))
+    for (const std::uint32_t b : blocks)
+        if (!waits_for_values(b))
             refuse("block " + std::to_string(b) + " doesn't wait for its values");
-    }
     const Gathered rows(source, cells, executor);
     std::vector<BlockCopy> encoded;
     for (std::size_t i = 0; i < blocks.size(); ++i)
         encoded.push_back({rows[i], blocks_[blocks[i]]->data});
     device().encode(*plan_, encoded, executor, Part::values);
     for (const std::uint32_t b : blocks) blocks_[b]->values = cache::cell_range(0, tokens);
+}
+
+void Sequence::put_packed(std::span<const std::uint32_t> blocks,
+                          std::span<const std::byte* const> bytes, std::optional<Part> only) {
+    if (plan_->scheme().exact()) refuse("an exact scheme has no packed bytes");
+    if (in_step()) refuse("packed bytes are put between steps");
+    if (bytes.size() != blocks.size()) refuse("each block has its bytes");
+    if (blocks.empty()) return;
+    check_once(blocks);
+    std::size_t absent = 0;
+    std::uint32_t end = 0;
+    for (const std::uint32_t b : blocks) {
+        check_cell((std::uint64_t{b} + 1) * plan_->block_tokens() - 1);
+        const bool is_absent = b >= blocks_.size() || blocks_[b] == nullptr;
+        const bool fits =
+            (is_absent && only != Part::values) || (waits_for_values(b) && only != Part::keys);
+        if (!fits) refuse("block " + std::to_string(b) + " is there, or waits for no values");
+        absent += is_absent ? 1 : 0;
+        end = std::max(end, (b + 1) * plan_->block_tokens());
+    }
+    open_cut(end);
+    std::vector<std::unique_ptr<cache::Block>> fresh(absent);
+    for (auto& block : fresh) block = std::make_unique<cache::Block>();
+    blocks_.reserve(end / plan_->block_tokens());
+    cache::Slots slots(store_->impl(), cache::Slots::As::packed, plan_->packed_bytes(), absent);
+
+    const std::size_t keys_bytes = plan_->keys().bytes(), values_bytes = plan_->values().bytes();
+    const cache::Cells all = cache::cell_range(0, plan_->block_tokens());
+    blocks_.resize(std::max<std::size_t>(blocks_.size(), end / plan_->block_tokens()));
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        cache::Block*& block = blocks_[blocks[i]];
+        if (block == nullptr) {
+            block = fresh[--absent].release();
+            block->data = slots.take();
+            block->packed = true;
+        }
+        const std::byte* from = bytes[i];
+        if (only != Part::values) {
+            device().copy_in(block->data, from, keys_bytes);
+            block->leads = cache::leads(*plan_, from);
+            block->keys = all;
+            from += keys_bytes;
+        }
+        if (only != Part::keys) {
+            device().copy_in(block->data + keys_bytes, from, values_bytes);
+            block->values = all;
+        } else {
+            device().clear(block->data + keys_bytes, values_bytes);
+        }
+    }
+    device().finish();
+    size_ = std::max(size_, end);
 }
 
 }  // namespace lowkv

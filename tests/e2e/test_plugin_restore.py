@@ -6,6 +6,7 @@ one is the scheme's own loss, or was lost by the restore.
 
 import math
 import re
+import zlib
 
 import plugin_models as models
 import pytest
@@ -193,13 +194,13 @@ def test_another_schemes_state_is_refused_and_the_others_go_on(folder, tiny):
         ask(s, prompt, id_slot=0)
 
 
-def test_a_state_of_stock_is_taken_over(folder, tiny):
-    """And stock takes ours: a saved state stays f16."""
+def test_states_of_stock_and_for_stock(folder, tiny):
+    """Ours takes stock's; stock takes those that ours saves with LOWKV_STATES=f16."""
     args = ("-np", 1, "-c", 4096, "-cram", 0, "--slot-save-path", folder)
     prompt = text(6, 900)
     found = {}
     for scheme, action in ((None, "save"), ("lowkv4", "restore"), ("lowkv4", "save"), (None, "restore")):
-        with server(folder, *args, scheme=scheme, model=tiny) as s:
+        with server(folder, *args, scheme=scheme, model=tiny, env={"LOWKV_STATES": "f16"}) as s:
             if action == "restore":
                 slot(s, 0, "restore")
             found[scheme, action], ran = ask(s, prompt, id_slot=0)
@@ -209,3 +210,39 @@ def test_a_state_of_stock_is_taken_over(folder, tiny):
     stock = found[None, "save"]
     for other in found.values():
         assert mean_kl([stock], [other]) < 0.05
+
+
+def test_stock_does_not_take_codes_for_numbers(folder, tiny):
+    args = ("-np", 1, "-c", 4096, "-cram", 0, "--slot-save-path", folder)
+    prompt = text(6, 900)
+    with server(folder, *args, scheme="lowkv4", model=tiny) as s:
+        ask(s, prompt, id_slot=0)
+        slot(s, 0, "save")
+    with server(folder, *args, scheme=None, model=tiny) as s:
+        slot(s, 0, "restore")
+        answer = s.complete(prompt, tokens=1, n_probs=3, id_slot=0)
+    # Not a number has no logarithm, and comes as null.
+    assert all(t["logprob"] is None for t in answer["completion_probabilities"][0]["top_logprobs"])
+
+
+@pytest.mark.parametrize("scheme", ["lowkv2.8", SCHEME, "kivi2", "turboquant3"])
+def test_a_state_is_small_and_loses_nothing(folder, tiny, scheme):
+    """Whatever is saved and restored, the next answer is the one without, and the file compresses to the codes."""
+    args = ("-np", 1, "-c", 4096, "-cram", 0, "--slot-save-path", folder)
+    prompt = text(6, 2500)
+    with server(folder, *args, scheme=scheme, model=tiny) as s:
+        ask(s, prompt, id_slot=0)
+        straight, _ = ask(s, prompt[:-40], id_slot=0)
+        slot(s, 0, "save")
+        first = (folder / "state.bin").read_bytes()
+    with server(folder, *args, scheme=scheme, model=tiny, env={"LOWKV_VERBOSE": "1"}) as s:
+        slot(s, 0, "restore")
+        slot(s, 0, "save")
+        again = (folder / "state.bin").read_bytes()
+        restored, ran = ask(s, prompt[:-40], id_slot=0)
+        assert ran <= 1
+        log = s.log
+    assert "restored cells packed again 0" in log.read_text()
+    assert len(again) == len(first) and sum(a != b for a, b in zip(first, again, strict=True)) < len(first) / 500
+    assert mean_kl([straight], [restored]) < 1e-4
+    assert len(zlib.compress(first, 1)) < 0.45 * len(first)

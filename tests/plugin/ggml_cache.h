@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -77,6 +78,7 @@ class Cache {
                    int layer_count = layers)
         : cells_(cells) {
         static const bool registered = [] {
+            setenv("LOWKV_STATES", "f16", 0);  // tests read rows as numbers
             ggml_log_set(
                 [](ggml_log_level level, const char* text, void*) {
                     if (level == GGML_LOG_LEVEL_ERROR) log_text() += text;

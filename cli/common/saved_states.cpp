@@ -1,0 +1,133 @@
+#include "common/saved_states.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "common/terminal.h"
+
+namespace lowkv::cli {
+namespace {
+
+constexpr std::uint64_t disk_sector = 512;  // the unit of st_blocks
+
+[[noreturn]] void fail(const std::string& path, const std::string& why) {
+    throw Failure(path + " was left as it is: " + why);
+}
+
+// A file that nobody else has open. The system lets others wait who want to open it, at most 45
+// seconds by default.
+class Leased {
+  public:
+    explicit Leased(const std::string& path) : file_(open(path.c_str(), O_RDWR | O_CLOEXEC)) {
+        if (file_ < 0) fail(path, std::strerror(errno));
+        // In place of SIGIO, which would end us.
+        fcntl(file_, F_SETSIG, SIGURG);
+        if (fcntl(file_, F_SETLEASE, F_WRLCK) == 0) return;
+        const int error = errno;
+        close(file_);
+        fail(path, error == EAGAIN ? "another program has it open" : std::strerror(error));
+    }
+    ~Leased() { close(file_); }  // and the lease ends
+    Leased(const Leased&) = delete;
+    Leased& operator=(const Leased&) = delete;
+
+    int file() const noexcept { return file_; }
+    bool is_wanted() const noexcept { return fcntl(file_, F_GETLEASE) != F_WRLCK; }
+
+  private:
+    int file_;
+};
+
+std::uint64_t on_disk(int file) {
+    struct stat found = {};
+    fstat(file, &found);
+    return static_cast<std::uint64_t>(found.st_blocks) * disk_sector;
+}
+
+}  // namespace
+
+SparseFile give_zeros_back(const std::string& path) {
+    const Leased leased(path);
+    const int file = leased.file();
+    struct stat found = {};
+    if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) fail(path, "it is no file");
+    SparseFile result{static_cast<std::uint64_t>(found.st_size), on_disk(file), 0};
+    const auto block = static_cast<std::size_t>(std::max<long>(found.st_blksize, 512));
+    std::vector<char> bytes(256 * block);
+    const std::vector<char> zeros(block, 0);
+    for (off_t at = 0; at < found.st_size && !leased.is_wanted();) {
+        const off_t data = lseek(file, at, SEEK_DATA);
+        if (data < 0) break;  // a hole up to the end
+        at = data / static_cast<off_t>(block) * static_cast<off_t>(block);
+        const ssize_t got = pread(file, bytes.data(), bytes.size(), at);
+        if (got <= 0) fail(path, std::strerror(got < 0 ? errno : EIO));
+        const std::size_t whole = static_cast<std::size_t>(got) / block;
+        for (std::size_t first = 0, end = 0; first < whole; first = end) {
+            const auto is_zero = [&](std::size_t i) {
+                return std::memcmp(bytes.data() + i * block, zeros.data(), block) == 0;
+            };
+            end = first + 1;
+            if (!is_zero(first)) continue;
+            while (end < whole && is_zero(end)) ++end;
+            if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                          at + static_cast<off_t>(first * block),
+                          static_cast<off_t>((end - first) * block)) != 0)
+                fail(path, "its file system can't leave zeros out (" +
+                               std::string(std::strerror(errno)) + ")");
+        }
+        at += got;
+    }
+    result.after = on_disk(file);
+    return result;
+}
+
+SlotFiles::SlotFiles(std::string folder) : folder_(std::move(folder)) {
+    if (folder_.empty()) return;
+    events_ = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if (events_ >= 0 && inotify_add_watch(events_, folder_.c_str(), IN_CLOSE_WRITE) < 0) {
+        close(events_);  // the program says itself what is wrong with the folder
+        events_ = -1;
+    }
+}
+
+SlotFiles::~SlotFiles() {
+    if (events_ >= 0) close(events_);
+}
+
+void SlotFiles::read() {
+    alignas(inotify_event) std::array<char, 16384> buffer{};
+    std::set<std::string> names;
+    for (ssize_t got = 0; (got = ::read(events_, buffer.data(), buffer.size())) > 0;) {
+        for (std::size_t at = 0; at < static_cast<std::size_t>(got);) {
+            inotify_event event{};
+            std::memcpy(&event, buffer.data() + at, sizeof event);
+            if (event.len > 0) names.insert(buffer.data() + at + sizeof event);
+            at += sizeof event + event.len;
+        }
+    }
+    for (const std::string& name : names) {
+        try {
+            give_zeros_back(folder_ + "/" + name);
+        } catch (const std::exception& error) {
+            // In use: it is being read or written, and comes again when it was written.
+            if (!std::exchange(told_, true)) std::fprintf(stderr, "lowkv: %s\n", error.what());
+        }
+    }
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,40 @@
+#pragma once
+// Files whose zeros take no room on the disk. A saved state is mostly zeros behind the codes of its
+// packed units (plugins/llama.cpp/unit_codes.h), and llama.cpp reads holes as the zeros they were.
+
+#include <cstdint>
+#include <string>
+
+namespace lowkv::cli {
+
+struct SparseFile {
+    std::uint64_t bytes = 0;              // its length
+    std::uint64_t before = 0, after = 0;  // on the disk
+};
+
+// Gives the blocks of a file that are zeros back to the file system. Its bytes never change,
+// whatever happens meanwhile, and nobody else has it open while it runs: who opens it then waits,
+// and it ends early. Throws Failure where the file is in use or can't be opened, and where the file
+// system has no holes.
+SparseFile give_zeros_back(const std::string& path);
+
+// What llama-server saves to --slot-save-path: as soon as a file is closed, its zeros go.
+class SlotFiles {
+  public:
+    // Empty: there is no such folder, and nothing to do.
+    explicit SlotFiles(std::string folder);
+    ~SlotFiles();
+    SlotFiles(const SlotFiles&) = delete;
+    SlotFiles& operator=(const SlotFiles&) = delete;
+
+    int descriptor() const noexcept { return events_; }  // to be polled; -1: none
+    // Deals with what has been saved since. Says once why a file can't be made smaller.
+    void read();
+
+  private:
+    std::string folder_;
+    int events_ = -1;
+    bool told_ = false;
+};
+
+}  // namespace lowkv::cli

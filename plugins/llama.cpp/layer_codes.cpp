@@ -1,0 +1,135 @@
+// A layer's packed units in saved states (unit_codes.h): their codes out, and back in.
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "layer_cache.h"
+#include "lowkv/device.h"
+#include "lowkv/error.h"
+#include "unit_codes.h"
+
+namespace lowkv::ggml {
+
+std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_index,
+                                               std::uint32_t unit, bool both) const {
+    const StreamState& s = stream(stream_index);
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const Plan& its = plan();
+    if (its.scheme().exact() || !has_packed(Part::values, s, groups, unit) ||
+        s.tiers[unit] + std::size_t{1} != plans_.size() || moved_by(stream_index, unit) != 0)
+        return {};
+    const Sequence& packed = s.packed.back();
+    const bool keys = both || part == Part::keys, values = both || part == Part::values;
+    UnitCodes codes{.layer = index_,
+                    .keys = keys,
+                    .values = values,
+                    .rows = groups.group(groups.unit_group(unit)).live,
+                    .inputs = its.inputs_hash(),
+                    .codes = {}};
+    for (const std::uint32_t b : blocks_of(groups, {&unit, 1})) {
+        if (b >= packed.blocks() || !packed.packed(b)) return {};  // it was written since
+        const BlockView view = packed.view(b);
+        const auto add = [&](const std::byte* from, std::size_t bytes) {
+            const std::size_t at = codes.codes.size();
+            codes.codes.resize(at + bytes);
+            device().copy_out(codes.codes.data() + at, from, bytes);
+        };
+        if (keys) add(view.keys, its.keys().bytes());
+        if (values) add(view.values, its.values().bytes());
+    }
+    std::vector<std::byte> bytes = write_codes(codes);
+    if (bytes.size() > codes.rows * row_bytes(part)) bytes.clear();
+    return bytes;
+}
+
+// What a unit's rows begin with, as far as it is codes; empty: it has none.
+std::vector<std::byte> LayerCache::take_codes(Part part, std::uint32_t stream_index,
+                                              std::uint32_t unit, ArrivedRows& arrived) const {
+    const std::size_t bytes = row_bytes(part);
+    std::vector<std::size_t> rows;
+    for (const std::uint32_t cell : trackers_[stream_index].groups().unit_cells(unit)) {
+        if (cell == no_cell) continue;
+        rows.push_back(std::size_t{stream_index} * cells_ + cell);
+        if (arrived.at[rows.back()] == ArrivedRows::none) return {};
+    }
+    const std::span first(arrived.bytes.data() + arrived.at[rows.front()], bytes);
+    if (!begins_codes(first)) return {};
+    const std::size_t length = std::min(codes_length(first), rows.size() * bytes);
+    std::vector<std::byte> codes;
+    codes.reserve(length);
+    for (const std::size_t row : rows) {
+        const auto from = arrived.bytes.begin() + static_cast<std::ptrdiff_t>(arrived.at[row]);
+        const std::size_t count = std::min(bytes, length - codes.size());
+        codes.insert(codes.end(), from, from + static_cast<std::ptrdiff_t>(count));
+        arrived.at[row] = ArrivedRows::none;
+    }
+    return codes;
+}
+
+void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t unit,
+                           std::span<const std::byte> bytes) {
+    StreamState& s = state(stream_index);
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const Plan& its = plan();
+    const UnitCodes found = read_codes(bytes);
+    const std::vector<std::uint32_t> blocks = blocks_of(groups, {&unit, 1});
+    const std::size_t each =
+        (found.keys ? its.keys().bytes() : 0) + (found.values ? its.values().bytes() : 0);
+    const bool has_keys = has_packed(Part::keys, s, groups, unit);
+    if (found.layer != index_ || found.rows != groups.group(groups.unit_group(unit)).live ||
+        found.codes.size() != each * blocks.size() || !(found.keys || has_keys) ||
+        !(part == Part::keys ? found.keys : found.values))
+        throw Error(ErrorCode::invalid_image, "its codes are another layer's");
+    if (found.inputs != its.inputs_hash())
+        throw Error(ErrorCode::invalid_image,
+                    "it was packed with another calibration or another rope");
+    if (!has_keys) begin_unit(stream_index, unit);
+    std::vector<const std::byte*> codes;
+    for (std::size_t i = 0; i < blocks.size(); ++i) codes.push_back(found.codes.data() + i * each);
+    std::optional<Part> only;
+    if (!found.values) only = Part::keys;
+    if (!found.keys) only = Part::values;
+    s.packed[s.tiers[unit]].put_packed(blocks, codes, only);
+    if (found.keys && found.values) trackers_[stream_index].came_as_codes(found.rows);
+    (found.values ? s.done : s.keys)[unit] = groups.generations()[unit];
+    s.keys_wait |= !found.values;
+}
+
+void LayerCache::take(Part part, ArrivedRows& arrived) {
+    if (arrived.at.empty()) return;
+    decoded_from_ = nullptr;
+    std::string wrong;
+    for (std::uint32_t s = 0; s < streams_; ++s) {
+        const CellGroups& groups = trackers_[s].groups();
+        make_unit_lists(s);
+        for (std::uint32_t unit = 0; unit < groups.generations().size(); ++unit) {
+            if (groups.generations()[unit] % 2 == 0 || has_packed(part, state(s), groups, unit))
+                continue;
+            const std::vector<std::byte> codes = take_codes(part, s, unit, arrived);
+            if (codes.empty()) continue;
+            try {
+                put_codes(part, s, unit, codes);
+            } catch (const std::exception& error) {
+                wrong = error.what();
+                for (const std::uint32_t cell : groups.unit_cells(unit))
+                    if (cell != no_cell) trackers_[s].poison(cell);
+            }
+        }
+    }
+    const std::size_t bytes = row_bytes(part);
+    const std::vector<std::size_t>& at = arrived.at;
+    for (std::size_t row = 0, run = 1; row < at.size(); row += run, run = 1) {
+        if (at[row] == ArrivedRows::none) continue;
+        while (row + run < at.size() && at[row + run] == at[row] + run * bytes) ++run;
+        write_rows(part, row, run, arrived.bytes.data() + at[row]);
+    }
+    arrived.clear();
+    if (!wrong.empty()) throw Error(ErrorCode::invalid_image, wrong);
+}
+
+}  // namespace lowkv::ggml
