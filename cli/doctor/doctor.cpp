@@ -216,6 +216,13 @@ void look_at_environment(Findings& findings) {
     } catch (const std::exception& error) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
+    const std::string budget = environment("LOWKV_BUDGET");
+    if (budget.empty()) return;
+    try {
+        findings.good("LOWKV_BUDGET", bytes(ggml::read_budget(budget)));
+    } catch (const std::exception& error) {
+        findings.bad("LOWKV_BUDGET", budget, error.what());
+    }
 }
 
 // The plug-in refuses to start with a file that it can't read, whatever the scheme.

@@ -56,8 +56,18 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
                     named_in + others);
 }
 
-// "24MiB", "1.5GiB", "1000000".
-std::size_t read_size(std::string_view text) {
+bool read_packed_states() {
+    const char* value = std::getenv("LOWKV_STATES");
+    const std::string text = value != nullptr && *value != '\0' ? value : "packed";
+    if (text != "packed" && text != "f16")
+        throw Error(ErrorCode::invalid_argument,
+                    "LOWKV_STATES=" + text + " is neither packed nor f16");
+    return text == "packed";
+}
+
+}  // namespace
+
+std::size_t read_budget(std::string_view text) {
     double size = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
     const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
@@ -84,7 +94,6 @@ bool read_packed_states() {
     return text == "packed";
 }
 
-// What rows of a scheme go through before it, as a budget fills.
 std::vector<LayerScheme> finer_than(const Scheme& scheme) {
     const std::pair<const char*, std::vector<const char*>> ladders[] = {
         {"lowkv4", {}},
@@ -104,8 +113,6 @@ std::vector<LayerScheme> finer_than(const Scheme& scheme) {
         "LOWKV_BUDGET is for the schemes lowkv4, lowkv3, lowkv2.8, lowkv2 and lowkv1.5, in all "
         "layers alike: it ends with the one that is named and begins with finer ones");
 }
-
-}  // namespace
 
 void add_calibration(Calibration calibration) {
     auto shared = std::make_shared<const Calibration>(std::move(calibration));
@@ -145,7 +152,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
         }
         next->text = to_string(next->scheme);
         if (!budget.empty()) {
-            next->budget = read_size(budget);
+            next->budget = read_budget(budget);
             next->finer = finer_than(next->scheme);
         }
         if (next->scheme.needs_calibration())
