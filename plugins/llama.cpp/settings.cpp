@@ -171,6 +171,7 @@ void choose_from_environment() {
         choose(text, "LOWKV_CALIBRATION");
     } catch (const Error& error) {
         const bool unknown = error.code() == ErrorCode::invalid_scheme;
+        if (error.code() == ErrorCode::invalid_argument) return refuse(error.what());  // the budget
         refuse("LOWKV_SCHEME=" + text + (unknown ? " is not a scheme: " : " can't be used: ") +
                error.what());
         return;
