@@ -243,9 +243,9 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
 
 // What the file tells: which scheme to choose, and what LOWKV_BUDGET does.
 void look_at_file(Findings& findings, const ModelCheck& check) {
-    const std::string budget = environment("LOWKV_BUDGET");
+    const std::string budget = platform::environment("LOWKV_BUDGET");
     // Below it is the scheme itself that is proved: within a budget nothing may become packed.
-    unsetenv("LOWKV_BUDGET");
+    platform::set_environment("LOWKV_BUDGET", "");
     try {
         const ModelShape shape = gguf_shape(check.model);
         for (const std::string& line : advise(shape).lines) findings.note("advice", line);

@@ -57,8 +57,8 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
 }
 
 bool read_packed_states() {
-    const char* value = std::getenv("LOWKV_STATES");
-    const std::string text = value != nullptr && *value != '\0' ? value : "packed";
+    const std::string value = platform::environment("LOWKV_STATES");
+    const std::string text = value.empty() ? "packed" : value;
     if (text != "packed" && text != "f16")
         throw Error(ErrorCode::invalid_argument,
                     "LOWKV_STATES=" + text + " is neither packed nor f16");
@@ -83,15 +83,6 @@ std::size_t read_budget(std::string_view text) {
             return static_cast<std::size_t>(size * bytes);
     throw Error(ErrorCode::invalid_argument, "LOWKV_BUDGET=" + std::string(text) +
                                                  " is no size: say 24MiB, 1.5GiB or 2000000000");
-}
-
-bool read_packed_states() {
-    const std::string value = platform::environment("LOWKV_STATES");
-    const std::string text = value.empty() ? "packed" : value;
-    if (text != "packed" && text != "f16")
-        throw Error(ErrorCode::invalid_argument,
-                    "LOWKV_STATES=" + text + " is neither packed nor f16");
-    return text == "packed";
 }
 
 std::vector<LayerScheme> finer_than(const Scheme& scheme) {
@@ -185,6 +176,7 @@ void choose_from_environment() {
         choose(text, "LOWKV_CALIBRATION");
     } catch (const Error& error) {
         const bool unknown = error.code() == ErrorCode::invalid_scheme;
+        if (error.code() == ErrorCode::invalid_argument) return refuse(error.what());  // the budget
         refuse("LOWKV_SCHEME=" + text + (unknown ? " is not a scheme: " : " can't be used: ") +
                error.what());
         return;
