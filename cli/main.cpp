@@ -9,6 +9,7 @@
 #include "common/terminal.h"
 #include "lowkv/error.h"
 #include "platform/command.h"
+#include "platform/system.h"
 
 namespace {
 
@@ -35,7 +36,7 @@ int message(const char* text, int status) {
 
 // A scheme that no option of this command line names is the variable's.
 std::string with_source(const std::string& text) {
-    const std::string scheme = lowkv::cli::environment("LOWKV_SCHEME");
+    const std::string scheme = lowkv::platform::environment("LOWKV_SCHEME");
     const bool its = !scheme.empty() && (text.starts_with("scheme \"" + scheme + "\"") ||
                                          text.starts_with(scheme + " has an override"));
     return its ? "LOWKV_SCHEME: " + text : text;

@@ -21,6 +21,7 @@
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
 #include "plan/model_cache.h"
+#include "platform/system.h"
 
 namespace lowkv::cli {
 

@@ -1,13 +1,12 @@
 // The part of `lowkv doctor` that runs a program: what llama.cpp says with -v of a model's weights
 // and caches, and the plug-in of what it packs.
 
-
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -17,6 +16,8 @@
 #include "common/program_options.h"
 #include "common/terminal.h"
 #include "doctor/checks.h"
+#include "platform/command.h"
+#include "platform/system.h"
 
 namespace lowkv::cli {
 
