@@ -146,6 +146,7 @@ void CacheBuffer::end_restore() {
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
     restored_too_early_ = false;
+    arrived_ = {};
     follow_all();
 }
 
@@ -153,7 +154,7 @@ void CacheBuffer::end_restore() {
 void CacheBuffer::take_arrived() {
     if (restored_last_ == nullptr) return;
     try {
-        restored_last_->layer->take_arrived(restored_last_->part);
+        restored_last_->layer->take(restored_last_->part, arrived_);
     } catch (const std::exception& error) {
         poison("a restored state was not taken over: ", error.what());
     }
@@ -197,7 +198,8 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
     const std::size_t bytes = layer.row_bytes(tensor.part);
     const bool whole = offset % bytes == 0 && size % bytes == 0;
     if (whole && restored_codes_ && !carries_marks(tensor)) {
-        layer.arrive(tensor.part, offset / bytes, size / bytes, in);
+        arrived_.add(offset / bytes, {in, size}, bytes,
+                     std::size_t{layer.cells()} * layer.streams());
         return;
     }
     for (std::size_t at = 0; whole && at < size; at += bytes) {
