@@ -292,6 +292,7 @@ define WINDOWS
 	$(SETUP) headers model llama-libraries llama-windows llama-msvc
 	export WINEPREFIX="$(call dep,LOWKV_CACHE_DIR)/wine" WINEDEBUG=-all
 	export WINEPATH="$$(tr / '\\' <<<"Z:$(call dep,LOWKV_LLAMA_WINDOWS)")"
+	$(WINE) cmd /c exit </dev/null >/dev/null 2>&1
 endef
 .PHONY: test-windows
 test-windows: build ## for 64-bit Windows by MinGW, under wine64: core, plug-in (in DLLs by MSVC too), command, the zip
