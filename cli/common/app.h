@@ -10,7 +10,7 @@
 namespace lowkv::cli {
 
 #ifndef LOWKV_VERSION
-#define LOWKV_VERSION "0.1.0"
+#define LOWKV_VERSION "0.2.0"
 #endif
 
 // Each adds its subcommand to `app`; when chosen, its callback sets `status`.
