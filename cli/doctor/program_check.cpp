@@ -34,7 +34,7 @@ std::string_view behind(std::string_view line, std::string_view mark) {
 double number(std::string_view text) { return std::strtod(std::string(text).c_str(), nullptr); }
 unsigned layer_in(std::string_view text) { return static_cast<unsigned>(number(text)); }
 
-// "layers 0 to 19, 25"
+// "layers 0 to 19, 25", "layer 3"
 std::string listed(const Layers& layers) {
     std::vector<std::string> spans;
     for (auto at = layers.begin(); at != layers.end();) {
@@ -43,7 +43,7 @@ std::string listed(const Layers& layers) {
         while (++at != layers.end() && *at == last + 1) ++last;
         spans.push_back(span(first, last));
     }
-    return "layers " + joined(spans);
+    return (layers.size() == 1 ? "layer " : "layers ") + joined(spans);
 }
 
 struct ProgramLog {

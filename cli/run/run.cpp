@@ -292,9 +292,9 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                    "while they fit, then the oldest are packed to lowkv4, and on to the scheme");
     command.defaulted(
         "--weights-on", &options->weights_on,
-        "Put the weights on these devices, \"CUDA0\" or \"CUDA0,CUDA1\" (those that "
-        "`llama-server --list-devices` shows); the cache stays packed in this machine's "
-        "memory, and attention to it on its cores");
+        "Put the weights on these devices, \"CUDA0\", \"CUDA0,CUDA1\" or, two layers there for "
+        "one here, \"CUDA0=2,CUDA1\" (those that `llama-server --list-devices` shows); the cache "
+        "stays packed in this machine's memory, and attention to it on its cores");
     command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
     command.option("--plugin", &options->plugin,

@@ -140,8 +140,9 @@ def test_an_override_beyond_the_model_starts_nothing(words, env):
     ((), {"LOWKV_SCHEME": "kivi3"}, 'LOWKV_SCHEME: scheme "kivi3"'),
     (("--scheme", "kivi3"), {"LOWKV_SCHEME": "kivi2"}, 'scheme "kivi3"'),
     ((), {"LOWKV_SCHEME": "kivi2,layer.40=kivi4"}, "LOWKV_SCHEME: kivi2,layer.40=kivi4 has an override of layer 40"),
-    ((), {"LOWKV_SCHEME": "kivi2,filter=heavy,keep=64"}, "LOWKV_SCHEME=kivi2,filter=heavy,keep=64: llama.cpp decides"),
-    (("--scheme", "kivi2,filter=heavy,keep=64"), {}, "--scheme kivi2,filter=heavy,keep=64: llama.cpp decides"),
+    ((), {"LOWKV_SCHEME": "kivi2,filter=heavy,keep=50%"},
+     "LOWKV_SCHEME=kivi2,filter=heavy,keep=50%: llama.cpp decides"),
+    (("--scheme", "kivi2,filter=heavy,keep=50%"), {}, "--scheme kivi2,filter=heavy,keep=50%: llama.cpp decides"),
     (("--calibration", "/no"), {}, "--calibration: /no: there is no such file"),
     ((), {"LOWKV_CALIBRATION": "/no"}, "LOWKV_CALIBRATION: /no: there is no such file")])
 def test_what_is_wrong_is_named_as_it_was_given(words, env, said):

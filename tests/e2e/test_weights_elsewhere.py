@@ -116,27 +116,24 @@ def test_a_projector_is_where_the_weights_are(gpu, tmp_path, words, device):
     """Not on the device LOWKV, which llama.cpp would take as the first."""
     model = models.llama(tmp_path / "llama.gguf")
     by = [COMMAND, "run", *words, "--"]
-    with server(tmp_path, "--mmproj", projector(tmp_path / "mmproj.gguf"), *(("--rpc", gpu) if words else ()),
+    with server(tmp_path, "-lv", 4, "--mmproj", projector(tmp_path / "mmproj.gguf"), *(("--rpc", gpu) if words else ()),
                 scheme=None, model=model, by=by) as running:
         marker = running.request("GET", "/props")[1]["media_marker"]
         image = base64.b64encode(picture()).decode()
-        answer = running.complete({"prompt_string": f"{PROMPT[:400]}{marker}", "multimodal_data": [image]})
+        answer = running.complete({"prompt_string": f"{PROMPT[:400]}{marker} Once", "multimodal_data": [image]})
         log = running.log.read_text()
     assert answer["content"] and re.search(rf"CLIP using {device}", log), log[-3000:]
     assert re.search("lowkv: active: .* 2 layers", log)
 
 
 @pytest.mark.parametrize("words", [(), ("--weights-on", "RPC0")])
-def test_a_router_and_its_servers(gpu, tmp_path, words):
-    for name in ("one", "two"):
-        models.llama(tmp_path / f"{name}.gguf")
-    by = [COMMAND, "run", *words, "--"]
-    with server(tmp_path, "--models-dir", tmp_path, *(("--rpc", gpu, "-lv", 4) if words else ()), scheme=None,
-                model=None, by=by) as running:
-        answers = [running.complete(PROMPT[:300], 4, model=name)["content"] for name in ("one", "two")]
-        log = running.log.read_text()
-    assert all(answers) and len(re.findall("lowkv: active: .* 2 layers", log)) == 2, log[-3000:]
-    assert not words or len(re.findall(r"RPC0\S+ model buffer size = +1\.", log)) == 2, log[-3000:]
+def test_a_router_is_refused_by_name(gpu, tmp_path, words):
+    """Its servers say what becomes of their caches on its stdout, and a user reads that, not `lowkv run`."""
+    models.llama(tmp_path / "one.gguf")
+    run = lowkv("run", *words, "--", TOOLS / "llama-server", "--models-dir", tmp_path, "--port", free_port(), "--no-ui",
+                *(("--rpc", gpu) if words else ()))
+    assert run.code == 1, run.both
+    assert "llama-server was stopped: without a model it is a router" in run.err.strip().splitlines()[-1], run.both
 
 
 @pytest.mark.parametrize("requests", [16, pytest.param(200, marks=pytest.mark.long)])
