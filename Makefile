@@ -283,6 +283,31 @@ test-aarch64: ## core tests cross-compiled for 64-bit ARM, under qemu-user (ALL=
 	$(call BUILD,aarch64) --target $(if $(ALL),all,emulated)
 	ctest --preset aarch64$(if $(ALL),-all) -j $(JOBS)
 
+WINE := /usr/lib/wine/wine64
+WINDOWS_TOOLS := x86_64-w64-mingw32-g++-posix $(WINE)
+# Wine's files are in the cache, not in the home folder. It looks for llama.cpp's DLLs in WINEPATH.
+define WINDOWS
+	type -P $(WINDOWS_TOOLS) >/dev/null || { echo "$(1) needs $(WINDOWS_TOOLS); on Debian:" \
+	    "apt-get install g++-mingw-w64-x86-64-posix wine64"; exit 1; }
+	$(SETUP) headers model llama-libraries llama-windows llama-msvc
+	export WINEPREFIX="$(call dep,LOWKV_CACHE_DIR)/wine" WINEDEBUG=-all
+	export WINEPATH="$$(tr / '\\' <<<"Z:$(call dep,LOWKV_LLAMA_WINDOWS)")"
+	$(WINE) cmd /c exit </dev/null >/dev/null 2>&1
+endef
+.PHONY: test-windows
+test-windows: build ## for 64-bit Windows by MinGW, under wine64: core, plug-in (in DLLs by MSVC too), command, the zip
+	@$(call WINDOWS,make test-windows)
+	$(call BUILD,windows,emulated lowkv_cli ggml-lowkv test_windows_host)
+	ctest --preset windows -j $(JOBS)
+	deps/dist.py --windows
+	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/windows $(PYTEST_ARGS)
+
+.PHONY: dist-windows
+dist-windows: ## the zip for 64-bit Windows, by Debian's MinGW-w64, in dist/
+	@$(call WINDOWS,make dist-windows)
+	$(call BUILD,windows,lowkv lowkv_calibrate lowkv_calibration_files)
+	deps/dist.py --windows
+
 .PHONY: bench
 bench: build ## attention kernels against ggml's, then stock llama-bench with and without the plug-in
 	@mkdir -p build/bench

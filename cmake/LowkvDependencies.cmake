@@ -14,6 +14,9 @@ if(EXISTS "${LOWKV_DEPS_FILE}")
     function(lowkv_read_dependencies)
         include("${LOWKV_DEPS_FILE}")
         foreach(name LLAMA_SOURCE LLAMA_BUILD GGML_VERSION MODEL DEMO_TEXT HEADERS PYTHON)
+            if(name STREQUAL "LLAMA_BUILD" AND WIN32)
+                set(LOWKV_${name} "${LOWKV_LLAMA_WINDOWS}")
+            endif()
             if(DEFINED LOWKV_${name} AND NOT DEFINED CACHE{LOWKV_${name}})
                 set(LOWKV_${name} "${LOWKV_${name}}" PARENT_SCOPE)
             endif()
@@ -76,9 +79,18 @@ if(lowkv_have_llama)
     foreach(library ggml-base ggml-cpu ggml llama)
         add_library(llamacpp::${library} SHARED IMPORTED)
         set_target_properties(llamacpp::${library} PROPERTIES
-            IMPORTED_LOCATION "${LOWKV_LLAMA_BUILD}/lib${library}.so"
-            IMPORTED_SONAME "lib${library}.so.0"
             INTERFACE_INCLUDE_DIRECTORIES "${LOWKV_LLAMA_SOURCE}/ggml/include")
+        if(WIN32) # MinGW's linker needs no import library beside a DLL
+            string(REGEX REPLACE "^llama$" "libllama" file ${library})
+            set_target_properties(llamacpp::${library} PROPERTIES
+                IMPORTED_IMPLIB "${LOWKV_LLAMA_BUILD}/${file}.dll")
+        elseif(APPLE)
+            set_property(TARGET llamacpp::${library} PROPERTY
+                IMPORTED_LOCATION "${LOWKV_LLAMA_BUILD}/lib${library}.dylib")
+        else()
+            set_target_properties(llamacpp::${library} PROPERTIES
+                IMPORTED_LOCATION "${LOWKV_LLAMA_BUILD}/lib${library}.so" IMPORTED_SONAME "lib${library}.so.0")
+        endif()
     endforeach()
     # The plug-in does without: deps/plugin_for.py may have no more than ggml's headers.
     set_property(TARGET llamacpp::llama APPEND PROPERTY

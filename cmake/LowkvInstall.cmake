@@ -16,7 +16,12 @@ endif()
 
 # The plug-in finds ggml in the program that loads it; the command finds llama.cpp where it was built. In an archive for
 # other machines llama.cpp's libraries and OpenMP's are beside the plug-in, and the command looks there.
-if(LOWKV_PORTABLE)
+if(LOWKV_PORTABLE AND WIN32) # all in one folder, where Windows looks
+    set(plugin_dir "${CMAKE_INSTALL_BINDIR}")
+    foreach(library libllama ggml ggml-cpu ggml-base)
+        install(FILES "${LOWKV_LLAMA_BUILD}/${library}.dll" DESTINATION ${plugin_dir} COMPONENT tools)
+    endforeach()
+elseif(LOWKV_PORTABLE)
     set(plugin_dir lib/lowkv)
     set(llama_dir "$ORIGIN/../lib/lowkv")
     execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -print-file-name=libgomp.so.1

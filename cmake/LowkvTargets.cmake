@@ -10,9 +10,26 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # std::string's operator+ (GCC bug 105651).
     target_compile_options(lowkv_settings INTERFACE -Wno-ignored-attributes -Wno-restrict)
 endif()
+if(WIN32)
+    target_compile_definitions(lowkv_settings INTERFACE NOMINMAX WIN32_LEAN_AND_MEAN) # of what windows.h brings
+endif()
 if(LOWKV_WERROR)
     target_compile_options(lowkv_settings INTERFACE -Werror)
 endif()
+
+if(WIN32)
+    set(LOWKV_PLATFORM windows)
+else()
+    set(LOWKV_PLATFORM posix)
+endif()
+
+# All that a shared library shows. On Windows __declspec(dllexport) says so, on macOS the sources' default visibility.
+function(lowkv_exports target map)
+    if(NOT WIN32 AND NOT APPLE)
+        target_link_options(${target} PRIVATE "LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/${map}")
+        set_property(TARGET ${target} PROPERTY LINK_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${map}")
+    endif()
+endfunction()
 
 # Tests that run under an emulator each time (test preset aarch64), and the target that builds only them.
 add_custom_target(emulated)

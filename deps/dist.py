@@ -4,7 +4,7 @@
 lowkv-VERSION-linux-ARCH.tar.gz holds the command and the plug-in, with the libraries that the command needs. The wheel
 has the same in an environment's bin and lib/lowkv, besides the Python package. Both need glibc 2.34 (Ubuntu 22.04,
 Debian 12, RHEL 9) and no compiler. SHA256SUMS covers all that lies in dist/. --aarch64 makes the archive alone, for
-64-bit ARM, with Debian's cross compiler.
+64-bit ARM, with Debian's cross compiler; --windows the zip for 64-bit Windows, with Debian's MinGW-w64.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import shutil
 import stat
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD, OUT = ROOT / "build" / "dist", ROOT / "dist"
 LOG = BUILD / "dist.log"
 MACHINE = platform.machine()
+WINDOWS = "windows-x86_64"
 PLATFORM = f"manylinux_2_34_{MACHINE}"
 # What the programs that load the plug-in bring, and what every system has or is beside the command.
 ELSEWHERE = ["libggml.so.0", "libggml-base.so.0", "libggml-cpu.so.0", "libllama.so.0", "libgomp.so.1"]
@@ -41,6 +43,9 @@ def build_tree(paths, machine):
     options = {"CMAKE_BUILD_TYPE": "Release", "LOWKV_PORTABLE": "ON", "LOWKV_BUILD_TESTS": "OFF"}
     if machine == MACHINE:
         options |= {"LOWKV_CORE": ROOT / "build/release", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_PORTABLE"]}
+    elif machine == WINDOWS:
+        options |= {"LOWKV_CORE": ROOT / "build/windows", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_WINDOWS"],
+                    "CMAKE_TOOLCHAIN_FILE": ROOT / "cmake/x86_64-w64-mingw32.cmake"}
     else:
         options |= {"LOWKV_CORE": ROOT / "build/aarch64", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_AARCH64"],
                     "CMAKE_TOOLCHAIN_FILE": ROOT / "cmake/aarch64-linux-gnu.cmake"}
@@ -67,6 +72,18 @@ def make_archive(tree, machine):
             archive.add(folder, f"{name}/{folder.name}", filter=plain_owner)
         for file in ("LICENSE", "README.md", "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))):
             archive.add(ROOT / file, f"{name}/{(ROOT / file).relative_to(ROOT)}", filter=plain_owner)
+    return path
+
+
+def make_zip(tree):
+    """One folder for all, with the line ends that Windows' Notepad wants."""
+    name = f"lowkv-{version()}-{WINDOWS}"
+    path = OUT / f"{name}.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted([*(tree / "bin").iterdir(), *(tree / "share/lowkv").iterdir()]):
+            archive.write(file, f"{name}/{file.name}")
+        for file in ("LICENSE", "README.md", "docs/llama.cpp.md", "docs/windows.md"):
+            archive.writestr(f"{name}/{Path(file).name}", (ROOT / file).read_text().replace("\n", "\r\n"))
     return path
 
 
@@ -102,22 +119,24 @@ def make_wheel(tree, paths):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--aarch64", action="store_true", help="the archive for 64-bit ARM")
-    machine = "aarch64" if parser.parse_args().aarch64 else MACHINE
+    parser.add_argument("--windows", action="store_true", help="the zip for 64-bit Windows")
+    arguments = parser.parse_args()
+    machine = "aarch64" if arguments.aarch64 else WINDOWS if arguments.windows else MACHINE
     BUILD.mkdir(parents=True, exist_ok=True)
     OUT.mkdir(exist_ok=True)
-    for old in OUT.glob(f"*{machine}.*"):
+    for old in OUT.glob(f"*{machine}.*" if machine == WINDOWS else f"*linux*{machine}.*"):
         old.unlink()
     os.umask(stat.S_IWGRP | stat.S_IWOTH)
     try:
         paths = Setup(CACHE).paths()
         tree = build_tree(paths, machine)
-        made = [make_archive(tree, machine)]
+        made = [make_zip(tree) if machine == WINDOWS else make_archive(tree, machine)]
         if machine == MACHINE:
             made += make_wheel(tree, paths)
     except SetupError as error:
         say(f"failed: {error}")
         return 1
-    files = sorted([*OUT.glob("*.tar.gz"), *OUT.glob("*.whl")])
+    files = sorted([path for ending in ("tar.gz", "whl", "zip") for path in OUT.glob(f"*.{ending}")])
     (OUT / "SHA256SUMS").write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files))
     for path in made:
         say(f"{path.relative_to(ROOT)}, {path.stat().st_size / 2**20:.1f} MiB")

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("", "scheme", "codec", "isa", "quantizers", "kernels", "plan", "attention", "cpu", "cache", "filters",
          "calibration", "c")
-PRODUCT = ("include", "src", "python", "plugins", "cli", "devices")
+PRODUCT = ("include", "platform", "src", "python", "plugins", "cli", "devices")
 # Of the lines 2,000 are attention on tensor cores (devices/tensor/, with its host's side), 360 a trellis' search in 16
 # bits and encoding by instruction set, 170 weights on other devices (cli/common/program_weights.cpp), 220 shifts of
 # packed keys (plugins/llama.cpp/layer_shift.cpp), 440 a budget of memory (buffer_budget.cpp, tiers of packed rows), 180

@@ -10,7 +10,16 @@ from pathlib import Path
 import bible
 import dialogue
 import prose
-from llama_parts import RELEASES, Llama, LlamaCppPython, LlamaLibraries, LlamaVariant, OlderLlama
+from llama_parts import (
+    RELEASES,
+    Llama,
+    LlamaCppPython,
+    LlamaLibraries,
+    LlamaVariant,
+    LlamaWheel,
+    LlamaWindows,
+    OlderLlama,
+)
 from part import HERE, Beside, Cmake, Part, Pip, Venv, pip_download
 from tools import SetupError, download, require, run, say, sha256
 
@@ -269,6 +278,10 @@ PARTS = {part.name: part for part in (
     LlamaVariant("aarch64", "llama.cpp's libraries for 64-bit ARM, for `make dist-aarch64`",
                  "GGML_NATIVE=OFF CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR=aarch64 "
                  "CMAKE_C_COMPILER=aarch64-linux-gnu-gcc CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", ["llama"]),
+    LlamaWindows("windows", "llama.cpp's libraries and llama-bench for 64-bit Windows, for `make test-windows`",
+                 "GGML_NATIVE=OFF GGML_SSE42=ON GGML_AVX=ON GGML_AVX2=ON GGML_BMI2=ON GGML_FMA=ON GGML_F16C=ON",
+                 ["llama", "llama-bench"]),
+    LlamaWheel(),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
                  "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lowkv/error.h"
+#include "platform/memory.h"
 
 namespace lowkv {
 namespace {
@@ -34,15 +35,12 @@ void pause() noexcept {
 // because on a full machine they would spin away the core that the work needs.
 constexpr int spins = 1000;
 
-template <class T>
-void wait_while(const std::atomic<T>& word, T value) noexcept {
+void wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept {
     for (int i = 0; i < spins; ++i) {
         if (word.load(std::memory_order_acquire) != value) return;
         pause();
     }
-    while (word.load(std::memory_order_acquire) == value) {
-        word.wait(value, std::memory_order_acquire);
-    }
+    while (word.load(std::memory_order_acquire) == value) platform::sleep_on(word, value);
 }
 
 // A worker that wakes late must not touch a job that is over: it joins under the mutex, where it
@@ -105,7 +103,7 @@ class ThreadExecutor final : public Executor {
 
     void announce() noexcept {
         generation_.fetch_add(1, std::memory_order_release);
-        generation_.notify_all();
+        platform::wake(generation_);
     }
 
     void work(const Job& job, unsigned thread) noexcept {
@@ -130,7 +128,7 @@ class ThreadExecutor final : public Executor {
                 running_.fetch_add(1, std::memory_order_relaxed);
             }
             work(job, thread);
-            if (running_.fetch_sub(1, std::memory_order_release) == 1) running_.notify_one();
+            if (running_.fetch_sub(1, std::memory_order_release) == 1) platform::wake(running_);
         }
     }
 

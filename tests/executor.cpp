@@ -1,7 +1,9 @@
 #include "lowkv/executor.h"
 
 #include <doctest/doctest.h>
+#ifdef __linux__
 #include <sys/resource.h>
+#endif
 
 #include <atomic>
 #include <fstream>
@@ -96,7 +98,8 @@ TEST_CASE("threads: works again after its workers went to sleep") {
 }
 
 // Sanitizers and emulators have memory of their own.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__linux__) && defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 TEST_CASE("threads: more than the system starts are refused by number") {
     rlimit before{};
     REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);

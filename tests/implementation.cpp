@@ -14,6 +14,7 @@
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
+#include "platform/system.h"
 
 using namespace lowkv;
 
@@ -21,7 +22,7 @@ namespace {
 
 // What LOWKV_IMPLEMENTATION=name leads to: the implementation's name, or the error's message.
 std::string forced(const char* name) {
-    setenv("LOWKV_IMPLEMENTATION", name, 1);
+    lowkv::platform::set_environment("LOWKV_IMPLEMENTATION", name);
     std::string result;
     try {
         result = active_implementation().name;
@@ -29,7 +30,7 @@ std::string forced(const char* name) {
         CHECK(error.code() == ErrorCode::unsupported);
         result = error.what();
     }
-    unsetenv("LOWKV_IMPLEMENTATION");
+    lowkv::platform::set_environment("LOWKV_IMPLEMENTATION", "");
     return result;
 }
 

@@ -2,19 +2,17 @@
 // A device whose memory nobody but its own calls can read or write: whoever else looks behind an
 // address faults. LOWKV_TEST_DEVICE=sealed runs the tests of the cache on it.
 
-#include <sys/mman.h>
-
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "platform/memory.h"
 #ifdef LOWKV_DEVICE_TESTS
 #include "devices/device_case.h"
 #endif
@@ -29,17 +27,15 @@ class SealedDevice : public Device {
 
     std::byte* allocate(std::size_t bytes) override {
         const std::scoped_lock lock(mutex_);
-        void* memory = mmap(nullptr, bytes, open_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) throw std::bad_alloc();
-        auto* slab = static_cast<std::byte*>(memory);
+        std::byte* slab = platform::map_memory(bytes);
+        if (open_ == 0) set_accessible(slab, bytes, false);
         slabs_.emplace(slab, bytes);
         return slab;
     }
     void deallocate(std::byte* memory, std::size_t bytes) noexcept override {
         const std::scoped_lock lock(mutex_);
         slabs_.erase(memory);
-        munmap(memory, bytes);
+        platform::unmap_memory(memory, bytes);
     }
     void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept override {
         const Open open(*this);
@@ -106,11 +102,11 @@ class SealedDevice : public Device {
       public:
         explicit Open(const SealedDevice& device) : device_(device) {
             const std::scoped_lock lock(device_.mutex_);
-            if (device_.open_++ == 0) device_.protect(PROT_READ | PROT_WRITE);
+            if (device_.open_++ == 0) device_.set_accessible(true);
         }
         ~Open() {
             const std::scoped_lock lock(device_.mutex_);
-            if (--device_.open_ == 0) device_.protect(PROT_NONE);
+            if (--device_.open_ == 0) device_.set_accessible(false);
         }
         Open(const Open&) = delete;
         Open& operator=(const Open&) = delete;
@@ -119,10 +115,11 @@ class SealedDevice : public Device {
         const SealedDevice& device_;
     };
 
-    void protect(int access) const {
-        for (const auto& [slab, bytes] : slabs_) {
-            if (mprotect(slab, bytes, access) != 0) std::abort();
-        }
+    void set_accessible(bool accessible) const {
+        for (const auto& [slab, bytes] : slabs_) set_accessible(slab, bytes, accessible);
+    }
+    static void set_accessible(std::byte* slab, std::size_t bytes, bool accessible) {
+        if (!platform::set_accessible(slab, bytes, accessible)) std::abort();
     }
 
     Device& cpu_ = *cpu_device();

@@ -24,6 +24,7 @@
 #include "lowkv/calibration_file.h"
 #include "lowkv/executor.h"
 #include "lowkv/scheme.h"
+#include "platform/system.h"
 
 namespace lowkv::cli {
 
@@ -114,7 +115,8 @@ std::string default_output(const std::string& model, const Scheme& scheme) {
     std::string name = to_string(scheme);
     for (char& c : name)
         if (c == ',' || c == '=' || c == '/') c = '_';
-    return std::filesystem::path(model).replace_extension(name + ".lowkv.safetensors").string();
+    return platform::text_of(
+        platform::path_of(model).replace_extension(name + ".lowkv.safetensors"));
 }
 
 // The first position whose query reads a packed token; rotations are judged by whole blocks.
@@ -265,14 +267,15 @@ int run(Options options) {
     report.calibration.scheme = to_string(scheme);
     report.calibration.model = model.fingerprint();
     report.calibration.shape = shape;
-    calibration::save_calibration(options.output, report.calibration,
-                                  {.tool = std::string("lowkv ") + LOWKV_VERSION,
-                                   .text = std::filesystem::path(options.text).filename().string(),
-                                   .tokens = total});
+    calibration::save_calibration(
+        options.output, report.calibration,
+        {.tool = std::string("lowkv ") + LOWKV_VERSION,
+         .text = platform::text_of(platform::path_of(options.text).filename()),
+         .tokens = total});
 
     show(table(report) + "\n" + legend(report) + "\nWritten: " + options.output + " (" +
-         bytes(std::filesystem::file_size(options.output)) + "; read in " + fixed(reading, 1) +
-         " s, solved in " + fixed(watch.seconds() - reading, 1) +
+         bytes(std::filesystem::file_size(platform::path_of(options.output))) + "; read in " +
+         fixed(reading, 1) + " s, solved in " + fixed(watch.seconds() - reading, 1) +
          " s)\nTry it:\n  LOWKV_CALIBRATION=" + options.output + " lowkv compare -m " +
          options.model + " -f " + options.text + " --schemes " + report.calibration.scheme + "\n");
     return 0;

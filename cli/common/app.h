@@ -19,7 +19,7 @@ void add_compare(Command app, int& status);
 // `words` follow a bare -- on the command line.
 void add_run(Command app, int& status, const std::vector<std::string>& words);
 void add_schemes(Command app, int& status);
-void add_doctor(Command app, int& status);
+void add_doctor(Command app, int& status, const std::vector<std::string>& words);
 void add_devices(Command app, int& status);
 void add_plan(Command app, int& status);
 void add_bench(Command app, int& status);

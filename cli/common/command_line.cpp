@@ -20,6 +20,10 @@ OptionRule required() {
     return [](CLI::Option* option) { option->required(); };
 }
 
+OptionRule hidden() {
+    return [](CLI::Option* option) { option->group(""); };
+}
+
 OptionRule commas() {
     return [](CLI::Option* option) { option->delimiter(','); };
 }

@@ -23,6 +23,7 @@ using OptionRule = std::function<void(CLI::Option*)>;
 using OptionRules = std::initializer_list<OptionRule>;
 
 OptionRule required();
+OptionRule hidden();  // from the help
 OptionRule commas();  // several values in one word
 OptionRule excludes(CLI::Option* other);
 // From `least` to `most`; the type, one of int, std::uint64_t, float and double, is how the help

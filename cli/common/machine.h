@@ -7,7 +7,7 @@
 
 namespace lowkv::cli {
 
-// This process, in bytes; 0 where the system doesn't say.
+// This process, in bytes; 0 where the system doesn't say, as below.
 struct ProcessMemory {
     std::size_t resident = 0, peak = 0;
 };
@@ -29,10 +29,5 @@ unsigned usable_cores();  // those of them that this process may use
 // Usable cores, less those that other programs keep busy now; at least one. The first call looks
 // for 20 ms, and says on stderr when it takes fewer.
 unsigned default_threads();
-
-// Where other programs keep processors busy, starts the command again with libgomp told to spin for
-// a short while only, which programs that it starts inherit; unless the environment says how long.
-// Returns when there is nothing to change.
-void restart_with_short_spins(char** argv);
 
 }  // namespace lowkv::cli

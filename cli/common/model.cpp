@@ -14,6 +14,7 @@
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
+#include "platform/system.h"
 #include "settings.h"
 
 namespace lowkv::cli {
@@ -87,7 +88,8 @@ ggml_type cache_type(const std::string& option, const std::string& name) {
 }
 
 Model::Model(const std::string& path, Weights weights) {
-    if (!std::filesystem::is_regular_file(path)) throw Failure("there is no model file " + path);
+    if (!std::filesystem::is_regular_file(platform::path_of(path)))
+        throw Failure("there is no model file " + path);
     active_implementation();  // throws when LOWKV_IMPLEMENTATION names none: nothing would be
                               // packed
     static const bool registered = [] {
@@ -155,6 +157,14 @@ std::uint32_t Model::vocabulary() const {
 
 std::uint32_t Model::layers() const {
     return static_cast<std::uint32_t>(llama_model_n_layer(get()));
+}
+
+std::uint32_t Model::layers_with_cache() const {
+    const std::string architecture = metadata(get(), "general.architecture");
+    if (architecture == "gemma3n") return std::min(layers(), 20U);  // llama.cpp's own number
+    const std::string shared = metadata(get(), architecture + ".attention.shared_kv_layers");
+    const auto count = static_cast<std::uint32_t>(std::strtoul(shared.c_str(), nullptr, 10));
+    return layers() - std::min(layers(), count);
 }
 
 std::string Model::fingerprint() const {

@@ -1,42 +1,44 @@
 #pragma once
-// Other programs.
+// Other programs. cli/platform/ has the two ways to run them.
 
 #include <sys/types.h>
 
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace lowkv::cli {
 
-// A parent may have us ignore SIGCHLD, and exec passes that on: then the system forgets how
-// children end, and a failed one would count as a success. To call before fork().
-void keep_children();
-
 // Becomes the program; returns errno where it can't.
 int execute(std::vector<std::string> words);
 
 struct Output {
-    int status = 0;  // waitpid's
+    int status = 0;  // exit_status()
     std::string text;
 };
 
+// How a child that waitpid() gave this status ended, as shells say it: 128 and the signal's number
+// if one ended it.
+int exit_status(int status);
+
 // waitpid() that never reports a child that it doesn't know: the process that ended, 0 if none has
-// yet (with WNOHANG). Throws Failure.
+// yet (only with `look_only`). Throws Failure.
+constexpr int look_only = 1;
 pid_t wait_for(pid_t child, int& status, int options);
 
-// A forked child's exit status is work()'s, and `text` what it wrote to the descriptor. Throws
-// Failure where there can be no child.
-Output output_of_child(int descriptor, const std::function<int()>& work);
 // What a program writes to stdout; its exit status is 127 where it can't be started. Its messages
-// go where ours go, or nowhere.
+// go where ours go, or nowhere. Throws Failure where there can be no child.
 Output output_of(const std::vector<std::string>& words, bool quiet);
 
 // The program that `lowkv run` runs: a child that gets our signals, and whose messages we read.
 
 // Starts it; from now on this process passes on to it what signals it gets. `messages` becomes the
-// end of the pipe that its stderr is. Throws Failure.
-pid_t start_child(const std::vector<std::string>& words, int& messages);
+// end of the pipe that its stderr is. A `deaf` one reads and writes nothing else. Throws Failure.
+pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf = false);
+
+// What has come within so many milliseconds, maybe nothing; no value at the end.
+std::optional<std::string> read_some(int descriptor, int milliseconds);
+void stop_reading(int descriptor);
 
 // Ends it, by force where it takes long. waitpid's status.
 int stop_child(pid_t child);

@@ -11,6 +11,8 @@
 
 #include "common/machine.h"
 #include "common/terminal.h"
+#include "platform/command.h"
+#include "platform/system.h"
 
 namespace lowkv::cli {
 
@@ -114,7 +116,7 @@ void read_file(const std::filesystem::path& path, Values& values) {
         } else if (equals != std::string::npos && section != nullptr) {
             const std::string key = trimmed(line.substr(0, equals));
             const std::string value = trimmed(line.substr(equals + 1));
-            (*section)[key] = {value, path.string() + ": " + key + " = " + value};
+            (*section)[key] = {value, platform::text_of(path) + ": " + key + " = " + value};
         }
     }
     for (const Values& found : {everywhere, defaults})
@@ -125,10 +127,7 @@ void read_file(const std::filesystem::path& path, Values& values) {
 // overrides is left out. A file that can't be read is left to the program.
 Values config_values() {
     Values values;
-    read_file("/etc/llama.cpp/config.ini", values);
-    std::filesystem::path folder = environment("XDG_CONFIG_HOME");
-    if (folder.empty()) folder = std::filesystem::path(environment("HOME")) / ".config";
-    read_file(folder / "llama.cpp" / "config.ini", values);
+    for (const std::filesystem::path& path : configuration_files()) read_file(path, values);
     return values;
 }
 
@@ -250,13 +249,18 @@ std::string setting_of(const Program& program, const Words& names, const char* v
     return found.empty() ? "" : found.back().value;
 }
 
-bool has_draft_model(const Program& program) {
-    return !setting_of(program, {"-md", "--model-draft", "--spec-draft-model"},
-                       "LLAMA_ARG_SPEC_DRAFT_MODEL")
-                .empty() ||
-           !setting_of(program, {"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
-                       "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
-                .empty();
+std::string source_of(const Program& program, const Words& names, const char* variable) {
+    const std::vector<Setting> found = settings_of(program, names, variable);
+    return found.empty() || found.back().value.empty() ? "" : found.back().source;
+}
+
+std::string draft_model_source(const Program& program) {
+    const std::string file = source_of(program, {"-md", "--model-draft", "--spec-draft-model"},
+                                       "LLAMA_ARG_SPEC_DRAFT_MODEL");
+    return !file.empty()
+               ? file
+               : source_of(program, {"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
+                           "LLAMA_ARG_SPEC_DRAFT_HF_REPO");
 }
 
 std::string reason_elsewhere(const Program& program) {

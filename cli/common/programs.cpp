@@ -1,11 +1,8 @@
 #include "common/programs.h"
 
-#include <dlfcn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -18,6 +15,8 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "lowkv_ggml.h"
+#include "platform/command.h"
+#include "platform/system.h"
 
 #ifndef LOWKV_SOURCE_TREE  // installed
 #define LOWKV_SOURCE_TREE ""
@@ -61,20 +60,12 @@ void read_unified(Program& program) {
 
 namespace fs = std::filesystem;
 
-// The libggml-base.so that a program is linked with, as the loader finds it; empty without one.
-std::string ggml_of(const std::string& program) {
-    const std::string listing = output_of({"ldd", program}, true).text;
-    const std::size_t line = listing.find("libggml-base.so");
-    const std::size_t path = listing.find("=> /", line);
-    if (line == std::string::npos || path == std::string::npos) return "";
-    return listing.substr(path + 3, listing.find(" (", path) - path - 3);
-}
+// ggml_version() is a text in the library itself.
+fs::path own_ggml() { return platform::path_of(platform::file_of(ggml_version())); }
 
-bool is_own_ggml(const std::string& library) {
-    Dl_info own = {};
+bool is_own_ggml(const fs::path& library) {
     std::error_code none;
-    return dladdr(reinterpret_cast<const void*>(&ggml_version), &own) != 0 &&
-           own.dli_fname != nullptr && fs::equivalent(library, own.dli_fname, none);
+    return !library.empty() && fs::equivalent(library, own_ggml(), none);
 }
 
 std::string source_tree(const std::string& named) {
@@ -83,29 +74,40 @@ std::string source_tree(const std::string& named) {
     return variable.empty() ? LOWKV_SOURCE_TREE : variable;
 }
 
-fs::path script_path(const std::string& tree) { return fs::path(tree) / "deps" / "plugin_for.py"; }
+fs::path script_path(const std::string& tree) {
+    return platform::path_of(tree) / "deps" / "plugin_for.py";
+}
 
 bool readable_script(const std::string& tree) {
-    return !tree.empty() && access(script_path(tree).c_str(), R_OK) == 0;
+    return builds_plugins && !tree.empty() && std::ifstream(script_path(tree)).good();
 }
 
 std::vector<std::string> script(const std::string& source) {
     const std::string tree = source_tree(source);
+    if (!builds_plugins)
+        throw UsageError(
+            "plug-ins are not built on Windows: this lowkv has one, for the versions of "
+            "ggml that `lowkv doctor` shows");
     if (!readable_script(tree)) {
         throw UsageError((tree.empty() ? "this lowkv came without its sources"
-                                       : "there is no " + script_path(tree).string()) +
+                                       : "there is no " + platform::text_of(script_path(tree))) +
                          ": plug-ins are built from lowkv's sources; name them with --source or "
                          "LOWKV_SOURCE");
     }
-    return {"python3", script_path(tree).string()};
+    return {"python3", platform::text_of(script_path(tree))};
 }
 
 }  // namespace
 
+std::string program_name(const std::string& command) {
+    const fs::path file = platform::path_of(command).filename();
+    return platform::text_of(file.extension() == ".exe" ? file.stem() : file);
+}
+
 Program program_of(std::vector<std::string> command) {
     Program program;
     program.command = std::move(command);
-    program.name = std::filesystem::path(program.command[0]).filename().string();
+    program.name = program_name(program.command[0]);
     if (program.name == "llama") read_unified(program);
     program.common = has_common_options(program.name);
     program.only_asks = program.only_asks ||
@@ -115,7 +117,7 @@ Program program_of(std::vector<std::string> command) {
 }
 
 void refuse_wrappers(const std::vector<std::string>& command) {
-    const std::string first = std::filesystem::path(command[0]).filename().string();
+    const std::string first = program_name(command[0]);
     if (!one_of(first,
                 {"chrt", "env", "gdb", "ionice", "nice", "nohup", "numactl", "perf", "setsid",
                  "stdbuf", "strace", "sudo", "taskset", "time", "timeout", "valgrind"}) ||
@@ -134,25 +136,19 @@ void refuse_wrappers(const std::vector<std::string>& command) {
 std::string plugin_path() {
     std::string named = environment("LOWKV_PLUGIN");
     if (!named.empty()) return named;
-    const std::filesystem::path here = executable_directory();
-    const std::vector<std::filesystem::path> candidates = {
-        here / "libggml-lowkv.so", here / "../lib/libggml-lowkv.so",
-        here / "../lib/lowkv/libggml-lowkv.so", here / "../lib64/libggml-lowkv.so"};
-    for (const auto& candidate : candidates)
-        if (std::filesystem::exists(candidate))
-            return std::filesystem::weakly_canonical(candidate).string();
-    return candidates[1].lexically_normal().string();
+    const fs::path here = platform::path_of(executable_directory());
+    const std::vector<fs::path> folders = {here, here / "../lib", here / "../lib/lowkv",
+                                           here / "../lib64"};
+    for (const fs::path& folder : folders)
+        if (fs::exists(folder / plugin_file))
+            return platform::text_of(fs::weakly_canonical(folder / plugin_file));
+    return platform::text_of((folders[1] / plugin_file).lexically_normal());
 }
 
 std::string llama_tools_directory() {
     // llama.cpp builds its tools and its libraries into one folder.
-    Dl_info info = {};
-    if (dladdr(reinterpret_cast<const void*>(&ggml_backend_register), &info) == 0 ||
-        info.dli_fname == nullptr) {
-        return "";
-    }
-    const std::filesystem::path folder = std::filesystem::path(info.dli_fname).parent_path();
-    return std::filesystem::exists(folder / "llama-server") ? folder.string() : "";
+    const fs::path folder = own_ggml().parent_path();
+    return fs::exists(folder / program_file("llama-server")) ? platform::text_of(folder) : "";
 }
 
 bool has_sources(const std::string& source) { return readable_script(source_tree(source)); }
@@ -173,13 +169,14 @@ std::vector<std::string> plugin_list(const std::string& source) {
 
 std::string plugin_for_program(const std::string& program, bool build) {
     std::string own = plugin_path();
-    if (!environment("LOWKV_PLUGIN").empty() || is_own_ggml(ggml_of(program))) return own;
+    if (!environment("LOWKV_PLUGIN").empty() || is_own_ggml(ggml_of(platform::path_of(program))))
+        return own;
     if (!build && !has_sources("")) return own;
     std::vector<std::string> words = plugin_script("", program);
     words.emplace_back("--start");
     if (!build) words.emplace_back("--cached");
     const Output found = output_of(words, false);
-    if (WIFEXITED(found.status) && WEXITSTATUS(found.status) == 127) return own;  // no Python
+    if (found.status == 127) return own;  // no Python
     if (found.status != 0) throw Failure("no plug-in fits " + program + " (see above)");
     return found.text.substr(0, found.text.find('\n'));
 }

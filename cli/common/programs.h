@@ -17,6 +17,9 @@ struct Program {
     bool only_asks = false;  // it answers a question and makes no cache
 };
 
+// "llama-server" of "build/bin/llama-server" and "llama-server.exe".
+std::string program_name(const std::string& command);
+
 Program program_of(std::vector<std::string> command);
 
 // Throws UsageError where the command's program starts another one (`numactl -N 0 llama-server`):

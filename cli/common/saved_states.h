@@ -27,8 +27,8 @@ class SlotFiles {
     SlotFiles(const SlotFiles&) = delete;
     SlotFiles& operator=(const SlotFiles&) = delete;
 
-    int descriptor() const noexcept { return events_; }  // to be polled; -1: none
-    // Deals with what has been saved since. Says once why a file can't be made smaller.
+    // Deals with what has been saved since, and never waits. Says once why a file can't be made
+    // smaller.
     void read();
 
   private:

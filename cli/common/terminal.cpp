@@ -1,7 +1,5 @@
 #include "common/terminal.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -14,6 +12,9 @@
 #include <iostream>
 #include <iterator>
 #include <utility>
+
+#include "platform/command.h"
+#include "platform/system.h"
 
 namespace lowkv::cli {
 
@@ -156,7 +157,7 @@ std::string Table::text() const {
 Progress::Progress(std::string label, bool enabled)
     : label_(std::move(label)),
       enabled_(enabled),
-      terminal_(isatty(STDERR_FILENO) == 1),
+      terminal_(is_terminal(stderr)),
       last_(std::chrono::steady_clock::now()) {}
 
 Progress::~Progress() { finish(); }
@@ -243,9 +244,10 @@ void require_utf8(std::string_view text, const std::string& what) {
 std::string read_text(const std::string& path) {
     const bool piped = path == "-";
     const std::string what = piped ? "the text on stdin" : "the text file " + path;
-    if (!piped && std::filesystem::is_directory(path)) throw Failure(what + " is a folder");
+    const std::filesystem::path name = platform::path_of(piped ? "" : path);
+    if (std::filesystem::is_directory(name)) throw Failure(what + " is a folder");
     errno = 0;
-    std::ifstream file(piped ? "" : path, std::ios::binary);
+    std::ifstream file(name, std::ios::binary);
     if (!piped && !file) throw Failure("can't read " + what + ": " + std::strerror(errno));
     std::istream& in = piped ? std::cin : file;
     std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -255,25 +257,24 @@ std::string read_text(const std::string& path) {
 }
 
 void require_writable(const std::string& path, const Inputs& inputs) {
-    const std::filesystem::path file(path);
+    const std::filesystem::path file = platform::path_of(path);
     const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
     if (std::filesystem::is_directory(file))
         throw Failure("can't write " + path + ": it is a folder");
     if (!std::filesystem::is_directory(folder))
-        throw Failure("can't write " + path + ": there is no folder " + folder.string());
+        throw Failure("can't write " + path + ": there is no folder " + platform::text_of(folder));
     for (const std::string& input : inputs) {
         std::error_code unknown;  // one of them is not there: then they are not the same
-        if (std::filesystem::equivalent(file, input, unknown))
+        if (std::filesystem::equivalent(file, platform::path_of(input), unknown))
             throw UsageError("can't write " + path + ": it is what is read (" + input +
                              "); give the output another name");
     }
-    const bool there = std::filesystem::exists(file);
-    if (access((there ? file : folder).c_str(), there ? W_OK : W_OK | X_OK) != 0)
+    if (!may_write(std::filesystem::exists(file) ? file : folder))
         throw Failure("can't write " + path + ": " + std::strerror(errno));
 }
 
 void write_file(const std::string& path, const std::string& text) {
-    std::ofstream file(path, std::ios::binary);
+    std::ofstream file(platform::path_of(path), std::ios::binary);
     file << text;
     if (!file.flush()) throw Failure("can't write " + path);
 }

@@ -1,12 +1,10 @@
 // lowkv doctor: what this machine, this build and this model give, and what to do where it is
 // wrong.
 
-#include <dlfcn.h>
-#include <unistd.h>
-
 #include <array>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +26,8 @@
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
+#include "platform/command.h"
+#include "platform/system.h"
 #include "settings.h"
 
 namespace lowkv::cli {
@@ -38,14 +38,16 @@ constexpr const char* footer = R"(Examples:
   lowkv doctor
   lowkv doctor -m model.gguf
   lowkv doctor -m model.gguf --scheme lowkv2,layer.0=lowkv4
+  lowkv doctor --weights-on CUDA0 -- llama-server -m model.gguf -c 131072
 
 With a model it runs a few hundred tokens under the scheme and under exact, reads back what each
-layer holds packed, and compares the logits. Exit status 1 when something is
-wrong.)";
+layer holds packed, and compares the logits. A program is started as `lowkv run` would start it,
+and stopped once its cache is in use: its messages say where the weights of each layer are, and
+whether its cache is packed. Exit status 1 when something is wrong.)";
 
 struct Options {
-    std::string model, scheme, plugin;
-    std::vector<std::string> calibrations;
+    std::string model, scheme, plugin, load_plugin, weights_on;
+    std::vector<std::string> calibrations, command;
     unsigned threads = 0;
     bool all = false, verbose = false;
 };
@@ -147,29 +149,34 @@ void look_at_machine(Findings& findings) {
     findings.good("memory", bytes(available_memory()) + " free of " + bytes(system_memory()));
 }
 
+bool is_there(const std::string& path) { return std::filesystem::exists(platform::path_of(path)); }
+
+// `lowkv doctor --load-plugin PATH`: what is wrong goes to stdout.
+int load_plugin(const std::string& path) {
+    send_messages_to_stdout();
+    const std::string problem = platform::load_problem(path);
+    std::fputs(problem.c_str(), stderr);
+    return !problem.empty() ? 1 : ggml_backend_load(path.c_str()) == nullptr ? 2 : 0;
+}
+
 // The plug-in is loaded in a child: as a stock program would, and without changing this process.
 void look_at_plugin(Findings& findings, const std::string& path) {
-    if (access(path.c_str(), R_OK) != 0) {
+    if (!is_there(path)) {
         findings.bad("plug-in", path + " is not there",
                      "build it (make build), or name it with --plugin");
         return;
     }
-    const Output loading = output_of_child(STDERR_FILENO, [&] {
-        if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
-            const char* why = dlerror();
-            std::fprintf(stderr, "%s\n", why == nullptr ? "dlopen failed" : why);
-            return 1;
-        }
-        return ggml_backend_load(path.c_str()) == nullptr ? 2 : 0;
-    });
+    const std::string own = platform::text_of(executable_file());
+    const Output loading = output_of({own, "doctor", "--load-plugin", path}, false);
     std::string text = loading.text;
     while (!text.empty() && text.back() == '\n') text.pop_back();
     if (loading.status == 0) {
         findings.good("plug-in", path + " loads");
     } else {
-        findings.bad("plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
-                     "it must find libggml.so.0 and libggml-base.so.0 of the version it was built "
-                     "for (make build)");
+        findings.bad(
+            "plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
+            "it must find the libraries ggml and ggml-base of the version it was built for "
+            "(make build)");
     }
 }
 
@@ -191,7 +198,7 @@ void look_at_environment(Findings& findings) {
     } else if (path.find("lowkv") == std::string::npos) {
         findings.bad("GGML_BACKEND_PATH", " " + path,
                      "this is another backend; lowkv run sets it to the plug-in");
-    } else if (access(path.c_str(), R_OK) != 0) {
+    } else if (!is_there(path)) {
         findings.bad("GGML_BACKEND_PATH", " " + path + " is not there",
                      "correct it, or use lowkv run");
     } else {
@@ -211,6 +218,13 @@ void look_at_environment(Findings& findings) {
     } catch (const std::exception& error) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
+    const std::string budget = environment("LOWKV_BUDGET");
+    if (budget.empty()) return;
+    try {
+        findings.good("LOWKV_BUDGET", bytes(ggml::read_budget(budget)));
+    } catch (const std::exception& error) {
+        findings.bad("LOWKV_BUDGET", budget, error.what());
+    }
 }
 
 // The plug-in refuses to start with a file that it can't read, whatever the scheme.
@@ -226,7 +240,24 @@ void look_at_calibrations(Findings& findings) {
     }
 }
 
+ProgramCheck program_check(const Options& options) {
+    ProgramCheck check{options.command, {}, !options.weights_on.empty()};
+    const auto pass_on = [&](const char* name, const std::string& value) {
+        if (!value.empty()) check.run_options.insert(check.run_options.end(), {name, value});
+    };
+    pass_on("--scheme", options.scheme);
+    pass_on("--plugin", options.plugin);
+    pass_on("--weights-on", options.weights_on);
+    for (const std::string& path : options.calibrations) pass_on("--calibration", path);
+    return check;
+}
+
 int doctor(const Options& options) {
+    if (!options.load_plugin.empty()) return load_plugin(options.load_plugin);
+    if (options.command.empty() && !options.weights_on.empty())
+        throw UsageError(
+            "--weights-on is of a program: lowkv doctor --weights-on DEVICE -- llama-server -m "
+            "model.gguf");
     if (!options.scheme.empty() && options.scheme != "delegate")
         static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
@@ -246,6 +277,7 @@ int doctor(const Options& options) {
                        .every_layer = options.verbose,
                        .all_presets = options.all});
     }
+    if (!options.command.empty()) look_at_program(findings, program_check(options));
     const int problems = findings.problems();
     show(problems == 0 ? "\nNo problems.\n"
                        : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");
@@ -254,7 +286,7 @@ int doctor(const Options& options) {
 
 }  // namespace
 
-void add_doctor(Command app, int& status) {
+void add_doctor(Command app, int& status, const std::vector<std::string>& words) {
     auto options = std::make_shared<Options>();
     Command command =
         app.add_command("doctor", "Checks this machine, this build and a model", footer);
@@ -263,11 +295,17 @@ void add_doctor(Command app, int& status) {
                    "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
     add_calibrations(command, options->calibrations);
     add_threads(command, options->threads);
+    command.option("--weights-on", &options->weights_on,
+                   "Look at a program with its weights on these devices, see `lowkv run`");
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
+    command.option("--load-plugin", &options->load_plugin, "", {hidden()});  // for itself
     command.flag("--all", &options->all, "The sizes of all presets, those to compare with too");
     command.flag("-v,--verbose", &options->verbose, "Show every layer, and llama.cpp's messages");
-    command.callback([options, &status] { status = doctor(*options); });
+    command.callback([options, words, &status] {
+        options->command = words;
+        status = doctor(*options);
+    });
 }
 
 }  // namespace lowkv::cli

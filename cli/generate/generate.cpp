@@ -1,7 +1,5 @@
 // lowkv generate: an answer, streamed from a packed cache.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,6 +19,7 @@
 #include "generate/report.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
+#include "platform/command.h"
 
 namespace lowkv::cli {
 
@@ -54,17 +53,17 @@ volatile std::sig_atomic_t interrupted = 0;
 class InterruptGuard {
   public:
     InterruptGuard() {
-        struct sigaction action = {};
-        action.sa_handler = [](int) { interrupted = 1; };
-        action.sa_flags = static_cast<int>(SA_RESETHAND);
-        sigaction(SIGINT, &action, &before_);
+        before_ = std::signal(SIGINT, [](int) {
+            interrupted = 1;
+            std::signal(SIGINT, SIG_DFL);
+        });
     }
-    ~InterruptGuard() { sigaction(SIGINT, &before_, nullptr); }
+    ~InterruptGuard() { std::signal(SIGINT, before_); }
     InterruptGuard(const InterruptGuard&) = delete;
     InterruptGuard& operator=(const InterruptGuard&) = delete;
 
   private:
-    struct sigaction before_ = {};
+    void (*before_)(int);
 };
 
 llama_sampler_ptr make_sampler(const Options& options) {
@@ -86,7 +85,7 @@ std::string prompt_text(const Options& options) {
     std::string text;
     if (!options.file.empty()) text = read_text(options.file);
     if (options.file.empty() && options.prompt.empty()) {
-        if (isatty(STDIN_FILENO) == 1)
+        if (is_terminal(stdin))
             throw UsageError("there is no prompt: give -p TEXT or -f FILE, or pipe a text in");
         text = read_text("-");
     }

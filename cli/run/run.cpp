@@ -1,13 +1,7 @@
 // lowkv run -- COMMAND: a stock llama.cpp program with the plug-in, or a clear failure. Without the
 // plug-in these programs run on, silently, with an f16 cache.
 
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -16,8 +10,10 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "common/app.h"
@@ -29,9 +25,14 @@
 #include "common/programs.h"
 #include "common/saved_states.h"
 #include "common/terminal.h"
+#include "lowkv/calibration_file.h"
+#include "lowkv/error.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
+#include "platform/command.h"
+#include "platform/system.h"
 #include "run/watcher.h"
+#include "settings.h"
 
 namespace lowkv::cli {
 
@@ -61,6 +62,37 @@ struct Options {
     std::vector<std::string> command;
 };
 
+// Refuses before anything is started what the plug-in would refuse, under the name by which it was
+// given.
+void check_settings(const Options& options) {
+    const auto load = [](const std::string& name, const std::vector<std::string>& paths) {
+        for (const std::string& path : paths) {
+            try {
+                static_cast<void>(calibration::load_calibration(path));
+            } catch (const Error& error) {
+                throw Failure(name + ": " + error.what());
+            }
+        }
+    };
+    load("--calibration", options.calibrations);
+    load("LOWKV_CALIBRATION", ggml::calibration_paths());
+    const bool delegate = options.scheme == "delegate";
+    if (!delegate && parse_scheme(options.scheme).needs_calibration()) return;  // see check_model()
+    try {
+        ggml::set_scheme(options.scheme);
+    } catch (const Error& error) {
+        constexpr std::string_view budget = "LOWKV_BUDGET";
+        std::string text = error.what();
+        const std::size_t at = text.find(budget);
+        if (at == std::string::npos)
+            text = (options.scheme == environment("LOWKV_SCHEME") ? "LOWKV_SCHEME=" : "--scheme ") +
+                   options.scheme + ": " + text;
+        else if (!options.budget.empty())
+            text.replace(at, budget.size(), "--budget");
+        throw UsageError(text);
+    }
+}
+
 // As CLI11's validators: what is wrong, or nothing. (CLI11's own tells the largest double.)
 std::string not_seconds(const std::string& text) {
     char* end = nullptr;
@@ -75,7 +107,7 @@ std::string not_seconds(const std::string& text) {
 // program, which says so.
 void check_model(const std::string& path, const std::string& scheme,
                  const std::vector<std::string>& calibrations) {
-    if (scheme == "delegate" || !std::filesystem::is_regular_file(path)) return;
+    if (scheme == "delegate" || !std::filesystem::is_regular_file(platform::path_of(path))) return;
     const Scheme parsed = parse_scheme(scheme);
     const bool calibrated = parsed.needs_calibration();
     if (parsed.overrides.empty() && !calibrated) return;
@@ -104,6 +136,9 @@ void name_device(Program& program) {
     const std::string device = setting_of(program, {"-dev", "--device"}, "LLAMA_ARG_DEVICE");
     if (has_any(program, {"-dev", "--device"}) || device.find("LOWKV") != std::string::npos) return;
     add_options(program, {"-dev", "LOWKV"});
+    // A projector would go there, too, and its weights be copied for every image.
+    if (platform::environment("LLAMA_ARG_MMPROJ_OFFLOAD").empty())
+        platform::set_environment("LLAMA_ARG_MMPROJ_OFFLOAD", "0");
 }
 
 // llama.cpp takes a thread per core, usable and free or not, and all wait for the slowest. A server
@@ -123,21 +158,18 @@ bool starts_late(const Program& program) {
     };
     return program.name == "llama-server" &&
            (has_any(program, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
-           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || has_draft_model(program));
+           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
 }
 
 // Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.
 std::string find_program(const std::string& name) {
-    if (name.find('/') != std::string::npos) return name;
-    const std::string path = environment("PATH");
-    for (std::size_t at = 0; at <= path.size();) {
-        const std::size_t end = std::min(path.find(':', at), path.size());
-        const std::string candidate = path.substr(at, end - at) + "/" + name;
-        if (access(candidate.c_str(), X_OK) == 0) return candidate;
-        at = end + 1;
+    if (platform::path_of(name).has_parent_path()) return name;
+    std::istringstream folders(environment("PATH") + platform::list_separator +
+                               llama_tools_directory());
+    for (std::string folder; std::getline(folders, folder, platform::list_separator);) {
+        const std::filesystem::path file = platform::path_of(folder) / program_file(name);
+        if (may_run(file)) return platform::text_of(file);
     }
-    const std::string built = llama_tools_directory() + "/" + name;
-    if (access(built.c_str(), X_OK) == 0) return built;
     throw UsageError("there is no program " + name + " on the PATH" +
                      (llama_tools_directory().empty() ? "" : " or in " + llama_tools_directory()));
 }
@@ -150,30 +182,23 @@ struct Ending {
 Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
                  const Options& options, bool demand) {
     const Stopwatch watch;
-    std::array<char, 65536> buffer{};
     Ending ending;
     bool open = true, alive = true;
     double end = 0;
     while (open || alive) {
-        std::array<pollfd, 2> ready = {{{messages, POLLIN, 0}, {slots.descriptor(), POLLIN, 0}}};
-        if (open)
-            poll(ready.data(), ready.size(), 200);
-        else
-            usleep(20000);
-        if (ready[1].revents != 0) slots.read();
-        if (ready[0].revents != 0) {
-            const ssize_t got = read(messages, buffer.data(), buffer.size());
-            if (got > 0) {
-                std::fwrite(buffer.data(), 1, static_cast<std::size_t>(got), stderr);
-                std::fflush(stderr);
-                watcher.read({buffer.data(), static_cast<std::size_t>(got)});
-            } else if (got == 0) {
-                open = false;
-            }
-        } else if (!alive && ready[1].revents == 0) {
+        slots.read();
+        if (!open) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        } else if (const std::optional<std::string> text = read_some(messages, 200); !text) {
+            open = false;
+        } else if (!text->empty()) {
+            std::fwrite(text->data(), 1, text->size(), stderr);
+            std::fflush(stderr);
+            watcher.read(*text);
+        } else if (!alive) {
             break;  // ended; something else still holds its stderr
         }
-        if (alive && wait_for(child, ending.status, WNOHANG) == child) {
+        if (alive && wait_for(child, ending.status, look_only) == child) {
             alive = false;
             end = watch.seconds();
             forget_child();
@@ -200,14 +225,11 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
 int run(Options& options) {
     if (options.command.empty())
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
-    if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
-    if (!options.budget.empty()) {
-        setenv("LOWKV_BUDGET", options.budget.c_str(), 1);
-        ggml::set_scheme(options.scheme);  // refuses what it can't be
-    }
+    if (!options.budget.empty()) platform::set_environment("LOWKV_BUDGET", options.budget);
+    check_settings(options);
     refuse_wrappers(options.command);
     Program program = program_of(options.command);
-    const std::string name = std::filesystem::path(program.command[0]).filename().string();
+    const std::string name = program_name(program.command[0]);
     const bool demand = !program.only_asks;
     program.command[0] = find_program(program.command[0]);
     if (demand && options.weights_on != "CPU")
@@ -223,28 +245,29 @@ int run(Options& options) {
     const std::string plugin = options.plugin.empty()
                                    ? plugin_for_program(program.command[0], options.build_plugin)
                                    : options.plugin;
-    if (access(plugin.c_str(), R_OK) != 0) {
+    const std::filesystem::path plugin_path = platform::path_of(plugin);
+    if (!std::filesystem::exists(plugin_path)) {
         throw Failure("the plug-in " + plugin +
                       " is not there: build it (make build), or name it with --plugin");
     }
-    setenv("GGML_BACKEND_PATH", std::filesystem::absolute(plugin).c_str(), 1);
-    setenv("LOWKV_SCHEME", options.scheme.c_str(), 1);
+    platform::set_environment("GGML_BACKEND_PATH",
+                              platform::text_of(std::filesystem::absolute(plugin_path)));
+    platform::set_environment("LOWKV_SCHEME", options.scheme);
     std::string calibrations = environment("LOWKV_CALIBRATION");
     for (const std::string& path : options.calibrations) {
-        if (!calibrations.empty()) calibrations += ':';
-        calibrations += std::filesystem::absolute(path).string();
+        if (!calibrations.empty()) calibrations += platform::list_separator;
+        calibrations += platform::text_of(std::filesystem::absolute(platform::path_of(path)));
     }
-    if (!calibrations.empty()) setenv("LOWKV_CALIBRATION", calibrations.c_str(), 1);
+    if (!calibrations.empty()) platform::set_environment("LOWKV_CALIBRATION", calibrations);
 
     int messages = -1;
     const pid_t child = start_child(program.command, messages);
     Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program));
     SlotFiles slots(setting_of(program, {"--slot-save-path"}, nullptr));
     const Ending ending = attend_to(child, messages, watcher, slots, options, demand);
-    close(messages);
+    stop_reading(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
-    const int status =
-        WIFEXITED(ending.status) ? WEXITSTATUS(ending.status) : 128 + WTERMSIG(ending.status);
+    const int status = exit_status(ending.status);
     if (!demand) return status;
     std::string problem = watcher.problem(options.partial);
     if (problem.empty()) problem = watcher.lack(status == 0);

@@ -49,6 +49,8 @@ void Watcher::judge_start(std::string_view line) {
         return;
     }
     if (says(" compute buffer size") && !other_.empty()) stranger_ = other_;
+    // A router, which listens before any of its servers has a model.
+    late_start_ = late_start_ || says("in router mode") || says("starting router server");
     const bool listens = says("listening on http") || says("all slots are idle");
     if (listens && late_start_)
         waits_ = true;

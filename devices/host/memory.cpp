@@ -1,14 +1,12 @@
 #include "memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <new>
 #include <string>
 
 #include "lowkv/error.h"
+#include "platform/memory.h"
 
 namespace lowkv::devices {
 namespace {
@@ -24,7 +22,7 @@ Memory::~Memory() {
 }
 
 void Memory::close(Segment& segment) noexcept {
-    if (segment.reserved != nullptr) munmap(segment.reserved, segment.bytes);
+    if (segment.reserved != nullptr) platform::unmap_memory(segment.reserved, segment.bytes);
     segment.reserved = nullptr;
     segment.bytes = 0;
     segment.ranges.clear();
@@ -70,11 +68,8 @@ Memory::Segment& Memory::add(std::size_t bytes) {
         if (held + size > all) continue;
         Buffer buffer = queue_.try_buffer(size);
         if (buffer.get() == nullptr) continue;
-        void* reserved =
-            mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (reserved == MAP_FAILED) throw std::bad_alloc();
+        slot->reserved = platform::reserve_addresses(size);
         slot->buffer = std::move(buffer);
-        slot->reserved = static_cast<std::byte*>(reserved);
         slot->bytes = size;
         slot->ranges.emplace(0, Range{size, true});
         return *slot;

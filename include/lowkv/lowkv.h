@@ -14,7 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
+#if defined(_WIN32) && defined(LOWKV_SHARED_BUILD)
+#define LOWKV_API __declspec(dllexport)
+#elif defined(__GNUC__) && !defined(_WIN32)
 #define LOWKV_API __attribute__((visibility("default")))
 #else
 #define LOWKV_API

@@ -1,7 +1,5 @@
 #include "host.h"
 
-#include <dlfcn.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdio>
@@ -11,6 +9,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "lowkv_ggml.h"
+#include "platform/system.h"
 
 #ifndef LOWKV_GGML_VERSION
 #error "LOWKV_GGML_VERSION: the ggml version that the headers belong to"
@@ -18,10 +17,6 @@
 #ifndef LOWKV_GGML_OLDEST
 #error "LOWKV_GGML_OLDEST: the oldest ggml whose structures are known (CMakeLists.txt)"
 #endif
-
-// Weak: programs of backend API 2 don't have it.
-extern "C"
-    [[gnu::weak]] decltype(ggml_backend_buft_alloc_buffer_n) ggml_backend_buft_alloc_buffer_n;
 
 namespace lowkv::ggml {
 
@@ -34,9 +29,15 @@ std::array<int, 3> numbers(const char* version) {
     return out;
 }
 
+// An address in the program's ggml. A function's own may be of a stub here.
+const void* in_ggml() { return ggml_version(); }
+
 }  // namespace
 
-int host_api() noexcept { return ggml_backend_buft_alloc_buffer_n == nullptr ? 2 : 3; }
+int host_api() noexcept {
+    return platform::symbol_beside(in_ggml(), "ggml_backend_buft_alloc_buffer_n") == nullptr ? 2
+                                                                                             : 3;
+}
 
 ServedVersions served_versions() { return {LOWKV_GGML_OLDEST, LOWKV_GGML_VERSION}; }
 
@@ -59,14 +60,14 @@ std::string misfit() {
     return "";
 }
 
-// With NDEBUG nothing in that library names the C library's function for a failed assertion.
+// With NDEBUG nothing in that library names a C library's function for a failed assertion.
 bool host_asserts() {
     static const bool found = [] {
-        Dl_info info = {};
-        if (dladdr(reinterpret_cast<const void*>(&ggml_version), &info) == 0) return false;
-        std::ifstream file(info.dli_fname, std::ios::binary);
+        std::ifstream file(platform::path_of(platform::file_of(in_ggml())), std::ios::binary);
         const std::string library{std::istreambuf_iterator<char>(file), {}};
-        return library.find("__assert_fail") != std::string::npos;
+        for (const char* name : {"__assert_fail", "__assert_rtn", "_wassert"})
+            if (library.find(name) != std::string::npos) return true;
+        return false;
     }();
     return found;
 }

@@ -3,12 +3,12 @@
 #include "registry.h"
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "buffer.h"
 #include "host.h"
+#include "platform/system.h"
 #include "report.h"
 #include "settings.h"
 
@@ -107,7 +107,7 @@ ggml_backend_reg& registry() {
 // has the device every operation is known, so that a model without a cache (an encoder) is known
 // for one. Of others nothing is known: they may not be there at all, as in a program that has
 // failed and said why.
-void warn_if_unused(int status, void*) {
+void warn_if_unused(int status) {
     if (any_cache_made() || setting() == nullptr) return;
     if (layers_elsewhere() > 0)
         report(GGML_LOG_LEVEL_WARN,
@@ -119,12 +119,10 @@ void warn_if_unused(int status, void*) {
                "this program itself runs a model");
 }
 
+// What it does when the process ends must still be there when a host has unloaded it.
 bool watch_exit() {
-#ifdef __GLIBC__
-    return on_exit(warn_if_unused, nullptr) == 0;
-#else  // nobody tells the status
-    return std::atexit([] { warn_if_unused(0, nullptr); }) == 0;
-#endif
+    platform::keep_loaded(reinterpret_cast<const void*>(&warn_if_unused));
+    return platform::at_exit(warn_if_unused);
 }
 
 ggml_backend_reg_t load() {

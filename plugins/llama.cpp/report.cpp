@@ -2,10 +2,10 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <set>
+
+#include "platform/system.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -38,8 +38,8 @@ void report_once(ggml_log_level level, const std::string& text) {
 }
 
 bool verbose() {
-    const char* value = std::getenv("LOWKV_VERBOSE");
-    return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
+    const std::string value = platform::environment("LOWKV_VERBOSE");
+    return !value.empty() && value != "0";
 }
 
 }  // namespace lowkv::ggml

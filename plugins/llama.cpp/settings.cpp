@@ -2,7 +2,6 @@
 
 #include <array>
 #include <charconv>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <sstream>
@@ -14,6 +13,7 @@
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv_ggml.h"
+#include "platform/system.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -56,8 +56,18 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
                     named_in + others);
 }
 
-// "24MiB", "1.5GiB", "1000000".
-std::size_t read_size(std::string_view text) {
+bool read_packed_states() {
+    const std::string value = platform::environment("LOWKV_STATES");
+    const std::string text = value.empty() ? "packed" : value;
+    if (text != "packed" && text != "f16")
+        throw Error(ErrorCode::invalid_argument,
+                    "LOWKV_STATES=" + text + " is neither packed nor f16");
+    return text == "packed";
+}
+
+}  // namespace
+
+std::size_t read_budget(std::string_view text) {
     double size = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
     const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
@@ -75,16 +85,6 @@ std::size_t read_size(std::string_view text) {
                                                  " is no size: say 24MiB, 1.5GiB or 2000000000");
 }
 
-bool read_packed_states() {
-    const char* value = std::getenv("LOWKV_STATES");
-    const std::string text = value != nullptr && *value != '\0' ? value : "packed";
-    if (text != "packed" && text != "f16")
-        throw Error(ErrorCode::invalid_argument,
-                    "LOWKV_STATES=" + text + " is neither packed nor f16");
-    return text == "packed";
-}
-
-// What rows of a scheme go through before it, as a budget fills.
 std::vector<LayerScheme> finer_than(const Scheme& scheme) {
     const std::pair<const char*, std::vector<const char*>> ladders[] = {
         {"lowkv4", {}},
@@ -105,8 +105,6 @@ std::vector<LayerScheme> finer_than(const Scheme& scheme) {
         "layers alike: it ends with the one that is named and begins with finer ones");
 }
 
-}  // namespace
-
 void add_calibration(Calibration calibration) {
     auto shared = std::make_shared<const Calibration>(std::move(calibration));
     State& s = state();
@@ -119,10 +117,9 @@ void add_calibration(const std::string& path) {
 }
 
 std::vector<std::string> calibration_paths() {
-    const char* value = std::getenv("LOWKV_CALIBRATION");
-    std::istringstream list(value == nullptr ? "" : value);
+    std::istringstream list(platform::environment("LOWKV_CALIBRATION"));
     std::vector<std::string> paths;
-    for (std::string path; std::getline(list, path, ':');)
+    for (std::string path; std::getline(list, path, platform::list_separator);)
         if (!path.empty()) paths.push_back(path);
     return paths;
 }
@@ -130,8 +127,7 @@ std::vector<std::string> calibration_paths() {
 void choose(const std::string& text, const std::string& calibration_named_in) {
     auto next = std::make_shared<Setting>();
     next->packed_states = read_packed_states();
-    const char* value = std::getenv("LOWKV_BUDGET");
-    const std::string_view budget = value != nullptr ? value : "";
+    const std::string budget = platform::environment("LOWKV_BUDGET");
     if (text == "delegate") {
         next->text = text;
         next->delegate = true;
@@ -147,7 +143,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
         }
         next->text = to_string(next->scheme);
         if (!budget.empty()) {
-            next->budget = read_size(budget);
+            next->budget = read_budget(budget);
             next->finer = finer_than(next->scheme);
         }
         if (next->scheme.needs_calibration())
@@ -160,9 +156,8 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
 }
 
 void choose_from_environment() {
-    const char* value = std::getenv("LOWKV_SCHEME");
-    const std::string text =
-        value != nullptr && *value != '\0' ? value : std::string(default_scheme);
+    const std::string value = platform::environment("LOWKV_SCHEME");
+    const std::string text = value.empty() ? std::string(default_scheme) : value;
     const auto refuse = [](const std::string& why) {
         State& s = state();
         const std::lock_guard lock(s.mutex);
@@ -181,6 +176,7 @@ void choose_from_environment() {
         choose(text, "LOWKV_CALIBRATION");
     } catch (const Error& error) {
         const bool unknown = error.code() == ErrorCode::invalid_scheme;
+        if (error.code() == ErrorCode::invalid_argument) return refuse(error.what());  // the budget
         refuse("LOWKV_SCHEME=" + text + (unknown ? " is not a scheme: " : " can't be used: ") +
                error.what());
         return;

@@ -1,20 +1,20 @@
 #include "stats_file.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "buffer.h"
 #include "lowkv/device.h"
+#include "platform/system.h"
 #include "registry.h"
 #include "report.h"
 
@@ -45,10 +45,7 @@ Book& book() {
 }
 
 const std::string& path() {
-    static const auto& value = *new std::string([] {
-        const char* text = std::getenv("LOWKV_STATS");
-        return text != nullptr ? text : "";
-    }());
+    static const auto& value = *new std::string(platform::environment("LOWKV_STATS"));
     return value;
 }
 
@@ -151,12 +148,15 @@ void report_saturated() {
 
 // Readers see the old file or the new one, never half of one, also where another process writes it.
 bool replace_file(const std::string& text) {
-    const std::string draft = path() + "." + std::to_string(getpid()) + ".new";
-    std::FILE* file = std::fopen(draft.c_str(), "w");
-    if (file == nullptr) return false;
-    const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    const bool closed = std::fclose(file) == 0;
-    return written && closed && std::rename(draft.c_str(), path().c_str()) == 0;
+    const std::filesystem::path draft =
+        platform::path_of(path() + "." + std::to_string(platform::process_number()) + ".new");
+    std::ofstream file(draft, std::ios::binary);
+    file << text;
+    file.close();
+    if (!file) return false;
+    std::error_code failed;
+    std::filesystem::rename(draft, platform::path_of(path()), failed);
+    return !failed;
 }
 
 // Freed caches stay in the file until a new one is made: a process that ends leaves its last

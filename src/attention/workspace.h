@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <new>
 #include <vector>
@@ -18,16 +17,15 @@ class Scratch {
   public:
     void reserve(std::size_t bytes) {
         if (bytes <= bytes_) return;
-        void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-        if (memory == nullptr) throw std::bad_alloc();
-        memory_.reset(static_cast<std::byte*>(memory));
+        memory_.reset(static_cast<std::byte*>(::operator new(bytes, alignment)));
         bytes_ = bytes;
     }
     std::byte* data() const noexcept { return memory_.get(); }
 
   private:
+    static constexpr std::align_val_t alignment{64};
     struct Free {
-        void operator()(std::byte* p) const noexcept { std::free(p); }
+        void operator()(std::byte* p) const noexcept { ::operator delete(p, alignment); }
     };
     std::unique_ptr<std::byte, Free> memory_;
     std::size_t bytes_ = 0;

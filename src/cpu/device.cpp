@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <optional>
 #include <vector>
 
@@ -13,30 +12,10 @@
 #include "cpu/exact_block.h"
 #include "cpu/rows.h"
 #include "plan/plan_parts.h"
-
-#if __has_include(<sys/mman.h>)
-#include <sys/mman.h>
-#endif
+#include "platform/memory.h"
 
 namespace lowkv {
 namespace {
-
-// Memory of the system's own, for slabs of blocks, whole pages: malloc would keep what was freed,
-// and hide what is untouched.
-#if __has_include(<sys/mman.h>)
-std::byte* map_memory(std::size_t bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    return static_cast<std::byte*>(memory);
-}
-void unmap_memory(std::byte* memory, std::size_t bytes) noexcept { munmap(memory, bytes); }
-#else
-constexpr std::align_val_t alignment{64};
-std::byte* map_memory(std::size_t bytes) {
-    return static_cast<std::byte*>(::operator new(bytes, alignment));
-}
-void unmap_memory(std::byte* memory, std::size_t) noexcept { ::operator delete(memory, alignment); }
-#endif
 
 // What quantizers encode is f16: rows of other types are rounded first, some blocks at a time.
 constexpr std::size_t blocks_at_a_time = 32;
@@ -88,9 +67,10 @@ class CpuDevice final : public Device {
   public:
     std::string_view name() const noexcept override { return "cpu"; }
 
-    std::byte* allocate(std::size_t bytes) override { return map_memory(bytes); }
+    // Slabs of blocks.
+    std::byte* allocate(std::size_t bytes) override { return platform::map_memory(bytes); }
     void deallocate(std::byte* memory, std::size_t bytes) noexcept override {
-        unmap_memory(memory, bytes);
+        platform::unmap_memory(memory, bytes);
     }
     void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept override {
         std::memcpy(to, from, bytes);

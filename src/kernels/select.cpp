@@ -1,12 +1,12 @@
 // Which kernels run: the best that the CPU has, or the one that LOWKV_IMPLEMENTATION names.
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "isa/table.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
+#include "platform/system.h"
 
 namespace lowkv {
 
@@ -43,9 +43,10 @@ std::string supported_names() {
 
 const Table& select(std::string_view name) {
     std::string_view source = "implementation";
+    std::string forced;
     if (name.empty()) {
-        const char* forced = std::getenv("LOWKV_IMPLEMENTATION");
-        if (forced != nullptr && *forced != '\0') {
+        forced = platform::environment("LOWKV_IMPLEMENTATION");
+        if (!forced.empty()) {
             name = forced;
             source = "LOWKV_IMPLEMENTATION";
         }

@@ -14,6 +14,7 @@
 #include "buffer.h"
 #include "ggml_cache.h"
 #include "lowkv/error.h"
+#include "platform/system.h"
 
 namespace {
 
@@ -24,13 +25,15 @@ constexpr std::size_t kib = 1024;
 constexpr const char* scheme = "lowkv2,window=32,sinks=4";
 
 // The next cache's.
-void set_budget(std::size_t bytes) { setenv("LOWKV_BUDGET", std::to_string(bytes).c_str(), 1); }
+void set_budget(std::size_t bytes) {
+    lowkv::platform::set_environment("LOWKV_BUDGET", std::to_string(bytes));
+}
 
 class BudgetedCache : public Cache {
   public:
     explicit BudgetedCache(std::size_t bytes, const char* text = scheme)
         : Cache((set_budget(bytes), text), cells) {
-        unsetenv("LOWKV_BUDGET");
+        lowkv::platform::set_environment("LOWKV_BUDGET", "");
     }
 };
 
@@ -190,14 +193,14 @@ TEST_CASE("a budget that can't be kept or understood is refused with what would 
         CHECK(logged("is too little: 4096 tokens take"));
     }
     for (const char* text : {"much", "12 parsecs", "-3MiB", "0", "1e400GiB"}) {
-        setenv("LOWKV_BUDGET", text, 1);
+        lowkv::platform::set_environment("LOWKV_BUDGET", text);
         CHECK_THROWS_WITH_AS(lowkv::ggml::set_scheme(scheme),
                              doctest::Contains("is no size: say 24MiB"), lowkv::Error);
     }
-    setenv("LOWKV_BUDGET", "1.5MiB", 1);
+    lowkv::platform::set_environment("LOWKV_BUDGET", "1.5MiB");
     for (const char* text : {"kivi2", "exact", "lowkv2.8,layer.0=lowkv4"})
         CHECK_THROWS_WITH_AS(lowkv::ggml::set_scheme(text),
                              doctest::Contains("LOWKV_BUDGET is for"), lowkv::Error);
-    unsetenv("LOWKV_BUDGET");
+    lowkv::platform::set_environment("LOWKV_BUDGET", "");
     lowkv::ggml::set_scheme(scheme);
 }

@@ -1,8 +1,5 @@
 #include "calibration/file/safetensors.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -19,6 +16,7 @@
 
 #include "lowkv/error.h"
 #include "nlohmann/json.hpp"
+#include "platform/system.h"
 #include "round.h"
 
 namespace lowkv::calibration {
@@ -55,7 +53,8 @@ std::vector<T> elements(const Tensor& tensor) {
 
 // ---- reading ----
 
-std::string read_bytes(const std::string& path) {
+std::string read_bytes(const std::string& name) {
+    const std::filesystem::path path = platform::path_of(name);
     if (!std::filesystem::is_regular_file(path)) fail("there is no such file");
     const std::uintmax_t size = std::filesystem::file_size(path);
     if (size > max_file)
@@ -193,49 +192,44 @@ std::string header_of(const TensorFile& file, std::string& data) {
     return text;
 }
 
-[[noreturn]] void fail_errno() { throw std::system_error(errno, std::generic_category()); }
-
 // A file beside `path` that no other writer has; its name can't be foretold.
 class Draft {
   public:
-    explicit Draft(const std::string& path) {
+    explicit Draft(const std::filesystem::path& path) : path_(path) {
         std::random_device random;
-        do {
-            path_ = path + ".new-" + std::to_string(random()) + std::to_string(random());
-            fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        } while (fd_ < 0 && errno == EEXIST);
-        if (fd_ < 0) fail_errno();
+        path_ += ".new-" + std::to_string(random()) + std::to_string(random());
+        errno = 0;
+        file_.open(path_, std::ios::binary);
+        check();
     }
     ~Draft() {
-        if (fd_ >= 0) close(fd_);
-        if (!path_.empty()) unlink(path_.c_str());
+        file_.close();
+        std::error_code none;
+        std::filesystem::remove(path_, none);
     }
     Draft(const Draft&) = delete;
     Draft& operator=(const Draft&) = delete;
 
-    void write(std::string_view bytes) const {
-        while (!bytes.empty()) {
-            const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
-            if (written < 0 && errno != EINTR) fail_errno();
-            if (written > 0) bytes.remove_prefix(static_cast<std::size_t>(written));
-        }
+    void write(std::string_view bytes) {
+        file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+        check();
     }
     // On the disk first: after a power cut there is the old file or the whole new one.
-    void replace(const std::string& path) {
-        if (fsync(fd_) != 0) fail_errno();
-        if (close(std::exchange(fd_, -1)) != 0) fail_errno();
+    void replace(const std::filesystem::path& path) {
+        file_.close();
+        check();
+        platform::sync_file(path_);
         std::filesystem::rename(path_, path);
-        path_.clear();
-        const auto parent = std::filesystem::absolute(path).parent_path();
-        const int folder = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (folder < 0) return;
-        fsync(folder);  // some file systems have no such thing for folders
-        close(folder);
+        platform::sync_folder(std::filesystem::absolute(path).parent_path());
     }
 
   private:
-    std::string path_;  // empty: it has taken the other's place
-    int fd_ = -1;
+    void check() const {
+        if (!file_) throw std::system_error(errno, std::generic_category());
+    }
+
+    std::filesystem::path path_;
+    std::ofstream file_;
 };
 
 }  // namespace
@@ -300,11 +294,12 @@ void write_tensors(const std::string& path, const TensorFile& file) {
     for (std::size_t i = 0; i < length_bytes; ++i)
         length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
     try {
-        Draft draft(path);
+        const std::filesystem::path target = platform::path_of(path);
+        Draft draft(target);
         draft.write({length.data(), length_bytes});
         draft.write(header);
         draft.write(data);
-        draft.replace(path);
+        draft.replace(target);
     } catch (const std::system_error& error) {
         throw Error(ErrorCode::invalid_argument,
                     "can't write " + path + ": " + error.code().message());

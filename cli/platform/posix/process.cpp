@@ -1,7 +1,10 @@
 #include "common/process.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#ifdef __linux__
 #include <sys/prctl.h>
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,15 +55,24 @@ bool repeated(int number) {
 }
 
 void forward(int number, siginfo_t* info, void* /*context*/) {
-    if (info->si_code == SI_KERNEL && !own_group) return;  // a terminal's keys go to the group
+#ifdef __linux__  // where a signal from outside a container has no sender, either
+    const bool key = info->si_code == SI_KERNEL;
+#else
+    const bool key = info->si_pid == 0;
+#endif
+    if (key && !own_group) return;  // a terminal's keys go to the group
     const pid_t child = child_process;
     if (child > 0 && !repeated(number)) signal_child(child, number);
 }
 
-[[noreturn]] void become(const std::vector<std::string>& words, int messages,
+[[noreturn]] void become(const std::vector<std::string>& words, int messages, bool deaf,
                          const sigset_t& signals) {
     if (own_group) setpgid(0, 0);
+#ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
+    for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO})
+        if (deaf) dup2(open("/dev/null", O_RDWR | O_CLOEXEC), descriptor);
     dup2(messages, STDERR_FILENO);
     close(messages);
     sigprocmask(SIG_SETMASK, &signals, nullptr);
@@ -76,9 +88,14 @@ void forward(int number, siginfo_t* info, void* /*context*/) {
 
 std::array<int, 2> make_pipe() {
     std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) fail("no pipe");
+    if (pipe(ends.data()) != 0) fail("no pipe");
+    for (const int end : ends) fcntl(end, F_SETFD, FD_CLOEXEC);
     return ends;
 }
+
+// A parent may have us ignore SIGCHLD, and exec passes that on: then the system forgets how
+// children end, and a failed one would count as a success. To call before fork().
+void keep_children() { std::signal(SIGCHLD, SIG_DFL); }
 
 }  // namespace
 
@@ -90,8 +107,6 @@ int execute(std::vector<std::string> words) {
     return errno;
 }
 
-void keep_children() { std::signal(SIGCHLD, SIG_DFL); }
-
 pid_t wait_for(pid_t child, int& status, int options) {
     pid_t ended = 0;
     do {
@@ -101,15 +116,17 @@ pid_t wait_for(pid_t child, int& status, int options) {
     return ended;
 }
 
-Output output_of_child(int descriptor, const std::function<int()>& work) {
+Output output_of(const std::vector<std::string>& words, bool quiet) {
     const std::array<int, 2> ends = make_pipe();
     std::fflush(nullptr);
     keep_children();
     const pid_t child = fork();
     if (child < 0) fail("can't start a process");
     if (child == 0) {
-        dup2(ends[1], descriptor);
-        _exit(work());
+        dup2(ends[1], STDOUT_FILENO);
+        if (quiet) dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
+        execute(words);
+        _exit(127);
     }
     close(ends[1]);
     Output output;
@@ -118,18 +135,15 @@ Output output_of_child(int descriptor, const std::function<int()>& work) {
         output.text.append(buffer.data(), static_cast<std::size_t>(got));
     close(ends[0]);
     wait_for(child, output.status, 0);
+    output.status = exit_status(output.status);
     return output;
 }
 
-Output output_of(const std::vector<std::string>& words, bool quiet) {
-    return output_of_child(STDOUT_FILENO, [&] {
-        if (quiet) dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
-        execute(words);
-        return 127;
-    });
+int exit_status(int status) {
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-pid_t start_child(const std::vector<std::string>& words, int& messages) {
+pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf) {
     const std::array<int, 2> ends = make_pipe();
     keep_children();
     own_group = !in_foreground();
@@ -137,7 +151,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages) {
     sigfillset(&block);
     sigprocmask(SIG_BLOCK, &block, &before);
     const pid_t child = fork();
-    if (child == 0) become(words, ends[1], before);
+    if (child == 0) become(words, ends[1], deaf, before);
     if (child > 0 && own_group) setpgid(child, child);  // whoever of us comes first
     close(ends[1]);
     messages = ends[0];
@@ -150,6 +164,19 @@ pid_t start_child(const std::vector<std::string>& words, int& messages) {
     if (child < 0) fail("can't start a process");
     return child;
 }
+
+std::optional<std::string> read_some(int descriptor, int milliseconds) {
+    std::string text;
+    struct pollfd ready = {descriptor, POLLIN, 0};
+    if (poll(&ready, 1, milliseconds) <= 0) return text;
+    text.resize(65536);
+    const ssize_t got = read(descriptor, text.data(), text.size());
+    if (got == 0) return std::nullopt;
+    text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+    return text;
+}
+
+void stop_reading(int descriptor) { close(descriptor); }
 
 int stop_child(pid_t child) {
     signal_child(child, SIGTERM);

@@ -1,0 +1,50 @@
+#pragma once
+// What the command asks of the system beside platform/, each once for POSIX systems and once for
+// Windows. Processes: common/process.h; memory and processors: common/machine.h.
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lowkv::cli {
+
+// Called first: the words of the command line are UTF-8 from then on, the terminal takes UTF-8, and
+// where other programs keep processors busy the command starts again with libgomp told to spin for
+// a short while only, which programs that it starts inherit; unless the environment says how long.
+void begin(int& argc, char**& argv);
+
+std::filesystem::path executable_file();  // empty where the system doesn't say
+
+// Physical cores and processors of this machine, and cores that this process may use.
+struct Processors {
+    unsigned cores = 1, processors = 1, usable_cores = 1;
+};
+Processors processors();
+// Those that other programs keep busy, looked at for up to 20 ms; 0 where the system doesn't say.
+int busy_processors();
+
+bool is_terminal(std::FILE* file);
+
+// What this process and its libraries write to stderr goes to stdout from now on.
+void send_messages_to_stdout();
+
+// Whether this process may write a file, or make one in a folder.
+bool may_write(const std::filesystem::path& path);
+bool may_run(const std::filesystem::path& program);
+
+// The names of files here: the plug-in, a program called so, a library called so.
+extern const std::string_view plugin_file;
+std::string program_file(const std::string& name);
+
+// Of the libraries that a program is linked with the file of ggml-base; empty without one.
+std::filesystem::path ggml_of(const std::filesystem::path& program);
+
+// deps/plugin_for.py makes plug-ins for other versions of ggml here.
+extern const bool builds_plugins;
+
+// llama.cpp's configuration files, least important first.
+std::vector<std::filesystem::path> configuration_files();
+
+}  // namespace lowkv::cli

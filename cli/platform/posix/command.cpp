@@ -1,0 +1,145 @@
+#include "platform/command.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#ifdef __linux__
+#include <sched.h>
+#else
+#include <mach-o/dyld.h>
+#endif
+
+#include "common/machine.h"
+#include "common/process.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+// About 0.1 ms, where libgomp spins for 10 ms and more. At every operation of a graph the threads
+// wait for one another, and while a thread spins for another whose core a neighbour has, that one
+// can't have the spinning thread's core either. On a quiet machine short spins cost: decoding
+// SmolLM2 with 2 threads, 2000 took 40 % of the speed and 10000 6 %.
+constexpr const char* spins = "2000";
+
+// What follows `key` on the first line of a file that begins with it; empty if none does. Files of
+// Linux: elsewhere there are none.
+std::string value_in(const char* path, std::string_view key) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with(key)) return line.substr(key.size());
+    return "";
+}
+
+// /proc gives kB.
+std::size_t proc_bytes(const char* path, std::string_view key) {
+    return std::strtoull(value_in(path, key).c_str(), nullptr, 10) * 1024;
+}
+
+unsigned cores(unsigned processors) {
+    if (value_in("/sys/devices/system/cpu/smt/active", "") == "1") processors /= 2;
+    return std::max(processors, 1U);
+}
+
+// Threads that run or could run now, this one aside.
+int runnable_neighbours() {
+    return std::max(std::atoi(value_in("/proc/stat", "procs_running ").c_str()) - 1, 0);
+}
+
+// libgomp reads these when it is loaded, before main().
+void restart_with_short_spins(char** argv) {
+    if (!environment("GOMP_SPINCOUNT").empty() || !environment("OMP_WAIT_POLICY").empty()) return;
+    if (busy_processors() == 0) return;
+    setenv("GOMP_SPINCOUNT", spins, 1);
+    execv(executable_file().c_str(), argv);
+}
+
+}  // namespace
+
+void begin(int& /*argc*/, char**& argv) { restart_with_short_spins(argv); }
+
+std::filesystem::path executable_file() {
+#ifdef __linux__
+    std::error_code none;
+    return std::filesystem::read_symlink("/proc/self/exe", none);
+#else
+    char path[4096];
+    unsigned size = sizeof path;
+    return _NSGetExecutablePath(path, &size) == 0 ? path : "";
+#endif
+}
+
+Processors processors() {
+    Processors here;
+    here.processors = static_cast<unsigned>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
+    here.cores = here.usable_cores = cores(here.processors);
+#ifdef __linux__
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
+    here.usable_cores = known ? cores(static_cast<unsigned>(CPU_COUNT(&set))) : 1;
+#endif
+    return here;
+}
+
+int busy_processors() {
+    int busy = runnable_neighbours();
+    for (int look = 0; look < 10 && busy > 0; ++look) {  // the least: a short task is no neighbour
+        usleep(2000);
+        busy = std::min(busy, runnable_neighbours());
+    }
+    return busy;
+}
+
+ProcessMemory process_memory() {
+    return {proc_bytes("/proc/self/status", "VmRSS:"), proc_bytes("/proc/self/status", "VmHWM:")};
+}
+
+std::string processor_name() {
+    const std::string name = value_in("/proc/cpuinfo", "model name");
+    const std::size_t colon = name.find(": ");
+    return colon == std::string::npos ? "unknown" : name.substr(colon + 2);
+}
+
+std::size_t system_memory() {
+    return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+           static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
+
+bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
+
+void send_messages_to_stdout() { dup2(STDOUT_FILENO, STDERR_FILENO); }
+
+bool may_write(const std::filesystem::path& path) {
+    return access(path.c_str(), std::filesystem::is_directory(path) ? W_OK | X_OK : W_OK) == 0;
+}
+
+bool may_run(const std::filesystem::path& program) { return access(program.c_str(), X_OK) == 0; }
+
+const std::string_view plugin_file = "libggml-lowkv.so";
+
+std::string program_file(const std::string& name) { return name; }
+
+// As the loader finds it.
+std::filesystem::path ggml_of(const std::filesystem::path& program) {
+    const std::string listing = output_of({"ldd", program.string()}, true).text;
+    const std::size_t line = listing.find("libggml-base.so");
+    const std::size_t path = listing.find("=> /", line);
+    if (line == std::string::npos || path == std::string::npos) return {};
+    return listing.substr(path + 3, listing.find(" (", path) - path - 3);
+}
+
+const bool builds_plugins = true;
+
+std::vector<std::filesystem::path> configuration_files() {
+    std::filesystem::path folder = environment("XDG_CONFIG_HOME");
+    if (folder.empty()) folder = std::filesystem::path(environment("HOME")) / ".config";
+    return {"/etc/llama.cpp/config.ini", folder / "llama.cpp" / "config.ini"};
+}
+
+}  // namespace lowkv::cli

@@ -1,0 +1,55 @@
+#include "platform/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <new>
+
+namespace lowkv::platform {
+namespace {
+
+std::byte* map(std::size_t bytes, int access, int flags) {
+    void* memory = mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+std::byte* map_memory(std::size_t bytes) { return map(bytes, PROT_READ | PROT_WRITE, 0); }
+
+std::byte* map_sparse_memory(std::size_t bytes) {
+    return map(bytes, PROT_READ | PROT_WRITE, MAP_NORESERVE);
+}
+
+std::byte* reserve_addresses(std::size_t bytes) { return map(bytes, PROT_NONE, MAP_NORESERVE); }
+
+void unmap_memory(std::byte* memory, std::size_t bytes) noexcept { munmap(memory, bytes); }
+
+void zero_memory(std::byte* memory, std::size_t bytes) noexcept {
+#ifdef __linux__
+    madvise(memory, bytes, MADV_DONTNEED);
+#else  // elsewhere the pages may keep what they hold: new ones in their place
+    mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+#endif
+}
+
+bool set_accessible(std::byte* memory, std::size_t bytes, bool accessible) noexcept {
+    return mprotect(memory, bytes, accessible ? PROT_READ | PROT_WRITE : PROT_NONE) == 0;
+}
+
+void forbid_memory(std::byte* memory, std::size_t bytes) noexcept {
+    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto first = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
+    const auto last = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
+    if (last > first) set_accessible(reinterpret_cast<std::byte*>(first), last - first, false);
+}
+
+void sleep_on(const std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept {
+    word.wait(value, std::memory_order_acquire);
+}
+
+void wake(std::atomic<std::uint32_t>& word) noexcept { word.notify_all(); }
+
+}  // namespace lowkv::platform

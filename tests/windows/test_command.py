@@ -1,0 +1,167 @@
+"""lowkv.exe out of the zip of `make dist-windows`, unpacked where names have spaces and other letters, in an empty Wine
+prefix."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import wine
+from plugin_tools import PATHS, ROOT
+from wine import BUILD, MODEL, WINE, run, windows
+
+FOLDER = "Höhle 洞窟 of lowkv"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The unpacked zip, the model beside it, and llama.cpp's program in a folder of its own."""
+    folder = tmp_path_factory.mktemp("windows") / FOLDER
+    archive = next((ROOT / "dist").glob("lowkv-*-windows-x86_64.zip"))
+    with zipfile.ZipFile(archive) as unpacked:
+        unpacked.extractall(folder)
+    (folder / "Modell ß.gguf").symlink_to(MODEL)
+    llama = folder / "llama cpp"
+    shutil.copytree(PATHS["LOWKV_LLAMA_WINDOWS"], llama, ignore=shutil.ignore_patterns("*.a"))
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefix(tmp_path_factory):
+    """Of Wine: nothing but what Wine makes itself."""
+    made = tmp_path_factory.mktemp("prefix")
+    before, wine.PREFIX = wine.PREFIX, made
+    path = os.environ.pop("WINEPATH", None)
+    yield made
+    wine.PREFIX = before
+    if path is not None:
+        os.environ["WINEPATH"] = path
+
+
+def lowkv(home, *args, **how):
+    return run(next(home.glob("lowkv-*")) / "lowkv.exe", *args, **how)
+
+
+def model(home):
+    return windows(home / "Modell ß.gguf")
+
+
+def test_version_and_help(home):
+    assert lowkv(home, "--version").out.startswith("lowkv ")
+    assert "Examples:" in lowkv(home, "--help").out
+    assert lowkv(home, "shemes").code == 2
+
+
+def test_schemes(home):
+    told = lowkv(home, "schemes", "kivi2")
+    assert told.code == 0 and "kivi2" in told.out
+    wrong = lowkv(home, "schemes", "lowkv2,widow=3")
+    assert wrong.code == 2
+    wrong.said("window")
+
+
+def test_plan_reads_a_model_by_an_awkward_name(home):
+    told = lowkv(home, "plan", "-m", model(home))
+    assert told.code == 0, told.both
+    told.said("Modell ß")
+    missing = lowkv(home, "plan", "-m", windows(home / "keins ß.gguf"))
+    assert missing.code == 1
+    missing.said("keins ß.gguf")
+
+
+def test_doctor_finds_the_plugin_beside_it(home):
+    told = lowkv(home, "doctor")
+    assert told.code == 0, told.both
+    told.said(r"ggml-lowkv\.dll loads")
+    told.said("No problems")
+
+
+def test_doctor_says_what_does_not_load(home, tmp_path):
+    (tmp_path / "broken.dll").write_bytes(b"MZ")
+    told = lowkv(home, "doctor", "--plugin", windows(tmp_path / "broken.dll"))
+    assert told.code == 1
+    told.said(r"broken\.dll does not load: .*\(error 193\)")
+
+
+def test_generate_from_a_file(home, tmp_path):
+    text = tmp_path / "Märchen.txt"
+    text.write_text("Es war einmal ein König. " * 4, encoding="utf-8")
+    told = lowkv(home, "generate", "-m", model(home), "-f", windows(text), "-n", 8, "--temp", 0, "--no-chat")
+    assert told.code == 0 and told.out.strip(), told.both
+    packed = lowkv(home, "generate", "-m", model(home), "-p", "Grüße", "-n", 4, "--temp", 0, "-q")
+    assert packed.code == 0 and packed.out.strip(), packed.both
+
+
+def test_bench_writes_a_file_by_an_awkward_name(home, tmp_path):
+    out = tmp_path / "Maße 尺.json"
+    told = lowkv(home, "bench", "attention", "--quick", "--json", windows(out), timeout=200)
+    assert told.code == 0, told.both
+    assert json.loads(out.read_text())
+
+
+def host(home, *args, **how):
+    """The small host under `lowkv run`, with the DLLs that others have built."""
+    program = home / "a host ß.exe"
+    if not program.exists():
+        shutil.copy(BUILD / "bin/test_windows_host.exe", program)
+    dll = windows(Path(PATHS["LOWKV_LLAMA_MSVC"]) / "llama.dll")
+    return lowkv(home, "run", "--scheme", "lowkv2", "--", windows(program), dll, *args, **how)
+
+
+def test_run_serves_a_program(home):
+    told = host(home, model(home), 4, "Grüße aus der Höhle")
+    assert told.code == 0, told.both
+    told.said("lowkv: active: scheme lowkv2, 30 layers")
+
+
+def test_run_gives_back_the_exit_code(home):
+    failed = host(home, windows(home / "keins.gguf"), 4, "Once")
+    assert failed.code == 1
+    failed.said("host: can't load the model")
+    missing = lowkv(home, "run", "--", "no-such-program", "-m", model(home))
+    assert missing.code == 2
+    missing.said("there is no program no-such-program")
+
+
+def test_run_serves_stock_llama_bench(home):
+    folder = home / "llama cpp"
+    told = lowkv(home, "run", "--", windows(folder / "llama-bench.exe"), "-m", model(home), "-p", 0, "-n", 4, "-r", 1)
+    assert told.code == 0, told.both
+    told.said("lowkv: active: scheme lowkv2.8")
+
+
+def test_a_program_ends_with_lowkv_run(home):
+    """Whoever ends `lowkv run` by force ends its program, too."""
+    program, marker = home / "llama cpp" / "llama-bench.exe", "-n 100000"
+    command = [WINE, str(next(home.glob("lowkv-*")) / "lowkv.exe"), "run", "--", windows(program), "-m", model(home),
+               "-p", "0", *marker.split()]
+    started = subprocess.Popen(command, env=wine.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE)
+    for line in started.stderr:
+        if b"lowkv: active" in line:
+            break
+    assert running(marker)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    started.stderr.close()
+    for _ in range(100):
+        if not running(marker):
+            return
+        time.sleep(0.1)
+    raise AssertionError("llama-bench.exe goes on")
+
+
+def running(words):
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if "llama-bench.exe" in line and words in line and "run" not in line]
+
+
+def test_plugins_are_not_built(home):
+    told = lowkv(home, "plugin", "--list")
+    assert told.code == 2
+    told.said("plug-ins are not built on Windows")
