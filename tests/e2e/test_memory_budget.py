@@ -86,7 +86,8 @@ def test_the_size_that_a_refusal_names_would_do(tmp_path, write):
 
 
 @pytest.mark.parametrize("budget, scheme, said", [
-    ("1MiB", "lowkv2", r"a budget of 1.0 MiB \(LOWKV_BUDGET or --budget\) is too little: 4096 tokens take [\d.]+ MiB at lowkv2"),
+    ("1MiB", "lowkv2",
+     r"a budget of 1.0 MiB \(LOWKV_BUDGET or --budget\) is too little: 4096 tokens take [\d.]+ MiB at lowkv2"),
     ("lots", "lowkv2", "--budget=lots is no size: say 24MiB"),
     ("24MiB", "kivi2", "--budget is for the schemes lowkv4"),
 ])

@@ -21,7 +21,8 @@ def projector(path, width=128, size=28, patch=14, inner=64, layers=2):
         g.add_array(f"clip.vision.{name}", [0.5] * 3)
 
     tensors = {"v.patch_embd.weight": (inner, 3, patch, patch), "v.position_embd.weight": ((size // patch) ** 2, inner),
-               "mm.0.weight": (width, inner), "mm.0.bias": (width,), "mm.2.weight": (width, width), "mm.2.bias": (width,)}
+               "mm.0.weight": (width, inner), "mm.0.bias": (width,), "mm.2.weight": (width, width),
+               "mm.2.bias": (width,)}
     block = {"ln1.weight": (inner,), "ln1.bias": (inner,), "ln2.weight": (inner,), "ln2.bias": (inner,),
              "ffn_up.weight": (2 * inner, inner), "ffn_down.weight": (inner, 2 * inner)}
     block |= {f"{name}.weight": (inner, inner) for name in ("attn_q", "attn_k", "attn_v", "attn_out")}
