@@ -305,7 +305,7 @@ test-windows: build ## for 64-bit Windows by MinGW, under wine64: core, plug-in 
 .PHONY: dist-windows
 dist-windows: ## the zip for 64-bit Windows, by Debian's MinGW-w64, in dist/
 	@$(call WINDOWS,make dist-windows)
-	$(call BUILD,windows,lowkv lowkv_calibrate lowkv_calibration_files)
+	$(call BUILD,windows,lowkv_cli ggml-lowkv)
 	deps/dist.py --windows
 
 .PHONY: bench

@@ -4,7 +4,8 @@
 lowkv-VERSION-linux-ARCH.tar.gz holds the command and the plug-in, with the libraries that the command needs. The wheel
 has the same in an environment's bin and lib/lowkv, besides the Python package. Both need glibc 2.34 (Ubuntu 22.04,
 Debian 12, RHEL 9) and no compiler. SHA256SUMS covers all that lies in dist/. --aarch64 makes the archive alone, for
-64-bit ARM, with Debian's cross compiler; --windows the zip for 64-bit Windows, with Debian's MinGW-w64.
+64-bit ARM, with Debian's cross compiler; --windows the zip for 64-bit Windows, out of
+build/windows.
 """
 
 import argparse
@@ -43,17 +44,18 @@ def build_tree(paths, machine):
     options = {"CMAKE_BUILD_TYPE": "Release", "LOWKV_PORTABLE": "ON", "LOWKV_BUILD_TESTS": "OFF"}
     if machine == MACHINE:
         options |= {"LOWKV_CORE": ROOT / "build/release", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_PORTABLE"]}
-    elif machine == WINDOWS:
-        options |= {"LOWKV_CORE": ROOT / "build/windows", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_WINDOWS"],
-                    "CMAKE_TOOLCHAIN_FILE": ROOT / "cmake/x86_64-w64-mingw32.cmake"}
     else:
         options |= {"LOWKV_CORE": ROOT / "build/aarch64", "LOWKV_LLAMA_BUILD": paths["LOWKV_LLAMA_AARCH64"],
                     "CMAKE_TOOLCHAIN_FILE": ROOT / "cmake/aarch64-linux-gnu.cmake"}
     build, tree = BUILD / f"build-{machine}", BUILD / f"tree-{machine}"
-    shutil.rmtree(tree, ignore_errors=True)
     run(["cmake", "-S", ROOT, "-B", build, *(f"-D{key}={value}" for key, value in options.items())], LOG,
         "dist: configuring")
     run(["cmake", "--build", build, "-j", jobs(), "--target", "lowkv_cli", "ggml-lowkv"], LOG, "dist: building")
+    return install(build, tree)
+
+
+def install(build, tree):
+    shutil.rmtree(tree, ignore_errors=True)
     run(["cmake", "--install", build, "--component", "tools", "--strip", "--prefix", tree], LOG, "dist: installing")
     return tree
 
@@ -129,8 +131,11 @@ def main():
     os.umask(stat.S_IWGRP | stat.S_IWOTH)
     try:
         paths = Setup(CACHE).paths()
-        tree = build_tree(paths, machine)
-        made = [make_zip(tree) if machine == WINDOWS else make_archive(tree, machine)]
+        if machine == WINDOWS:
+            made = [make_zip(install(ROOT / "build/windows", BUILD / f"tree-{machine}"))]
+        else:
+            tree = build_tree(paths, machine)
+            made = [make_archive(tree, machine)]
         if machine == MACHINE:
             made += make_wheel(tree, paths)
     except SetupError as error:

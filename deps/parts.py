@@ -278,9 +278,9 @@ PARTS = {part.name: part for part in (
     LlamaVariant("aarch64", "llama.cpp's libraries for 64-bit ARM, for `make dist-aarch64`",
                  "GGML_NATIVE=OFF CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR=aarch64 "
                  "CMAKE_C_COMPILER=aarch64-linux-gnu-gcc CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", ["llama"]),
-    LlamaWindows("windows", "llama.cpp's libraries and llama-bench for 64-bit Windows, for `make test-windows`",
+    LlamaWindows("windows", "llama.cpp's libraries for 64-bit Windows, for `make test-windows`",
                  "GGML_NATIVE=OFF GGML_SSE42=ON GGML_AVX=ON GGML_AVX2=ON GGML_BMI2=ON GGML_FMA=ON GGML_F16C=ON",
-                 ["llama", "llama-bench"]),
+                 ["llama"]),
     LlamaWheel(),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",

@@ -20,14 +20,12 @@ FOLDER = "Höhle 洞窟 of lowkv"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """The unpacked zip, the model beside it, and llama.cpp's program in a folder of its own."""
+    """The unpacked zip and the model beside it."""
     folder = tmp_path_factory.mktemp("windows") / FOLDER
     archive = next((ROOT / "dist").glob("lowkv-*-windows-x86_64.zip"))
     with zipfile.ZipFile(archive) as unpacked:
         unpacked.extractall(folder)
     (folder / "Modell ß.gguf").symlink_to(MODEL)
-    llama = folder / "llama cpp"
-    shutil.copytree(PATHS["LOWKV_LLAMA_WINDOWS"], llama, ignore=shutil.ignore_patterns("*.a"))
     return folder
 
 
@@ -104,13 +102,17 @@ def test_bench_writes_a_file_by_an_awkward_name(home, tmp_path):
     assert json.loads(out.read_text())
 
 
-def host(home, *args, **how):
+def host_words(home):
     """The small host under `lowkv run`, with the DLLs that others have built."""
     program = home / "a host ß.exe"
     if not program.exists():
         shutil.copy(BUILD / "bin/test_windows_host.exe", program)
     dll = windows(Path(PATHS["LOWKV_LLAMA_MSVC"]) / "llama.dll")
-    return lowkv(home, "run", "--scheme", "lowkv2", "--", windows(program), dll, *args, **how)
+    return ["run", "--scheme", "lowkv2", "--", windows(program), dll]
+
+
+def host(home, *args, **how):
+    return lowkv(home, *host_words(home), *args, **how)
 
 
 def test_run_serves_a_program(home):
@@ -128,37 +130,29 @@ def test_run_gives_back_the_exit_code(home):
     missing.said("there is no program no-such-program")
 
 
-def test_run_serves_stock_llama_bench(home):
-    folder = home / "llama cpp"
-    told = lowkv(home, "run", "--", windows(folder / "llama-bench.exe"), "-m", model(home), "-p", 0, "-n", 4, "-r", 1)
-    assert told.code == 0, told.both
-    told.said("lowkv: active: scheme lowkv2.8")
-
-
 def test_a_program_ends_with_lowkv_run(home):
     """Whoever ends `lowkv run` by force ends its program, too."""
-    program, marker = home / "llama cpp" / "llama-bench.exe", "-n 100000"
-    command = [WINE, str(next(home.glob("lowkv-*")) / "lowkv.exe"), "run", "--", windows(program), "-m", model(home),
-               "-p", "0", *marker.split()]
+    tokens = "100001"
+    command = [WINE, str(next(home.glob("lowkv-*")) / "lowkv.exe"), *host_words(home), model(home), tokens, "Once"]
     started = subprocess.Popen(command, env=wine.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE)
     for line in started.stderr:
         if b"lowkv: active" in line:
             break
-    assert running(marker)
+    assert len(running(tokens)) == 2
     started.send_signal(signal.SIGKILL)
     started.wait()
     started.stderr.close()
     for _ in range(100):
-        if not running(marker):
+        if not running(tokens):
             return
         time.sleep(0.1)
-    raise AssertionError("llama-bench.exe goes on")
+    raise AssertionError("the host goes on")
 
 
-def running(words):
+def running(word):
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if "llama-bench.exe" in line and words in line and "run" not in line]
+    return [line for line in listed.splitlines() if ".exe" in line and word in line]
 
 
 def test_plugins_are_not_built(home):
