@@ -86,8 +86,9 @@ class LayerCache {
     std::vector<std::byte> saved_codes(Part part, std::uint32_t stream, std::uint32_t unit,
                                        bool both) const;
     // All rows of the part have arrived: units take their codes, and other rows are written. Throws
-    // Error(invalid_image) where codes are wrong: their cells are poisoned, all else is there.
-    void take(Part part, ArrivedRows& rows);
+    // Error(invalid_image) where codes are damaged, incomplete or not of this layer; no row may be
+    // seen then.
+    void take(Part part, const ArrivedRows& arrived);
 
     // Cells in the order in which their rows lie: exact ones, then packed ones block by block.
     struct Placed {
@@ -224,8 +225,8 @@ class LayerCache {
     static bool has_packed(Part part, const StreamState& s, const CellGroups& groups,
                            std::uint32_t unit) noexcept;
     enum class Portion : std::uint8_t { whole, keys, values };
-    std::vector<std::byte> take_codes(Part part, std::uint32_t stream, std::uint32_t unit,
-                                      ArrivedRows& rows) const;
+    std::vector<std::byte> codes_in(Part part, std::span<const std::size_t> rows,
+                                    const ArrivedRows& arrived) const;
     void put_codes(Part part, std::uint32_t stream, std::uint32_t unit,
                    std::span<const std::byte> bytes);
     void make_unit_lists(std::uint32_t stream);

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "layer_cache.h"
@@ -47,16 +44,15 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
     return bytes;
 }
 
-// What a unit's rows begin with, as far as it is codes; empty: it has none.
-std::vector<std::byte> LayerCache::take_codes(Part part, std::uint32_t stream_index,
-                                              std::uint32_t unit, ArrivedRows& arrived) const {
+// The first bytes of a unit's rows, as far as they are codes; empty: they are none. Throws where
+// some of its rows are missing: those that came may be codes or numbers.
+std::vector<std::byte> LayerCache::codes_in(Part part, std::span<const std::size_t> rows,
+                                            const ArrivedRows& arrived) const {
     const std::size_t bytes = row_bytes(part);
-    std::vector<std::size_t> rows;
-    for (const std::uint32_t cell : trackers_[stream_index].groups().unit_cells(unit)) {
-        if (cell == no_cell) continue;
-        rows.push_back(std::size_t{stream_index} * cells_ + cell);
-        if (arrived.at[rows.back()] == ArrivedRows::none) return {};
-    }
+    const auto came = static_cast<std::size_t>(std::ranges::count_if(
+        rows, [&](std::size_t row) { return arrived.at[row] != ArrivedRows::none; }));
+    if (came == 0) return {};
+    if (came < rows.size()) throw Error(ErrorCode::invalid_image, "some of its rows are missing");
     const std::span first(arrived.bytes.data() + arrived.at[rows.front()], bytes);
     if (!begins_codes(first)) return {};
     const std::size_t length = std::min(codes_length(first), rows.size() * bytes);
@@ -66,7 +62,6 @@ std::vector<std::byte> LayerCache::take_codes(Part part, std::uint32_t stream_in
         const auto from = arrived.bytes.begin() + static_cast<std::ptrdiff_t>(arrived.at[row]);
         const std::size_t count = std::min(bytes, length - codes.size());
         codes.insert(codes.end(), from, from + static_cast<std::ptrdiff_t>(count));
-        arrived.at[row] = ArrivedRows::none;
     }
     return codes;
 }
@@ -100,36 +95,31 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     s.keys_wait |= !found.values;
 }
 
-void LayerCache::take(Part part, ArrivedRows& arrived) {
+void LayerCache::take(Part part, const ArrivedRows& arrived) {
     if (arrived.at.empty()) return;
     decoded_from_ = nullptr;
-    std::string wrong;
+    std::vector<std::size_t> at = arrived.at;  // of the rows that are yet to be written
     for (std::uint32_t s = 0; s < streams_; ++s) {
         const CellGroups& groups = trackers_[s].groups();
         make_unit_lists(s);
         for (std::uint32_t unit = 0; unit < groups.generations().size(); ++unit) {
             if (groups.generations()[unit] % 2 == 0 || has_packed(part, state(s), groups, unit))
                 continue;
-            const std::vector<std::byte> codes = take_codes(part, s, unit, arrived);
+            std::vector<std::size_t> rows;
+            for (const std::uint32_t cell : groups.unit_cells(unit))
+                if (cell != no_cell) rows.push_back(std::size_t{s} * cells_ + cell);
+            const std::vector<std::byte> codes = codes_in(part, rows, arrived);
             if (codes.empty()) continue;
-            try {
-                put_codes(part, s, unit, codes);
-            } catch (const std::exception& error) {
-                wrong = error.what();
-                for (const std::uint32_t cell : groups.unit_cells(unit))
-                    if (cell != no_cell) trackers_[s].poison(cell);
-            }
+            put_codes(part, s, unit, codes);
+            for (const std::size_t row : rows) at[row] = ArrivedRows::none;
         }
     }
     const std::size_t bytes = row_bytes(part);
-    const std::vector<std::size_t>& at = arrived.at;
     for (std::size_t row = 0, run = 1; row < at.size(); row += run, run = 1) {
         if (at[row] == ArrivedRows::none) continue;
         while (row + run < at.size() && at[row + run] == at[row] + run * bytes) ++run;
         write_rows(part, row, run, arrived.bytes.data() + at[row]);
     }
-    arrived.clear();
-    if (!wrong.empty()) throw Error(ErrorCode::invalid_image, wrong);
 }
 
 }  // namespace lowkv::ggml

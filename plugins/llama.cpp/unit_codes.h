@@ -49,9 +49,10 @@ struct ArrivedRows {
     void add(std::size_t row, std::span<const std::byte> rows, std::size_t row_bytes,
              std::size_t all) {
         at.resize(all, none);
-        for (std::size_t first = 0; first < rows.size(); first += row_bytes)
-            at[row++] = bytes.size() + first;
+        const std::size_t begin = bytes.size();
         bytes.insert(bytes.end(), rows.begin(), rows.end());
+        for (std::size_t first = 0; first < rows.size(); first += row_bytes)
+            at[row++] = begin + first;
     }
     // Keeps the memory, for the next tensor.
     void clear() noexcept {
