@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import os
 import random
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -27,6 +28,10 @@ def tiny(folder):
 
 def on_disk(path):
     return path.stat().st_blocks * 512
+
+
+def bytes_read(pid):
+    return int(re.search(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())[1])
 
 
 def shrink(*paths):
@@ -61,6 +66,10 @@ def test_run_shrinks_what_a_server_saves(folder, tiny):
                 break
             time.sleep(0.1)
         assert on_disk(file) < 0.5 * file.stat().st_size
+        time.sleep(1)
+        before = bytes_read(s.process.pid)
+        time.sleep(1)
+        assert bytes_read(s.process.pid) - before < 1 << 20, "lowkv run reads the file again and again"
         straight = s.complete(prompt, tokens=8, id_slot=0)
         s.request("POST", "/slots/0?action=erase", None)
         assert s.request("POST", "/slots/0?action=restore", {"filename": "a.bin"})[0] == 200
