@@ -6,7 +6,7 @@
 
 Each conversation begins with a prompt of --tokens tokens; then all come back in turn with 16 more, --rounds times.
 Stock llama-server has as many f16 cells as two of them need, and the rest of --memory for `-cram`, which holds what
-waits. lowkv has a slot for each conversation and `-cram 0`: nothing is moved. The row `lowkv, -cram` is stock's way with
+waits. lowkv has a slot for each conversation and `-cram 0`: nothing is moved. The row with `-cram` is stock's way with
 lowkv's cache: what waits has f16's size there, so it holds no more than stock. `memory` is the server's peak beside
 what it takes without a conversation, `back` the median and worst time of the prompt when a conversation comes back,
 `again` how many of those had to be computed anew."""
@@ -38,7 +38,8 @@ def ways(options):
 def measure(tools, options, scheme, words):
     own_slots = "-cram" in words and words[-1] == 0
     texts = [tools.text(number, 12 * (options.tokens + options.room)) for number in range(options.conversations)]
-    with tempfile.TemporaryDirectory() as folder, tools.server(Path(folder), "-fa", "on", *words, scheme=scheme) as server:
+    with (tempfile.TemporaryDirectory() as folder,
+          tools.server(Path(folder), "-fa", "on", *words, scheme=scheme) as server):
         tokens = [server.request("POST", "/tokenize", {"content": text})[1]["tokens"] for text in texts]
         before = peak(server)
 

@@ -62,7 +62,7 @@ std::uint64_t on_disk(int file) {
 std::int64_t changed_at(const std::string& path) {
     struct stat found = {};
     if (stat(path.c_str(), &found) != 0) return 0;
-    return std::int64_t{found.st_ctim.tv_sec} * 1'000'000'000 + found.st_ctim.tv_nsec;
+    return std::int64_t{found.st_ctim.tv_sec} * 1000000000 + found.st_ctim.tv_nsec;
 }
 
 }  // namespace
