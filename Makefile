@@ -199,8 +199,8 @@ docs: package ## the API reference of the Python package, in build/docs
 .PHONY: site
 site: ## the documentation site in build/site, with the API reference if `make docs` has made it; any warning fails
 	@$(SETUP) venv-site
-	NO_MKDOCS_2_WARNING=1 "$(call dep,LOWKV_SITE_PYTHON)" -m mkdocs build --quiet --strict
-	@echo "the site: build/site/index.html, or python3 -m http.server -d build/site"
+	NO_MKDOCS_2_WARNING=1 "$(call dep,LOWKV_SITE_PYTHON)" -m mkdocs build --strict
+	echo "the site: build/site/index.html, or python3 -m http.server -d build/site"
 
 .PHONY: test-asan
 test-asan: setup ## core tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -6,7 +6,7 @@ faster than scaled_dot_product_attention with f16 keys and values (the faster on
 against kernels; the share of the memory's bandwidth at which the cache is read (measured: a copy of 1 GiB, both ways);
 and the distance from torch's result, which is large for any scheme but `exact`: the rows are random numbers. Caches
 take turns, so that the GPU's own cache holds none of them. Needs torch with CUDA, and the packages lowkv and lowkv-cuda
-(docs/devices.md). --device cpu tries the script where there is no GPU: its figures mean nothing."""
+(docs/devices/cuda.md). --device cpu tries the script where there is no GPU: its figures mean nothing."""
 
 import argparse
 import functools

@@ -9,6 +9,7 @@
 #include "common/terminal.h"
 #include "lowkv/error.h"
 #include "platform/command.h"
+#include "platform/system.h"
 
 namespace {
 
@@ -33,6 +34,14 @@ int message(const char* text, int status) {
     return status;
 }
 
+// A scheme that no option of this command line names is the variable's.
+std::string with_source(const std::string& text) {
+    const std::string scheme = lowkv::platform::environment("LOWKV_SCHEME");
+    const bool its = !scheme.empty() && (text.starts_with("scheme \"" + scheme + "\"") ||
+                                         text.starts_with(scheme + " has an override"));
+    return its ? "LOWKV_SCHEME: " + text : text;
+}
+
 void require_command(const lowkv::cli::CommandLine& line, const std::string& word) {
     const std::vector<std::string> names = line.commands();
     if (std::ranges::find(names, word) == names.end()) {
@@ -52,7 +61,7 @@ int main(int argc, char** argv) {
                           std::string("lowkv ") + LOWKV_VERSION, footer);
     cli::Command app = line.root();
     app.require_command();
-    // CLI11 gives what follows -- to the command's root: keep it for `run`.
+    // CLI11 gives what follows -- to the command's root: keep it for `run` and `doctor`.
     char** end = argv + argc;
     char** dashes =
         std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
@@ -63,7 +72,7 @@ int main(int argc, char** argv) {
         cli::add_compare(app, status);
         cli::add_run(app, status, words);
         cli::add_schemes(app, status);
-        cli::add_doctor(app, status);
+        cli::add_doctor(app, status, words);
         cli::add_devices(app, status);
         cli::add_plan(app, status);
         cli::add_bench(app, status);
@@ -81,7 +90,8 @@ int main(int argc, char** argv) {
     } catch (const cli::UsageError& error) {
         return message(error.what(), 2);
     } catch (const Error& error) {
-        return message(error.what(), error.code() == ErrorCode::invalid_scheme ? 2 : 1);
+        return message(with_source(error.what()).c_str(),
+                       error.code() == ErrorCode::invalid_scheme ? 2 : 1);
     } catch (const std::exception& error) {
         return message(error.what(), 1);
     }

@@ -14,8 +14,8 @@ COMMAND = ROOT / "build/release/bin/lowkv"
 FOLDER = ROOT / "docs/reference"
 # The pages and their commands; those that are not named are on the first one.
 FIRST = "command"
-PAGES = {FIRST: (), "command-models": ("generate", "compare", "plan", "calibrate"),
-         "command-measuring": ("bench", "budget")}
+PAGES = {FIRST: (), "command-models": ("generate", "compare", "calibrate"), "command-plans": ("plan", "budget"),
+         "command-measuring": ("bench",), "command-files": ("devices", "plugin", "shrink")}
 
 
 def help_of(command, words):

@@ -72,8 +72,8 @@ def make_archive(tree, machine):
     with tarfile.open(path, "w:gz") as archive:
         for folder in sorted(tree.iterdir()):
             archive.add(folder, f"{name}/{folder.name}", filter=plain_owner)
-        for file in ("LICENSE", "README.md", "docs/llama.cpp.md"):
-            archive.add(ROOT / file, f"{name}/{Path(file).name}", filter=plain_owner)
+        for file in ("LICENSE", "README.md", "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))):
+            archive.add(ROOT / file, f"{name}/{(ROOT / file).relative_to(ROOT)}", filter=plain_owner)
     return path
 
 

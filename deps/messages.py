@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("cli", "plugins", "src", "include", "python", "devices")
+SOURCES = ("cli", "plugins", "src", "include", "python", "devices", "deps/plugin_for.py")  # the last: `lowkv plugin`
 PAGES = "docs/troubleshooting"
-SPEAKERS = {"Error", "Failure", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report_once",
-            "first_broken", "learn_refusal", "learn_unsupported"}
+SPEAKERS = {"Error", "Failure", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
+            "report_once", "first_broken", "learn_refusal", "learn_unsupported"}
+PRINTERS = {"fprintf", "snprintf"}  # in programs, of lines that begin with "lowkv: ", which the plug-in's all do
 REASONS = {"reason", "why", "problem"}  # variables of C++ that hold a message
 LEAST = 4  # words of a message in these:
 # Sources whose functions return messages, and those in which strings are messages wherever they stand.
@@ -40,6 +41,7 @@ EXCLUDED = {
     "src/quantizers/row/rope_table.cpp": "the same",
     "include/": "the same",
     "python/src/": "arguments between the Python package and its extension, which a user does not write",
+    "plugins/llama.cpp/c_api.cpp": "JSON for lowkv.llama_cpp.stats()",
     "python/cuda/": "the emulation of CUDA, for tests",
     "devices/host/": "what a device's own code relies on; failures on the way are said by devices/*/queue.cpp",
 }
@@ -117,16 +119,17 @@ def ending(found, place):
     return next(after for after in range(place, len(found)) if found[after].kind != "string")
 
 
-def called(found, place):
+def called(found, place, source):
     """What a call says if it is one that speaks: its arguments with strings in them."""
     name, given = found[place].text, arguments(found, place + 1)
-    level = given[0][-1].text if given[0] else ""
     if name == "first_broken":  # a table of rules: {{condition, message}, ...}
         flat = [part for argument in given for part in (*argument, Token("sign", ",", 0))]
         return [flat[place:ending(flat, place)] for place in range(len(flat)) if begins(flat, place)]
-    if name in SPEAKERS or (name == "report" and level in ("GGML_LOG_LEVEL_ERROR", "GGML_LOG_LEVEL_WARN")):
-        return [argument for argument in given if any(part.kind == "string" for part in argument)]
-    return []
+    said = [argument for argument in given if any(part.kind == "string" for part in argument)]
+    if name in PRINTERS and said and (source.startswith("plugins/") or worded(said[0]).startswith("lowkv: ")):
+        text = re.sub(r"%[-.\d]*(?:ll|l|z)?[a-z]", "...", worded(said[0]))
+        return [[Token("string", text, found[place].line)]] if len(text.split()) >= LEAST else []
+    return said if name in SPEAKERS else []
 
 
 def of_cpp(path, name):
@@ -141,7 +144,7 @@ def of_cpp(path, name):
             said = [statement(found, place + 2)]
         said = [run for run in said if len(worded(run).split()) >= LEAST]
         if token.kind == "name" and found[place + 1].text == "(":
-            said += called(found, place)
+            said += called(found, place, name)
         for run in said:
             yield Message(name, token.line, worded(run))
 
@@ -182,8 +185,8 @@ def of_python(path, name):
 def collected(root=ROOT):
     """All messages that need an entry."""
     out = []
-    for folder in SOURCES:
-        for path in sorted((root / folder).rglob("*")):
+    for source in map(root.joinpath, SOURCES):
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
             name = path.relative_to(root).as_posix()
             out_of_bounds = name not in INCLUDED and name.startswith(tuple(EXCLUDED))
             if not path.is_file() or out_of_bounds:

@@ -156,7 +156,7 @@ def rounds_to(shown, value):
 
 def wrong_in_table(presets, text):
     """Figures of the table in docs/schemes.md that are not the program's."""
-    table = text.partition("## Schemes")[2].partition("\n## ")[0]
+    table = text.partition("\n## ")[0]
     rows = dict(re.findall(r"^\| \**`([^`]+)`\** \| (.*)", table, re.M))
     for preset in presets:
         if preset["recommended"] and preset["mean_kld"] and preset["name"] not in rows:

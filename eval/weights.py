@@ -27,7 +27,8 @@ WEIGHTS = [*TYPES, STORED]
 FOLDER = ROOT / "build/quality"
 
 
-def write(source, target, kind):
+def write(source, target, kind, added=None):
+    """`added`: more tensors in f32, by name."""
     tensor_type, file_type = TYPES[kind]
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
@@ -42,6 +43,8 @@ def write(source, target, kind):
             writer.add_tensor(tensor.name, floats.astype(np.float32))
         else:
             writer.add_tensor(tensor.name, quants.quantize(floats, tensor_type), raw_dtype=tensor_type)
+    for name, floats in (added or {}).items():
+        writer.add_tensor(name, floats.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

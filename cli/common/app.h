@@ -10,7 +10,7 @@
 namespace lowkv::cli {
 
 #ifndef LOWKV_VERSION
-#define LOWKV_VERSION "0.1.0"
+#define LOWKV_VERSION "0.2.0"
 #endif
 
 // Each adds its subcommand to `app`; when chosen, its callback sets `status`.
@@ -19,7 +19,7 @@ void add_compare(Command app, int& status);
 // `words` follow a bare -- on the command line.
 void add_run(Command app, int& status, const std::vector<std::string>& words);
 void add_schemes(Command app, int& status);
-void add_doctor(Command app, int& status);
+void add_doctor(Command app, int& status, const std::vector<std::string>& words);
 void add_devices(Command app, int& status);
 void add_plan(Command app, int& status);
 void add_bench(Command app, int& status);

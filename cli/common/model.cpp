@@ -159,6 +159,14 @@ std::uint32_t Model::layers() const {
     return static_cast<std::uint32_t>(llama_model_n_layer(get()));
 }
 
+std::uint32_t Model::layers_with_cache() const {
+    const std::string architecture = metadata(get(), "general.architecture");
+    if (architecture == "gemma3n") return std::min(layers(), 20U);  // llama.cpp's own number
+    const std::string shared = metadata(get(), architecture + ".attention.shared_kv_layers");
+    const auto count = static_cast<std::uint32_t>(std::strtoul(shared.c_str(), nullptr, 10));
+    return layers() - std::min(layers(), count);
+}
+
 std::string Model::fingerprint() const {
     const std::string architecture = metadata(get(), "general.architecture");
     const std::string base = metadata(get(), architecture + ".rope.freq_base");

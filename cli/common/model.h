@@ -39,6 +39,8 @@ class Model {
     std::uint32_t train_context() const;
     std::uint32_t vocabulary() const;
     std::uint32_t layers() const;
+    // The first of them; those behind read the caches of others, as in Gemma 3n and 4.
+    std::uint32_t layers_with_cache() const;
     // What a calibration is tied to (docs/calibration.md): not the weights' bytes, so that files of
     // one model in several precisions share it.
     std::string fingerprint() const;

@@ -18,6 +18,8 @@ struct ModelShape {
     double weights = 0;             // bytes
     std::uint64_t files = 1;        // that it is split into; weights are those of this one alone
     std::uint64_t context = 0;      // what it was trained for; 0: not known
+    bool key_norms = false;         // keys are normed (QK-norm)
+    double key_bias = 0;            // the largest norm of a head's biases of keys
     std::vector<std::string> notes;
 };
 
@@ -29,7 +31,8 @@ std::uint64_t sliding_cells(std::uint64_t window);
 ModelShape named_shape(const std::string& name);
 std::string shape_names();
 
-// Reads the header alone (gguf_shape.cpp). Throws Failure when the file can't be planned for.
+// Reads the header, and biases of keys where there are any. Throws Failure when the file can't be
+// planned for.
 ModelShape gguf_shape(const std::string& path);
 
 }  // namespace lowkv::cli

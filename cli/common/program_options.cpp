@@ -249,13 +249,18 @@ std::string setting_of(const Program& program, const Words& names, const char* v
     return found.empty() ? "" : found.back().value;
 }
 
-bool has_draft_model(const Program& program) {
-    return !setting_of(program, {"-md", "--model-draft", "--spec-draft-model"},
-                       "LLAMA_ARG_SPEC_DRAFT_MODEL")
-                .empty() ||
-           !setting_of(program, {"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
-                       "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
-                .empty();
+std::string source_of(const Program& program, const Words& names, const char* variable) {
+    const std::vector<Setting> found = settings_of(program, names, variable);
+    return found.empty() || found.back().value.empty() ? "" : found.back().source;
+}
+
+std::string draft_model_source(const Program& program) {
+    const std::string file = source_of(program, {"-md", "--model-draft", "--spec-draft-model"},
+                                       "LLAMA_ARG_SPEC_DRAFT_MODEL");
+    return !file.empty()
+               ? file
+               : source_of(program, {"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
+                           "LLAMA_ARG_SPEC_DRAFT_HF_REPO");
 }
 
 std::string reason_elsewhere(const Program& program) {

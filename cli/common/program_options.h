@@ -37,12 +37,15 @@ std::vector<Obstacle> obstacles(const Program& program, bool partial);
 // The value that an option has there; empty: none.
 std::string setting_of(const Program& program, const Words& names, const char* variable);
 
-// Whether it is given a draft model.
-bool has_draft_model(const Program& program);
+// Where it comes from: "-ngl 3", "LLAMA_ARG_N_GPU_LAYERS=3", "FILE: ngl = 3"; empty: none.
+std::string source_of(const Program& program, const Words& names, const char* variable);
 
-// Adds to the command what puts its weights on these devices ("CUDA0", "CUDA0,CUDA1") and leaves
-// attention and its cache to LOWKV. Throws UsageError for a device that the program does not see,
-// and where the command has options that say otherwise.
+// What gives it a draft model, as source_of() has it; empty: it has none.
+std::string draft_model_source(const Program& program);
+
+// Adds to the command what puts its weights on these devices ("CUDA0", "CUDA0=2,CUDA1": two layers
+// there for one here) and leaves attention and its cache to LOWKV. Throws UsageError for a device
+// that the program does not see, and where the command has options that say otherwise.
 void put_weights_on(Program& program, const std::string& devices);
 
 // Why layers of a cache are in other memory than lowkv's, as far as the options tell; else empty.

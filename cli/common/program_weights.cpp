@@ -1,11 +1,14 @@
 // --weights-on: weights on other devices, the cache packed in this machine's memory.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <sstream>
 #include <vector>
 
+#include "common/machine.h"
 #include "common/model.h"
 #include "common/options.h"
 #include "common/process.h"
@@ -19,6 +22,7 @@ namespace {
 struct Device {
     std::string name;
     std::string buffers;  // its buffer type, as -ot wants it
+    double share = 1;     // of the layers, beside the other devices' shares
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -31,12 +35,17 @@ std::vector<std::string> split(const std::string& text) {
     return words;
 }
 
+// What starts the program: "llama-server", "llama serve".
+std::vector<std::string> program_words(const Program& program) {
+    const auto first = program.command.begin();
+    return {first, first + static_cast<std::ptrdiff_t>(program.options)};
+}
+
 // Those that the program lists: "  CUDA0: NVIDIA H100 (81079 MiB, 80563 MiB free)". Of a device
 // behind RPC, "  RPC1: 127.0.0.1:50052 (...)", the buffers are called "RPC0[127.0.0.1:50052]", by
 // its number on that server.
 std::vector<Device> devices_of(const Program& program) {
-    std::vector<std::string> ask = {program.command[0]};
-    if (program.options == 2) ask.push_back(program.command[1]);  // llama serve
+    std::vector<std::string> ask = program_words(program);
     for (const std::string& servers : values_of(program, {"--rpc"}))
         ask.insert(ask.end(), {"--rpc", servers});
     ask.emplace_back("--list-devices");  // and ends there
@@ -79,13 +88,26 @@ Device device_named(const std::string& name, const std::vector<Device>& all,
         (seen.empty() ? "nor any other but the CPU: " + remedy : "but " + joined(seen)));
 }
 
-// A pattern for the weights of layers [first, end); of all if there is no end.
-std::string layers_pattern(std::uint32_t first, std::uint32_t end) {
+// "CUDA0" or "CUDA0=2".
+Device device_in(const std::string& word, const std::vector<Device>& all, const Program& program) {
+    const std::size_t equals = word.find('=');
+    Device device = device_named(word.substr(0, equals), all, program);
+    if (equals == std::string::npos) return device;
+    char* end = nullptr;
+    device.share = std::strtod(word.c_str() + equals + 1, &end);
+    if (*end == '\0' && std::isfinite(device.share) && device.share > 0) return device;
+    throw UsageError("--weights-on " + word + ": a share is a number above 0, as in " +
+                     device.name + "=2");
+}
+
+// A pattern for the weights of layers [first, end) whose names begin so; of all layers if there is
+// no end.
+std::string layers_pattern(std::uint32_t first, std::uint32_t end, const std::string& weight) {
     if (end == 0) return R"(blk\..*)";
     std::string numbers;
     for (std::uint32_t i = first; i < end; ++i)
         numbers += (numbers.empty() ? "" : "|") + std::to_string(i);
-    return R"(blk\.()" + numbers + R"()\..*)";
+    return R"(blk\.()" + numbers + R"()\.)" + weight + ".*";
 }
 
 void require_nothing_else(const Program& program) {
@@ -95,11 +117,26 @@ void require_nothing_else(const Program& program) {
              {{"-ts", "--tensor-split"}, "LLAMA_ARG_TENSOR_SPLIT"},
              {{"-sm", "--split-mode"}, "LLAMA_ARG_SPLIT_MODE"},
              {{"-mg", "--main-gpu"}, "LLAMA_ARG_MAIN_GPU"}})
-        if (const std::string value = setting_of(program, names, variable); !value.empty())
-            throw UsageError("--weights-on says where the weights go, and so does " +
-                             std::string(names.front()) + " " + value + ": leave one of them out");
-    if (has_draft_model(program))
-        throw UsageError("--weights-on does not serve draft models: leave one of them out");
+        if (const std::string source = source_of(program, names, variable); !source.empty())
+            throw UsageError("--weights-on says where the weights go, and so does " + source +
+                             ": leave one of them out");
+    if (const std::string source = draft_model_source(program); !source.empty())
+        throw UsageError("--weights-on does not serve draft models, and there is " + source +
+                         ": leave one of them out");
+}
+
+// llama.cpp puts a projector on the first device that it is given, which is LOWKV: then its weights
+// would be copied for every image. Programs without the option take a GPU by themselves.
+void put_projector_on(Program& program, const std::string& device) {
+    const Words option = {"-mmdev", "--mmproj-device"};
+    if (!setting_of(program, option, "MTMD_BACKEND_DEVICE").empty() ||
+        has_any(program, {"--no-mmproj-offload"}) ||
+        !environment("LLAMA_ARG_MMPROJ_OFFLOAD").empty())
+        return;
+    std::vector<std::string> ask = program_words(program);
+    ask.emplace_back("--help");
+    if (output_of(ask, true).text.find("--mmproj-device") != std::string::npos)
+        program.command.insert(program.command.end(), {"-mmdev", device});
 }
 
 }  // namespace
@@ -113,17 +150,19 @@ void put_weights_on(Program& program, const std::string& names) {
     require_nothing_else(program);
     const std::vector<Device> all = devices_of(program);
     std::vector<Device> devices;
-    for (const std::string& name : split(names)) {
-        if (std::ranges::count(devices, name, &Device::name) > 0)
-            throw UsageError("--weights-on names " + name + " twice");
-        devices.push_back(device_named(name, all, program));
+    double total = 0;
+    for (const std::string& word : split(names)) {
+        const Device device = device_in(word, all, program);
+        if (std::ranges::count(devices, device.name, &Device::name) > 0)
+            throw UsageError("--weights-on names " + device.name + " twice");
+        devices.push_back(device);
+        total += device.share;
     }
     if (devices.empty()) throw UsageError("--weights-on names no device");
     const std::string path = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
     const std::optional<Model> model = model_without_weights(path);
     const std::uint32_t layers = model ? model->layers() : 0;
-    const auto count = static_cast<std::uint32_t>(devices.size());
-    if (layers == 0 && count > 1)
+    if (layers == 0 && devices.size() > 1)
         throw UsageError("--weights-on shares out the model's layers, and " +
                          (path.empty() ? "there is no -m FILE to count them in: name one device"
                                        : path + " can't be read as a model"));
@@ -136,12 +175,24 @@ void put_weights_on(Program& program, const std::string& names) {
     // and the output, which comes behind them, is on the first of the others. -ot moves weights.
     std::string list = "LOWKV", shares = layers == 0 ? "1,0" : std::to_string(layers) + ",1";
     std::vector<std::string> patterns;
-    for (std::uint32_t d = 0; d < count; ++d) {
-        list += "," + devices[d].name;
-        if (d > 0) shares += ",0";
+    // Layers that read another's cache are attended to where their queries' norm is.
+    const std::uint32_t own_cache = model ? model->layers_with_cache() : 0;
+    if (own_cache < layers)
+        patterns.push_back(layers_pattern(own_cache, layers, "attn_q_norm") + "=CPU");
+    std::uint32_t first = 0;
+    double before = 0;
+    for (const Device& device : devices) {
+        list += "," + device.name;
+        if (device.name != devices[0].name) shares += ",0";
+        before += device.share;
+        const auto end = static_cast<std::uint32_t>(std::lround(layers * before / total));
+        if (layers > 0 && end == first)
+            throw UsageError("--weights-on gives " + device.name + " none of the " +
+                             std::to_string(layers) + " layers: leave it out, or raise its share");
         // The last pattern takes what is left: blocks that are no layers, too.
-        const std::uint32_t end = d + 1 == count ? 0 : layers * (d + 1) / count;
-        patterns.push_back(layers_pattern(layers * d / count, end) + "=" + devices[d].buffers);
+        const bool last = device.name == devices.back().name;
+        patterns.push_back(layers_pattern(first, last ? 0 : end, "") + "=" + device.buffers);
+        first = end;
     }
     if (layers == 0) patterns.push_back("output.*=" + devices[0].buffers);
     // The first pattern that fits a weight counts: the user's own come first.
@@ -154,6 +205,7 @@ void put_weights_on(Program& program, const std::string& names) {
             if (!pattern.empty()) overrides += (overrides.empty() ? "" : ",") + pattern;
     program.command.insert(program.command.end(),
                            {"-dev", list, "-ngl", "all", "-ts", shares, "-ot", overrides});
+    put_projector_on(program, devices[0].name);
 }
 
 }  // namespace lowkv::cli

@@ -3,6 +3,7 @@
 // packed units (plugins/llama.cpp/unit_codes.h), and llama.cpp reads holes as the zeros they were.
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace lowkv::cli {
@@ -33,6 +34,7 @@ class SlotFiles {
 
   private:
     std::string folder_;
+    std::map<std::string, std::int64_t> done_;  // when the file changed last, in ns
     int events_ = -1;
     bool told_ = false;
 };

@@ -38,14 +38,16 @@ constexpr const char* footer = R"(Examples:
   lowkv doctor
   lowkv doctor -m model.gguf
   lowkv doctor -m model.gguf --scheme lowkv2,layer.0=lowkv4
+  lowkv doctor --weights-on CUDA0 -- llama-server -m model.gguf -c 131072
 
 With a model it runs a few hundred tokens under the scheme and under exact, reads back what each
-layer holds packed, and compares the logits. Exit status 1 when something is
-wrong.)";
+layer holds packed, and compares the logits. A program is started as `lowkv run` would start it,
+and stopped once its cache is in use: its messages say where the weights of each layer are, and
+whether its cache is packed. Exit status 1 when something is wrong.)";
 
 struct Options {
-    std::string model, scheme, plugin, load_plugin;
-    std::vector<std::string> calibrations;
+    std::string model, scheme, plugin, load_plugin, weights_on;
+    std::vector<std::string> calibrations, command;
     unsigned threads = 0;
     bool all = false, verbose = false;
 };
@@ -219,6 +221,13 @@ void look_at_environment(Findings& findings) {
     } catch (const std::exception& error) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
+    const std::string budget = environment("LOWKV_BUDGET");
+    if (budget.empty()) return;
+    try {
+        findings.good("LOWKV_BUDGET", bytes(ggml::read_budget(budget)));
+    } catch (const std::exception& error) {
+        findings.bad("LOWKV_BUDGET", budget, error.what());
+    }
 }
 
 // The plug-in refuses to start with a file that it can't read, whatever the scheme.
@@ -234,8 +243,24 @@ void look_at_calibrations(Findings& findings) {
     }
 }
 
+ProgramCheck program_check(const Options& options) {
+    ProgramCheck check{options.command, {}, !options.weights_on.empty()};
+    const auto pass_on = [&](const char* name, const std::string& value) {
+        if (!value.empty()) check.run_options.insert(check.run_options.end(), {name, value});
+    };
+    pass_on("--scheme", options.scheme);
+    pass_on("--plugin", options.plugin);
+    pass_on("--weights-on", options.weights_on);
+    for (const std::string& path : options.calibrations) pass_on("--calibration", path);
+    return check;
+}
+
 int doctor(const Options& options) {
     if (!options.load_plugin.empty()) return load_plugin(options.load_plugin);
+    if (options.command.empty() && !options.weights_on.empty())
+        throw UsageError(
+            "--weights-on is of a program: lowkv doctor --weights-on DEVICE -- llama-server -m "
+            "model.gguf");
     if (!options.scheme.empty() && options.scheme != "delegate")
         static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
@@ -255,6 +280,7 @@ int doctor(const Options& options) {
                        .every_layer = options.verbose,
                        .all_presets = options.all});
     }
+    if (!options.command.empty()) look_at_program(findings, program_check(options));
     const int problems = findings.problems();
     show(problems == 0 ? "\nNo problems.\n"
                        : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");
@@ -263,7 +289,7 @@ int doctor(const Options& options) {
 
 }  // namespace
 
-void add_doctor(Command app, int& status) {
+void add_doctor(Command app, int& status, const std::vector<std::string>& words) {
     auto options = std::make_shared<Options>();
     Command command =
         app.add_command("doctor", "Checks this machine, this build and a model", footer);
@@ -272,12 +298,17 @@ void add_doctor(Command app, int& status) {
                    "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
     add_calibrations(command, options->calibrations);
     add_threads(command, options->threads);
+    command.option("--weights-on", &options->weights_on,
+                   "Look at a program with its weights on these devices, see `lowkv run`");
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
     command.option("--load-plugin", &options->load_plugin, "", {hidden()});  // for itself
     command.flag("--all", &options->all, "The sizes of all presets, those to compare with too");
     command.flag("-v,--verbose", &options->verbose, "Show every layer, and llama.cpp's messages");
-    command.callback([options, &status] { status = doctor(*options); });
+    command.callback([options, words, &status] {
+        options->command = words;
+        status = doctor(*options);
+    });
 }
 
 }  // namespace lowkv::cli

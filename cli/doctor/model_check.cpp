@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "common/advice.h"
+#include "common/machine.h"
 #include "common/model.h"
 #include "common/model_shape.h"
 #include "common/options.h"
@@ -17,6 +20,8 @@
 #include "lowkv/codec.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
+#include "plan/model_cache.h"
+#include "platform/system.h"
 
 namespace lowkv::cli {
 
@@ -237,6 +242,23 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     show("\n" + preset_table(model, check, proof.layers, options.cells));
 }
 
+// What the file tells: which scheme to choose, and what LOWKV_BUDGET does.
+void look_at_file(Findings& findings, const ModelCheck& check) {
+    const std::string budget = platform::environment("LOWKV_BUDGET");
+    // Below it is the scheme itself that is proved: within a budget nothing may become packed.
+    platform::set_environment("LOWKV_BUDGET", "");
+    try {
+        const ModelShape shape = gguf_shape(check.model);
+        for (const std::string& line : advise(shape).lines) findings.note("advice", line);
+        if (!budget.empty())
+            findings.note("budget", text_of(budget_of(shape, budget, check.scheme, 1)));
+    } catch (const Failure& error) {
+        findings.note("advice", error.what());
+    } catch (const std::exception& error) {
+        findings.bad("budget", budget + " with " + check.scheme, error.what());
+    }
+}
+
 }  // namespace
 
 void look_at_model(Findings& findings, const ModelCheck& check) {
@@ -249,6 +271,7 @@ void look_at_model(Findings& findings, const ModelCheck& check) {
     }
     findings.good("model", model->description() + ", " + count(model->layers()) +
                                " layers, context " + count(model->train_context()));
+    look_at_file(findings, check);
     if (check.scheme == "delegate") {
         findings.note("cache", "scheme delegate is plain f16: there is nothing to prove");
         return;

@@ -118,10 +118,7 @@ double access_bytes(const StoredCache& cache, const Demand& demand) {
                                                        as_double(half) * demand.scores_per_token);
 }
 
-std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory) {
-    const auto fits = [&](std::uint64_t tokens) {
-        return demand.weights + as_double(demand.batch) * fullest_bytes(cache, tokens) <= memory;
-    };
+std::uint64_t most_that(const std::function<bool(std::uint64_t)>& fits) {
     std::uint64_t fitting = 0, too_many = 1;
     if (fits(all_tokens)) return all_tokens;
     while (fits(too_many)) {
@@ -133,6 +130,13 @@ std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, do
         (fits(middle) ? fitting : too_many) = middle;
     }
     return fitting;
+}
+
+std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory) {
+    const auto fits = [&](std::uint64_t tokens) {
+        return demand.weights + as_double(demand.batch) * fullest_bytes(cache, tokens) <= memory;
+    };
+    return most_that(fits);
 }
 
 double read_size(const std::string& option, const std::string& text) {

@@ -3,6 +3,7 @@
 // `lowkv plan`, in bytes and seconds; and numbers with units, as it reads them.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,9 @@ double cache_bytes(const StoredCache& cache, const Demand& demand);
 // What one step of decoding reads, for the whole batch: weights once, and the cache of half the
 // length, which is the mean while the context fills.
 double access_bytes(const StoredCache& cache, const Demand& demand);
+
+// The greatest number that fits, where each smaller one fits, too; all_tokens when any does.
+std::uint64_t most_that(const std::function<bool(std::uint64_t)>& fits);
 
 // The most tokens per sequence with which weights and caches fit, at their fullest too; 0 when not
 // even one does, all_tokens when any number does.

@@ -15,6 +15,7 @@
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
 #include "plan/arithmetic.h"
+#include "plan/model_cache.h"
 #include "plan/report.h"
 
 namespace lowkv::cli {
@@ -40,7 +41,7 @@ constexpr const char* elsewhere = "elsewhere";  // for --weights
 struct Options {
     std::string model, name;
     std::uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
-    std::string weights, context, memory, bandwidth, json;
+    std::string weights, context, memory, bandwidth, budget, json;
     std::uint64_t batch = 1;
     std::vector<std::string> schemes;
     std::vector<double> bits;
@@ -96,49 +97,6 @@ ModelShape read_shape(const Options& options) {
     return shape;
 }
 
-std::uint64_t most_tokens(const ModelShape& shape, std::size_t layer) {
-    return layer < shape.sliding.size() && shape.sliding[layer] ? sliding_cells(shape.window)
-                                                                : all_tokens;
-}
-
-// Plans of equal layers are alike, so runs of them are counted together.
-StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
-    if (scheme.retention.filter != Filter::none) {
-        throw Error(ErrorCode::unsupported, to_string(scheme) +
-                                                ": plan does not count what a filter keeps or "
-                                                "evicts; leave filter=, keep= and evict= out");
-    }
-    require_layers(scheme, static_cast<std::uint32_t>(shape.layers.size()));
-    StoredCache cache;
-    for (std::uint32_t layer = 0, end = 0; layer < shape.layers.size(); layer = end) {
-        const Shape& first = shape.layers[layer];
-        const LayerScheme& codecs = scheme.layer(layer);
-        const std::uint64_t most = most_tokens(shape, layer);
-        for (end = layer + 1; end < shape.layers.size() && shape.layers[end] == first &&
-                              most_tokens(shape, end) == most && scheme.layer(end) == codecs;)
-            ++end;
-        if (first.kv_heads == 0) continue;
-        const Plan plan = neutral_plan(codecs, first, nullptr, scheme.byte_rows(layer));
-        cache.push_back({.layers = end - layer,
-                         .channels = first.channels(),
-                         .block_tokens = plan.block_tokens(),
-                         .exact_bytes = static_cast<double>(plan.exact_bytes()),
-                         .packed_bytes = static_cast<double>(plan.packed_bytes()),
-                         .most_tokens = most,
-                         .retention = scheme.retention});
-    }
-    return cache;
-}
-
-StoredCache idealised_cache(const ModelShape& shape, double bits) {
-    StoredCache cache;
-    for (std::size_t layer = 0; layer < shape.layers.size(); ++layer)
-        if (shape.layers[layer].kv_heads > 0)
-            cache.push_back(
-                idealised(1, shape.layers[layer].channels(), bits, most_tokens(shape, layer)));
-    return cache;
-}
-
 PlannedRow row(const std::string& name, const StoredCache& cache, const Planned& planned) {
     return {.name = name,
             .bits = bits_per_element(cache),
@@ -188,6 +146,12 @@ int plan(const Options& options) {
             if (!options.schemes.empty() || error.code() != ErrorCode::unsupported) throw;
         }
     }
+    if (!options.budget.empty()) {
+        const bool named = !options.schemes.empty() && !names.empty();
+        planned.budget = budget_of(planned.shape, options.budget,
+                                   named ? names.back() : chosen_scheme(), options.batch);
+    }
+    if (!options.model.empty()) planned.advice = advise(planned.shape);
     for (const double bits : options.bits) {
         planned.rows.push_back(
             row(shortest(bits, 3) + " bits", idealised_cache(planned.shape, bits), planned));
@@ -224,6 +188,10 @@ void add_plan(Command app, int& status) {
                       {range(std::uint64_t{1}, std::uint64_t{1000000})});
     command.option("--memory", &options->memory,
                    "What all must fit into, as 80GB (default: this machine's)");
+    command.option(
+        "--budget", &options->budget,
+        "Also how far each step of `lowkv run --budget` reaches within this size, ending "
+        "at the last of --schemes (default: LOWKV_SCHEME, or lowkv2.8)");
     command.option("--bandwidth", &options->bandwidth,
                    "GB/s that the memory gives; without it, no times");
     CLI::Option* schemes =

@@ -77,6 +77,9 @@ std::string notes(const Planned& planned) {
                           ", lie elsewhere: the memory is the cache's alone.\n"
                     : "No weights are counted: add --weights SIZE.\n";
     for (const std::string& note : planned.shape.notes) text += "Note: " + note + ".\n";
+    if (!planned.budget.steps.empty())
+        text += wrapped("Budget: ", text_of(planned.budget) + ".", 8);
+    for (const std::string& line : planned.advice.lines) text += wrapped("Advice: ", line, 8);
     return text;
 }
 
@@ -102,15 +105,26 @@ std::string json(const Planned& planned) {
             row["window"] = planned.shape.window;
         layers.push_back(row);
     }
-    const Json out = {{"model", planned.shape.name},
-                      {"layers", layers},
-                      {"weights_bytes", planned.demand.weights},
-                      {"context", planned.demand.context},
-                      {"batch", planned.demand.batch},
-                      {"memory_bytes", planned.memory},
-                      {"bandwidth_bytes_per_s", timed ? Json(planned.bandwidth) : Json(nullptr)},
-                      {"unfused", planned.unfused},
-                      {"rows", rows}};
+    Json steps = Json::array();
+    for (const BudgetStep& step : planned.budget.steps)
+        steps.push_back({{"scheme", step.scheme}, {"tokens", step.tokens}});
+    const Advice& advice = planned.advice;
+    const Json out = {
+        {"model", planned.shape.name},
+        {"layers", layers},
+        {"weights_bytes", planned.demand.weights},
+        {"context", planned.demand.context},
+        {"batch", planned.demand.batch},
+        {"memory_bytes", planned.memory},
+        {"bandwidth_bytes_per_s", timed ? Json(planned.bandwidth) : Json(nullptr)},
+        {"unfused", planned.unfused},
+        {"rows", rows},
+        {"budget",
+         steps.empty() ? Json(nullptr) : Json{{"bytes", planned.budget.bytes}, {"steps", steps}}},
+        {"advice", advice.lines.empty() ? Json(nullptr)
+                                        : Json{{"scheme", advice.scheme},
+                                               {"measured_on", advice.measured_on},
+                                               {"lines", advice.lines}}}};
     return out.dump(2) + "\n";
 }
 

@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "common/advice.h"
 #include "common/model_shape.h"
 #include "plan/arithmetic.h"
+#include "plan/model_cache.h"
 
 namespace lowkv::cli {
 
@@ -24,6 +26,8 @@ struct Planned {
     double bandwidth = 0;  // bytes/s; 0: not given
     bool unfused = false;
     std::vector<PlannedRow> rows;  // the first is f16
+    Budget budget;                 // without steps: none was given
+    Advice advice;                 // without lines: the model is not from a file
 };
 
 std::string heading(const Planned& planned);

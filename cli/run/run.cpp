@@ -25,11 +25,14 @@
 #include "common/programs.h"
 #include "common/saved_states.h"
 #include "common/terminal.h"
+#include "lowkv/calibration_file.h"
+#include "lowkv/error.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"
 #include "platform/command.h"
 #include "platform/system.h"
 #include "run/watcher.h"
+#include "settings.h"
 
 namespace lowkv::cli {
 
@@ -58,6 +61,37 @@ struct Options {
     bool build_plugin = false;
     std::vector<std::string> command;
 };
+
+// Refuses before anything is started what the plug-in would refuse, under the name by which it was
+// given.
+void check_settings(const Options& options) {
+    const auto load = [](const std::string& name, const std::vector<std::string>& paths) {
+        for (const std::string& path : paths) {
+            try {
+                static_cast<void>(calibration::load_calibration(path));
+            } catch (const Error& error) {
+                throw Failure(name + ": " + error.what());
+            }
+        }
+    };
+    load("--calibration", options.calibrations);
+    load("LOWKV_CALIBRATION", ggml::calibration_paths());
+    const bool delegate = options.scheme == "delegate";
+    if (!delegate && parse_scheme(options.scheme).needs_calibration()) return;  // see check_model()
+    try {
+        ggml::set_scheme(options.scheme);
+    } catch (const Error& error) {
+        constexpr std::string_view budget = "LOWKV_BUDGET";
+        std::string text = error.what();
+        const std::size_t at = text.find(budget);
+        if (at == std::string::npos)
+            text = (options.scheme == environment("LOWKV_SCHEME") ? "LOWKV_SCHEME=" : "--scheme ") +
+                   options.scheme + ": " + text;
+        else if (!options.budget.empty())
+            text.replace(at, budget.size(), "--budget");
+        throw UsageError(text);
+    }
+}
 
 // As CLI11's validators: what is wrong, or nothing. (CLI11's own tells the largest double.)
 std::string not_seconds(const std::string& text) {
@@ -102,6 +136,9 @@ void name_device(Program& program) {
     const std::string device = setting_of(program, {"-dev", "--device"}, "LLAMA_ARG_DEVICE");
     if (has_any(program, {"-dev", "--device"}) || device.find("LOWKV") != std::string::npos) return;
     add_options(program, {"-dev", "LOWKV"});
+    // A projector would go there, too, and its weights be copied for every image.
+    if (platform::environment("LLAMA_ARG_MMPROJ_OFFLOAD").empty())
+        platform::set_environment("LLAMA_ARG_MMPROJ_OFFLOAD", "0");
 }
 
 // llama.cpp takes a thread per core, usable and free or not, and all wait for the slowest. A server
@@ -121,7 +158,7 @@ bool starts_late(const Program& program) {
     };
     return program.name == "llama-server" &&
            (has_any(program, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
-           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || has_draft_model(program));
+           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
 }
 
 // Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.
@@ -188,11 +225,8 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
 int run(Options& options) {
     if (options.command.empty())
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
-    if (options.scheme != "delegate") static_cast<void>(parse_scheme(options.scheme));
-    if (!options.budget.empty()) {
-        platform::set_environment("LOWKV_BUDGET", options.budget);
-        ggml::set_scheme(options.scheme);  // refuses what it can't be
-    }
+    if (!options.budget.empty()) platform::set_environment("LOWKV_BUDGET", options.budget);
+    check_settings(options);
     refuse_wrappers(options.command);
     Program program = program_of(options.command);
     const std::string name = program_name(program.command[0]);
@@ -258,9 +292,9 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                    "while they fit, then the oldest are packed to lowkv4, and on to the scheme");
     command.defaulted(
         "--weights-on", &options->weights_on,
-        "Put the weights on these devices, \"CUDA0\" or \"CUDA0,CUDA1\" (those that "
-        "`llama-server --list-devices` shows); the cache stays packed in this machine's "
-        "memory, and attention to it on its cores");
+        "Put the weights on these devices, \"CUDA0\", \"CUDA0,CUDA1\" or, two layers there for "
+        "one here, \"CUDA0=2,CUDA1\" (those that `llama-server --list-devices` shows); the cache "
+        "stays packed in this machine's memory, and attention to it on its cores");
     command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
     command.option("--plugin", &options->plugin,

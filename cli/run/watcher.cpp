@@ -49,6 +49,7 @@ void Watcher::judge_start(std::string_view line) {
         return;
     }
     if (says(" compute buffer size") && !other_.empty()) stranger_ = other_;
+    router_ = router_ || says("in router mode") || says("starting router server");
     const bool listens = says("listening on http") || says("all slots are idle");
     if (listens && late_start_)
         waits_ = true;
@@ -57,6 +58,10 @@ void Watcher::judge_start(std::string_view line) {
 }
 
 std::string Watcher::problem(bool partial) const {
+    if (router_)
+        return "without a model it is a router, which keeps the messages of its servers from lowkv "
+               "run: name a model (-m, -hf), or start it by hand with GGML_BACKEND_PATH and -dev "
+               "LOWKV";
     if (!partial && !denial_.empty())
         return "lowkv can't pack " + denial_ + "; --partial lets it run all the same";
     if (!partial && active_ && !elsewhere_.empty())

@@ -43,6 +43,7 @@ class Watcher {
     bool ours_ = false;  // memory of the device LOWKV holds a cache
     bool waits_ = false;
     bool nothing_ = false;  // is packed
+    bool router_ = false;   // it starts servers of its own, whose messages go elsewhere
 };
 
 }  // namespace lowkv::cli

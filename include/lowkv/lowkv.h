@@ -104,7 +104,7 @@ typedef struct lowkv_bytes {
 } lowkv_bytes;
 
 LOWKV_API uint32_t lowkv_api_version(void);
-LOWKV_API const char* lowkv_version(void); /* "0.1.0" */
+LOWKV_API const char* lowkv_version(void); /* "0.2.0" */
 LOWKV_API const char* lowkv_default_scheme(void);
 LOWKV_API const char* lowkv_error(
     void); /* what was wrong with this thread's last call that failed, and what would be right */

@@ -148,6 +148,7 @@ void CacheBuffer::clear(std::uint8_t value) {
     for (CellTracker& tracker : trackers_) tracker.clear();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
+    arrived_ = {};
     saving_ = {};
     copied_ = {};
     failed_ = false;

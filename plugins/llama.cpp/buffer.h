@@ -124,6 +124,7 @@ class CacheBuffer {
     const LayerCache* restored_layer_ = nullptr;
     const CacheTensor* restored_last_ = nullptr;
     bool restored_codes_ = false;      // rows of other tensors may be codes
+    ArrivedRows arrived_;              // those of the tensor that came last
     bool restored_too_early_ = false;  // some came before the keys with the marks
     // The state that is being saved: its cells, as the keys with the marks have told them, and the
     // codes of units in the tensor that was read last (LayerCache::saved_codes()).

@@ -38,7 +38,8 @@ void CacheBuffer::share_budget() {
             cells = std::max<std::size_t>(cells, tracker.groups().cells());
     });
     if (setting_->budget < least) {
-        refuse("LOWKV_BUDGET=" + mib(setting_->budget) + " is too little: " +
+        refuse("a budget of " + mib(setting_->budget) +
+               " (LOWKV_BUDGET or --budget) is too little: " +
                std::to_string(cells * trackers_.size()) + " tokens take " + mib(least) + " at " +
                setting_->text + "; give more, a smaller context (-c), or a scheme of fewer bits");
         return;

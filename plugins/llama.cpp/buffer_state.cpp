@@ -61,9 +61,10 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
     for (std::size_t at = (offset + bytes - 1) / bytes * bytes; at + bytes <= offset + size;
          at += bytes) {
         const std::size_t number = at / bytes;
-        const RowMark mark = trackers_[number / layer.cells()].mark(
+        RowMark mark = trackers_[number / layer.cells()].mark(
             static_cast<std::uint32_t>(number % layer.cells()));
         if (mark.rank == 0) continue;  // never written
+        mark.coded &= setting_->packed_states;
         std::memcpy(row.data(), out + (at - offset), bytes);
         stamp(row, mark, scheme);
         std::memcpy(out + (at - offset), row.data(), bytes);
@@ -146,17 +147,24 @@ void CacheBuffer::end_restore() {
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
     restored_too_early_ = false;
+    arrived_ = {};
     follow_all();
 }
 
 // Of the tensor that came last.
 void CacheBuffer::take_arrived() {
     if (restored_last_ == nullptr) return;
+    LayerCache& layer = *restored_last_->layer;
     try {
-        restored_last_->layer->take_arrived(restored_last_->part);
+        layer.take(restored_last_->part, arrived_);
     } catch (const std::exception& error) {
+        for (std::size_t row = 0; row < arrived_.at.size(); ++row)
+            if (arrived_.at[row] != ArrivedRows::none)
+                trackers_[row / layer.cells()].poison(
+                    static_cast<std::uint32_t>(row % layer.cells()));
         poison("a restored state was not taken over: ", error.what());
     }
+    arrived_.clear();
 }
 
 void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
@@ -197,7 +205,8 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
     const std::size_t bytes = layer.row_bytes(tensor.part);
     const bool whole = offset % bytes == 0 && size % bytes == 0;
     if (whole && restored_codes_ && !carries_marks(tensor)) {
-        layer.arrive(tensor.part, offset / bytes, size / bytes, in);
+        arrived_.add(offset / bytes, {in, size}, bytes,
+                     std::size_t{layer.cells()} * layer.streams());
         return;
     }
     for (std::size_t at = 0; whole && at < size; at += bytes) {

@@ -67,24 +67,30 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels, bool b
 
 }  // namespace
 
+std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
+                         std::uint32_t channels, std::size_t cells) {
+    const LayerScheme& codecs = scheme.layer(layer);
+    const BlockSizes sizes = block_sizes(codecs, channels, scheme.byte_rows(layer));
+    const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
+    if (packed == 0) return 0;
+    const std::size_t tokens = block_tokens(codecs);
+    const std::size_t blocks = (cells + tokens - 1) / tokens;
+    const Retention& keep = scheme.retention;
+    const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
+    const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
+    return blocks * packed + exact_blocks * sizes.exact;
+}
+
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const auto name = parse_cache_name(tensor.name);
     if (!name || !packable(tensor, setting) || host_asserts()) return nominal;
     const auto layer = static_cast<std::uint32_t>(name->layer);
-    const LayerScheme& scheme = setting.scheme.layer(layer);
-    if (scheme.exact()) return nominal;
-
-    const BlockSizes sizes = block_sizes(scheme, static_cast<std::uint32_t>(tensor.ne[0]),
-                                         setting.scheme.byte_rows(layer));
-    const std::size_t packed = name->part == Part::keys ? sizes.keys : sizes.values;
-    if (packed == 0) return nominal;
-    const std::size_t tokens = block_tokens(scheme);
-    const std::size_t blocks = (static_cast<std::size_t>(tensor.ne[1]) + tokens - 1) / tokens;
-    const Retention& keep = setting.scheme.retention;
-    const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
-    const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
-    const std::size_t per_stream = blocks * packed + exact_blocks * sizes.exact;
+    if (setting.scheme.layer(layer).exact()) return nominal;
+    const std::size_t per_stream =
+        packed_bytes(setting.scheme, layer, name->part, static_cast<std::uint32_t>(tensor.ne[0]),
+                     static_cast<std::size_t>(tensor.ne[1]));
+    if (per_stream == 0) return nominal;
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }
 

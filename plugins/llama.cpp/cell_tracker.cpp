@@ -341,8 +341,9 @@ void CellTracker::make_room() {
     const std::size_t slack = (previous_.size() / groups_.block() + 2) * budget_.exact_block;
     if (held > budget_.limit + slack)
         report_once(GGML_LOG_LEVEL_WARN,
-                    "LOWKV_BUDGET is exceeded: each sequence keeps its newest and its first tokens "
-                    "unquantized, and there are more sequences than it has room for");
+                    "the budget (LOWKV_BUDGET or --budget) is exceeded: each sequence keeps its "
+                    "newest and its first tokens unquantized, and there are more sequences than it "
+                    "has room for");
 }
 
 const Layout& CellTracker::newest_layout() {

@@ -113,7 +113,6 @@ void LayerCache::decide() {
 
 void LayerCache::clear() {
     decoded_from_ = nullptr;
-    arrived_ = {};
     for (Half& h : halves_) h.plain.zero();
     for (StreamState& s : streams_state_) {
         s.exact.truncate(0);

@@ -26,6 +26,7 @@
 #include "lowkv/device.h"
 #include "mapping.h"
 #include "settings.h"
+#include "unit_codes.h"
 
 struct ggml_tensor;
 
@@ -84,11 +85,10 @@ class LayerCache {
     // part begin with, before zeros: its codes, of one part or of both. Empty: they are numbers.
     std::vector<std::byte> saved_codes(Part part, std::uint32_t stream, std::uint32_t unit,
                                        bool both) const;
-    // Whole rows of a restored state that may hold such units, over all streams.
-    void arrive(Part part, std::size_t row, std::size_t rows, const std::byte* in);
     // All rows of the part have arrived: units take their codes, and other rows are written. Throws
-    // Error(invalid_image) where codes are wrong: their cells are poisoned, all else is there.
-    void take_arrived(Part part);
+    // Error(invalid_image) where codes are damaged, incomplete or not of this layer; no row may be
+    // seen then.
+    void take(Part part, const ArrivedRows& arrived);
 
     // Cells in the order in which their rows lie: exact ones, then packed ones block by block.
     struct Placed {
@@ -206,11 +206,6 @@ class LayerCache {
     mutable const std::byte* decoded_from_ = nullptr;
     mutable std::uint64_t decoded_blocks_ = 0;
     mutable std::vector<std::uint16_t> rows_;  // scratch: rows on their way in or out
-    struct Arrived {
-        static constexpr std::size_t none = SIZE_MAX;
-        std::vector<std::byte> bytes;
-        std::vector<std::size_t> at;  // of each row of the tensor; empty: nothing has arrived
-    } arrived_;
 
     Half& half(Part part) noexcept { return halves_[static_cast<int>(part)]; }
     const Half& half(Part part) const noexcept { return halves_[static_cast<int>(part)]; }
@@ -230,9 +225,10 @@ class LayerCache {
     static bool has_packed(Part part, const StreamState& s, const CellGroups& groups,
                            std::uint32_t unit) noexcept;
     enum class Portion : std::uint8_t { whole, keys, values };
-    std::vector<std::byte> take_arrived(Part part, std::uint32_t stream, std::uint32_t unit);
+    std::vector<std::byte> codes_in(Part part, std::span<const std::size_t> rows,
+                                    const ArrivedRows& arrived) const;
     void put_codes(Part part, std::uint32_t stream, std::uint32_t unit,
-                   std::span<const std::byte> rows);
+                   std::span<const std::byte> bytes);
     void make_unit_lists(std::uint32_t stream);
     void begin_unit(std::uint32_t stream, std::uint32_t unit);
     void take_units(std::uint32_t stream, Portion last, Executor& executor);

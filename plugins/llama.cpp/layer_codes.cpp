@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "layer_cache.h"
@@ -47,46 +44,39 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
     return bytes;
 }
 
-void LayerCache::arrive(Part part, std::size_t row, std::size_t rows, const std::byte* in) {
-    const std::size_t bytes = row_bytes(part), at = arrived_.bytes.size();
-    arrived_.bytes.resize(at + rows * bytes);
-    std::memcpy(arrived_.bytes.data() + at, in, rows * bytes);
-    arrived_.at.resize(std::size_t{cells_} * streams_, Arrived::none);
-    for (std::size_t r = 0; r < rows; ++r) arrived_.at[row + r] = at + r * bytes;
-}
-
-// The rows of a unit that has codes there; empty: it has none.
-std::vector<std::byte> LayerCache::take_arrived(Part part, std::uint32_t stream_index,
-                                                std::uint32_t unit) {
+// The first bytes of a unit's rows, as far as they are codes; empty: they are none. Throws where
+// some of its rows are missing: those that came may be codes or numbers.
+std::vector<std::byte> LayerCache::codes_in(Part part, std::span<const std::size_t> rows,
+                                            const ArrivedRows& arrived) const {
     const std::size_t bytes = row_bytes(part);
-    std::vector<std::size_t> rows;
-    for (const std::uint32_t cell : trackers_[stream_index].groups().unit_cells(unit)) {
-        if (cell == no_cell) continue;
-        rows.push_back(std::size_t{stream_index} * cells_ + cell);
-        if (arrived_.at[rows.back()] == Arrived::none) return {};
-    }
-    const std::byte* first = arrived_.bytes.data() + arrived_.at[rows.front()];
-    if (!begins_codes({first, bytes})) return {};
-    std::vector<std::byte> all;
+    const auto came = static_cast<std::size_t>(std::ranges::count_if(
+        rows, [&](std::size_t row) { return arrived.at[row] != ArrivedRows::none; }));
+    if (came == 0) return {};
+    if (came < rows.size()) throw Error(ErrorCode::invalid_image, "some of its rows are missing");
+    const std::span first(arrived.bytes.data() + arrived.at[rows.front()], bytes);
+    if (!begins_codes(first)) return {};
+    const std::size_t length = std::min(codes_length(first), rows.size() * bytes);
+    std::vector<std::byte> codes;
+    codes.reserve(length);
     for (const std::size_t row : rows) {
-        std::size_t& at = arrived_.at[row];
-        all.insert(all.end(), arrived_.bytes.data() + at, arrived_.bytes.data() + at + bytes);
-        at = Arrived::none;
+        const auto from = arrived.bytes.begin() + static_cast<std::ptrdiff_t>(arrived.at[row]);
+        const std::size_t count = std::min(bytes, length - codes.size());
+        codes.insert(codes.end(), from, from + static_cast<std::ptrdiff_t>(count));
     }
-    return all;
+    return codes;
 }
 
 void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t unit,
-                           std::span<const std::byte> rows) {
+                           std::span<const std::byte> bytes) {
     StreamState& s = state(stream_index);
     const CellGroups& groups = trackers_[stream_index].groups();
     const Plan& its = plan();
-    const UnitCodes found = read_codes(rows);
+    const UnitCodes found = read_codes(bytes);
     const std::vector<std::uint32_t> blocks = blocks_of(groups, {&unit, 1});
     const std::size_t each =
         (found.keys ? its.keys().bytes() : 0) + (found.values ? its.values().bytes() : 0);
     const bool has_keys = has_packed(Part::keys, s, groups, unit);
-    if (found.layer != index_ || found.rows * row_bytes(part) != rows.size() ||
+    if (found.layer != index_ || found.rows != groups.group(groups.unit_group(unit)).live ||
         found.codes.size() != each * blocks.size() || !(found.keys || has_keys) ||
         !(part == Part::keys ? found.keys : found.values))
         throw Error(ErrorCode::invalid_image, "its codes are another layer's");
@@ -105,36 +95,31 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     s.keys_wait |= !found.values;
 }
 
-void LayerCache::take_arrived(Part part) {
-    if (arrived_.at.empty()) return;
+void LayerCache::take(Part part, const ArrivedRows& arrived) {
+    if (arrived.at.empty()) return;
     decoded_from_ = nullptr;
-    std::string wrong;
+    std::vector<std::size_t> at = arrived.at;  // of the rows that are yet to be written
     for (std::uint32_t s = 0; s < streams_; ++s) {
         const CellGroups& groups = trackers_[s].groups();
         make_unit_lists(s);
         for (std::uint32_t unit = 0; unit < groups.generations().size(); ++unit) {
             if (groups.generations()[unit] % 2 == 0 || has_packed(part, state(s), groups, unit))
                 continue;
-            const std::vector<std::byte> rows = take_arrived(part, s, unit);
-            if (rows.empty()) continue;
-            try {
-                put_codes(part, s, unit, rows);
-            } catch (const std::exception& error) {
-                wrong = error.what();
-                for (const std::uint32_t cell : groups.unit_cells(unit))
-                    if (cell != no_cell) trackers_[s].poison(cell);
-            }
+            std::vector<std::size_t> rows;
+            for (const std::uint32_t cell : groups.unit_cells(unit))
+                if (cell != no_cell) rows.push_back(std::size_t{s} * cells_ + cell);
+            const std::vector<std::byte> codes = codes_in(part, rows, arrived);
+            if (codes.empty()) continue;
+            put_codes(part, s, unit, codes);
+            for (const std::size_t row : rows) at[row] = ArrivedRows::none;
         }
     }
-    const Arrived rest = std::exchange(arrived_, {});
     const std::size_t bytes = row_bytes(part);
-    for (std::size_t row = 0, run = 1; row < rest.at.size(); row += run, run = 1) {
-        if (rest.at[row] == Arrived::none) continue;
-        while (row + run < rest.at.size() && rest.at[row + run] == rest.at[row] + run * bytes)
-            ++run;
-        write_rows(part, row, run, rest.bytes.data() + rest.at[row]);
+    for (std::size_t row = 0, run = 1; row < at.size(); row += run, run = 1) {
+        if (at[row] == ArrivedRows::none) continue;
+        while (row + run < at.size() && at[row + run] == at[row] + run * bytes) ++run;
+        write_rows(part, row, run, arrived.bytes.data() + at[row]);
     }
-    if (!wrong.empty()) throw Error(ErrorCode::invalid_image, wrong);
 }
 
 }  // namespace lowkv::ggml

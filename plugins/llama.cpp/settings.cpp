@@ -56,8 +56,18 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
                     named_in + others);
 }
 
-// "24MiB", "1.5GiB", "1000000".
-std::size_t read_size(std::string_view text) {
+bool read_packed_states() {
+    const std::string value = platform::environment("LOWKV_STATES");
+    const std::string text = value.empty() ? "packed" : value;
+    if (text != "packed" && text != "f16")
+        throw Error(ErrorCode::invalid_argument,
+                    "LOWKV_STATES=" + text + " is neither packed nor f16");
+    return text == "packed";
+}
+
+}  // namespace
+
+std::size_t read_budget(std::string_view text) {
     double size = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
     const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
@@ -75,16 +85,6 @@ std::size_t read_size(std::string_view text) {
                                                  " is no size: say 24MiB, 1.5GiB or 2000000000");
 }
 
-bool read_packed_states() {
-    const std::string value = platform::environment("LOWKV_STATES");
-    const std::string text = value.empty() ? "packed" : value;
-    if (text != "packed" && text != "f16")
-        throw Error(ErrorCode::invalid_argument,
-                    "LOWKV_STATES=" + text + " is neither packed nor f16");
-    return text == "packed";
-}
-
-// What rows of a scheme go through before it, as a budget fills.
 std::vector<LayerScheme> finer_than(const Scheme& scheme) {
     const std::pair<const char*, std::vector<const char*>> ladders[] = {
         {"lowkv4", {}},
@@ -104,8 +104,6 @@ std::vector<LayerScheme> finer_than(const Scheme& scheme) {
         "LOWKV_BUDGET is for the schemes lowkv4, lowkv3, lowkv2.8, lowkv2 and lowkv1.5, in all "
         "layers alike: it ends with the one that is named and begins with finer ones");
 }
-
-}  // namespace
 
 void add_calibration(Calibration calibration) {
     auto shared = std::make_shared<const Calibration>(std::move(calibration));
@@ -145,7 +143,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
         }
         next->text = to_string(next->scheme);
         if (!budget.empty()) {
-            next->budget = read_size(budget);
+            next->budget = read_budget(budget);
             next->finer = finer_than(next->scheme);
         }
         if (next->scheme.needs_calibration())
@@ -178,6 +176,7 @@ void choose_from_environment() {
         choose(text, "LOWKV_CALIBRATION");
     } catch (const Error& error) {
         const bool unknown = error.code() == ErrorCode::invalid_scheme;
+        if (error.code() == ErrorCode::invalid_argument) return refuse(error.what());  // the budget
         refuse("LOWKV_SCHEME=" + text + (unknown ? " is not a scheme: " : " can't be used: ") +
                error.what());
         return;

@@ -46,6 +46,12 @@ bool begins_codes(std::span<const std::byte> row) noexcept {
     return equal >= 6;
 }
 
+std::size_t codes_length(std::span<const std::byte> row) noexcept {
+    Header header{};
+    if (row.size() >= sizeof header) std::memcpy(&header, row.data(), sizeof header);
+    return header.bytes < SIZE_MAX - sizeof header ? sizeof header + header.bytes : SIZE_MAX;
+}
+
 UnitCodes read_codes(std::span<const std::byte> rows) {
     Header header{};
     if (rows.size() >= sizeof header) std::memcpy(&header, rows.data(), sizeof header);

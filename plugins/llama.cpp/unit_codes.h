@@ -32,8 +32,33 @@ std::vector<std::byte> write_codes(const UnitCodes& unit);
 // Whether these are the first bytes of such rows.
 bool begins_codes(std::span<const std::byte> row) noexcept;
 
-// Of all rows of a unit. Throws Error(invalid_image) for what is damaged, cut off, or of another
-// version.
+// How many bytes of all rows of a unit are header and codes, as its first row says.
+std::size_t codes_length(std::span<const std::byte> row) noexcept;
+
+// Of the first bytes of the rows of a unit, as many or more. Throws Error(invalid_image) for what
+// is damaged, cut off, or of another version.
 UnitCodes read_codes(std::span<const std::byte> rows);
+
+// Whole rows of a tensor, kept until all of them are there: a unit's may come in any order.
+struct ArrivedRows {
+    static constexpr std::size_t none = SIZE_MAX;
+    std::vector<std::byte> bytes;
+    std::vector<std::size_t> at;  // of each row of the tensor; empty: nothing has arrived
+
+    // Of a tensor of `all` rows.
+    void add(std::size_t row, std::span<const std::byte> rows, std::size_t row_bytes,
+             std::size_t all) {
+        at.resize(all, none);
+        const std::size_t begin = bytes.size();
+        bytes.insert(bytes.end(), rows.begin(), rows.end());
+        for (std::size_t first = 0; first < rows.size(); first += row_bytes)
+            at[row++] = begin + first;
+    }
+    // Keeps the memory, for the next tensor.
+    void clear() noexcept {
+        bytes.clear();
+        at.clear();
+    }
+};
 
 }  // namespace lowkv::ggml

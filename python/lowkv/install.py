@@ -30,7 +30,7 @@ def install(model: PreTrainedModel) -> None:
         return
     if not _goes_through_the_interface(model):
         raise Error(f"{type(model).__name__} ({config.model_type}) computes its attention itself, and lowkv has no "
-                    "adapter for it; use the model's own cache. docs/transformers.md lists what works")
+                    "adapter for it; use the model's own cache. docs/transformers/families.md lists what works")
     if config._attn_implementation != NAME:
         setattr(model, _STOCK, config._attn_implementation)
     # Not by set_attn_implementation(), which would switch a multimodal model's vision tower as well.

@@ -138,7 +138,7 @@ def _llama_cpp():
     host = getattr(llama_cpp.llama_cpp, "_lib", None)
     if host is None or not hasattr(host, "ggml_backend_load") or not hasattr(host, "ggml_version"):
         raise Error(f"llama_cpp {llama_cpp.__version__} shows no ggml that takes plug-ins: it must be built with "
-                    "shared libraries, as pip does, and be as new as docs/llama.cpp.md says")
+                    "shared libraries, as pip does, and be as new as docs/llama.cpp/versions.md says")
     return llama_cpp
 
 

@@ -39,5 +39,5 @@ class Rows(torch.Tensor):
         raise Bypassed(
             f"layer {index}: this model's attention uses the cached keys or values itself ({name}) instead of "
             "calling the attention function that Cache.from_model() installed, so lowkv can't serve it. Use the "
-            "model's own cache, or see docs/transformers.md for the families that work. (After lowkv.restore(), or "
+            "model's own cache, or see docs/transformers/families.md for what works. (After lowkv.restore(), or "
             "after this message, a model needs Cache.from_model() again.)")

@@ -23,7 +23,7 @@ std::shared_ptr<Device> make_opencl_device(const std::string& name) {
     throw Error(ErrorCode::unsupported,
                 "device '" + name +
                     "': this build of lowkv has no OpenCL. Build one that has: pip install "
-                    "--config-settings=cmake.define.LOWKV_OPENCL=ON . (docs/devices.md)");
+                    "--config-settings=cmake.define.LOWKV_OPENCL=ON . (docs/devices/opencl.md)");
 }
 #endif
 
@@ -38,7 +38,7 @@ std::shared_ptr<Device> make_cuda_device(const std::string& name) {
         throw Error(ErrorCode::unsupported,
                     "device '" + name +
                         "': CUDA devices take the package lowkv-cuda: pip install ./python/cuda "
-                        "in lowkv's sources (docs/devices.md): " +
+                        "in lowkv's sources (docs/devices/cuda.md): " +
                         error.what());
     }
     if (nb::cast<std::string>(part.attr("interface")) != LOWKV_INTERFACE)

@@ -14,7 +14,8 @@ CPP = r'''
 // throw Error(code, "not in a comment");
 void f(int n) {
     if (n < 0) throw Failure("there is no " + name(n) + ", but " "one in two pieces");
-    report(GGML_LOG_LEVEL_INFO, "an information is none");
+    std::fprintf(stderr, "lowkv: %d of %zu are busy\n", n, n);
+    std::fprintf(stderr, "what others print is none of ours\n");
     report(GGML_LOG_LEVEL_WARN, n == 1 ? "one layer stays f16" : "all stay f16");
     const std::string why = "its keys have " + std::to_string(n) + " channels";
     log("nor is any other text");
@@ -44,14 +45,16 @@ def block(*lines):
     return "# Page\n\n```text\n" + "\n".join(lines) + "\n```\n"
 
 
-ALL = ("there is no <thing>, but one in two pieces", "<one> layer stays f16", "its keys have <n> channels",
-       "layer <n>: not served", "lowkv: something is odd", "--block-size <n>; a multiple is needed")
+ALL = ("lowkv: <n> of <m> are busy", "there is no <thing>, but one in two pieces", "<one> layer stays f16",
+       "its keys have <n> channels", "layer <n>: not served", "lowkv: something is odd",
+       "--block-size <n>; a multiple is needed")
 
 
 def test_messages_are_collected_without_their_variable_parts(tmp_path):
     write(tmp_path, block(*ALL))
     assert {message.text for message in messages.collected(tmp_path)} == {
-        "there is no ..., but one in two pieces", "...one layer stays f16...all stay f16", "its keys have ... channels",
+        "lowkv: ... of ... are busy ", "there is no ..., but one in two pieces",
+        "...one layer stays f16...all stay f16", "its keys have ... channels",
         "lowkv: something is odd", "--block-size ...; a multiple is needed", "layer ...: not served..."}
     assert messages.problems(tmp_path) == []
 

@@ -86,9 +86,10 @@ def test_the_size_that_a_refusal_names_would_do(tmp_path, write):
 
 
 @pytest.mark.parametrize("budget, scheme, said", [
-    ("1MiB", "lowkv2", r"LOWKV_BUDGET=1.0 MiB is too little: 4096 tokens take [\d.]+ MiB at lowkv2"),
-    ("lots", "lowkv2", "LOWKV_BUDGET=lots is no size: say 24MiB"),
-    ("24MiB", "kivi2", "LOWKV_BUDGET is for the schemes lowkv4"),
+    ("1MiB", "lowkv2",
+     r"a budget of 1.0 MiB \(LOWKV_BUDGET or --budget\) is too little: 4096 tokens take [\d.]+ MiB at lowkv2"),
+    ("lots", "lowkv2", "--budget=lots is no size: say 24MiB"),
+    ("24MiB", "kivi2", "--budget is for the schemes lowkv4"),
 ])
 def test_what_can_not_be_is_refused_with_what_would_do(budget, scheme, said):
     run = completion("-c", 4096, budget=budget, scheme=scheme, tokens=4)

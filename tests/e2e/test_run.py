@@ -132,6 +132,24 @@ def test_an_override_beyond_the_model_starts_nothing(words, env):
     assert len(run.both.strip().splitlines()) == 1, run.both
 
 
+@pytest.mark.parametrize("words, env, said", [
+    ((), {"LOWKV_BUDGET": "lots"}, "LOWKV_BUDGET=lots is no size"),
+    (("--budget", "lots"), {}, "--budget=lots is no size"),
+    (("--scheme", "kivi4"), {"LOWKV_BUDGET": "1GiB"}, "LOWKV_BUDGET is for the schemes"),
+    (("--budget", "1GiB"), {"LOWKV_SCHEME": "kivi4"}, "--budget is for the schemes"),
+    ((), {"LOWKV_SCHEME": "kivi3"}, 'LOWKV_SCHEME: scheme "kivi3"'),
+    (("--scheme", "kivi3"), {"LOWKV_SCHEME": "kivi2"}, 'scheme "kivi3"'),
+    ((), {"LOWKV_SCHEME": "kivi2,layer.40=kivi4"}, "LOWKV_SCHEME: kivi2,layer.40=kivi4 has an override of layer 40"),
+    ((), {"LOWKV_SCHEME": "kivi2,filter=heavy,keep=50%"},
+     "LOWKV_SCHEME=kivi2,filter=heavy,keep=50%: llama.cpp decides"),
+    (("--scheme", "kivi2,filter=heavy,keep=50%"), {}, "--scheme kivi2,filter=heavy,keep=50%: llama.cpp decides"),
+    (("--calibration", "/no"), {}, "--calibration: /no: there is no such file"),
+    ((), {"LOWKV_CALIBRATION": "/no"}, "LOWKV_CALIBRATION: /no: there is no such file")])
+def test_what_is_wrong_is_named_as_it_was_given(words, env, said):
+    run = lowkv("run", *words, "--", COMPLETION, "-m", MODEL, *ASK, **env)
+    assert run.code in (1, 2) and run.both.startswith(f"lowkv: {said}") and len(run.both.splitlines()) == 1, run.both
+
+
 def verdicts(run):
     """What `lowkv run` and the plug-in say of a program, but for its threads on a busy machine."""
     return [line for line in run.both.splitlines() if "lowkv:" in line and "other programs keep" not in line]

@@ -1,10 +1,13 @@
 """Saved states take the room of their codes on the disk: `lowkv run` and `lowkv shrink`."""
 
+import gzip
 import hashlib
 import os
 import random
+import re
 import subprocess
 import time
+from pathlib import Path
 
 import plugin_models as models
 import pytest
@@ -25,6 +28,10 @@ def tiny(folder):
 
 def on_disk(path):
     return path.stat().st_blocks * 512
+
+
+def bytes_read(pid):
+    return int(re.search(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())[1])
 
 
 def shrink(*paths):
@@ -59,6 +66,10 @@ def test_run_shrinks_what_a_server_saves(folder, tiny):
                 break
             time.sleep(0.1)
         assert on_disk(file) < 0.5 * file.stat().st_size
+        time.sleep(1)
+        before = bytes_read(s.process.pid)
+        time.sleep(1)
+        assert bytes_read(s.process.pid) - before < 1 << 20, "lowkv run reads the file again and again"
         straight = s.complete(prompt, tokens=8, id_slot=0)
         s.request("POST", "/slots/0?action=erase", None)
         assert s.request("POST", "/slots/0?action=restore", {"filename": "a.bin"})[0] == 200
@@ -120,3 +131,39 @@ def test_what_it_refuses(folder):
     os.chmod(file, 0o400)
     if os.geteuid() != 0:
         assert "Permission denied" in shrink(file).stderr
+
+
+EARLIER = sorted((Path(__file__).parent.parent / "saved").glob("*/slot.bin.gz"))
+
+
+@pytest.mark.parametrize("path", EARLIER or [None], ids=[p.parent.name for p in EARLIER])
+def test_slot_files_of_earlier_versions(folder, path):
+    """Of a model that is written here, in a cache of lowkv2.8. LOWKV_WRITE_SAVED=FOLDER writes this version's."""
+    model = models.llama(folder / "earlier.gguf", head_dim=64, heads=2, kv_heads=1, layers=2, width=64)
+    slots = folder / "earlier"
+    slots.mkdir(exist_ok=True)
+    prompt = text(11, 700)
+    args = ("-np", 1, "-c", 1024, "-cram", 0, "--slot-save-path", slots)
+    write = os.environ.get("LOWKV_WRITE_SAVED")
+    with server(folder, *args, scheme="lowkv2.8,window=32,sinks=0", model=model, env={"LOWKV_VERBOSE": "1"}) as s:
+        ask = {"id_slot": 0, "n_probs": 50, "tokens": 1}
+        if write:
+            s.complete(prompt, **ask)
+            assert s.request("POST", "/slots/0?action=save", {"filename": "slot.bin"})[0] == 200
+            with gzip.GzipFile(Path(write) / "slot.bin.gz", "wb", mtime=0) as out:
+                out.write((slots / "slot.bin").read_bytes())
+            return
+        (slots / "slot.bin").write_bytes(gzip.decompress(path.read_bytes()))
+        status, answer = s.request("POST", "/slots/0?action=restore", {"filename": "slot.bin"})
+        assert status == 200 and answer["n_restored"] >= 700, answer
+        restored = s.complete(prompt, **ask)
+        assert restored["timings"]["prompt_n"] <= 1
+        s.request("POST", "/slots/0?action=erase", None)
+        assert s.complete(prompt, **ask)["timings"]["prompt_n"] >= 700
+        anew = s.complete(prompt, **ask)  # as restored: its last token alone, what is before it is packed
+        log = s.log
+    assert "restored cells packed again 0" in log.read_text()
+    first, second = ({t["id"]: t["logprob"] for t in a["completion_probabilities"][0]["top_logprobs"]}
+                     for a in (restored, anew))
+    shared = first.keys() & second.keys()
+    assert len(shared) > 35 and max(abs(first[t] - second[t]) for t in shared) < 0.3

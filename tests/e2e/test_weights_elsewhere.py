@@ -1,6 +1,7 @@
 """`lowkv run --weights-on`: weights on other devices, the cache packed here. A server of llama.cpp's RPC on loopback
 stands for a GPU: its memory and its graphs are its own, and what it computes comes back as a GPU's would."""
 
+import base64
 import concurrent.futures
 import contextlib
 import re
@@ -8,7 +9,9 @@ import socket
 import subprocess
 import time
 
+import plugin_models as models
 import pytest
+from models.projector import picture, projector
 from plugin_tools import MODEL, TOOLS, assert_same_text, environment, free_port, server
 from test_command import COMMAND, lowkv
 
@@ -75,13 +78,62 @@ def test_own_overrides_come_first(gpu, here):
 
 def test_two_devices_share_the_layers(gpu, here):
     with rpc_server() as other:
+        uneven = lowkv("run", "--weights-on", "RPC0=1,RPC1=5", "--", COMPLETION, "-m", MODEL, *ASK, "--rpc",
+                       f"{gpu},{other}", "-lv", 5)
+        unfair = lowkv("run", "--weights-on", "RPC0=1,RPC1=100", "--", COMPLETION, "-m", MODEL, "--rpc",
+                       f"{gpu},{other}")
+        layers = [set(map(int, re.findall(rf"blk\.(\d+)\..* overridden to RPC0\[{address}", uneven.both)))
+                  for address in (gpu, other)]
         run = lowkv("run", "--weights-on", "RPC0,RPC1", "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", f"{gpu},{other}",
                     "-lv", 4)
         shares = [buffers(run, f"RPC0[{address}]") for address in (gpu, other)]
+    assert layers == [set(range(5)), set(range(5, 30))]
+    assert_same_text(uneven.out, here["lowkv2.8"], 200)
+    assert unfair.code == 2 and "gives RPC0 none of the 30 layers: leave it out" in unfair.err, unfair.both
     assert run.code == 0, run.both
     # One has the output besides its half of the layers.
     assert 30 < min(shares) < max(shares) < min(shares) + 32, shares
     assert_same_text(run.out, here["lowkv2.8"], 200)
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_layers_that_read_anothers_cache(gpu, tmp_path, name, scheme):
+    """llama.cpp would give flash attention up if theirs were on the other device."""
+    model = models.write_model(name, tmp_path / f"{name}.gguf")
+    texts = []
+    for words in ((), ("--weights-on", "RPC0")):
+        program = (COMPLETION, "-m", model, *ASK[:-2], *(("--rpc", gpu, "-lv", 4) if words else ()))
+        run = lowkv("run", *words, "--scheme", scheme, "--", *program)
+        assert run.code == 0 and len(re.findall(rf"lowkv: active: scheme {scheme}", run.both)) == 2, run.both[-3000:]
+        texts.append(run.out)
+    assert buffers(run, "RPC0") > 3
+    assert_same_text(*texts, at_least=20)
+
+
+@pytest.mark.parametrize("words, device", [((), "CPU"), (("--weights-on", "RPC0"), "RPC0")])
+def test_a_projector_is_where_the_weights_are(gpu, tmp_path, words, device):
+    """Not on the device LOWKV, which llama.cpp would take as the first."""
+    model = models.llama(tmp_path / "llama.gguf")
+    by = [COMMAND, "run", *words, "--"]
+    with server(tmp_path, "-lv", 4, "--mmproj", projector(tmp_path / "mmproj.gguf"), *(("--rpc", gpu) if words else ()),
+                scheme=None, model=model, by=by) as running:
+        marker = running.request("GET", "/props")[1]["media_marker"]
+        image = base64.b64encode(picture()).decode()
+        answer = running.complete({"prompt_string": f"{PROMPT[:400]}{marker} Once", "multimodal_data": [image]})
+        log = running.log.read_text()
+    assert answer["content"] and re.search(rf"CLIP using {device}", log), log[-3000:]
+    assert re.search("lowkv: active: .* 2 layers", log)
+
+
+@pytest.mark.parametrize("words", [(), ("--weights-on", "RPC0")])
+def test_a_router_is_refused_by_name(gpu, tmp_path, words):
+    """Its servers say what becomes of their caches on its stdout, and a user reads that, not `lowkv run`."""
+    models.llama(tmp_path / "one.gguf")
+    run = lowkv("run", *words, "--", TOOLS / "llama-server", "--models-dir", tmp_path, "--port", free_port(), "--no-ui",
+                *(("--rpc", gpu) if words else ()))
+    assert run.code == 1, run.both
+    assert "llama-server was stopped: without a model it is a router" in run.err.strip().splitlines()[-1], run.both
 
 
 @pytest.mark.parametrize("requests", [16, pytest.param(200, marks=pytest.mark.long)])
@@ -101,15 +153,23 @@ def test_a_server_of_four_slots(gpu, tmp_path, requests):
 @pytest.mark.parametrize("words, command, said", [
     (["--weights-on", "CUDA7"], [], "--weights-on CUDA7: the program sees no such device, but RPC0"),
     (["--weights-on", "RPC0"], ["-ngl", 3], "--weights-on says where the weights go, and so does -ngl 3"),
-    (["--weights-on", "RPC0"], ["-md", MODEL], "--weights-on does not serve draft models"),
+    (["--weights-on", "RPC0"], ["-md", MODEL], f"--weights-on does not serve draft models, and there is -md {MODEL}"),
+    (["--weights-on", "RPC0=0"], [], "--weights-on RPC0=0: a share is a number above 0, as in RPC0=2"),
+    (["--weights-on", "RPC0=half"], [], "--weights-on RPC0=half: a share is"),
     (["--weights-on", ","], [], "--weights-on names no device"),
     (["--weights-on", ""], [], "--weights-on names no device"),
-    (["--weights-on", "RPC0, RPC0"], [], "--weights-on names RPC0 twice"),
+    (["--weights-on", "RPC0, RPC0=2"], [], "--weights-on names RPC0 twice"),
     (["--weights-on", "RPC0"], ["-ngl", 0], "and so does -ngl 0: leave one of them out"),
 ])
 def test_what_it_refuses(gpu, words, command, said):
     run = lowkv("run", *words, "--", COMPLETION, "-m", MODEL, *ASK, "--rpc", gpu, *command)
     assert run.code == 2 and said in run.err, run.both
+
+
+def test_it_names_the_variable_that_says_otherwise(gpu):
+    for variable, value in (("LLAMA_ARG_N_GPU_LAYERS", "3"), ("LLAMA_ARG_SPEC_DRAFT_MODEL", MODEL)):
+        run = lowkv("run", "--weights-on", "RPC0", "--", COMPLETION, "-m", MODEL, "--rpc", gpu, **{variable: value})
+        assert run.code == 2 and f" {variable}={value}: leave one of them out" in run.err, run.both
 
 
 def test_no_device_at_all():

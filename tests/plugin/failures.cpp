@@ -283,10 +283,15 @@ TEST_CASE("a scheme for a layer that the model lacks fails every graph") {
 }
 
 TEST_CASE("no allocation of a restore may fail unnoticed") {
-    Restoring restoring;
-    for (std::size_t tensor = 0; tensor < restoring.state.size(); ++tensor)
-        for (const Shortage::Kind kind : kinds)
-            for (std::size_t number = 0; restoring.check(tensor, kind, number, 0);) ++number;
+    for (const char* states : {"f16", "packed"}) {
+        CAPTURE(states);
+        setenv("LOWKV_STATES", states, 1);
+        Restoring restoring;
+        for (std::size_t tensor = 0; tensor < restoring.state.size(); ++tensor)
+            for (const Shortage::Kind kind : kinds)
+                for (std::size_t number = 0; restoring.check(tensor, kind, number, 0);) ++number;
+    }
+    setenv("LOWKV_STATES", "f16", 1);
 }
 
 TEST_CASE("the keys of a context shift that fails are not seen, as llama.cpp goes on") {

@@ -65,12 +65,14 @@ void forward(int number, siginfo_t* info, void* /*context*/) {
     if (child > 0 && !repeated(number)) signal_child(child, number);
 }
 
-[[noreturn]] void become(const std::vector<std::string>& words, int messages,
+[[noreturn]] void become(const std::vector<std::string>& words, int messages, bool deaf,
                          const sigset_t& signals) {
     if (own_group) setpgid(0, 0);
 #ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGTERM);
 #endif
+    for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO})
+        if (deaf) dup2(open("/dev/null", O_RDWR | O_CLOEXEC), descriptor);
     dup2(messages, STDERR_FILENO);
     close(messages);
     sigprocmask(SIG_SETMASK, &signals, nullptr);
@@ -141,7 +143,7 @@ int exit_status(int status) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-pid_t start_child(const std::vector<std::string>& words, int& messages) {
+pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf) {
     const std::array<int, 2> ends = make_pipe();
     keep_children();
     own_group = !in_foreground();
@@ -149,7 +151,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages) {
     sigfillset(&block);
     sigprocmask(SIG_BLOCK, &block, &before);
     const pid_t child = fork();
-    if (child == 0) become(words, ends[1], before);
+    if (child == 0) become(words, ends[1], deaf, before);
     if (child > 0 && own_group) setpgid(child, child);  // whoever of us comes first
     close(ends[1]);
     messages = ends[0];

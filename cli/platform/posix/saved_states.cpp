@@ -59,6 +59,12 @@ std::uint64_t on_disk(int file) {
     return static_cast<std::uint64_t>(found.st_blocks) * disk_sector;
 }
 
+std::int64_t changed_at(const std::string& path) {
+    struct stat found = {};
+    if (stat(path.c_str(), &found) != 0) return 0;
+    return std::int64_t{found.st_ctim.tv_sec} * 1000000000 + found.st_ctim.tv_nsec;
+}
+
 }  // namespace
 
 SparseFile give_zeros_back(const std::string& path) {
@@ -121,8 +127,13 @@ void SlotFiles::read() {
         }
     }
     for (const std::string& name : names) {
+        const std::string path = folder_ + "/" + name;
+        // To close it here is an event, too.
+        const auto known = done_.find(name);
+        if (known != done_.end() && known->second == changed_at(path)) continue;
         try {
-            give_zeros_back(folder_ + "/" + name);
+            give_zeros_back(path);
+            done_[name] = changed_at(path);
         } catch (const std::exception& error) {
             // In use: it is being read or written, and comes again when it was written.
             if (!std::exchange(told_, true)) std::fprintf(stderr, "lowkv: %s\n", error.what());

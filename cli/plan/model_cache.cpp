@@ -1,0 +1,111 @@
+#include "plan/model_cache.h"
+
+#include <algorithm>
+
+#include "cache_size.h"
+#include "common/terminal.h"
+#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
+#include "lowkv/error.h"
+#include "settings.h"
+
+namespace lowkv::cli {
+
+namespace {
+
+std::uint64_t most_tokens(const ModelShape& shape, std::size_t layer) {
+    return layer < shape.sliding.size() && shape.sliding[layer] ? sliding_cells(shape.window)
+                                                                : all_tokens;
+}
+
+// What the plug-in announces of one sequence's caches; it refuses a budget below that.
+double told_bytes(const ModelShape& shape, const Scheme& scheme, std::uint64_t context) {
+    double sum = 0;
+    for (std::uint32_t layer = 0; layer < shape.layers.size(); ++layer) {
+        const std::uint32_t channels = shape.layers[layer].channels();
+        if (channels == 0) continue;
+        const std::uint64_t cells = std::min(context, most_tokens(shape, layer));
+        for (const Part part : {Part::keys, Part::values})
+            sum += static_cast<double>(
+                std::min<std::uint64_t>(ggml::packed_bytes(scheme, layer, part, channels, cells),
+                                        std::uint64_t{2} * channels * cells));
+    }
+    return sum;
+}
+
+}  // namespace
+
+// Plans of equal layers are alike, so runs of them are counted together.
+StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
+    if (scheme.retention.filter != Filter::none) {
+        throw Error(ErrorCode::unsupported, to_string(scheme) +
+                                                ": plan does not count what a filter keeps or "
+                                                "evicts; leave filter=, keep= and evict= out");
+    }
+    require_layers(scheme, static_cast<std::uint32_t>(shape.layers.size()));
+    StoredCache cache;
+    for (std::uint32_t layer = 0, end = 0; layer < shape.layers.size(); layer = end) {
+        const Shape& first = shape.layers[layer];
+        const LayerScheme& codecs = scheme.layer(layer);
+        const std::uint64_t most = most_tokens(shape, layer);
+        for (end = layer + 1; end < shape.layers.size() && shape.layers[end] == first &&
+                              most_tokens(shape, end) == most && scheme.layer(end) == codecs;)
+            ++end;
+        if (first.kv_heads == 0) continue;
+        const Plan plan = neutral_plan(codecs, first, nullptr, scheme.byte_rows(layer));
+        cache.push_back({.layers = end - layer,
+                         .channels = first.channels(),
+                         .block_tokens = plan.block_tokens(),
+                         .exact_bytes = static_cast<double>(plan.exact_bytes()),
+                         .packed_bytes = static_cast<double>(plan.packed_bytes()),
+                         .most_tokens = most,
+                         .retention = scheme.retention});
+    }
+    return cache;
+}
+
+StoredCache idealised_cache(const ModelShape& shape, double bits) {
+    StoredCache cache;
+    for (std::size_t layer = 0; layer < shape.layers.size(); ++layer)
+        if (shape.layers[layer].kv_heads > 0)
+            cache.push_back(
+                idealised(1, shape.layers[layer].channels(), bits, most_tokens(shape, layer)));
+    return cache;
+}
+
+Budget budget_of(const ModelShape& shape, const std::string& size, const std::string& scheme,
+                 std::uint64_t batch) {
+    const Scheme end = parse_scheme(scheme);
+    std::vector<LayerScheme> schemes = ggml::finer_than(end);
+    schemes.insert(schemes.begin(), LayerScheme{});
+    schemes.push_back(end.base);
+    Budget budget{.bytes = static_cast<double>(ggml::read_budget(size)),
+                  .in_parts = std::ranges::find(shape.sliding, true) != shape.sliding.end(),
+                  .steps = {}};
+    constexpr std::uint64_t padding = 256;  // llama.cpp's contexts are multiples of it
+    const std::uint64_t most = most_that([&](std::uint64_t steps) {
+        return static_cast<double>(batch) * told_bytes(shape, end, steps * padding) <= budget.bytes;
+    });
+    const std::uint64_t longest = most == all_tokens ? most : most * padding;
+    for (const LayerScheme& codecs : schemes) {
+        const Scheme step{.base = codecs, .retention = end.retention, .overrides = {}};
+        budget.steps.push_back(
+            {.scheme = std::string(preset_of(codecs)->name),
+             .tokens = std::min(longest, longest_context(packed_cache(shape, step),
+                                                         {.batch = batch}, budget.bytes))});
+        if (budget.steps.back().tokens == longest && !budget.in_parts) break;
+    }
+    return budget;
+}
+
+std::string text_of(const Budget& budget) {
+    std::string text = "within " + bytes(budget.bytes) + " tokens stay unquantized";
+    if (budget.in_parts) text += " (at most: sliding layers and the others have fixed parts of it)";
+    for (const BudgetStep& step : budget.steps) {
+        if (&step != &budget.steps.front()) text += ", then " + step.scheme;
+        text += " up to " + (step.tokens == all_tokens ? "any length" : count(step.tokens));
+    }
+    return text + "; longer contexts are refused";
+}
+
+}  // namespace lowkv::cli
