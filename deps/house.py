@@ -19,7 +19,7 @@ PRODUCT = ("include", "platform", "src", "python", "plugins", "cli", "devices")
 # hybrid models in transformers (states.py), 570 codes in saved states and files with holes (layer_codes.cpp,
 # cli/common/saved_states.h), 470 Windows (platform/, cli/platform/), 250 advice on schemes (cli/common/advice.cpp), 290
 # a program's weights and cache proved layer by layer, and shares of devices (cli/doctor/program_check.cpp).
-BARS = {"product lines": 38710, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
+BARS = {"product lines": 38720, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
 
 
