@@ -31,7 +31,7 @@ LANES = (
     Lane("tsan", "test-tsan", 600, 0,
          ("plugins", "src/cache", "src/executor.cpp", "src/attention", "include/lowkv/executor.h")),
     Lane("aarch64", "test-aarch64", 500, 1, ("src/kernels",), ("aarch64-linux-gnu-g++", "qemu-aarch64")),
-    Lane("windows", "test-windows", 400, 2,
+    Lane("windows", "test-windows", 1200, 2,
          ("platform", "cli/platform", "plugins", "tests/windows", "cmake", "src/kernels"),
          ("x86_64-w64-mingw32-g++-posix", "/usr/lib/wine/wine64")),
     Lane("opencl", "test-opencl PYTEST_ARGS='-k test_devices'", 250, 1, ("devices", "include/lowkv/device.h"),
