@@ -84,6 +84,9 @@ class CacheBuffer {
     void restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                  const std::byte* in);
 
+    // As numbers, for who reads a graph's views and saves no state.
+    void read(const CacheTensor& tensor, std::size_t offset, std::size_t size, std::byte* out);
+
     // The scheduler has copied these keys for an operation elsewhere.
     void copied_by_graph(const CacheTensor& keys, std::size_t offset, std::size_t size);
 

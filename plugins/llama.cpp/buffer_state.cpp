@@ -40,7 +40,10 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
     const std::size_t bytes = layer.row_bytes(tensor.part);
     const bool whole = offset % bytes == 0 && size % bytes == 0;
     const bool marked = carries_marks(tensor);
-    if (saving_.last != &tensor) {
+    // Rows of the keys with the marks that come again begin another state.
+    const std::size_t first = offset / bytes;
+    const bool again = marked && first < saving_.cells.size() && saving_.cells[first];
+    if (saving_.last != &tensor || again) {
         if (marked) saving_.cells.clear();
         saving_.codes.clear();
         saving_.last = &tensor;
@@ -61,14 +64,26 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
     for (std::size_t at = (offset + bytes - 1) / bytes * bytes; at + bytes <= offset + size;
          at += bytes) {
         const std::size_t number = at / bytes;
-        RowMark mark = trackers_[number / layer.cells()].mark(
-            static_cast<std::uint32_t>(number % layer.cells()));
+        const CellTracker& tracker = trackers_[number / layer.cells()];
+        const auto cell = static_cast<std::uint32_t>(number % layer.cells());
+        if (tracker.poisoned(cell)) {
+            write_bad_row({out + (at - offset), bytes});
+            continue;
+        }
+        RowMark mark = tracker.mark(cell);
         if (mark.rank == 0) continue;  // never written
         mark.coded &= setting_->packed_states;
         std::memcpy(row.data(), out + (at - offset), bytes);
         stamp(row, mark, scheme);
         std::memcpy(out + (at - offset), row.data(), bytes);
     }
+}
+
+void CacheBuffer::read(const CacheTensor& tensor, std::size_t offset, std::size_t size,
+                       std::byte* out) {
+    end_restore();
+    saving_ = {};
+    tensor.layer->read(tensor.part, offset, size, out);
 }
 
 // Rows of units that are saved whole are codes, others are numbers.
@@ -115,7 +130,7 @@ const std::vector<std::byte>& CacheBuffer::codes_of(const CacheTensor& tensor, s
     const bool whole = std::ranges::all_of(cells, [&](std::uint32_t cell) {
         return cell == no_cell ||
                (saving_.cells[std::size_t{stream} * tensor.layer->cells() + cell] &&
-                trackers_[stream].mark(cell).coded);
+                trackers_[stream].mark(cell).coded && !trackers_[stream].poisoned(cell));
     });
     if (!whole) return found->second;
     if (tensor.layer == marked_layer())
@@ -155,13 +170,20 @@ void CacheBuffer::end_restore() {
 void CacheBuffer::take_arrived() {
     if (restored_last_ == nullptr) return;
     LayerCache& layer = *restored_last_->layer;
+    const auto tracker = [&](std::size_t row) -> CellTracker& {
+        return trackers_[row / layer.cells()];
+    };
+    const auto cell = [&](std::size_t row) {
+        return static_cast<std::uint32_t>(row % layer.cells());
+    };
+    std::vector<std::size_t>& at = arrived_.at;
+    for (std::size_t row = 0; row < at.size(); ++row)
+        if (tracker(row).poisoned(cell(row))) at[row] = ArrivedRows::none;
     try {
         layer.take(restored_last_->part, arrived_);
     } catch (const std::exception& error) {
-        for (std::size_t row = 0; row < arrived_.at.size(); ++row)
-            if (arrived_.at[row] != ArrivedRows::none)
-                trackers_[row / layer.cells()].poison(
-                    static_cast<std::uint32_t>(row % layer.cells()));
+        for (std::size_t row = 0; row < at.size(); ++row)
+            if (at[row] != ArrivedRows::none) tracker(row).poison(cell(row));
         poison("a restored state was not taken over: ", error.what());
     }
     arrived_.clear();
@@ -209,13 +231,19 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
                      std::size_t{layer.cells()} * layer.streams());
         return;
     }
+    std::vector<std::byte> clean;
     for (std::size_t at = 0; whole && at < size; at += bytes) {
         if (!begins_codes({in + at, bytes})) continue;
+        if (carries_marks(tensor)) {  // poisoned, as restore_cells() has seen
+            if (clean.empty()) clean.assign(in, in + size);
+            std::fill_n(clean.begin() + static_cast<std::ptrdiff_t>(at), bytes, std::byte{0});
+            continue;
+        }
         restored_too_early_ = true;
         throw Error(ErrorCode::unsupported,
                     "it has packed rows, which come after the keys of its first layer");
     }
-    layer.write(tensor.part, offset, size, in);
+    layer.write(tensor.part, offset, size, clean.empty() ? in : clean.data());
 }
 
 // The tensor that came last is complete, and so are the marks.
@@ -235,6 +263,7 @@ void CacheBuffer::follow_restored() {
 
 void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to) {
     end_restore();
+    saving_ = {};
     const Copied before = std::exchange(copied_, {});
     const bool goes_on = before.layer != nullptr && before.from == from && before.to == to;
     try {
@@ -255,8 +284,8 @@ void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std
 
 void CacheBuffer::poison(const char* what, const char* why) noexcept {
     try {
-        poison_ = std::string(what) + why;
-        report(GGML_LOG_LEVEL_ERROR, poison_);
+        const std::string before = std::exchange(poison_, std::string(what) + why);
+        if (poison_ != before) report(GGML_LOG_LEVEL_ERROR, poison_);
     } catch (const std::exception&) {
         poison_.clear();  // no memory for a reason
     }
@@ -269,7 +298,7 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
     const bool whole = offset % bytes == 0 && size % bytes == 0;
     std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
     const std::uint32_t scheme = scheme_number(setting_->text);
-    bool foreign = false;
+    bool foreign = false, bad = false;
     const std::size_t first = offset / bytes;
     const std::size_t end = (offset + size - 1) / bytes + 1;
     for (std::size_t r = first; r < end; ++r) {
@@ -277,19 +306,23 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
         if (whole) {
             std::memcpy(row.data(), in + (r - first) * bytes, bytes);
             stamped = read_stamp(row);
+            if (stamped) restored_codes_ |= stamped->mark.coded;
         }
         const auto cell = static_cast<std::uint32_t>(r % layer.cells());
         CellTracker& tracker = trackers_[r / layer.cells()];
         if (stamped && stamped->scheme == scheme) {
             tracker.restore(cell, stamped->mark);
-            restored_codes_ |= stamped->mark.coded;
         } else {
             tracker.restore(cell, std::nullopt);
             if (stamped) tracker.poison(cell);
             foreign |= stamped.has_value();
         }
-        if (restored_too_early_) tracker.poison(cell);
+        const bool was_bad = whole && begins_codes({in + (r - first) * bytes, bytes});
+        if (restored_too_early_ || was_bad) tracker.poison(cell);
+        bad |= was_bad;
     }
+    if (bad)
+        poison("a state was restored that ", "had not been taken over itself when it was saved");
     if (!foreign) return;
     const std::string why = "another scheme than " + setting_->text +
                             " had saved; restore it with the scheme that it was saved with";

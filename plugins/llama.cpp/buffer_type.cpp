@@ -88,7 +88,12 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
     }
     guarded(*t->buffer, "can't read cache rows", [&] {
         try {
-            read(*t, view_offset(tensor) + offset, size, data);
+            // States are read from the tensors and their rows; what a graph reads has heads.
+            if (tensor->view_src != nullptr && tensor->ne[2] * tensor->ne[3] > 1)
+                t->buffer->read(*t, view_offset(tensor) + offset, size,
+                                static_cast<std::byte*>(data));
+            else
+                read(*t, view_offset(tensor) + offset, size, data);
         } catch (...) {
             std::memset(data, 0, size);  // a state that can't be read is saved as zeros
             throw;

@@ -58,6 +58,7 @@ class CellTracker {
     void restore(std::uint32_t cell, const std::optional<RowMark>& mark);
     // A restored cell's row is not what llama.cpp takes it for, until it is written again.
     void poison(std::uint32_t cell) noexcept;
+    bool poisoned(std::uint32_t cell) const noexcept { return poisoned_[cell] != 0; }
     bool sees_poison(const std::uint16_t* mask, std::size_t row_stride, std::size_t tokens,
                      std::uint32_t visible) const noexcept;
     // All cells of a restored state are known: groups them as they were, and packs what had been

@@ -54,7 +54,13 @@ std::vector<std::byte> LayerCache::codes_in(Part part, std::span<const std::size
     if (came == 0) return {};
     if (came < rows.size()) throw Error(ErrorCode::invalid_image, "some of its rows are missing");
     const std::span first(arrived.bytes.data() + arrived.at[rows.front()], bytes);
-    if (!begins_codes(first)) return {};
+    if (!begins_codes(first)) {
+        // Behind codes there are zeros, and a key or a value is not all zeros.
+        const std::byte* last = arrived.bytes.data() + arrived.at[rows.back()];
+        if (std::all_of(last, last + bytes, [](std::byte b) { return b == std::byte{0}; }))
+            throw Error(ErrorCode::invalid_image, "its codes are damaged");
+        return {};
+    }
     const std::size_t length = std::min(codes_length(first), rows.size() * bytes);
     std::vector<std::byte> codes;
     codes.reserve(length);
@@ -115,6 +121,9 @@ void LayerCache::take(Part part, const ArrivedRows& arrived) {
         }
     }
     const std::size_t bytes = row_bytes(part);
+    for (const std::size_t from : at)
+        if (from != ArrivedRows::none && begins_codes({arrived.bytes.data() + from, bytes}))
+            throw Error(ErrorCode::invalid_image, "its codes are of another group of tokens");
     for (std::size_t row = 0, run = 1; row < at.size(); row += run, run = 1) {
         if (at[row] == ArrivedRows::none) continue;
         while (row + run < at.size() && at[row + run] == at[row] + run * bytes) ++run;

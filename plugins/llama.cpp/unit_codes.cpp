@@ -46,6 +46,11 @@ bool begins_codes(std::span<const std::byte> row) noexcept {
     return equal >= 6;
 }
 
+void write_bad_row(std::span<std::byte> row) noexcept {
+    std::ranges::fill(row, std::byte{0});
+    std::memcpy(row.data(), magic.data(), std::min(row.size(), magic.size()));
+}
+
 std::size_t codes_length(std::span<const std::byte> row) noexcept {
     Header header{};
     if (row.size() >= sizeof header) std::memcpy(&header, row.data(), sizeof header);

@@ -32,6 +32,9 @@ std::vector<std::byte> write_codes(const UnitCodes& unit);
 // Whether these are the first bytes of such rows.
 bool begins_codes(std::span<const std::byte> row) noexcept;
 
+// A row of keys that must not be seen wherever it is restored: begins as codes do, and has none.
+void write_bad_row(std::span<std::byte> row) noexcept;
+
 // How many bytes of all rows of a unit are header and codes, as its first row says.
 std::size_t codes_length(std::span<const std::byte> row) noexcept;
 

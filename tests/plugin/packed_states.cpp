@@ -1,6 +1,7 @@
 // States that hold the codes of packed units: what comes back is what was there, byte for byte, or
 // the cells must not be seen.
 
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <span>
@@ -259,4 +260,130 @@ TEST_CASE("moved units are numbers, and the next shift finds them where they are
     for (std::size_t t = 0; t < numbers.size(); ++t)
         for (std::size_t i = 0; i < from.size(); ++i)
             CHECK(error_of(row_numbers(numbers[t], i), row_numbers(back[t], i)) < 0.3);
+}
+
+namespace {
+
+constexpr const char* whole_scheme = "lowkv2.8,window=0,sinks=0";
+
+State state_of(const Cells& from) {
+    Cache source(whole_scheme, cells, 1, 3);
+    REQUIRE(source.step(from, {}) == fine);
+    REQUIRE(source.step({900}, from) == fine);
+    return save(source, from);
+}
+
+// Whether a cache that has taken it shows its rows.
+bool is_seen(const State& state, const Cells& from) {
+    Cache cache(whole_scheme, cells, 1, 3);
+    cache.ask();
+    restore(cache, state, from);
+    return cache.step({900}, from) == fine;
+}
+
+// Where the rows of the first unit of a tensor begin.
+std::size_t first_codes(const Bytes& rows) {
+    for (std::size_t at = 0; at < rows.size(); at += row_bytes)
+        if (lowkv::ggml::begins_codes({rows.data() + at, row_bytes})) return at;
+    FAIL("no codes");
+    return 0;
+}
+
+bool has_nan(const Bytes& rows) {
+    for (std::size_t row = 0; row < rows.size() / row_bytes; ++row)
+        for (const float x : row_numbers(rows, row))
+            if (std::isnan(x)) return true;
+    return false;
+}
+
+}  // namespace
+
+TEST_CASE("a graph's views are numbers, also right behind a state's first tensor") {
+    const StatesAre packed("packed");
+    Cache cache(whole_scheme, cells, 1, 3);
+    const Cells from = range(0, 512);
+    REQUIRE(cache.step(from, {}) == fine);
+    REQUIRE(cache.step({900}, from) == fine);
+    REQUIRE(has_codes(save(cache, from)));
+    rows_of(cache.keys(0), 0, 512);
+    const Context context = new_context();
+    for (std::size_t layer = 0; layer < 3; ++layer)
+        for (ggml_tensor* tensor : {cache.keys(layer), cache.values(layer)}) {
+            ggml_tensor* view = cache.view(context.get(), tensor);
+            view->buffer = tensor->buffer;
+            Bytes rows(ggml_nbytes(view));
+            ggml_backend_tensor_get(view, rows.data(), 0, rows.size());
+            CHECK_FALSE(has_nan(rows));
+        }
+}
+
+TEST_CASE("codes without their beginning, and rows without their marks, are not seen") {
+    const StatesAre packed("packed");
+    const Cells from = range(0, 512);
+    const State state = state_of(from);
+    CHECK(is_seen(state, from));
+    for (std::size_t tensor = 1; tensor < state.size(); ++tensor) {
+        State damaged = state;
+        const std::size_t at = first_codes(state[tensor]);
+        std::fill_n(damaged[tensor].begin() + static_cast<std::ptrdiff_t>(at), row_bytes,
+                    std::byte{0});
+        CHECK_FALSE(is_seen(damaged, from));
+    }
+    State unmarked = state;
+    for (std::size_t i = 0; i < 64 * row_bytes; i += 2) unmarked[0][i] ^= std::byte{1};
+    CHECK_FALSE(is_seen(unmarked, from));
+}
+
+TEST_CASE("what was not taken over stays so when it is saved again") {
+    const StatesAre packed("packed");
+    const Cells from = range(0, 300);
+    const State state = state_of(from);
+    for (std::size_t tensor = 1; tensor < state.size(); ++tensor) {
+        State damaged = state;
+        damaged[tensor][first_codes(state[tensor]) + 60] ^= std::byte{4};
+        Cache cache(whole_scheme, cells, 1, 3);
+        cache.ask();
+        restore(cache, damaged, from);
+        const State again = save(cache, from);
+        CHECK_FALSE(is_seen(again, from));
+        CHECK(logged("had not been taken over itself when it was saved"));
+        REQUIRE(cache.step(from, {}) == fine);  // written again, all is well
+        REQUIRE(cache.step({900}, from) == fine);
+        CHECK(is_seen(save(cache, from), from));
+    }
+}
+
+TEST_CASE("a save that breaks off says nothing of the next one") {
+    const StatesAre packed("packed");
+    const State state = state_of(range(0, 300));
+    for (const std::uint32_t tokens : {100u, 130u, 150u, 158u}) {
+        Cache cache(whole_scheme, cells, 1, 3);
+        cache.ask();
+        restore(cache, state, range(0, 300));
+        const Cells some = range(0, tokens);
+        const State expected = save(cache, some);
+        lowkv::ggml::cache_tensor(cache.keys(0))->buffer->prepare();
+        rows_of(cache.keys(0), 0, 300);  // the disk is full
+        CHECK(save(cache, some) == expected);
+        CHECK(is_seen(expected, some));
+    }
+}
+
+TEST_CASE("another scheme's codes are refused by that name, once, and clearing forgets them") {
+    const StatesAre packed("packed");
+    const Cells from = range(0, 300);
+    const State state = state_of(from);
+    Cache cache("kivi2,window=0,sinks=0", cells, 1, 3);
+    cache.ask();
+    log_text().clear();
+    restore(cache, state, from);
+    CHECK(std::ranges::count(log_text(), '\n') < 4);
+    CHECK(cache.step({900}, from) != fine);
+    CHECK(logged("another scheme than kivi2"));
+    Cache other(whole_scheme, cells, 1, 3);
+    other.ask();
+    set(other, state, from, 1, from.size());  // without the keys with the marks
+    other.clear();
+    restore(other, state, from);
+    CHECK(other.step({900}, from) == fine);
 }
