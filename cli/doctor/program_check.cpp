@@ -40,7 +40,7 @@ std::string listed(const Layers& layers) {
     for (auto at = layers.begin(); at != layers.end();) {
         const unsigned first = *at;
         unsigned last = first;
-        while (++at != layers.end() && *at == last + 1) ++last;
+        for (++at; at != layers.end() && *at == last + 1; ++at) ++last;
         spans.push_back(span(first, last));
     }
     return (layers.size() == 1 ? "layer " : "layers ") + joined(spans);
