@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -153,7 +152,6 @@ void report_cache(Findings& findings, const ProgramLog& log) {
         findings.note("cache",
                       listed(log.sharing) + " have none: they read that of " + listed(log.shared));
     Layers rest = log.layers;
-    if (!rest.empty()) rest.erase(std::prev(rest.end()));  // the output, numbered behind them
     std::erase_if(rest, [&](unsigned layer) {
         return log.cached.contains(layer) || log.sharing.contains(layer);
     });
