@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -141,7 +142,7 @@ void report_weights(Findings& findings, const ProgramLog& log, const ProgramChec
                      "these are in RAM, not where --weights-on says: " + joined(astray));
 }
 
-void report_cache(Findings& findings, const ProgramLog& log) {
+void report_cache(Findings& findings, const ProgramLog& log, const ProgramCheck& check) {
     const std::string said = "scheme " + log.scheme + ": " + count(log.packed) + " of " +
                              count(log.cached.size()) + " layers' keys and values packed in RAM";
     if (log.packed > 0 && log.packed == log.cached.size())
@@ -152,6 +153,8 @@ void report_cache(Findings& findings, const ProgramLog& log) {
         findings.note("cache",
                       listed(log.sharing) + " have none: they read that of " + listed(log.shared));
     Layers rest = log.layers;
+    // The output is numbered behind them, and is there where no other device was named.
+    if (!check.weights_elsewhere && !rest.empty()) rest.erase(std::prev(rest.end()));
     std::erase_if(rest, [&](unsigned layer) {
         return log.cached.contains(layer) || log.sharing.contains(layer);
     });
@@ -183,7 +186,7 @@ void look_at_program(Findings& findings, const ProgramCheck& check) {
     if (!log.complete() && status != 0)
         return findings.bad("program", check.command[0] + " failed", log.last);
     report_weights(findings, log, check);
-    report_cache(findings, log);
+    report_cache(findings, log, check);
 }
 
 }  // namespace lowkv::cli
