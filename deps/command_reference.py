@@ -2,15 +2,13 @@
 """docs/reference/command*.md: what `lowkv COMMAND --help` prints, for every command. Writes the pages, or with --check
 says which differ. `deps/lint.py --check tables` runs this. Needs `make build`."""
 
-import argparse
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-COMMAND = ROOT / "build/release/bin/lowkv"
+from scheme_tables import ROOT, write_or_check
+
 FOLDER = ROOT / "docs/reference"
 # The pages and their commands; those that are not named are on the first one.
 FIRST = "command"
@@ -66,15 +64,5 @@ def problems(command, rewrite=False):
     return out
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--command", type=Path, default=COMMAND, help="the command lowkv")
-    args = parser.parse_args()
-    found = problems(args.command, rewrite=not args.check)
-    print(*found, sep="\n", end="\n" if found else "")
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(problems, __doc__))

@@ -192,8 +192,9 @@ def problems(command, rewrite=False):
     return found
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+def write_or_check(problems, description):
+    """What a script does that writes pages by the command lowkv: its exit status."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--command", type=Path, default=COMMAND, help="the command lowkv")
     args = parser.parse_args()
@@ -203,4 +204,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(problems, __doc__))

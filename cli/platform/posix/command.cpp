@@ -25,8 +25,8 @@ namespace {
 // SmolLM2 with 2 threads, 2000 took 40 % of the speed and 10000 6 %.
 constexpr const char* spins = "2000";
 
-// What follows `key` on the first line of a file that begins with it; empty if none does. Files of
-// Linux: elsewhere there are none.
+// What follows `key` on the first line of a file that begins with it; empty if none does. Only
+// Linux has such files.
 std::string value_in(const char* path, std::string_view key) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);)
