@@ -103,6 +103,13 @@ struct Saved {
         made.ask();
         return made;
     }
+    // Two that it leaves free where it is restored.
+    Cells free_cells() const {
+        Cells free = range(0, cells);
+        std::erase_if(free, [&](auto c) { return std::ranges::binary_search(where, c); });
+        free.resize(2);
+        return free;
+    }
 };
 
 std::string with_retention(const std::string& scheme, Random& random) {
@@ -200,9 +207,7 @@ TEST_CASE("damaged codes are not seen") {
         bytes[at + random.below(most)] ^= static_cast<std::byte>(1u << random.below(8));
         Cache cache = saved.cache();
         restore(cache, damaged, saved.where);
-        Cells next = range(0, cells);
-        std::erase_if(next, [&](auto c) { return std::ranges::binary_search(saved.where, c); });
-        next.resize(2);
+        const Cells next = saved.free_cells();
         CHECK(cache.step(next, saved.where) != fine);
         CHECK(logged("a restored state was not taken over: its codes are"));
         ++unseen;
@@ -221,9 +226,7 @@ TEST_CASE("codes that come before the keys with the marks are refused") {
     const Saved saved(random, "lowkv2.8,window=0,sinks=0");
     Cache cache = saved.cache();
     restore_at_once(cache, saved.state, saved.where);
-    Cells next = range(0, cells);
-    std::erase_if(next, [&](auto c) { return std::ranges::binary_search(saved.where, c); });
-    next.resize(2);
+    const Cells next = saved.free_cells();
     CHECK(cache.step(next, saved.where) != fine);
     CHECK(logged("it has packed rows, which come after the keys of its first layer"));
 }
@@ -237,9 +240,7 @@ TEST_CASE("codes come back into a cache with a budget") {
         Cache cache = saved.cache();
         unsetenv("LOWKV_BUDGET");
         restore(cache, saved.state, saved.where);
-        Cells next = range(0, cells);
-        std::erase_if(next, [&](auto c) { return std::ranges::binary_search(saved.where, c); });
-        next.resize(2);
+        const Cells next = saved.free_cells();
         CHECK(cache.step(next, saved.where) == fine);
         CHECK(units(cache, saved.layer_count) == saved.units);
     }
