@@ -96,7 +96,7 @@ LOWKV_INLINE I iota() { return I{0, 1, 2, 3}; }
 LOWKV_INLINE I bit_and(I a, I b) { return a & b; }
 LOWKV_INLINE I bit_or(I a, I b) { return a | b; }
 LOWKV_INLINE I add_int(I a, I b) { return I(U(a) + U(b)); }
-LOWKV_INLINE I sub_int(I a, I b) { return a - b; }
+LOWKV_INLINE I sub_int(I a, I b) { return I(U(a) - U(b)); }
 LOWKV_INLINE I shift_left(I a, unsigned n) { return I(U(a) << n); }
 LOWKV_INLINE I shift_right(I a, unsigned n) { return I(U(a) >> n); }
 LOWKV_INLINE I load_table(const std::uint8_t* p) { return load_bytes(p); }
