@@ -98,7 +98,7 @@ template <unsigned Stride = max_weights>
 struct SharedWeights {
     static constexpr unsigned planes = weight_planes;
     const std::int16_t* weights;
-    void add(unsigned row, unsigned step, I a, I b, I (&sums)[2][planes]) const {
+    void add(unsigned row, std::size_t step, I a, I b, I (&sums)[2][planes]) const {
         dot_shared(sums, a, b, weights + row * Stride + step);
     }
 };
@@ -112,10 +112,11 @@ LOWKV_INLINE I total(const I (&sum)[Planes]) {
 }
 
 // sums[row][vector] += weight * code over a unit, of two vectors of lanes. weights.add(row, step,
-// a, b, sums): what four steps of both vectors add to a row's; the unit's from first_step on.
+// a, b, sums): what four steps of both vectors add to a row's; the unit's from first_step on. Steps
+// are std::size_t: an unsigned sum may wrap, so that each weight's address took an instruction.
 template <Width W, Look L, unsigned Rows, class Weights>
 LOWKV_INLINE void dot_unit(const UnitView (&view)[2], const LevelTables& tables,
-                           unsigned first_step, const Weights& weights,
+                           std::size_t first_step, const Weights& weights,
                            I (&sums)[Rows][2][Weights::planes]) {
 #pragma GCC unroll 4
     for (unsigned tile = 0; tile < 4; ++tile) {
@@ -145,7 +146,7 @@ LOWKV_INLINE void dot_units(const std::uint8_t* codes, const LevelTables& tables
             view[v] = open_unit<W>(codes, std::size_t{at / 16} * step_units + first_unit + u,
                                    at % 16 * 4);
         }
-        dot_unit<W, L, Rows>(view, tables, 16 * u, weights, planes);
+        dot_unit<W, L, Rows>(view, tables, std::size_t{16} * u, weights, planes);
     }
     for (unsigned r = 0; r < Rows; ++r)
         for (unsigned v = 0; v < 2; ++v) sums[r][v] = total(planes[r][v]);

@@ -38,9 +38,10 @@ LOWKV_INLINE void load_windows(const UnitView& view, unsigned tile, I next, I& l
         low = four_bits(bits, bits, tile);
         high = tile < 3 ? four_bits(bits, bits, tile + 2) : four_bits(lookup(bits, next), bits, 1);
     } else if constexpr (W == Width::two) {
-        const I bits = load_bytes(view.low), next_bits = lookup(bits, next);
+        const I bits = load_bytes(view.low);
+        const I next_bits = lookup(four_bits(bits, bits, 0), next);  // the low four
         low = four_bits(bits, next_bits, 2 * tile);
-        high = four_bits(bits, next_bits, 2 * tile + 2);
+        high = tile == 3 ? next_bits : four_bits(bits, next_bits, 2 * tile + 2);
     } else {
         const I third = with_next(bit_and(shift_right(view.third, 2), set_int(0x0f0f0f0f)), next);
         const I own = bit_and(shift_right(load_bytes(view.low), 2 * tile), set_int(0x03030303));
@@ -58,8 +59,9 @@ LOWKV_INLINE I look_up(const UnitView& view, unsigned tile, const LevelTables& t
         return add_int(lookup(tables.first, low), lookup(tables.second, high));
     } else if constexpr (L == Look::fifth) {
         const I low = load_bits<W>(view, tile);
-        const I fifth = shift_left(load_bits<Width::one>(view, tile), 7);
-        const I hidden = sub_int(set_int(static_cast<int>(0x80808080u)), fifth);
+        // Where the fifth bit, which is bit `tile`, is not set, the second table adds 0.
+        const I hidden = bit_and(shift_left(sub_int(set_int(-1), view.third), 7 - tile),
+                                 set_int(static_cast<int>(0x80808080u)));
         return add_int(lookup(tables.first, low), lookup(tables.second, bit_or(low, hidden)));
     } else {
         return lookup(tables.first, load_bits<W>(view, tile));

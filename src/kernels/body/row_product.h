@@ -212,7 +212,7 @@ struct WeightsByGroup {
     const GroupWeights<Rows, Size>& weights;
     const I (&group)[2];
     static constexpr unsigned planes = 1;
-    void add(unsigned row, unsigned step, I a, I b, I (&sums)[2][planes]) const {
+    void add(unsigned row, std::size_t step, I a, I b, I (&sums)[2][planes]) const {
         const auto& pairs = weights.pair[row];
         const I codes[2] = {a, b};
         for (unsigned v = 0; v < 2; ++v) {

@@ -151,7 +151,7 @@ LOWKV_INLINE void dot_run(const lowkv_sorted& part, const lowkv_sorted_run& run,
         UnitView view[2];
         for (unsigned v = 0; v < 2; ++v)
             view[v] = open_group<W, L>(part, codes, g, lane + v * lanes);
-        dot_unit<W, L, Rows>(view, tables, 16 * g, weights, sums);
+        dot_unit<W, L, Rows>(view, tables, std::size_t{16} * g, weights, sums);
     }
 }
 
@@ -169,7 +169,7 @@ LOWKV_INLINE void dot_levels(const lowkv_sorted& part, const std::uint8_t* level
             view[v] =
                 open_unit<Width::eight>(levels, g * (part.head.tokens / 16) + at / 16, at % 16 * 4);
         }
-        dot_unit<Width::eight, Look::level, Rows>(view, none, 16 * g, weights, sums);
+        dot_unit<Width::eight, Look::level, Rows>(view, none, std::size_t{16} * g, weights, sums);
     }
 }
 
