@@ -36,6 +36,7 @@ from quality_tables import fill
 
 PAIRS = 8  # of a head, the fastest, that are stored after RoPE
 SKIP = 256
+QUERIES = 512  # tokens by whose queries key codecs weigh channels
 THREADS = 2
 OTHER = {"k": "v", "v": "k"}  # codecs of a scheme
 COPIES = {"one-k": "kk", "one-v": "vv", "two": "kv"}  # whose codec the key's copy has, and the value's
@@ -97,7 +98,7 @@ def decoded(rows, scheme, part, layer, queries):
     rows = np.ascontiguousarray(rows[None])
     batch = Batch(Store(), plan_of(scheme, part, layer, rows.shape[1], rows.shape[3]), Retention(0, 1, 0), 1)
     batch.append(rows, rows)
-    batch.update_query_stats(np.ascontiguousarray(queries[None, :, : Batch.queries_enough]))
+    batch.update_query_stats(np.ascontiguousarray(queries[None]))
     batch.pack(0, THREADS)
     found = {each: np.empty_like(rows) for each in "kv"}
     batch.read(0, found["k"], found["v"], THREADS)
@@ -177,6 +178,7 @@ class Basis:
 def stored(keys, values, queries, way, shape, basis, layer):
     """Keys and values [kv heads, tokens, channels], before RoPE, after they were stored."""
     form, scheme, rope = split_way(way)
+    queries = queries[:, :QUERIES]
     turned, asked = shape.turned(keys), shape.turned(queries)
     if form == "heads":
         return (shape.turned(decoded(turned, scheme, "k", layer, asked), -1),
