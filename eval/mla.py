@@ -10,8 +10,9 @@ There is no DeepSeek here, so SmolLM2 is written in MLA's form, which changes it
 of its 3 kv heads, the 8 pairs of channels that RoPE turns fastest are stored after RoPE and apart: 48 channels in the
 place of DeepSeek's 64. The other 144 channels of the keys, before RoPE, and the 192 of the values are scaled to one
 standard deviation and turned by an orthogonal matrix into one latent vector of 336 channels, from which both are
-computed again. The matrix is `random`, so that all channels are alike, or the `principal` axes of the latents, so that
-they differ as much as they can.
+computed again. Bases: a `random` matrix, so that all channels are alike; the latents' `principal` axes, so that they
+differ as much as they can; `centred`, the random one after the mean of each channel was taken off, which stands for a
+model whose latents have none.
 
 A way is FORM:SCHEME, or FORM:SCHEME:RSCHEME with another scheme for the channels after RoPE (f16: unquantized).
 
@@ -20,7 +21,7 @@ A way is FORM:SCHEME, or FORM:SCHEME:RSCHEME with another scheme for the channel
     one-v     one copy, by its value codec
     two       the row as key and again as value
 
-Windows of the handbook are read whole. All tokens but the first 128 are quantized, and there is no window; positions
+Windows of the handbook are read whole. Each query sees the first 128 tokens and the newest 128 unquantized; positions
 from 256 on are counted. Bits are of a number of the row (of keys and values for `heads`); two copies count twice."""
 
 import argparse
@@ -36,6 +37,7 @@ from quality_tables import fill
 
 PAIRS = 8  # of a head, the fastest, that are stored after RoPE
 SKIP = 256
+NEWEST = 128  # tokens that a query sees unquantized
 QUERIES = 512  # tokens by whose queries key codecs weigh channels
 THREADS = 2
 OTHER = {"k": "v", "v": "k"}  # codecs of a scheme
@@ -46,7 +48,7 @@ WAYS = ["lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "q8_0", "q4_0",
         "one-v:lowkv3:f16", "one-v:lowkv3:lowkv4", "one-v:lowkv3:lowkv2",
         "two:lowkv1.5", "two:lowkv2", "two:lowkv2.8", "two:lowkv3", "one-k:q8_0", "one-k:q4_0"]
 KEY = ["window", "basis", "way"]
-BASES = ["random", "principal"]
+BASES = ["random", "principal", "centred"]
 
 
 def arguments():
@@ -158,17 +160,18 @@ class Basis:
         self.scales = np.concatenate([np.full(part.shape, np.sqrt(np.square(part).mean()), np.float32)
                                       for part in np.split(deviations, [key_channels])])
         self.key_channels = key_channels
-        if kind == "random":
-            matrix = np.linalg.qr(np.random.default_rng(layer).normal(size=(len(self.scales),) * 2))[0]
-        else:
+        self.mean = rows.mean(0) if kind == "centred" else np.zeros_like(self.scales)
+        if kind == "principal":
             matrix = np.linalg.eigh(np.cov((rows / self.scales).T))[1]
+        else:
+            matrix = np.linalg.qr(np.random.default_rng(layer).normal(size=(len(self.scales),) * 2))[0]
         self.matrix = matrix.astype(np.float32)
 
     def latents(self, rows):
-        return (rows / self.scales) @ self.matrix
+        return ((rows - self.mean) / self.scales) @ self.matrix
 
     def rows(self, latents):
-        return (latents @ self.matrix.T) * self.scales
+        return (latents @ self.matrix.T) * self.scales + self.mean
 
     def queries(self, queries):
         """What is multiplied with latents for [heads, tokens, key channels]."""
@@ -216,7 +219,6 @@ class Layer:
     def __init__(self, attention, shape, number):
         import torch
 
-        self.shape, self.number = shape, number
         self.way, self.basis, self.rows = None, None, None
 
         def take_queries(module, inputs, output):
@@ -225,6 +227,7 @@ class Layer:
         def take_keys(module, inputs, output):
             values = torch.nn.functional.linear(inputs[0], attention.v_proj.weight)
             keys, values = (in_heads(part[0].numpy(), shape.kv_heads) for part in (output, values))
+            self.exact = torch.from_numpy(shape.turned(keys)), torch.from_numpy(values)
             if self.way is None:
                 self.rows = np.concatenate((side_by_side(keys[..., shape.slow]), side_by_side(values)), 1)
             else:
@@ -235,6 +238,23 @@ class Layer:
         attention.q_proj.register_forward_hook(take_queries)
         attention.k_proj.register_forward_hook(take_keys)
         attention.v_proj.register_forward_hook(lambda *_: self.values)
+        attention.unquantized = self
+
+
+def attend(module, query, key, value, attention_mask, scaling, **_):
+    """For transformers: each query's newest tokens as they were before they were stored."""
+    import torch
+
+    tokens, group = query.shape[2], query.shape[1] // key.shape[1]
+    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
+    near = (distance < NEWEST).float()
+    (exact_key, exact_value), (key, value) = ((part.repeat_interleave(group, 0) for part in parts) for parts in (
+        module.unquantized.exact, (key[0], value[0])))
+    query = query[0] * scaling
+    scores = torch.where(near.bool(), query @ exact_key.mT, query @ key.mT).masked_fill(distance < 0, -torch.inf)
+    weights = scores.softmax(-1)
+    out = (weights * near) @ exact_value + (weights * (1 - near)) @ value
+    return out.transpose(0, 1)[None], None
 
 
 def said(model, ids):
@@ -249,11 +269,13 @@ def measured(args, known):
     """Yields the figures of the windows, bases and ways that `known` lacks."""
     sys.path.insert(0, str(args.package))
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
+    AttentionInterface.register("newest_unquantized", attend)
     paths = set_up_paths()
     folder, file = Path(paths["LOWKV_MODEL"]).parent, Path(paths["LOWKV_MODEL"]).name
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32,
+                                                 attn_implementation="newest_unquantized").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
     text, config = Path(paths["LOWKV_HANDBOOK_TEXT"]).read_text(), model.config
     shape = Shape(config.num_attention_heads, config.num_key_value_heads,
@@ -273,9 +295,9 @@ def measured(args, known):
         exact = said(model, window)
         for of in dict.fromkeys(missing):
             _, basis, way = of
-            for layer, rows in zip(layers, samples, strict=True):
+            for index, layer in enumerate(layers):
                 layer.way = way
-                layer.basis = Basis(basis, rows, shape.slow_keys, layer.number) if basis else None
+                layer.basis = Basis(basis, samples[index], shape.slow_keys, index) if basis else None
             found = said(model, window)
             yield dict(zip(KEY, of, strict=True)) | {
                 "bits": bits_of(way, shape), "kld": float((np.exp(exact) * (exact - found)).sum(-1).mean()),
@@ -283,15 +305,14 @@ def measured(args, known):
 
 
 def table(figures):
-    """A line for each way; means over windows."""
-    lines = ["| way | bits | random: mean KLD | same token | principal: mean KLD | same token |",
-             "|---|--:|--:|--:|--:|--:|"]
+    """A line for each way: mean divergence, and how often the likeliest token is the same."""
+    lines = ["| way | bits | " + " | ".join(BASES) + " |", "|---|--:" + "|--:" * len(BASES) + "|"]
     for way in dict.fromkeys(figure["way"] for figure in figures):
         cells = []
         for basis in BASES:
             here = [figure for figure in figures if figure["way"] == way and figure["basis"] in (basis, "")]
-            cells += [f"{statistics.mean(figure['kld'] for figure in here):.4f}",
-                      f"{100 * statistics.mean(figure['same'] for figure in here):.1f} %"] if here else ["-", "-"]
+            cells.append(f"{statistics.mean(figure['kld'] for figure in here):.4f}, "
+                         f"{100 * statistics.mean(figure['same'] for figure in here):.1f} %" if here else "-")
         bits = next(figure["bits"] for figure in figures if figure["way"] == way)
         lines.append(f"| `{way}` | {bits:.2f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
