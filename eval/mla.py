@@ -21,7 +21,7 @@ A way is FORM:SCHEME, or FORM:SCHEME:RSCHEME with another scheme for the channel
     one-v     one copy, by its value codec
     two       the row as key and again as value
 
-Windows of the handbook are read whole. Each query sees the first 128 tokens and the newest 128 unquantized; positions
+Windows of the handbook are read whole. Each query sees the first 128 tokens and the --newest unquantized; positions
 from 256 on are counted. Bits are of a number of the row (of keys and values for `heads`); two copies count twice."""
 
 import argparse
@@ -37,17 +37,17 @@ from quality_tables import fill
 
 PAIRS = 8  # of a head, the fastest, that are stored after RoPE
 SKIP = 256
-NEWEST = 128  # tokens that a query sees unquantized
 QUERIES = 512  # tokens by whose queries key codecs weigh channels
 THREADS = 2
 OTHER = {"k": "v", "v": "k"}  # codecs of a scheme
 COPIES = {"one-k": "kk", "one-v": "vv", "two": "kv"}  # whose codec the key's copy has, and the value's
 STOCK = {"q8_0": 8.5, "q4_0": 4.5}
-WAYS = ["lowkv4", "lowkv3", "lowkv2.8", "lowkv2", "q8_0", "q4_0",
-        "one-k:lowkv4", "one-v:lowkv4", "one-k:lowkv3", "one-v:lowkv3", "one-k:lowkv2", "one-v:lowkv2",
-        "one-v:lowkv3:f16", "one-v:lowkv3:lowkv4", "one-v:lowkv3:lowkv2",
-        "two:lowkv1.5", "two:lowkv2", "two:lowkv2.8", "two:lowkv3", "one-k:q8_0", "one-k:q4_0"]
-KEY = ["window", "basis", "way"]
+EVEN, MEAN = "k=sorted-3333-head-trellis-2rows-weighted", "k=token-3-head-trellis-hadamard-mean"
+WAYS = ["q8_0", "lowkv4", "q4_0", "lowkv3", "lowkv2.8", "lowkv2",
+        "one-k:q8_0", "one-k:lowkv4", "one-k:q4_0", "one-k:lowkv3", f"one-k:{EVEN}", f"one-k:{EVEN}:lowkv4",
+        f"one-k:{MEAN}", "one-v:lowkv4", "one-v:lowkv3:f16", "one-v:lowkv3", "one-v:lowkv2",
+        "two:lowkv2.8", "two:lowkv2", "two:lowkv1.5"]
+KEY = ["newest", "window", "basis", "way"]
 BASES = ["random", "principal", "centred"]
 
 
@@ -55,17 +55,18 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", type=Path, default=ROOT / "build/python/site", help="where lowkv is installed")
     parser.add_argument("--bases", default=",".join(BASES), help="default: %(default)s")
-    parser.add_argument("--ways", default=",".join(WAYS), help="default: all of the table")
+    parser.add_argument("--ways", default=",".join(WAYS), help="default: all (%(default)s)")
     parser.add_argument("--windows", default=2, type=int, help="default: %(default)s")
     parser.add_argument("--tokens", default=1024, type=int, help="of a window (default: %(default)s)")
+    parser.add_argument("--newest", default=128, type=int, help="tokens (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/quality/mla.json", help="default: %(default)s")
     parser.add_argument("--redraw", action="store_true")
     args = parser.parse_args()
     args.bases, args.ways = args.bases.split(","), args.ways.split(",")
     if unknown := set(args.bases) - set(BASES):
         parser.error(f"--bases {','.join(sorted(unknown))}: they are {', '.join(BASES)}")
-    if unknown := {split_way(way)[0] for way in args.ways} - {"heads", *COPIES}:
-        parser.error(f"--ways: there is no form {', '.join(sorted(unknown))}: they are heads, {', '.join(COPIES)}")
+    if unknown := set(args.ways) - set(WAYS):
+        parser.error(f"--ways {','.join(sorted(unknown))}: they are {', '.join(WAYS)}")
     return args
 
 
@@ -216,9 +217,10 @@ def bits_of(way, shape):
 class Layer:
     """Stands between a layer's projections and its attention, which gets keys and values that were stored."""
 
-    def __init__(self, attention, shape, number):
+    def __init__(self, attention, shape, number, newest):
         import torch
 
+        self.newest = newest  # tokens that a query sees unquantized
         self.way, self.basis, self.rows = None, None, None
 
         def take_queries(module, inputs, output):
@@ -247,7 +249,7 @@ def attend(module, query, key, value, attention_mask, scaling, **_):
 
     tokens, group = query.shape[2], query.shape[1] // key.shape[1]
     distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    near = (distance < NEWEST).float()
+    near = (distance < module.unquantized.newest).float()
     (exact_key, exact_value), (key, value) = ((part.repeat_interleave(group, 0) for part in parts) for parts in (
         module.unquantized.exact, (key[0], value[0])))
     query = query[0] * scaling
@@ -280,12 +282,12 @@ def measured(args, known):
     text, config = Path(paths["LOWKV_HANDBOOK_TEXT"]).read_text(), model.config
     shape = Shape(config.num_attention_heads, config.num_key_value_heads,
                   config.hidden_size // config.num_attention_heads, config.rope_parameters["rope_theta"])
-    layers = [Layer(layer.self_attn, shape, number) for number, layer in enumerate(model.model.layers)]
+    layers = [Layer(layer.self_attn, shape, number, args.newest) for number, layer in enumerate(model.model.layers)]
     said(model, tokenizer(text[-30_000:])["input_ids"][-args.tokens :])  # the book's end, which no window reaches
     samples = [layer.rows for layer in layers]
     ids = tokenizer(text[: args.windows * args.tokens * 16])["input_ids"]
     for number in range(args.windows):
-        missing = [of for of in ((number, "" if split_way(way)[0] == "heads" else basis, way)
+        missing = [of for of in ((args.newest, number, "" if split_way(way)[0] == "heads" else basis, way)
                                  for basis in args.bases for way in args.ways) if of not in known]
         if not missing:
             continue
@@ -294,7 +296,7 @@ def measured(args, known):
             layer.way = None
         exact = said(model, window)
         for of in dict.fromkeys(missing):
-            _, basis, way = of
+            *_, basis, way = of
             for index, layer in enumerate(layers):
                 layer.way = way
                 layer.basis = Basis(basis, samples[index], shape.slow_keys, index) if basis else None
@@ -306,13 +308,16 @@ def measured(args, known):
 
 def table(figures):
     """A line for each way: mean divergence, and how often the likeliest token is the same."""
-    lines = ["| way | bits | " + " | ".join(BASES) + " |", "|---|--:" + "|--:" * len(BASES) + "|"]
-    for way in dict.fromkeys(figure["way"] for figure in figures):
+    columns = sorted({(figure["newest"], BASES.index(figure["basis"])) for figure in figures if figure["basis"]})
+    lines = ["| way | bits | " + " | ".join(f"{BASES[basis]}, {newest} newest" for newest, basis in columns) + " |",
+             "|---|--:" + "|--:" * len(columns) + "|"]
+    for way in sorted({figure["way"] for figure in figures}, key=WAYS.index):
         cells = []
-        for basis in BASES:
-            here = [figure for figure in figures if figure["way"] == way and figure["basis"] in (basis, "")]
+        for newest, basis in columns:
+            here = [figure for figure in figures if figure["way"] == way and figure["newest"] == newest
+                    and figure["basis"] in (BASES[basis], "")]
             cells.append(f"{statistics.mean(figure['kld'] for figure in here):.4f}, "
-                         f"{100 * statistics.mean(figure['same'] for figure in here):.1f} %" if here else "-")
+                         f"{100 * statistics.mean(figure['same'] for figure in here):.0f} %" if here else "-")
         bits = next(figure["bits"] for figure in figures if figure["way"] == way)
         lines.append(f"| `{way}` | {bits:.2f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

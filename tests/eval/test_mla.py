@@ -60,10 +60,12 @@ def test_ways_and_their_bits():
     assert mla.bits_of("two:q4_0", SHAPE) == pytest.approx(9 * (1 - apart) + 4.5 * apart)
 
 
-def test_table_has_means_over_windows():
-    figures = [{"window": window, "basis": basis, "way": way, "bits": 3.0, "kld": kld, "same": .9}
-               for window, basis, way, kld in ((0, "", "lowkv3", .1), (1, "", "lowkv3", .3),
-                                               (0, "random", "one-v:lowkv3", .5))]
-    assert mla.table(figures).splitlines()[2:] == [
-        "| `lowkv3` | 3.00 | 0.2000, 90.0 % | 0.2000, 90.0 % | 0.2000, 90.0 % |",
-        "| `one-v:lowkv3` | 3.00 | 0.5000, 90.0 % | - | - |"]
+def test_table_has_means_over_windows_and_the_columns_that_were_measured():
+    figures = [{"newest": newest, "window": window, "basis": basis, "way": way, "bits": 3.0, "kld": kld, "same": .9}
+               for newest, window, basis, way, kld in (
+                   (128, 0, "principal", "one-v:lowkv3", .5), (0, 0, "random", "one-v:lowkv3", .7),
+                   (128, 0, "", "lowkv3", .1), (128, 1, "", "lowkv3", .3))]
+    assert mla.table(figures).splitlines() == [
+        "| way | bits | random, 0 newest | principal, 128 newest |", "|---|--:|--:|--:|",
+        "| `lowkv3` | 3.00 | - | 0.2000, 90 % |",
+        "| `one-v:lowkv3` | 3.00 | 0.7000, 90 % | 0.5000, 90 % |"]
