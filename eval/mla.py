@@ -56,7 +56,7 @@ def arguments():
     parser.add_argument("--package", type=Path, default=ROOT / "build/python/site", help="where lowkv is installed")
     parser.add_argument("--bases", default=",".join(BASES), help="default: %(default)s")
     parser.add_argument("--ways", default=",".join(WAYS), help="default: all (%(default)s)")
-    parser.add_argument("--windows", default=2, type=int, help="default: %(default)s")
+    parser.add_argument("--windows", default=1, type=int, help="default: %(default)s")
     parser.add_argument("--tokens", default=1024, type=int, help="of a window (default: %(default)s)")
     parser.add_argument("--newest", default=128, type=int, help="tokens (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/quality/mla.json", help="default: %(default)s")
