@@ -315,7 +315,9 @@ compile-macos: ## everything but the tests for macOS on Apple's processors, by z
 	cmake --preset macos -DLOWKV_ZIG="$(call dep,LOWKV_ZIG)" -DLOWKV_MACOS="$(call dep,LOWKV_MACOS)" \
 	    >build/macos-configure.log || { cat build/macos-configure.log; exit 1; }
 	$(call BUILD,macos,lowkv lowkv_shared lowkv_filters lowkv_calibrate ggml-lowkv lowkv_cli)
-	file build/macos/lib/libggml-lowkv.* build/macos/bin/lowkv 2>/dev/null || ls build/macos/lib build/macos/bin
+	for file in build/macos/lib/libggml-lowkv.so build/macos/bin/lowkv; do
+	    test "$$(head -c 4 $$file | od -An -tx4)" = " feedfacf" || { echo "$$file is not for macOS"; exit 1; }
+	done
 
 .PHONY: bench
 bench: build ## attention kernels against ggml's, then stock llama-bench with and without the plug-in

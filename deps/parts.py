@@ -317,8 +317,8 @@ PARTS = {part.name: part for part in (
                "ziglang==0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54"),
             "llama_cpp_py_sync-0.11413-1metal-py3-none-macosx_14_0_arm64.whl": (
                 "llama-cpp-py-sync==0.11413", "765361d70fbc803d124e1c7b78269472917ab2b31574a6d552b94c7e3781dd76"),
-            "scikit_learn-1.9.1-cp312-cp312-macosx_12_0_arm64.whl": (  # which has libomp.dylib inside
-                "scikit-learn==1.9.1", "8c14ce41d561f7749f990b41d6703fe02c4669fbc485e598e069e0a1967b488e")},
+            "faiss_cpu-1.15.1-cp310-abi3-macosx_14_0_arm64.whl": (  # which has libomp.dylib inside
+                "faiss-cpu==1.15.1", "ea9e12d540ca8ac0347b831d034c0f6d7ff5eed20523a247db44b3543ad2aad4")},
            {"LOWKV_ZIG": "ziglang/zig", "LOWKV_MACOS": "."}),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
