@@ -308,6 +308,17 @@ dist-windows: ## the zip for 64-bit Windows, by Debian's MinGW-w64, in dist/
 	$(call BUILD,windows,lowkv_cli ggml-lowkv)
 	deps/dist.py --windows
 
+.PHONY: compile-macos
+compile-macos: ## everything but the tests for macOS on Apple's processors, by zig's clang; nothing is run (5 minutes)
+	@$(SETUP) headers llama-libraries macos
+	mkdir -p build
+	cmake --preset macos -DLOWKV_ZIG="$(call dep,LOWKV_ZIG)" -DLOWKV_MACOS="$(call dep,LOWKV_MACOS)" \
+	    >build/macos-configure.log || { cat build/macos-configure.log; exit 1; }
+	$(call BUILD,macos,lowkv lowkv_shared lowkv_filters lowkv_calibrate ggml-lowkv lowkv_cli)
+	for file in build/macos/lib/libggml-lowkv.so build/macos/bin/lowkv; do
+	    test "$$(head -c 4 $$file | od -An -tx4)" = " feedfacf" || { echo "$$file is not for macOS"; exit 1; }
+	done
+
 .PHONY: bench
 bench: build ## attention kernels against ggml's, then stock llama-bench with and without the plug-in
 	@mkdir -p build/bench

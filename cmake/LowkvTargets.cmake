@@ -9,6 +9,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # False alarms of GCC: attributes of __m512i as a template argument (nothing is lost there), and
     # std::string's operator+ (GCC bug 105651).
     target_compile_options(lowkv_settings INTERFACE -Wno-ignored-attributes -Wno-restrict)
+else()
+    # Clang's -Wconversion also means signs.
+    target_compile_options(lowkv_settings INTERFACE -Wno-sign-conversion)
 endif()
 if(WIN32)
     target_compile_definitions(lowkv_settings INTERFACE NOMINMAX WIN32_LEAN_AND_MEAN) # of what windows.h brings

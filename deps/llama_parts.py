@@ -4,7 +4,6 @@ import re
 import shutil
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 from part import HERE, PYTHON, Part, cmake, pip_download
@@ -214,26 +213,3 @@ class LlamaWindows(LlamaVariant):
         require("x86_64-w64-mingw32-g++-posix", "on Debian: apt-get install g++-mingw-w64-x86-64-posix")
         options = [f"-DCMAKE_TOOLCHAIN_FILE={self.TOOLCHAIN}", f"-DCMAKE_C_FLAGS={self.C_FLAGS}"]
         super().build(tool, source, build, log, [*native, *options])
-
-
-class LlamaWheel(Part):
-    """llama.cpp's DLLs for Windows as others have built them, with MSVC; what loads the plug-in there must fit them."""
-
-    name = "llama-msvc"
-    about = "llama.cpp's DLLs built with MSVC, from the wheel of llama-cpp-py-sync, for `make test-windows`"
-    needs = ("venv-pip",)
-    VERSION = "0.11413"  # ggml 0.25.3
-    SHA256 = "9030118dc618d3d382cd613030ef2b4099e12f8888f5296387451bd0e055a92d"
-
-    def inputs(self, setup):
-        return {"sha256": self.SHA256}
-
-    def make(self, setup, folder):
-        wheel = download(setup.downloads, f"llama_cpp_py_sync-{self.VERSION}-1cpu-py3-none-win_amd64.whl", self.SHA256,
-                         pip_download(setup, f"llama-cpp-py-sync=={self.VERSION}",
-                                      ["--platform", "win_amd64", "--only-binary", ":all:"]))
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".dll")])
-
-    def paths(self, setup, folder):
-        return {"LOWKV_LLAMA_MSVC": folder / "llama_cpp_py_sync"}

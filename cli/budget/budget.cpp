@@ -58,7 +58,7 @@ struct Options {
     double target = 0;
     std::vector<std::string> ladder = {"lowkv2", "lowkv2.8", "lowkv3", "lowkv4"};
     Retention retention;
-    std::size_t tokens = 0;
+    std::uint64_t tokens = 0;
     std::uint32_t chunk = 64;
     unsigned threads = 0;
     bool quiet = false, verbose = false;
@@ -136,7 +136,8 @@ void require_reachable(const Options& options, const std::vector<double>& bits) 
 // up to `shared` no rung has packed any.
 ProbeSettings probe_settings(const Options& options, const std::vector<LayerScheme>& ladder,
                              const Retention& retention) {
-    std::size_t first = first_packed_length(retention, block_tokens(ladder.front())), last = first;
+    std::uint64_t first = first_packed_length(retention, block_tokens(ladder.front()));
+    std::uint64_t last = first;
     for (const LayerScheme& rung : ladder) {
         if (rung.exact()) continue;
         first = std::min(first, first_packed_length(retention, block_tokens(rung)));

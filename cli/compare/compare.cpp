@@ -43,7 +43,7 @@ struct Options {
     std::vector<std::string> calibrations;
     std::vector<std::string> schemes = {"exact", "lowkv4", "lowkv2.8", "lowkv2", "kivi2"};
     std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
-    std::size_t tokens = 0, windows = 1, skip = 256, decode = 48;
+    std::uint64_t tokens = 0, windows = 1, skip = 256, decode = 48;
     std::uint32_t chunk = 512;
     unsigned threads = 0;
     bool speed = true, verbose = false;
@@ -176,7 +176,7 @@ class Quality {
     void read(Row& row, bool first_row, Tokens text, std::size_t at, Tokens chunk,
               std::size_t& kept) {
         const std::size_t first =
-            at >= options_.skip ? 0 : std::min(options_.skip - at, chunk.size());
+            at >= options_.skip ? 0 : std::min<std::size_t>(options_.skip - at, chunk.size());
         const std::size_t last = std::min(chunk.size(), text.size() - 1 - at);  // has a next token
         // What a chunk pushes out of the window is packed after it: the next one reads it.
         row.read_packed = row.read_packed || (first < last && row.packed > 0);
@@ -206,7 +206,7 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
     const bool bos = model.wants_first_token();
     if (options.tokens == 0) {
         const std::size_t most = std::min<std::size_t>(4096, model.train_context());
-        options.tokens = std::min(most, text.size() / options.windows + (bos ? 1 : 0));
+        options.tokens = std::min<std::size_t>(most, text.size() / options.windows + (bos ? 1 : 0));
     }
     const std::size_t take = options.tokens - (bos ? 1 : 0);
     if (text.size() < take * options.windows) {

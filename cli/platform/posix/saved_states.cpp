@@ -1,10 +1,12 @@
 #include "common/saved_states.h"
 
+#ifdef __linux__
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -21,6 +23,20 @@
 #include "common/terminal.h"
 
 namespace lowkv::cli {
+
+#ifndef __linux__
+// A file that another program may write meanwhile is better left alone, and only Linux has leases.
+SparseFile give_zeros_back(const std::string& path) {
+    throw Failure(path +
+                  " was left as it is: only on Linux can zeros be left out of a file safely");
+}
+
+SlotFiles::SlotFiles(std::string folder) : folder_(std::move(folder)) {}
+
+SlotFiles::~SlotFiles() = default;
+
+void SlotFiles::read() {}
+#else
 namespace {
 
 constexpr std::uint64_t disk_sector = 512;  // the unit of st_blocks
@@ -140,5 +156,6 @@ void SlotFiles::read() {
         }
     }
 }
+#endif
 
 }  // namespace lowkv::cli
