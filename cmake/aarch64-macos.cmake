@@ -26,7 +26,7 @@ endforeach()
 # OpenMP by LLVM's library, with GCC's header, which declares what the standard says.
 set(OpenMP_CXX_FLAGS "-fopenmp=libomp" CACHE STRING "")
 set(OpenMP_CXX_LIB_NAMES omp CACHE STRING "")
-set(OpenMP_omp_LIBRARY "${LOWKV_MACOS}/faiss/.dylibs/libomp.dylib" CACHE FILEPATH "")
+set(OpenMP_omp_LIBRARY "${LOWKV_MACOS}/faiss/.dylibs/libomp.dylib" CACHE FILEPATH "" FORCE)
 execute_process(COMMAND g++ -print-file-name=include/omp.h OUTPUT_VARIABLE header OUTPUT_STRIP_TRAILING_WHITESPACE)
 file(COPY "${header}" DESTINATION "${CMAKE_BINARY_DIR}/openmp")
 set(OpenMP_CXX_INCLUDE_DIR "${CMAKE_BINARY_DIR}/openmp" CACHE PATH "")
