@@ -99,6 +99,15 @@ def test_the_oldest_lose_most(llama):
     assert kinds == sorted(kinds, reverse=True) and len(set(kinds)) > 1
 
 
+def test_it_loses_less_than_the_scheme_it_ends_at(model):
+    tokens = ids(8 * BLOCK)
+    want, _ = read(model, lowkv.Cache.from_model(model, "exact"), tokens, 37)
+    within, fixed = ((read(model, cache, tokens, 37)[0] - want).norm() / want.norm() for cache in (
+        lowkv.Cache.from_model(model, "lowkv2", budget=int(2 * 3.5 * BLOCK_BYTES)),
+        lowkv.Cache.from_model(model, "lowkv2")))
+    assert 0 < within < 0.9 * fixed < 0.2
+
+
 @torch.no_grad()
 def test_the_least_budget_is_the_fixed_scheme(llama):
     tokens = ids(6 * BLOCK + 20)
