@@ -47,8 +47,8 @@ class Predictions:
 
     def row(self, i):
         scale, least = self.rows[i, :4].view("<f4")
-        logs = self.rows[i, 4 : 4 + self.vocabulary].astype(np.float64) * scale + least
-        return logs - np.log(np.exp(logs).sum())  # unlikely tokens were raised to the least
+        logs = self.rows[i, 4 : 4 + self.vocabulary] * scale + least
+        return logs - np.float32(np.log(np.exp(logs).sum(dtype=np.float64)))  # unlikely tokens were raised to the least
 
 
 def divergences(exact, other):
@@ -56,7 +56,7 @@ def divergences(exact, other):
     found = []
     for i in range(len(exact.rows)):
         p, q = exact.row(i), other.row(i)
-        found.append(float((np.exp(p) * (p - q)).sum()))
+        found.append(float((np.exp(p) * (p - q)).sum(dtype=np.float64)))
     return found
 
 

@@ -4,7 +4,6 @@
     eval/engine_kld.py                                 after `make package`: transformers, SmolLM2, ten minutes
     eval/engine_kld.py --engine vllm                   after `python3 deps/setup.py venv-vllm`
     eval/engine_kld.py --schemes lowkv2.8 --windows 1
-    eval/engine_kld.py --schemes lowkv2@32MiB,lowkv2.8,lowkv2 --engine-only --windows 1    within a budget
     eval/engine_kld.py -m my.gguf -f book.txt          an architecture that transformers reads from GGUF
 
 The engine reads each window --chunk tokens at a time, with the scheme `exact` and with each other one ("stock": its own
@@ -38,9 +37,7 @@ def arguments():
     parser.add_argument("-m", "--model", help="default: the set-up's SmolLM2")
     parser.add_argument("-f", "--file", help="the text; default: the set-up's handbook")
     parser.add_argument("--schemes", default="stock,lowkv2.8,lowkv2,kivi2",
-                        help="a scheme's own commas are written +, a budget of transformers' caches behind @ "
-                             "(default: %(default)s)")
-    parser.add_argument("--engine-only", action="store_true", help="leave llama.cpp out")
+                        help="a scheme's own commas are written + (default: %(default)s)")
     parser.add_argument("--windows", default=2, type=int, help="default: %(default)s")
     parser.add_argument("--tokens", default=2048, type=int, help="of a window (default: %(default)s)")
     parser.add_argument("--chunk", default=32, type=int, help="tokens read at a time (default: %(default)s)")
@@ -98,8 +95,7 @@ def in_engine(args, model):
 def in_llama(args):
     print("llama.cpp", file=sys.stderr, flush=True)
     setting = {name: getattr(args, name) for name in ("windows", "tokens", "chunk", "skip", "weights")}
-    schemes = [scheme for scheme in args.schemes if scheme != "stock" and "@" not in scheme]
-    return measuring.compare(args, schemes, setting)
+    return measuring.compare(args, [scheme for scheme in args.schemes if scheme != "stock"], setting)
 
 
 def table(engine, found, llama):
@@ -119,15 +115,14 @@ def table(engine, found, llama):
 
 def main():
     args = arguments()
-    llama = {} if args.engine_only else in_llama(args)
+    llama = in_llama(args)
     found = in_engine(args, checkpoint(args, model_with(args.weights, args.model)))
     if args.json:
         args.json.write_text(json.dumps({args.engine: found, "llama": llama}, indent=1))
-    if not args.engine_only:
-        ours, theirs = found["exact"]["perplexity"], llama["exact"]["perplexity"]
-        print(f"perplexity of exact: {ours:.4f} in {args.engine}, {theirs:.4f} in llama.cpp")
-        if abs(ours / theirs - 1) > .005:
-            sys.exit("engine_kld.py: they have not read the same tokens")
+    ours, theirs = found["exact"]["perplexity"], llama["exact"]["perplexity"]
+    print(f"perplexity of exact: {ours:.4f} in {args.engine}, {theirs:.4f} in llama.cpp")
+    if abs(ours / theirs - 1) > .005:
+        sys.exit("engine_kld.py: they have not read the same tokens")
     print(table(args.engine, found, llama))
 
 

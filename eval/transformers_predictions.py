@@ -15,12 +15,11 @@ def read(model, text, out, reference, windows_count, tokens, chunk, skip):
     from lowkv import benchmark
     from transformers import DynamicCache
 
-    scheme, _, budget = os.environ["LOWKV_SCHEME"].partition("@")
+    scheme = os.environ["LOWKV_SCHEME"]
     model, tokenizer = benchmark.load(model)
     predictions, losses = Predictions(out, reference), []
     for window in torch.tensor(windows(tokenizer, open(text).read(), windows_count, tokens)):
-        cache = (lowkv.Cache.from_model(model, scheme, budget=budget or None) if scheme
-                 else DynamicCache(config=model.config))
+        cache = lowkv.Cache.from_model(model, scheme) if scheme else DynamicCache(config=model.config)
         for first in range(0, tokens - 1, chunk):
             ids = window[first : min(first + chunk, tokens - 1)]
             counted = max(0, skip - first)
