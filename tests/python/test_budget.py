@@ -99,6 +99,14 @@ def test_the_oldest_lose_most(llama):
     assert kinds == sorted(kinds, reverse=True) and len(set(kinds)) > 1
 
 
+@pytest.mark.skipif("qwen3_next" not in FAMILIES, reason="hybrid models are served from transformers 5.23 on")
+def test_attention_layers_of_a_hybrid_model_have_all_of_it():
+    hybrid, budget = made("qwen3_next"), int(3.8 * BLOCK_BYTES)
+    cache = lowkv.Cache.from_model(hybrid, "lowkv2", budget=budget)
+    _, held = read(hybrid, cache, ids(8 * BLOCK), 64)
+    assert 0.9 * budget < max(held) <= budget and cache.packed_bytes > 0
+
+
 def test_it_loses_less_than_the_scheme_it_ends_at(model):
     tokens = ids(8 * BLOCK)
     want, _ = read(model, lowkv.Cache.from_model(model, "exact"), tokens, 37)
