@@ -25,23 +25,21 @@ sys.path.append(str(ROOT / "bench"))
 import pictures
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plugin", type=Path, default=ROOT / "build/release/lib/libggml-lowkv.so",
-                        help="default: %(default)s")
-    parser.add_argument("-m", "--model", help="default: the set-up's SmolLM2")
-    parser.add_argument("-f", "--file", help="the text; default: the set-up's handbook")
-    parser.add_argument("--budget", default="24MiB", help="default: %(default)s")
-    parser.add_argument("--ends-at", default="lowkv2", help="the scheme that the budget ends at (default: %(default)s)")
-    parser.add_argument("--schemes", default="lowkv2.8,lowkv2", help="without a budget (default: %(default)s)")
-    parser.add_argument("--tokens", default="1024,2048,4096", help="lengths (default: %(default)s)")
-    parser.add_argument("--windows", default=1, type=int, help="of each length (default: %(default)s)")
-    parser.add_argument("--chunk", default=32, type=int, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/quality", help="default: %(default)s")
-    return parser.parse_args()
+def parser(doc):
+    """With the options that eval/budget_chat.py has too."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--plugin", type=Path, default=ROOT / "build/release/lib/libggml-lowkv.so",
+                      help="default: %(default)s")
+    made.add_argument("-m", "--model", help="default: the set-up's SmolLM2")
+    made.add_argument("--budget", default="24MiB", help="default: %(default)s")
+    made.add_argument("--ends-at", default="lowkv2", help="the scheme that the budget ends at (default: %(default)s)")
+    made.add_argument("--schemes", default="lowkv2.8,lowkv2", help="without a budget (default: %(default)s)")
+    made.add_argument("--chunk", default=32, type=int, help="default: %(default)s")
+    made.add_argument("--out", type=Path, default=ROOT / "docs/quality", help="default: %(default)s")
+    return made
 
 
-def perplexity(args, model, tokens, base, *words, plugin=None, **variables):
+def perplexity(args, model, tokens, base, *words, windows=1, plugin=None, **variables):
     """llama-perplexity against the predictions in `base`, or writing them."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOWKV_") and k != "GGML_BACKEND_PATH"}
     device = []
@@ -49,7 +47,7 @@ def perplexity(args, model, tokens, base, *words, plugin=None, **variables):
         environment |= {"GGML_BACKEND_PATH": str(plugin), **variables}
         device = ["-dev", "LOWKV"]
     command = [set_up_paths()["LOWKV_LLAMA_BUILD"] + "/llama-perplexity", "-m", model, "-f", args.file, "-c", tokens,
-               "-b", args.chunk, "-ub", args.chunk, "--chunks", args.windows, "-fa", "on", "-t", os.cpu_count(),
+               "-b", args.chunk, "-ub", args.chunk, "--chunks", windows, "-fa", "on", "-t", os.cpu_count(),
                "--kl-divergence-base", base, *device, *words]
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
     if done.returncode or (plugin and "lowkv: active" not in done.stderr):
@@ -57,18 +55,23 @@ def perplexity(args, model, tokens, base, *words, plugin=None, **variables):
     return done.stdout
 
 
+def caches(args):
+    """(name, words for llama-perplexity, the rest for perplexity()) of each cache."""
+    ours = {f"{args.ends_at} within {args.budget}": {"LOWKV_SCHEME": args.ends_at, "LOWKV_BUDGET": args.budget}}
+    ours |= {scheme: {"LOWKV_SCHEME": scheme} for scheme in args.schemes.split(",")}
+    found = [(name, (), {"plugin": args.plugin, **variables}) for name, variables in ours.items()]
+    return [*found, ("stock q8_0", ("-ctk", "q8_0", "-ctv", "q8_0"), {})]
+
+
 def measure(args, model, tokens):
     """{cache: mean KLD} at a length."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "predictions"
-        perplexity(args, model, tokens, base)
-        ours = {f"{args.ends_at} within {args.budget}": {"LOWKV_SCHEME": args.ends_at, "LOWKV_BUDGET": args.budget}}
-        ours |= {scheme: {"LOWKV_SCHEME": scheme} for scheme in args.schemes.split(",")}
-        caches = [(name, (), {"plugin": args.plugin, **variables}) for name, variables in ours.items()]
-        for name, words, how in [*caches, ("stock q8_0", ("-ctk", "q8_0", "-ctv", "q8_0"), {})]:
+        perplexity(args, model, tokens, base, windows=args.windows)
+        for name, words, how in caches(args):
             print(f"{tokens:,} tokens: {name}", file=sys.stderr, flush=True)
-            out = perplexity(args, model, tokens, base, "--kl-divergence", *words, **how)
+            out = perplexity(args, model, tokens, base, "--kl-divergence", *words, windows=args.windows, **how)
             found[name] = float(re.search(r"Mean +KLD: +(-?[\d.]+)", out)[1])
     return found
 
@@ -88,7 +91,11 @@ def draw(rows, out):
 
 
 def main():
-    args = arguments()
+    made = parser(__doc__)
+    made.add_argument("-f", "--file", help="the text; default: the set-up's handbook")
+    made.add_argument("--tokens", default="1024,2048,4096", help="lengths (default: %(default)s)")
+    made.add_argument("--windows", default=1, type=int, help="of each length (default: %(default)s)")
+    args = made.parse_args()
     args.file = Path(args.file or measuring.of_set_up("LOWKV_HANDBOOK_TEXT")).resolve()
     model = model_with("f16", Path(args.model or measuring.of_set_up("LOWKV_MODEL")))
     rows = []

@@ -224,7 +224,7 @@ void look_at_environment(Findings& findings) {
     const std::string budget = environment("LOWKV_BUDGET");
     if (budget.empty()) return;
     try {
-        findings.good("LOWKV_BUDGET", bytes(ggml::read_budget(budget)));
+        findings.good("LOWKV_BUDGET", bytes(parse_size(budget, "LOWKV_BUDGET")));
     } catch (const std::exception& error) {
         findings.bad("LOWKV_BUDGET", budget, error.what());
     }

@@ -76,10 +76,10 @@ StoredCache idealised_cache(const ModelShape& shape, double bits) {
 Budget budget_of(const ModelShape& shape, const std::string& size, const std::string& scheme,
                  std::uint64_t batch) {
     const Scheme end = parse_scheme(scheme);
-    std::vector<LayerScheme> schemes = ggml::finer_than(end);
+    std::vector<LayerScheme> schemes = finer_than(end, "LOWKV_BUDGET");
     schemes.insert(schemes.begin(), LayerScheme{});
     schemes.push_back(end.base);
-    Budget budget{.bytes = static_cast<double>(ggml::read_budget(size)),
+    Budget budget{.bytes = static_cast<double>(parse_size(size, "LOWKV_BUDGET")),
                   .in_parts = std::ranges::find(shape.sliding, true) != shape.sliding.end(),
                   .steps = {}};
     constexpr std::uint64_t padding = 256;  // llama.cpp's contexts are multiples of it

@@ -6,6 +6,9 @@
 //            [packed_first, packed_end) packed; drop_before() moves its begin
 //            [packed_end, tokens())     exact, the newest
 //
+// Within a budget of bytes nothing is packed while all fits, and the oldest packed tokens have the
+// fewest bits: see pack().
+//
 // A step of a model is
 //
 //   batch.begin();  append()  attend()  pack()  ...  batch.commit() or batch.rollback()
@@ -68,8 +71,10 @@ class Batch {
   public:
     // The first retention.sinks tokens stay exact, in whole blocks; 0 for a sliding window, which
     // has none. Throws as Sequence does, and for a batch of 0 sequences.
+    // `finer`: plans for the same rows, from the most bits to the fewest, for a budget. On the CPU.
     Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
-          Retention retention, std::uint32_t sequences);
+          Retention retention, std::uint32_t sequences,
+          std::vector<std::shared_ptr<const Plan>> finer = {});
 
     const Plan& plan() const noexcept { return sequences_.front().plan(); }
     Device& device() const noexcept { return sequences_.front().device(); }
@@ -88,10 +93,15 @@ class Batch {
 
     // Packs what has left the window, sparing the newest `spared` tokens beside, in whole blocks
     // and, with retention.flush, so many tokens at least.
-    void pack(std::uint32_t spared = 0, Executor& executor = serial_executor());
+    // Above 0, `budget` is what bytes() should not exceed: blocks are packed only while it is more,
+    // the oldest first, by the first finer plan. When all are packed, the oldest are packed once
+    // more by the next, in the end by plan(). Where that is not enough, bytes() stays above it.
+    void pack(std::uint32_t spared = 0, Executor& executor = serial_executor(),
+              std::size_t budget = 0);
 
     // Attends to tokens [max(io.first_cell, first()), tokens()), all sequences in one parallel
-    // loop.
+    // loop. Where some are packed by finer plans, a causal mask has neither a window nor ALiBi, and
+    // the queries are of unpacked tokens.
     void attend(const BatchAttention& attention, AttentionWorkspace& workspace,
                 Executor& executor = serial_executor()) const;
 
@@ -133,7 +143,8 @@ class Batch {
     void rollback() noexcept;
 
     // The image (serial.h) of tokens [first, last), numbered as they are here. Throws
-    // Error(invalid_argument) where that would cut a packed block in two, or names dropped tokens.
+    // Error(invalid_argument) where that would cut a packed block in two, or names dropped tokens
+    // or some that are packed by finer plans.
     std::vector<std::byte> save(std::uint32_t first, std::uint32_t last) const;
     std::vector<std::byte> save() const { return save(first(), tokens()); }
 
@@ -151,10 +162,22 @@ class Batch {
 
     Batch() = default;
 
+    void pack_within(std::size_t budget, std::uint32_t end, Executor& executor);
+    // Tokens that one plan has packed, or that are exact: [first, end).
+    struct Run {
+        const Plan* plan;
+        std::uint32_t first, end;
+    };
+    std::vector<Run> runs() const;
+    // Of the workspace's sequences.
+    void attend_runs(std::span<const Run> runs, AttentionParams params,
+                     AttentionWorkspace& workspace, Executor& executor) const;
+
     // Checks that the image's spans are what a batch has, and returns where.
     State state_of(const ImageHeader& header) const;
 
     std::vector<Sequence> sequences_;
+    std::vector<std::shared_ptr<const Plan>> finer_;
     State state_;
     State begun_;  // at begin()
 };

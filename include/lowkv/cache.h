@@ -45,6 +45,8 @@ struct StoreStats {
     // A packed block whose cell was written again: decoded, and encoded once more later. Its other
     // rows are quantized twice.
     std::uint64_t reopened_blocks = 0;
+    // Packed once more by a plan of fewer bits (Batch::pack() within a budget).
+    std::uint64_t coarsened_blocks = 0;
 };
 
 class Store {
@@ -278,7 +280,7 @@ class Sequence {
         const std::byte* rows = nullptr;  // of a block that is absent: an exact block elsewhere
     };
     static constexpr std::uint32_t first_packed = 0xFFFFFFFE;
-    const std::byte* statistics() const noexcept;
+    const std::byte* statistics(const std::shared_ptr<const Plan>& finer) const noexcept;
 
     // What one sequence's part of a call reads.
     struct Reading {
@@ -313,8 +315,11 @@ class Sequence {
     void drop_stale_cells(cache::Block& block) noexcept;
 
     // `apart`: a block that other sequences share too is replaced here, not changed for them.
+    // `finer`: packs by it, not by the sequences' own plan. A block packed by another plan is
+    // packed once more.
     static void pack(std::span<const Packing> places, bool apart, Executor& executor,
-                     std::optional<Part> only = std::nullopt);
+                     std::optional<Part> only = std::nullopt,
+                     const std::shared_ptr<const Plan>& finer = nullptr);
 
     void check_rows(const Sequence& source) const;
     void check_source(const Sequence& source, std::span<const std::uint32_t> blocks,

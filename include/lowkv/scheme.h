@@ -250,6 +250,13 @@ struct Scheme {
     friend bool operator==(const Scheme&, const Scheme&) = default;
 };
 
+// What a budget of memory packs by before it packs by the scheme: the most bits first. Throws
+// Error(unsupported), with the budget's name, for a scheme that no budget ends with.
+std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name);
+// "24MiB", "1.5GiB", "2GB", "1000000" in bytes. Throws Error(invalid_argument), with the size's
+// name.
+std::size_t parse_size(std::string_view text, std::string_view name);
+
 struct Preset {
     std::string_view name;
     std::string_view summary;  // one line: what it is for

@@ -1,7 +1,5 @@
 #include "settings.h"
 
-#include <array>
-#include <charconv>
 #include <exception>
 #include <mutex>
 #include <sstream>
@@ -67,44 +65,6 @@ bool read_packed_states() {
 
 }  // namespace
 
-std::size_t read_budget(std::string_view text) {
-    double size = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
-    const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-    constexpr std::array<std::pair<std::string_view, double>, 7> units = {{{"", 1},
-                                                                           {"KiB", 0x1p10},
-                                                                           {"MiB", 0x1p20},
-                                                                           {"GiB", 0x1p30},
-                                                                           {"KB", 1e3},
-                                                                           {"MB", 1e6},
-                                                                           {"GB", 1e9}}};
-    for (const auto& [name, bytes] : units)
-        if (error == std::errc{} && unit == name && size * bytes >= 1 && size * bytes < 0x1p60)
-            return static_cast<std::size_t>(size * bytes);
-    throw Error(ErrorCode::invalid_argument, "LOWKV_BUDGET=" + std::string(text) +
-                                                 " is no size: say 24MiB, 1.5GiB or 2000000000");
-}
-
-std::vector<LayerScheme> finer_than(const Scheme& scheme) {
-    const std::pair<const char*, std::vector<const char*>> ladders[] = {
-        {"lowkv4", {}},
-        {"lowkv3", {"lowkv4"}},
-        {"lowkv2.8", {"lowkv4"}},
-        {"lowkv2", {"lowkv4", "lowkv2.8"}},
-        {"lowkv1.5", {"lowkv4", "lowkv2.8", "lowkv2"}}};
-    if (scheme.overrides.empty())
-        for (const auto& [name, finer] : ladders) {
-            if (!(scheme.base == parse_scheme(name).base)) continue;
-            std::vector<LayerScheme> schemes;
-            for (const char* its : finer) schemes.push_back(parse_scheme(its).base);
-            return schemes;
-        }
-    throw Error(
-        ErrorCode::unsupported,
-        "LOWKV_BUDGET is for the schemes lowkv4, lowkv3, lowkv2.8, lowkv2 and lowkv1.5, in all "
-        "layers alike: it ends with the one that is named and begins with finer ones");
-}
-
 void add_calibration(Calibration calibration) {
     auto shared = std::make_shared<const Calibration>(std::move(calibration));
     State& s = state();
@@ -143,8 +103,8 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
         }
         next->text = to_string(next->scheme);
         if (!budget.empty()) {
-            next->budget = read_budget(budget);
-            next->finer = finer_than(next->scheme);
+            next->budget = parse_size(budget, "LOWKV_BUDGET");
+            next->finer = finer_than(next->scheme, "LOWKV_BUDGET");
         }
         if (next->scheme.needs_calibration())
             next->calibration = find_calibration(next->scheme, calibration_named_in);

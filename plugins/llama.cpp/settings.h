@@ -24,13 +24,6 @@ struct Setting {
     bool packed_states = true;  // LOWKV_STATES: saved states hold codes (unit_codes.h), not numbers
 };
 
-// The bytes that LOWKV_BUDGET says: "24MiB", "1.5GiB", "1000000". Throws lowkv::Error.
-std::size_t read_budget(std::string_view text);
-
-// What rows of a scheme go through before it, as a budget fills. Throws lowkv::Error for a scheme
-// that no budget ends at.
-std::vector<LayerScheme> finer_than(const Scheme& scheme);
-
 // For the schemes that are chosen from now on; lowkv_ggml.h's add_calibration() reads it from a
 // file.
 void add_calibration(Calibration calibration);

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from lowkv import heap, saving
 from lowkv._core import Error, Store, default_scheme, parse_scheme
+from lowkv.budget import Budget
 from lowkv.install import ATTENTION, install, layer_types, sliding_windows
 from lowkv.layer import Layer
 from lowkv.steps import Steps, watch
@@ -24,10 +25,12 @@ class Cache(Steps, transformers.Cache):
     scheme: its text form; sliding_windows: for each layer the window in tokens, or None; device: where the rows lie
     and attention to them runs, 'cpu', 'opencl' or 'opencl:NAME' (words of a device's name), 'cuda' or 'cuda:NUMBER'
     (with the package lowkv-cuda), or, None, what LOWKV_DEVICE in the environment says, or else the CPU. The model is
-    on the CPU, or on that CUDA device.
+    on the CPU, or on that CUDA device. budget: bytes that the cache may hold, as "24MiB". Tokens stay unquantized while
+    they fit; then the oldest are packed with the more bits the newer they are, in the end by the scheme. On the CPU.
     """
 
-    def __init__(self, scheme: str, sliding_windows: list[int | None], device: str | None = None):
+    def __init__(self, scheme: str, sliding_windows: list[int | None], device: str | None = None,
+                 budget: str | int | None = None):
         if not isinstance(scheme, str):
             raise Error(f"scheme must be a str such as {default_scheme!r}, not {type(scheme).__name__}")
         parsed = parse_scheme(scheme)
@@ -36,22 +39,29 @@ class Cache(Steps, transformers.Cache):
         self.scheme = str(parsed)
         self.model = None  # weak: a cache keeps no model alive
         self.memory = _store(device)
-        super().__init__(layers=[Layer(index, parsed, window, self.memory)
+        self.budget = None if budget is None else Budget(budget, parsed, sliding_windows)
+        if budget is not None and self.device != "cpu":
+            raise Error(f"budget is for caches on the CPU, and this one is on {self.device}: leave it out, or give "
+                        "device='cpu' with the model on the CPU")
+        super().__init__(layers=[Layer(index, parsed, window, self.memory, self.budget)
                                  for index, window in enumerate(sliding_windows)])
 
     @classmethod
-    def from_model(cls, model: PreTrainedModel, scheme: str = default_scheme, device: str | None = None) -> Cache:
+    def from_model(cls, model: PreTrainedModel, scheme: str = default_scheme, device: str | None = None,
+                   budget: str | int | None = None) -> Cache:
         """An empty cache for `model`, which from here on calls lowkv's attention function: with other caches it
-        computes what it did before. device: as for Cache, but by default a model's that is on a CUDA device. Raises
+        computes what it did before. budget: as for Cache; device, too, but by default a CUDA model's. Raises
         lowkv.Error for a scheme or a model that is not served, or a device that is not there, and why."""
         windows, types = sliding_windows(model), layer_types(model)  # refuses what is no model
         if device is None and model.device.type == "cuda" and not os.environ.get("LOWKV_DEVICE"):
             device = str(model.device)
-        cache = cls(scheme, windows, device)
+        cache = cls(scheme, windows, device, budget)
         if types is not None and not set(types) <= set(ATTENTION):
             from lowkv.states import layer_of  # which older transformers have nothing for
 
             cache.layers = [layer_of(*each) for each in zip(types, cache.layers, strict=True)]
+            if cache.budget is not None:
+                cache.budget.windows = [layer.sliding_window for layer in cache.attention_layers]
         install(model)
         watch(model)
         cache.model = weakref.ref(model)
@@ -117,6 +127,9 @@ class Cache(Steps, transformers.Cache):
         """Writes all rows, packed ones as they are, to a safetensors file that load() reads."""
         model = self.model() if self.model is not None else None
         self._require_even()
+        if self.budget is not None:
+            raise Error("save: a cache with a budget has tokens packed in several ways, and a file has one; make it "
+                        "without budget=")
         if model is None:
             raise Error("save: the model that this cache was made for is gone, and the file must name it")
         saving.save(self, model, Path(path))

@@ -13,12 +13,13 @@ from lowkv.names import cache_argument
 
 def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample: bool = False,
              temperature: float | None = None, top_k: int | None = None, verbose: bool = False,
-             scheme: str = default_scheme, device: str | None = None, **arguments) -> str:
+             scheme: str = default_scheme, device: str | None = None, budget: str | int | None = None,
+             **arguments) -> str:
     """The prompt and its continuation, computed with a packed cache.
 
     temperature, top_k: for do_sample; left out, the model's own. verbose: shows progress while tokens arrive, with the
-    bytes that the cache holds. device: as for Cache. arguments: for `model.generate()`, for one sequence. Raises
-    lowkv.Error for a model or a scheme that is not served.
+    bytes that the cache holds. device, budget: as for Cache. arguments: for `model.generate()`, for one sequence.
+    Raises lowkv.Error for a model or a scheme that is not served.
     """
     if not isinstance(prompt, str):
         raise Error(f"prompt must be one str, not {type(prompt).__name__}; for batches call model.generate() with "
@@ -29,7 +30,7 @@ def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample
                         "model.generate(..., past_key_values=Cache.from_model(model))")
     if verbose and "streamer" in arguments:
         raise Error("verbose=True shows progress with a streamer of its own: leave out one of the two")
-    cache = Cache.from_model(model, scheme, device)
+    cache = Cache.from_model(model, scheme, device, budget)
     inputs = tokenizer(prompt, return_tensors="pt")
     if inputs.input_ids.shape[1] == 0:
         raise Error("the prompt is empty: this tokenizer makes no token of it")

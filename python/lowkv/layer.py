@@ -13,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from lowkv import heap, saturation
 from lowkv._core import Batch, Error, Plan, RowType, Scheme, Store, read_image
+from lowkv.budget import Budget
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
 
@@ -29,14 +30,15 @@ _GUESSES = 512
 
 
 class Layer(CacheLayerMixin):
-    """Keys and values of one layer. index: its number in the model; sliding_window: or None."""
+    """Keys and values of one layer. index: its number in the model; sliding_window, budget: or None."""
 
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, index: int, scheme: Scheme, sliding_window: int | None, store: Store):
+    def __init__(self, index: int, scheme: Scheme, sliding_window: int | None, store: Store,
+                 budget: Budget | None = None):
         super().__init__()
-        self.index, self.scheme, self.store = index, scheme, store
+        self.index, self.scheme, self.store, self.budget = index, scheme, store, budget
         self.sliding_window = sliding_window
         self.is_sliding = sliding_window is not None
         self.retention = scheme.retention(index, self.is_sliding)
@@ -113,8 +115,13 @@ class Layer(CacheLayerMixin):
             raise Error(f"layer {self.index}: keys {tuple(keys.shape)} and values {tuple(values.shape)} "
                         "have other heads or head_dims; lowkv needs the same")
         rows = getattr(RowType, str(keys.dtype).removeprefix("torch."))
-        plan = Plan(self.scheme, self.index, keys.shape[1], keys.shape[3], rows)
-        self._hold(Batch(self.store, plan, self.retention, keys.shape[0]))
+        shape = keys.shape[1], keys.shape[3]
+        finer = []
+        if self.budget is not None:
+            self.budget.require_alike(self.index, shape)
+            finer = [Plan(scheme, self.index, *shape, rows) for scheme in self.budget.finer]
+        self._plan = Plan(self.scheme, self.index, *shape, rows)
+        self._hold(Batch(self.store, self._plan, self.retention, keys.shape[0], finer))
 
     def _require_place(self, device: torch.device) -> None:
         """Raises Error for rows that the cache can't take where they are."""
@@ -215,10 +222,12 @@ class Layer(CacheLayerMixin):
         first = max(visibility.first_cell, self.rows.first)
         logits = None if sink_logits is None else sink_logits.detach().float()
         rest = scale, softcap, logits, torch.get_num_threads()
-        if visibility.masks == 0:
+        # Attention to tokens of several plans takes a sliding window as a mask.
+        several = self.budget is not None and self.rows.packed[0] < self.rows.packed[1]
+        if visibility.masks == 0 and not (several and visibility.window is not None):
             self.rows.attend(floats, out, first, None, visibility.causal, visibility.window or 0, *rest)
             return out.to(query.dtype)
-        for part, mask in _masked_parts(visibility, first, visibility.masks):
+        for part, mask in _masked_parts(visibility, first, max(visibility.masks, 1)):
             mask = None if mask is None else _side_by_side(mask)
             self.rows.attend(floats[:, :, part], out[:, :, part], first, mask, False, 0, *rest)
         return out.to(query.dtype)
@@ -236,12 +245,31 @@ class Layer(CacheLayerMixin):
         """Packs what has left the window, and drops what has left a sliding window; not the last `spared` tokens
         beside. The step is over with it."""
         self._prompt = None
-        self.rows.pack(spared, torch.get_num_threads())
+        if self.budget is not None:
+            self._drop_passed()
+            limit = self.budget.share(self.sliding_window, self._unquantized_bytes)
+            self.rows.pack(spared, torch.get_num_threads(), limit)
+            if self.nbytes > limit:
+                self.budget.refuse(self.length * self.batch_size, self.nbytes, self._unquantized_bytes)
+        else:
+            self.rows.pack(spared, torch.get_num_threads())
         saturation.report(self.store, _LOGGER)
-        if self.is_sliding:  # no later query sees a cell before it
-            slack = _SLACK + (_GUESSES if self.record_past else 0)
-            self.rows.drop_before(max(0, self.length - self.sliding_window + 1 - slack))
+        self._drop_passed()
         self.pending = False
+
+    def _drop_passed(self) -> None:
+        """Drops what a sliding window has passed: no later query sees a cell before it."""
+        if self.is_sliding:
+            self.rows.drop_before(max(0, self.length - self.sliding_window + 1 - self._slack))
+
+    @property
+    def _slack(self) -> int:
+        return _SLACK + (_GUESSES if self.record_past else 0)
+
+    def _unquantized_bytes(self, window: int) -> int:
+        """What a layer like this one holds of a sliding window at most, if none of it is packed."""
+        blocks = (window + self._slack) // self._plan.block_tokens + 2
+        return blocks * self._plan.exact_bytes * self.batch_size
 
     def full(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All rows that are held, in order, packed ones decoded, where the last rows came from (else on the

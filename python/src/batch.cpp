@@ -283,6 +283,9 @@ void bind_batch(nb::module_& m) {
             "reopened_blocks", [](const Store& s) { return s.stats().reopened_blocks; },
             "Decoded again because a crop cut them in two.")
         .def_prop_ro(
+            "coarsened_blocks", [](const Store& s) { return s.stats().coarsened_blocks; },
+            "Packed once more with fewer bits, because a budget was full.")
+        .def_prop_ro(
             "saturated", [](const Store& s) { return s.device().saturated(); },
             "Numbers written that were NaN (0 now) or ended at +-65504: of all stores on this "
             "device, in this process.");
@@ -291,9 +294,13 @@ void bind_batch(nb::module_& m) {
         .def(
             "__init__",
             [](Batch* self, const std::shared_ptr<Store>& store, const std::shared_ptr<Plan>& plan,
-               const Retention& retention,
-               std::uint32_t sequences) { new (self) Batch(store, plan, retention, sequences); },
-            "store"_a, "plan"_a, "retention"_a, "sequences"_a)
+               const Retention& retention, std::uint32_t sequences,
+               const std::vector<std::shared_ptr<Plan>>& finer) {
+                new (self) Batch(store, plan, retention, sequences, {finer.begin(), finer.end()});
+            },
+            "store"_a, "plan"_a, "retention"_a, "sequences"_a,
+            "finer"_a = std::vector<std::shared_ptr<Plan>>(),
+            "finer: plans for pack() within a budget, the most bits first.")
         .def_prop_ro(
             "shape",
             [](const Batch& b) {
@@ -321,12 +328,13 @@ void bind_batch(nb::module_& m) {
              "CPU or on the batch's CUDA device. Nothing is packed by it.")
         .def(
             "pack",
-            [](Batch& b, std::uint32_t spared, unsigned threads) {
+            [](Batch& b, std::uint32_t spared, unsigned threads, std::size_t budget) {
                 const nb::gil_scoped_release unlocked;
-                b.pack(spared, executor(threads));
+                b.pack(spared, executor(threads), budget);
             },
-            "spared"_a, "threads"_a,
-            "Packs what has left the window, sparing the newest `spared` tokens beside.")
+            "spared"_a, "threads"_a, "budget"_a = 0,
+            "Packs what has left the window, sparing the newest `spared` tokens beside; above 0, "
+            "only while more than `budget` bytes are held, the oldest with the fewest bits.")
         .def("attend", &attend, "q"_a.noconvert(), "out"_a.noconvert(), "first"_a,
              "mask"_a.noconvert().none(), "causal"_a, "window"_a, "scale"_a, "softcap"_a,
              "sink_logits"_a.noconvert().none(), "threads"_a,

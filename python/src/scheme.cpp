@@ -3,9 +3,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "bind.h"
 #include "lowkv/codec.h"
@@ -67,7 +69,21 @@ void bind_scheme(nb::module_& m) {
             "require_layers",
             [](const Scheme& s, std::uint32_t layers) { require_layers(s, layers); }, "layers"_a,
             "Raises Error when an override names a layer that a model of so many layers lacks.")
+        .def(
+            "finer",
+            [](const Scheme& s) {
+                std::vector<Scheme> schemes;
+                for (const LayerScheme& its : finer_than(s, "budget"))
+                    schemes.push_back({its, s.retention, {}});
+                return schemes;
+            },
+            "What tokens are packed by before it, within a budget: the most bits first. Raises "
+            "Error "
+            "where no budget ends with this scheme.")
         .def("__str__", [](const Scheme& s) { return to_string(s); });
+    m.def(
+        "parse_size", [](const std::string& text) { return parse_size(text, "budget"); }, "text"_a,
+        "Bytes: '24MiB', '1.5GiB', '2000000000'. Raises Error for anything else.");
     m.def(
         "parse_scheme", &served_scheme, "text"_a,
         "A scheme from its text form. Raises Error with the legal words, or with what this package "
@@ -102,6 +118,7 @@ void bind_scheme(nb::module_& m) {
              "rows: the type of those that stay exact.")
         .def_prop_ro("block_tokens", &Plan::block_tokens)
         .def_prop_ro("packed_bytes", &Plan::packed_bytes)
+        .def_prop_ro("exact_bytes", &Plan::exact_bytes)
         .def_prop_ro("implementation",
                      [](const Plan& p) { return std::string(p.implementation()); });
 }

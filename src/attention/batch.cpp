@@ -54,8 +54,64 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
         if (io.out != nullptr) io.out += attention.out_sequence_stride;
         if (io.lse != nullptr) io.lse += std::size_t{io.tokens} * io.heads;
     }
-    lowkv::attend(sequences_.front().device(), plan(), work.sequences, attention.params, workspace,
-                  executor);
+    const std::vector<Run> runs = this->runs();
+    if (runs.size() > 1) return attend_runs(runs, attention.params, workspace, executor);
+    lowkv::attend(device(), runs.empty() ? plan() : *runs.front().plan, work.sequences,
+                  attention.params, workspace, executor);
+}
+
+// The tokens of each plan apart, their softmaxes joined.
+void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
+                        AttentionWorkspace& workspace, Executor& executor) const {
+    const std::span<const SequenceAttention> sequences = workspace.impl().sequences;
+    const AttentionIO& io = sequences.front().io;
+    const Mask& mask = sequences.front().mask;
+    const bool causal = mask.kind == Mask::Kind::causal;
+    if (causal && (mask.window != 0 || params.alibi_slopes != nullptr ||
+                   io.tokens > runs.back().end - runs.back().first))
+        attention::refuse(
+            "a causal mask with a window or ALiBi, or queries of packed tokens, in a batch with "
+            "finer plans; give an additive mask");
+    const std::uint32_t head_dim = plan().shape().head_dim;
+    const std::size_t rows = std::size_t{io.tokens} * io.heads;
+    std::vector<float> lse(size() * rows), other_lse(size() * rows), other;
+    std::vector<SequenceAttention> parts;
+    bool joins = false;
+    for (const Run& run : runs) {
+        if (run.end <= io.first_cell && &run != &runs.back()) continue;
+        const std::uint32_t begin = std::max(run.first, io.first_cell);
+        const std::uint32_t block_tokens = plan().block_tokens();
+        other.resize(joins ? lse.size() * head_dim : 0);
+        parts.assign(sequences.begin(), sequences.end());
+        for (std::size_t s = 0; s < size(); ++s) {
+            SequenceAttention& part = parts[s];
+            part.blocks =
+                part.blocks.subspan(run.first / block_tokens,
+                                    ceil_div(run.end, block_tokens) - run.first / block_tokens);
+            part.mask = moved(part.mask, begin - io.first_cell);
+            if (causal && &run != &runs.back()) part.mask = {};  // older than any query
+            part.io.first_cell = begin - run.first;
+            part.io.n_cells = run.end - run.first;
+            part.io.lse = (joins ? other_lse : lse).data() + s * rows;
+            if (!joins) continue;
+            part.io.out = other.data() + s * rows * head_dim;
+            part.io.out_token_stride = std::size_t{io.heads} * head_dim;
+            part.io.out_head_stride = head_dim;
+        }
+        lowkv::attend(device(), *run.plan, parts, params, workspace, executor);
+        if (joins) {
+            executor.parallel_for(lse.size(), [&](std::size_t i, unsigned) {
+                const AttentionIO& its = sequences[i / rows].io;
+                const std::size_t token = i % rows / io.heads, head = i % io.heads;
+                float* out = its.out + token * its.out_token_stride + head * its.out_head_stride;
+                lse[i] = attention::join(out, lse[i], other.data() + i * head_dim, other_lse[i],
+                                         head_dim);
+            });
+        }
+        joins = true;
+        params.sink_logits = nullptr;  // they are in the first softmax
+    }
+    if (io.lse != nullptr) std::ranges::copy(lse, io.lse);
 }
 
 }  // namespace lowkv

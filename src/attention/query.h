@@ -1,6 +1,9 @@
 #pragma once
-// What attend() and attention_mass() do alike with their queries; both on the CPU.
+// What attend() and attention_mass() do alike with their queries, both on the CPU; and how results
+// of two calls become one.
 
+#include <cmath>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -35,5 +38,15 @@ void run(const Plan& plan, std::span<const SequenceAttention> sequences,
 void run_mass(const Plan& plan, const SequenceAttention& sequence, const AttentionParams& params,
               std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
               Executor& executor);
+
+// out <- the attention to two sets of cells, from that to each of them. `lse`: the logarithms of
+// the two softmaxes' denominators. Returns that of the softmax over both.
+inline float join(float* out, float lse, const float* other, float other_lse,
+                  std::uint32_t channels) noexcept {
+    if (other_lse == -std::numeric_limits<float>::infinity()) return lse;
+    const float weight = 1.0f / (1.0f + std::exp(lse - other_lse));
+    for (std::uint32_t c = 0; c < channels; ++c) out[c] += weight * (other[c] - out[c]);
+    return std::fmax(lse, other_lse) + std::log1p(std::exp(-std::fabs(lse - other_lse)));
+}
 
 }  // namespace lowkv::attention

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cache/block.h"
+#include "lowkv/device.h"
 #include "lowkv/error.h"
 
 namespace lowkv {
@@ -27,11 +28,16 @@ Rows rows_of(const BatchRows& rows, std::size_t number) {
 }  // namespace
 
 Batch::Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
-             Retention retention, std::uint32_t sequences) {
+             Retention retention, std::uint32_t sequences,
+             std::vector<std::shared_ptr<const Plan>> finer)
+    : finer_(std::move(finer)) {
     if (sequences == 0) refuse("a batch of 0 sequences; it needs at least 1");
     if (plan != nullptr) retention = batch_retention(*plan, retention);
     sequences_.reserve(sequences);
     while (sequences_.size() < sequences) sequences_.emplace_back(store, plan, retention);
+    for (const auto& its : finer_) sequences_.front().check_rows(Sequence(store, its, retention));
+    if (!finer_.empty() && &device() != cpu_device().get())
+        refuse("finer plans are for the CPU alone");
     state_.packed_first = state_.packed_end = retention.sinks;
 }
 
@@ -51,8 +57,7 @@ BatchBytes Batch::bytes() const {
     held.erase(std::unique(held.begin(), held.end()), held.end());
     BatchBytes bytes;
     for (const cache::Block* block : held)
-        (block->packed ? bytes.packed : bytes.exact) +=
-            block->packed ? plan().packed_bytes() : plan().exact_bytes();
+        (block->packed ? bytes.packed : bytes.exact) += block->bytes(plan());
     return bytes;
 }
 
@@ -92,11 +97,12 @@ bool Batch::wants_queries() const noexcept {
     return std::ranges::any_of(sequences_, &Sequence::wants_queries);
 }
 
-void Batch::pack(std::uint32_t spared, Executor& executor) {
+void Batch::pack(std::uint32_t spared, Executor& executor, std::size_t budget) {
     if (plan().scheme().exact()) return;
     const std::uint32_t tokens = plan().block_tokens();
     const auto end = static_cast<std::uint32_t>(
         packed_tokens(retention(), tokens, state_.tokens - std::min(spared, state_.tokens)).end);
+    if (budget > 0) return pack_within(budget, end, executor);
     if (end <= state_.packed_end) return;
     std::vector<Sequence::Packing> places;
     for (Sequence& sequence : sequences_) {
@@ -143,6 +149,7 @@ Batch Batch::fork() const {
     Batch fork;
     fork.sequences_.reserve(sequences_.size());
     for (const Sequence& sequence : sequences_) fork.sequences_.push_back(sequence.fork());
+    fork.finer_ = finer_;
     fork.state_ = state_;
     return fork;
 }

@@ -4,6 +4,7 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "lowkv/codec.h"
 
@@ -25,6 +26,13 @@ struct Block {
     bool packed = false;
     bool leads = true;   // packed: its statistics may be taken over (cache/encode.h)
     Cells keys, values;  // written; all others read as zeros
+    // Packed, in a batch within a budget: the finer plan of its codes. Null: its sequence's plan.
+    std::shared_ptr<const Plan> finer;
+
+    const Plan& plan(const Plan& own) const noexcept { return finer != nullptr ? *finer : own; }
+    std::size_t bytes(const Plan& own) const noexcept {
+        return packed ? plan(own).packed_bytes() : own.exact_bytes();
+    }
 };
 
 // Of a token's position in an exact block, where the plan has them.

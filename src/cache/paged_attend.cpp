@@ -1,26 +1,16 @@
 // Attention to pages in place: a step's sequences at once, their sinks apart.
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 
+#include "attention/query.h"
 #include "cache/paged_step.h"
 #include "cache/store.h"
 #include "lowkv/device.h"
 #include "round.h"
 
 namespace lowkv {
-namespace {
-
-// out <- the attention to the cells of both, whose softmaxes' denominators are known.
-void join(float* out, float lse, const float* other, float other_lse,
-          std::uint32_t channels) noexcept {
-    const float weight = 1.0f / (1.0f + std::exp(lse - other_lse));
-    for (std::uint32_t c = 0; c < channels; ++c) out[c] += weight * (other[c] - out[c]);
-}
-
-}  // namespace
 
 // The views of a sequence's pages from first_page on, those in its window marked as seen.
 void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page, Step& step) {
@@ -184,8 +174,9 @@ void PagedLayer::attend_sinks(std::span<const PagedSequence> sequences, Attentio
         for (std::uint32_t t = 0; t < io.tokens; ++t) {
             for (std::uint32_t h = 0; h < heads; ++h) {
                 const std::size_t at = std::size_t{t} * heads + h;
-                join(io.out + t * io.out_token_stride + h * io.out_head_stride, io.lse[at],
-                     parts[i].io.out + at * head_dim, parts[i].io.lse[at], head_dim);
+                attention::join(io.out + t * io.out_token_stride + h * io.out_head_stride,
+                                io.lse[at], parts[i].io.out + at * head_dim, parts[i].io.lse[at],
+                                head_dim);
             }
         }
     }

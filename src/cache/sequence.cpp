@@ -87,7 +87,8 @@ Sequence Sequence::fork() const { return Sequence(*this); }
 BlockView Sequence::view(std::uint32_t block) const noexcept {
     const cache::Block* b = blocks_[block];
     if (b == nullptr) return {};
-    const std::size_t keys_bytes = b->packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
+    const std::size_t keys_bytes =
+        b->packed ? b->plan(*plan_).keys().bytes() : plan_->exact_part_bytes();
     return {b->data, b->data + keys_bytes, b->packed};
 }
 

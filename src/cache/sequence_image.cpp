@@ -95,6 +95,10 @@ struct SequenceImage::Access {
             const cache::Block* block = sequence.blocks_[b];
             if (block == nullptr) continue;
             if (block->packed) {
+                if (block->finer != nullptr)
+                    refuse_saving("tokens " + std::to_string(b * tokens) +
+                                  " and on are packed by a finer plan, for a budget, and an image "
+                                  "has the codes of one plan");
                 add(b * tokens, tokens, true);
                 continue;
             }

@@ -57,20 +57,21 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
     pack(places, false, executor);
 }
 
-// Of the sequence's first packed block that leads; null: it has none.
-const std::byte* Sequence::statistics() const noexcept {
-    const auto found = std::ranges::find_if(blocks_, [](const cache::Block* block) {
-        return block != nullptr && block->packed && block->leads;
+// Of the sequence's first packed block of that plan that leads; null: it has none.
+const std::byte* Sequence::statistics(const std::shared_ptr<const Plan>& finer) const noexcept {
+    const auto found = std::ranges::find_if(blocks_, [&](const cache::Block* block) {
+        return block != nullptr && block->packed && block->leads && block->finer == finer;
     });
     return found == blocks_.end() ? nullptr : (*found)->data;
 }
 
 void Sequence::pack(std::span<const Packing> places, bool apart, Executor& executor,
-                    std::optional<Part> only) {
+                    std::optional<Part> only, const std::shared_ptr<const Plan>& finer) {
     if (places.empty() || places.front().sequence->plan_->scheme().exact()) return;
-    const Plan& plan = *places.front().sequence->plan_;
+    const Plan& own = *places.front().sequence->plan_;
+    const Plan& plan = finer != nullptr ? *finer : own;
     Store::Impl& store = places.front().sequence->store_->impl();
-    const std::size_t packed_bytes = plan.packed_bytes(), exact_bytes = plan.exact_bytes();
+    const std::size_t packed_bytes = plan.packed_bytes();
     std::vector<Due> due;
     std::vector<cache::Encoding> encodings;                // of the due
     std::vector<std::pair<Packing, std::size_t>> holders;  // and which of the due they hold
@@ -84,8 +85,8 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
             Sequence& sequence = *place.sequence;
             if (std::exchange(previous, place.sequence) != place.sequence)
                 before = cache::Encoding::none;
-            if (place.rows == nullptr &&
-                (!sequence.full(place.block) || sequence.packed(place.block)))
+            if (place.rows == nullptr && !sequence.full(place.block)) continue;
+            if (sequence.packed(place.block) && sequence.blocks_[place.block]->finer == finer)
                 continue;
             if (!holders.empty() && holders.back().first.sequence == place.sequence &&
                 holders.back().first.block == place.block)
@@ -99,7 +100,7 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
                 its.exact = block != nullptr ? block->data : place.rows;
                 its.queries = &sequence.queries_;
                 if (plan.has_statistics() && place.stats_from == first_packed) {
-                    its.stats_from = sequence.statistics();
+                    its.stats_from = sequence.statistics(finer);
                     if (its.stats_from == nullptr) its.before = before;
                 }
             }
@@ -133,7 +134,20 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     cache::Slots slots(store, booked ? cache::Slots::As::packed : cache::Slots::As::scratch,
                        packed_bytes, due.size());
     for (std::size_t i = 0; i < due.size(); ++i) encodings[i].packed = slots[i];
-    cache::encode_blocks(store.device, plan, encodings, executor, only);
+    std::vector<std::size_t> again;  // those that another plan has packed
+    for (std::size_t i = 0; i < due.size(); ++i)
+        if (due[i].block != nullptr && due[i].block->packed) again.push_back(i);
+    {
+        const cache::Slots rows(store, cache::Slots::As::scratch, own.exact_bytes(), again.size());
+        cache::Decoding decoded;
+        for (std::size_t i = 0; i < again.size(); ++i) {
+            const cache::Block& block = *due[again[i]].block;
+            decoded[&block.plan(own)].push_back({block.data, rows[i]});
+            encodings[again[i]].exact = rows[i];
+        }
+        cache::decode(store.device, decoded, executor);
+        cache::encode_blocks(store.device, plan, encodings, executor, only);
+    }
     // Who reads the keys before the values are there decodes the whole block.
     for (std::size_t i = 0; only == Part::keys && i < due.size(); ++i)
         store.device.clear(slots[i] + plan.keys().bytes(), plan.values().bytes());
@@ -151,14 +165,16 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
                 block.values = its.block != nullptr ? its.block->values : block.keys;
             its.made = its.fresh.release();
         } else {
-            store.pool(exact_bytes).deallocate(block.data);
-            store.drop(false, exact_bytes);
+            store.pool(block.bytes(own)).deallocate(block.data);
+            store.drop(block.packed, block.bytes(own));
         }
         block.data = slots.take();
         block.packed = true;
+        block.finer = finer;
         block.leads = encodings[i].leads;
         ++store.stats.encoded_blocks;
     }
+    store.stats.coarsened_blocks += again.size();
     for (const auto& [place, number] : holders) {
         if (!due[number].replaced) continue;
         place.sequence->let_go(place.block);

@@ -80,7 +80,7 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
     const std::uint32_t first_block = first / tokens;
     const std::size_t blocks = ceil_div<std::uint64_t>(end, tokens) - first_block;
     const std::size_t items = readings.size() * blocks;
-    std::vector<BlockCopy> decoded;
+    cache::Decoding decoded;
     const std::size_t most = any_packed ? blocks_at_a_time : items;
     for (std::size_t done = 0; done < items; done += most) {
         const std::size_t turn = std::min(most, items - done);
@@ -92,9 +92,10 @@ void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std:
         decoded.clear();
         for (std::size_t i = 0; i < turn; ++i) {
             const cache::Block* block = block_of(done + i);
-            if (block != nullptr && block->packed) decoded.push_back({block->data, scratch[i]});
+            if (block != nullptr && block->packed)
+                decoded[&block->plan(plan).host()].push_back({block->data, scratch[i]});
         }
-        if (!decoded.empty()) store.device.decode(plan.host(), decoded, executor);
+        cache::decode(store.device, decoded, executor);
         executor.parallel_for(turn, [&](std::size_t i, unsigned) noexcept {
             const Reading& reading = readings[(done + i) / blocks];
             const auto b = static_cast<std::uint32_t>(first_block + (done + i) % blocks);
@@ -124,8 +125,8 @@ std::int32_t Sequence::position(std::uint32_t cell) const noexcept {
     const std::uint32_t tokens = plan_->block_tokens();
     const cache::Block* block = cell < size_ ? blocks_[cell / tokens] : nullptr;
     if (block == nullptr || !plan_->has_positions()) return static_cast<std::int32_t>(cell);
-    const std::size_t offset =
-        block->packed ? plan_->keys().positions_offset() : plan_->exact_positions_offset();
+    const std::size_t offset = block->packed ? block->plan(*plan_).keys().positions_offset()
+                                             : plan_->exact_positions_offset();
     std::int32_t position = 0;
     device().copy_out(&position, block->data + offset + sizeof position * (cell % tokens),
                       sizeof position);

@@ -50,16 +50,19 @@ bool Sequence::try_to_make_writable(std::span<const Place> places, std::uint32_t
     if (places.empty()) return true;
     const Plan& plan = *places.front().sequence->plan_;
     Store::Impl& store = places.front().sequence->store_->impl();
-    const std::size_t exact_bytes = plan.exact_bytes(), packed_bytes = plan.packed_bytes();
+    const std::size_t exact_bytes = plan.exact_bytes();
     struct Need {
         bool copy = false;
         const std::byte* packed = nullptr;
+        std::shared_ptr<const Plan> finer;  // of the packed codes
         bool operator==(const Need&) const = default;
     };
     const auto needed = [&](const Place& place) {
         const Sequence& its = *place.sequence;
-        return Need{its.needs_copy(place.block, first_cell),
-                    its.packed(place.block) ? its.blocks_[place.block]->data : nullptr};
+        const bool copy = its.needs_copy(place.block, first_cell);
+        if (!its.packed(place.block)) return Need{copy, nullptr, nullptr};
+        const cache::Block& block = *its.blocks_[place.block];
+        return Need{copy, block.data, block.finer};
     };
     std::vector<Need> needs;
     std::size_t slot_count = 0, block_count = 0, freed_bytes = 0;
@@ -70,7 +73,8 @@ bool Sequence::try_to_make_writable(std::span<const Place> places, std::uint32_t
             const Need& need = needs.emplace_back(needed(place));
             if (need.copy) ++block_count;
             if (need.copy || need.packed) ++slot_count;
-            if (need.packed && !need.copy) freed_bytes += packed_bytes;
+            if (need.packed && !need.copy)
+                freed_bytes += place.sequence->blocks_[place.block]->bytes(plan);
             ready = ready && !need.copy && !need.packed && !place.sequence->is_cut(place.block);
         }
     }
@@ -82,14 +86,15 @@ bool Sequence::try_to_make_writable(std::span<const Place> places, std::uint32_t
         auto& blocks = sequence->blocks_;
         if (b >= blocks.capacity()) blocks.reserve(std::max<std::size_t>(b + 1, 2 * blocks.size()));
     }
-    std::vector<BlockCopy> decoded;
+    cache::Decoding decoded;
     std::size_t slot = 0;
     for (const Need& need : needs) {
-        if (need.packed) decoded.push_back({need.packed, slots[slot]});
+        if (need.packed)
+            decoded[need.finer ? need.finer.get() : &plan].push_back({need.packed, slots[slot]});
         if (need.copy || need.packed) ++slot;
     }
     // Outside of the mutex: other sequences go on.
-    if (!decoded.empty()) store.device.decode(plan, decoded, serial_executor());
+    cache::decode(store.device, decoded, serial_executor());
 
     const std::scoped_lock lock(store.mutex);
     for (std::size_t i = 0; i < places.size(); ++i)
@@ -118,11 +123,13 @@ bool Sequence::try_to_make_writable(std::span<const Place> places, std::uint32_t
                 sequence->let_go(b);
                 blocks[b] = block = copy;
             } else {
+                const std::size_t packed_bytes = block->bytes(plan);
                 store.pool(packed_bytes).deallocate(block->data);
                 store.drop(true, packed_bytes);
             }
             block->data = data;
             block->packed = false;
+            block->finer = nullptr;
         }
         if (sequence->is_cut(b)) sequence->drop_stale_cells(*block);
     }

@@ -53,10 +53,15 @@ namespace cache {
 
 void release(Store::Impl& store, const Plan& plan, Block* block) noexcept {
     if (block == nullptr || --block->refs > 0) return;
-    const std::size_t bytes = block->packed ? plan.packed_bytes() : plan.exact_bytes();
+    const std::size_t bytes = block->bytes(plan);
     store.pool(bytes).deallocate(block->data);
     store.drop(block->packed, bytes);
     delete block;
+}
+
+void decode(Device& device, const Decoding& blocks, Executor& executor) {
+    for (const auto& [plan, copies] : blocks)
+        if (!copies.empty()) device.decode(*plan, copies, executor);
 }
 
 Slots::Slots(Store::Impl& store, As as, std::size_t slot_bytes, std::size_t count,

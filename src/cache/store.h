@@ -40,6 +40,10 @@ namespace cache {
 // Gives up one owner's hold on a block, or on none. Under the mutex.
 void release(Store::Impl& store, const Plan& plan, Block* block) noexcept;
 
+// Packed blocks, and where their rows go, by the plans of their codes.
+using Decoding = std::map<const Plan*, std::vector<BlockCopy>>;
+void decode(Device& device, const Decoding& blocks, Executor& executor);
+
 // Slots taken before an operation changes anything; those not taken over go back. Takes the mutex
 // itself, so that what fills them need not hold it.
 class Slots {

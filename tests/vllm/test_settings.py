@@ -30,6 +30,13 @@ def test_wrong_schemes(monkeypatch, text, words):
     assert str(caught.value).startswith(f"LOWKV_SCHEME={text}: ")
 
 
+def test_a_budget_is_refused(monkeypatch):
+    monkeypatch.setenv("LOWKV_SCHEME", "lowkv2.8")
+    monkeypatch.setenv("LOWKV_BUDGET", "2GiB")
+    with pytest.raises(Error, match=r"^LOWKV_BUDGET is not served in vLLM, whose pages all have one size: unset it"):
+        settings.asked(engine())
+
+
 @pytest.mark.parametrize("options", ["lowkv2.8", {}, {"scheme": "lowkv2.8"}, None])
 def test_the_scheme_is_not_in_the_configuration(monkeypatch, options):
     monkeypatch.setenv("LOWKV_SCHEME", "lowkv2.8")

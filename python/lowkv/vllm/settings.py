@@ -45,6 +45,9 @@ def asked(config) -> Scheme:
     if not text:
         raise Error(f"{VARIABLE} was unset after vLLM had taken lowkv's platform; set it, or start another process "
                     "without it")
+    if os.environ.get("LOWKV_BUDGET"):
+        raise Error("LOWKV_BUDGET is not served in vLLM, whose pages all have one size: unset it, and choose a scheme "
+                    f"({VARIABLE}) whose pages fit")
     options = config.additional_config
     if isinstance(options, dict) and "lowkv" in options:
         raise Error(f'additional_config has "lowkv": {options["lowkv"]!r}; {VARIABLE} alone names the scheme, leave '
