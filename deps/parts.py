@@ -282,6 +282,7 @@ PARTS = {part.name: part for part in (
                  "GGML_NATIVE=OFF GGML_SSE42=ON GGML_AVX=ON GGML_AVX2=ON GGML_BMI2=ON GGML_FMA=ON GGML_F16C=ON",
                  ["llama"]),
     LlamaWheel(),
+    Venv("venv-sass", "what disassembles machine code of NVIDIA GPUs, for `make count-cuda`", "LOWKV_SASS_PYTHON"),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
                  "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",
