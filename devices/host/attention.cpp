@@ -314,7 +314,8 @@ class Launch {
         call.queries = add_queries();
         call.rotated = add_rotated(call.queries);
         std::vector<std::uint32_t> words(words_in(sizeof call));
-        const std::uint32_t addresses = add_words(words, addresses_);  // read two at once
+        static_assert(sizeof(lowkv_call) % 8 == 0);  // kernels read two addresses at once
+        const std::uint32_t addresses = add_words(words, addresses_);
         for (lowkv_queries& sequence : sequences_) sequence.blocks += addresses;
         call.sequences = add_words(words, sequences_);
         call.tasks = add_words(words, tasks_);
