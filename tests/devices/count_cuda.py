@@ -4,8 +4,8 @@
 A warp takes 64 tokens of a kv head in one pass of its loop. Two passes are counted, each divided by four: warp
 instructions for 16 tokens.
 - least: the shortest pass that makes all matrix products;
-- most: the longest pass without a call. It also opens and prefetches blocks, looks the next ones up, meets a new
-  largest score and, with lowkv2.8, takes a block's means, which 128 tokens share.
+- most: the longest pass without a call. It also prefetches blocks, looks the next ones up, meets a new largest
+  score and, with lowkv2.8, takes a block's means, which 128 tokens share.
 Neither has masks (a call) or what comes once: tables, queries, the join. Instructions whose predicate is off count,
 since they are issued. Each count has a bar: today's."""
 
