@@ -241,6 +241,11 @@ compile-cuda: ## lowkv::cuda and its tests by nvcc, for sm_75 to sm_120 (CUDA_TA
 	$(if $(CUDA_TARGETS),mkdir -p build; cmake --preset cuda -DLOWKV_CUDA_TARGETS="$(subst $(space),;,$(CUDA_TARGETS))" >build/cuda-configure.log)
 	$(call BUILD,cuda,test_gpu_codes test_gpu_attention test_gpu_caller)
 
+.PHONY: count-cuda
+count-cuda: compile-cuda ## the machine instructions of attention's four main kernels, each with its bar; nothing is run
+	@$(SETUP) venv-sass
+	"$(call dep,LOWKV_SASS_PYTHON)" tests/devices/count_cuda.py build/cuda/devices/cuda/tensor_128.o
+
 .PHONY: compile-hip
 compile-hip: ## the kernels' CUDA dialect for two of AMD's GPUs (gfx90a, gfx1030) by hipcc; nothing is run
 	@type -P hipcc >/dev/null || { echo "make compile-hip needs hipcc; on Debian: apt-get install hipcc"; exit 1; }

@@ -320,6 +320,7 @@ PARTS = {part.name: part for part in (
             "faiss_cpu-1.15.1-cp310-abi3-macosx_14_0_arm64.whl": (  # which has libomp.dylib inside
                 "faiss-cpu==1.15.1", "ea9e12d540ca8ac0347b831d034c0f6d7ff5eed20523a247db44b3543ad2aad4")},
            {"LOWKV_ZIG": "ziglang/zig", "LOWKV_MACOS": "."}),
+    Venv("venv-sass", "what disassembles machine code of NVIDIA GPUs, for `make count-cuda`", "LOWKV_SASS_PYTHON"),
     Venv("venv-dist", "what makes a release's wheel, for `make dist`", "LOWKV_DIST_PYTHON"),
     LlamaVariant("dl", "llama.cpp with loadable CPU backends, as official builds have them",
                  "GGML_BACKEND_DL=ON GGML_CPU_ALL_VARIANTS=ON GGML_NATIVE=OFF",

@@ -199,7 +199,8 @@ class Launch {
         return slice.tokens * (slice.sequence->io.heads / plan_.shape().kv_heads);
     }
     bool packed(const Slice& slice, std::uint32_t cell) const {
-        return slice.sequence->blocks[cell / plan_.block_tokens()].packed;
+        const BlockView& block = slice.sequence->blocks[cell / plan_.block_tokens()];
+        return block.packed && block.keys != nullptr;
     }
     std::size_t partial_floats() const noexcept {
         return tasks_.size() * plan_.shape().kv_heads * task_rows_ * (d_ + 2);
@@ -313,12 +314,10 @@ class Launch {
         call.queries = add_queries();
         call.rotated = add_rotated(call.queries);
         std::vector<std::uint32_t> words(words_in(sizeof call));
-        call.sequences = number(words.size());
-        const std::size_t sequences = words_in(sequences_.size() * sizeof(lowkv_queries));
-        const auto addresses = number(words.size() + sequences);
+        static_assert(sizeof(lowkv_call) % 8 == 0);  // kernels read two addresses at once
+        const std::uint32_t addresses = add_words(words, addresses_);
         for (lowkv_queries& sequence : sequences_) sequence.blocks += addresses;
-        add_words(words, sequences_);
-        add_words(words, addresses_);
+        call.sequences = add_words(words, sequences_);
         call.tasks = add_words(words, tasks_);
         call.chunks = add_words(words, chunks_);
         const std::uint32_t fetches = add_words(words, numbers_.fetches());

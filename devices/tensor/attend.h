@@ -14,6 +14,8 @@ template <uint32_t SHIFT, uint32_t KEYS, uint32_t KEY_BITS, uint32_t PATTERN, ui
           uint32_t VALUE_BITS>
 struct forms_t {
     static constexpr uint32_t pattern = PATTERN;
+    static constexpr int one_block = SHIFT >= 6;             // 64 cells are of one
+    static constexpr int rows = KEYS == LOWKV_TENSOR_EXACT;  // of tasks that are not packed
     MEMBER static uint32_t shift(const lowkv_tensor& tensor) {
         return SHIFT != 0 ? SHIFT : tensor.token_shift;
     }
@@ -152,6 +154,7 @@ template <int WIDE, int D, class F>
 FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp_t w,
                     uint32_t number, uint8_t* shared, GLOBAL float* partial) {
     const uint32_t keys = F::keys(tensor), values = F::values(tensor);
+    w.task.packed = !F::rows;
     const float scale = w.a.call->scale;
     const float* norms = (const float*)(w.laid + TENSOR_NORMS_AT);
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
@@ -172,33 +175,35 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     const uint32_t warps = THREADS / 32, each = (chunks + warps - 1) / warps;
     const uint32_t from = ITEM / 32 * each, until = from + each < chunks ? from + each : chunks;
     uint32_t cell = w.task.first_cell + from * LOWKV_TENSOR_CELLS;
-    addresses_t addresses = load_addresses(w, F::shift(tensor), cell);
-    NO_UNROLL for (uint32_t chunk = from; chunk < until; ++chunk, cell += LOWKV_TENSOR_CELLS) {
+    const uint32_t end = w.task.first_cell + until * LOWKV_TENSOR_CELLS;
+    addresses_t addresses = load_addresses<F>(tensor, w, cell);
+    NO_UNROLL for (; cell < end; cell += LOWKV_TENSOR_CELLS) {
         float s[4][4];
         UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = 0.0f;
-        const int there = open_blocks(memories, tensor, w, addresses, F::shift(tensor), cell);
+        const int there = open_blocks<F>(memories, tensor, w, addresses, cell);
         const int partly = w.absent[0] || w.absent[1];
         values_t<D> v;
         if (there) load_values<D, F>(tensor, w, v);
         const uint32_t next = cell + LOWKV_TENSOR_CELLS;
-        if (chunk + 1 < until) addresses = load_addresses(w, F::shift(tensor), next);
+        if (next < end) addresses = load_addresses<F>(tensor, w, next);
         if (there) score<WIDE, D, F>(tensor, w, terms, s);
-        if (w.task.packed && chunk + 1 < until)
-            fetch_blocks(memories, tensor, w, addresses, F::shift(tensor), next);
-        if (partly)
+        if (w.task.packed && next < end) fetch_blocks<F>(memories, tensor, w, addresses, next);
+        if (__builtin_expect(partly, 0))
             UNROLL for (uint32_t i = 0; i < 16; ++i) if (i < 8 ? w.absent[0] : w.absent[1])
                 s[i / 4][i % 4] = 0.0f;
-        if (cell < plain.from || next > plain.until) mask_scores(w, cell, s);
-        // The largest yet, and the values' scales.
+        if (__builtin_expect(cell < plain.from || next > plain.until, 0))
+            mask_scores(w, number, cell, s);
+        // The largest yet, and the values' scales: of the lane's own, until one is new.
         float now[2] = {top[0], top[1]}, share = sums.share;
         UNROLL for (uint32_t i = 0; i < 16; ++i) now[i % 2] = fmaxf(now[i % 2], s[i / 4][i % 4]);
-        UNROLL for (uint32_t j = 0; j < 2; ++j) now[j] = largest_of_lanes(now[j], 4);
         if (there && values == LOWKV_TENSOR_TABLE)
             share = fminf(share, 14.0f - log_above(largest_factor<D>(v)));
         if (there && values == LOWKV_TENSOR_EVEN)
             share = fminf(share, fminf(14.0f - log_above(largest_scale<D>(v)), 15.0f));
         if (any_lane(now[0] > top[0] || now[1] > top[1] || share < sums.share)) {
+            share = -largest_of_lanes(-share, 1);
             UNROLL for (uint32_t j = 0; j < 2; ++j) {
+                now[j] = largest_of_lanes(now[j], 4);
                 const float shrink = power_of_two((top[j] - now[j]) * LOG2_E + share - sums.share);
                 total[j] *= shrink;
                 top[j] = now[j];
@@ -217,7 +222,7 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
             }
         }
         if (!there) continue;
-        if (partly)
+        if (__builtin_expect(partly, 0))
             UNROLL for (uint32_t i = 0; i < 16; ++i) if (i < 8 ? w.absent[0] : w.absent[1])
                 s[i / 4][i % 4] = 0.0f;
         if (values == LOWKV_TENSOR_TABLE) UNROLL for (uint32_t i = 0; i < 8; ++i) {
@@ -237,7 +242,7 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     if (ITEM >= 32) return;
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         const uint32_t row = 2 * w.c + j;
-        if (row >= w.task.rows) continue;
+        if (row >= task_of(w.a.words, number)->rows) continue;
         GLOBAL float* to =
             partial +
             ((size_t)(number * w.a.keys->kv_heads + w.a.kv_head) * w.a.call->rows + row) * (D + 2);
@@ -275,6 +280,7 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
         const uint32_t number = item / kv_heads;
         w.task = *task_of(words, number);
         w.a = open_attention(plan, words, numbers, w.task.sequence, item % kv_heads);
+        w.blocks = w.a.sequence->blocks;
         BARRIER();  // what was there before is done with
         GLOBAL const uint8_t* its =
             laid + ((size_t)w.task.chunk * kv_heads + w.a.kv_head) * TENSOR_LAID_BYTES(D);

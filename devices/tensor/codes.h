@@ -197,11 +197,6 @@ struct evenly {
 
 // ---- numbers that a block has beside its codes ----
 
-// What rounding took from a product.
-FN uint32_t lost_halves(uint32_t x, uint32_t y, uint32_t product) {
-    return halves_fused(x, y, product ^ 0x80008000u);
-}
-
 // Sixteen f16, as a thread has them of a row of A that other rows leave empty.
 typedef struct {
     uint32_t two[8];
@@ -220,4 +215,14 @@ FN row_t load_row_of(GLOBAL const uint8_t* from, int there) {
 FN void multiply_row(float* sums, const row_t& row, const uint32_t* b) {
     UNROLL for (int i = 0; i < 4; ++i)
         multiply_halves(sums, row.two[2 * i], 0, row.two[2 * i + 1], 0, b[2 * i], b[2 * i + 1]);
+}
+// The same of rows 0 to 7 of A beside others in rows 8 to 15, so that what is loaded is an operand
+// as it is: in four products, of pairs 0 and 2, 1 and 3, 4 and 6, 5 and 7, each with its own four
+// columns of B. Upper halves of sums[0] and lower ones of sums[1] are of no meaning.
+FN uint32_t pair_of_terms(uint32_t product) { return product / 2 * 4 + product % 2; }
+FN void multiply_terms(float sums[2][4], const row_t& row, const uint32_t* b) {
+    UNROLL for (int i = 0; i < 4; ++i) {
+        const uint32_t* a = row.two + i / 2 * 4;
+        multiply_halves(sums[i % 2], a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
+    }
 }

@@ -19,7 +19,7 @@ FN void open_halves(uint2 four, float* x) {
 template <int BITS, int D>
 FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
     const lowkv_tensor_part& part = tensor.keys;
-    float terms[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float terms[2][4] = {};
     GLOBAL const uint8_t *scales[2], *codes[2];
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         scales[n] = w.keys[n] + part.metadata + (w.token[n] >> part.group_shift) * part.row_bytes +
@@ -50,11 +50,12 @@ FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
             multiply_codes<2>(x[n], s[2 * n], s[2 * n + 1], b);
         }
         load_four<D>(w.laid, 1, 4 * quad, q);
-        multiply_row(terms, zero, q);
-        multiply_row(terms, zero, q + 8);
+        multiply_terms(terms, zero, q);
+        multiply_terms(terms, zero, q + 8);
     }
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
-        const float term = terms[j] * w.term_unit[j], unit = w.unit[j] * EVEN_UNIT;
+        const float term = (terms[0][j] + terms[1][2 + j]) * w.term_unit[j];
+        const float unit = w.unit[j] * EVEN_UNIT;
         UNROLL for (uint32_t n = 0; n < 2; ++n) {
             const float its = of_lane(term, 4 * n + w.c);
             UNROLL for (uint32_t k = 0; k < 2; ++k) UNROLL for (uint32_t r = 0; r < 2; ++r) {

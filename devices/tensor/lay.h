@@ -66,9 +66,13 @@ FN void lay_row(const lowkv_tensor& tensor, LOCAL const float* row, uint32_t d, 
         GLOBAL uint32_t* words = to + (i / 2 * 32 + 4 * g + c) * 4 + i % 2 * 2;
         for (uint32_t r = 0; r < 4; r += 2) {
             uint32_t word = 0, rest = 0;
-            if (piece.units != 0)
-                split(row[step_of_thread(piece, order, c, r)] / norm * factor,
-                      row[step_of_thread(piece, order, c, r + 1)] / norm * factor, &word, &rest);
+            if (piece.units != 0) {
+                const uint32_t first =
+                    terms ? 16 * (piece.first_group + c) + 2 * (pair_of_terms(piece.product) + r)
+                          : step_of_thread(piece, order, c, r);
+                split(row[first] / norm * factor,
+                      row[first + stride_of_pair(order)] / norm * factor, &word, &rest);
+            }
             words[r / 2] = word;
             words[TENSOR_REST * 4 * d + r / 2] = rest;
         }
@@ -113,11 +117,9 @@ TENSOR_LAY(tensor_lay)
         GLOBAL const uint8_t* section = nullptr;
         for (uint32_t t = 0; t < chunk.tasks && section == nullptr; ++t) {
             const lowkv_task its = *task_of(words, chunk.first_task + t);
-            if (!its.packed) continue;
-            for (uint32_t cell = its.first_cell; cell < its.last_cell && section == nullptr;
-                 cell += a.keys->tokens)
-                section =
-                    section_in(memories, BLOCK_AT(a, cell, 0), a.kv_head * tensor.keys.head_bytes);
+            if (its.packed)
+                section = section_in(memories, BLOCK_AT(a, its.first_cell, 0),
+                                     a.kv_head * tensor.keys.head_bytes);
         }
         if (section == nullptr) return;
         const sorted_t s = open_sorted_section(plan, a.keys, section);

@@ -14,54 +14,40 @@ FN uint32_t halves_of_bytes(uint32_t two) {
     return halves_sum(pick_bytes(two, 0x64646464u, 0x4140u), 0xe480e480u);
 }
 
-// What a block's terms are made of: row 0 of A has the means, the others residuals.
+// Row 0 of A has a block's means, the others residuals.
 template <int D>
-struct term_bytes_t {
-    uint32_t two[D / 64][8];
-    float step[D / 64];  // what a mean of the thread's unit of channels is worth
-    int alike;
-};
-
-template <int D>
-FN void load_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uint8_t* section,
-                   term_bytes_t<D>& b) {
+FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uint8_t* section,
+                   terms_t& terms) {
     const lowkv_sorted_section& at = tensor.section;
     const uint32_t row = w.g <= tensor.rows ? w.g : 0;  // what others load is not used
     GLOBAL const uint8_t* bytes = section + (row == 0 ? at.means : at.residuals + (row - 1) * D);
+    const float row_scale =
+        row == 0 ? 1.0f : low_half(load_half(section + at.row_scales + 2 * (row - 1)));
+    float sums[2][4] = {};
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
+        // What a mean of the thread's unit of channels is worth.
         const uint32_t unit = 4 * quad + w.c;
-        b.step[quad] = half_at(section, at.largest_means + 2 * unit);
-        UNROLL for (uint32_t i = 0; i < 8; ++i) b.two[quad][i] =
-            load_half(bytes + 16 * unit + 2 * i);
+        const float mean = low_half(load_half(section + at.largest_means + 2 * unit));
+        const float step = w.g == 0 ? mean * (1.0f / 127.0f) : w.g <= tensor.rows;
+        const uint32_t scale = two_halves(step, step);
+        row_t its;
+        uint32_t q[16];
+        UNROLL for (uint32_t i = 0; i < 8; ++i) its.two[i] =
+            halves_product(halves_of_bytes(load_half(bytes + 16 * unit + 2 * i)), scale);
+        load_four<D>(w.laid, 1, 4 * quad, q);
+        multiply_terms(sums, its, q);
+        multiply_terms(sums, its, q + 8);
     }
     const uint32_t* statistics = (const uint32_t*)(w.laid + TENSOR_STATISTICS_AT);
-    b.alike = 1;
-    for (uint32_t i = ITEM % 32; i < at.largest / 4; i += 32)
-        b.alike &= statistics[i] == load_word(section + 4 * i);
-}
-
-template <int D>
-FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uint8_t* section,
-                   const term_bytes_t<D>& b, terms_t& terms) {
-    const lowkv_sorted_section& at = tensor.section;
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
-        const float step = w.g == 0 ? b.step[quad] * (1.0f / 127.0f) : w.g <= tensor.rows;
-        const uint32_t scale = two_halves(step, step);
-        row_t row;
-        uint32_t q[16];
-        UNROLL for (uint32_t i = 0; i < 8; ++i) row.two[i] =
-            halves_product(halves_of_bytes(b.two[quad][i]), scale);
-        load_four<D>(w.laid, 1, 4 * quad, q);
-        multiply_row(sums, row, q);
-        multiply_row(sums, row, q + 8);
-    }
-    terms.alike = !any_lane(!b.alike);
+    int alike = 1;
+    NO_UNROLL for (uint32_t i = ITEM % 32; i < at.largest / 4; i += 32) alike &=
+        statistics[i] == load_word(section + 4 * i);
+    terms.alike = !any_lane(!alike);
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
-        terms.mean[j] = of_lane(sums[j], w.c) * w.term_unit[j];
-        UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) if (r < tensor.rows)
-            terms.row[r][j] = of_lane(sums[j], 4 * (1 + r) + w.c) * w.term_unit[j] *
-                              half_at(section, at.row_scales + 2 * r);
+        const float sum = (sums[0][j] + sums[1][2 + j]) * w.term_unit[j] * row_scale;
+        terms.mean[j] = of_lane(sum, w.c);
+        UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) terms.row[r][j] =
+            of_lane(sum, 4 * (1 + r) + w.c);
     }
     UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) terms.token[r] =
         r < tensor.rows ? section[at.row_tokens + r] & ((1u << tensor.token_shift) - 1)
@@ -225,22 +211,15 @@ FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift
     uint32_t four[2];
     UNROLL for (uint32_t n = 0; n < 2; ++n) four[n] =
         load_half(scales + 32 * n) | load_half(scales + 32 * n + 2) << 16;
-    const float step = half_at(section, at.largest) * (1.0f / 255.0f);
+    const float step = low_half(load_half(section + at.largest)) * (1.0f / 255.0f);
     if constexpr (PATTERN != 0) {
         pattern_pieces<WIDE, D, PATTERN, 0, false> all;
         all.load(tensor, w, shift);
-        term_bytes_t<D> bytes;
-        const int other = terms.section != section;
-        if (other) load_terms<D>(tensor, w, section, bytes);
+        if (terms.section != section) find_terms<D>(tensor, w, section, terms);
         all.score(w, s);
-        if (other) find_terms<D>(tensor, w, section, bytes, terms);
     } else {
         score_pieces<WIDE, D>(tensor, w, s);
-        if (terms.section != section) {
-            term_bytes_t<D> bytes;
-            load_terms<D>(tensor, w, section, bytes);
-            find_terms<D>(tensor, w, section, bytes, terms);
-        }
+        if (terms.section != section) find_terms<D>(tensor, w, section, terms);
     }
     UNROLL for (uint32_t n = 0; n < 2; ++n) UNROLL for (uint32_t k = 0; k < 4; ++k) {
         const float factor = (float)(four[n] >> 8 * k & 255u) * step;

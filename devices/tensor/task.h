@@ -4,10 +4,8 @@ typedef struct {
     uint8_t* at[LOWKV_BUFFERS];
 } memories_t;
 
-// What a head has in a block: its packed section, or of exact rows the whole part. Null: there is
-// no block.
+// What a head has in a block: its packed section, or of exact rows the whole part.
 FN GLOBAL const uint8_t* section_in(const memories_t& memories, uint32_t address, uint32_t behind) {
-    if (address == LOWKV_NOWHERE) return nullptr;
     return memories.at[address >> LOWKV_ADDRESS_BITS] +
            (size_t)(address & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT + behind;
 }
@@ -19,6 +17,7 @@ FN uint32_t behind_of(const lowkv_tensor_part& part, uint32_t packed, uint32_t k
 typedef struct {
     attention_t a;
     lowkv_task task;
+    uint32_t blocks;   // where the addresses of the sequence's are, in words
     uint8_t* laid;     // the group's queries, in shared memory
     uint8_t* weights;  // the warp's
     tables_t tables;
@@ -61,9 +60,13 @@ typedef struct {
     float s[16];
 } sixteen_t;
 
-// What rows don't see becomes -inf: few cells, which may take a call.
-SLOW sixteen_t masked_scores(const attention_t a, const lowkv_task task, uint32_t cell,
-                             sixteen_t scores) {
+// What rows of a task don't see becomes -inf: few cells, which may take a call. It reads again what
+// it is told of, so that the loop around it need not keep it.
+SLOW sixteen_t masked_scores(GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words,
+                             GLOBAL const float* numbers, uint32_t number, uint32_t kv_head,
+                             uint32_t cell, sixteen_t scores) {
+    const lowkv_task task = *task_of(words, number);
+    const attention_t a = open_attention(plan, words, numbers, task.sequence, kv_head);
     const uint32_t g = ITEM % 32 / 4, c = ITEM % 4;
     UNROLL for (uint32_t i = 0; i < 16; ++i) {
         const uint32_t its = cell + i / 8 * 32 + 4 * g + i / 2 % 4, row = 2 * c + i % 2;
@@ -75,65 +78,76 @@ SLOW sixteen_t masked_scores(const attention_t a, const lowkv_task task, uint32_
     }
     return scores;
 }
-FN void mask_scores(const warp_t& w, uint32_t cell, float s[4][4]) {
+FN void mask_scores(const warp_t& w, uint32_t number, uint32_t cell, float s[4][4]) {
     sixteen_t all;
     UNROLL for (uint32_t i = 0; i < 16; ++i) all.s[i] = s[i / 4][i % 4];
-    all = masked_scores(w.a, w.task, cell, all);
+    all = masked_scores(w.a.plan, w.a.words, w.a.numbers, number, w.a.kv_head, cell, all);
     UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = all.s[i];
 }
 
-// The addresses of the blocks of 64 cells, 32 each.
+// The addresses of the blocks of 64 cells, 32 each. F: as in attend.h.
 typedef struct {
     uint32_t keys[2], values[2];
 } addresses_t;
 
-FN addresses_t load_addresses(const warp_t& w, uint32_t shift, uint32_t cell) {
-    addresses_t found;
+// Those of packed tasks are all there: beyond the last cell anything does that can be read.
+template <class F>
+FN addresses_t load_addresses(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell) {
+    addresses_t found = {{LOWKV_NOWHERE, LOWKV_NOWHERE}, {LOWKV_NOWHERE, LOWKV_NOWHERE}};
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         const uint32_t its = cell + 32 * n;
-        found.keys[n] = found.values[n] = LOWKV_NOWHERE;
-        if (its >= w.task.last_cell) continue;
-        GLOBAL const uint32_t* at = w.a.words + w.a.sequence->blocks + 2 * (its >> shift);
-        found.keys[n] = at[0];
-        found.values[n] = at[1];
+        if (n == 1 && !F::rows) {
+            found.keys[1] = found.keys[0];
+            found.values[1] = found.values[0];
+        }
+        if ((n == 1 && F::one_block) || its >= w.task.last_cell) continue;
+        GLOBAL const uint32_t* at = w.a.words + (w.blocks + 2 * (its >> F::shift(tensor)));
+        const uint2 both = load_two((GLOBAL const uint8_t*)at);
+        found.keys[n] = both.x;
+        found.values[n] = both.y;
     }
     return found;
 }
 
 // Returns 0 if neither 32 cells have a block.
+template <class F>
 FN int open_blocks(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
-                   const addresses_t& addresses, uint32_t shift, uint32_t cell) {
-    const uint32_t mask = (1u << shift) - 1;
+                   addresses_t addresses, uint32_t cell) {
+    const uint32_t mask = (1u << F::shift(tensor)) - 1;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {
         w.token[n] = (cell + 32 * n) & mask;
-        w.absent[n] = addresses.keys[n] == LOWKV_NOWHERE;
-        w.keys[n] = section_in(memories, addresses.keys[n],
-                               behind_of(tensor.keys, w.task.packed, w.a.kv_head));
-        w.values[n] = section_in(memories, addresses.values[n],
-                                 behind_of(tensor.values, w.task.packed, w.a.kv_head));
+        w.absent[n] = F::rows && addresses.keys[n] == LOWKV_NOWHERE;
     }
+    if (w.absent[0] && w.absent[1]) return 0;
     UNROLL for (uint32_t n = 0; n < 2; ++n) {  // something to read, of which nothing is used
         if (!w.absent[n]) continue;
-        w.keys[n] = w.keys[1 - n];
-        w.values[n] = w.values[1 - n];
+        addresses.keys[n] = addresses.keys[1 - n];
+        addresses.values[n] = addresses.values[1 - n];
         w.token[n] = w.token[1 - n];
     }
-    return !(w.absent[0] && w.absent[1]);
+    UNROLL for (uint32_t n = 0; n < 2; ++n) {
+        w.keys[n] = kept_address(section_in(memories, addresses.keys[n],
+                                            behind_of(tensor.keys, w.task.packed, w.a.kv_head)));
+        w.values[n] = kept_address(section_in(
+            memories, addresses.values[n], behind_of(tensor.values, w.task.packed, w.a.kv_head)));
+    }
+    return 1;
 }
 
-// The packed blocks that begin in the 64 cells, into the cache that all processors share.
+// The packed blocks that begin in the 64 cells, into the cache that all processors share: of up to
+// two blocks' keys and values each by its own share of the lanes.
+template <class F>
 FN void fetch_blocks(const memories_t& memories, const lowkv_tensor& tensor, const warp_t& w,
-                     const addresses_t& addresses, uint32_t shift, uint32_t cell) {
-    const uint32_t mask = (1u << shift) - 1;
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {
-        if (((cell + 32 * n) & mask) != 0 || addresses.keys[n] == LOWKV_NOWHERE) continue;
-        GLOBAL const uint8_t* keys =
-            section_in(memories, addresses.keys[n], w.a.kv_head * tensor.keys.head_bytes);
-        GLOBAL const uint8_t* values =
-            section_in(memories, addresses.values[n], w.a.kv_head * tensor.values.head_bytes);
-        for (uint32_t i = ITEM % 32 * 128; i < tensor.keys.head_bytes; i += 4096)
-            fetch_ahead(keys + i);
-        for (uint32_t i = ITEM % 32 * 128; i < tensor.values.head_bytes; i += 4096)
-            fetch_ahead(values + i);
-    }
+                     const addresses_t& addresses, uint32_t cell) {
+    constexpr uint32_t lanes = F::one_block ? 16 : 8;
+    if ((cell & ((1u << F::shift(tensor)) - 1)) != 0) return;
+    const uint32_t lane = ITEM % 32, n = lane / lanes / 2;
+    const int values = lane / lanes % 2;
+    const uint32_t address = values ? n ? addresses.values[1] : addresses.values[0]
+                             : n ? addresses.keys[1]
+                                    : addresses.keys[0];
+    const uint32_t bytes = values ? tensor.values.head_bytes : tensor.keys.head_bytes;
+    GLOBAL const uint8_t* section = section_in(memories, address, w.a.kv_head * bytes);
+    NO_UNROLL for (uint32_t i = lane % lanes * 128; i < bytes; i += lanes * 128)
+        fetch_ahead(section + i);
 }

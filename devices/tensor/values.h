@@ -100,7 +100,7 @@ template <int D>
 FN float largest_factor(const values_t<D>& v) {
     const uint32_t two = larger_halves(larger_halves(v.factors[0], v.factors[1]),
                                        larger_halves(v.factors[2], v.factors[3]));
-    return largest_of_lanes(fmaxf(low_half(two), high_half(two)), 4);
+    return fmaxf(low_half(two), high_half(two));
 }
 
 template <int BITS, int D>
@@ -154,12 +154,12 @@ FN int has_group(const lowkv_tensor& tensor, uint32_t g) {
     return g << tensor.values.group_shift < D;
 }
 
-// Scales are not negative.
+// Scales are not negative; the lane's own.
 template <int D>
 FN float largest_scale(const values_t<D>& v) {
     uint32_t two = 0;
     UNROLL for (int i = 0; i < 8; ++i) two = larger_halves(two, v.scales.two[i]);
-    return largest_of_lanes(fmaxf(low_half(two), high_half(two)), 1);
+    return fmaxf(low_half(two), high_half(two));
 }
 
 template <int BITS, int D>

@@ -51,6 +51,14 @@ FN uint32_t halves_fused(uint32_t x, uint32_t y, uint32_t z) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(x), "r"(y), "r"(z));
     return both;
 }
+// What rounding took from x y.
+FN uint32_t lost_halves(uint32_t x, uint32_t y, uint32_t product) {
+    uint32_t both;
+    asm("{.reg .b32 n; neg.f16x2 n, %3; fma.rn.f16x2 %0, %1, %2, n;}"
+        : "=r"(both)
+        : "r"(x), "r"(y), "r"(product));
+    return both;
+}
 FN uint32_t halves_sum(uint32_t x, uint32_t y) {
     uint32_t both;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(x), "r"(y));
@@ -80,6 +88,13 @@ FN uint32_t pick_bytes(uint32_t x, uint32_t y, uint32_t which) { return __byte_p
 // The low word of the two, shifted right.
 FN uint32_t shifted_pair(uint32_t low, uint32_t high, uint32_t by) {
     return __funnelshift_r(low, high, by);
+}
+
+// Has the compiler keep an address as a whole, instead of the sums that it is made of.
+FN GLOBAL const uint8_t* kept_address(GLOBAL const uint8_t* from) {
+    size_t x = __cvta_generic_to_global(from);
+    asm("" : "+l"(x));
+    return (GLOBAL const uint8_t*)__cvta_global_to_generic(x);
 }
 
 // Of memory that is read once.

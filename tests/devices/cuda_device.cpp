@@ -27,6 +27,7 @@ const std::shared_ptr<Device>& shared_device() {
 }
 
 std::uint64_t launches() { return 0; }
+std::uint64_t uploads() { return 0; }
 bool has_tensor_cores() { return true; }  // since compute capability 8.0
 
 // All is there, whatever streams are under way.

@@ -14,7 +14,8 @@ inline Device& device() { return *shared_device(); }
 // Whether attention there is by tensor cores where they serve a plan.
 bool has_tensor_cores();
 
-// Kernels that the device has launched; 0 where nobody counts.
+// Kernels that the device has launched, and writes from the host; 0 where nobody counts.
 std::uint64_t launches();
+std::uint64_t uploads();
 
 }  // namespace lowkv::test

@@ -60,7 +60,7 @@ std::map<const std::byte*, const std::byte*>& callers() {
 }
 
 std::atomic<bool> all_reached = false;
-std::atomic<std::uint64_t> launched = 0;
+std::atomic<std::uint64_t> launched = 0, uploaded = 0;
 
 // A GPU for data centres, a smaller one ("narrow"), or one that is too old for them ("none").
 std::string_view tensor_cores() {
@@ -93,6 +93,7 @@ class EmulatedQueue final : public devices::Queue {
     void give(Handle handle) noexcept override { std::free(handle); }
     int do_write(Handle to, std::size_t to_at, const void* from,
                  std::size_t bytes) noexcept override {
+        ++uploaded;
         std::memcpy(at(to, to_at), from, bytes);
         return 0;
     }
@@ -126,6 +127,7 @@ const std::shared_ptr<Device>& shared_device() {
 }
 
 std::uint64_t launches() { return launched; }
+std::uint64_t uploads() { return uploaded; }
 bool has_tensor_cores() { return tensor_cores() != "none"; }
 
 void reach_all_memory() { all_reached = true; }
