@@ -28,7 +28,7 @@ LANES = (
     Lane("long", "test-long", 760, 0, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
     Lane("tidy", "lint-tidy", 560, 1, ("include", "src", "cli", "plugins", "python", "devices", "examples")),
     Lane("asan", "test-asan", 950, 2, ("include", "src", "cmake", "tests/CMakeLists.txt")),
-    Lane("tsan", "test-tsan", 600, 0,
+    Lane("tsan", "test-tsan", 850, 0,
          ("plugins", "src/cache", "src/executor.cpp", "src/attention", "include/lowkv/executor.h")),
     Lane("aarch64", "test-aarch64", 500, 1, ("src/kernels",), ("aarch64-linux-gnu-g++", "qemu-aarch64")),
     Lane("windows", "test-windows", 1200, 2,
