@@ -1,13 +1,14 @@
 // Random operations on batches that share a store, against a model that is too simple to be wrong:
 // for each sequence the rows that must be read back, packed ones by the codec itself. Operations
-// fail at random allocations, steps are rolled back at random points.
+// fail at random allocations, steps are rolled back at random points. Some batches pack within
+// random budgets.
 
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <optional>
 #include <set>
 
+#include "batch_codec.h"
 #include "batch_common.h"
 #include "failing_new.h"
 #include "lowkv/error.h"
@@ -19,19 +20,17 @@ using namespace batch_test;
 
 namespace {
 
-struct Token {
-    Row key, value;
-};
-
 struct Model {
     std::vector<std::vector<Token>> sequences;  // from token 0 on; dropped ones are not looked at
     std::uint32_t tokens = 0, first = 0, packed_first = 0, packed_end = 0;
+    std::vector<std::size_t> rungs;  // of each block, within a budget: 0 exact, then finer to own
 };
 
 struct Case {
     std::string scheme;
     Shape shape;
     RowType rows;
+    std::vector<std::string> finer = {};
 };
 
 class Fuzz {
@@ -41,12 +40,15 @@ class Fuzz {
           case_(c),
           plan_(batch_test::make_plan(c.scheme, c.shape, c.rows)),
           retention_(parse_scheme(c.scheme).retention),
-          store_(lowkv::test::make_store()),
+          store_(c.finer.empty() ? lowkv::test::make_store() : std::make_shared<Store>()),
           threads_(make_thread_executor(2)) {
+        for (const std::string& scheme : c.finer)
+            rungs_.push_back(batch_test::make_plan(scheme, c.shape, c.rows));
         Model model;
         model.sequences.resize(2);
         model.packed_first = model.packed_end = sinks();
-        pairs_.push_back({Batch(store_, plan_, retention_, 2), model, {}, {}, 0});
+        pairs_.push_back({Batch(store_, plan_, retention_, 2, rungs_), model, {}, {}, 0});
+        rungs_.push_back(plan_);
     }
 
     void run(int steps) {
@@ -81,6 +83,7 @@ class Fuzz {
     Rng rng_;
     Case case_;
     std::shared_ptr<const Plan> plan_;
+    std::vector<std::shared_ptr<const Plan>> rungs_;  // finer plans, then plan_
     Retention retention_;
     std::shared_ptr<Store> store_;
     std::unique_ptr<Executor> threads_;
@@ -99,7 +102,7 @@ class Fuzz {
         if (dice < 35) {
             append(pair);
         } else if (dice < 60) {
-            pack_old(pair);
+            case_.finer.empty() ? pack_old(pair) : pack_within(pair);
         } else if (dice < 70) {
             truncate(pair);
         } else if (dice < 75) {
@@ -149,62 +152,20 @@ class Fuzz {
             auto& sequence = pair.model.sequences[s];
             sequence.resize(pair.model.tokens);
             for (std::size_t t = 0; t < n; ++t)
-                sequence.push_back({kept(rows.keys[s][t]), kept(rows.values[s][t])});
+                sequence.push_back(
+                    {kept(*plan_, rows.keys[s][t]), kept(*plan_, rows.values[s][t])});
         }
         pair.model.tokens += n;
     }
 
-    // What is read of a row that is kept exact.
-    Row kept(Row row) const {
-        if (plan_->byte_rows()) row = byte_row(std::move(row), case_.shape.head_dim);
-        for (float& x : row) {
-            if (case_.rows == RowType::f16) x = f16_value(codec_half(x));
-            if (case_.rows == RowType::bf16) x = bf16_value(bf16_bits(x));
-        }
-        return row;
-    }
-    // What a type makes of an f16.
-    Row widened(const std::uint16_t* halves, std::size_t stride) const {
-        Row row(case_.shape.channels());
-        for (std::size_t c = 0; c < row.size(); ++c) {
-            row[c] = f16_value(halves[c * stride]);
-            if (case_.rows == RowType::bf16) row[c] = bf16_value(bf16_bits(row[c]));
-        }
-        return row;
-    }
     // Of the block that was cut.
     void reopen(Model& m) const {
         if (!plan_->byte_rows()) return;
         for (auto& sequence : m.sequences) {
             for (std::uint32_t t = m.packed_end; t < m.tokens; ++t)
-                sequence[t] = {kept(sequence[t].key), kept(sequence[t].value)};
+                sequence[t] = {kept(*plan_, sequence[t].key), kept(*plan_, sequence[t].value)};
         }
     }
-
-    // Tokens [first, first + block()) by the codec alone.
-    void pack(std::vector<Token>& sequence, std::uint32_t first) const {
-        const std::size_t channels = case_.shape.channels();
-        std::vector<std::uint16_t> f16(plan_->f16_bytes() / 2);
-        std::uint16_t* const values = f16.data() + channels * block();
-        for (std::uint32_t t = 0; t < block(); ++t) {
-            for (std::size_t c = 0; c < channels; ++c) {
-                f16[c * block() + t] = half(sequence[first + t].key[c]);
-                values[t * channels + c] = half(sequence[first + t].value[c]);
-            }
-        }
-        std::vector<std::byte> packed(plan_->packed_bytes());
-        encode_shared(*plan_, std::as_bytes(std::span(f16)).data(), packed.data());
-        encode_block(*plan_, std::as_bytes(std::span(f16)).data(), packed.data(), 0,
-                     case_.shape.kv_heads);
-        decode_block(*plan_, packed.data(), std::as_writable_bytes(std::span(f16)).data());
-        for (std::uint32_t t = 0; t < block(); ++t) {
-            sequence[first + t].key = widened(f16.data() + t, block());
-            sequence[first + t].value = widened(values + t * channels, 1);
-        }
-    }
-    // Also of what was packed and reopened before, which may be any f16 or bf16.
-    static std::uint16_t half(float x) { return codec_half(x); }
-    static std::uint16_t codec_half(float x);
 
     void pack_old(Pair& pair) {
         const std::uint32_t spared = below(3) == 0 ? below(40) : 0;
@@ -215,8 +176,82 @@ class Fuzz {
         long left = std::max(long{m.tokens} - long{retention_.window} - long{spared}, 0L);
         if (retention_.flush > 0) left -= left % long{retention_.flush};
         while (m.packed_end + block() <= left) {
-            for (auto& sequence : m.sequences) pack(sequence, m.packed_end);
+            for (auto& sequence : m.sequences) batch_test::pack(*plan_, sequence, m.packed_end);
             m.packed_end += block();
+        }
+    }
+
+    // Which blocks a budget packs is the batch's to choose: a block is now what its plan makes of
+    // the rows before, in all sequences by the same plan, and never by more bits than an older one.
+    void pack_within(Pair& pair) {
+        const std::size_t before = bytes_of(pair);
+        const std::size_t budget = 1 + below(static_cast<std::uint32_t>(before + before / 4 + 1));
+        const std::uint32_t spared = below(3) == 0 ? below(40) : 0;
+        Executor& executor = below(2) == 0 ? serial_executor() : *threads_;
+        Model& m = pair.model;
+        m.rungs.resize(m.tokens / block());
+        const auto rungs = m.rungs;
+        bool failed = false;
+        if (below(4) == 0) allocations_left = below(60);
+        try {
+            pair.batch.pack(spared, executor, budget);
+        } catch (const std::bad_alloc&) {
+            failed = true;
+        }
+        allocations_left = -1;
+        find_rungs(pair);
+        const std::size_t after = bytes_of(pair);
+        if (before <= budget) CHECK(m.rungs == rungs);
+        if (before <= budget || failed) return;
+        if (after <= budget) {
+            std::size_t most = 0;  // that a block loses by one rung
+            for (std::size_t r = 0; r < rungs_.size(); ++r) most = std::max(most, lost(r));
+            CHECK(after + most * pair.batch.size() > budget);
+            return;
+        }
+        const long left = long{m.tokens} - long{retention_.window} - long{spared};
+        CHECK(m.packed_end + block() > left);
+        for (std::uint32_t b = m.packed_first / block(); b < m.packed_end / block(); ++b)
+            CHECK(m.rungs[b] == rungs_.size());
+    }
+    static std::size_t bytes_of(const Pair& pair) {
+        const BatchBytes bytes = pair.batch.bytes();
+        return bytes.exact + bytes.packed;
+    }
+    std::size_t lost(std::size_t rung) const {
+        return (rung == 0 ? plan_->exact_bytes() : rungs_[rung - 1]->packed_bytes()) -
+               rungs_[rung]->packed_bytes();
+    }
+
+    void find_rungs(Pair& pair) {
+        Model& m = pair.model;
+        std::size_t older = rungs_.size();
+        for (std::uint32_t b = m.packed_first / block(); b < m.rungs.size(); ++b) {
+            Buffer keys(case_.rows, case_.shape, pair.batch.size(), block()), values = keys;
+            pair.batch.read(b * block(), block(), keys.out(), values.out());
+            const auto is = [&](const std::vector<std::vector<Token>>& sequences) {
+                for (std::uint32_t s = 0; s < pair.batch.size(); ++s)
+                    for (std::uint32_t t = 0; t < block(); ++t)
+                        if (keys.get(s, t) != sequences[s][b * block() + t].key ||
+                            values.get(s, t) != sequences[s][b * block() + t].value)
+                            return false;
+                return true;
+            };
+            if (!is(m.sequences)) {
+                std::size_t& rung = m.rungs[b];
+                auto sequences = m.sequences;
+                while (rung < rungs_.size() && !is(sequences)) {
+                    sequences = m.sequences;
+                    for (auto& sequence : sequences)
+                        batch_test::pack(*rungs_[rung], sequence, b * block());
+                    ++rung;
+                }
+                REQUIRE(is(sequences));
+                m.sequences = std::move(sequences);
+                m.packed_end = std::max(m.packed_end, (b + 1) * block());
+            }
+            CHECK(m.rungs[b] <= older);
+            older = m.rungs[b];
         }
     }
 
@@ -231,6 +266,7 @@ class Fuzz {
             m.packed_end = m.packed_first + kept / block() * block();
             reopen(m);
         }
+        m.rungs.resize(m.packed_end / block());
         if (m.first > 0) CHECK_THROWS_AS(pair.batch.truncate(m.first - 1), Error);
     }
 
@@ -268,7 +304,7 @@ class Fuzz {
     }
 
     void begin(Pair& pair) {
-        pair.image = pair.batch.save();
+        if (case_.finer.empty()) pair.image = pair.batch.save();
         pair.held = pairs_.size() == 1 ? held() : 0;
         if (!succeeds(pair, [&] { pair.batch.begin(); })) return;
         pair.begun = pair.model;
@@ -281,7 +317,8 @@ class Fuzz {
         } else {
             pair.batch.rollback();
             pair.model = *pair.begun;
-            CHECK(pair.batch.save() == pair.image);
+            if (case_.finer.empty()) CHECK(pair.batch.save() == pair.image);
+            check_rows(pair);
             if (pairs_.size() == 1 && pair.held != 0) CHECK(held() == pair.held);
         }
         pair.begun.reset();
@@ -310,19 +347,6 @@ class Fuzz {
     }
 };
 
-std::uint16_t Fuzz::codec_half(float x) {
-    // Round to nearest even, subnormals included.
-    const bool negative = std::signbit(x);
-    x = std::fabs(x);
-    if (x == 0) return negative ? 0x8000 : 0;
-    int exponent = 0;
-    std::frexp(x, &exponent);
-    const int ulp = std::max(exponent - 11, -24);
-    const auto units = static_cast<unsigned>(std::nearbyint(std::ldexp(x, -ulp)));
-    const unsigned bits = ulp == -24 ? units : (static_cast<unsigned>(ulp + 24) << 10) + units;
-    return static_cast<std::uint16_t>(bits | (negative ? 0x8000u : 0u));
-}
-
 }  // namespace
 
 TEST_CASE("random operations") {
@@ -339,6 +363,8 @@ TEST_CASE("random operations") {
         {"k=exact,v=token-2-g32,window=5,sinks=32,flush=0", {1, 32}, RowType::bf16},
         {"exact", {2, 16}, RowType::f32},
         {"exact,sinks=3", {1, 16}, RowType::bf16},
+        {"kivi2,window=20,sinks=4,flush=0", {2, 32}, RowType::f32, {"kivi4"}},
+        {"kivi2,window=20,sinks=0,flush=0", {2, 32}, RowType::bf16, {"int8", "kivi4"}},
     };
     unsigned number = 0;
     for (const Case& c : cases) {

@@ -18,7 +18,7 @@ def layer_of(kind: str, layer: Layer) -> States | Layer | DummyLayer:
     if kind in ("linear_attention", "conv"):
         return States(layer.index)
     if kind == "hybrid":
-        return StatesAndRows(layer.index, layer.scheme, layer.sliding_window, layer.store)
+        return StatesAndRows(layer.index, layer.scheme, layer.sliding_window, layer.store, layer.budget)
     return DummyLayer() if kind in ("moe", "mlp") else layer
 
 

@@ -100,8 +100,9 @@ def test_the_oldest_lose_most(llama):
 
 
 @pytest.mark.skipif("qwen3_next" not in FAMILIES, reason="hybrid models are served from transformers 5.23 on")
-def test_attention_layers_of_a_hybrid_model_have_all_of_it():
-    hybrid, budget = made("qwen3_next"), int(3.8 * BLOCK_BYTES)
+@pytest.mark.parametrize("family,layers", [("qwen3_next", 1), ("falcon_h1", 2)])  # which has states in both
+def test_attention_layers_of_a_hybrid_model_have_all_of_it(family, layers):
+    hybrid, budget = made(family), int(layers * 3.8 * BLOCK_BYTES)
     cache = lowkv.Cache.from_model(hybrid, "lowkv2", budget=budget)
     _, held = read(hybrid, cache, ids(8 * BLOCK), 64)
     assert 0.9 * budget < max(held) <= budget and cache.packed_bytes > 0
