@@ -43,7 +43,10 @@ class Launch {
           reached_(reached),
           tensor_(tensor),
           numbers_(reached),
-          plan_buffer_(known.buffer.get()) {}
+          words_(state.call_words),
+          plan_buffer_(known.buffer.get()) {
+        words_.assign(words_in(sizeof(lowkv_call)), 0);
+    }
 
     // Queries, and what they have of a mask.
     void add(const Slice& slice) {
@@ -56,7 +59,7 @@ class Launch {
         to.all_tokens = io.tokens;
         to.first_cell = io.first_cell;
         to.n_cells = io.n_cells;
-        to.blocks = number(addresses_.size());
+        to.blocks = number(words_.size());
         to.first_query = queries_;
         queries_ += slice.tokens * io.heads;
         add_mask(slice, to);
@@ -67,15 +70,7 @@ class Launch {
             if (io.lse != nullptr) to.lse = wide(io.lse + std::size_t{slice.first} * io.heads);
         }
         sequences_.push_back(to);
-        // What views of blocks out of sight say is of no meaning.
-        const Span seen = span_of(slice);
-        const std::uint32_t first = seen.begin / plan_.block_tokens();
-        for (std::size_t b = 0; b < slice.sequence->blocks.size(); ++b) {
-            const bool in_sight = b >= first && b * plan_.block_tokens() < seen.end;
-            const BlockView block = in_sight ? slice.sequence->blocks[b] : BlockView{};
-            addresses_.push_back(address_of(block.keys));
-            addresses_.push_back(address_of(block.values));
-        }
+        add_blocks(slice);
     }
 
     // Tasks for the slice added last.
@@ -91,12 +86,9 @@ class Launch {
                 {slice.sequence, slice.first + token, (row + its_rows - 1) / repeat - token + 1});
             const auto first = number(tasks_.size()), chunk = number(chunks_.size());
             for (std::uint32_t cell = seen.begin; cell < seen.end;) {
-                const bool is_packed = packed(slice, cell);
-                std::uint32_t end = cell;
-                while (end < seen.end && end - cell < most && packed(slice, end) == is_packed)
-                    end += tile;
-                tasks_.push_back({sequence, row, its_rows, cell, std::min(end, seen.end),
-                                  is_packed ? 1u : 0u, chunk});
+                const Run run = run_at(cell);
+                const std::uint32_t end = std::min(run.end, cell + std::min(most, seen.end - cell));
+                tasks_.push_back({sequence, row, its_rows, cell, end, run.packed, chunk});
                 cell = end;
             }
             if (first == tasks_.size())  // no cell at all: zeros
@@ -113,7 +105,7 @@ class Launch {
     void add_tiles(std::uint32_t first, std::uint32_t last) {
         for (std::uint32_t cell = first; cell < last; cell += tile)
             tasks_.push_back({0, 0, rows_of(slices_.front()), cell, std::min(cell + tile, last),
-                              packed(slices_.front(), cell) ? 1u : 0u, 0});
+                              run_at(cell).packed, 0});
     }
 
     std::size_t floats() const noexcept {
@@ -141,7 +133,8 @@ class Launch {
         queue.read(found.data(), device_results, 0, results * sizeof(float));
         queue.check();
         const float* from = found.data();
-        for (const Slice& slice : slices_) from = give(slice, from);
+        for (const auto& [sequence, first, tokens] : slices_)
+            from = give_results(sequence->io, first, tokens, d_, from);
     }
 
     // By tile and cell.
@@ -175,6 +168,10 @@ class Launch {
     struct Span {
         std::uint32_t begin, end;  // begin: of a tile
     };
+    // Blocks of one state, up to a cell.
+    struct Run {
+        std::uint32_t end, packed;
+    };
 
     State& state_;
     const Plan& plan_;
@@ -187,20 +184,35 @@ class Launch {
     std::vector<lowkv_queries> sequences_;
     std::vector<lowkv_task> tasks_;
     std::vector<lowkv_chunk> chunks_;
-    std::vector<std::uint32_t> addresses_;
+    std::vector<Run> runs_;              // of the slice added last
+    std::vector<std::uint32_t>& words_;  // the call, addresses of blocks, all lists
     Handle plan_buffer_, words_buffer_ = nullptr, numbers_buffer_ = nullptr;
 
     static std::uint32_t number(std::size_t value) { return static_cast<std::uint32_t>(value); }
 
-    std::uint32_t address_of(const std::byte* block) const noexcept {
-        return block == nullptr ? LOWKV_NOWHERE : state_.memory.address(block);
+    // What views of blocks out of sight say is of no meaning.
+    void add_blocks(const Slice& slice) {
+        const Span seen = span_of(slice);
+        const std::uint32_t tokens = plan_.block_tokens();
+        const std::size_t at = words_.size(), first = seen.begin / tokens;
+        const std::size_t end = std::max(first, (std::size_t{seen.end} + tokens - 1) / tokens);
+        words_.resize(at + 2 * end, LOWKV_NOWHERE);
+        runs_.clear();
+        const auto blocks = slice.sequence->blocks.subspan(first, end - first);
+        state_.memory.addresses(blocks, words_.data() + at + 2 * first);
+        std::uint32_t cell = seen.begin;
+        for (const BlockView& block : blocks) {
+            const std::uint32_t packed = block.packed && block.keys != nullptr ? 1 : 0;
+            if (runs_.empty() || runs_.back().packed != packed) runs_.push_back({cell, packed});
+            runs_.back().end = cell += tokens;
+        }
     }
     std::uint32_t rows_of(const Slice& slice) const {
         return slice.tokens * (slice.sequence->io.heads / plan_.shape().kv_heads);
     }
-    bool packed(const Slice& slice, std::uint32_t cell) const {
-        const BlockView& block = slice.sequence->blocks[cell / plan_.block_tokens()];
-        return block.packed && block.keys != nullptr;
+    Run run_at(std::uint32_t cell) const noexcept {
+        const auto found = std::ranges::upper_bound(runs_, cell, {}, &Run::end);
+        return found == runs_.end() ? Run{cell + tile, 0} : *found;
     }
     std::size_t partial_floats() const noexcept {
         return tasks_.size() * plan_.shape().kv_heads * task_rows_ * (d_ + 2);
@@ -296,10 +308,10 @@ class Launch {
     }
 
     template <class T>
-    static std::uint32_t add_words(std::vector<std::uint32_t>& words, const std::vector<T>& from) {
-        const std::size_t at = words.size();
-        words.resize(at + words_in(from.size() * sizeof(T)));
-        if (!from.empty()) std::memcpy(words.data() + at, from.data(), from.size() * sizeof(T));
+    std::uint32_t add_words(const std::vector<T>& from) {
+        const std::size_t at = words_.size();
+        words_.resize(at + words_in(from.size() * sizeof(T)));
+        if (!from.empty()) std::memcpy(words_.data() + at, from.data(), from.size() * sizeof(T));
         return number(at);
     }
 
@@ -313,33 +325,17 @@ class Launch {
         call.sinks = add_numbers(params_.sink_logits, heads);
         call.queries = add_queries();
         call.rotated = add_rotated(call.queries);
-        std::vector<std::uint32_t> words(words_in(sizeof call));
         static_assert(sizeof(lowkv_call) % 8 == 0);  // kernels read two addresses at once
-        const std::uint32_t addresses = add_words(words, addresses_);
-        for (lowkv_queries& sequence : sequences_) sequence.blocks += addresses;
-        call.sequences = add_words(words, sequences_);
-        call.tasks = add_words(words, tasks_);
-        call.chunks = add_words(words, chunks_);
-        const std::uint32_t fetches = add_words(words, numbers_.fetches());
-        std::memcpy(words.data(), &call, sizeof call);
-        words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words));
+        call.sequences = add_words(sequences_);
+        call.tasks = add_words(tasks_);
+        call.chunks = add_words(chunks_);
+        const std::uint32_t fetches = add_words(numbers_.fetches());
+        std::memcpy(words_.data(), &call, sizeof call);
+        words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words_));
         numbers_buffer_ = numbers_.upload(state_, words_buffer_, fetches);
         if (reached_ && call.rotated != call.queries)
             state_.queue.launch(Kernel::rotate_queries, {64, queries_}, plan_buffer_,
                                 numbers_buffer_, call.queries, call.rotated);
-    }
-
-    // A slice's results to where the host wants them; returns the next one's.
-    const float* give(const Slice& slice, const float* from) const {
-        const AttentionIO& io = slice.sequence->io;
-        for (std::uint32_t t = slice.first; t < slice.first + slice.tokens; ++t) {
-            for (std::uint32_t h = 0; h < io.heads; ++h) {
-                std::copy_n(from, d_, io.out + t * io.out_token_stride + h * io.out_head_stride);
-                if (io.lse != nullptr) io.lse[std::size_t{t} * io.heads + h] = from[d_];
-                from += d_ + 1;
-            }
-        }
-        return from;
     }
 };
 

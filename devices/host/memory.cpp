@@ -137,6 +137,29 @@ std::uint32_t Memory::address(const std::byte* address) const noexcept {
            static_cast<std::uint32_t>(at / unit);
 }
 
+// The segment is looked up again only where a block lies in another one.
+void Memory::addresses(std::span<const BlockView> blocks, std::uint32_t* to) const noexcept {
+    std::uintptr_t first = 0;
+    std::size_t bytes = 0;
+    std::uint32_t number = 0;
+    for (const BlockView& block : blocks) {
+        for (const std::byte* part : {block.keys, block.values}) {
+            std::uint32_t found = LOWKV_NOWHERE;
+            const std::size_t at = reinterpret_cast<std::uintptr_t>(part) - first;
+            if (at < bytes && at % unit == 0) {
+                found = number | static_cast<std::uint32_t>(at / unit);
+            } else if (part != nullptr) {
+                found = address(part);
+                const Segment& segment = segments_[last_];
+                first = reinterpret_cast<std::uintptr_t>(segment.reserved);
+                bytes = segment.bytes;
+                number = static_cast<std::uint32_t>(last_) << LOWKV_ADDRESS_BITS;
+            }
+            *to++ = found;
+        }
+    }
+}
+
 Memories Memory::all() const noexcept {
     Memories memories{};
     for (const Segment& segment : segments_) {

@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 
+#include "lowkv/cache.h"
 #include "queue.h"
 
 namespace lowkv::devices {
@@ -35,6 +37,8 @@ class Memory {
     Place place(const std::byte* address) const noexcept;
     // The same as kernels take it (call.h): of a multiple of 64.
     std::uint32_t address(const std::byte* address) const noexcept;
+    // Of the keys and values of each block; LOWKV_NOWHERE of those that are absent.
+    void addresses(std::span<const BlockView> blocks, std::uint32_t* to) const noexcept;
     // Where there is none, another one.
     Memories all() const noexcept;
 

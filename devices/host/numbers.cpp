@@ -60,6 +60,18 @@ std::uint32_t Numbers::add(const Numbers3& numbers) {
     return at;
 }
 
+const float* give_results(const AttentionIO& io, std::uint32_t first, std::uint32_t tokens,
+                          std::uint32_t head_dim, const float* from) {
+    for (std::uint32_t t = first; t < first + tokens; ++t) {
+        for (std::uint32_t h = 0; h < io.heads; ++h) {
+            std::copy_n(from, head_dim, io.out + t * io.out_token_stride + h * io.out_head_stride);
+            if (io.lse != nullptr) io.lse[std::size_t{t} * io.heads + h] = from[head_dim];
+            from += head_dim + 1;
+        }
+    }
+    return from;
+}
+
 Handle Numbers::upload(State& state, Handle words, std::uint32_t fetches) const {
     if (!fetched_) return state.numbers.holding(state.queue, std::span<const float>(floats_));
     const Handle buffer = state.numbers.of(state.queue, reserved_ * sizeof(float));

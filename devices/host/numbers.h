@@ -1,5 +1,5 @@
 #pragma once
-// The floats that a call's kernels read: queries, masks, numbers of the heads. They come from the
+// The floats of a call. Its kernels read queries, masks, numbers of the heads: they come from the
 // host's memory or, all of a call's, from where a caller has them in the device's
 // (kernels/join.h).
 
@@ -16,6 +16,11 @@ namespace lowkv::devices {
 // Whether a sequence's queries, and with them all else of the call, are in the device's memory.
 // Throws Error(invalid_argument) where some are and some aren't.
 bool reached(const Queue& queue, const SequenceAttention& sequence, const AttentionParams& params);
+
+// Results of tokens [first, first + tokens) to the caller in the host's memory; returns where the
+// next ones begin.
+const float* give_results(const AttentionIO& io, std::uint32_t first, std::uint32_t tokens,
+                          std::uint32_t head_dim, const float* from);
 
 // 64 bits in the kernels' words.
 inline lowkv_wide wide(std::uint64_t value) noexcept {

@@ -42,6 +42,7 @@ struct State {
     std::unique_ptr<Queue> owned;
     Queue& queue = *owned;
     Memory memory{queue};
+    std::vector<std::uint32_t> call_words;  // of attention, on their way to the device
     // Of rows on their way in or out.
     std::vector<std::byte> staging;
     Buffer device_staging;

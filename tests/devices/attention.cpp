@@ -190,6 +190,35 @@ TEST_CASE("sequences of different lengths in one call are as each alone") {
     for (unsigned i = 0; i < 5; ++i) CHECK(outs[i] == alone[i]);
 }
 
+TEST_CASE("a sequence's blocks may lie in different buffers") {
+    const auto problem = [] {
+        return Problem(parse_scheme("kivi2,window=40,sinks=3"), {2, 64}, 6, 3, 500, 4);
+    };
+    const Problem here = problem();
+    // Fills the buffer, so that what comes next is in another one.
+    constexpr std::size_t piece = std::size_t{1} << 16;
+    std::vector<DeviceMemory> filling;
+    do {
+        filling.emplace_back(device(), piece);
+        REQUIRE(filling.size() < 10000);
+    } while (filling.size() < 2 || filling.back().data() == filling.end()[-2].data() + piece);
+    const Problem there = problem();
+    std::vector<BlockView> views(here.sequence->blocks()), others(views.size());
+    here.sequence->views(views);
+    there.sequence->views(others);
+    for (std::size_t b = 0; b < views.size(); b += 2) std::swap(views[b], others[b]);
+    AttentionParams params;
+    params.mask.kind = Mask::Kind::causal;
+    AttentionWorkspace workspace;
+    std::vector<float> alone, out;
+    attend(*here.sequence, here.io(alone), params, workspace);
+    for (const auto& mixed : {views, others}) {
+        const SequenceAttention one{mixed, here.io(out), params.mask};
+        attend(device(), *here.plan, std::span(&one, 1), params, workspace);
+        CHECK(out == alone);
+    }
+}
+
 TEST_CASE("what views say of blocks out of sight means nothing") {
     const std::byte* wrong = reinterpret_cast<const std::byte*>(std::uintptr_t{4096});
     for (const bool window : {false, true}) {
