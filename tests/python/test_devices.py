@@ -192,6 +192,23 @@ def test_logits_are_the_cpus(model, scheme, tmp_path):
         close(run(model, cache, part), run(model, on_cpu, part), scheme)
 
 
+@on_cuda
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_prompts_later_chunks_are_the_cpus(model, scheme, tmp_path, monkeypatch):
+    """As on a GPU, where torch attends to decoded rows, beside the CPU's cache."""
+    cache, tokens = lowkv.Cache.from_model(model, scheme), ids(2, 300)
+    run(model, cache, tokens[:, :90])
+    for part in tokens[:, 90:].split(70, dim=1):
+        cache.save(tmp_path / "prefix")
+        on_cpu = lowkv.Cache.load(tmp_path / "prefix", model, device="cpu")
+        want = run(model, on_cpu, part)
+        with monkeypatch.context() as patch:
+            patch.setattr(lowkv.rows_attention, "_on_gpu", lambda rows: True)
+            patch.setattr(lowkv.rows_attention, "_MANY", 70)
+            patch.setattr(lowkv.layer.Layer, "_attend", None)
+            close(run(model, cache, part), want, scheme)
+
+
 @on_device
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_tokens_are_the_cpus(model, scheme):
