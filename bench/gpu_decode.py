@@ -1,5 +1,5 @@
 """Decoding on a GPU, whole models of random weights in a real shape: tokens a second with a packed cache beside
-transformers' own cache (SDPA, bf16), in turns, and the memory that each takes.
+transformers' own cache (SDPA, bf16), in turns, a later chunk of the prompt, and the memory that each takes.
 
 Needs torch with CUDA, transformers, and the packages lowkv and lowkv-cuda (docs/devices.md)."""
 
@@ -10,6 +10,7 @@ import time
 
 import lowkv
 import torch
+from lowkv import rows_attention
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 SHAPES = {
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--schemes", default="lowkv2.8,kivi2", help="by commas")
     parser.add_argument("--steps", type=int, default=16, help="of each cache in a round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chunk", type=int, default=512, help="tokens of a later chunk of the prompt (default: 512)")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--json", help="a file for the rows")
     arguments = parser.parse_args()
@@ -75,6 +77,17 @@ def main() -> None:
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / arguments.steps
 
+    def time_chunks(name, cache, many):
+        """The second of two later chunks; lowkv decodes the packed rows for chunks of `many` tokens or more."""
+        model.config._attn_implementation = "sdpa" if name == "sdpa" else "lowkv"
+        rows_attention._MANY = many
+        for _ in range(2):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            model(ids[:, : arguments.chunk], past_key_values=cache, logits_to_keep=1)
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
     names = ["sdpa", *arguments.schemes.split(",")]
     caches = {name: fill(name) for name in names}
     times = {name: [] for name in names}
@@ -90,6 +103,7 @@ def main() -> None:
     rows = []
     for name in names:
         middle = statistics.median(times[name])
+        decoded, packed = (1e3 * time_chunks(name, caches[name][0], many) for many in (1, arguments.chunk + 1))
         rows.append(
             {
                 "cache": name,
@@ -97,12 +111,15 @@ def main() -> None:
                 "tokens_per_s": arguments.batch / middle,
                 "prompt_s": caches[name][1],
                 "memory_bytes": caches[name][2],
+                "chunk_decoded_ms": decoded,
+                "chunk_packed_ms": packed,
                 **vars(arguments),
             }
         )
         print(
             f"{name:12} {1e3 * middle:8.2f} ms a step {arguments.batch / middle:8.1f} tokens/s; prompt "
-            f"{caches[name][1]:6.2f} s; cache {caches[name][2] / 2**20:8.0f} MiB",
+            f"{caches[name][1]:6.2f} s; cache {caches[name][2] / 2**20:8.0f} MiB; a chunk of {arguments.chunk} "
+            f"{decoded:8.1f} ms on decoded rows, {packed:8.1f} on packed ones",
             flush=True,
         )
     if arguments.json:

@@ -119,22 +119,36 @@ class KernelDevice final : public Device {
     // Zeros, where the device has failed.
     void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
                    std::uint32_t count, const RowsOut& rows) const noexcept override {
-        each_turn(plan, block, count,
-                  [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
-                      const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
-                      const std::size_t bytes = elements * cache::bytes_of(plan.rows());
-                      state_->queue.launch(Kernel::read_rows, grid_of(elements),
-                                           state_->memory.all(), its, number_of(part), at,
-                                           first + from, tokens, state_->device_staging.get());
-                      state_->queue.read(state_->staging.data(), state_->device_staging.get(), 0,
-                                         bytes);
-                      if (state_->queue.failed())
-                          std::fill_n(state_->staging.begin(), bytes, std::byte{0});
-                      RowsOut to = rows;
-                      to.data = static_cast<std::byte*>(rows.data) +
-                                from * rows.token_stride * cache::bytes_of(plan.rows());
-                      cpu::load_values(state_->staging.data(), row_shape(plan), 0, tokens, to);
-                  });
+        const auto launch = [&](Handle its, std::uint32_t at, std::uint32_t from,
+                                std::uint32_t tokens, const RowsOut& to) {
+            state_->queue.launch(
+                Kernel::read_rows, grid_of(std::size_t{tokens} * plan.shape().channels()),
+                state_->memory.all(), its, number_of(part), at, from, tokens, to.data,
+                std::uint64_t{to.token_stride}, std::uint64_t{to.head_stride});
+        };
+        if (const Whose whose = state_->queue.whose(rows.data); whose != Whose::hosts) {
+            const std::scoped_lock lock(state_->mutex);
+            if (whose == Whose::others)
+                return state_->queue.fail("giving rows, to another device's memory");
+            const Handle its = state_->try_plan(plan);
+            return launch(its, state_->memory.address(block), first, count, rows);
+        }
+        each_turn(
+            plan, block, count,
+            [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
+                const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
+                const std::size_t bytes = elements * cache::bytes_of(plan.rows());
+                launch(
+                    its, at, first + from, tokens,
+                    {state_->device_staging.get(), plan.shape().head_dim, plan.shape().channels()});
+                state_->queue.read(state_->staging.data(), state_->device_staging.get(), 0, bytes);
+                if (state_->queue.failed())
+                    std::fill_n(state_->staging.begin(), bytes, std::byte{0});
+                RowsOut to = rows;
+                to.data = static_cast<std::byte*>(rows.data) +
+                          from * rows.token_stride * cache::bytes_of(plan.rows());
+                cpu::load_values(state_->staging.data(), row_shape(plan), 0, tokens, to);
+            });
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
         const std::scoped_lock lock(state_->mutex);

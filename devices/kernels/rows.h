@@ -93,15 +93,18 @@ KERNEL(write_rows, 64)
     limit_element(to, part->rows, at);
 }
 
-// To the host's rows, [token][channel] one after the other.
+// To rows of the plan's type, by strides in elements.
 KERNEL(read_rows, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first,
- uint32_t count, GLOBAL uint8_t* rows) {
+ uint32_t count, GLOBAL uint8_t* rows, uint64_t token_stride, uint64_t head_stride) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t channels = channels_of(part), i = NUMBER;
     if (i >= count * channels) return;
-    copy_element(rows, i, AT(block) + part->exact_at,
-                 exact_index(part, i % channels, first + i / channels), part->rows);
+    const uint32_t channel = i % channels, token = i / channels;
+    GLOBAL uint8_t* to = rows + (token * token_stride + channel / part->head_dim * head_stride) *
+                                    bytes_of_row(part->rows);
+    copy_element(to, channel % part->head_dim, AT(block) + part->exact_at,
+                 exact_index(part, channel, first + token), part->rows);
 }
 
 // Zeros tokens `first` and after.

@@ -115,9 +115,16 @@ class Batch {
     // Whether any of the sequences does.
     bool wants_queries() const noexcept;
 
-    // Tokens [first, first + count) of every sequence, none of them dropped, decoded where packed.
+    // Tokens [first, first + count), none of them dropped, decoded where packed, of `sequences`
+    // from number `sequence` on, or of all. To the device's own memory: with the serial executor,
+    // in the order of this thread's stream.
     void read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
-              const BatchRowsOut& values, Executor& executor = serial_executor()) const;
+              const BatchRowsOut& values, Executor& executor, std::uint32_t sequence,
+              std::uint32_t sequences) const;
+    void read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
+              const BatchRowsOut& values, Executor& executor = serial_executor()) const {
+        read(first, count, keys, values, executor, 0, size());
+    }
 
     // Sequence i becomes what sequence rows[i] was: beams, repeats, selections. Blocks are shared.
     // Not in an open step.

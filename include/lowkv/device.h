@@ -4,10 +4,10 @@
 // To everyone else its memory is opaque: the core hands addresses about, adds offsets within what
 // was allocated, and never looks behind them. So a device's addresses need not be the host's.
 //
-// Rows, queries, masks and results of a caller are in the host's memory. Rows that are written, and
-// all that is given to attend(), may instead be in the device's own, by addresses of its interface:
-// only a CUDA device knows such. Nothing of that goes through the host, nor is anything waited for:
-// it is there in the order of the stream.
+// Rows, queries, masks and results of a caller are in the host's memory. Rows that are written or
+// read, and all that is given to attend(), may instead be in the device's own, by addresses of its
+// interface: only a CUDA device knows such. Nothing of that goes through the host, nor is anything
+// waited for: it is there in the order of the stream.
 //
 // Work comes in batches: blocks to encode, sequences to attend. It is done in the order in which it
 // is given; a device may go on with it after a call has returned, as long as what a call leaves in

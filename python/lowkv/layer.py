@@ -14,13 +14,12 @@ from transformers.cache_utils import CacheLayerMixin
 from lowkv import heap, saturation
 from lowkv._core import Batch, Error, Plan, RowType, Scheme, Store, read_image
 from lowkv.budget import Budget
+from lowkv.rows_attention import MASK, attend_to_rows, sequences_at_a_time, wants_decoded
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
 
 _LOGGER = logging.getLogger("lowkv")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MASK = 1 << 22  # mask values made at a time: 16 MiB of f32
-_PIECE = 128  # queries at a time at least: fewer make torch read all keys and values too often
 _LONG = 1024  # queries of a step that leaves temporaries worth giving back at once, before the next layer's
 # Tokens kept behind a sliding window, so that a rejected guess can be rolled back although the host did
 # not announce it (transformers before activate_past_recording()).
@@ -205,8 +204,11 @@ class Layer(CacheLayerMixin):
             raise Error("a packed cache has no gradients, those of queries included: run the model under "
                         "torch.no_grad()")
         with self._beside(query), torch.no_grad():
-            if self._prompt is not None and not softcap and sink_logits is None:
-                out = _attend_to_prompt(query, *self._prompt, visibility, scale)
+            by_torch = not softcap and sink_logits is None
+            if by_torch and self._prompt is not None:
+                out = attend_to_rows(query, *self._prompt, visibility, scale)
+            elif by_torch and wants_decoded(query):
+                out = self._attend_decoded(query, visibility, scale)
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
             if self.rows.wants_queries:
@@ -231,6 +233,17 @@ class Layer(CacheLayerMixin):
             mask = None if mask is None else _side_by_side(mask)
             self.rows.attend(floats[:, :, part], out[:, :, part], first, mask, False, 0, *rest)
         return out.to(query.dtype)
+
+    def _attend_decoded(self, query, visibility, scale):
+        begin = max(visibility.first_cell, self.rows.first)
+        batch, heads, head_dim = self.rows.shape
+        bytes_of_one = 2 * heads * (self.length - begin) * head_dim * query.element_size()
+        outs = []
+        for part in torch.arange(batch).split(sequences_at_a_time(bytes_of_one)):
+            start, stop = int(part[0]), int(part[-1]) + 1
+            rows = (x.to(query.dtype) for x in self._decoded(begin, start, stop))
+            outs.append(attend_to_rows(query[start:stop], *rows, visibility.of(start, stop), scale, begin))
+        return torch.cat(outs)
 
     def _observe(self, query: torch.Tensor, real: torch.Tensor | None) -> None:
         """Padding is nobody's query: it must not weigh channels, nor end the collection."""
@@ -276,11 +289,16 @@ class Layer(CacheLayerMixin):
         CPU): `[batch, heads, rows, head_dim]`."""
         if self.rows is None:
             raise Error(f"layer {self.index} is empty")
-        batch, heads, head_dim = self.rows.shape
-        shape = batch, heads, self.length - self.rows.first, head_dim
-        keys, values = (torch.empty(shape, dtype=getattr(torch, self.rows.dtype.name)) for _ in range(2))
-        self.rows.read(self.rows.first, keys, values, torch.get_num_threads())
-        return keys.to(self.device), values.to(self.device)
+        return self._decoded(self.rows.first, 0, self.batch_size)
+
+    def _decoded(self, first: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows from token `first` on of sequences [start, stop)."""
+        shape = stop - start, self.rows.shape[1], self.length - first, self.rows.shape[2]
+        held = getattr(torch, self.rows.dtype.name)
+        keys, values = (torch.empty(shape, dtype=held, device=self.device) for _ in range(2))
+        with self._beside(keys):
+            self.rows.read(first, keys, values, torch.get_num_threads(), start)
+        return keys, values
 
     # ---- what generate() does to it ----
 
@@ -350,32 +368,10 @@ class Layer(CacheLayerMixin):
         self._hold(begun)
 
 
-def _attend_to_prompt(query, keys, values, visibility: Visibility, scale: float) -> torch.Tensor:
-    """torch's own attention to the only rows that there are."""
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    grouped = query.shape[1] != keys.shape[1]
-    if visibility.plain_causal and visibility.queries == visibility.total:
-        return sdpa(query, keys, values, scale=scale, is_causal=visibility.queries > 1, enable_gqa=grouped)
-    outs = []
-    step = max(_PIECE, _MASK // (max(visibility.masks, 1) * visibility.total))
-    if visibility.window is not None:  # longer pieces see more cells than their queries do
-        step = min(step, max(_PIECE, visibility.window))
-    for start in range(0, visibility.queries, step):
-        stop = min(start + step, visibility.queries)
-        first, last = visibility.cells(start, stop)
-        mask = visibility.mask(first, last, start, stop)
-        mask = None if mask is None else mask.to(query.dtype)
-        if mask is not None and mask.is_cuda:  # padding sees nothing, of which some of torch's GPU kernels make NaN
-            mask = mask.clamp_min(torch.finfo(mask.dtype).min)
-        outs.append(sdpa(query[:, :, start:stop], keys[:, :, first:last], values[:, :, first:last], attn_mask=mask,
-                         scale=scale, enable_gqa=grouped))
-    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
-
-
 def _masked_parts(visibility: Visibility, first: int, masks: int) -> Iterator[tuple[slice, torch.Tensor | None]]:
     """The queries, so many at a time that `masks` masks for cells from `first` on stay small, and each part's mask."""
     queries, total = visibility.queries, visibility.total
-    step = max(1, _MASK // (masks * (total - first)))
+    step = max(1, MASK // (masks * (total - first)))
     for start in range(0, queries, step):
         stop = min(start + step, queries)
         mask = visibility.mask(first, total, start, stop)

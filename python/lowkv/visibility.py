@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,6 +64,12 @@ class Visibility:
         if own.is_floating_point():  # hidden by -inf, or by the least number of some dtype
             own = own > torch.finfo(torch.float16).min / 2
         return own.any(dim=1)
+
+    def of(self, start: int, stop: int) -> Visibility:
+        """That of sequences [start, stop) of the batch."""
+        keep, full, bias = (tensor if tensor is None or tensor.shape[0] == 1 else tensor[start:stop]
+                            for tensor in (self.keep, self.full, self.bias))
+        return replace(self, keep=keep, full=full, bias=bias)
 
     def cells(self, start: int, stop: int) -> tuple[int, int]:
         """Queries [start, stop) see no cell outside of these: the first, and the one after the last."""

@@ -36,7 +36,7 @@ namespace {
 
 // Tensors [sequence][head][token][channel]; without nb::device::cpu, they may be on a CUDA device.
 using Rows = nb::ndarray<nb::ro, nb::ndim<4>>;
-using RowsOut = nb::ndarray<nb::ndim<4>, nb::device::cpu>;
+using RowsOut = nb::ndarray<nb::ndim<4>>;
 using Floats = nb::ndarray<const float, nb::ndim<4>>;
 using FloatsOut = nb::ndarray<float, nb::ndim<4>>;
 using QueriesSeen = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
@@ -67,8 +67,9 @@ void check_place(const Batch& batch, const Array& array, const char* name) {
               (device.starts_with("cuda") ? "" : "; that takes none but the CPU's"));
 }
 
-std::string shape_text(const Batch& batch, const char* heads, const char* tokens) {
-    return "[" + std::to_string(batch.size()) + ", " + heads + ", " + tokens + ", " +
+std::string shape_text(const Batch& batch, std::size_t sequences, const char* heads,
+                       const char* tokens) {
+    return "[" + std::to_string(sequences) + ", " + heads + ", " + tokens + ", " +
            std::to_string(batch.plan().shape().head_dim) + "]";
 }
 
@@ -81,15 +82,15 @@ BatchStrides strides_of(const Array& array, const char* name) {
             .token = static_cast<std::size_t>(array.stride(2))};
 }
 
-// Checks an array of rows: `tokens` of them.
+// Checks an array of rows: `tokens` of them, of so many sequences.
 template <class Array>
-BatchStrides check_rows(const Batch& batch, const Array& rows, std::size_t tokens,
-                        const char* name) {
+BatchStrides check_rows(const Batch& batch, const Array& rows, std::size_t sequences,
+                        std::size_t tokens, const char* name) {
     const Shape& shape = batch.plan().shape();
-    check(rows.shape(0) == batch.size() && rows.shape(1) == shape.kv_heads &&
+    check(rows.shape(0) == sequences && rows.shape(1) == shape.kv_heads &&
               rows.shape(2) == tokens && rows.shape(3) == shape.head_dim,
           std::string(name) + " must be " +
-              shape_text(batch, std::to_string(shape.kv_heads).c_str(),
+              shape_text(batch, sequences, std::to_string(shape.kv_heads).c_str(),
                          std::to_string(tokens).c_str()));
     return strides_of(rows, name);
 }
@@ -99,24 +100,29 @@ void append(Batch& batch, const Rows& keys, const Rows& values) {
     check_place(batch, keys, "keys");
     check_place(batch, values, "values");
     check(tokens < Sequence::max_cells, std::to_string(tokens) + " tokens are too many");
-    const BatchRows k{keys.data(), row_type(keys, "keys"), check_rows(batch, keys, tokens, "keys")};
+    const BatchRows k{keys.data(), row_type(keys, "keys"),
+                      check_rows(batch, keys, batch.size(), tokens, "keys")};
     const BatchRows v{values.data(), row_type(values, "values"),
-                      check_rows(batch, values, tokens, "values")};
+                      check_rows(batch, values, batch.size(), tokens, "values")};
     const nb::gil_scoped_release unlocked;
     batch.append(k, v, static_cast<std::uint32_t>(tokens));
 }
 
 void read(const Batch& batch, std::uint32_t first, const RowsOut& keys, const RowsOut& values,
-          unsigned threads) {
-    const std::size_t tokens = keys.shape(2);
+          unsigned threads, std::uint32_t sequence) {
+    const std::size_t sequences = keys.shape(0), tokens = keys.shape(2);
+    const bool on_host = keys.device_type() == nb::device::cpu::value &&
+                         values.device_type() == nb::device::cpu::value;
     const auto out = [&](const RowsOut& rows, const char* name) {
+        check_place(batch, rows, name);
         check(row_type(rows, name) == batch.plan().rows(),
               std::string(name) + " must have the type of the rows that were appended");
-        return BatchRowsOut{rows.data(), check_rows(batch, rows, tokens, name)};
+        return BatchRowsOut{rows.data(), check_rows(batch, rows, sequences, tokens, name)};
     };
     const BatchRowsOut k = out(keys, "keys"), v = out(values, "values");
     const nb::gil_scoped_release unlocked;
-    batch.read(first, static_cast<std::uint32_t>(tokens), k, v, executor(threads));
+    batch.read(first, static_cast<std::uint32_t>(tokens), k, v, executor(on_host ? threads : 1),
+               sequence, static_cast<std::uint32_t>(sequences));
 }
 
 // Strides that repeat a dimension of length 1.
@@ -138,7 +144,7 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
             float softcap, const std::optional<Logits>& sink_logits, unsigned threads) {
     static thread_local AttentionWorkspace workspace;
     check(q.shape(0) == batch.size() && q.shape(3) == batch.plan().shape().head_dim,
-          "q must be " + shape_text(batch, "heads", "queries"));
+          "q must be " + shape_text(batch, batch.size(), "heads", "queries"));
     for (std::size_t i = 0; i < 4; ++i)
         check(out.shape(i) == q.shape(i), "out must have q's shape");
     check(first <= batch.tokens(), "first, " + std::to_string(first) + ", is past the " +
@@ -194,7 +200,7 @@ void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::u
         return;
     }
     check(q.shape(0) == batch.size() && q.shape(3) == head_dim,
-          "q must be " + shape_text(batch, "heads", "queries"));
+          "q must be " + shape_text(batch, batch.size(), "heads", "queries"));
     batch.update_query_stats(q.data(), strides, queries, heads);
 }
 
@@ -353,7 +359,9 @@ void bind_batch(nb::module_& m) {
                      "Whether update_query_stats() would change anything in any sequence.")
         .def_prop_ro_static("queries_enough", [](nb::handle) { return QueryEnergy::enough; })
         .def("read", &read, "first"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a,
-             "Writes the rows of tokens from `first` on, decoded where they are packed.")
+             "sequence"_a = 0,
+             "Writes the rows of tokens from `first` on, of sequences from `sequence` on, decoded "
+             "where they are packed: on the CPU, or on the batch's CUDA device.")
         .def(
             "select", [](Batch& b, const std::vector<std::uint32_t>& rows) { b.select(rows); },
             "rows"_a, "Sequence i becomes what rows[i] was.")

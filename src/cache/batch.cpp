@@ -114,7 +114,11 @@ void Batch::pack(std::uint32_t spared, Executor& executor, std::size_t budget) {
 }
 
 void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
-                 const BatchRowsOut& values, Executor& executor) const {
+                 const BatchRowsOut& values, Executor& executor, std::uint32_t sequence,
+                 std::uint32_t sequences) const {
+    if (sequences == 0 || std::uint64_t{sequence} + sequences > size())
+        refuse("read() of " + std::to_string(sequences) + " sequences from " +
+               std::to_string(sequence) + " on, of " + std::to_string(size()));
     const std::uint64_t end = std::uint64_t{first} + count;
     if (first < state_.first || end > state_.tokens)
         refuse("tokens " + std::to_string(first) + " to " + std::to_string(end) +
@@ -122,12 +126,12 @@ void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& k
                std::to_string(state_.tokens));
     const std::size_t bytes = element_bytes(plan().rows());
     std::vector<Sequence::Reading> readings;
-    for (std::size_t s = 0; s < sequences_.size(); ++s) {
+    for (std::size_t s = 0; s < sequences; ++s) {
         const auto rows = [&](const BatchRowsOut& all) {
             return RowsOut{static_cast<std::byte*>(all.data) + s * all.strides.sequence * bytes,
                            all.strides.head, all.strides.token};
         };
-        readings.push_back({&sequences_[s], rows(keys), rows(values)});
+        readings.push_back({&sequences_[sequence + s], rows(keys), rows(values)});
     }
     Sequence::read(readings, first, count, executor);
 }

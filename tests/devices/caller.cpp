@@ -170,6 +170,32 @@ TEST_CASE("attention to few queries and to many") {
     }
 }
 
+TEST_CASE("reading rows to the memory of a caller, of some sequences or of all") {
+    for (const char* scheme : {"kivi2", "lowkv2.8", "exact"}) {
+        for (const RowType rows : {RowType::f32, RowType::bf16}) {
+            const Case c{std::string(scheme) + ",window=40,sinks=3", 32, 200, rows, rows};
+            const Pair pair(c);
+            const std::uint32_t first = 5, count = c.tokens - first;
+            // [token][sequence][head][channel], heads with a channel's worth of room.
+            const std::size_t head = c.head_dim + 1, sequence = kv_heads * head;
+            const BatchStrides strides{sequence, head, sequences * sequence};
+            const std::size_t bytes = count * strides.token * element_bytes(rows);
+            for (const std::uint32_t from : {0u, 1u}) {
+                INFO(c.scheme, " from sequence ", from);
+                std::vector<std::byte> keys(bytes), values(bytes);
+                const Callers<std::byte> its_keys(keys), its_values(values);
+                pair.host.read(first, count, {keys.data(), strides}, {values.data(), strides},
+                               serial_executor(), from, sequences - from);
+                pair.host.read(first, count, {its_keys.data(), strides},
+                               {its_values.data(), strides}, serial_executor(), from,
+                               sequences - from);
+                CHECK(its_keys.read() == keys);
+                CHECK(its_values.read() == values);
+            }
+        }
+    }
+}
+
 TEST_CASE("a call is four kernels and one upload at most, whatever the batch") {
     for (const char* scheme : {"kivi2", "turboquant4", "lowkv2.8"}) {
         const Case c{.scheme = std::string(scheme) + ",window=40,sinks=3", .head_dim = 64};

@@ -192,6 +192,26 @@ def test_logits_are_the_cpus(model, scheme, tmp_path):
         close(run(model, cache, part), run(model, on_cpu, part), scheme)
 
 
+@on_cuda
+@pytest.mark.parametrize("scheme", ["exact", "lowkv2.8,window=16,sinks=0", "kivi2,window=16"])
+def test_a_prompts_later_chunks_are_the_cpus(model, scheme, tmp_path, monkeypatch):
+    """As on a GPU, where torch attends to decoded rows: beside the same on the CPU, and attention to packed rows there,
+    which has an error of up to 2e-3, and whose sorted keys decode to 2^-9 of a number (test_layer.py)."""
+    cache, tokens = lowkv.Cache.from_model(model, scheme), ids(2, 300)
+    run(model, cache, tokens[:, :90])
+    for part in tokens[:, 90:].split(70, dim=1):
+        cache.save(tmp_path / "prefix")
+        on_cpu = [lowkv.Cache.load(tmp_path / "prefix", model, device="cpu") for _ in range(2)]
+        packed = run(model, on_cpu[0], part)
+        with monkeypatch.context() as patch:
+            patch.setattr(lowkv.rows_attention, "_on_gpu", lambda rows: True)
+            patch.setattr(lowkv.rows_attention, "_MANY", 70)
+            patch.setattr(lowkv.layer.Layer, "_attend", None)
+            got, decoded = (run(model, each, part) for each in (cache, on_cpu[1]))
+        assert torch.equal(got, decoded)
+        assert (got - packed).abs().max() < 5e-3 * packed.abs().max()
+
+
 @on_device
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_tokens_are_the_cpus(model, scheme):

@@ -35,7 +35,7 @@ def test_layers_attend_as_on_the_cpu(model, index, padded, scheme, dtype):
     """The same rows, queries and padding on both."""
     torch.manual_seed(1)
     on_gpu, on_cpu = (lowkv.Cache.from_model(model, scheme, device).layers[index] for device in (None, "cpu"))
-    for queries in (90, 1, 1, 40):
+    for queries in (90, 1, 1, 40, 300):  # torch attends to the first and the last
         rows = [torch.randn(2, heads, queries, 32).to(dtype) for heads in (2, 2, 4)]
         outs = []
         for layer, device in ((on_gpu, "cuda"), (on_cpu, "cpu")):

@@ -5,6 +5,7 @@ import copy
 import os
 
 import lowkv.layer
+import lowkv.rows_attention
 import pytest
 import torch
 from lowkv._core import Store, parse_scheme
@@ -95,6 +96,65 @@ def test_sliding_window(scheme, window, queries):
     check(layer, queries, "causal", softcap=None, sinks=None)
 
 
+@pytest.fixture
+def decoding(monkeypatch):
+    """Steps of 40 queries as on a GPU: torch attends to decoded rows, and the device to none."""
+    monkeypatch.setattr(lowkv.rows_attention, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr(lowkv.rows_attention, "_MANY", 40)
+    monkeypatch.setattr(Layer, "_attend", None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("scheme", ["exact", "kivi2,window=16,sinks=0", "lowkv2.8,window=16"])
+def test_many_queries_meet_decoded_rows(decoding, scheme, view):
+    torch.manual_seed(len(view))
+    check(filled(scheme, 300), 40, view, softcap=None, sinks=None, budget=1e-5)
+
+
+@pytest.mark.parametrize("window", [20, 130])
+def test_many_queries_meet_a_windows_decoded_rows(decoding, window):
+    torch.manual_seed(6)
+    check(filled("kivi2,window=16", 600, window), 40, "causal", softcap=None, sinks=None, budget=1e-5)
+
+
+def test_the_mask_that_flash_attention_needs_none_of(decoding):
+    decoding.setattr(lowkv.rows_attention, "_has_flash", lambda *rows: True)
+    check(filled("kivi2,window=16", 300), 40, "causal", softcap=None, sinks=None, budget=1e-5)
+
+
+@pytest.mark.parametrize("view", ["causal", "padding", "additive by head", "bias and padding"])
+def test_decoded_rows_stay_small(decoding, view):
+    """Sequences of a batch are decoded one after the other where both are too large."""
+    one = 2 * KV_HEADS * 340 * HEAD_DIM * 4
+    decoding.setattr(lowkv.rows_attention, "_SCRATCH", 2 * one - 1)
+    decoded, read = [], Layer._decoded
+
+    def counted(layer, first, start, stop):
+        decoded.append((start, stop))
+        return read(layer, first, start, stop)
+
+    layer = filled("kivi2,window=16", 300)
+    decoding.setattr(layer, "full", lambda: read(layer, 0, 0, BATCH))  # the oracle's
+    decoding.setattr(Layer, "_decoded", counted)
+    check(layer, 40, view, softcap=None, sinks=None, budget=1e-5)
+    assert decoded == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("softcap, sinks", [(5.0, None), (None, torch.ones(HEADS))])
+def test_soft_caps_and_sink_logits_are_the_devices(decoding, softcap, sinks):
+    with pytest.raises(TypeError):  # _attend() is None here
+        check(filled("kivi2,window=16", 300), 40, "causal", softcap, sinks)
+
+
+@pytest.mark.parametrize("first, count", [(0, 3), (1, 2), (2, 1)])
+def test_sequences_that_a_batch_has_not_are_refused(first, count):
+    layer = filled("kivi2,window=16", 300)
+    out = torch.empty(count, KV_HEADS, 300, HEAD_DIM)
+    with pytest.raises(lowkv.Error, match=rf"read\(\) of {count} sequences from {first} on, of 2"):
+        layer.rows.read(0, out, out.clone(), 1, first)
+
+
 def check(layer, queries, view, softcap, sinks, budget=BUDGET):
     query = torch.randn(BATCH, HEADS, queries, HEAD_DIM)
     layer.append(rows(queries), rows(queries))
@@ -179,7 +239,7 @@ def test_exact_rows_are_kept_as_they_are(scheme, dtype):
 
 def test_long_masks_are_made_in_pieces(monkeypatch):
     torch.manual_seed(7)
-    monkeypatch.setattr(lowkv.layer, "_MASK", 3000)
+    monkeypatch.setattr(lowkv.layer, "MASK", 3000)
     for view in ("padding", "additive by head", "bias and padding"):
         check(filled("kivi2,window=16", 300), 40, view, softcap=None, sinks=None)
 
@@ -189,7 +249,7 @@ def test_a_first_prompt(view, monkeypatch):
     """torch attends to it, or, with a soft-cap, the core."""
     torch.manual_seed(8)
     for mask in (1 << 22, 1000):
-        monkeypatch.setattr(lowkv.layer, "_MASK", mask)
+        monkeypatch.setattr(lowkv.rows_attention, "MASK", mask)
         for softcap, window in ((None, None), (None, 20), (5.0, None)):
             layer = Layer(0, parse_scheme("kivi4"), window, Store(DEVICE))
             check(layer, 90, "causal" if window else view, softcap=softcap, sinks=None)

@@ -302,7 +302,7 @@ def test_masked_prompts_are_few_calls_of_torch(window, padded, monkeypatch):
     keep = torch.ones(batch, tokens, dtype=torch.bool)
     keep[1, :40] = not padded
     visibility = lowkv.visibility.Visibility(tokens, tokens, window=window, keep=keep if padded else None)
-    got = lowkv.layer._attend_to_prompt(query, rows, rows, visibility, 0.25)
+    got = lowkv.rows_attention.attend_to_rows(query, rows, rows, visibility, 0.25)
     assert min(queries for queries, _ in calls) >= 128
     assert window is None or max(cells for _, cells in calls) <= 128 + window - 1
     monkeypatch.undo()
