@@ -347,6 +347,11 @@ bench-vllm: package ## vLLM under load at equal memory, its own caches beside ou
 	@$(SETUP) venv-vllm
 	"$(call dep,LOWKV_PYTHON)" bench/vllm_serve.py $(BENCH_ARGS)
 
+.PHONY: report
+report: build ## a dated benchmark report with raw logs in docs/reports (three quarters of an hour; REPORT_ARGS=--list: of what)
+	@$(SETUP) text
+	"$(call dep,LOWKV_PYTHON)" bench/report.py --build "build/$(PRESET)" $(REPORT_ARGS)
+
 .PHONY: soak
 soak: build ## 10 minutes of mixed work on a llama-server, and what must be as before afterwards (SOAK_ARGS=...)
 	@$(SETUP) text
