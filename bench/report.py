@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 STEPS = (
     Step("attention", "One attention of a decode step, beside ggml's kernels", "{lowkv} " + KERNELS, 3),
-    Step("attention-avx2", "The same with AVX2 alone", "{lowkv} " + KERNELS + " --peers none", 2, "avx2"),
+    Step("attention-avx2", "The same with AVX2 alone", "{lowkv} " + KERNELS, 2, "avx2"),
     Step("encode", "Packing a token, and reading one back",
          "{lowkv} bench encode --schemes lowkv2.8,lowkv2,lowkv4,kivi2,kivi4 --head-dim 64,128,256", 1),
     Step("llama-bench", "Prompts and answers of SmolLM2-135M: stock llama-bench",

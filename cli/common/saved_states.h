@@ -35,7 +35,7 @@ class SlotFiles {
   private:
     std::string folder_;
     std::map<std::string, std::int64_t> done_;  // when the file changed last, in ns
-    [[maybe_unused]] int events_ = -1;          // where the system has leases, as told_
+    [[maybe_unused]] int events_ = -1;          // this and told_: on Linux alone
     [[maybe_unused]] bool told_ = false;
 };
 
