@@ -34,6 +34,12 @@ FN uint32_t load_half(GLOBAL const uint8_t* from) { return *(GLOBAL const uint16
 FN uint2 load_two(GLOBAL const uint8_t* from) { return *(GLOBAL const uint2*)from; }
 FN uint4 load_four_words(GLOBAL const uint8_t* from) { return *(GLOBAL const uint4*)from; }
 
+// The largest of all lanes that differ in bit `from` of their numbers, or those above it.
+FN float largest_of_lanes(float x, uint32_t from) {
+    UNROLL for (uint32_t o = from; o < 32; o *= 2) x = fmaxf(x, other_lane(x, o));
+    return x;
+}
+
 // Cells of which all rows see all, and whose scores are a product's share.
 typedef struct {
     uint32_t from, until;
