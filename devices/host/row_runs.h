@@ -35,8 +35,19 @@ void each_launch(const Memory& memory, const Plan& plan, std::span<const BlockRo
                  std::size_t token_stride, std::size_t staged, F f) noexcept {
     const std::size_t most = staged > 0 ? staged : std::numeric_limits<std::size_t>::max();
     RowRuns its{};
+    const auto give = [&] {
+        f(its);
+        its.count = its.tokens = its.longest = 0;
+    };
     for (const auto& [block, first, count, at] : blocks) {
         const std::uint32_t address = memory.address(block);
+        // A launch has no order: a token's later row comes in a later one.
+        if (std::any_of(its.runs.its, its.runs.its + its.count,
+                        [address, first = first, end = first + count](const lowkv_run& other) {
+                            return other.block == address && other.first < end &&
+                                   first < std::uint32_t{other.first} + other.count;
+                        }))
+            give();
         for (std::uint32_t done = 0; done < count;) {
             const auto n =
                 static_cast<std::uint32_t>(std::min<std::size_t>(count - done, most - its.tokens));
@@ -48,12 +59,10 @@ void each_launch(const Memory& memory, const Plan& plan, std::span<const BlockRo
             its.tokens += n;
             its.longest = std::max<std::size_t>(its.longest, n);
             done += n;
-            if (its.count < LOWKV_RUNS && its.tokens < most) continue;
-            f(its);
-            its.count = its.tokens = its.longest = 0;
+            if (its.count == LOWKV_RUNS || its.tokens == most) give();
         }
     }
-    if (its.count > 0) f(its);
+    if (its.count > 0) give();
 }
 
 }  // namespace lowkv::devices

@@ -1,7 +1,6 @@
 // The end of attention, what the tasks of some rows have come to (attend.h) becomes their output;
 // and its beginning, a call's numbers where they are not the host's.
 
-
 // A chunk's rows from its tasks' results: a group a chunk, a kv head and a row. results: by query
 // the output, then the logarithm of the softmax's denominator; or they are where a caller wants
 // them.

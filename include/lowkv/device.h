@@ -87,9 +87,9 @@ class Device {
 
     // ---- exact blocks, laid out as Plan says ----
 
-    // Rows of the plan's type or another, to tokens that differ from each other. What is stored is
-    // within f16's range, so that it reaches no sequence but its own: a NaN becomes 0, what is
-    // beyond +-65504 becomes that.
+    // Rows of the plan's type or another. Of a token that is named twice the later row stays, if
+    // the executor has one thread. What is stored is within f16's range, so that it reaches no
+    // sequence but its own: a NaN becomes 0, what is beyond +-65504 becomes that.
     virtual void write_rows(const Plan& plan, Part part, std::span<const BlockRows<std::byte>> to,
                             const Rows& rows, Executor& executor) noexcept = 0;
     // Rows of the plan's type.

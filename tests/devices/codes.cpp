@@ -189,13 +189,18 @@ std::vector<std::byte> through(Device& device, const Plan& plan, std::size_t blo
     std::vector<std::byte> read, found;
     for (const Part part : {Part::keys, Part::values}) {
         read.assign(rows.size() * element_bytes(plan.rows()), std::byte{0x55});
-        for (std::size_t i = 0; i < runs.size(); i += at_once) {
-            const std::size_t n = std::min(at_once, runs.size() - i);
+        const auto each = [&](auto f) {
+            for (std::size_t i = 0; i < runs.size(); i += at_once)
+                f(i, std::min(at_once, runs.size() - i));
+        };
+        each([&](std::size_t i, std::size_t n) {
             device.write_rows(plan, part, std::span(to).subspan(i, n),
                               {rows.data(), RowType::f32, head, token}, executor);
+        });
+        each([&](std::size_t i, std::size_t n) {
             device.read_rows(plan, part, std::span(from).subspan(i, n), {read.data(), head, token},
                              executor);
-        }
+        });
         found.insert(found.end(), read.begin(), read.end());
     }
     const std::vector<std::byte> exact = out_of(device, memory.data(), blocks * plan.exact_bytes());
@@ -321,6 +326,15 @@ TEST_CASE("rows of many blocks at once are those of one token after the other") 
             CHECK(through(*cpu_device(), plan, blocks, runs, rows, runs.size(), *executor) == want);
         }
     }
+}
+
+TEST_CASE("small: a token that is named twice keeps the later row") {
+    const Plan plan(parse_scheme("kivi2").base, {1, 16}, {}, 0, {.rows = RowType::f32});
+    const std::vector<Run> runs{{0, 3, 5, 0}, {1, 0, 4, 100}, {0, 5, 2, 200}, {0, 2, 4, 300}};
+    std::vector<float> rows(400);
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i);
+    CHECK(through(device(), plan, 2, runs, rows, runs.size()) ==
+          through(*cpu_device(), plan, 2, runs, rows, 1));
 }
 
 // Each kernel, in as little as an interpreter goes through in a minute (make test-opencl-races).
