@@ -59,10 +59,10 @@ void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t
 }
 
 void Batch::update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
-                               std::uint32_t heads) {
+                               std::uint32_t heads, std::uint32_t weight) {
     for (std::size_t s = 0; s < sequences_.size(); ++s)
         sequences_[s].update_query_stats(
-            {q + s * strides.sequence, strides.token, strides.head, queries, heads});
+            {q + s * strides.sequence, strides.token, strides.head, queries, heads, weight});
 }
 
 void Batch::update_query_stats(std::uint32_t sequence, const QueryRows& queries) {
