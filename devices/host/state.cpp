@@ -21,6 +21,11 @@ State::State(std::unique_ptr<Queue> its_queue)
       device_staging(queue.buffer(staging.size())) {}
 
 const State::Known& State::known(const Plan& plan) {
+    const std::size_t row = element_bytes(plan.rows()) * plan.shape().channels();
+    if (staging.size() < row) {
+        device_staging = queue.buffer(row);
+        staging.resize(row);
+    }
     const Description description = describe(plan);
     const auto found = std::ranges::find_if(known_, [&](const Known& known) {
         return known.layer == plan.layer() && known.description.same(description);

@@ -43,7 +43,7 @@ struct State {
     Queue& queue = *owned;
     Memory memory{queue};
     std::vector<std::uint32_t> call_words;  // of attention, on their way to the device
-    // Of rows on their way in or out.
+    // Of rows on their way in or out: one of a known plan at least.
     std::vector<std::byte> staging;
     Buffer device_staging;
     Grown words, hints, numbers, scratch, laid, partial, results;

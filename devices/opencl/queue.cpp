@@ -92,7 +92,11 @@ devices::Handle Queue::take(std::size_t bytes) noexcept {
     return nullptr;
 }
 
-void Queue::give(Handle handle) noexcept { clReleaseMemObject(static_cast<cl_mem>(handle)); }
+// Memory is free only when nothing in the queue uses it, and the next take() may need it.
+void Queue::give(Handle handle) noexcept {
+    clFinish(queue_.get());
+    clReleaseMemObject(static_cast<cl_mem>(handle));
+}
 
 int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
     return clEnqueueWriteBuffer(queue_.get(), static_cast<cl_mem>(to), CL_TRUE, at, bytes, from, 0,

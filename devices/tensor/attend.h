@@ -1,9 +1,9 @@
 // Attention by tensor cores, for 8 rows of queries at a time: a task (devices/kernels/call.h) is a
-// kv head's work for a group of warps; each takes 64 cells after the other of its share of them,
-// scores, weights and sums in its registers, and at the end the warps' results become one, where
-// devices/kernels/join.h finds it. Codes go from memory through a table or a mask into operands:
-// nothing is expanded. There are at most as many groups as processors: each takes its share of
-// tasks, one after the other, and has the next one's blocks fetched while it ends one.
+// kv head's work for a group of warps; each takes 64 cells, of rows 32, after the other of its
+// share, scores, weights and sums in its registers, and at the end the warps' results become one,
+// where devices/kernels/join.h finds it. Codes go from memory through a table or a mask into
+// operands: nothing is expanded. There are at most as many groups as processors: each takes its
+// share of tasks, one after the other, and has the next one's blocks fetched while it ends one.
 //
 // WIDE: there is room for 32 copies of each table (shared.h).
 
@@ -167,7 +167,7 @@ FN range_t cells_of_warp(const lowkv_task& task) {
 }
 
 // Of one task and kv head. `following`: the first cell that the warp takes of the next task, whose
-// blocks are the same sequence's; LOWKV_NOWHERE: of another's.
+// blocks are to be fetched; LOWKV_NOWHERE: there is none.
 template <int WIDE, int D, class F>
 FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp_t w,
                     uint32_t number, uint32_t following, uint8_t* shared, GLOBAL float* partial) {

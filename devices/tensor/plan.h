@@ -91,7 +91,8 @@ typedef struct {
 // clang-format on
 
 // Warps of a group, which have all of a processor's registers, and rows of queries that it takes at
-// a time. (12 warps with 168 registers each took as long, within 3 %.)
+// a time. Twelve warps with 168 registers each are faster for one sequence, not for 16
+// (docs/devices/cuda.md).
 #define LOWKV_TENSOR_WARPS 8u
 #define LOWKV_TENSOR_ROWS 8u
 // Cells that a warp takes at a time, of packed blocks.

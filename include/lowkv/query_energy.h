@@ -39,7 +39,7 @@ class QueryEnergy {
     bool wanted() const noexcept { return !kept_ && tokens_ < enough; }
     // The newest ones, as many as are wanted; a token with the queries of the one before it, as
     // padding has, does not count. Throws Error(invalid_argument) for heads that are no
-    // multiple of the kv heads.
+    // multiple of the kv heads, and for weight 0.
     void add(const Shape& shape, const QueryRows& queries);
     // Mean squares; null: fewer than `least` tokens were added.
     Means means() const;

@@ -382,13 +382,14 @@ def _masked_parts(visibility: Visibility, first: int, masks: int) -> Iterator[tu
 
 def _newest(query: torch.Tensor) -> tuple[torch.Tensor, int]:
     """As many of the newest queries as count, for Batch.update_query_stats(), and the tokens of each. A GPU sums them
-    up: 512 tokens of 16 sequences with 32 heads of 128 channels would be 134 MB to bring to the host."""
-    newest = query[:, :, -Batch.queries_enough :].detach().float()
-    tokens = 1
-    if rows_attention.on_gpu(query):
-        tokens = newest.shape[2]
-        newest = newest.square().mean(2, keepdim=True).sqrt()
-    return _side_by_side(newest.cpu()), tokens
+    up: 512 tokens of 16 sequences with 32 heads of 128 channels would be 134 MB to bring to the host. Tokens that
+    repeat the one before them count there, too."""
+    newest = query[:, :, -Batch.queries_enough :].detach()
+    if not rows_attention.on_gpu(query):
+        return _side_by_side(newest.float().cpu()), 1
+    tokens = newest.shape[2]
+    norms = torch.linalg.vector_norm(newest, dim=2, keepdim=True, dtype=torch.float32)
+    return _side_by_side((norms / tokens**0.5).cpu()), tokens
 
 
 def _side_by_side(rows: torch.Tensor) -> torch.Tensor:

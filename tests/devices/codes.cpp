@@ -328,6 +328,15 @@ TEST_CASE("rows of many blocks at once are those of one token after the other") 
     }
 }
 
+TEST_CASE("a row may be larger than the memory that rows pass through") {
+    const Plan plan(parse_scheme("kivi2").base, {4096, 128}, {}, 0, {.rows = RowType::f32});
+    std::vector<float> rows(2 * std::size_t{4096} * (128 + 3));
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i % 1013);
+    const std::vector<Run> runs{{0, 5, 2, 0}};
+    CHECK(through(device(), plan, 1, runs, rows, 1) ==
+          through(*cpu_device(), plan, 1, runs, rows, 1));
+}
+
 TEST_CASE("small: a token that is named twice keeps the later row") {
     const Plan plan(parse_scheme("kivi2").base, {1, 16}, {}, 0, {.rows = RowType::f32});
     const std::vector<Run> runs{{0, 3, 5, 0}, {1, 0, 4, 100}, {0, 5, 2, 200}, {0, 2, 4, 300}};
