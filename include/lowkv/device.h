@@ -83,7 +83,7 @@ class Device {
     // +-65504 becomes that.
     virtual void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
                             std::uint32_t count, const Rows& rows) noexcept = 0;
-    // Rows of the plan's type.
+    // Rows of the plan's type. A latent plan's values are the first channels of its keys.
     virtual void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
                            std::uint32_t count, const RowsOut& rows) const noexcept = 0;
     // Zeros keys and values of tokens `first` and after.

@@ -132,7 +132,8 @@ struct SequenceImage::Access {
                     return RowsOut{image + at, shape.head_dim, shape.channels()};
                 };
                 device.read_rows(plan, Part::keys, exact, first, run.count, rows(run.keys));
-                device.read_rows(plan, Part::values, exact, first, run.count, rows(run.values));
+                if (!shape.latent())
+                    device.read_rows(plan, Part::values, exact, first, run.count, rows(run.values));
                 if (plan.has_positions())
                     device.copy_out(image + run.positions,
                                     exact + cache::exact_position_offset(plan, first),
@@ -216,8 +217,9 @@ struct SequenceImage::Access {
                     };
                     device.write_rows(plan, Part::keys, block.data, first, run.count,
                                       rows(run.keys));
-                    device.write_rows(plan, Part::values, block.data, first, run.count,
-                                      rows(run.values));
+                    if (!shape.latent())
+                        device.write_rows(plan, Part::values, block.data, first, run.count,
+                                          rows(run.values));
                     if (plan.has_positions())
                         device.copy_in(block.data + cache::exact_position_offset(plan, first),
                                        image + run.positions, run.count * sizeof(std::int32_t));

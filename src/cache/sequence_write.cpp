@@ -163,7 +163,10 @@ void Sequence::note_written(Part part, std::uint32_t cell, std::uint32_t count,
     next_due_ = std::min(next_due_, cell / block_tokens);
     size_ = std::max(size_, cell + count);
     cache::Block& block = *blocks_[cell / block_tokens];
-    (part == Part::keys ? block.keys : block.values) |= cache::cell_range(first, count);
+    const cache::Cells written = cache::cell_range(first, count);
+    const bool latent = plan_->shape().latent();  // both at once
+    if (part == Part::keys || latent) block.keys |= written;
+    if (part == Part::values || latent) block.values |= written;
     if (part != Part::keys || !plan_->has_positions()) return;
     std::array<std::int32_t, cache::max_block_tokens> its;
     if (positions != nullptr)
@@ -176,6 +179,7 @@ void Sequence::note_written(Part part, std::uint32_t cell, std::uint32_t count,
 
 void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
                          const std::int32_t* positions) noexcept {
+    if (part == Part::values && plan_->shape().latent()) return;
     while (count > 0) {
         const std::uint32_t n = run_in_block(cell, count);
         store(part, cell, n, rows);
@@ -275,6 +279,9 @@ void Sequence::write_keys(std::span<const std::uint32_t> cells, const Rows& rows
 
 void Sequence::write_values(std::span<const std::uint32_t> cells, const Rows& rows,
                             Executor& executor) {
+    if (plan_->shape().latent())
+        throw Error(ErrorCode::invalid_argument,
+                    "a latent layer's values are in its keys: write those alone");
     element_bytes(rows.type);
     write(Part::values, cells, rows, {}, executor);
 }
