@@ -48,7 +48,6 @@ class NullQueue final : public lowkv::devices::Queue {
         return 0;
     }
     int do_clear(Handle, std::size_t, std::size_t) noexcept override { return 0; }
-    int do_finish() noexcept override { return 0; }
     int do_run(lowkv::devices::Kernel, const Grid&, std::span<const Argument>) noexcept override {
         return 0;
     }

@@ -1,5 +1,6 @@
 """Decoding on a GPU, whole models of random weights in a real shape: tokens a second with a packed cache beside
-transformers' own cache (SDPA, bf16), in turns, a later chunk of the prompt, and the memory that each takes.
+transformers' own caches (SDPA, bf16), in turns, a later chunk of the prompt, and the memory that each takes. `dynamic`
+is what generate() takes by itself; `static` has its memory from the beginning, which is faster.
 
 Needs torch with CUDA, transformers, and the packages lowkv and lowkv-cuda (docs/devices.md)."""
 
@@ -11,8 +12,10 @@ import time
 import lowkv
 import torch
 from lowkv import rows_attention
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM, StaticCache
 
+STOCK = ("dynamic", "static")
+CHUNKS = 4  # of which the first warms up
 SHAPES = {
     "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
@@ -54,21 +57,27 @@ def main() -> None:
             return cache.exact_bytes + cache.packed_bytes
         return sum(rows.nbytes for layer in cache.layers for rows in (layer.keys, layer.values))
 
+    def attend_with(name):
+        model.config._attn_implementation = "sdpa" if name in STOCK else "lowkv"
+
     def fill(name):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        if name == "sdpa":
+        if name == "dynamic":
             cache = DynamicCache(config=config)
+        elif name == "static":
+            steps = (arguments.rounds + 1) * arguments.steps
+            cache = StaticCache(config=config, max_cache_len=arguments.tokens + steps + 2 * CHUNKS * arguments.chunk)
         else:
             cache = lowkv.Cache.from_model(model, name)
-        model.config._attn_implementation = "sdpa" if name == "sdpa" else "lowkv"
+        attend_with(name)
         model(ids, past_key_values=cache, logits_to_keep=1)
         torch.cuda.synchronize()
         prompt = time.perf_counter() - began
         return cache, prompt, held(cache)
 
     def decode(name, cache):
-        model.config._attn_implementation = "sdpa" if name == "sdpa" else "lowkv"
+        attend_with(name)
         token = ids[:, -1:]
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -78,17 +87,20 @@ def main() -> None:
         return (time.perf_counter() - began) / arguments.steps
 
     def time_chunks(name, cache, many):
-        """The second of two later chunks; lowkv decodes the packed rows for chunks of `many` tokens or more."""
-        model.config._attn_implementation = "sdpa" if name == "sdpa" else "lowkv"
+        """A later chunk; lowkv decodes the packed rows for chunks of `many` tokens or more."""
+        attend_with(name)
         rows_attention._MANY = many
-        for _ in range(2):
+        taken = []
+        for _ in range(CHUNKS):
             torch.cuda.synchronize()
             began = time.perf_counter()
             model(ids[:, : arguments.chunk], past_key_values=cache, logits_to_keep=1)
             torch.cuda.synchronize()
-        return time.perf_counter() - began
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken[1:])
 
-    names = ["sdpa", *arguments.schemes.split(",")]
+    names = [*STOCK, *arguments.schemes.split(",")]
+    fill("dynamic")  # warms up
     caches = {name: fill(name) for name in names}
     times = {name: [] for name in names}
     for turn in range(arguments.rounds + 1):

@@ -56,6 +56,8 @@ def main() -> None:
         shutil.rmtree(to / "wheel")
         for script in ("gpu_attention.py", "gpu_decode.py", "gpu_run.sh"):
             shutil.copy(ROOT / "bench" / script, to)
+        for test in ("test_gpu.py", "families.py"):
+            shutil.copy(ROOT / "tests/python" / test, to)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         archive = shutil.make_archive(str(folder / "lowkv-gpu"), "gztar", to)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # What a machine with an NVIDIA GPU is to say of lowkv, from a folder that `make gpu-folder` has prepared: nothing is
-# fetched or built. Needs the driver, a Python with torch for CUDA (and transformers, for `decode`), and of CUDA's tools
-# compute-sanitizer and ncu for `sanitizer` and `counts`.
+# fetched or built. Needs the driver, a Python with torch for CUDA (for `python` and `decode` transformers, too, and pytest),
+# and of CUDA's tools compute-sanitizer and ncu for `sanitizer` and `counts`.
 #
-#     bash gpu_run.sh [tests] [attention] [decode] [sanitizer] [counts]     by default all, about five minutes
+#     bash gpu_run.sh [tests] [python] [attention] [decode] [sanitizer] [counts]     by default all, about four minutes
 set -uo pipefail
 cd "$(dirname "$0")"
 export PYTHONPATH="$PWD/site" PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore LOWKV_TEST_DEVICE=own
@@ -11,7 +11,7 @@ out=${OUT:-$PWD}
 failed=0
 part() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 try() { "$@" || { failed=1; echo "FAILED: $*"; }; }
-parts=${*:-tests attention decode sanitizer counts}
+parts=${*:-tests python attention decode sanitizer counts}
 
 part "machine"
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
@@ -21,6 +21,10 @@ if [[ $parts == *tests* ]]; then
         part "test_gpu_$name"
         try timeout 120 "./test_gpu_$name"
     done
+fi
+if [[ $parts == *python* ]]; then
+    part "models on the GPU, their caches there"
+    try timeout 120 python3 -m pytest -q -p no:cacheprovider test_gpu.py
 fi
 if [[ $parts == *attention* ]]; then
     part "attention beside torch's"

@@ -107,7 +107,11 @@ def page(date, records, folder):
             continue
         text = (folder / f"{step.name}.txt").read_text().rstrip().splitlines()
         where = f"[output]({date}/{step.name}.txt), [log]({date}/{step.name}.log)"
-        lines += ["", f"## {step.title}", "", f"`{shown(step)}`: {records[step.name]['seconds']} s, {where}.", ""]
+        its = records[step.name]
+        lines += ["", f"## {step.title}", "", f"`{shown(step)}`: {its['seconds']} s from {its['begun']}, {where}.", ""]
+        shared = [list(pair) for pair in last["machine"]]
+        if others := [" ".join(pair) for pair in its["machine"] if list(pair) not in shared]:
+            lines += [f"Not as above: {'; '.join(others)}.", ""]
         table = [line for line in text if line.startswith("|")]
         lines += table[:45] if table else ["```text", *(line.rstrip() for line in text[:45]), "```"]
     return "\n".join(lines) + "\n"

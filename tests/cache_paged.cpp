@@ -440,8 +440,10 @@ class Fuzz {
                 const auto rows = [&](const Row& row) {
                     return Rows{row.data(), RowType::f32, case_.shape.head_dim, channels()};
                 };
-                device.write_rows(*plan_, Part::keys, exact.data(), t, 1, rows(token.key));
-                device.write_rows(*plan_, Part::values, exact.data(), t, 1, rows(token.value));
+                const std::array to{BlockRows<std::byte>{exact.data(), t, 1}};
+                Executor& executor = serial_executor();
+                device.write_rows(*plan_, Part::keys, to, rows(token.key), executor);
+                device.write_rows(*plan_, Part::values, to, rows(token.value), executor);
             }
             const BlockCopy copy{exact.data(), packed.data(),
                                  before != nullptr ? stats_from.data() : nullptr};
@@ -474,8 +476,9 @@ class Fuzz {
                 token.value.resize(channels());
                 const RowsOut k{token.key.data(), case_.shape.head_dim, channels()};
                 const RowsOut v{token.value.data(), case_.shape.head_dim, channels()};
-                device.read_rows(*f32, Part::keys, floats.data(), t, 1, k);
-                device.read_rows(*f32, Part::values, floats.data(), t, 1, v);
+                const std::array from{BlockRows<const std::byte>{floats.data(), t, 1}};
+                device.read_rows(*f32, Part::keys, from, k, serial_executor());
+                device.read_rows(*f32, Part::values, from, v, serial_executor());
             }
         }
         return out;

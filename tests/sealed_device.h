@@ -53,15 +53,15 @@ class SealedDevice : public Device {
         const Open open(*this);
         cpu_.clear(to, bytes);
     }
-    void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
-                    std::uint32_t count, const Rows& rows) noexcept override {
+    void write_rows(const Plan& plan, Part part, std::span<const BlockRows<std::byte>> to,
+                    const Rows& rows, Executor& executor) noexcept override {
         const Open open(*this);
-        cpu_.write_rows(plan, part, block, first, count, rows);
+        cpu_.write_rows(plan, part, to, rows, executor);
     }
-    void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
-                   std::uint32_t count, const RowsOut& rows) const noexcept override {
+    void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
+                   const RowsOut& rows, Executor& executor) const noexcept override {
         const Open open(*this);
-        cpu_.read_rows(plan, part, block, first, count, rows);
+        cpu_.read_rows(plan, part, from, rows, executor);
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
         const Open open(*this);

@@ -232,10 +232,6 @@ int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
     return in_turn([&] { return cudaMemsetAsync(place(to, at), 0, bytes, stream_); });
 }
 
-int Queue::do_finish() noexcept {
-    return in_turn([&] { return cudaStreamSynchronize(stream_); });
-}
-
 int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
                   std::span<const devices::Argument> arguments) noexcept {
     void* values[most_arguments] = {};

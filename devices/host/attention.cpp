@@ -93,10 +93,6 @@ class Launch {
             }
             if (first == tasks_.size())  // no cell at all: zeros
                 tasks_.push_back({sequence, row, its_rows, 0, 0, 0, chunk});
-            // Tensor cores begin with rows, which take longest for what they are.
-            if (tensor_ != nullptr)
-                std::stable_partition(tasks_.begin() + first, tasks_.end(),
-                                      [](const lowkv_task& task) { return task.packed == 0; });
             chunks_.push_back({first, number(tasks_.size()) - first});
         }
     }
@@ -121,7 +117,7 @@ class Launch {
         const Handle device_results = state_.results.of(queue, results * sizeof(float));
         if (tensor_ != nullptr)
             launch_tensor(state_,
-                          {*tensor_, d_, kv_heads, number(tasks_.size()), number(chunks_.size()),
+                          {*tensor_, d_, kv_heads, number(chunks_.size()), shares_, first_share_,
                            plan_buffer_, words_buffer_, numbers_buffer_, partial});
         else
             attend_by_tiles(partial);
@@ -176,7 +172,7 @@ class Launch {
     State& state_;
     const Plan& plan_;
     const AttentionParams& params_;
-    std::uint32_t d_, task_rows_, queries_ = 0;
+    std::uint32_t d_, task_rows_, queries_ = 0, shares_ = 0, first_share_ = 0;
     bool reached_;
     const lowkv_tensor* tensor_;
     std::vector<Slice> slices_;
@@ -329,6 +325,12 @@ class Launch {
         call.sequences = add_words(sequences_);
         call.tasks = add_words(tasks_);
         call.chunks = add_words(chunks_);
+        if (tensor_ != nullptr) {
+            const std::vector<lowkv_share> shares = share_out(
+                tasks_, chunks_, plan_.shape().kv_heads, state_.queue.tensor().processors);
+            shares_ = number(shares.size());
+            first_share_ = add_words(shares);
+        }
         const std::uint32_t fetches = add_words(numbers_.fetches());
         std::memcpy(words_.data(), &call, sizeof call);
         words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words_));

@@ -9,6 +9,8 @@
 #include "cpu/rows.h"
 #include "lowkv/part.h"
 #include "quantizers/sorted/sorted_part.h"
+#include "round.h"
+#include "row_runs.h"
 #include "state.h"
 
 namespace lowkv::devices {
@@ -93,62 +95,51 @@ class KernelDevice final : public Device {
 
     // ---- exact blocks ----
 
-    void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
-                    std::uint32_t count, const Rows& rows) noexcept override {
-        if (const Whose whose = state_->queue.whose(rows.data); whose != Whose::hosts) {
-            const std::scoped_lock lock(state_->mutex);
-            if (whose == Whose::others)
-                return state_->queue.fail("taking rows, which are in another device's memory");
-            const Handle its = state_->try_plan(plan);
-            launch_rows(plan, its, part, state_->memory.address(block), first, count, rows);
-            return;
-        }
-        each_turn(plan, block, count,
-                  [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
-                      count_saturated(cpu::store_values(plan.kernels(), state_->staging.data(),
-                                                        row_shape(plan), 0, tokens,
-                                                        cache::rows_from(rows, from)));
-                      const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
-                      state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
-                                          elements * cache::bytes_of(plan.rows()));
-                      launch_rows(plan, its, part, at, first + from, tokens,
-                                  {state_->device_staging.get(), plan.rows(), plan.shape().head_dim,
-                                   plan.shape().channels()});
-                  });
+    void write_rows(const Plan& plan, Part part, std::span<const BlockRows<std::byte>> to,
+                    const Rows& rows, Executor&) noexcept override {
+        const auto write = [&](Handle its, const RowRuns& runs, bool staged) {
+            Rows from = rows;
+            if (staged) {
+                runs.each([&](std::uint32_t first, std::uint32_t count, std::size_t at) {
+                    count_saturated(cpu::store_values(plan.kernels(), state_->staging.data(),
+                                                      row_shape(plan), first, count,
+                                                      cache::rows_at(rows, at)));
+                });
+                state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
+                                    runs.tokens * row_bytes(plan));
+                from = {state_->device_staging.get(), plan.rows(), plan.shape().head_dim,
+                        plan.shape().channels()};
+            }
+            state_->queue.launch(Kernel::write_rows,
+                                 grid_of(runs.longest * plan.shape().channels(), runs.count),
+                                 state_->memory.all(), its, number_of(part), runs.runs, from.data,
+                                 static_cast<std::uint32_t>(from.type),
+                                 std::uint64_t{from.token_stride}, std::uint64_t{from.head_stride});
+        };
+        each_rows(plan, to, rows.data, rows.token_stride, write);
     }
     // Zeros, where the device has failed.
-    void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
-                   std::uint32_t count, const RowsOut& rows) const noexcept override {
-        const auto launch = [&](Handle its, std::uint32_t at, std::uint32_t from,
-                                std::uint32_t tokens, const RowsOut& to) {
-            state_->queue.launch(
-                Kernel::read_rows, grid_of(std::size_t{tokens} * plan.shape().channels()),
-                state_->memory.all(), its, number_of(part), at, from, tokens, to.data,
-                std::uint64_t{to.token_stride}, std::uint64_t{to.head_stride});
-        };
-        if (const Whose whose = state_->queue.whose(rows.data); whose != Whose::hosts) {
-            const std::scoped_lock lock(state_->mutex);
-            if (whose == Whose::others)
-                return state_->queue.fail("giving rows, to another device's memory");
-            const Handle its = state_->try_plan(plan);
-            return launch(its, state_->memory.address(block), first, count, rows);
-        }
-        each_turn(
-            plan, block, count,
-            [&](Handle its, std::uint32_t at, std::uint32_t from, std::uint32_t tokens) {
-                const std::size_t elements = std::size_t{tokens} * plan.shape().channels();
-                const std::size_t bytes = elements * cache::bytes_of(plan.rows());
-                launch(
-                    its, at, first + from, tokens,
-                    {state_->device_staging.get(), plan.shape().head_dim, plan.shape().channels()});
-                state_->queue.read(state_->staging.data(), state_->device_staging.get(), 0, bytes);
-                if (state_->queue.failed())
-                    std::fill_n(state_->staging.begin(), bytes, std::byte{0});
-                RowsOut to = rows;
-                to.data = static_cast<std::byte*>(rows.data) +
-                          from * rows.token_stride * cache::bytes_of(plan.rows());
-                cpu::load_values(state_->staging.data(), row_shape(plan), 0, tokens, to);
+    void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
+                   const RowsOut& rows, Executor&) const noexcept override {
+        const auto read = [&](Handle its, const RowRuns& runs, bool staged) {
+            const std::size_t steps = ceil_div<std::size_t>(runs.longest, LOWKV_READ_TOKENS);
+            RowsOut to = rows;
+            if (staged)
+                to = {state_->device_staging.get(), plan.shape().head_dim, plan.shape().channels()};
+            state_->queue.launch(Kernel::read_rows,
+                                 grid_of(steps * plan.shape().channels(), runs.count),
+                                 state_->memory.all(), its, number_of(part), runs.runs, to.data,
+                                 std::uint64_t{to.token_stride}, std::uint64_t{to.head_stride});
+            if (!staged) return;
+            const std::size_t bytes = runs.tokens * row_bytes(plan);
+            state_->queue.read(state_->staging.data(), to.data, 0, bytes);
+            if (state_->queue.failed()) std::fill_n(state_->staging.begin(), bytes, std::byte{0});
+            runs.each([&](std::uint32_t first, std::uint32_t count, std::size_t at) {
+                cpu::load_values(state_->staging.data(), row_shape(plan), first, count,
+                                 cache::rows_at(rows, plan.rows(), at));
             });
+        };
+        each_rows(plan, from, rows.data, rows.token_stride, read);
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
         const std::scoped_lock lock(state_->mutex);
@@ -234,29 +225,23 @@ class KernelDevice final : public Device {
     static std::size_t elements_of(const Plan& plan) noexcept {
         return std::size_t{plan.block_tokens()} * plan.shape().channels();
     }
-
-    // Writes rows that are in the device's memory.
-    void launch_rows(const Plan& plan, Handle its, Part part, std::uint32_t block,
-                     std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
-        state_->queue.launch(Kernel::write_rows,
-                             grid_of(std::size_t{count} * plan.shape().channels()),
-                             state_->memory.all(), its, number_of(part), block, first, count,
-                             rows.data, static_cast<std::uint32_t>(rows.type),
-                             std::uint64_t{rows.token_stride}, std::uint64_t{rows.head_stride});
+    static std::size_t row_bytes(const Plan& plan) noexcept {
+        return cache::bytes_of(plan.rows()) * plan.shape().channels();
     }
 
-    // Calls f(plan, block's address, first token, tokens) for as many rows as the staging memory
-    // holds at a time.
-    template <class F>
-    void each_turn(const Plan& plan, const std::byte* block, std::uint32_t count,
-                   F f) const noexcept {
+    // Calls f(plan, runs, whether they are in the staging memory) for some runs at a time.
+    template <class Byte, class F>
+    void each_rows(const Plan& plan, std::span<const BlockRows<Byte>> blocks, const void* data,
+                   std::size_t token_stride, F f) const noexcept {
+        const Whose whose = state_->queue.whose(data);
         const std::scoped_lock lock(state_->mutex);
+        if (whose == Whose::others)
+            return state_->queue.fail("moving rows, which are in another device's memory");
         const Handle its = state_->try_plan(plan);
-        const std::uint32_t at = state_->memory.address(block);
-        const auto most = static_cast<std::uint32_t>(
-            state_->staging.size() / (cache::bytes_of(plan.rows()) * plan.shape().channels()));
-        for (std::uint32_t first = 0; first < count; first += most)
-            f(its, at, first, std::min(most, count - first));
+        const bool staged = whose == Whose::hosts;
+        each_launch(state_->memory, plan, blocks, token_stride,
+                    staged ? state_->staging.size() / row_bytes(plan) : 0,
+                    [&](const RowRuns& runs) { f(its, runs, staged); });
     }
 
     // A part of some blocks, in a launch.
@@ -338,8 +323,8 @@ class KernelDevice final : public Device {
         launch(Kernel::pack_sorted, grid_of(shape.head_bytes, heads));
     }
 
-    // Calls f(batch) for some blocks at a time, and waits: what fails is to be known while the
-    // blocks are still there in their old state.
+    // Calls f(batch) for some blocks at a time. Nothing is waited for, also where the old blocks
+    // are given up after it: of a device that has failed no memory is relied on (Queue::check()).
     template <class F>
     void each_batch(const Plan& plan, std::span<const BlockCopy> blocks, F f) const {
         check(plan);
@@ -360,7 +345,6 @@ class KernelDevice final : public Device {
             for (const std::uint32_t part : {0u, 1u})
                 f(Batch{known.buffer.get(), part, known.description.parts[part], some, words});
         }
-        state.queue.finish();
         state.queue.check();
     }
 };

@@ -1,7 +1,9 @@
 #pragma once
 // A plan in the kernels' words.
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -42,11 +44,16 @@ lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
 std::vector<std::uint32_t> tensor_tables(const Plan& plan, const lowkv_part (&parts)[2],
                                          const lowkv_tensor& tensor);
 
-// Lays queries out and attends: `tasks` of `chunks`, whose words and numbers are on the device, to
-// `partial`. Throws Error(device_failed).
+// The work of a call for at most so many groups, as evenly as tasks allow.
+std::vector<lowkv_share> share_out(std::span<const lowkv_task> tasks,
+                                   std::span<const lowkv_chunk> chunks, std::uint32_t kv_heads,
+                                   std::size_t groups);
+
+// Lays queries out and attends: the tasks of `chunks` in `shares`, which are on the device from
+// word `first_share` on, as are all words and numbers, to `partial`. Throws Error(device_failed).
 struct TensorCall {
     const lowkv_tensor& tensor;
-    std::uint32_t head_dim, kv_heads, tasks, chunks;
+    std::uint32_t head_dim, kv_heads, chunks, shares, first_share;
     Handle plan, words, numbers, partial;
 };
 void launch_tensor(State& state, const TensorCall& call);

@@ -120,7 +120,6 @@ class Queue {
     void clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
         if (bytes != 0 && !failed()) keep(do_clear(to, at, bytes), "clearing its memory");
     }
-    void finish() noexcept { keep(do_finish(), "finishing"); }
 
     // With the cache's memory as the kernel's first arguments.
     template <class... Args>
@@ -168,7 +167,6 @@ class Queue {
     virtual int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
                         std::size_t bytes) noexcept = 0;
     virtual int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept = 0;
-    virtual int do_finish() noexcept = 0;
     // For messages: a status that is not 0, and what helps after it.
     virtual std::string told(int status) const;
     virtual std::string remedy(int /*status*/) const { return "make a new device and store"; }

@@ -251,6 +251,41 @@ std::vector<std::uint32_t> tensor_tables(const Plan& plan, const lowkv_part (&pa
     return words;
 }
 
+std::vector<lowkv_share> share_out(std::span<const lowkv_task> tasks,
+                                   std::span<const lowkv_chunk> chunks, std::uint32_t kv_heads,
+                                   std::size_t groups) {
+    // In times that a group's warps take some cells each; to begin and to end a task takes one,
+    // too.
+    const auto cost = [](const lowkv_task& task) {
+        const std::uint32_t cells =
+            LOWKV_TENSOR_WARPS * (task.packed != 0 ? LOWKV_TENSOR_CELLS : 32);
+        return std::size_t{(task.last_cell - task.first_cell + cells - 1) / cells + 1};
+    };
+    std::size_t all = 0, largest = 0;
+    for (const lowkv_task& task : tasks) {
+        all += kv_heads * cost(task);
+        largest = std::max(largest, cost(task));
+    }
+    std::vector<lowkv_share> shares;
+    for (std::size_t most = std::max(largest, (all + groups - 1) / groups);;
+         most += 1 + most / 32) {
+        shares.clear();
+        std::size_t taken = most;
+        for (const lowkv_chunk& chunk : chunks)
+            for (std::uint32_t head = 0; head < kv_heads; ++head)
+                for (std::uint32_t t = 0; t < chunk.tasks; ++t) {
+                    const std::size_t its = cost(tasks[chunk.first_task + t]);
+                    if (taken + its > most) {
+                        shares.push_back({chunk.first_task + t, head, 0});
+                        taken = 0;
+                    }
+                    taken += its;
+                    ++shares.back().items;
+                }
+        if (shares.size() <= groups) return shares;
+    }
+}
+
 void launch_tensor(State& state, const TensorCall& call) {
     Queue& queue = state.queue;
     const Tensor& device = queue.tensor();
@@ -261,12 +296,11 @@ void launch_tensor(State& state, const TensorCall& call) {
     const Handle laid = state.laid.of(queue, heads * TENSOR_LAID_BYTES(call.head_dim));
     queue.launch(Kernel::tensor_lay, {64, call.chunks, call.kv_heads, LOWKV_TENSOR_ROWS}, memories,
                  call.tensor, call.plan, call.words, call.numbers, laid);
-    const std::size_t items = std::size_t{call.tasks} * call.kv_heads;
-    const Grid grid{LOWKV_TENSOR_WARPS * std::size_t{32},
-                    std::min<std::size_t>(items, device.processors), 1, 1,
+    const Grid grid{LOWKV_TENSOR_WARPS * std::size_t{32}, call.shares, 1, 1,
                     lowkv_tensor_shared(call.tensor, device.wide ? 1 : 0)};
     queue.launch(tensor_kernel(call.tensor, call.head_dim, device.wide), grid, memories,
-                 call.tensor, call.plan, call.words, call.numbers, laid, call.tasks, call.partial);
+                 call.tensor, call.plan, call.words, call.numbers, laid, call.first_share,
+                 call.partial);
 }
 
 }  // namespace lowkv::devices

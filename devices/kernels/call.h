@@ -19,6 +19,21 @@ typedef struct {
     uint32_t low, high;
 } lowkv_wide;
 
+// Tokens [first, first + count) of a block, and where the first one's row is, in elements.
+typedef struct {
+    uint32_t block;
+    uint16_t first, count;
+    lowkv_wide at;
+} lowkv_run;
+
+// Those of a launch: with a kernel's other arguments less than the 1024 bytes that OpenCL assures.
+#define LOWKV_RUNS 48u
+typedef struct {
+    lowkv_run its[LOWKV_RUNS];
+} lowkv_runs;
+// Tokens of a channel that an item reads: keys have them side by side.
+#define LOWKV_READ_TOKENS 8u
+
 // A sequence's queries of a call. What is in the call's tables is in words.
 typedef struct {
     uint32_t heads, tokens;  // queries: tokens [first_token, first_token + tokens) of all

@@ -12,7 +12,9 @@ KERNEL(decode, 64)
         store_half(to, part->rows, i, ((GLOBAL const uint16_t*)(from + part->packed_at))[i]);
         return;
     }
-    const uint32_t channel = i % channels, token = i / channels;
+    // In the order of what is written: neighbours write side by side.
+    const uint32_t channel = part->keys ? i / part->tokens : i % channels;
+    const uint32_t token = part->keys ? i % part->tokens : i / channels;
     const float value = stored_value(part, section_of(part, from, channel / part->head_dim),
                                      channel % part->head_dim, token);
     store_half(to, part->rows, exact_index(part, channel, token), lowkv_f32_to_f16(value));

@@ -1,8 +1,6 @@
 // The end of attention, what the tasks of some rows have come to (attend.h) becomes their output;
 // and its beginning, a call's numbers where they are not the host's.
 
-FN uint64_t wide_of(lowkv_wide x) { return (uint64_t)x.high << 32 | x.low; }
-
 // A chunk's rows from its tasks' results: a group a chunk, a kv head and a row. results: by query
 // the output, then the logarithm of the softmax's denominator; or they are where a caller wants
 // them.
@@ -10,6 +8,7 @@ KERNEL(join, 64)
 (GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
  GLOBAL const float* partial, GLOBAL float* results) {
     SHARED(float, stored, LOWKV_MOST_CHANNELS);
+    SHARED(float, plain, LOWKV_MOST_CHANNELS);
     SHARED(float, tops, 64);
     SHARED(float, totals, 64);
     SHARED(float, factors, 64);
@@ -24,6 +23,7 @@ KERNEL(join, 64)
         partial +
         ((size_t)(chunk.first_task * a.keys->kv_heads + a.kv_head) * call->rows + row) * (d + 2);
     const size_t stride = (size_t)a.keys->kv_heads * call->rows * (d + 2);
+    const uint32_t items = chunk.tasks < 64 ? chunk.tasks : 64;  // that have a task
     const float sink = call->sinks == LOWKV_NOWHERE
                            ? -INFINITY
                            : numbers[call->sinks + head_of(a, first.first_row + row)];
@@ -32,7 +32,7 @@ KERNEL(join, 64)
     for (uint32_t t = item; t < chunk.tasks; t += 64) top = fmax(top, parts[t * stride + d]);
     tops[item] = top;
     BARRIER();
-    for (uint32_t i = 0; i < 64; ++i) top = fmax(top, tops[i]);
+    for (uint32_t i = 0; i < items; ++i) top = fmax(top, tops[i]);
     float total = 0.0f;
     for (uint32_t t = item; t < chunk.tasks; t += 64)
         if (parts[t * stride + d] != -INFINITY)
@@ -40,7 +40,7 @@ KERNEL(join, 64)
     totals[item] = total;
     BARRIER();
     total = sink == -INFINITY ? 0.0f : EXP(sink - top);
-    for (uint32_t i = 0; i < 64; ++i) total += totals[i];
+    for (uint32_t i = 0; i < items; ++i) total += totals[i];
     const float share = total > 0.0f ? 1.0f / total : 0.0f;
     const uint32_t token = token_of(a, first.first_row + row);
     const uint32_t head = head_of(a, first.first_row + row);
@@ -55,7 +55,7 @@ KERNEL(join, 64)
             log_to = (GLOBAL float*)(size_t)wide_of(a.sequence->lse) +
                      (size_t)token * a.sequence->heads + head;
     }
-    for (uint32_t c = item; c < d; c += 64) to[c] = stored[c] = 0.0f;
+    for (uint32_t c = item; c < d; c += 64) plain[c] = stored[c] = 0.0f;
     for (uint32_t from = 0; from < chunk.tasks; from += 64) {
         const uint32_t count = chunk.tasks - from < 64 ? chunk.tasks - from : 64;
         BARRIER();
@@ -72,14 +72,14 @@ KERNEL(join, 64)
                 packed_sum += packed[t] ? x : 0.0f;
                 exact_sum += packed[t] ? 0.0f : x;
             }
-            to[c] += exact_sum;
+            plain[c] += exact_sum;
             stored[c] += packed_sum;
         }
     }
     if (item == 0 && log_to) *log_to = total > 0.0f ? top + LOG(total) : -INFINITY;
     BARRIER();
     if (a.values->by_token) rotate_channels(a.values, plan, stored, 1);
-    for (uint32_t c = item; c < d; c += 64) to[c] += stored[c];
+    for (uint32_t c = item; c < d; c += 64) to[c] = plain[c] + stored[c];
 }
 
 // ---- what a caller has in the device's memory itself (Queue::whose()), outside the cache's ----

@@ -7,6 +7,8 @@ FN GLOBAL const float* table_of(GLOBAL const uint32_t* plan, uint32_t at) {
     return (GLOBAL const float*)(plan + at);
 }
 
+FN uint64_t wide_of(lowkv_wide x) { return (uint64_t)x.high << 32 | x.low; }
+
 FN float bf16_to_f32(uint16_t bits) { return LOWKV_FLOAT((int32_t)((uint32_t)bits << 16)); }
 
 // Half to even; a NaN stays one.
@@ -73,19 +75,26 @@ FN uint32_t exact_index(GLOBAL const lowkv_part* part, uint32_t channel, uint32_
                       : lowkv_exact_value(channels_of(part), channel, token);
 }
 
-// Rows of any type, by strides in elements, to tokens [first, first + count).
+// Where a row of a run has a head's first channel.
+FN uint64_t row_at(lowkv_run run, uint32_t token, uint32_t head, uint64_t token_stride,
+                   uint64_t head_stride) {
+    return wide_of(run.at) + token * token_stride + head * head_stride;
+}
+
+// Rows of any type, by strides in elements, to runs of tokens.
 KERNEL(write_rows, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first,
- uint32_t count, GLOBAL const uint8_t* rows, uint32_t type, uint64_t token_stride,
- uint64_t head_stride) {
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, const lowkv_runs runs,
+ GLOBAL const uint8_t* rows, uint32_t type, uint64_t token_stride, uint64_t head_stride) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
+    const lowkv_run run = runs.its[GROUP(1)];
     const uint32_t channels = channels_of(part), i = NUMBER;
-    if (i >= count * channels) return;
+    if (i >= run.count * channels) return;
     const uint32_t channel = i % channels, token = i / channels;
     GLOBAL const uint8_t* from =
-        rows + (token * token_stride + channel / part->head_dim * head_stride) * bytes_of_row(type);
-    GLOBAL uint8_t* to = AT(block) + part->exact_at;
-    const uint32_t at = exact_index(part, channel, first + token);
+        rows + row_at(run, token, channel / part->head_dim, token_stride, head_stride) *
+                   bytes_of_row(type);
+    GLOBAL uint8_t* to = AT(run.block) + part->exact_at;
+    const uint32_t at = exact_index(part, channel, run.first + token);
     if (type == part->rows)
         copy_element(to, at, from, channel % part->head_dim, type);
     else
@@ -93,18 +102,21 @@ KERNEL(write_rows, 64)
     limit_element(to, part->rows, at);
 }
 
-// To rows of the plan's type, by strides in elements.
+// The same out of them, to rows of the plan's type.
 KERNEL(read_rows, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first,
- uint32_t count, GLOBAL uint8_t* rows, uint64_t token_stride, uint64_t head_stride) {
+(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, const lowkv_runs runs, GLOBAL uint8_t* rows,
+ uint64_t token_stride, uint64_t head_stride) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const uint32_t channels = channels_of(part), i = NUMBER;
-    if (i >= count * channels) return;
-    const uint32_t channel = i % channels, token = i / channels;
-    GLOBAL uint8_t* to = rows + (token * token_stride + channel / part->head_dim * head_stride) *
-                                    bytes_of_row(part->rows);
-    copy_element(to, channel % part->head_dim, AT(block) + part->exact_at,
-                 exact_index(part, channel, first + token), part->rows);
+    const lowkv_run run = runs.its[GROUP(1)];
+    const uint32_t channels = channels_of(part), channel = NUMBER % channels;
+    const uint32_t first = NUMBER / channels * LOWKV_READ_TOKENS;
+    for (uint32_t token = first; token < run.count && token < first + LOWKV_READ_TOKENS; ++token) {
+        GLOBAL uint8_t* to =
+            rows + row_at(run, token, channel / part->head_dim, token_stride, head_stride) *
+                       bytes_of_row(part->rows);
+        copy_element(to, channel % part->head_dim, AT(run.block) + part->exact_at,
+                     exact_index(part, channel, run.first + token), part->rows);
+    }
 }
 
 // Zeros tokens `first` and after.

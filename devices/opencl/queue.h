@@ -50,7 +50,6 @@ class Queue final : public devices::Queue {
     int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
                 std::size_t bytes) noexcept override;
     int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept override;
-    int do_finish() noexcept override { return clFinish(queue_.get()); }
     int do_run(devices::Kernel kernel, const devices::Grid& grid,
                std::span<const devices::Argument> arguments) noexcept override;
 };

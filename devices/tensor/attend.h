@@ -2,7 +2,8 @@
 // kv head's work for a group of warps; each takes 64 cells after the other of its share of them,
 // scores, weights and sums in its registers, and at the end the warps' results become one, where
 // devices/kernels/join.h finds it. Codes go from memory through a table or a mask into operands:
-// nothing is expanded. There are as many groups as processors: each takes every so many-th task.
+// nothing is expanded. There are at most as many groups as processors: each takes its share of
+// tasks, one after the other, and has the next one's blocks fetched while it ends one.
 //
 // WIDE: there is room for 32 copies of each table (shared.h).
 
@@ -16,6 +17,8 @@ struct forms_t {
     static constexpr uint32_t pattern = PATTERN;
     static constexpr int one_block = SHIFT >= 6;             // 64 cells are of one
     static constexpr int rows = KEYS == LOWKV_TENSOR_EXACT;  // of tasks that are not packed
+    // Cells that a warp takes at a time. Rows are few, and more warps have some.
+    static constexpr uint32_t cells = rows ? 32 : LOWKV_TENSOR_CELLS;
     MEMBER static uint32_t shift(const lowkv_tensor& tensor) {
         return SHIFT != 0 ? SHIFT : tensor.token_shift;
     }
@@ -51,7 +54,7 @@ FN void score(const lowkv_tensor& tensor, const warp_t& w, terms_t& terms, float
     } else if (form == LOWKV_TENSOR_EVEN_BY_TOKEN) {
         score_even_by_token<D>(tensor, w, s);
     } else {
-        score_exact<D>(w, s);
+        score_exact<D, F::cells / 32>(w, s);
     }
 }
 
@@ -91,7 +94,7 @@ FN void add(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell, const va
         if (bits == 4) add_even<4, D>(tensor, w, shift, v, s, sums);
         if (bits == 8) add_even<8, D>(tensor, w, shift, v, s, sums);
     } else {
-        add_exact<D>(w, cell, s, sums.out);
+        add_exact<D, F::cells / 32>(w, cell, s, sums.out);
     }
 }
 
@@ -149,10 +152,25 @@ FN void join_warps(float* slots, sums_t<D>& sums, float* top, float* total) {
     }
 }
 
-// Of one task and kv head.
+// A warp's cells of a task: as many as the others', or fewer.
+typedef struct {
+    uint32_t first, end;
+} range_t;
+template <class F>
+FN range_t cells_of_warp(const lowkv_task& task) {
+    const uint32_t warps = THREADS / 32;
+    const uint32_t tiles = (task.last_cell - task.first_cell + F::cells - 1) / F::cells;
+    const uint32_t each = (tiles + warps - 1) / warps, from = ITEM / 32 * each;
+    const uint32_t until = from + each < tiles ? from + each : tiles;
+    const range_t its = {task.first_cell + from * F::cells, task.first_cell + until * F::cells};
+    return its;
+}
+
+// Of one task and kv head. `following`: the first cell that the warp takes of the next task, whose
+// blocks are the same sequence's; LOWKV_NOWHERE: of another's.
 template <int WIDE, int D, class F>
 FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp_t w,
-                    uint32_t number, uint8_t* shared, GLOBAL float* partial) {
+                    uint32_t number, uint32_t following, uint8_t* shared, GLOBAL float* partial) {
     const uint32_t keys = F::keys(tensor), values = F::values(tensor);
     w.task.packed = !F::rows;
     const float scale = w.a.call->scale;
@@ -170,32 +188,25 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
     terms_t terms;
     terms.section = nullptr;
     const plain_t plain = plain_cells(w.a, w.task);
-    const uint32_t cells = w.task.last_cell - w.task.first_cell;
-    const uint32_t chunks = (cells + LOWKV_TENSOR_CELLS - 1) / LOWKV_TENSOR_CELLS;
-    const uint32_t warps = THREADS / 32, each = (chunks + warps - 1) / warps;
-    const uint32_t from = ITEM / 32 * each, until = from + each < chunks ? from + each : chunks;
-    uint32_t cell = w.task.first_cell + from * LOWKV_TENSOR_CELLS;
-    const uint32_t end = w.task.first_cell + until * LOWKV_TENSOR_CELLS;
-    addresses_t addresses = load_addresses<F>(tensor, w, cell);
-    NO_UNROLL for (; cell < end; cell += LOWKV_TENSOR_CELLS) {
+    const range_t range = cells_of_warp<F>(w.task);
+    addresses_t addresses = load_addresses<F>(tensor, w, range.first);
+    NO_UNROLL for (uint32_t cell = range.first; cell < range.end; cell += F::cells) {
         float s[4][4];
         UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = 0.0f;
         const int there = open_blocks<F>(memories, tensor, w, addresses, cell);
-        const int partly = w.absent[0] || w.absent[1];
         values_t<D> v;
         if (there) load_values<D, F>(tensor, w, v);
-        const uint32_t next = cell + LOWKV_TENSOR_CELLS;
-        if (next < end) addresses = load_addresses<F>(tensor, w, next);
+        const uint32_t next = cell + F::cells, ahead = next < range.end ? next : following;
+        if (ahead != LOWKV_NOWHERE) addresses = load_addresses<F>(tensor, w, ahead);
         if (there) score<WIDE, D, F>(tensor, w, terms, s);
-        if (w.task.packed && next < end) fetch_blocks<F>(memories, tensor, w, addresses, next);
-        if (__builtin_expect(partly, 0))
-            UNROLL for (uint32_t i = 0; i < 16; ++i) if (i < 8 ? w.absent[0] : w.absent[1])
-                s[i / 4][i % 4] = 0.0f;
+        if (!F::rows && ahead != LOWKV_NOWHERE)
+            fetch_blocks<F>(memories, tensor, w, addresses, ahead);
         if (__builtin_expect(cell < plain.from || next > plain.until, 0))
             mask_scores(w, number, cell, s);
         // The largest yet, and the values' scales: of the lane's own, until one is new.
         float now[2] = {top[0], top[1]}, share = sums.share;
-        UNROLL for (uint32_t i = 0; i < 16; ++i) now[i % 2] = fmaxf(now[i % 2], s[i / 4][i % 4]);
+        UNROLL for (uint32_t i = 0; i < F::cells / 4; ++i) now[i % 2] =
+            fmaxf(now[i % 2], s[i / 4][i % 4]);
         if (there && values == LOWKV_TENSOR_TABLE)
             share = fminf(share, 14.0f - log_above(largest_factor<D>(v)));
         if (there && values == LOWKV_TENSOR_EVEN)
@@ -215,16 +226,13 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
         }
         UNROLL for (uint32_t j = 0; j < 2; ++j) {
             const float top_2 = fused(top[j], LOG2_E, -sums.share);
-            UNROLL for (uint32_t i = j; i < 16; i += 2) {
+            UNROLL for (uint32_t i = j; i < F::cells / 4; i += 2) {
                 float* x = &s[i / 4][i % 4];
                 *x = power_of_two(fused(*x, LOG2_E, -top_2));
                 total[j] += *x;
             }
         }
         if (!there) continue;
-        if (__builtin_expect(partly, 0))
-            UNROLL for (uint32_t i = 0; i < 16; ++i) if (i < 8 ? w.absent[0] : w.absent[1])
-                s[i / 4][i % 4] = 0.0f;
         if (values == LOWKV_TENSOR_TABLE) UNROLL for (uint32_t i = 0; i < 8; ++i) {
                 const uint32_t two = v.factors[i / 2];
                 const float factor = i % 2 ? high_half(two) : low_half(two);
@@ -238,7 +246,7 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
         total[j] *= power_of_two(-sums.share);
         UNROLL for (uint32_t o = 4; o < 32; o *= 2) total[j] += other_lane(total[j], o);
     }
-    join_warps<D>((float*)shared, sums, top, total);
+    join_warps<D>((float*)(shared + TENSOR_SLOTS_AT(D)), sums, top, total);
     if (ITEM >= 32) return;
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         const uint32_t row = 2 * w.c + j;
@@ -259,14 +267,14 @@ FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp
 template <int D>
 SLOW void attend_exact_task(const memories_t& memories, const lowkv_tensor& tensor, const warp_t w,
                             uint32_t number, uint8_t* shared, GLOBAL float* partial) {
-    attend_task<0, D, exact_forms>(memories, tensor, w, number, shared, partial);
+    attend_task<0, D, exact_forms>(memories, tensor, w, number, LOWKV_NOWHERE, shared, partial);
 }
 
-// Of `tasks`, for all kv heads.
+// Of the group's share, `shares` words from the call's beginning.
 template <int WIDE, int D, class F>
-FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
+FN void attend_share(const memories_t& memories, const lowkv_tensor& tensor,
                      GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words,
-                     GLOBAL const float* numbers, GLOBAL const uint8_t* laid, uint32_t tasks,
+                     GLOBAL const float* numbers, GLOBAL const uint8_t* laid, uint32_t shares,
                      GLOBAL float* partial, uint8_t* shared) {
     warp_t w;
     w.laid = shared;
@@ -276,35 +284,55 @@ FN void attend_tasks(const memories_t& memories, const lowkv_tensor& tensor,
     w.c = ITEM % 4;
     fill_tables<WIDE>(plan, tensor, w.tables);
     const uint32_t kv_heads = part_of(plan, 0)->kv_heads;
-    NO_UNROLL for (uint32_t item = GROUP(0); item < tasks * kv_heads; item += gridDim.x) {
-        const uint32_t number = item / kv_heads;
+    const lowkv_share share = ((GLOBAL const lowkv_share*)(words + shares))[GROUP(0)];
+    uint32_t number = share.task, kv_head = share.kv_head;
+    GLOBAL const uint8_t* held = nullptr;  // whose queries are in shared memory
+    int held_packed = 0;
+    NO_UNROLL for (uint32_t left = share.items; left > 0; --left) {
         w.task = *task_of(words, number);
-        w.a = open_attention(plan, words, numbers, w.task.sequence, item % kv_heads);
+        const lowkv_chunk chunk = *chunk_of(words, w.task.chunk);
+        w.a = open_attention(plan, words, numbers, w.task.sequence, kv_head);
         w.blocks = w.a.sequence->blocks;
-        BARRIER();  // what was there before is done with
+        w.limit = w.task.last_cell;
+        const uint32_t mine = number, last = chunk.first_task + chunk.tasks - 1;
+        uint32_t following = LOWKV_NOWHERE;
+        if (number != last && left > 1) {
+            const lowkv_task next = *task_of(words, number + 1);
+            const range_t range = cells_of_warp<F>(next);
+            if (next.packed && range.first < range.end) following = range.first;
+            if (next.packed) w.limit = next.last_cell;
+        }
+        number = number != last ? number + 1 : kv_head + 1 < kv_heads ? chunk.first_task : last + 1;
         GLOBAL const uint8_t* its =
-            laid + ((size_t)w.task.chunk * kv_heads + w.a.kv_head) * TENSOR_LAID_BYTES(D);
-        if (w.task.packed && F::keys(tensor) != LOWKV_TENSOR_EXACT)
-            for (uint32_t i = ITEM; i < TENSOR_PLAIN_AT(D) / 16; i += THREADS)
-                ((uint4*)w.laid)[i] = ((GLOBAL const uint4*)its)[i];
-        else
-            copy_queries<D>(its, shared);
-        BARRIER();
+            laid + ((size_t)w.task.chunk * kv_heads + kv_head) * TENSOR_LAID_BYTES(D);
+        kv_head = mine != last ? kv_head : kv_head + 1 < kv_heads ? kv_head + 1 : 0;
+        const int packed = w.task.packed && F::keys(tensor) != LOWKV_TENSOR_EXACT;
+        if (!TENSOR_KEEPS_QUERIES(D) || held != its || held_packed != packed) {
+            BARRIER();  // what was there before is done with
+            if (packed)
+                for (uint32_t i = ITEM; i < TENSOR_PLAIN_AT(D) / 16; i += THREADS)
+                    ((uint4*)w.laid)[i] = ((GLOBAL const uint4*)its)[i];
+            else
+                copy_queries<D>(its, shared);
+            BARRIER();
+            held = its;
+            held_packed = packed;
+        }
         if (w.task.packed)
-            attend_task<WIDE, D, F>(memories, tensor, w, number, shared, partial);
+            attend_task<WIDE, D, F>(memories, tensor, w, mine, following, shared, partial);
         else
-            attend_exact_task<D>(memories, tensor, w, number, shared, partial);
+            attend_exact_task<D>(memories, tensor, w, mine, shared, partial);
     }
 }
 
 // Kernels: by the two sizes of shared memory for any plan, and some plans' own.
-#define TENSOR_KERNEL(name, wide, d, forms)                                                        \
-    TENSOR_ENTRY(name)                                                                             \
-    (const GRID_CONSTANT memories_t memories, const GRID_CONSTANT lowkv_tensor tensor,             \
-     GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,       \
-     GLOBAL const uint8_t* laid, uint32_t tasks, GLOBAL float* partial) {                          \
-        attend_tasks<wide, d, forms>(memories, tensor, plan, words, numbers, laid, tasks, partial, \
-                                     DYNAMIC_SHARED());                                            \
+#define TENSOR_KERNEL(name, wide, d, forms)                                                  \
+    TENSOR_ENTRY(name)                                                                       \
+    (const GRID_CONSTANT memories_t memories, const GRID_CONSTANT lowkv_tensor tensor,       \
+     GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers, \
+     GLOBAL const uint8_t* laid, uint32_t shares, GLOBAL float* partial) {                   \
+        attend_share<wide, d, forms>(memories, tensor, plan, words, numbers, laid, shares,   \
+                                     partial, DYNAMIC_SHARED());                             \
     }
 #define NO_TENSOR_KERNEL(name)                                                                 \
     TENSOR_ENTRY(name)                                                                         \

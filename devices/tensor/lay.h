@@ -36,7 +36,8 @@ FN float query_at(const attention_t& a, const lowkv_task& task, uint32_t row, ui
 // The power of two that brings the largest to [2^top, 2^(top + 1)), inverted.
 FN float find_norm(LOCAL const float* row, uint32_t d, int top) {
     float largest = 0.0f;
-    for (uint32_t i = 0; i < d; ++i) largest = fmaxf(largest, fabsf(row[i]));
+    for (uint32_t i = ITEM % 32; i < d; i += 32) largest = fmaxf(largest, fabsf(row[i]));
+    largest = largest_of_lanes(largest, 1);
     const int32_t exponent = (LOWKV_BITS(largest) >> 23) - 127 - top;
     const int32_t limited = exponent < -126 ? -126 : exponent > 126 ? 126 : exponent;
     return LOWKV_FLOAT((127 + limited) << 23);
@@ -55,6 +56,7 @@ FN void lay_row(const lowkv_tensor& tensor, LOCAL const float* row, uint32_t d, 
     const int even = terms || form == LOWKV_TENSOR_EVEN || form == LOWKV_TENSOR_EVEN_BY_TOKEN;
     // Even codes' scales, which are f16, are multiplied into their set.
     const float norm = find_norm(row, d, terms ? 9 : form == LOWKV_TENSOR_EVEN ? 2 : 12);
+    const float inverse = 1.0f / norm;  // a power of two, too
     if (ITEM == 0) ((GLOBAL float*)(laid + TENSOR_NORMS_AT))[terms * LOWKV_TENSOR_ROWS + g] = norm;
     GLOBAL uint32_t* to = (GLOBAL uint32_t*)(laid + TENSOR_SETS_AT) + terms * 4 * d;
     for (uint32_t n = ITEM; n < d / 16 * 4; n += 64) {
@@ -70,8 +72,8 @@ FN void lay_row(const lowkv_tensor& tensor, LOCAL const float* row, uint32_t d, 
                 const uint32_t first =
                     terms ? 16 * (piece.first_group + c) + 2 * (pair_of_terms(piece.product) + r)
                           : step_of_thread(piece, order, c, r);
-                split(row[first] / norm * factor,
-                      row[first + stride_of_pair(order)] / norm * factor, &word, &rest);
+                split(row[first] * inverse * factor,
+                      row[first + stride_of_pair(order)] * inverse * factor, &word, &rest);
             }
             words[r / 2] = word;
             words[TENSOR_REST * 4 * d + r / 2] = rest;

@@ -94,15 +94,26 @@ typedef struct {
 // a time. (12 warps with 168 registers each took as long, within 3 %.)
 #define LOWKV_TENSOR_WARPS 8u
 #define LOWKV_TENSOR_ROWS 8u
-// Cells that a warp takes at a time.
+// Cells that a warp takes at a time, of packed blocks.
 #define LOWKV_TENSOR_CELLS 64u
 
-// ---- queries as B of the products, of 8 rows and a kv head (lay.h), in bytes ----
+// NOLINTBEGIN(modernize-use-using)
+// A group's share of a call: a chunk has its kv heads one after the other, each with all tasks of
+// the chunk; so many of them from one on, into the next chunk too.
+typedef struct {
+    uint32_t task, kv_head, items;
+} lowkv_share;
+// NOLINTEND(modernize-use-using)
 
-#define TENSOR_NORMS_AT 0u                                    // f32: [2 sets][row]
-#define TENSOR_SUMS_AT (TENSOR_NORMS_AT + 64u)                // f32: [row][8]
-#define TENSOR_STATISTICS_AT (TENSOR_SUMS_AT + 256u)          // of sorted keys: up to 416
-#define TENSOR_SETS_AT (TENSOR_STATISTICS_AT + 448u)          // 4 sets of 16 bytes a channel
+// ---- queries as B of the products, of 8 rows and a kv head (lay.h), in bytes ----
+//
+// Sets are four, of 16 bytes a channel.
+
+#define TENSOR_NORMS_AT 0u                            // f32: [2 sets][row]
+#define TENSOR_SUMS_AT (TENSOR_NORMS_AT + 64u)        // f32: [row][8]
+#define TENSOR_STATISTICS_AT (TENSOR_SUMS_AT + 256u)  // of sorted keys
+#define TENSOR_STATISTICS_BYTES 512u                  // 416 at most; a multiple of 128
+#define TENSOR_SETS_AT (TENSOR_STATISTICS_AT + TENSOR_STATISTICS_BYTES)
 #define TENSOR_PLAIN_AT(d) (TENSOR_SETS_AT + 4u * 16u * (d))  // f32: [row][channel]
 #define TENSOR_LAID_BYTES(d) (TENSOR_PLAIN_AT(d) + 4u * LOWKV_TENSOR_ROWS * (d))
 
@@ -113,9 +124,13 @@ typedef struct {
 #define TENSOR_WEIGHTS_BYTES (LOWKV_TENSOR_ROWS * TENSOR_WEIGHTS_ROW)
 #define TENSOR_WEIGHTS_AT TENSOR_PLAIN_AT(256u)  // instead of plain queries
 
-// Tables begin behind these; and behind the warps' results of a task, which take the place of both
-// when all else is done with: of half the warps, head_dim / 4 sums and 4 numbers of each lane.
-#define TENSOR_RESULTS_BYTES(d) (LOWKV_TENSOR_WARPS / 2 * ((d) / 4 + 4) * 32 * 4)
+// Tables begin behind these; and behind the warps' results of a task, which take the weights' place
+// when all else is done with: slots of half the warps, head_dim / 4 sums and 4 numbers of each
+// lane. Queries that leave room for them are kept for the next task.
+#define TENSOR_SLOT_BYTES(d) (((d) / 4 + 4) * 32 * 4)
+#define TENSOR_RESULTS_BYTES(d) (LOWKV_TENSOR_WARPS / 2 * TENSOR_SLOT_BYTES(d))
+#define TENSOR_KEEPS_QUERIES(d) ((d) <= 128)
+#define TENSOR_SLOTS_AT(d) (TENSOR_KEEPS_QUERIES(d) ? TENSOR_PLAIN_AT(d) : 0u)
 #define TENSOR_FIVE_AT TENSOR_RESULTS_BYTES(256u)
 #define TENSOR_ONE_AT (TENSOR_FIVE_AT + 4096u)
 // Not WIDE, the others follow.

@@ -7,7 +7,10 @@
 // makes it, byte 0 the lane, and two tables share a line.
 
 static_assert(TENSOR_WEIGHTS_AT + LOWKV_TENSOR_WARPS * TENSOR_WEIGHTS_BYTES <= TENSOR_FIVE_AT);
-static_assert(TENSOR_ONE_AT + 128 * 128 + 1024 <= TENSOR_PAGE);    // 1024: where a GPU's begins
+static_assert(TENSOR_ONE_AT + 128 * 128 + 1024 <= TENSOR_PAGE);  // 1024: where a GPU's begins
+// The last slot to be read is the first one, while other warps have weights of the next task.
+static_assert(TENSOR_SLOTS_AT(128u) + TENSOR_SLOT_BYTES(128u) <= TENSOR_WEIGHTS_AT);
+static_assert(TENSOR_SLOTS_AT(128u) + TENSOR_RESULTS_BYTES(128u) <= TENSOR_FIVE_AT);
 static_assert(LOWKV_TENSOR_ROWS * (256 + 4) * 4 <= 4 * 16 * 256);  // plain queries in sets' place
 
 // Where lookups begin, for one lane.

@@ -23,6 +23,13 @@ FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uin
     GLOBAL const uint8_t* bytes = section + (row == 0 ? at.means : at.residuals + (row - 1) * D);
     const float row_scale =
         row == 0 ? 1.0f : low_half(load_half(section + at.row_scales + 2 * (row - 1)));
+    // All loads are on their way before one is waited for.
+    const uint32_t* statistics = (const uint32_t*)(w.laid + TENSOR_STATISTICS_AT);
+    uint32_t its_statistics[TENSOR_STATISTICS_BYTES / 128];
+    UNROLL for (uint32_t i = 0; i < TENSOR_STATISTICS_BYTES / 128; ++i) {
+        const uint32_t word = 32 * i + ITEM % 32;
+        its_statistics[i] = word < at.largest / 4 ? load_word(section + 4 * word) : 0;
+    }
     float sums[2][4] = {};
     UNROLL for (uint32_t quad = 0; quad < D / 64; ++quad) {
         // What a mean of the thread's unit of channels is worth.
@@ -38,10 +45,11 @@ FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uin
         multiply_terms(sums, its, q);
         multiply_terms(sums, its, q + 8);
     }
-    const uint32_t* statistics = (const uint32_t*)(w.laid + TENSOR_STATISTICS_AT);
     int alike = 1;
-    NO_UNROLL for (uint32_t i = ITEM % 32; i < at.largest / 4; i += 32) alike &=
-        statistics[i] == load_word(section + 4 * i);
+    UNROLL for (uint32_t i = 0; i < TENSOR_STATISTICS_BYTES / 128; ++i) {
+        const uint32_t word = 32 * i + ITEM % 32;
+        if (word < at.largest / 4) alike &= statistics[word] == its_statistics[i];
+    }
     terms.alike = !any_lane(!alike);
     UNROLL for (uint32_t j = 0; j < 2; ++j) {
         const float sum = (sums[0][j] + sums[1][2 + j]) * w.term_unit[j] * row_scale;
@@ -211,7 +219,7 @@ FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift
     uint32_t four[2];
     UNROLL for (uint32_t n = 0; n < 2; ++n) four[n] =
         load_half(scales + 32 * n) | load_half(scales + 32 * n + 2) << 16;
-    const float step = low_half(load_half(section + at.largest)) * (1.0f / 255.0f);
+    const uint32_t largest = load_half(section + at.largest);
     if constexpr (PATTERN != 0) {
         pattern_pieces<WIDE, D, PATTERN, 0, false> all;
         all.load(tensor, w, shift);
@@ -221,6 +229,7 @@ FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift
         score_pieces<WIDE, D>(tensor, w, s);
         if (terms.section != section) find_terms<D>(tensor, w, section, terms);
     }
+    const float step = low_half(largest) * (1.0f / 255.0f);
     UNROLL for (uint32_t n = 0; n < 2; ++n) UNROLL for (uint32_t k = 0; k < 4; ++k) {
         const float factor = (float)(four[n] >> 8 * k & 255u) * step;
         UNROLL for (uint32_t j = 0; j < 2; ++j) {

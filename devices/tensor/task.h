@@ -22,11 +22,10 @@ typedef struct {
     uint8_t* weights;  // the warp's
     tables_t tables;
     uint32_t g, c;
-    // Of 32 cells each: the head's packed sections or the blocks of rows, their first token there,
-    // whether there is a block.
+    uint32_t limit;  // of cells whose blocks' addresses are read
+    // Of 32 cells each: the head's packed sections or the blocks of rows, their first token there.
     GLOBAL const uint8_t *keys[2], *values[2];
     uint32_t token[2];
-    int absent[2];
     float unit[2], term_unit[2];  // what a product's share of a score is, of rows 2c and 2c + 1
 } warp_t;
 
@@ -34,6 +33,12 @@ FN uint32_t load_word(GLOBAL const uint8_t* from) { return *(GLOBAL const uint32
 FN uint32_t load_half(GLOBAL const uint8_t* from) { return *(GLOBAL const uint16_t*)from; }
 FN uint2 load_two(GLOBAL const uint8_t* from) { return *(GLOBAL const uint2*)from; }
 FN uint4 load_four_words(GLOBAL const uint8_t* from) { return *(GLOBAL const uint4*)from; }
+
+// The largest of all lanes that differ in bit `from` of their numbers, or those above it.
+FN float largest_of_lanes(float x, uint32_t from) {
+    UNROLL for (uint32_t o = from; o < 32; o *= 2) x = fmaxf(x, other_lane(x, o));
+    return x;
+}
 
 // Cells of which all rows see all, and whose scores are a product's share.
 typedef struct {
@@ -85,7 +90,7 @@ FN void mask_scores(const warp_t& w, uint32_t number, uint32_t cell, float s[4][
     UNROLL for (uint32_t i = 0; i < 16; ++i) s[i / 4][i % 4] = all.s[i];
 }
 
-// The addresses of the blocks of 64 cells, 32 each. F: as in attend.h.
+// The addresses of the blocks of 64 cells, 32 each; of rows there are 32. F: as in attend.h.
 typedef struct {
     uint32_t keys[2], values[2];
 } addresses_t;
@@ -94,13 +99,13 @@ typedef struct {
 template <class F>
 FN addresses_t load_addresses(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell) {
     addresses_t found = {{LOWKV_NOWHERE, LOWKV_NOWHERE}, {LOWKV_NOWHERE, LOWKV_NOWHERE}};
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {
+    UNROLL for (uint32_t n = 0; n < F::cells / 32; ++n) {
         const uint32_t its = cell + 32 * n;
-        if (n == 1 && !F::rows) {
+        if (n == 1) {
             found.keys[1] = found.keys[0];
             found.values[1] = found.values[0];
         }
-        if ((n == 1 && F::one_block) || its >= w.task.last_cell) continue;
+        if ((n == 1 && F::one_block) || its >= w.limit) continue;
         GLOBAL const uint32_t* at = w.a.words + (w.blocks + 2 * (its >> F::shift(tensor)));
         const uint2 both = load_two((GLOBAL const uint8_t*)at);
         found.keys[n] = both.x;
@@ -109,23 +114,14 @@ FN addresses_t load_addresses(const lowkv_tensor& tensor, const warp_t& w, uint3
     return found;
 }
 
-// Returns 0 if neither 32 cells have a block.
+// Returns 0 if there is no block: rows may have holes.
 template <class F>
 FN int open_blocks(const memories_t& memories, const lowkv_tensor& tensor, warp_t& w,
-                   addresses_t addresses, uint32_t cell) {
+                   const addresses_t& addresses, uint32_t cell) {
     const uint32_t mask = (1u << F::shift(tensor)) - 1;
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {
+    if (F::rows && addresses.keys[0] == LOWKV_NOWHERE) return 0;
+    UNROLL for (uint32_t n = 0; n < F::cells / 32; ++n) {
         w.token[n] = (cell + 32 * n) & mask;
-        w.absent[n] = F::rows && addresses.keys[n] == LOWKV_NOWHERE;
-    }
-    if (w.absent[0] && w.absent[1]) return 0;
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {  // something to read, of which nothing is used
-        if (!w.absent[n]) continue;
-        addresses.keys[n] = addresses.keys[1 - n];
-        addresses.values[n] = addresses.values[1 - n];
-        w.token[n] = w.token[1 - n];
-    }
-    UNROLL for (uint32_t n = 0; n < 2; ++n) {
         w.keys[n] = kept_address(section_in(memories, addresses.keys[n],
                                             behind_of(tensor.keys, w.task.packed, w.a.kv_head)));
         w.values[n] = kept_address(section_in(

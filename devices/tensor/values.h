@@ -19,12 +19,6 @@ struct values_t {
     row_t scales;         // of even codes: of group g, of the unit of 16 cells number c
 };
 
-// The largest of all lanes that differ in bit `from` of their numbers, or those above it.
-FN float largest_of_lanes(float x, uint32_t from) {
-    UNROLL for (uint32_t o = from; o < 32; o *= 2) x = fmaxf(x, other_lane(x, o));
-    return x;
-}
-
 // The logarithm, to base 2, of a power of two above x.
 FN float log_above(float x) {
     const int32_t exponent = (LOWKV_BITS(x) >> 23) - 126;

@@ -107,8 +107,9 @@ class Batch {
 
     // The queries of an attend(), or those of a host that attends to its tokens itself, before
     // pack(): see Sequence::update_query_stats(). [sequence][head][query][channel], f32.
+    // `weight`: of QueryRows.
     void update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
-                            std::uint32_t heads);
+                            std::uint32_t heads, std::uint32_t weight = 1);
     // The same of one sequence: in a padded batch, they have different numbers of queries. Throws
     // Error(invalid_argument) for a sequence that there is not.
     void update_query_stats(std::uint32_t sequence, const QueryRows& queries);

@@ -25,7 +25,12 @@
 
 namespace lowkv {
 
-class Device;  // device.h
+// device.h, batch.h
+class Device;
+template <class Byte>
+struct BlockRows;
+struct BatchRows;
+struct BatchRowsOut;
 
 namespace cache {
 struct Block;  // src/cache/block.h
@@ -282,28 +287,25 @@ class Sequence {
     static constexpr std::uint32_t first_packed = 0xFFFFFFFE;
     const std::byte* statistics(const std::shared_ptr<const Plan>& finer) const noexcept;
 
-    // What one sequence's part of a call reads.
-    struct Reading {
-        const Sequence* sequence;
-        RowsOut keys, values;
-    };
-
     void write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
                std::span<const std::int32_t> positions, Executor& executor);
-    void write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
-                   const std::int32_t* positions) noexcept;
     // Of one block: its rows, and what the sequence knows of them.
     std::uint32_t run_in_block(std::uint32_t cell, std::uint32_t count) const noexcept;
-    void store(Part part, std::uint32_t cell, std::uint32_t count, const Rows& rows) noexcept;
+    BlockRows<std::byte> run_at(std::uint32_t cell, std::uint32_t count,
+                                std::size_t at) const noexcept;
     void note_written(Part part, std::uint32_t cell, std::uint32_t count,
                       const std::int32_t* positions) noexcept;
     Rows floats(const float* rows, std::size_t row_stride) const noexcept;
     void read_row(Part part, std::uint32_t cell, float* row) const;
-    static void read(std::span<const Reading> readings, std::uint32_t first, std::uint32_t count,
-                     Executor& executor);
+    static void read(std::span<const Sequence> sequences, std::uint32_t first, std::uint32_t count,
+                     const BatchRowsOut& keys, const BatchRowsOut& values, Executor& executor);
     void check_cell(std::uint64_t cell) const;
     static void check_positions(std::span<const std::int32_t> positions, std::size_t tokens);
 
+    // To sequences of the same size: to all of them or, where it throws, to none.
+    static void append(std::span<Sequence> sequences, const BatchRows& keys,
+                       const BatchRows& values, std::uint32_t tokens,
+                       std::span<const std::int32_t> positions);
     // Blocks that rows appended to the sequence touch, added to `places`.
     void add_tail(std::uint32_t tokens, std::vector<Place>& places);
     // Makes them exact, unshared, free of stale cells and dispensable to a rollback. No cell before

@@ -44,6 +44,15 @@ struct BlockCopy {
     const float* queries = nullptr;
 };
 
+// Tokens [first, first + count) of an exact block, and where the first one's row is among a
+// caller's, in elements. Byte: const std::byte where the block is read only.
+template <class Byte>
+struct BlockRows {
+    Byte* block = nullptr;
+    std::uint32_t first = 0, count = 0;
+    std::size_t at = 0;
+};
+
 class Device {
   public:
     Device() = default;
@@ -78,14 +87,15 @@ class Device {
 
     // ---- exact blocks, laid out as Plan says ----
 
-    // Tokens [first, first + count); rows of the plan's type or another. What is stored is within
-    // f16's range, so that it reaches no sequence but its own: a NaN becomes 0, what is beyond
-    // +-65504 becomes that.
-    virtual void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
-                            std::uint32_t count, const Rows& rows) noexcept = 0;
+    // Rows of the plan's type or another. Of a token that is named twice the later row stays, if
+    // the executor has one thread. What is stored is within f16's range, so that it reaches no
+    // sequence but its own: a NaN becomes 0, what is beyond +-65504 becomes that.
+    virtual void write_rows(const Plan& plan, Part part, std::span<const BlockRows<std::byte>> to,
+                            const Rows& rows, Executor& executor) noexcept = 0;
     // Rows of the plan's type. A latent plan's values are the first channels of its keys.
-    virtual void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
-                           std::uint32_t count, const RowsOut& rows) const noexcept = 0;
+    virtual void read_rows(const Plan& plan, Part part,
+                           std::span<const BlockRows<const std::byte>> from, const RowsOut& rows,
+                           Executor& executor) const noexcept = 0;
     // Zeros keys and values of tokens `first` and after.
     virtual void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept = 0;
     // Keys, values and positions of tokens [from_first, from_first + count), or `count` times the

@@ -167,7 +167,9 @@ class PagedLayer {
     }
     std::vector<Run> runs_of(std::span<const std::int64_t> slots) const;
     void check_runs(std::span<const Run> runs) const;
-    void write_rows(Part part, std::byte* exact, const Run& run, Rows rows) const noexcept;
+    // The run's rows in each block.
+    void add_rows(std::byte* exact, const Run& run, std::size_t token_stride,
+                  std::vector<BlockRows<std::byte>>& to) const;
     void open(std::span<const Run> runs);
     template <class F>
     void each_piece(std::uint32_t number, Mark& mark, F f) const;

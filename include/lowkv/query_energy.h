@@ -18,6 +18,8 @@ struct QueryRows {
     const float* data = nullptr;
     std::size_t token_stride = 0, head_stride = 0;
     std::uint32_t tokens = 0, heads = 0;
+    // Tokens that each row stands for, as their root mean squares.
+    std::uint32_t weight = 1;
 };
 
 // What a QueryEnergy has collected, for images: restored, it goes on as if it had never been saved.

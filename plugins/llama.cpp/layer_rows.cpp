@@ -139,9 +139,10 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     }
     // A state's rows may lie at odd addresses.
     rows_.resize(bytes / sizeof rows_[0]);
-    device().read_rows(view.packed ? host : sequence.plan(), part,
-                       view.packed ? decoded_.data() : view.keys, at.row % plan().block_tokens(),
-                       at.run, {rows_.data(), shape_.head_dim, shape_.channels()});
+    const BlockRows<const std::byte> run{view.packed ? decoded_.data() : view.keys,
+                                         at.row % plan().block_tokens(), at.run};
+    device().read_rows(view.packed ? host : sequence.plan(), part, std::span(&run, 1),
+                       {rows_.data(), shape_.head_dim, shape_.channels()}, serial_executor());
     const std::uint32_t unit = at.row / groups.block();
     if (part == Part::keys && at.packed && moved_by(stream_index, unit) != 0) {
         std::vector<float> values(rows_.size());

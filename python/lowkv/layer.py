@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from lowkv import heap, saturation
+from lowkv import heap, rows_attention, saturation
 from lowkv._core import Batch, Error, Plan, RowType, Scheme, Store, read_image
 from lowkv.budget import Budget
 from lowkv.rows_attention import MASK, attend_to_rows, sequences_at_a_time, wants_decoded
@@ -248,11 +248,13 @@ class Layer(CacheLayerMixin):
     def _observe(self, query: torch.Tensor, real: torch.Tensor | None) -> None:
         """Padding is nobody's query: it must not weigh channels, nor end the collection."""
         if real is None or real.all():
-            self.rows.update_query_stats(_newest(query))
+            rows, tokens = _newest(query)
+            self.rows.update_query_stats(rows, None, tokens)
             return
         for number, its in enumerate(real.expand(query.shape[0], -1)):
             if its.any():
-                self.rows.update_query_stats(_newest(query[number : number + 1, :, its]), number)
+                rows, tokens = _newest(query[number : number + 1, :, its])
+                self.rows.update_query_stats(rows, number, tokens)
 
     def pack(self, spared: int = 0) -> None:
         """Packs what has left the window, and drops what has left a sliding window; not the last `spared` tokens
@@ -378,9 +380,15 @@ def _masked_parts(visibility: Visibility, first: int, masks: int) -> Iterator[tu
         yield slice(start, stop), None if mask is None else mask.expand(-1, -1, stop - start, -1)
 
 
-def _newest(query: torch.Tensor) -> torch.Tensor:
-    """As many of the newest queries as count, for Batch.update_query_stats()."""
-    return _side_by_side(query[:, :, -Batch.queries_enough :].detach().float().cpu())
+def _newest(query: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """As many of the newest queries as count, for Batch.update_query_stats(), and the tokens of each. A GPU sums them
+    up: 512 tokens of 16 sequences with 32 heads of 128 channels would be 134 MB to bring to the host."""
+    newest = query[:, :, -Batch.queries_enough :].detach().float()
+    tokens = 1
+    if rows_attention.on_gpu(query):
+        tokens = newest.shape[2]
+        newest = newest.square().mean(2, keepdim=True).sqrt()
+    return _side_by_side(newest.cpu()), tokens
 
 
 def _side_by_side(rows: torch.Tensor) -> torch.Tensor:

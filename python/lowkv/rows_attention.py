@@ -9,9 +9,9 @@ from lowkv.visibility import Visibility
 
 MASK = 1 << 22  # mask values made at a time: 16 MiB of f32
 _PIECE = 128  # queries at a time at least: fewer make torch read all keys and values too often
-# Queries of a step on a GPU for which packed rows are decoded. attend() reads all codes once for 8 rows of queries: on
-# an H100 .53 ns a query and token (lowkv2.8, 32 heads in groups of 4). Decoding is reckoned to take 75 ns a token, most
-# of it launches, and torch's attention .04 ns a query and token: at 150 queries both ways take as long.
+# Queries of a step on a GPU for which packed rows are decoded. attend() reads all codes once for 8 rows of queries. On
+# an H100 (bench/gpu_decode.py) 512 queries after 16,384 tokens take 26 ms on decoded rows and 34 on packed ones with
+# kivi2, 50 and 60 with lowkv2.8; 128 queries of 16 sequences after 4,096 tokens 77 and 68, 115 and 99.
 _MANY = 256
 # Of decoded rows at a time, in bytes, where more than one sequence has some.
 _SCRATCH = 256 << 20
@@ -19,7 +19,7 @@ _SCRATCH = 256 << 20
 
 def wants_decoded(query: torch.Tensor) -> bool:
     """Whether torch's attention to decoded rows is faster than the device's to packed ones."""
-    return _on_gpu(query) and query.shape[2] >= _MANY
+    return on_gpu(query) and query.shape[2] >= _MANY
 
 
 def sequences_at_a_time(bytes_of_one: int) -> int:
@@ -52,14 +52,14 @@ def attend_to_rows(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         if mask is not None and mask.is_cuda:  # padding sees nothing, of which some of torch's GPU kernels make NaN
             mask = mask.clamp_min(torch.finfo(mask.dtype).min)
         part = (rows[:, :, first - begin : last - begin] for rows in (keys, values))
-        if grouped and _on_gpu(query):
+        if grouped and on_gpu(query):
             outs.append(_by_kv_head(query[:, :, start:stop], *part, mask, scale))
         else:
             outs.append(sdpa(query[:, :, start:stop], *part, attn_mask=mask, scale=scale, enable_gqa=grouped))
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
 
-def _on_gpu(rows: torch.Tensor) -> bool:
+def on_gpu(rows: torch.Tensor) -> bool:
     return rows.is_cuda
 
 

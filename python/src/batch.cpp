@@ -187,7 +187,8 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     batch.attend(attention, workspace, executor(threads));
 }
 
-void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::uint32_t> sequence) {
+void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::uint32_t> sequence,
+                        std::uint32_t tokens) {
     const std::uint32_t head_dim = batch.plan().shape().head_dim;
     const auto queries = static_cast<std::uint32_t>(q.shape(2));
     const auto heads = static_cast<std::uint32_t>(q.shape(1));
@@ -196,12 +197,12 @@ void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::u
         check(q.shape(0) == 1 && q.shape(3) == head_dim,
               "q of one sequence must be [1, heads, queries, " + std::to_string(head_dim) + "]");
         batch.update_query_stats(*sequence,
-                                 {q.data(), strides.token, strides.head, queries, heads});
+                                 {q.data(), strides.token, strides.head, queries, heads, tokens});
         return;
     }
     check(q.shape(0) == batch.size() && q.shape(3) == head_dim,
           "q must be " + shape_text(batch, batch.size(), "heads", "queries"));
-    batch.update_query_stats(q.data(), strides, queries, heads);
+    batch.update_query_stats(q.data(), strides, queries, heads, tokens);
 }
 
 std::span<const std::byte> bytes_of(const Image& image) {
@@ -350,11 +351,13 @@ void bind_batch(nb::module_& m) {
              "window (0: none) say what is seen. sink_logits: [heads], in the softmax without "
              "values, or None. All are on the CPU, or all on the batch's CUDA device.")
         .def("update_query_stats", &update_query_stats, "q"_a.noconvert(),
-             "sequence"_a = nb::none(),
+             "sequence"_a = nb::none(), "tokens"_a = 1,
              "Queries [sequences, heads, queries, head_dim] that attend to what pack() will "
              "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "
              "are enough, `queries_enough` of them. sequence: q is of this one alone, [1, heads, "
-             "queries, head_dim].")
+             "queries, head_dim]. tokens: so many that each of the queries stands for, as their "
+             "root "
+             "mean squares.")
         .def_prop_ro("wants_queries", &Batch::wants_queries,
                      "Whether update_query_stats() would change anything in any sequence.")
         .def_prop_ro_static("queries_enough", [](nb::handle) { return QueryEnergy::enough; })

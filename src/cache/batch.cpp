@@ -3,7 +3,6 @@
 #include "lowkv/batch.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -16,13 +15,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& message) {
     throw Error(ErrorCode::invalid_argument, "Batch: " + message);
-}
-
-// Of the sequence with that number.
-Rows rows_of(const BatchRows& rows, std::size_t number) {
-    const std::size_t bytes = number * rows.strides.sequence * element_bytes(rows.type);
-    return {static_cast<const std::byte*>(rows.data) + bytes, rows.type, rows.strides.head,
-            rows.strides.token};
 }
 
 }  // namespace
@@ -62,29 +54,15 @@ BatchBytes Batch::bytes() const {
 }
 
 void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens) {
-    if (tokens == 0) return;
-    element_bytes(keys.type);  // throws for a type that there is not
-    element_bytes(values.type);
-    const std::uint32_t first = state_.tokens;
-    sequences_.front().check_cell(std::uint64_t{first} + tokens - 1);
-    std::vector<Sequence::Place> places;
-    for (Sequence& sequence : sequences_) sequence.add_tail(tokens, places);
-    std::vector<std::int32_t> positions(plan().has_positions() ? tokens : 0);
-    std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(state_.tokens));
-    Sequence::make_writable(places, first);
-    for (std::size_t s = 0; s < sequences_.size(); ++s) {
-        sequences_[s].write_run(Part::keys, first, tokens, rows_of(keys, s),
-                                positions.empty() ? nullptr : positions.data());
-        sequences_[s].write_run(Part::values, first, tokens, rows_of(values, s), nullptr);
-    }
+    Sequence::append(sequences_, keys, values, tokens, {});
     state_.tokens += tokens;
 }
 
 void Batch::update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
-                               std::uint32_t heads) {
+                               std::uint32_t heads, std::uint32_t weight) {
     for (std::size_t s = 0; s < sequences_.size(); ++s)
         sequences_[s].update_query_stats(
-            {q + s * strides.sequence, strides.token, strides.head, queries, heads});
+            {q + s * strides.sequence, strides.token, strides.head, queries, heads, weight});
 }
 
 void Batch::update_query_stats(std::uint32_t sequence, const QueryRows& queries) {
@@ -124,16 +102,8 @@ void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& k
         refuse("tokens " + std::to_string(first) + " to " + std::to_string(end) +
                " are not among those held, " + std::to_string(state_.first) + " to " +
                std::to_string(state_.tokens));
-    const std::size_t bytes = element_bytes(plan().rows());
-    std::vector<Sequence::Reading> readings;
-    for (std::size_t s = 0; s < sequences; ++s) {
-        const auto rows = [&](const BatchRowsOut& all) {
-            return RowsOut{static_cast<std::byte*>(all.data) + s * all.strides.sequence * bytes,
-                           all.strides.head, all.strides.token};
-        };
-        readings.push_back({&sequences_[sequence + s], rows(keys), rows(values)});
-    }
-    Sequence::read(readings, first, count, executor);
+    Sequence::read(std::span(sequences_).subspan(sequence, sequences), first, count, keys, values,
+                   executor);
 }
 
 void Batch::select(std::span<const std::uint32_t> rows) {

@@ -42,7 +42,8 @@ bool is_varied(const Device& device, const Plan& plan, const std::byte* exact) {
     const RowType type = plan.rows();
     const std::size_t all = std::size_t{tokens} * channels;
     std::vector<std::byte> rows(element_bytes(type) * all);
-    device.read_rows(plan, Part::keys, exact, 0, tokens, {rows.data(), head_dim, channels});
+    device.read_rows(plan, Part::keys, std::array{BlockRows<const std::byte>{exact, 0, tokens}},
+                     {rows.data(), head_dim, channels}, serial_executor());
     device.finish();
 
     const std::size_t sums = std::size_t{plan.shape().kv_heads} * parts;

@@ -192,18 +192,14 @@ void PagedLayer::open(std::span<const Run> runs) {
     stats_.most_exact_pages = std::max(stats_.most_exact_pages, exact_.size());
 }
 
-void PagedLayer::write_rows(Part part, std::byte* exact, const Run& run, Rows rows) const noexcept {
+void PagedLayer::add_rows(std::byte* exact, const Run& run, std::size_t token_stride,
+                          std::vector<BlockRows<std::byte>>& to) const {
     const std::uint32_t block_tokens = plan_->block_tokens();
-    const std::size_t bytes = element_bytes(rows.type);
-    for (std::uint32_t done = 0; done < run.count;) {
+    for (std::uint32_t done = 0, count = 0; done < run.count; done += count) {
         const std::uint32_t cell = run.first + done, first = cell % block_tokens;
-        const std::uint32_t count = std::min(run.count - done, block_tokens - first);
-        Rows its = rows;
-        its.data =
-            static_cast<const std::byte*>(rows.data) + (run.row + done) * rows.token_stride * bytes;
-        store_->device().write_rows(
-            *plan_, part, exact + cell / block_tokens * plan_->exact_bytes(), first, count, its);
-        done += count;
+        count = std::min(run.count - done, block_tokens - first);
+        to.push_back({exact + cell / block_tokens * plan_->exact_bytes(), first, count,
+                      (run.row + done) * token_stride});
     }
 }
 
@@ -211,16 +207,24 @@ void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std
     const std::vector<Run> runs = runs_of(slots);
     for (const Run& run : runs) valid(run.page);
     check_runs(runs);
+    std::vector<BlockRows<std::byte>> to;
+    to.reserve(slots.size());
     if (!in_place()) open(runs);
+    const auto exact_of = [&](const Run& run) {
+        return in_place() ? page(run.page) : beside_[run.page]->exact;
+    };
     for (const Run& run : runs) {
-        std::byte* exact = in_place() ? page(run.page) : beside_[run.page]->exact;
-        if (run.first == 0) {
-            for (std::uint32_t b = 0; b < page_blocks_; ++b)
-                store_->device().clear_rows(*plan_, exact + b * plan_->exact_bytes(), 0);
-        }
-        write_rows(Part::keys, exact, run, keys);
-        write_rows(Part::values, exact, run, values);
-        if (in_place()) continue;
+        for (std::uint32_t b = 0; run.first == 0 && b < page_blocks_; ++b)
+            store_->device().clear_rows(*plan_, exact_of(run) + b * plan_->exact_bytes(), 0);
+    }
+    for (const Part part : {Part::keys, Part::values}) {
+        const Rows& rows = part == Part::keys ? keys : values;
+        to.clear();
+        for (const Run& run : runs) add_rows(exact_of(run), run, rows.token_stride, to);
+        store_->device().write_rows(*plan_, part, to, rows, serial_executor());
+    }
+    for (const Run& run : runs) {
+        if (in_place()) break;
         Beside& its = *beside_[run.page];
         its.rows = run.first + run.count;
         if (its.packed) mark_open(run.page);

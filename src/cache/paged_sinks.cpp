@@ -79,18 +79,17 @@ std::vector<std::byte> PagedLayer::sinks_of(std::uint32_t number) const {
 void PagedLayer::keep_sinks(std::uint32_t number) {
     Beside& beside = *beside_[number];
     const std::size_t channels = plan_->shape().channels();
-    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
     std::vector<std::byte> rows(rows_bytes(*plan_, sinks_));
-    std::byte* out = rows.data();
+    const std::uint32_t block_tokens = plan_->block_tokens();
     for (const Part part : {Part::keys, Part::values}) {
-        for (std::uint32_t first = 0; first < sinks_; first += plan_->block_tokens()) {
-            const std::uint32_t count = std::min(sinks_ - first, plan_->block_tokens());
-            const std::byte* block =
-                beside.exact + first / plan_->block_tokens() * plan_->exact_bytes();
-            store_->device().read_rows(*plan_, part, block, 0, count,
-                                       {out, plan_->shape().head_dim, channels});
-            out += count * row_bytes;
-        }
+        std::vector<BlockRows<const std::byte>> from;
+        for (std::uint32_t first = 0; first < sinks_; first += block_tokens)
+            from.push_back({beside.exact + first / block_tokens * plan_->exact_bytes(), 0,
+                            std::min(sinks_ - first, block_tokens),
+                            (part == Part::keys ? first : sinks_ + first) * channels});
+        store_->device().read_rows(*plan_, part, from,
+                                   {rows.data(), plan_->shape().head_dim, channels},
+                                   serial_executor());
     }
     store_->device().finish();
     if (memory_.whole) {
@@ -109,9 +108,11 @@ void PagedLayer::restore_sinks(std::uint32_t number, std::byte* exact) const {
     const std::vector<std::byte> rows = sinks_of(number);
     const std::size_t channels = plan_->shape().channels();
     for (const Part part : {Part::keys, Part::values}) {
-        const std::size_t row = part == Part::keys ? 0 : sinks_;
-        write_rows(part, exact, {0, 0, sinks_, row},
-                   {rows.data(), plan_->rows(), plan_->shape().head_dim, channels});
+        std::vector<BlockRows<std::byte>> to;
+        add_rows(exact, {0, 0, sinks_, part == Part::keys ? 0 : sinks_}, channels, to);
+        store_->device().write_rows(*plan_, part, to,
+                                    {rows.data(), plan_->rows(), plan_->shape().head_dim, channels},
+                                    serial_executor());
     }
     store_->device().finish();
 }
@@ -129,21 +130,23 @@ void PagedLayer::sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& vi
         sink_pages_ = views.size();
     }
     std::byte* block = sink_memory_.data();
-    std::vector<std::vector<std::byte>> all;
+    std::vector<std::byte> all;
+    std::vector<BlockRows<std::byte>> keys, values;
     for (auto& [number, its] : views) {
-        const std::vector<std::byte>& rows = all.emplace_back(sinks_of(number));
+        const std::vector<std::byte> rows = sinks_of(number);
+        const std::size_t row = all.size() / row_bytes;
+        all.insert(all.end(), rows.begin(), rows.end());
         for (std::uint32_t first = 0; first < sinks_; first += block_tokens, block += block_bytes) {
             device.clear_rows(*sink_plan_, block, 0);
-            for (const Part part : {Part::keys, Part::values}) {
-                const std::size_t row = part == Part::keys ? first : sinks_ + first;
-                device.write_rows(*sink_plan_, part, block, 0,
-                                  std::min(sinks_ - first, block_tokens),
-                                  {rows.data() + row * row_bytes, plan_->rows(),
-                                   plan_->shape().head_dim, channels});
-            }
+            const std::uint32_t count = std::min(sinks_ - first, block_tokens);
+            keys.push_back({block, 0, count, (row + first) * channels});
+            values.push_back({block, 0, count, (row + sinks_ + first) * channels});
             its.push_back({block, block + sink_plan_->exact_part_bytes(), false});
         }
     }
+    const Rows rows{all.data(), plan_->rows(), plan_->shape().head_dim, channels};
+    device.write_rows(*sink_plan_, Part::keys, keys, rows, serial_executor());
+    device.write_rows(*sink_plan_, Part::values, values, rows, serial_executor());
     device.finish();
 }
 

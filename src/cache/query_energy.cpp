@@ -29,18 +29,23 @@ void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
                     std::to_string(queries.heads) +
                         " query heads; there must be a multiple of the " +
                         std::to_string(shape.kv_heads) + " kv heads");
+    if (queries.weight == 0)
+        throw Error(ErrorCode::invalid_argument,
+                    "queries of weight 0; each stands for 1 token or more");
     if (!wanted()) return;
     heads_ = queries.heads / shape.kv_heads;
-    const std::uint32_t count = std::min(queries.tokens, enough - tokens_);
+    const std::uint32_t weight = std::min(queries.weight, enough - tokens_);
+    const std::uint32_t count = std::min(queries.tokens, (enough - tokens_) / weight);
     for (std::uint32_t t = queries.tokens - count; t < queries.tokens; ++t) {
         if (t > 0 && repeats(shape, queries, t)) continue;
         sums_.resize(shape.channels());
         for (std::uint32_t h = 0; h < queries.heads; ++h) {
             const float* q = queries.data + t * queries.token_stride + h * queries.head_stride;
             float* sum = sums_.data() + std::size_t{h / heads_} * shape.head_dim;
-            for (std::uint32_t c = 0; c < shape.head_dim; ++c) sum[c] += q[c] * q[c];
+            for (std::uint32_t c = 0; c < shape.head_dim; ++c)
+                sum[c] += static_cast<float>(weight) * (q[c] * q[c]);
         }
-        ++tokens_;
+        tokens_ += weight;
     }
 }
 

@@ -27,7 +27,8 @@ namespace {
     throw Error(ErrorCode::invalid_image, "image: " + what);
 }
 
-// Consecutive exact cells of one block, and where in an image their rows are.
+// Consecutive exact cells of one block, and where in an image their rows are, in elements, and
+// their positions, in bytes.
 struct ExactRun {
     std::uint32_t cell, count;
     std::size_t keys, values, positions;
@@ -38,7 +39,7 @@ template <class Packed, class Exact>
 void each_place(const ImageHeader& header, const ImageLayout& layout, std::uint32_t block_tokens,
                 std::size_t number, Packed packed, Exact exact) {
     const ImageIdentity& identity = header.identity;
-    const std::size_t row = element_bytes(identity.rows) * identity.shape.channels();
+    const std::size_t element = element_bytes(identity.rows), row = identity.shape.channels();
     for (std::size_t i = 0; i < header.spans.size(); ++i) {
         const ImageSpan& span = header.spans[i];
         const ImagePart& part = layout.parts[i];
@@ -54,7 +55,8 @@ void each_place(const ImageHeader& header, const ImageLayout& layout, std::uint3
             const std::uint32_t count =
                 std::min(span.tokens - t, block_tokens - cell % block_tokens);
             const std::size_t at = number * span.tokens + t;
-            exact(ExactRun{cell, count, part.begin + at * row, part.values + at * row,
+            exact(ExactRun{cell, count, part.begin / element + at * row,
+                           part.values / element + at * row,
                            part.positions + at * sizeof(std::int32_t)});
             t += count;
         }
@@ -120,6 +122,7 @@ struct SequenceImage::Access {
         const Plan& plan = *sequence.plan_;
         const Shape& shape = plan.shape();
         const Device& device = sequence.device();
+        std::vector<BlockRows<const std::byte>> keys, values;
         each_place(
             header, layout, plan.block_tokens(), number,
             [&](std::uint32_t b, std::size_t at) {
@@ -128,17 +131,16 @@ struct SequenceImage::Access {
             [&](const ExactRun& run) {
                 std::byte* exact = sequence.blocks_[run.cell / plan.block_tokens()]->data;
                 const std::uint32_t first = run.cell % plan.block_tokens();
-                const auto rows = [&](std::size_t at) {
-                    return RowsOut{image + at, shape.head_dim, shape.channels()};
-                };
-                device.read_rows(plan, Part::keys, exact, first, run.count, rows(run.keys));
-                if (!shape.latent())
-                    device.read_rows(plan, Part::values, exact, first, run.count, rows(run.values));
+                keys.push_back({exact, first, run.count, run.keys});
+                if (!shape.latent()) values.push_back({exact, first, run.count, run.values});
                 if (plan.has_positions())
                     device.copy_out(image + run.positions,
                                     exact + cache::exact_position_offset(plan, first),
                                     run.count * sizeof(std::int32_t));
             });
+        const RowsOut rows{image, shape.head_dim, shape.channels()};
+        device.read_rows(plan, Part::keys, keys, rows, serial_executor());
+        device.read_rows(plan, Part::values, values, rows, serial_executor());
         if (header.queries)
             write_queries(sequence.queries_.state(), layout.queries, number, shape.channels(),
                           image);
@@ -201,6 +203,7 @@ struct SequenceImage::Access {
         Sequence::make_writable(exact, 0);
         take_packed(packed, plan, sequences.front().store_->impl(), blocks, sequences);
 
+        std::vector<BlockRows<std::byte>> keys, values;
         for (std::size_t s = 0; s < sequences.size(); ++s) {
             Sequence& sequence = sequences[s];
             each_place(
@@ -212,14 +215,9 @@ struct SequenceImage::Access {
                 [&](const ExactRun& run) {
                     cache::Block& block = *sequence.blocks_[run.cell / tokens];
                     const std::uint32_t first = run.cell % tokens;
-                    const auto rows = [&](std::size_t at) {
-                        return Rows{image + at, plan.rows(), shape.head_dim, shape.channels()};
-                    };
-                    device.write_rows(plan, Part::keys, block.data, first, run.count,
-                                      rows(run.keys));
+                    keys.push_back({block.data, first, run.count, run.keys});
                     if (!shape.latent())
-                        device.write_rows(plan, Part::values, block.data, first, run.count,
-                                          rows(run.values));
+                        values.push_back({block.data, first, run.count, run.values});
                     if (plan.has_positions())
                         device.copy_in(block.data + cache::exact_position_offset(plan, first),
                                        image + run.positions, run.count * sizeof(std::int32_t));
@@ -232,6 +230,9 @@ struct SequenceImage::Access {
             sequence.cut_ =
                 sequence.size_ % tokens != 0 && sequence.packed(sequence.size_ / tokens);
         }
+        const Rows rows{image, plan.rows(), shape.head_dim, shape.channels()};
+        device.write_rows(plan, Part::keys, keys, rows, serial_executor());
+        device.write_rows(plan, Part::values, values, rows, serial_executor());
         device.finish();
     }
 

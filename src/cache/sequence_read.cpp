@@ -9,14 +9,15 @@
 #include "cache/block.h"
 #include "cache/store.h"
 #include "cpu/host_rows.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "round.h"
 
 namespace lowkv {
 namespace {
 
-constexpr std::size_t blocks_at_a_time = 32;
+// That are decoded at a time, which bounds the scratch memory.
+constexpr std::size_t most_tokens = 4096;
 
 // Of a head's key or value.
 std::size_t channels_of(const Shape& shape, Part part) noexcept {
@@ -60,70 +61,80 @@ void Sequence::read_value(std::uint32_t cell, float* row) const {
 
 void Sequence::read(std::uint32_t first, std::uint32_t count, const RowsOut& keys,
                     const RowsOut& values, Executor& executor) const {
-    const Reading one{this, keys, values};
-    read(std::span(&one, 1), first, count, executor);
+    const auto of_batch = [](const RowsOut& rows) {
+        return BatchRowsOut{rows.data, {0, rows.head_stride, rows.token_stride}};
+    };
+    read(std::span(this, 1), first, count, of_batch(keys), of_batch(values), executor);
 }
 
-void Sequence::read(std::span<const Reading> readings, std::uint32_t first, std::uint32_t count,
-                    Executor& executor) {
-    const Plan& plan = *readings.front().sequence->plan_;
-    const std::size_t bytes = cache::bytes_of(plan.rows());
+void Sequence::read(std::span<const Sequence> sequences, std::uint32_t first, std::uint32_t count,
+                    const BatchRowsOut& keys, const BatchRowsOut& values, Executor& executor) {
+    const Plan& plan = *sequences.front().plan_;
     const std::uint32_t tokens = plan.block_tokens();
     const std::uint64_t end = std::uint64_t{first} + count;
-    bool any_packed = false;
-    for (const Reading& reading : readings) {
-        const Sequence& sequence = *reading.sequence;
+    for (const Sequence& sequence : sequences) {
         if (end > sequence.size_) {
             throw Error(ErrorCode::invalid_argument,
                         "cells " + std::to_string(first) + " to " + std::to_string(end) +
                             " are not among the " + std::to_string(sequence.size_) + " there are");
         }
-        for (std::uint32_t b = first / tokens; std::uint64_t{b} * tokens < end; ++b)
-            any_packed = any_packed || sequence.packed(b);
     }
     if (count == 0) return;
 
-    Store::Impl& store = readings.front().sequence->store_->impl();
-    const std::uint32_t first_block = first / tokens;
-    const std::size_t blocks = ceil_div<std::uint64_t>(end, tokens) - first_block;
-    const std::size_t items = readings.size() * blocks;
+    struct Piece {
+        const cache::Block* block;
+        const std::byte* exact;
+        std::size_t sequence;
+        std::uint32_t cell, count;
+    };
+    std::vector<Piece> absent, exact, packed;
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+        for (std::uint32_t cell = first, n = 0; cell < end; cell += n) {
+            n = sequences[s].run_in_block(cell, static_cast<std::uint32_t>(end - cell));
+            const cache::Block* block = sequences[s].blocks_[cell / tokens];
+            (block == nullptr ? absent
+             : block->packed  ? packed
+                              : exact)
+                .push_back({block, block == nullptr ? nullptr : block->data, s, cell, n});
+        }
+    }
+    Store::Impl& store = sequences.front().store_->impl();
+    std::vector<BlockRows<const std::byte>> runs;
+    const auto give = [&](const Plan& its, std::span<const Piece> pieces) {
+        for (const Part part : {Part::keys, Part::values}) {
+            const BatchRowsOut& all = part == Part::keys ? keys : values;
+            if (all.data == nullptr || pieces.empty()) continue;
+            const RowsOut rows{all.data, all.strides.head, all.strides.token};
+            runs.clear();
+            for (const Piece& piece : pieces)
+                runs.push_back({piece.exact, piece.cell % tokens, piece.count,
+                                piece.sequence * all.strides.sequence +
+                                    (piece.cell - first) * all.strides.token});
+            if (pieces.front().exact != nullptr) {
+                store.device.read_rows(its, part, runs, rows, executor);
+                continue;
+            }
+            executor.parallel_for(runs.size(), [&](std::size_t i, unsigned) noexcept {
+                clear(plan.shape(), part, cache::rows_at(rows, plan.rows(), runs[i].at),
+                      runs[i].count, cache::bytes_of(plan.rows()));
+            });
+        }
+    };
+    give(plan, absent);
+    give(plan, exact);
+    const std::size_t most = most_tokens / tokens;
+    const cache::Slots scratch(store, cache::Slots::As::scratch, plan.host().exact_bytes(),
+                               std::min(packed.size(), most));
     cache::Decoding decoded;
-    const std::size_t most = any_packed ? blocks_at_a_time : items;
-    for (std::size_t done = 0; done < items; done += most) {
-        const std::size_t turn = std::min(most, items - done);
-        const auto block_of = [&](std::size_t item) {
-            return readings[item / blocks].sequence->blocks_[first_block + item % blocks];
-        };
-        const cache::Slots scratch(store, cache::Slots::As::scratch, plan.host().exact_bytes(),
-                                   any_packed ? turn : 0);
+    for (std::size_t done = 0; done < packed.size(); done += most) {
+        const auto turn = std::span(packed).subspan(done, std::min(packed.size() - done, most));
         decoded.clear();
-        for (std::size_t i = 0; i < turn; ++i) {
-            const cache::Block* block = block_of(done + i);
-            if (block != nullptr && block->packed)
-                decoded[&block->plan(plan).host()].push_back({block->data, scratch[i]});
+        for (std::size_t i = 0; i < turn.size(); ++i) {
+            turn[i].exact = scratch[i];
+            decoded[&turn[i].block->plan(plan).host()].push_back({turn[i].block->data, scratch[i]});
         }
         cache::decode(store.device, decoded, executor);
-        executor.parallel_for(turn, [&](std::size_t i, unsigned) noexcept {
-            const Reading& reading = readings[(done + i) / blocks];
-            const auto b = static_cast<std::uint32_t>(first_block + (done + i) % blocks);
-            const std::uint32_t from = std::max(first, b * tokens);
-            const auto n = static_cast<std::uint32_t>(
-                std::min<std::uint64_t>(end, (std::uint64_t{b} + 1) * tokens) - from);
-            const cache::Block* block = block_of(done + i);
-            for (const Part part : {Part::keys, Part::values}) {
-                RowsOut rows = part == Part::keys ? reading.keys : reading.values;
-                if (rows.data == nullptr) continue;
-                rows.data = static_cast<std::byte*>(rows.data) +
-                            std::size_t{from - first} * rows.token_stride * bytes;
-                if (block == nullptr) {
-                    clear(plan.shape(), part, rows, n, bytes);
-                } else {
-                    store.device.read_rows(block->packed ? plan.host() : plan, part,
-                                           block->packed ? scratch[i] : block->data, from % tokens,
-                                           n, rows);
-                }
-            }
-        });
+        give(plan.host(), turn);
     }
     store.device.finish();
 }

@@ -10,8 +10,7 @@
 
 #include "cache/block.h"
 #include "cache/store.h"
-#include "cpu/host_rows.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 
 namespace lowkv {
@@ -149,11 +148,10 @@ std::uint32_t Sequence::run_in_block(std::uint32_t cell, std::uint32_t count) co
     return std::min(count, plan_->block_tokens() - cell % plan_->block_tokens());
 }
 
-void Sequence::store(Part part, std::uint32_t cell, std::uint32_t count,
-                     const Rows& rows) noexcept {
+BlockRows<std::byte> Sequence::run_at(std::uint32_t cell, std::uint32_t count,
+                                      std::size_t at) const noexcept {
     const std::uint32_t block_tokens = plan_->block_tokens();
-    device().write_rows(*plan_, part, blocks_[cell / block_tokens]->data, cell % block_tokens,
-                        count, rows);
+    return {blocks_[cell / block_tokens]->data, cell % block_tokens, count, at};
 }
 
 void Sequence::note_written(Part part, std::uint32_t cell, std::uint32_t count,
@@ -175,20 +173,6 @@ void Sequence::note_written(Part part, std::uint32_t cell, std::uint32_t count,
         std::iota(its.begin(), its.begin() + count, static_cast<std::int32_t>(cell));
     device().copy_in(block.data + cache::exact_position_offset(*plan_, first), its.data(),
                      count * sizeof its[0]);
-}
-
-void Sequence::write_run(Part part, std::uint32_t cell, std::uint32_t count, Rows rows,
-                         const std::int32_t* positions) noexcept {
-    if (part == Part::values && plan_->shape().latent()) return;
-    while (count > 0) {
-        const std::uint32_t n = run_in_block(cell, count);
-        store(part, cell, n, rows);
-        note_written(part, cell, n, positions);
-        if (positions != nullptr) positions += n;
-        cell += n;
-        count -= n;
-        rows = cache::rows_from(rows, n);
-    }
 }
 
 void Sequence::check_positions(std::span<const std::int32_t> positions, std::size_t tokens) {
@@ -216,17 +200,48 @@ void Sequence::add_tail(std::uint32_t tokens, std::vector<Place>& places) {
 
 void Sequence::append(const Rows& keys, const Rows& values, std::uint32_t tokens,
                       std::span<const std::int32_t> positions) {
-    element_bytes(keys.type);
+    const auto of_batch = [](const Rows& rows) {
+        return BatchRows{rows.data, rows.type, {0, rows.head_stride, rows.token_stride}};
+    };
+    append(std::span(this, 1), of_batch(keys), of_batch(values), tokens, positions);
+}
+
+void Sequence::append(std::span<Sequence> sequences, const BatchRows& keys, const BatchRows& values,
+                      std::uint32_t tokens, std::span<const std::int32_t> positions) {
+    element_bytes(keys.type);  // throws for a type that there is not
     element_bytes(values.type);
     check_positions(positions, tokens);
     if (tokens == 0) return;
-    check_cell(std::uint64_t{size_} + tokens - 1);
+    const Sequence& one = sequences.front();
+    const std::uint32_t first = one.size_;
+    one.check_cell(std::uint64_t{first} + tokens - 1);
     std::vector<Place> places;
-    add_tail(tokens, places);
-    make_writable(places, size_);
-    const std::uint32_t first = size_;
-    write_run(Part::keys, first, tokens, keys, positions.empty() ? nullptr : positions.data());
-    write_run(Part::values, first, tokens, values, nullptr);
+    for (Sequence& sequence : sequences) sequence.add_tail(tokens, places);
+    std::vector<BlockRows<std::byte>> runs;
+    runs.reserve(places.size());
+    make_writable(places, first);
+    const auto each_run = [&](auto f) {  // f(token, tokens), of one block each
+        for (std::uint32_t done = 0, n = 0; done < tokens; done += n)
+            f(done, n = one.run_in_block(first + done, tokens - done));
+    };
+    for (const Part part : one.plan_->stored_parts()) {
+        const BatchRows& rows = part == Part::keys ? keys : values;
+        runs.clear();
+        for (std::size_t s = 0; s < sequences.size(); ++s)
+            each_run([&](std::uint32_t token, std::uint32_t n) {
+                runs.push_back(sequences[s].run_at(
+                    first + token, n, s * rows.strides.sequence + token * rows.strides.token));
+            });
+        one.device().write_rows(*one.plan_, part, runs,
+                                {rows.data, rows.type, rows.strides.head, rows.strides.token},
+                                serial_executor());
+    }
+    for (Sequence& sequence : sequences)
+        each_run([&](std::uint32_t token, std::uint32_t n) {
+            sequence.note_written(Part::keys, first + token, n,
+                                  positions.empty() ? nullptr : &positions[token]);
+            sequence.note_written(Part::values, first + token, n, nullptr);
+        });
 }
 
 void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
@@ -252,23 +267,19 @@ void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows
     places.erase(std::unique(places.begin(), places.end(), same), places.end());
     make_writable(places, 0);
 
-    struct Run {
-        std::size_t row;
-        std::uint32_t count;
+    const auto each_run = [&](auto f) {  // f(row, rows), of one block each
+        for (std::size_t i = 0; i < cells.size();)
+            for (std::uint32_t rest = run_length(cells, i), n = 0; rest > 0; rest -= n, i += n)
+                f(i, n = run_in_block(cells[i], rest));
     };
-    std::vector<Run> runs;  // of one block each
-    for (std::size_t i = 0; i < cells.size();)
-        for (std::uint32_t rest = run_length(cells, i); rest > 0;) {
-            runs.push_back({i, run_in_block(cells[i], rest)});
-            i += runs.back().count;
-            rest -= runs.back().count;
-        }
-    executor.parallel_for(runs.size(), [&](std::size_t r, unsigned) {
-        const auto [row, count] = runs[r];
-        store(part, cells[row], count, cache::rows_from(rows, row));
+    std::vector<BlockRows<std::byte>> runs;
+    each_run([&](std::size_t row, std::uint32_t n) {
+        runs.push_back(run_at(cells[row], n, row * rows.token_stride));
     });
-    for (const auto& [row, count] : runs)
-        note_written(part, cells[row], count, positions.empty() ? nullptr : &positions[row]);
+    device().write_rows(*plan_, part, runs, rows, executor);
+    each_run([&](std::size_t row, std::uint32_t n) {
+        note_written(part, cells[row], n, positions.empty() ? nullptr : &positions[row]);
+    });
 }
 
 void Sequence::write_keys(std::span<const std::uint32_t> cells, const Rows& rows,

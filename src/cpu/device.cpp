@@ -84,22 +84,30 @@ class CpuDevice final : public Device {
     }
     void clear(std::byte* to, std::size_t bytes) noexcept override { std::memset(to, 0, bytes); }
 
-    void write_rows(const Plan& plan, Part part, std::byte* block, std::uint32_t first,
-                    std::uint32_t count, const Rows& rows) noexcept override {
-        if (plan.byte_rows())
-            return count_saturated(cpu::store_bytes(plan, part, block, first, count, rows));
+    void write_rows(const Plan& plan, Part part, std::span<const BlockRows<std::byte>> to,
+                    const Rows& rows, Executor& executor) noexcept override {
         const auto store = part == Part::keys ? cpu::store_keys : cpu::store_values;
-        count_saturated(store(plan.kernels(), cpu::exact_part(plan, part, block),
-                              cpu::exact_shape(plan), first, count, rows));
+        executor.parallel_for(to.size(), [&](std::size_t i, unsigned) noexcept {
+            const auto& [block, first, count, at] = to[i];
+            const Rows its = cache::rows_at(rows, at);
+            count_saturated(plan.byte_rows()
+                                ? cpu::store_bytes(plan, part, block, first, count, its)
+                                : store(plan.kernels(), cpu::exact_part(plan, part, block),
+                                        cpu::exact_shape(plan), first, count, its));
+        });
     }
-    void read_rows(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
-                   std::uint32_t count, const RowsOut& rows) const noexcept override {
-        if (plan.byte_rows()) return cpu::load_bytes(plan, part, block, first, count, rows);
+    void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
+                   const RowsOut& rows, Executor& executor) const noexcept override {
         const Part stored = plan.shape().latent() ? Part::keys : part;
         const auto load = stored == Part::keys ? cpu::load_keys : cpu::load_values;
         cpu::ExactShape shape = cpu::exact_shape(plan);
         if (part == Part::values) shape.head_dim = plan.shape().out_dim();
-        load(cpu::exact_part(plan, stored, block), shape, first, count, rows);
+        executor.parallel_for(from.size(), [&](std::size_t i, unsigned) noexcept {
+            const auto& [block, first, count, at] = from[i];
+            const RowsOut its = cache::rows_at(rows, plan.rows(), at);
+            if (plan.byte_rows()) return cpu::load_bytes(plan, part, block, first, count, its);
+            load(cpu::exact_part(plan, stored, block), shape, first, count, its);
+        });
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
         if (plan.byte_rows()) return cpu::clear_bytes(plan, block, first);

@@ -16,11 +16,18 @@ inline std::size_t bytes_of(RowType type) noexcept { return type == RowType::f32
 void convert(const kernels::Table& table, RowType from_type, const std::byte* from, RowType to_type,
              std::byte* to, std::size_t count) noexcept;
 
-// Where token `token` of a host's rows begins.
-inline Rows rows_from(Rows rows, std::size_t token) noexcept {
-    rows.data =
-        static_cast<const std::byte*>(rows.data) + token * rows.token_stride * bytes_of(rows.type);
+// A host's rows from element `at` on.
+inline Rows rows_at(Rows rows, std::size_t at) noexcept {
+    rows.data = static_cast<const std::byte*>(rows.data) + at * bytes_of(rows.type);
     return rows;
+}
+inline RowsOut rows_at(RowsOut rows, RowType type, std::size_t at) noexcept {
+    rows.data = static_cast<std::byte*>(rows.data) + at * bytes_of(type);
+    return rows;
+}
+// Where token `token` of them begins.
+inline Rows rows_from(const Rows& rows, std::size_t token) noexcept {
+    return rows_at(rows, token * rows.token_stride);
 }
 
 }  // namespace lowkv::cache

@@ -213,6 +213,37 @@ TEST_CASE("a call is four kernels and one upload at most, whatever the batch") {
     }
 }
 
+TEST_CASE("many blocks are appended to and read by few kernels") {
+    const Case c{.scheme = "kivi2,window=300,sinks=3", .head_dim = 16, .tokens = 5100};
+    Pair pair(c);
+    CHECK(pair.host.save() == pair.there.save());
+    const BatchStrides strides{kv_heads * 16, 16, sequences * kv_heads * 16};
+    const std::size_t bytes = c.tokens * strides.token * element_bytes(c.plan_rows);
+    std::vector<std::byte> keys(bytes), values(bytes);
+    const Callers<std::byte> its_keys(keys), its_values(values);
+    pair.host.read(0, c.tokens, {keys.data(), strides}, {values.data(), strides});
+    std::uint64_t launched = launches(), uploaded = uploads();
+    pair.there.read(0, c.tokens, {its_keys.data(), strides}, {its_values.data(), strides});
+    // 4,096 tokens at a time: decoded in two launches, and read in one for 48 blocks and part. Then
+    // the unpacked ones.
+    const std::uint32_t tokens = pair.plan->block_tokens();
+    const std::uint32_t packed =
+        sequences * (pair.there.packed_end() - pair.there.packed_first()) / tokens;
+    const std::uint32_t at_once = 4096 / tokens, turns = (packed + at_once - 1) / at_once;
+    CHECK(turns > 2);
+    CHECK(launches() - launched <= turns * (2 + 2 * ((at_once + 47) / 48)) + 2);
+    CHECK(uploads() - uploaded <= turns);
+    CHECK(its_keys.read() == keys);
+    CHECK(its_values.read() == values);
+
+    // A token of each sequence: keys, then values.
+    launched = launches(), uploaded = uploads();
+    pair.there.append({its_keys.data(), c.plan_rows, strides},
+                      {its_values.data(), c.plan_rows, strides}, 1);
+    CHECK(launches() - launched <= 2);
+    CHECK(uploads() == uploaded);
+}
+
 // As in codes.cpp: for whoever looks for races.
 TEST_CASE("small: rows and a query of a caller's") {
     const Case c{.scheme = "k=token-4-head-hadamard,v=exact,window=20,sinks=1",

@@ -84,26 +84,35 @@ std::vector<std::byte> out_of(const Device& device, const std::byte* memory, std
     return copy;
 }
 
+// Keys and values of whole blocks, one after the other.
+void write_blocks(Device& device, const Plan& plan, const std::vector<float>& rows,
+                  std::size_t blocks, std::byte* exact) {
+    const std::size_t channels = plan.shape().channels();
+    std::vector<BlockRows<std::byte>> to;
+    for (std::size_t b = 0; b < blocks; ++b)
+        to.push_back({exact + b * plan.exact_bytes(), 0, plan.block_tokens(),
+                      b * plan.block_tokens() * channels});
+    for (const Part part : {Part::keys, Part::values})
+        device.write_rows(plan, part, to,
+                          {rows.data(), RowType::f32, plan.shape().head_dim, channels},
+                          serial_executor());
+}
+
 // What a device makes of rows: exact blocks, packed ones, and exact ones again.
 struct Made {
     std::vector<std::byte> exact, packed, decoded;
     std::uint64_t saturated = 0;
 };
 Made make(Device& device, const Plan& plan, const std::vector<float>& rows, std::size_t blocks) {
-    const std::size_t channels = plan.shape().channels();
     DeviceMemory exact(device, blocks * plan.exact_bytes());
     DeviceMemory packed(device, blocks * plan.packed_bytes());
     DeviceMemory decoded(device, blocks * plan.exact_bytes());
     std::vector<BlockCopy> encode, decode;
     const std::uint64_t before = device.saturated();
+    write_blocks(device, plan, rows, blocks, exact.data());
     for (std::size_t b = 0; b < blocks; ++b) {
-        std::byte* own = exact.data() + b * plan.exact_bytes();
         std::byte* its = packed.data() + b * plan.packed_bytes();
-        const Rows from{rows.data() + b * plan.block_tokens() * channels, RowType::f32,
-                        plan.shape().head_dim, channels};
-        for (const Part part : {Part::keys, Part::values})
-            device.write_rows(plan, part, own, 0, plan.block_tokens(), from);
-        encode.push_back({own, its});
+        encode.push_back({exact.data() + b * plan.exact_bytes(), its});
         decode.push_back({its, decoded.data() + b * plan.exact_bytes()});
     }
     Made made;
@@ -137,13 +146,10 @@ TakenOver take_over(Device& device, const Plan& plan, const std::vector<float>& 
     const DeviceMemory packed(device, 4 * plan.packed_bytes());
     const DeviceMemory again(device, 4 * plan.packed_bytes());
     std::vector<BlockCopy> encode, decode, repeat;
+    write_blocks(device, plan, rows, 4, exact.data());
     for (std::size_t b = 0; b < 4; ++b) {
         std::byte* own = exact.data() + b * plan.exact_bytes();
         std::byte* to = packed.data() + b * plan.packed_bytes();
-        for (const Part part : {Part::keys, Part::values})
-            device.write_rows(plan, part, own, 0, plan.block_tokens(),
-                              {rows.data() + b * plan.block_tokens() * channels, RowType::f32,
-                               plan.shape().head_dim, channels});
         const std::byte* stats_from = b % 2 == 0 ? packed.data() + plan.packed_bytes() : nullptr;
         encode.push_back({own, to, stats_from, b == 1 ? queries.data() : nullptr});
         decode.push_back({to, own});
@@ -155,6 +161,51 @@ TakenOver take_over(Device& device, const Plan& plan, const std::vector<float>& 
     return {out_of(device, packed.data(), 4 * plan.packed_bytes()),
             out_of(device, exact.data(), 4 * plan.exact_bytes()),
             out_of(device, again.data(), 4 * plan.packed_bytes())};
+}
+
+// Tokens [first, first + count) of a block, and where their rows are, in elements.
+struct Run {
+    std::size_t block;
+    std::uint32_t first, count;
+    std::size_t at;
+};
+
+// Blocks that had rows written to them, `at_once` runs at a time, and the same rows read again into
+// a buffer like theirs. Head and token strides have room between rows.
+std::vector<std::byte> through(Device& device, const Plan& plan, std::size_t blocks,
+                               const std::vector<Run>& runs, const std::vector<float>& rows,
+                               std::size_t at_once, Executor& executor = serial_executor()) {
+    const Shape& shape = plan.shape();
+    const std::size_t head = shape.head_dim + 3, token = head * shape.kv_heads;
+    const DeviceMemory memory(device, blocks * plan.exact_bytes());
+    device.clear(memory.data(), blocks * plan.exact_bytes());
+    std::vector<BlockRows<std::byte>> to;
+    std::vector<BlockRows<const std::byte>> from;
+    for (const Run& run : runs) {
+        std::byte* const block = memory.data() + run.block * plan.exact_bytes();
+        to.push_back({block, run.first, run.count, run.at});
+        from.push_back({block, run.first, run.count, run.at});
+    }
+    std::vector<std::byte> read, found;
+    for (const Part part : {Part::keys, Part::values}) {
+        read.assign(rows.size() * element_bytes(plan.rows()), std::byte{0x55});
+        const auto each = [&](auto f) {
+            for (std::size_t i = 0; i < runs.size(); i += at_once)
+                f(i, std::min(at_once, runs.size() - i));
+        };
+        each([&](std::size_t i, std::size_t n) {
+            device.write_rows(plan, part, std::span(to).subspan(i, n),
+                              {rows.data(), RowType::f32, head, token}, executor);
+        });
+        each([&](std::size_t i, std::size_t n) {
+            device.read_rows(plan, part, std::span(from).subspan(i, n), {read.data(), head, token},
+                             executor);
+        });
+        found.insert(found.end(), read.begin(), read.end());
+    }
+    const std::vector<std::byte> exact = out_of(device, memory.data(), blocks * plan.exact_bytes());
+    found.insert(found.end(), exact.begin(), exact.end());
+    return found;
 }
 
 }  // namespace
@@ -227,21 +278,63 @@ TEST_CASE("rows of any stride go in and out, are cleared and copied as on the CP
             its->clear(memory.data(), 2 * plan.exact_bytes());
             std::byte* other = memory.data() + plan.exact_bytes();
             for (const Part part : {Part::keys, Part::values})  // [head][token][channel]
-                its->write_rows(plan, part, memory.data(), 3, 20,
-                                {rows.data() + 7, RowType::f32, 48 * 30, 48});
+                its->write_rows(plan, part, std::array{BlockRows<std::byte>{memory.data(), 3, 20}},
+                                {rows.data() + 7, RowType::f32, 48 * 30, 48}, serial_executor());
             its->copy_rows(plan, other, 1, memory.data(), 4, 9, false);
             its->copy_rows(plan, other, 11, memory.data(), 5, 6, true);
             its->clear_rows(plan, memory.data(), 17);
             its->copy(other + plan.exact_bytes() - 128, memory.data() + 64, 100);
             std::vector<float> read(std::size_t{30} * plan.shape().channels());
-            its->read_rows(plan, Part::keys, memory.data(), 2, 25,
-                           {read.data(), 48, plan.shape().channels()});
+            its->read_rows(plan, Part::keys,
+                           std::array{BlockRows<const std::byte>{memory.data(), 2, 25}},
+                           {read.data(), 48, plan.shape().channels()}, serial_executor());
             results.push_back(out_of(*its, memory.data(), 2 * plan.exact_bytes()));
             const auto bytes = std::as_bytes(std::span(read));
             results.back().insert(results.back().end(), bytes.begin(), bytes.end());
         }
         CHECK(results[0] == results[1]);
     }
+}
+
+TEST_CASE("rows of many blocks at once are those of one token after the other") {
+    std::mt19937 random(11);
+    const auto executor = make_thread_executor(3);
+    for (const RowType type : {RowType::f16, RowType::f32, RowType::bf16}) {
+        // More blocks than a launch has, and more rows than the staging memory holds at a time.
+        for (const auto& [shape, blocks] :
+             {std::pair<Shape, std::size_t>{{2, 16}, 90}, {{8, 128}, 14}}) {
+            const Plan plan(parse_scheme("kivi2").base, shape, {}, 0, {.rows = type});
+            const std::size_t token = shape.kv_heads * (shape.head_dim + 3);
+            std::vector<Run> runs, single;
+            std::size_t end = 0;
+            for (std::size_t b = blocks; b-- > 0;) {
+                if (random() % 8 == 0) continue;
+                const auto first = static_cast<std::uint32_t>(random() % plan.block_tokens());
+                const auto count =
+                    static_cast<std::uint32_t>(1 + random() % (plan.block_tokens() - first));
+                runs.push_back({b, first, count, end += random() % 7});
+                for (std::uint32_t t = 0; t < count; ++t)
+                    single.push_back({b, first + t, 1, end + t * token});
+                end += count * token;
+            }
+            std::vector<float> rows(end);
+            std::normal_distribution<float> normal;
+            for (float& x : rows) x = normal(random);
+            INFO("rows ", static_cast<unsigned>(type), " blocks ", blocks);
+            const auto want = through(*cpu_device(), plan, blocks, single, rows, 1);
+            CHECK(through(device(), plan, blocks, runs, rows, runs.size()) == want);
+            CHECK(through(*cpu_device(), plan, blocks, runs, rows, runs.size(), *executor) == want);
+        }
+    }
+}
+
+TEST_CASE("small: a token that is named twice keeps the later row") {
+    const Plan plan(parse_scheme("kivi2").base, {1, 16}, {}, 0, {.rows = RowType::f32});
+    const std::vector<Run> runs{{0, 3, 5, 0}, {1, 0, 4, 100}, {0, 5, 2, 200}, {0, 2, 4, 300}};
+    std::vector<float> rows(400);
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i);
+    CHECK(through(device(), plan, 2, runs, rows, runs.size()) ==
+          through(*cpu_device(), plan, 2, runs, rows, 1));
 }
 
 // Each kernel, in as little as an interpreter goes through in a minute (make test-opencl-races).

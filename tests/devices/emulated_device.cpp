@@ -110,7 +110,6 @@ class EmulatedQueue final : public devices::Queue {
         std::memset(at(to, to_at), 0, bytes);
         return 0;
     }
-    int do_finish() noexcept override { return 0; }
     int do_run(devices::Kernel kernel, const Grid& grid,
                std::span<const Argument> arguments) noexcept override {
         ++launched;

@@ -204,7 +204,7 @@ def test_a_prompts_later_chunks_are_the_cpus(model, scheme, tmp_path, monkeypatc
         on_cpu = [lowkv.Cache.load(tmp_path / "prefix", model, device="cpu") for _ in range(2)]
         packed = run(model, on_cpu[0], part)
         with monkeypatch.context() as patch:
-            patch.setattr(lowkv.rows_attention, "_on_gpu", lambda rows: True)
+            patch.setattr(lowkv.rows_attention, "on_gpu", lambda rows: True)
             patch.setattr(lowkv.rows_attention, "_MANY", 70)
             patch.setattr(lowkv.layer.Layer, "_attend", None)
             got, decoded = (run(model, each, part) for each in (cache, on_cpu[1]))

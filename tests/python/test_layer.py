@@ -99,7 +99,7 @@ def test_sliding_window(scheme, window, queries):
 @pytest.fixture
 def decoding(monkeypatch):
     """Steps of 40 queries as on a GPU: torch attends to decoded rows, and the device to none."""
-    monkeypatch.setattr(lowkv.rows_attention, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr(lowkv.rows_attention, "on_gpu", lambda rows: True)
     monkeypatch.setattr(lowkv.rows_attention, "_MANY", 40)
     monkeypatch.setattr(Layer, "_attend", None)
     return monkeypatch

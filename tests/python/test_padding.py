@@ -54,3 +54,27 @@ def test_sequences_are_observed_one_by_one():
         assert layer.rows.wants_queries
         layer.rows.update_query_stats(torch.randn(1, 4, 512, 16), number)
     assert not layer.rows.wants_queries
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_queries_that_a_gpu_sums_up_weigh_channels_as_each_of_them_does(padded, monkeypatch):
+    def layer(on_gpu):
+        monkeypatch.setattr(lowkv.rows_attention, "on_gpu", lambda rows: on_gpu)
+        generator = torch.Generator().manual_seed(5)
+        spread = torch.logspace(-1, 1, 16)
+        keys, values = (torch.randn(2, 2, TOKENS, 16, generator=generator) for _ in range(2))
+        real = torch.arange(TOKENS).expand(2, -1) >= torch.tensor([[0], [250]]) if padded else None
+        its = lowkv.Cache(SCHEME, [None]).layers[0]
+        its.append(keys / spread, values)
+        its._observe(torch.randn(2, 4, TOKENS, 16, generator=generator) * spread, real)
+        its.pack()
+        return its
+
+    summed, each = layer(True), layer(False)
+    assert summed.rows.packed == each.rows.packed and each.rows.packed[1] > 0
+    assert summed.rows.wants_queries == each.rows.wants_queries
+    for got, want in zip(summed.full(), each.full(), strict=True):
+        torch.testing.assert_close(got, want)
+    with pytest.raises(lowkv.Error, match="weight 0"):
+        each.rows.update_query_stats(torch.randn(2, 4, 1, 16), None, 0)
