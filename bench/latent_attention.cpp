@@ -1,7 +1,7 @@
 // One decode step of latent attention (MLA) in one layer: stock ggml, whose values are the first
-// 512 channels of a key of 576, beside lowkv with each row packed as key and again as value.
-// Arguments: query heads, tokens, threads. docs/quality/mla.md says how to build it. Prints the
-// best of five: milliseconds, and what the rows take.
+// 512 channels of a key of 576, beside lowkv with each row packed once, or as key and again as
+// value. Arguments: query heads, tokens, threads. docs/quality/mla.md says how to build it. Prints
+// the best of five: milliseconds, and what the rows take.
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "ggml-cpu.h"
@@ -63,9 +64,10 @@ void stock(const Rows& from, ggml_type type) {
     ggml_free(context);
 }
 
-void packed_twice(const Rows& from, const char* text) {
+void packed(const Rows& from, const char* text, bool twice) {
     const lowkv::Scheme scheme = lowkv::parse_scheme(text);
-    const lowkv::Shape shape{.kv_heads = 1, .head_dim = key_channels};
+    const lowkv::Shape shape{
+        .kv_heads = 1, .head_dim = key_channels, .value_dim = twice ? 0 : value_channels};
     const auto store = std::make_shared<lowkv::Store>();
     const auto plan = std::make_shared<lowkv::Plan>(scheme.layer(0), shape);
     lowkv::Sequence sequence(store, plan, scheme.retention);
@@ -85,7 +87,8 @@ void packed_twice(const Rows& from, const char* text) {
     lowkv::AttentionWorkspace workspace;
     lowkv::OpenMPExecutor executor(from.threads);
     const lowkv::StoreStats stats = store->stats();
-    print(text, static_cast<double>(stats.packed_bytes + stats.exact_bytes),
+    const std::string name = std::string(text) + (twice ? " twice" : "");
+    print(name.c_str(), static_cast<double>(stats.packed_bytes + stats.exact_bytes),
           [&] { lowkv::attend(sequence, io, params, workspace, executor); });
 }
 
@@ -106,8 +109,8 @@ int main(int argc, char** argv) try {
     for (std::vector<float>* all : {&from.rows, &from.queries})
         for (float& x : *all) x = normal(random);
     for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) stock(from, type);
-    for (const char* scheme : {"exact", "lowkv1.5", "lowkv2", "lowkv2.8"})
-        packed_twice(from, scheme);
+    for (const char* scheme : {"exact", "lowkv3", "lowkv4", "int8"}) packed(from, scheme, false);
+    for (const char* scheme : {"lowkv1.5", "lowkv2.8"}) packed(from, scheme, true);
 } catch (const lowkv::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -43,9 +43,10 @@ OTHER = {"k": "v", "v": "k"}  # codecs of a scheme
 COPIES = {"one-k": "kk", "one-v": "vv", "two": "kv"}  # whose codec the key's copy has, and the value's
 STOCK = {"q8_0": 8.5, "q4_0": 4.5}
 EVEN, MEAN = "k=sorted-3333-head-trellis-2rows-weighted", "k=token-3-head-trellis-hadamard-mean"
+EVEN_4 = "k=sorted-4444-head-2rows-weighted"
 WAYS = ["q8_0", "lowkv4", "q4_0", "lowkv3", "lowkv2.8", "lowkv2",
         "one-k:q8_0", "one-k:lowkv4", "one-k:q4_0", "one-k:lowkv3", f"one-k:{EVEN}", f"one-k:{EVEN}:lowkv4",
-        f"one-k:{MEAN}", "one-v:lowkv4", "one-v:lowkv3:f16", "one-v:lowkv3", "one-v:lowkv2",
+        f"one-k:{EVEN_4}", f"one-k:{MEAN}", "one-v:lowkv4", "one-v:lowkv3:f16", "one-v:lowkv3", "one-v:lowkv2",
         "two:lowkv2.8", "two:lowkv2", "two:lowkv1.5"]
 KEY = ["newest", "window", "basis", "way"]
 BASES = ["random", "principal", "centred"]

@@ -108,6 +108,7 @@ inline void turn(const Rope& rope, std::int32_t position, std::vector<double>& x
 inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_t cell,
                                      std::uint32_t head, const std::vector<float>& matrix) {
     const Plan& plan = *p.plan;
+    if (plan.shape().latent()) which = Which::keys;
     const std::uint32_t d = plan.shape().head_dim, token = cell % plan.block_tokens();
     std::vector<std::byte> copy;
     const BlockView view = readable(*p.sequence, cell / plan.block_tokens(), copy);
@@ -242,14 +243,14 @@ inline std::vector<double> oracle(const Problem& p, const AttentionParams& param
     return out;
 }
 
-// Largest error of an output vector (one token's head) over that vector's largest element, worst
-// over all vectors. Infinite when anything is not finite.
+// Largest error of an output vector (one token's head, its first `channels`) over that vector's
+// largest element, worst over all vectors. Infinite when anything is not finite.
 inline double relative_error(const std::vector<float>& got, const std::vector<double>& want,
-                             std::uint32_t head_dim) {
+                             std::uint32_t head_dim, std::uint32_t channels) {
     double worst = 0;
     for (std::size_t at = 0; at < got.size(); at += head_dim) {
         double error = 0, size = 0;
-        for (std::size_t i = at; i < at + head_dim; ++i) {
+        for (std::size_t i = at; i < at + channels; ++i) {
             if (!std::isfinite(got[i])) return INFINITY;
             error = std::max(error, std::fabs(got[i] - want[i]));
             size = std::max(size, std::fabs(want[i]));
@@ -257,6 +258,10 @@ inline double relative_error(const std::vector<float>& got, const std::vector<do
         worst = std::max(worst, size > 0 ? error / size : error);
     }
     return worst;
+}
+inline double relative_error(const std::vector<float>& got, const std::vector<double>& want,
+                             std::uint32_t head_dim) {
+    return relative_error(got, want, head_dim, head_dim);
 }
 
 }  // namespace lowkv::test

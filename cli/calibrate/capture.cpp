@@ -154,12 +154,15 @@ class Recorder {
         const std::string what = "layer " + std::to_string(name->layer);
         if (const std::string why = attention.unsupported_heads(); !why.empty())
             throw Failure(what + " can't be calibrated: " + why);
-        const ggml_tensor &q = *attention.q, &k = *attention.k;
+        if (attention.shape().latent())
+            throw Failure(what +
+                          " can't be calibrated: its values are part of its keys "
+                          "(multi-head latent attention)");
+        const ggml_tensor& q = *attention.q;
         if (q.type != GGML_TYPE_F32 || q.ne[3] != 1 || attention.mask == nullptr ||
             attention.mask->type != GGML_TYPE_F16)
             throw Failure(what + " has an attention that can't be read along");
-        into.shape = {.kv_heads = static_cast<std::uint32_t>(k.ne[2]),
-                      .head_dim = static_cast<std::uint32_t>(k.ne[0])};
+        into.shape = attention.shape();
         if (into.keys.size() != windows_ * context_ * into.shape.channels() ||
             into.values.size() != into.keys.size())
             throw Failure(what + " reads another cache than it writes");

@@ -17,6 +17,10 @@ struct Rule {
     const char* losses;  // mean KLD from `exact`, 2,048 tokens of prose
 };
 constexpr Rule rules[] = {
+    {[](const ModelShape& shape) { return std::ranges::any_of(shape.layers, &Shape::latent); },
+     "lowkv2.8", "SmolLM2 135M written with latent rows", "Multi-head latent attention",
+     "rows of 3.4 bits, which lowkv1.5 to lowkv3 all have, .0014 to .0026, stock q4_0 .0045 to "
+     ".038 (1,024 tokens)"},
     {[](const ModelShape& shape) { return shape.key_bias >= large_key_bias; }, "lowkv2.8",
      "SmolLM2 135M with biases of Qwen2.5's size", "Keys with large biases",
      "lowkv2.8 .0015, lowkv4 .0004, lowkv2 .0030, as without biases; keys with one scale per token "

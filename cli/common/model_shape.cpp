@@ -162,16 +162,10 @@ class Header {
 
 void refuse_other_caches(const Header& header, const std::string& path) {
     const std::string what = path + " (" + header.architecture() + ")";
-    constexpr const char* left_f16 =
-        ", so every layer stays f16 and `lowkv run` stops; run it without lowkv";
-    if (header.any("attention.kv_lora_rank")) {
-        throw Failure(what +
-                      " has multi-head latent attention: its cache holds one latent row a token, "
-                      "not keys and values" +
-                      left_f16);
-    }
     if (header.any("attention.indexer."))
-        throw Failure(what + " has sparse attention, whose mask lowkv can't follow" + left_f16);
+        throw Failure(what +
+                      " has sparse attention, whose mask lowkv can't follow, so every layer stays "
+                      "f16 and `lowkv run` stops; run it without lowkv");
     const bool known = header.per_layer("attention.head_count_kv") ||
                        header.any("attention.recurrent_layers") ||
                        header.any("full_attention_interval") ||
@@ -250,6 +244,9 @@ Shape layer_shape(const Header& header, const std::string& path, std::size_t lay
     };
     const std::uint64_t keys = dimension("attention.key_length");
     const std::uint64_t values = dimension("attention.value_length");
+    // Multi-head latent attention: llama.cpp stores keys alone, and values are the first of them.
+    if (header.number("attention.key_length_mla", layer) && kv_heads == 1 && values < keys)
+        return {1, static_cast<std::uint32_t>(keys), static_cast<std::uint32_t>(values)};
     if (keys != values) {
         throw Failure(path + ": layer " + std::to_string(layer) + " has keys of " +
                       std::to_string(keys) + " and values of " + std::to_string(values) +

@@ -106,8 +106,9 @@ double cosine(const Proof& one, const Proof& other) {
 
 bool alike(const ggml::LayerReport& a, const ggml::LayerReport& b) {
     return a.packed == b.packed && a.cells == b.cells && a.kv_heads == b.kv_heads &&
-           a.head_dim == b.head_dim && a.cells_packed == b.cells_packed &&
-           a.cells_exact == b.cells_exact && a.packed_bytes == b.packed_bytes;
+           a.head_dim == b.head_dim && a.value_dim == b.value_dim &&
+           a.cells_packed == b.cells_packed && a.cells_exact == b.cells_exact &&
+           a.packed_bytes == b.packed_bytes;
 }
 
 std::string layer_table(const Layers& layers) {
@@ -155,8 +156,8 @@ std::string preset_table(const Model& model, const ModelCheck& check, const Laye
             double bytes = static_cast<double>(layer.f16_bytes_per_token);
             f16 += bytes;
             if (layer.packed) {
-                const Plan plan = neutral_plan(
-                    preset.scheme.base, {.kv_heads = layer.kv_heads, .head_dim = layer.head_dim});
+                const Plan plan = neutral_plan(preset.scheme.base,
+                                               {layer.kv_heads, layer.head_dim, layer.value_dim});
                 bytes = static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
             }
             token += bytes;

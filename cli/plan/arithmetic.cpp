@@ -71,11 +71,11 @@ std::optional<double> read_bytes(std::string_view text) {
 
 }  // namespace
 
-StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits,
+StoredLayers idealised(std::uint32_t layers, std::uint32_t numbers, double bits,
                        std::uint64_t most_tokens) {
-    const double token = 2.0 * channels * bits / 8;
+    const double token = numbers * bits / 8;
     return {.layers = layers,
-            .channels = channels,
+            .numbers = numbers,
             .block_tokens = 1,
             .exact_bytes = token,
             .packed_bytes = token,
@@ -86,7 +86,7 @@ double bits_per_element(const StoredCache& cache) {
     double bits = 0, elements = 0;
     for (const StoredLayers& stored : cache) {
         bits += 8 * stored.layers * stored.packed_bytes / stored.block_tokens;
-        elements += 2.0 * stored.layers * stored.channels;
+        elements += static_cast<double>(stored.layers) * stored.numbers;
     }
     return bits / elements;
 }

@@ -16,7 +16,7 @@ constexpr std::uint64_t all_tokens = std::uint64_t{1} << 40;
 // Layers that store alike. Blocks of consecutive tokens are exact first and packed later.
 struct StoredLayers {
     std::uint32_t layers = 0;
-    std::uint32_t channels = 0;  // kv_heads * head_dim
+    std::uint32_t numbers = 0;  // of a token: Shape::numbers()
     std::uint32_t block_tokens = 1;
     double exact_bytes = 0;                  // of one layer's block, keys and values
     double packed_bytes = 0;                 // the same block once packed, metadata included
@@ -26,7 +26,7 @@ struct StoredLayers {
 using StoredCache = std::vector<StoredLayers>;
 
 // Every element in `bits` bits: no window, no sinks, no blocks. Papers reckon so.
-StoredLayers idealised(std::uint32_t layers, std::uint32_t channels, double bits,
+StoredLayers idealised(std::uint32_t layers, std::uint32_t numbers, double bits,
                        std::uint64_t most_tokens = all_tokens);
 
 // Bits per element of packed blocks.

@@ -25,10 +25,12 @@ double told_bytes(const ModelShape& shape, const Scheme& scheme, std::uint64_t c
         const std::uint32_t channels = shape.layers[layer].channels();
         if (channels == 0) continue;
         const std::uint64_t cells = std::min(context, most_tokens(shape, layer));
-        for (const Part part : {Part::keys, Part::values})
+        for (const Part part : {Part::keys, Part::values}) {
+            if (part == Part::values && shape.layers[layer].latent()) continue;
             sum += static_cast<double>(
                 std::min<std::uint64_t>(ggml::packed_bytes(scheme, layer, part, channels, cells),
                                         std::uint64_t{2} * channels * cells));
+        }
     }
     return sum;
 }
@@ -54,7 +56,7 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
         if (first.kv_heads == 0) continue;
         const Plan plan = neutral_plan(codecs, first, nullptr, scheme.byte_rows(layer));
         cache.push_back({.layers = end - layer,
-                         .channels = first.channels(),
+                         .numbers = first.numbers(),
                          .block_tokens = plan.block_tokens(),
                          .exact_bytes = static_cast<double>(plan.exact_bytes()),
                          .packed_bytes = static_cast<double>(plan.packed_bytes()),
@@ -69,7 +71,7 @@ StoredCache idealised_cache(const ModelShape& shape, double bits) {
     for (std::size_t layer = 0; layer < shape.layers.size(); ++layer)
         if (shape.layers[layer].kv_heads > 0)
             cache.push_back(
-                idealised(1, shape.layers[layer].channels(), bits, most_tokens(shape, layer)));
+                idealised(1, shape.layers[layer].numbers(), bits, most_tokens(shape, layer)));
     return cache;
 }
 

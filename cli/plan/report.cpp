@@ -1,5 +1,7 @@
 #include "plan/report.h"
 
+#include <algorithm>
+
 #include "common/terminal.h"
 #include "nlohmann/json.hpp"
 
@@ -21,12 +23,16 @@ bool fits(const Planned& planned, const PlannedRow& row) {
 
 std::string heading(const Planned& planned) {
     const ModelShape& shape = planned.shape;
+    const bool latent = std::ranges::any_of(shape.layers, &Shape::latent);
     std::string text = shape.name + ": " + count(shape.layers.size()) + " layers, " +
                        span_of(shape.layers, &Shape::kv_heads) + " kv heads of " +
-                       span_of(shape.layers, &Shape::head_dim) + ", weights " +
-                       bytes(planned.shape.weights) + "\n" + count(planned.demand.context) +
-                       " tokens x batch " + count(planned.demand.batch) + ", memory " +
-                       bytes(planned.memory);
+                       span_of(shape.layers, &Shape::head_dim) +
+                       (latent ? ", whose first " + span_of(shape.layers, &Shape::value_dim) +
+                                     " channels are the values"
+                               : "") +
+                       ", weights " + bytes(planned.shape.weights) + "\n" +
+                       count(planned.demand.context) + " tokens x batch " +
+                       count(planned.demand.batch) + ", memory " + bytes(planned.memory);
     if (planned.bandwidth > 0) text += ", " + fixed(planned.bandwidth / 1e9, 1) + " GB/s";
     return text + "\n";
 }
@@ -101,6 +107,7 @@ std::string json(const Planned& planned) {
     for (std::size_t i = 0; i < planned.shape.layers.size(); ++i) {
         const Shape& layer = planned.shape.layers[i];
         Json row = {{"kv_heads", layer.kv_heads}, {"head_dim", layer.head_dim}};
+        if (layer.latent()) row["value_dim"] = layer.value_dim;
         if (i < planned.shape.sliding.size() && planned.shape.sliding[i])
             row["window"] = planned.shape.window;
         layers.push_back(row);

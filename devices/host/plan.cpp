@@ -77,6 +77,9 @@ void check_served(const Plan& plan, std::string_view device) {
         throw Error(
             ErrorCode::unsupported,
             std::string(device) + " has no kernels for rows=8: leave it out, or write rows=0");
+    if (plan.shape().latent())
+        throw Error(ErrorCode::unsupported,
+                    std::string(device) + " has no kernels for multi-head latent attention");
     for (const Part part : {Part::keys, Part::values}) {
         if (plan.part(part).on_devices()) continue;
         const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;

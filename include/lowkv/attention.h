@@ -42,7 +42,8 @@ struct AttentionParams {
     std::uint32_t decode_rows = 16;
 };
 
-// Query tokens of one sequence. q and out are f32, [token][head][head_dim] by strides in floats.
+// Query tokens of one sequence. q and out are f32, [token][head][head_dim] by strides in floats; of
+// a latent layer out has [Shape::value_dim].
 struct AttentionIO {
     const float* q = nullptr;
     std::size_t q_token_stride = 0, q_head_stride = 0;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -58,6 +59,7 @@ class Plan {
     // Error(invalid_scheme) for an illegal codec, Error(invalid_calibration) for a calibration that
     // is missing or doesn't fit. `implementation` names a kernel set; empty: the one that
     // LOWKV_IMPLEMENTATION forces, or the best this CPU runs. `layer` seeds a random rotation.
+    // A latent shape's scheme is latent_scheme() of the given one.
     Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation = {},
          std::uint32_t layer = 0, const LayerInputs& inputs = {});
 
@@ -72,6 +74,12 @@ class Plan {
     }
     const PackedPart& keys() const noexcept { return *keys_; }
     const PackedPart& values() const noexcept { return *values_; }
+    // The parts that a block stores: a latent layer's values are in its keys, and values() takes no
+    // bytes.
+    std::span<const Part> stored_parts() const noexcept {
+        static constexpr Part parts[] = {Part::keys, Part::values};
+        return std::span(parts).first(shape_.latent() ? 1 : 2);
+    }
 
     // The heads of a packed part share a section, which encode_shared() writes.
     bool has_shared() const noexcept { return keys_->shared_bytes() + values_->shared_bytes() > 0; }
@@ -87,9 +95,9 @@ class Plan {
     }
 
     // A block's two states. Exact: keys [channels][block_tokens], then values
-    // [block_tokens][channels], in elements of rows(): keys by channel and values by token, as
-    // attention reads them. Then the tokens' positions as i32, if the keys are packed as they were
-    // before RoPE.
+    // [block_tokens][channels] if they are stored, in elements of rows(): keys by channel and
+    // values by token, as attention reads them. Then the tokens' positions as i32, if the keys are
+    // packed as they were before RoPE.
     RowType rows() const noexcept { return rows_; }
     // Each part has one byte an element instead, behind them the scales of groups of byte_group
     // channels of a head and token, bf16 [group][token], and their zeros, u8 [group][token];
@@ -108,7 +116,9 @@ class Plan {
     // The same plan with exact rows as the host has them: how packed blocks are read out.
     const Plan& host() const noexcept { return host_ ? *host_ : *this; }
     bool has_positions() const noexcept { return keys_->has_positions(); }
-    std::size_t exact_positions_offset() const noexcept { return 2 * exact_part_bytes(); }
+    std::size_t exact_positions_offset() const noexcept {
+        return stored_parts().size() * exact_part_bytes();
+    }
     std::size_t exact_bytes() const noexcept { return exact_positions_offset() + position_bytes(); }
     std::size_t exact_part_bytes() const noexcept {
         if (byte_rows()) return byte_zeros_offset() + std::size_t{byte_groups()} * block_tokens_;
@@ -116,14 +126,19 @@ class Plan {
     }
     // An exact block rounded to f16, which is what quantizers encode and decode, in the same order.
     std::size_t f16_part_bytes() const noexcept { return keys_->shape().exact_bytes(); }
-    std::size_t f16_bytes() const noexcept { return 2 * f16_part_bytes() + position_bytes(); }
+    std::size_t f16_positions_offset() const noexcept {
+        return stored_parts().size() * f16_part_bytes();
+    }
+    std::size_t f16_bytes() const noexcept { return f16_positions_offset() + position_bytes(); }
     // Packed: the keys' part, then the values' part.
     std::size_t packed_bytes() const noexcept { return keys_->bytes() + values_->bytes(); }
 
     // Bits per element of the packed part, all metadata and padding included.
     double key_bits() const noexcept;
     double value_bits() const noexcept;
-    double bits_per_element() const noexcept { return (key_bits() + value_bits()) / 2; }
+    double bits_per_element() const noexcept {
+        return (key_bits() + value_bits()) / static_cast<double>(stored_parts().size());
+    }
 
     std::string_view implementation() const noexcept;
     const kernels::Table& kernels() const noexcept { return *kernels_; }

@@ -92,7 +92,7 @@ class Device {
     // sequence but its own: a NaN becomes 0, what is beyond +-65504 becomes that.
     virtual void write_rows(const Plan& plan, Part part, std::span<const BlockRows<std::byte>> to,
                             const Rows& rows, Executor& executor) noexcept = 0;
-    // Rows of the plan's type.
+    // Rows of the plan's type. A latent plan's values are the first channels of its keys.
     virtual void read_rows(const Plan& plan, Part part,
                            std::span<const BlockRows<const std::byte>> from, const RowsOut& rows,
                            Executor& executor) const noexcept = 0;

@@ -33,7 +33,15 @@ class PackedPart;
 struct Shape {
     std::uint32_t kv_heads = 0;
     std::uint32_t head_dim = 0;  // a multiple of 16, at most 576 (256 by row)
+    // Above 0: multi-head latent attention. There is one head, its values are the first value_dim
+    // channels of its keys, and they have no rows of their own.
+    std::uint32_t value_dim = 0;
     std::uint32_t channels() const noexcept { return kv_heads * head_dim; }
+    bool latent() const noexcept { return value_dim != 0; }
+    // Numbers that a token stores.
+    std::uint32_t numbers() const noexcept { return latent() ? channels() : 2 * channels(); }
+    // Channels of a head's value, and of what attention makes of it.
+    std::uint32_t out_dim() const noexcept { return latent() ? value_dim : head_dim; }
     friend bool operator==(const Shape&, const Shape&) = default;
 };
 

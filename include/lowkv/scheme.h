@@ -263,6 +263,7 @@ struct Preset {
     std::string_view source;   // the paper, or what stands in for one
     bool recommended;          // one would use it; the others are there to compare with
     Scheme scheme;
+    Codec latent;  // of rows that are key and value at once (latent_scheme())
 };
 
 // What to use when nothing is said (docs/quality.md).
@@ -273,6 +274,10 @@ std::span<const Preset> presets();
 
 // The one whose codecs these are; null: none.
 const Preset* preset_of(const LayerScheme& codecs);
+
+// How a layer of multi-head latent attention is stored: its rows by the codec that a preset has for
+// such, else by the key codec. Nothing is stored by the value codec, which is exact.
+LayerScheme latent_scheme(const LayerScheme& scheme);
 
 // Throws Error(invalid_scheme) with the offending word, its place and the legal values.
 Scheme parse_scheme(std::string_view text);

@@ -19,7 +19,16 @@ AttentionOp::AttentionOp(const ggml_tensor& node)
     softcap = parameter(2);
 }
 
+Shape AttentionOp::shape() const {
+    const bool latent = root(k) == root(v) && k->ne[2] == 1 && v->view_offs == k->view_offs &&
+                        v->nb[1] == k->nb[1] && v->nb[3] == k->nb[3];
+    return {.kv_heads = static_cast<std::uint32_t>(k->ne[2]),
+            .head_dim = static_cast<std::uint32_t>(k->ne[0]),
+            .value_dim = latent ? static_cast<std::uint32_t>(v->ne[0]) : 0};
+}
+
 std::string AttentionOp::unsupported_heads() const {
+    if (shape().latent()) return {};
     if (root(k) == root(v)) return "its values are part of its keys (multi-head latent attention)";
     if (k->ne[0] != v->ne[0])
         return "its keys have " + std::to_string(k->ne[0]) + " channels per head and its values " +
@@ -51,7 +60,7 @@ bool AttentionOp::served_layout() const {
                (view->ne[3] == 1 || view->nb[3] == whole->nb[2]) &&
                view->view_offs % whole->nb[2] == 0 && view->ne[0] * view->ne[2] == whole->ne[0];
     };
-    if (!views_all_rows(k, keys) || !views_all_rows(v, values)) return false;
+    if (!views_all_rows(k, keys) || !(shape().latent() || views_all_rows(v, values))) return false;
     if (k->view_offs / keys->nb[2] != v->view_offs / values->nb[2]) return false;
     if (k->ne[1] != v->ne[1] || k->ne[3] != v->ne[3] || q->ne[3] != k->ne[3]) return false;
     if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || q->ne[2] % k->ne[2] != 0)

@@ -19,6 +19,9 @@ struct AttentionOp {
 
     explicit AttentionOp(const ggml_tensor& node);
 
+    // Of the cache that it reads. Values may be the first channels of the only head's keys, as of
+    // multi-head latent attention.
+    Shape shape() const;
     // Why the heads can't be served packed; empty if they can.
     std::string unsupported_heads() const;
     // Whether the layout of this very node is the one that we serve.

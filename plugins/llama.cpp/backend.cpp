@@ -245,7 +245,7 @@ void Backend::see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTe
         for (std::size_t t = 0; t < io.tokens; ++t)
             for (std::size_t h = 0; h < io.heads; ++h)
                 std::fill_n(io.out + t * io.out_token_stride + h * io.out_head_stride,
-                            layer.shape().head_dim, 0.0f);
+                            layer.shape().out_dim(), 0.0f);
         return;
     }
     std::vector<BlockView>& blocks = stream_views_[index].blocks;

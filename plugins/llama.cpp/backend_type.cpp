@@ -131,8 +131,7 @@ void learn_heads(const ggml_tensor& op) {
     if (const std::string why = attention.unsupported_mask(); !why.empty())
         keys->layer->learn_refusal(why);
     if (reason.empty())
-        keys->layer->learn_shape(static_cast<std::uint32_t>(attention.k->ne[2]),
-                                 static_cast<std::uint32_t>(attention.k->ne[0]));
+        keys->layer->learn_shape(attention.shape());
     else
         keys->layer->learn_unsupported(reason);
 }

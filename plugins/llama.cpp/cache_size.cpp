@@ -22,19 +22,26 @@ bool packable(const ggml_tensor& tensor, const Setting& setting) {
 // The sizes of one block; zeros if no head size fits.
 struct BlockSizes {
     std::size_t keys = 0, values = 0, exact = 0;
+    bool latent = false;  // keys without values may be latent rows, which are packed
 };
+
+// Of multi-head latent attention, in all models that llama.cpp has it for.
+constexpr Shape latent_shape{.kv_heads = 1, .head_dim = 576, .value_dim = 512};
 
 // The heads are not known when llama.cpp asks for the size, and the padding of a packed block
 // depends on them a little: take the worst of the head sizes that fit.
 BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels, bool byte_rows) {
     BlockSizes sizes;
-    for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 512u, 576u}) {
-        if (channels % head_dim != 0) continue;
+    std::vector<Shape> shapes;
+    for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 512u, 576u})
+        if (channels % head_dim == 0)
+            shapes.push_back({.kv_heads = channels / head_dim, .head_dim = head_dim});
+    if (channels == latent_shape.channels()) shapes.push_back(latent_shape);
+    for (const Shape& shape : shapes) {
         try {
             // A calibration changes no size.
-            const Plan plan =
-                neutral_plan(scheme, {.kv_heads = channels / head_dim, .head_dim = head_dim},
-                             nullptr, byte_rows);
+            const Plan plan = neutral_plan(scheme, shape, nullptr, byte_rows);
+            sizes.latent |= shape.latent();
             sizes.keys = std::max(sizes.keys, plan.keys().bytes());
             sizes.values = std::max(sizes.values, plan.values().bytes());
             sizes.exact = std::max(sizes.exact, plan.exact_part_bytes());
@@ -94,6 +101,17 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }
 
+namespace {
+
+bool may_be_latent(const ggml_tensor& keys, const Setting& setting) {
+    const auto layer = static_cast<std::uint32_t>(parse_cache_name(keys.name)->layer);
+    return block_sizes(setting.scheme.layer(layer), static_cast<std::uint32_t>(keys.ne[0]),
+                       setting.scheme.byte_rows(layer))
+        .latent;
+}
+
+}  // namespace
+
 std::size_t SizeAnswers::first_answer(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const std::size_t packed = packed_bytes(tensor, setting);
@@ -106,8 +124,10 @@ std::size_t SizeAnswers::first_answer(const ggml_tensor& tensor, const Setting& 
         last_ = {};
         return apart ? nominal + missing : packed;
     }
-    // Keys after the keys of a lower layer: that one has no values, so this one has none either.
-    const bool alone = name->tag == last_.tag && last_.layer >= 0 && name->layer > last_.layer;
+    // Keys after the keys of a lower layer: that one has no values, so this one has none either,
+    // and neither is packed unless they are latent rows.
+    const bool alone = name->tag == last_.tag && last_.layer >= 0 && name->layer > last_.layer &&
+                       !may_be_latent(tensor, setting);
     last_ = {.tag = name->tag,
              .layer = name->layer,
              .channels = tensor.ne[0],

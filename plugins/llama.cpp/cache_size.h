@@ -23,9 +23,9 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting);
 
 // The answers to llama.cpp, which asks for a layer's keys and then for its values. Only the second
-// question shows that a layer can't be packed (no values, or of another width): its answer makes up
-// for the first. ggml asks three times per tensor and aborts if the answers differ, so each is
-// kept.
+// question shows that a layer can't be packed (no values, though its keys are no latent rows, or
+// values of another width): its answer makes up for the first. ggml asks three times per tensor and
+// aborts if the answers differ, so each is kept.
 class SizeAnswers {
   public:
     std::size_t bytes(const ggml_tensor& tensor, const Setting& setting);

@@ -43,7 +43,7 @@ ggml_status Backend::shift_stream(const ggml_tensor& node, CacheTensor& target,
                                   std::uint32_t stream, const std::int32_t* moved) {
     LayerCache& layer = *target.layer;
     layer.follow(stream, *executor_);
-    layer.move_units(stream, shift_of(node), moved, cells_);
+    layer.move_units(stream, shift_of(node, layer.shape()), moved, cells_);
     const std::vector<LayerCache::Placed> rows = layer.by_place(Part::keys, stream, cells_);
 
     constexpr std::size_t batch = 1024;

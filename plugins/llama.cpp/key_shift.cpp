@@ -7,9 +7,10 @@
 
 namespace lowkv::ggml {
 
-std::optional<Rope> shift_of(const ggml_tensor& node) {
+std::optional<Rope> shift_of(const ggml_tensor& node, const Shape& shape) {
     constexpr float rounding = 1e-5f;  // of YaRN's magnitude and what llama.cpp divides it by
-    if (node.view_src != nullptr && node.view_offs % node.nb[2] != 0) return std::nullopt;
+    const std::size_t first = shape.value_dim * sizeof(ggml_fp16_t);
+    if (node.view_offs % node.nb[2] != first) return std::nullopt;
     try {
         Rope rope = rope_of(node);
         if (std::abs(rope.magnitude - 1.0f) > rounding) return std::nullopt;
@@ -20,8 +21,9 @@ std::optional<Rope> shift_of(const ggml_tensor& node) {
     }
 }
 
-KeyShift::KeyShift(const Rope& rope, std::int32_t distance)
-    : to_second_(rope.pairs == Rope::Pairs::halves ? rope.frequencies.size() : 1),
+KeyShift::KeyShift(const Rope& rope, const Shape& shape, std::int32_t distance)
+    : first_(shape.value_dim),
+      to_second_(rope.pairs == Rope::Pairs::halves ? rope.frequencies.size() : 1),
       to_next_(rope.pairs == Rope::Pairs::halves ? 1 : 2) {
     cosine_.reserve(rope.frequencies.size());
     sine_.reserve(rope.frequencies.size());
@@ -33,6 +35,7 @@ KeyShift::KeyShift(const Rope& rope, std::int32_t distance)
 }
 
 void KeyShift::turn(float* head) const noexcept {
+    head += first_;
     for (std::size_t i = 0; i < cosine_.size(); ++i) {
         float& a = head[i * to_next_];
         float& b = head[i * to_next_ + to_second_];

@@ -13,18 +13,19 @@
 
 namespace lowkv::ggml {
 
-// What a served ROPE node does to keys, if that is a rotation of whole heads and nothing else; none
-// where it scales them too, leaves out a head's first channels or is unknown to rope_of().
-std::optional<Rope> shift_of(const ggml_tensor& node);
+// What a served ROPE node does to keys of the shape, if that is a rotation and nothing else; none
+// where it scales them too or is unknown to rope_of(). It begins with a head's first channel, in a
+// latent row with the one behind the values; none where it begins elsewhere.
+std::optional<Rope> shift_of(const ggml_tensor& node, const Shape& shape);
 
-// The rotation by one distance.
+// The rotation of keys of the shape by one distance.
 class KeyShift {
   public:
-    KeyShift(const Rope& rope, std::int32_t distance);
+    KeyShift(const Rope& rope, const Shape& shape, std::int32_t distance);
     void turn(float* head) const noexcept;
 
   private:
-    std::size_t to_second_, to_next_;
+    std::size_t first_, to_second_, to_next_;
     std::vector<float> cosine_, sine_;  // per pair
 };
 

@@ -23,9 +23,9 @@ void LayerCache::add_tensor(Part part, const ggml_tensor& tensor) {
     streams_ = static_cast<std::uint32_t>(tensor.ne[2]);
 }
 
-void LayerCache::learn_shape(std::uint32_t kv_heads, std::uint32_t head_dim) {
+void LayerCache::learn_shape(const Shape& shape) {
     if (mode_ != Mode::undecided) return;
-    shape_ = {.kv_heads = kv_heads, .head_dim = head_dim};
+    shape_ = shape;
     reason_.clear();
 }
 
@@ -53,8 +53,9 @@ bool LayerCache::wants_rope() const {
 std::string LayerCache::why_not_packed() {
     const Half& k = half(Part::keys);
     const Half& v = half(Part::values);
-    if (!k.present || !v.present) return "it has no separate keys and values";
-    if (!k.f16 || !v.f16)
+    const bool latent = shape_.latent();
+    if (!k.present || (!v.present && !latent)) return "it has no separate keys and values";
+    if (!k.f16 || !(v.f16 || latent))
         return "its cache type is not f16 (drop -ctk and -ctv, or a draft's -ctkd and -ctvd)";
     if (!shape_known())
         return reason_.empty()
@@ -63,7 +64,8 @@ std::string LayerCache::why_not_packed() {
                    : reason_;
     if (!refusal_.empty()) return refusal_;
     const std::size_t row = std::size_t{2} * shape_.channels();
-    if (k.row_bytes != row || v.row_bytes != row) return "its keys and values differ in width";
+    if (k.row_bytes != row || !(v.row_bytes == row || latent))
+        return "its keys and values differ in width";
     try {
         LayerInputs inputs;
         inputs.rope = rope_ ? &*rope_ : nullptr;

@@ -1,7 +1,8 @@
 #pragma once
 // One layer of llama.cpp's cache: the tensors cache_k_l<N> and cache_v_l<N>, nominally f16
-// [channels, cells, streams]. Per stream it is two lowkv::Sequences instead: exact rows, each at
-// its cell, and packed rows, where the stream's CellGroups put them.
+// [channels, cells, streams]; of multi-head latent attention the first alone. Per stream it is two
+// lowkv::Sequences instead: exact rows, each at its cell, and packed rows, where the stream's
+// CellGroups put them.
 //
 // What a layer is gets known in two steps. Its tensors come when the buffer is filled; the split of
 // the channels into heads is only seen in FLASH_ATTN_EXT, when the host asks whether we support it.
@@ -48,7 +49,7 @@ class LayerCache {
     std::size_t nominal_bytes(Part part) const noexcept { return half(part).bytes; }
 
     // What FLASH_ATTN_EXT says about the heads, or why it can't be served packed.
-    void learn_shape(std::uint32_t kv_heads, std::uint32_t head_dim);
+    void learn_shape(const Shape& shape);
     void learn_unsupported(const std::string& reason);
     void learn_no_flash_attention();
     // What speaks against packing whatever the heads are.

@@ -21,6 +21,7 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
         s.tiers[unit] + std::size_t{1} != plans_.size() || moved_by(stream_index, unit) != 0)
         return {};
     const Sequence& packed = s.packed.back();
+    both = both || shape_.latent();
     const bool keys = both || part == Part::keys, values = both || part == Part::values;
     UnitCodes codes{.layer = index_,
                     .keys = keys,
@@ -96,7 +97,8 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     if (!found.values) only = Part::keys;
     if (!found.keys) only = Part::values;
     s.packed[s.tiers[unit]].put_packed(blocks, codes, only);
-    if (found.keys && found.values) trackers_[stream_index].came_as_codes(found.rows);
+    if (found.keys && found.values && !shape_.latent())
+        trackers_[stream_index].came_as_codes(found.rows);
     (found.values ? s.done : s.keys)[unit] = groups.generations()[unit];
     s.keys_wait |= !found.values;
 }

@@ -217,6 +217,7 @@ void LayerCache::follow_keys(std::uint32_t stream_index, Executor& executor) {
     if (plan().scheme().exact() ||
         state(stream_index).version == trackers_[stream_index].groups().version())
         return;
+    if (plan().shape().latent()) return follow(stream_index, executor);  // no values come
     decoded_from_ = nullptr;
     take_units(stream_index, Portion::keys, executor);
     drop_unused(stream_index);

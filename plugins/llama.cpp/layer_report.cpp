@@ -31,6 +31,7 @@ LayerReport report_of(const LayerCache& layer) {
     if (!report.packed) return report;
     report.kv_heads = layer.plan().shape().kv_heads;
     report.head_dim = layer.plan().shape().head_dim;
+    report.value_dim = layer.plan().shape().value_dim;
     for (std::uint32_t stream = 0; stream < layer.streams(); ++stream) {
         add_bytes(layer.stream(stream).exact, report);
         for (const Sequence& tier : layer.stream(stream).packed) add_bytes(tier, report);

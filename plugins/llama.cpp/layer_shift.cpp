@@ -62,7 +62,7 @@ void LayerCache::turn_rows(std::uint32_t stream_index, std::uint32_t first, std:
         const std::uint32_t unit = (first + i) / unit_rows;
         const std::uint32_t end = std::min(count, (unit + 1) * unit_rows - first);
         if (const std::int32_t distance = moved_by(stream_index, unit); distance != 0) {
-            const KeyShift shift(*shift_rope_, direction * distance);
+            const KeyShift shift(*shift_rope_, shape_, direction * distance);
             for (std::size_t at = std::size_t{i} * shape_.kv_heads;
                  at < std::size_t{end} * shape_.kv_heads; ++at)
                 shift.turn(rows + at * shape_.head_dim);

@@ -62,7 +62,7 @@ struct LayerReport {
     std::uint32_t cells = 0;  // a stream's room: fewer than the context's where the layer slides
     std::size_t f16_bytes_per_token = 0;  // what stock llama.cpp would hold
     // Of a packed layer: its shape, the written cells of all streams, and the bytes that hold them.
-    std::uint32_t kv_heads = 0, head_dim = 0;
+    std::uint32_t kv_heads = 0, head_dim = 0, value_dim = 0;  // Shape
     std::size_t cells_packed = 0, cells_exact = 0;
     std::size_t packed_bytes = 0, exact_bytes = 0;
 };

@@ -62,7 +62,7 @@ void MixedAttention::add(const LayerCache& layer, const SequenceAttention& whole
     part.lse.resize(queries);
     if (kind.moved != 0) {
         part.queries.resize(queries * head_dim);
-        const KeyShift back(layer.shift_rope(), -kind.moved);
+        const KeyShift back(layer.shift_rope(), layer.shape(), -kind.moved);
         executor.parallel_for(io.tokens, [&](std::size_t token, unsigned) {
             for (std::size_t head = 0; head < io.heads; ++head) {
                 float* q = part.queries.data() + (token * io.heads + head) * head_dim;
@@ -96,8 +96,7 @@ void MixedAttention::attend(const LayerCache& layer, AttentionParams params,
     std::size_t first = 0;
     for (std::size_t i = 0; i < used_; ++i) {
         if (!parts_[i].remainder) continue;
-        join(std::span(parts_).subspan(first, i - first), parts_[i], layer.shape().head_dim,
-             executor);
+        join(std::span(parts_).subspan(first, i - first), parts_[i], layer.shape(), executor);
         first = i + 1;
     }
     // A prompt's are large.
@@ -106,7 +105,7 @@ void MixedAttention::attend(const LayerCache& layer, AttentionParams params,
         if (part.out.capacity() > most_floats) part = {};
 }
 
-void MixedAttention::join(std::span<const Part> parts, const Part& remainder, std::size_t head_dim,
+void MixedAttention::join(std::span<const Part> parts, const Part& remainder, const Shape& shape,
                           Executor& executor) {
     const AttentionIO& io = remainder.attention.io;
     executor.parallel_for(io.tokens, [&](std::size_t token, unsigned) {
@@ -120,11 +119,11 @@ void MixedAttention::join(std::span<const Part> parts, const Part& remainder, st
             float* out = io.out + token * io.out_token_stride + head * io.out_head_stride;
             const auto weight = [&](float lse) { return std::exp(lse - top) / total; };
             const float own = weight(remainder.lse[i]);
-            for (std::size_t c = 0; c < head_dim; ++c) out[c] *= own;
+            for (std::size_t c = 0; c < shape.out_dim(); ++c) out[c] *= own;
             for (const Part& part : parts) {
                 const float its = weight(part.lse[i]);
-                const float* from = part.out.data() + i * head_dim;
-                for (std::size_t c = 0; c < head_dim; ++c) out[c] += its * from[c];
+                const float* from = part.out.data() + i * shape.head_dim;
+                for (std::size_t c = 0; c < shape.out_dim(); ++c) out[c] += its * from[c];
             }
         }
     });

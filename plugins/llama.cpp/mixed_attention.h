@@ -44,7 +44,7 @@ class MixedAttention {
     Part& next();
     void add(const LayerCache& layer, const SequenceAttention& whole, std::size_t first_row,
              std::size_t rows, Kind kind, Executor& executor);
-    static void join(std::span<const Part> parts, const Part& remainder, std::size_t head_dim,
+    static void join(std::span<const Part> parts, const Part& remainder, const Shape& shape,
                      Executor& executor);
 };
 

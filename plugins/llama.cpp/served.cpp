@@ -24,12 +24,11 @@ bool served_attention(const ggml_tensor& op) {
     const AttentionOp attention(op);
     const CacheTensor* keys = cache_tensor(attention.k);
     const CacheTensor* values = cache_tensor(attention.v);
-    if (keys == nullptr || values == nullptr || keys->layer != values->layer ||
-        keys->part == values->part || !attention.unsupported_heads().empty() ||
-        !attention.served_layout())
-        return false;
-    const Shape& shape = keys->layer->shape();
-    return shape.head_dim == attention.k->ne[0] && shape.kv_heads == attention.k->ne[2];
+    const Shape shape = attention.shape();
+    return keys != nullptr && values != nullptr && keys->layer == values->layer &&
+           (keys->part == values->part) == shape.latent() &&
+           attention.unsupported_heads().empty() && attention.served_layout() &&
+           keys->layer->shape() == shape;
 }
 
 // A context shift: in place, on a view [n_rot, kv_heads, cells * streams] of a layer's keys, with

@@ -26,11 +26,15 @@ AttentionSplit split_rows(const Shape& shape, const SequenceAttention& sequence,
     const AttentionIO& io = sequence.io;
     AttentionSplit split;
     split.rows = io.tokens * (io.heads / shape.kv_heads);
-    split.decode = split.rows <= params.decode_rows;
+    split.decode = split.rows <= params.decode_rows && !shape.latent();
     if (split.rows == 0) return split;
     if (split.decode) {
         split.chunks = ceil_div(split.rows, decode_max_rows);
         split.chunk_rows = ceil_div(split.rows, split.chunks);
+    } else if (shape.latent()) {
+        // What is expanded of a tile serves as many rows as there can be.
+        split.chunks = ceil_div(split.rows, prefill_max_rows);
+        split.chunk_rows = round_up(ceil_div(split.rows, split.chunks), decode_max_rows);
     } else {
         // Small prompts get smaller chunks, so that every thread has work. Whole fours, as kernels
         // multiply them.
@@ -45,7 +49,8 @@ AttentionSplit split_rows(const Shape& shape, const SequenceAttention& sequence,
 }
 
 // `tasks`: of all sequences, if no cells are cut.
-void set_ranges(AttentionSplit& split, std::uint32_t n_cells, std::size_t tasks, unsigned threads) {
+void set_ranges(AttentionSplit& split, const Shape& shape, std::uint32_t n_cells, std::size_t tasks,
+                unsigned threads) {
     const std::uint32_t cells = n_cells - split.first_cell;
     std::uint32_t ranges = 1;
     constexpr unsigned enough = 16;  // tasks for each thread
@@ -55,6 +60,8 @@ void set_ranges(AttentionSplit& split, std::uint32_t n_cells, std::size_t tasks,
         // joining them costs more than it gains.
         const std::uint32_t even = threads / std::gcd(static_cast<unsigned>(tasks), threads);
         if (even > 1) ranges = std::min(2 * even, ceil_div(cells, span_tokens));
+    } else if (shape.latent() && threads > 1) {
+        ranges = static_cast<std::uint32_t>(ceil_div(std::size_t{2} * threads, tasks));
     }
     const std::uint32_t spans = std::max(ceil_div(cells, span_tokens), 1u);
     split.range_cells = ceil_div(spans, std::max(ranges, 1u)) * span_tokens;
@@ -64,11 +71,11 @@ void set_ranges(AttentionSplit& split, std::uint32_t n_cells, std::size_t tasks,
 // One row's result from its ranges' partial maxima, sums and outputs (`stride` apart). Returns the
 // logarithm of the softmax's denominator.
 float join(const float* max, const float* sum, std::size_t stride, const float* out,
-           std::size_t out_stride, std::uint32_t ranges, std::uint32_t head_dim,
+           std::size_t out_stride, std::uint32_t ranges, std::uint32_t channels,
            const float* sink_logit, float* result) noexcept {
     float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
     for (std::uint32_t i = 0; i < ranges; ++i) top = std::max(top, max[i * stride]);
-    std::fill_n(result, head_dim, 0.0f);
+    std::fill_n(result, channels, 0.0f);
     if (top == -INFINITY) return top;
     float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
     for (std::uint32_t i = 0; i < ranges; ++i) {
@@ -76,10 +83,10 @@ float join(const float* max, const float* sum, std::size_t stride, const float* 
         if (weight == 0.0f) continue;
         total += sum[i * stride] * weight;
         const float* part = out + i * out_stride;
-        for (std::uint32_t c = 0; c < head_dim; ++c) result[c] += part[c] * weight;
+        for (std::uint32_t c = 0; c < channels; ++c) result[c] += part[c] * weight;
     }
     const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (std::uint32_t c = 0; c < head_dim; ++c) result[c] *= inverse;
+    for (std::uint32_t c = 0; c < channels; ++c) result[c] *= inverse;
     return top + std::log(total);
 }
 
@@ -138,7 +145,7 @@ class Call {
         bool prefills = false;
         for (AttentionJob& job : work_.jobs) {
             const AttentionIO& io = job.sequence->io;
-            set_ranges(job.split, io.n_cells, tasks, threads);
+            set_ranges(job.split, plan_.shape(), io.n_cells, tasks, threads);
             const std::size_t chunks = std::size_t{kv_heads()} * job.split.chunks;
             job.first_task = tasks_;
             job.first_chunk = chunks_;
@@ -267,7 +274,7 @@ class Call {
         const auto join_into = [&](const float* from, float* result) {
             return join(work_.max.data() + first_row, work_.sum.data() + first_row, stride,
                         from + first_row * head_dim(), stride * head_dim(), job.split.ranges,
-                        head_dim(), sink_logit, result);
+                        plan_.shape().out_dim(), sink_logit, result);
         };
         float* result = io.out + at.token * io.out_token_stride + at.head * io.out_head_stride;
         const float lse = join_into(out_, result);

@@ -44,6 +44,7 @@ struct FixedSpan {
 };
 constexpr std::size_t checked_from = offsetof(Fixed, inputs);
 constexpr std::uint32_t has_positions = 1, has_queries = 2;  // flags
+constexpr unsigned value_dim_shift = 16;                     // behind them: Shape::value_dim
 static_assert(sizeof(QueryRecord) == 16);
 static_assert(sizeof(Fixed) == 88 && checked_from == 32 && sizeof(FixedSpan) == 12);
 
@@ -190,7 +191,8 @@ ImageLayout lay_out(const ImageHeader& header) {
         } else {
             const std::size_t tokens = times(header.batch, span.tokens);
             part.values = plus(part.begin, times(tokens, row));
-            part.end = part.positions = plus(part.values, times(tokens, row));
+            const std::size_t values = identity.shape.latent() ? 0 : times(tokens, row);
+            part.end = part.positions = plus(part.values, values);
             if (identity.positions) part.end = plus(part.end, times(tokens, sizeof(std::int32_t)));
         }
         layout.bytes = aligned(part.end);
@@ -209,24 +211,25 @@ void seal_image(const ImageHeader& header, std::span<std::byte> image) {
                                                      " bytes does not fit into " +
                                                      std::to_string(image.size()));
     const ImageIdentity& identity = header.identity;
-    Fixed fixed{
-        .magic = magic,
-        .version = image_version,
-        .header_bytes = static_cast<std::uint32_t>(layout.header_bytes),
-        .bytes = layout.bytes,
-        .checksum = 0,
-        .inputs = identity.inputs,
-        .packed_bytes = identity.packed_bytes,
-        .block_tokens = identity.block_tokens,
-        .kv_heads = identity.shape.kv_heads,
-        .head_dim = identity.shape.head_dim,
-        .layer = identity.layer,
-        .batch = header.batch,
-        .tokens = header.tokens,
-        .rows = static_cast<std::uint32_t>(identity.rows),
-        .flags = (identity.positions ? has_positions : 0) | (header.queries ? has_queries : 0),
-        .spans = static_cast<std::uint32_t>(header.spans.size()),
-        .text = static_cast<std::uint32_t>(identity.scheme.size())};
+    Fixed fixed{.magic = magic,
+                .version = image_version,
+                .header_bytes = static_cast<std::uint32_t>(layout.header_bytes),
+                .bytes = layout.bytes,
+                .checksum = 0,
+                .inputs = identity.inputs,
+                .packed_bytes = identity.packed_bytes,
+                .block_tokens = identity.block_tokens,
+                .kv_heads = identity.shape.kv_heads,
+                .head_dim = identity.shape.head_dim,
+                .layer = identity.layer,
+                .batch = header.batch,
+                .tokens = header.tokens,
+                .rows = static_cast<std::uint32_t>(identity.rows),
+                .flags = (identity.positions ? has_positions : 0) |
+                         (header.queries ? has_queries : 0) |
+                         identity.shape.value_dim << value_dim_shift,
+                .spans = static_cast<std::uint32_t>(header.spans.size()),
+                .text = static_cast<std::uint32_t>(identity.scheme.size())};
     each_padding(header, layout, [&](std::size_t begin, std::size_t end) {
         std::ranges::fill(image.subspan(begin, end - begin), std::byte{0});
     });
@@ -251,7 +254,9 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
     // The checksum shows damage, not mistakes.
     const std::uint32_t legal =
         fixed.version == oldest_image_version ? has_positions : has_positions | has_queries;
-    if ((fixed.flags & ~legal) != 0)
+    const std::uint32_t value_dim = fixed.flags >> value_dim_shift;
+    if ((fixed.flags & ~legal) != value_dim << value_dim_shift ||
+        (value_dim > 0 && fixed.version == oldest_image_version) || value_dim > fixed.head_dim)
         refuse("flags: " + std::to_string(fixed.flags) + "; legal: 0 to " + std::to_string(legal));
     // A span has a part of its own, so it takes `alignment` bytes or more beside its entry.
     const std::size_t spans_bytes = times(fixed.spans, sizeof(FixedSpan) + alignment);
@@ -260,7 +265,7 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
                std::to_string(fixed.text) + " letters do not fit into it");
     ImageHeader header;
     header.identity = {.scheme = std::string(fixed.text, ' '),
-                       .shape = {fixed.kv_heads, fixed.head_dim},
+                       .shape = {fixed.kv_heads, fixed.head_dim, value_dim},
                        .layer = fixed.layer,
                        .inputs = fixed.inputs,
                        .block_tokens = fixed.block_tokens,
@@ -305,6 +310,8 @@ void check_image(const ImageHeader& header, const ImageIdentity& wanted) {
     const auto type = [](RowType rows) {
         return std::string(rows == RowType::f32 ? "f32" : rows == RowType::f16 ? "f16" : "bf16");
     };
+    same("values in the keys, channels:", number(found.shape.value_dim),
+         number(wanted.shape.value_dim));
     same("its exact rows are", type(found.rows), type(wanted.rows));
     if (found.inputs != wanted.inputs)
         refuse("it was packed with another calibration or another rope");

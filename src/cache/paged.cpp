@@ -62,6 +62,9 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
         throw Error(ErrorCode::unsupported,
                     "filters, flush= and keys before RoPE are not served in a host's pages");
     }
+    if (plan_->shape().latent())
+        throw Error(ErrorCode::unsupported,
+                    "multi-head latent attention is not served in a host's pages");
     if (plan_->byte_rows())
         throw Error(ErrorCode::unsupported,
                     "rows=8 is not served in a host's pages: leave it out, or write rows=0");

@@ -132,7 +132,7 @@ struct SequenceImage::Access {
                 std::byte* exact = sequence.blocks_[run.cell / plan.block_tokens()]->data;
                 const std::uint32_t first = run.cell % plan.block_tokens();
                 keys.push_back({exact, first, run.count, run.keys});
-                values.push_back({exact, first, run.count, run.values});
+                if (!shape.latent()) values.push_back({exact, first, run.count, run.values});
                 if (plan.has_positions())
                     device.copy_out(image + run.positions,
                                     exact + cache::exact_position_offset(plan, first),
@@ -216,7 +216,8 @@ struct SequenceImage::Access {
                     cache::Block& block = *sequence.blocks_[run.cell / tokens];
                     const std::uint32_t first = run.cell % tokens;
                     keys.push_back({block.data, first, run.count, run.keys});
-                    values.push_back({block.data, first, run.count, run.values});
+                    if (!shape.latent())
+                        values.push_back({block.data, first, run.count, run.values});
                     if (plan.has_positions())
                         device.copy_in(block.data + cache::exact_position_offset(plan, first),
                                        image + run.positions, run.count * sizeof(std::int32_t));

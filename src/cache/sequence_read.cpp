@@ -19,12 +19,18 @@ namespace {
 // That are decoded at a time, which bounds the scratch memory.
 constexpr std::size_t most_tokens = 4096;
 
-void clear(const Shape& shape, const RowsOut& rows, std::uint32_t count,
+// Of a head's key or value.
+std::size_t channels_of(const Shape& shape, Part part) noexcept {
+    return part == Part::keys ? shape.head_dim : shape.out_dim();
+}
+
+void clear(const Shape& shape, Part part, const RowsOut& rows, std::uint32_t count,
            std::size_t bytes) noexcept {
+    const std::size_t head_bytes = channels_of(shape, part) * bytes;
     for (std::size_t t = 0; t < count; ++t) {
         for (std::size_t head = 0; head < shape.kv_heads; ++head) {
             const std::size_t at = t * rows.token_stride + head * rows.head_stride;
-            std::memset(static_cast<std::byte*>(rows.data) + at * bytes, 0, shape.head_dim * bytes);
+            std::memset(static_cast<std::byte*>(rows.data) + at * bytes, 0, head_bytes);
         }
     }
 }
@@ -32,7 +38,8 @@ void clear(const Shape& shape, const RowsOut& rows, std::uint32_t count,
 }  // namespace
 
 void Sequence::read_row(Part part, std::uint32_t cell, float* row) const {
-    const std::size_t channels = plan_->shape().channels();
+    const std::size_t head_dim = channels_of(plan_->shape(), part);
+    const std::size_t channels = plan_->shape().kv_heads * head_dim;
     const std::uint32_t tokens = plan_->block_tokens();
     const cache::Block* block = cell < size_ ? blocks_[cell / tokens] : nullptr;
     if (block == nullptr || !(part == Part::keys ? block->keys : block->values)[cell % tokens]) {
@@ -40,7 +47,7 @@ void Sequence::read_row(Part part, std::uint32_t cell, float* row) const {
         return;
     }
     std::vector<std::byte> held(channels * cache::bytes_of(plan_->rows()));
-    const RowsOut out{held.data(), plan_->shape().head_dim, channels};
+    const RowsOut out{held.data(), head_dim, channels};
     read(cell, 1, part == Part::keys ? out : RowsOut{}, part == Part::values ? out : RowsOut{});
     cache::convert(plan_->kernels(), plan_->rows(), held.data(), RowType::f32,
                    reinterpret_cast<std::byte*>(row), channels);
@@ -108,8 +115,8 @@ void Sequence::read(std::span<const Sequence> sequences, std::uint32_t first, st
                 continue;
             }
             executor.parallel_for(runs.size(), [&](std::size_t i, unsigned) noexcept {
-                clear(plan.shape(), cache::rows_at(rows, plan.rows(), runs[i].at), runs[i].count,
-                      cache::bytes_of(plan.rows()));
+                clear(plan.shape(), part, cache::rows_at(rows, plan.rows(), runs[i].at),
+                      runs[i].count, cache::bytes_of(plan.rows()));
             });
         }
     };

@@ -161,7 +161,10 @@ void Sequence::note_written(Part part, std::uint32_t cell, std::uint32_t count,
     next_due_ = std::min(next_due_, cell / block_tokens);
     size_ = std::max(size_, cell + count);
     cache::Block& block = *blocks_[cell / block_tokens];
-    (part == Part::keys ? block.keys : block.values) |= cache::cell_range(first, count);
+    const cache::Cells written = cache::cell_range(first, count);
+    const bool latent = plan_->shape().latent();  // both at once
+    if (part == Part::keys || latent) block.keys |= written;
+    if (part == Part::values || latent) block.values |= written;
     if (part != Part::keys || !plan_->has_positions()) return;
     std::array<std::int32_t, cache::max_block_tokens> its;
     if (positions != nullptr)
@@ -221,7 +224,7 @@ void Sequence::append(std::span<Sequence> sequences, const BatchRows& keys, cons
         for (std::uint32_t done = 0, n = 0; done < tokens; done += n)
             f(done, n = one.run_in_block(first + done, tokens - done));
     };
-    for (const Part part : {Part::keys, Part::values}) {
+    for (const Part part : one.plan_->stored_parts()) {
         const BatchRows& rows = part == Part::keys ? keys : values;
         runs.clear();
         for (std::size_t s = 0; s < sequences.size(); ++s)
@@ -287,6 +290,9 @@ void Sequence::write_keys(std::span<const std::uint32_t> cells, const Rows& rows
 
 void Sequence::write_values(std::span<const std::uint32_t> cells, const Rows& rows,
                             Executor& executor) {
+    if (plan_->shape().latent())
+        throw Error(ErrorCode::invalid_argument,
+                    "a latent layer's values are in its keys: write those alone");
     element_bytes(rows.type);
     write(Part::values, cells, rows, {}, executor);
 }

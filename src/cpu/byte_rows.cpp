@@ -11,8 +11,6 @@
 namespace lowkv::cpu {
 namespace {
 
-constexpr Part parts[] = {Part::keys, Part::values};
-
 // One part of a block. Byte is std::byte or const std::byte.
 template <class Byte>
 struct ByteRows {
@@ -98,22 +96,23 @@ std::size_t store_bytes(const Plan& plan, Part part, std::byte* block, std::uint
 
 void load_bytes(const Plan& plan, Part part, const std::byte* block, std::uint32_t first,
                 std::uint32_t count, const RowsOut& rows) noexcept {
-    const ByteRows<const std::byte> its(plan, part, block);
+    const Shape& shape = plan.shape();
+    const ByteRows<const std::byte> its(plan, shape.latent() ? Part::keys : part, block);
     const std::size_t bytes = cache::bytes_of(plan.rows());
+    const std::uint32_t channels = part == Part::keys ? shape.head_dim : shape.out_dim();
     for (std::size_t t = 0; t < count; ++t) {
         for (std::size_t head = 0; head < its.heads(); ++head) {
             float row[kernels::max_head_dim];
             load_row(its, head, first + t, row);
             const std::size_t at = t * rows.token_stride + head * rows.head_stride;
             cache::convert(plan.kernels(), RowType::f32, reinterpret_cast<const std::byte*>(row),
-                           plan.rows(), static_cast<std::byte*>(rows.data) + at * bytes,
-                           its.head_dim);
+                           plan.rows(), static_cast<std::byte*>(rows.data) + at * bytes, channels);
         }
     }
 }
 
 void clear_bytes(const Plan& plan, std::byte* block, std::uint32_t first) noexcept {
-    for (const Part part : parts) {
+    for (const Part part : plan.stored_parts()) {
         const ByteRows<std::byte> its(plan, part, block);
         for (std::size_t group = 0; group < its.groups; ++group) {
             std::fill_n(its.scales + group * its.tokens + first, its.tokens - first, 0);
@@ -128,7 +127,7 @@ void clear_bytes(const Plan& plan, std::byte* block, std::uint32_t first) noexce
 
 void copy_bytes(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                 std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept {
-    for (const Part part : parts) {
+    for (const Part part : plan.stored_parts()) {
         const ByteRows<std::byte> its(plan, part, to);
         const ByteRows<const std::byte> other(plan, part, from);
         copy_columns(its.scales + to_first, other.scales + from_first, its.groups, its.tokens,
@@ -148,7 +147,6 @@ void bytes_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noex
     alignas(64) float line[kernels::max_head_dim];
     const kernels::Table& table = plan.kernels();
     const ByteRows<const std::byte> keys(plan, Part::keys, exact);
-    const ByteRows<const std::byte> values(plan, Part::values, exact);
     auto* out = reinterpret_cast<std::uint16_t*>(f16);
     for (std::size_t head = 0; head < keys.heads(); ++head) {
         keys.each_group(head, 0, [&](std::size_t first, std::size_t count, std::size_t at) {
@@ -161,6 +159,8 @@ void bytes_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noex
             }
         });
     }
+    if (plan.shape().latent()) return;
+    const ByteRows<const std::byte> values(plan, Part::values, exact);
     for (std::size_t t = 0; t < values.tokens; ++t) {
         for (std::size_t head = 0; head < values.heads(); ++head, out += values.head_dim) {
             load_row(values, head, t, line);
@@ -171,7 +171,7 @@ void bytes_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noex
 
 void bytes_from_f16(const Plan& plan, const std::byte* f16, std::byte* exact) noexcept {
     const auto* from = reinterpret_cast<const std::uint16_t*>(f16);
-    for (const Part part : parts) {
+    for (const Part part : plan.stored_parts()) {
         const ByteRows<std::byte> its(plan, part, exact);
         for (std::size_t t = 0; t < its.tokens; ++t) {
             for (std::size_t head = 0; head < its.heads(); ++head) {

@@ -23,7 +23,7 @@ constexpr std::size_t blocks_at_a_time = 32;
 void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
                 std::optional<Part> only) noexcept {
     const auto each_part = [&](auto f) {
-        for (const Part part : {Part::keys, Part::values})
+        for (const Part part : plan.stored_parts())
             if (!only || *only == part) f(part);
     };
     if (plan.has_shared()) {
@@ -57,6 +57,7 @@ void copy_elements(const Plan& plan, std::byte* to, std::uint32_t to_first, cons
     auto* keys = reinterpret_cast<T*>(to) + to_first;
     const auto* its_keys = reinterpret_cast<const T*>(from) + from_first;
     cpu::copy_columns(keys, its_keys, channels, tokens, count, repeat);
+    if (plan.shape().latent()) return;
     auto* values = reinterpret_cast<T*>(to + plan.exact_part_bytes()) + to_first * channels;
     const auto* its_values =
         reinterpret_cast<const T*>(from + plan.exact_part_bytes()) + from_first * channels;
@@ -97,19 +98,23 @@ class CpuDevice final : public Device {
     }
     void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
                    const RowsOut& rows, Executor& executor) const noexcept override {
-        const auto load = part == Part::keys ? cpu::load_keys : cpu::load_values;
+        const Part stored = plan.shape().latent() ? Part::keys : part;
+        const auto load = stored == Part::keys ? cpu::load_keys : cpu::load_values;
+        cpu::ExactShape shape = cpu::exact_shape(plan);
+        if (part == Part::values) shape.head_dim = plan.shape().out_dim();
         executor.parallel_for(from.size(), [&](std::size_t i, unsigned) noexcept {
             const auto& [block, first, count, at] = from[i];
             const RowsOut its = cache::rows_at(rows, plan.rows(), at);
             if (plan.byte_rows()) return cpu::load_bytes(plan, part, block, first, count, its);
-            load(cpu::exact_part(plan, part, block), cpu::exact_shape(plan), first, count, its);
+            load(cpu::exact_part(plan, stored, block), shape, first, count, its);
         });
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
         if (plan.byte_rows()) return cpu::clear_bytes(plan, block, first);
         const cpu::ExactShape shape = cpu::exact_shape(plan);
         cpu::clear_keys(cpu::exact_part(plan, Part::keys, block), shape, first);
-        cpu::clear_values(cpu::exact_part(plan, Part::values, block), shape, first);
+        if (!plan.shape().latent())
+            cpu::clear_values(cpu::exact_part(plan, Part::values, block), shape, first);
     }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {

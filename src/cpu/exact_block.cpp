@@ -9,8 +9,8 @@ namespace {
 
 using cache::convert;
 
-std::size_t part_elements(const Plan& plan) noexcept {
-    return std::size_t{plan.shape().channels()} * plan.block_tokens();
+std::size_t elements(const Plan& plan) noexcept {
+    return std::size_t{plan.shape().numbers()} * plan.block_tokens();
 }
 
 std::size_t position_bytes(const Plan& plan) noexcept {
@@ -26,8 +26,8 @@ void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
     if (plan.byte_rows())
         bytes_from_f16(plan, f16, exact);
     else
-        convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, 2 * part_elements(plan));
-    std::memcpy(exact + plan.exact_positions_offset(), f16 + 2 * plan.f16_part_bytes(),
+        convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, elements(plan));
+    std::memcpy(exact + plan.exact_positions_offset(), f16 + plan.f16_positions_offset(),
                 position_bytes(plan));
 }
 
@@ -35,8 +35,8 @@ void round_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noex
     if (plan.byte_rows())
         bytes_to_f16(plan, exact, f16);
     else
-        convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, 2 * part_elements(plan));
-    std::memcpy(f16 + 2 * plan.f16_part_bytes(), exact + plan.exact_positions_offset(),
+        convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, elements(plan));
+    std::memcpy(f16 + plan.f16_positions_offset(), exact + plan.exact_positions_offset(),
                 position_bytes(plan));
 }
 

@@ -112,12 +112,13 @@ struct Table {
 const PartKernels& find(const Table& table, std::string_view name);
 
 // Scratch that a task needs at most: what kernels know of its rows, rows of both q and scores, a
-// tile.
+// tile, and a latent layer's sums and weights (body/latent.h).
 inline constexpr std::size_t prefill_memories = prefill_max_rows / decode_max_rows;
 constexpr std::size_t scratch_bytes() {
     return prefill_memories * sizeof(ProductMemory) +
            sizeof(float) * (std::size_t{prefill_max_rows} * (2 * max_head_dim + span_tokens) +
-                            std::size_t{tile_tokens} * max_head_dim);
+                            std::size_t{tile_tokens} * max_head_dim +
+                            std::size_t{prefill_max_rows} * (max_head_dim + tile_tokens));
 }
 
 // By name; empty: what LOWKV_IMPLEMENTATION forces, or the best that this CPU runs. Throws

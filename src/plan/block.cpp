@@ -9,8 +9,6 @@
 namespace lowkv {
 namespace {
 
-constexpr Part parts[] = {Part::keys, Part::values};
-
 // Where a part begins in a block of f16 rows and in a packed block.
 std::size_t f16_offset(const Plan& plan, Part part) noexcept {
     return part == Part::keys ? 0 : plan.f16_part_bytes();
@@ -27,7 +25,8 @@ const std::uint16_t* f16_rows(const Plan& plan, Part part, const std::byte* f16)
 
 void codec::encode_shared_part(const Plan& plan, Part part, const std::byte* f16,
                                std::byte* packed) noexcept {
-    const auto* positions = reinterpret_cast<const std::int32_t*>(f16 + 2 * plan.f16_part_bytes());
+    const auto* positions =
+        reinterpret_cast<const std::int32_t*>(f16 + plan.f16_positions_offset());
     plan.part(part).encode_shared(f16_rows(plan, part, f16),
                                   plan.has_positions() ? positions : nullptr,
                                   packed + packed_offset(plan, part));
@@ -45,25 +44,25 @@ void codec::encode_part(const Plan& plan, Part part, const std::byte* f16, std::
 }
 
 void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept {
-    for (const Part part : parts) codec::encode_shared_part(plan, part, f16, packed);
+    for (const Part part : plan.stored_parts()) codec::encode_shared_part(plan, part, f16, packed);
 }
 
 void encode_block(const Plan& plan, const std::byte* f16, std::byte* packed,
                   std::uint32_t first_head, std::uint32_t last_head,
                   const EncodeHints& hints) noexcept {
-    for (const Part part : parts)
+    for (const Part part : plan.stored_parts())
         codec::encode_part(plan, part, f16, packed, first_head, last_head, hints);
 }
 
 void decode_block(const Plan& plan, const std::byte* packed, std::byte* f16) noexcept {
-    for (const Part part : parts) {
+    for (const Part part : plan.stored_parts()) {
         auto* rows = reinterpret_cast<std::uint16_t*>(f16 + f16_offset(plan, part));
         for (std::uint32_t head = 0; head < plan.shape().kv_heads; ++head) {
             plan.part(part).decode_head(packed + packed_offset(plan, part), head, rows);
         }
     }
     if (!plan.has_positions()) return;
-    std::memcpy(f16 + 2 * plan.f16_part_bytes(), packed + plan.keys().positions_offset(),
+    std::memcpy(f16 + plan.f16_positions_offset(), packed + plan.keys().positions_offset(),
                 sizeof(std::int32_t) * plan.block_tokens());
 }
 

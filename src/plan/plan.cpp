@@ -29,6 +29,29 @@ void check_shape(const Shape& shape) {
     }
 }
 
+void check_latent(const Shape& shape, const PackedPart& keys, const Codec& codec) {
+    if (shape.kv_heads != 1 || shape.value_dim > shape.head_dim || shape.value_dim % 16 != 0)
+        throw Error(ErrorCode::invalid_argument,
+                    "values in " + std::to_string(shape.value_dim) + " of " +
+                        std::to_string(shape.head_dim) + " channels of " +
+                        std::to_string(shape.kv_heads) +
+                        " kv heads' keys are not supported; legal: of one head, a multiple of 16");
+    if (keys.rotation() != nullptr || keys.has_positions())
+        throw Error(ErrorCode::unsupported,
+                    to_string(codec) +
+                        " turns keys, and in multi-head latent attention they are the values, too; "
+                        "use exact, sorted keys, as of lowkv3, or channel keys, as of int8");
+}
+
+// Of values that are in their keys.
+class NoPart final : public PackedPart {
+  public:
+    explicit NoPart(const PartShape& its_shape) : PackedPart(its_shape) {}
+    void encode_head(const std::uint16_t*, std::uint32_t, std::byte*,
+                     const EncodeHints&) const noexcept override {}
+    void decode_head(const std::byte*, std::uint32_t, std::uint16_t*) const noexcept override {}
+};
+
 double bits_per_element(const PackedPart& part) {
     const PartShape& shape = part.shape();
     return 8.0 * static_cast<double>(part.bytes()) /
@@ -55,30 +78,36 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {
 
 Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view implementation,
            std::uint32_t layer, const LayerInputs& inputs)
-    : scheme_(scheme),
+    : scheme_(shape.latent() ? latent_scheme(scheme) : scheme),
       shape_(shape),
       layer_(layer),
-      inputs_hash_(codec::inputs_hash(scheme, inputs)),
+      inputs_hash_(codec::inputs_hash(scheme_, inputs)),
       rows_(inputs.rows),
       element_bytes_(lowkv::element_bytes(inputs.rows)) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
     check_shape(shape);
-    block_tokens_ = lowkv::block_tokens(scheme);
+    block_tokens_ = lowkv::block_tokens(scheme_);
     kernels_ = &kernels::select(implementation);
     codec::Rotations rotations(shape.head_dim, layer);
     const LayerCalibration* calibration = inputs.calibration;
-    keys_ = quantizer_of(scheme.key)
-                .compile(scheme.key, {shape, Part::keys, block_tokens_},
+    keys_ = quantizer_of(scheme_.key)
+                .compile(scheme_.key, {shape, Part::keys, block_tokens_},
                          {.calibration = calibration ? &calibration->key : nullptr,
                           .rope = inputs.rope,
                           .table = kernels_,
                           .rotations = &rotations});
-    values_ = quantizer_of(scheme.value)
-                  .compile(scheme.value, {shape, Part::values, block_tokens_},
-                           {.calibration = calibration ? &calibration->value : nullptr,
-                            .rope = nullptr,
-                            .table = kernels_,
-                            .rotations = &rotations});
+    const PartShape of_values{shape, Part::values, block_tokens_};
+    if (shape.latent()) {
+        check_latent(shape, *keys_, scheme_.key);
+        values_ = std::make_shared<NoPart>(of_values);
+    } else {
+        values_ = quantizer_of(scheme.value)
+                      .compile(scheme.value, of_values,
+                               {.calibration = calibration ? &calibration->value : nullptr,
+                                .rope = nullptr,
+                                .table = kernels_,
+                                .rotations = &rotations});
+    }
     if (inputs.byte_rows) host_ = std::make_shared<const Plan>(*this);
 }
 

@@ -117,15 +117,22 @@ struct Words {
     bool recommended = false;
 };
 
-Preset preset(const Words& words, Codec key, Codec value) {
+Preset preset(const Words& words, Codec key, Codec value, Codec latent) {
     return {.name = words.name,
             .summary = words.summary,
             .source = words.source,
             .recommended = words.recommended,
-            .scheme = {.base = {.key = key, .value = value}, .retention = {}, .overrides = {}}};
+            .scheme = {.base = {.key = key, .value = value}, .retention = {}, .overrides = {}},
+            .latent = latent};
 }
 
+Preset preset(const Words& words, Codec key, Codec value) { return preset(words, key, value, key); }
+
 Preset preset(const Words& words, Codec both) { return preset(words, both, both); }
+
+// As values all channels of a latent row count alike (docs/quality/mla.md).
+constexpr Codec latent_3 = sorted(Width::three, {3, 3, 3, 3});
+constexpr Codec latent_4 = sorted(Width::four, {4, 4, 4, 4});
 
 // KVQuant has no window, and one sink.
 Preset kvquant_preset(const Words& words, Width width, std::uint8_t outliers) {
@@ -135,7 +142,8 @@ Preset kvquant_preset(const Words& words, Width width, std::uint8_t outliers) {
             .recommended = words.recommended,
             .scheme = {.base = kvquant(width, outliers),
                        .retention = {.window = 0, .sinks = 1},
-                       .overrides = {}}};
+                       .overrides = {}},
+            .latent = kvquant(width, outliers).key};
 }
 
 }  // namespace
@@ -147,17 +155,17 @@ std::span<const Preset> presets() {
                Codec{}),
         preset({"lowkv1.5", "when memory is shortest: 1.5-bit keys and 1-bit values", own,
                 recommended},
-               sorted(Width::two, {2, 2, 1, 1}), own_values(Width::one)),
+               sorted(Width::two, {2, 2, 1, 1}), own_values(Width::one), latent_3),
         preset({"lowkv2", "a step smaller than the default: 2 bits for both", own, recommended},
-               sorted(Width::four, {4, 2, 1, 1}), own_values(Width::two)),
+               sorted(Width::four, {4, 2, 1, 1}), own_values(Width::two), latent_3),
         preset({"lowkv2.8", "when nothing else is known: 3-bit keys and 2-bit values", own,
                 recommended},
-               sorted(Width::four, {5, 3, 2, 2}), own_values(Width::two)),
+               sorted(Width::four, {5, 3, 2, 2}), own_values(Width::two), latent_3),
         preset({"lowkv3", "a step safer: 3 bits for both, a fifth of f16's size", own, recommended},
-               sorted(Width::four, {5, 3, 2, 2}), own_values(Width::three)),
+               sorted(Width::four, {5, 3, 2, 2}), own_values(Width::three), latent_3),
         preset({"lowkv4", "when next to nothing may be lost: 4 bits, a quarter of f16's size",
                 own_4, recommended},
-               sorted(Width::four, {5, 4, 4, 3}), own_values(Width::four)),
+               sorted(Width::four, {5, 4, 4, 3}), own_values(Width::four), latent_4),
         preset({"kivi2", "KIVI's 2 bits, to compare with what others publish", kivi},
                uniform(Width::two, Axis::channel, Group::g32),
                uniform(Width::two, Axis::token, Group::g32)),
@@ -225,6 +233,11 @@ const Preset* preset_of(const LayerScheme& codecs) {
     const auto found = std::ranges::find(presets(), codecs,
                                          [](const Preset& preset) { return preset.scheme.base; });
     return found == presets().end() ? nullptr : &*found;
+}
+
+LayerScheme latent_scheme(const LayerScheme& scheme) {
+    const Preset* preset = preset_of(scheme);
+    return {.key = preset != nullptr ? preset->latent : scheme.key, .value = {}};
 }
 
 }  // namespace lowkv

@@ -23,7 +23,7 @@ namespace {
 StoredCache layers_of(const Plan& plan, const Retention& retention,
                       std::uint64_t most = all_tokens) {
     return {{.layers = 2,
-             .channels = plan.shape().channels(),
+             .numbers = plan.shape().numbers(),
              .block_tokens = plan.block_tokens(),
              .exact_bytes = static_cast<double>(plan.exact_bytes()),
              .packed_bytes = static_cast<double>(plan.packed_bytes()),
@@ -118,7 +118,7 @@ TEST_CASE("longest contexts at the ends") {
 }
 
 TEST_CASE("as papers reckon: no window and no blocks") {
-    const StoredCache one{idealised(1, 128, 2)};
+    const StoredCache one{idealised(1, 256, 2)};
     CHECK(bits_per_element(one) == 2);
     CHECK(held_bytes(one, 10) == 10 * 2 * 128 * 2 / 8);
     CHECK(cache_bytes(one, {.context = 10, .batch = 3}) == 3 * held_bytes(one, 10));
@@ -127,7 +127,7 @@ TEST_CASE("as papers reckon: no window and no blocks") {
           7 + 2 * (held_bytes(one, 6) + 6 * 5));
     CHECK(unfused_scores_per_token(32) == 256);
     // Bits of unlike layers, by their sizes.
-    CHECK(bits_per_element({idealised(1, 128, 2), idealised(1, 384, 4)}) == 3.5);
+    CHECK(bits_per_element({idealised(1, 256, 2), idealised(1, 768, 4)}) == 3.5);
     CHECK(bits_per_element(layers_of(plan_of("exact"), {})) == 16);
 }
 

@@ -72,7 +72,7 @@ def test_layers_without_a_cache_of_their_own(gpu, tmp_path, name, notes):
 
 
 @pytest.mark.parametrize("name, why", [("llama-40", "head_dim 40"),
-                                       ("deepseek2", "no separate keys and values")])
+                                       ("deepseek2-old", "keys have 192 channels per head and its values 128")])
 def test_a_cache_that_is_not_packed(gpu, tmp_path, name, why):
     run = doctor(gpu, models.write_model(name, tmp_path / f"{name}.gguf"))
     assert run.code == 1, run.both

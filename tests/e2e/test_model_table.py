@@ -52,8 +52,8 @@ def test_model(name, text, tmp_path):
     lost = 1 - cosine(exact[0], int8[0]).mean()
     low_lost = divergence(exact[0], low[0]).mean()
     if "packed, " in said:
-        # llama.cpp adds values up in f16, we in f32.
-        assert 0 < abs(far) < 1e-4
+        # llama.cpp adds values up in f16, we in f32. In V2 Lite's form steps of 64 tokens move stock's as far.
+        assert 0 < abs(far) < (3e-4 if name == "deepseek2-27" else 1e-4)
         assert 1e-7 < lost < 1e-3
         assert 1e-4 < low_lost < 0.05
     else:

@@ -204,6 +204,19 @@ def test_kv_heads_may_differ_by_layer(figures, tmp_path):
     assert out["rows"]["f16"]["kv_bytes"] == 1000 * 4 * 64 * (2 + 8 + 2)
 
 
+def test_latent_rows_are_stored_once(figures, tmp_path):
+    file = header_only(tmp_path / "some.gguf", "deepseek2", kv_heads=1, **{
+        "deepseek2__attention__key_length": 576, "deepseek2__attention__value_length": 512,
+        "deepseek2__attention__key_length_mla": 192, "deepseek2__attention__value_length_mla": 128})
+    out = figures("-m", file, "--context", 1000, "--schemes", "exact,lowkv3")
+    assert out["layers"] == 4 * [{"kv_heads": 1, "head_dim": 576, "value_dim": 512}]
+    assert out["rows"]["f16"]["kv_bytes"] == 1000 * 4 * 2 * 576
+    assert out["rows"]["f16"]["bits_per_element"] == out["rows"]["exact"]["bits_per_element"] == 16
+    assert out["rows"]["lowkv3"]["bits_per_element"] == 3.375
+    assert out["advice"]["measured_on"] == "SmolLM2 135M written with latent rows"
+    assert "576, whose first 512 channels are the values" in plan("-m", file, "--context", 1000).out
+
+
 def test_layers_that_only_draft_have_no_cache(figures, tmp_path):
     file = header_only(tmp_path / "some.gguf", "glm4moe", glm4moe__nextn_predict_layers=1)
     assert len(figures("-m", file)["layers"]) == 3
@@ -246,7 +259,7 @@ def test_a_model_whose_layers_all_slide_takes_any_context(tmp_path):
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"deepseek2__attention__kv_lora_rank": 512}, "multi-head latent attention"),
+    ({"deepseek2__attention__indexer__top_k": 8}, "sparse attention"),
     ({"deepseek2__ssm__state_size": 16}, "recurrent layers"),
     ({"deepseek2__attention__key_length": 96, "deepseek2__attention__value_length": 64},
      "keys of 96 and values of 64"),

@@ -201,6 +201,18 @@ def test_recurrent_state_goes_with_packed_rows(tmp_path, name, operation):
                         answers_of(operation, "exact", files, tmp_path))
 
 
+@pytest.mark.parametrize("operation", ["cache reuse", "context shift", "slot erase", "conversations in turn, unified",
+                                       "several answers, unified"])
+def test_latent_rows(tmp_path, operation):
+    """Keys alone are stored, and a shift turns their channels behind those that are the values."""
+    files = {"model": models.write_model("deepseek2", tmp_path / "deepseek2.gguf")}
+    exact = answers_of(operation, "exact", files, tmp_path)
+    assert_same_answers(exact, answers_of(operation, None, files, tmp_path))
+    for one, other in zip(answers_of(operation, "int8,window=32", files, tmp_path), exact, strict=True):
+        assert_same_answer(one, other, tolerance=0.5)
+    assert answers_of(operation, "lowkv3,rows=8", files, tmp_path)
+
+
 @pytest.mark.parametrize("operation", ["cache reuse", "context shift"])
 def test_moved_blocks_are_seen_where_they_are(tmp_path, files, stock, operation):
     """8 bits lose little, so that the answers are near stock's, and keys that were not moved would be far off."""

@@ -117,6 +117,15 @@ def test_slot_files_of_other_processes(folder, tiny):
     assert mean_kl(exact, restarted) < (1 + TOLERANCE) * own
 
 
+def test_slot_files_of_latent_rows(folder):
+    """There are no values, so that all but the first layer's states are codes of keys."""
+    model = models.write_model("deepseek2", folder / "deepseek2.gguf")
+    never, restarted = (through_a_file(folder, model, "lowkv3", n) for n in (0, 4))
+    exact = through_a_file(folder, model, "exact", 0)
+    own = mean_kl(exact, never)
+    assert own > 1e-4 and mean_kl(exact, restarted) < (1 + TOLERANCE) * own
+
+
 def newer_below(folder, model, scheme):
     """A conversation's distributions with and without a restore, its newest tokens in the lowest cells."""
     prompt = text(3, 1300)

@@ -247,14 +247,6 @@ LOWKV_INLINE void clear_scores(float* scores, unsigned rows, unsigned count) {
     }
 }
 
-// Some cells of a span, tile by tile.
-struct Tiles {
-    bool visible[span_tokens / tile_tokens] = {};
-    const BlockView* blocks;  // the span's first
-    unsigned block_tokens;
-    unsigned count;  // a multiple of tile_tokens; with a packed block that it ends in
-};
-
 // y[row][lane] += sum over steps of w[row][step] * x[lane][step], of the visible tiles' keys or
 // values: packed blocks as their kernels do, if they take so many rows, and else tile by tile.
 LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned rows, bool f32,
@@ -298,13 +290,14 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
 // The parts of a task's scratch.
 struct Scratch {
     ProductMemory* memory;
-    float *q, *scores, *tile;
+    float *q, *scores, *tile, *latent;
 
     explicit Scratch(const Task& task)
         : memory(reinterpret_cast<ProductMemory*>(task.scratch)),
           q(reinterpret_cast<float*>(memory + prefill_memories)),
           scores(q + std::size_t{2} * prefill_max_rows * max_head_dim),
-          tile(scores + std::size_t{prefill_max_rows} * span_tokens) {
+          tile(scores + std::size_t{prefill_max_rows} * span_tokens),
+          latent(tile + std::size_t{tile_tokens} * max_head_dim) {
         const unsigned fours = (task.row_count + decode_max_rows - 1) / decode_max_rows;
         for (unsigned i = 0; i < fours; ++i) memory[i].clear();
     }
@@ -373,8 +366,11 @@ void prefill(const Task& task) noexcept {
                     scores + std::size_t{first} * span_tokens, span_tokens, running.max + first,
                     running.sum + first);
         }
-        multiply_tiles(head.values, tiles, rows, task.f32, scores, scores, span_tokens, task.out,
-                       task.packed_out, head_dim, nullptr, scratch.tile);
+        if (task.plan->shape().latent())
+            multiply_latent(head.keys, tiles, rows, scores, task.out, scratch.tile, scratch.latent);
+        else
+            multiply_tiles(head.values, tiles, rows, task.f32, scores, scores, span_tokens,
+                           task.out, task.packed_out, head_dim, nullptr, scratch.tile);
     }
     running.finish(task);
 }

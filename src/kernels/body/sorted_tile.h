@@ -35,13 +35,14 @@ LOWKV_INLINE void hadamard_vectors(F (&x)[16]) {
 void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexcept {
     const lowkv_sorted& part = sorted_of(x);
     const std::byte* section = x.section;
-    float factor[max_head_dim];
+    float factor[max_head_dim], mean[max_head_dim];
     read_factors(part, section, factor);
     const std::uint8_t* means = sorted_bytes(section, part.section.means);
-    const auto mean = [&](unsigned channel) LOWKV_INLINE_LAMBDA {
-        const float step = sorted_mean_step(part, section, channel);
-        return set((static_cast<float>(means[channel]) - 128.0f) * step * factor[channel]);
-    };
+    for (unsigned first = 0; first < part.head.head_dim; first += LOWKV_SORTED_GROUP) {
+        const float mean_step = sorted_mean_step(part, section, first);
+        for (unsigned c = first; c < first + LOWKV_SORTED_GROUP; ++c)
+            mean[c] = (static_cast<float>(means[c]) - 128.0f) * mean_step * factor[c];
+    }
     const std::uint8_t* scales = sorted_bytes(section, part.section.scales) + first_token;
     const F step = set(sorted_scale(part, section));
     for (unsigned n = 0; n < part.run_count; ++n) {
@@ -59,7 +60,7 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
                     const unsigned channel =
                         sorted_channel(part, section, g * LOWKV_SORTED_GROUP + i);
                     store(tile + channel * tile_tokens + lane,
-                          fma(y[i], mul(scale, set(factor[channel])), mean(channel)));
+                          fma(y[i], mul(scale, set(factor[channel])), set(mean[channel])));
                 }
             }
         }
@@ -69,7 +70,7 @@ void expand_sorted(const PackedHead& x, unsigned first_token, float* tile) noexc
          ++place) {
         const unsigned channel = sorted_channel(part, section, place);
         for (unsigned lane = 0; lane < tile_tokens; lane += lanes)
-            store(tile + channel * tile_tokens + lane, mean(channel));
+            store(tile + channel * tile_tokens + lane, set(mean[channel]));
     }
     for (unsigned i = 0; i < part.head.rows; ++i) {
         const auto token = static_cast<unsigned>(section[part.section.row_tokens + i]);

@@ -14,6 +14,8 @@
 //
 #include "kernels/body/gemm.h"
 //
+#include "kernels/body/latent.h"
+//
 #include "kernels/body/softmax.h"
 //
 #include "kernels/body/attend.h"

@@ -1,6 +1,14 @@
 // Many query rows share a tile: exact rows, and codes that aren't multiplied as integers then, are
 // expanded to f32 once, in scratch that stays in the nearest caches, and multiplied by all rows.
 
+// Some cells of a span, tile by tile.
+struct Tiles {
+    bool visible[span_tokens / tile_tokens] = {};
+    const BlockView* blocks;  // the span's first
+    unsigned block_tokens;
+    unsigned count;  // a multiple of tile_tokens; with a packed block that it ends in
+};
+
 // Calls f(a null pointer to the exact rows' elements).
 template <class Use>
 LOWKV_INLINE void with_type(RowType type, Use f) {
