@@ -40,7 +40,7 @@ LANES = (
     Lane("opencl-intel", "compile-opencl", 60, 0, ("devices/kernels",), ("ocloc",)),
     Lane("macos", "compile-macos", 600, 1, ("platform", "cli/platform", "cmake", "src/kernels/neon")),
     Lane("hip", "compile-hip", 40, 1, ("devices/kernels",), ("hipcc",)),
-    Lane("cuda", "count-cuda CUDA_TARGETS='80 90'", 460, 2, ("devices",), ("nvcc",)),
+    Lane("cuda", "count-cuda CUDA_TARGETS='75 80 90'", 460, 2, ("devices",), ("nvcc",)),
     Lane("cuda-emulated", "test-python-cuda PYTEST_ARGS='-k test_devices'", 300, 0,
          ("python/cuda", "devices", "tests/devices")),
     Lane("older-transformers", "test-older-transformers", 200, 2, ("python",)),

@@ -101,6 +101,7 @@ TENSOR_LAY(tensor_lay)
 (const GRID_CONSTANT memories_t memories, const GRID_CONSTANT lowkv_tensor tensor,
  GLOBAL const uint32_t* plan, GLOBAL const uint32_t* words, GLOBAL const float* numbers,
  GLOBAL uint8_t* laid) {
+#if TENSOR_NARROW  // older targets have no attention on tensor cores
     SHARED(float, plain, 256);
     SHARED(float, row, 256);
     const lowkv_chunk chunk = *chunk_of(words, GROUP(0));
@@ -144,6 +145,7 @@ TENSOR_LAY(tensor_lay)
         }
     if (form == LOWKV_TENSOR_SORTED) lay_row(tensor, plain, d, g, 1, to);
     if (form == LOWKV_TENSOR_EVEN) lay_row(tensor, row, d, g, 1, to);
+#endif
 }
 #endif
 
