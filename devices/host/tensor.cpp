@@ -258,7 +258,7 @@ std::vector<lowkv_share> share_out(std::span<const lowkv_task> tasks,
     // too.
     const auto cost = [](const lowkv_task& task) {
         const std::uint32_t cells =
-            LOWKV_TENSOR_WARPS * (task.packed != 0 ? LOWKV_TENSOR_CELLS : 32);
+            LOWKV_TENSOR_WARPS * (task.packed != 0 ? LOWKV_TENSOR_CELLS : LOWKV_TENSOR_ROW_CELLS);
         return std::size_t{(task.last_cell - task.first_cell + cells - 1) / cells + 1};
     };
     std::size_t all = 0, largest = 0;

@@ -18,7 +18,7 @@ struct forms_t {
     static constexpr int one_block = SHIFT >= 6;             // 64 cells are of one
     static constexpr int rows = KEYS == LOWKV_TENSOR_EXACT;  // of tasks that are not packed
     // Cells that a warp takes at a time. Rows are few, and more warps have some.
-    static constexpr uint32_t cells = rows ? 32 : LOWKV_TENSOR_CELLS;
+    static constexpr uint32_t cells = rows ? LOWKV_TENSOR_ROW_CELLS : LOWKV_TENSOR_CELLS;
     MEMBER static uint32_t shift(const lowkv_tensor& tensor) {
         return SHIFT != 0 ? SHIFT : tensor.token_shift;
     }
@@ -166,8 +166,8 @@ FN range_t cells_of_warp(const lowkv_task& task) {
     return its;
 }
 
-// Of one task and kv head. `following`: the first cell that the warp takes of the next task, whose
-// blocks are to be fetched; LOWKV_NOWHERE: there is none.
+// Of one task and kv head. `following`: where the warp will begin in the next task, so that those
+// blocks are fetched early; LOWKV_NOWHERE if none are.
 template <int WIDE, int D, class F>
 FN void attend_task(const memories_t& memories, const lowkv_tensor& tensor, warp_t w,
                     uint32_t number, uint32_t following, uint8_t* shared, GLOBAL float* partial) {

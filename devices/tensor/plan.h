@@ -95,8 +95,9 @@ typedef struct {
 // (docs/devices/cuda.md).
 #define LOWKV_TENSOR_WARPS 8u
 #define LOWKV_TENSOR_ROWS 8u
-// Cells that a warp takes at a time, of packed blocks.
+// Cells that a warp takes at a time, of packed blocks and of rows.
 #define LOWKV_TENSOR_CELLS 64u
+#define LOWKV_TENSOR_ROW_CELLS 32u
 
 // NOLINTBEGIN(modernize-use-using)
 // A group's share of a call: a chunk has its kv heads one after the other, each with all tasks of
