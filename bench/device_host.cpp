@@ -10,48 +10,12 @@
 #include <vector>
 
 #include "devices/host/device.h"
+#include "devices/null_queue.h"
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
 
 namespace {
-
-using lowkv::devices::Argument;
-using lowkv::devices::Grid;
-using lowkv::devices::Handle;
-
-// Has memory without bytes; all that a caller has is in it. What is written is copied once, as to
-// CUDA's pinned memory.
-class NullQueue final : public lowkv::devices::Queue {
-  public:
-    NullQueue() : lowkv::devices::Queue("Null", "null") {
-        set_device(lowkv::devices::Kind::discrete, std::size_t{64} << 30, std::size_t{64} << 30);
-        set_tensor({132, true});
-    }
-    lowkv::devices::Whose whose(const void*) const noexcept override {
-        return lowkv::devices::Whose::own;
-    }
-    void use_stream(void*) override {}
-
-  private:
-    std::vector<std::byte> pinned_;
-
-    Handle take(std::size_t) noexcept override { return this; }
-    void give(Handle) noexcept override {}
-    int do_write(Handle, std::size_t, const void* from, std::size_t bytes) noexcept override {
-        pinned_.assign(static_cast<const std::byte*>(from),
-                       static_cast<const std::byte*>(from) + bytes);
-        return 0;
-    }
-    int do_read(void*, Handle, std::size_t, std::size_t) noexcept override { return 0; }
-    int do_copy(Handle, std::size_t, Handle, std::size_t, std::size_t) noexcept override {
-        return 0;
-    }
-    int do_clear(Handle, std::size_t, std::size_t) noexcept override { return 0; }
-    int do_run(lowkv::devices::Kernel, const Grid&, std::span<const Argument>) noexcept override {
-        return 0;
-    }
-};
 
 double now() {
     const auto time = std::chrono::steady_clock::now().time_since_epoch();
@@ -71,7 +35,8 @@ int main(int argc, char** argv) try {
     const lowkv::Scheme scheme = lowkv::parse_scheme(argv[1]);
     const std::uint32_t tokens = number(2), sequences = number(3), layers = number(4);
     const lowkv::Shape shape{.kv_heads = 8, .head_dim = 128};
-    const auto device = lowkv::devices::make_device(std::make_unique<NullQueue>(), "null");
+    const auto device =
+        lowkv::devices::make_device(std::make_unique<lowkv::test::NullQueue>(), "null");
     const auto store = std::make_shared<lowkv::Store>(0, device);
     const auto plan = std::make_shared<lowkv::Plan>(scheme.layer(0), shape);
     std::vector<lowkv::Batch> batches;

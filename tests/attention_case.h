@@ -57,6 +57,12 @@ struct RandomParams {
         if (seed % 3 == 0 && with_sinks) params.sink_logits = sinks.data();
         if (seed % 3 == 1) params.softcap = 5.0f;
     }
+
+    // So many cells of each row, from the first on, are seen with nothing added.
+    void open(std::size_t cells) {
+        for (std::size_t i = 0; i < f32.size(); ++i)
+            if (i % params.mask.row_stride < cells) f32[i] = f16[i] = 0;
+    }
 };
 
 }  // namespace lowkv::test

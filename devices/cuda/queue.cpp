@@ -233,11 +233,14 @@ int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
 }
 
 int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
+                  const devices::Memories* memories,
                   std::span<const devices::Argument> arguments) noexcept {
     void* values[most_arguments] = {};
-    if (arguments.size() > most_arguments) return cudaErrorInvalidValue;
-    for (std::size_t i = 0; i < arguments.size(); ++i)
-        values[i] = const_cast<void*>(arguments[i].value);
+    std::size_t count = 0;
+    if (arguments.size() >= most_arguments) return cudaErrorInvalidValue;
+    if (memories != nullptr) values[count++] = const_cast<devices::Memories*>(memories);
+    for (const devices::Argument& argument : arguments)
+        values[count++] = const_cast<void*>(argument.value);
     const auto number = [](std::size_t value) { return static_cast<unsigned>(value); };
     const dim3 groups(number(grid.x), number(grid.y), number(grid.z)), items(number(grid.items));
     return in_turn([&] {

@@ -258,18 +258,20 @@ class Launch {
         to.mask_kind = static_cast<std::uint32_t>(mask.kind);
         to.window = mask.window;
         if (mask.kind != Mask::Kind::additive_f16 && mask.kind != Mask::Kind::additive_f32) return;
-        const std::uint32_t cells = io.n_cells - io.first_cell;
         const std::uint32_t tokens = mask.row_stride == 0 ? 1 : slice.tokens;
         const std::uint32_t heads = mask.head_stride == 0 ? 1 : io.heads;
-        to.mask_row = mask.row_stride == 0 ? 0 : heads * cells;
-        to.mask_head = mask.head_stride == 0 ? 0 : cells;
         const RowType type = mask.kind == Mask::Kind::additive_f32 ? RowType::f32 : RowType::f16;
-        const std::size_t first = slice.first * mask.row_stride * element_bytes(type);
-        to.mask = numbers_.add({static_cast<const std::byte*>(mask.data) + first,
-                                type,
-                                {tokens, heads, cells},
-                                mask.row_stride,
-                                mask.head_stride});
+        const std::size_t bytes = element_bytes(type);
+        Numbers3 its{
+            static_cast<const std::byte*>(mask.data) + slice.first * mask.row_stride * bytes,
+            type,
+            {tokens, heads, io.n_cells - io.first_cell},
+            mask.row_stride,
+            mask.head_stride};
+        to.first_masked = io.first_cell + (reached_ ? 0 : number(skip_zeros(its)));
+        to.mask_row = mask.row_stride == 0 ? 0 : number(heads * its.count[2]);
+        to.mask_head = mask.head_stride == 0 ? 0 : number(its.count[2]);
+        to.mask = numbers_.add(its);
     }
 
     std::uint32_t add_numbers(const float* from, std::size_t count) {

@@ -12,7 +12,12 @@ namespace lowkv::devices {
 namespace {
 
 constexpr std::size_t unit = LOWKV_ADDRESS_UNIT;
-constexpr std::size_t least_bytes = std::size_t{64} << 20;
+// A buffer's: so much, or a part of the device's memory, or half of what there is. Sixteen of them
+// are all of 80 GiB then, and little is taken in advance.
+constexpr std::size_t least_bytes = std::size_t{64} << 20, least_part = 512;
+// Where that is too much, less: no less than this part of what there is, or the buffers would be
+// too few one day.
+constexpr std::size_t least_growth = 8;
 constexpr std::size_t most_bytes = std::size_t{LOWKV_ADDRESS_OFFSET} * unit;
 
 }  // namespace
@@ -57,14 +62,14 @@ std::byte* Memory::take(Segment& segment, std::size_t bytes) {
     return nullptr;
 }
 
-// Twice what there is, so that few buffers hold all memory; less where that is too much.
 Memory::Segment& Memory::add(std::size_t bytes) {
     const auto slot = std::ranges::find(segments_, nullptr, &Segment::reserved);
     const std::size_t held = total(), all = queue_.memory_bytes();
-    std::size_t size =
-        std::min({std::max({bytes, least_bytes, 2 * held}), queue_.largest_buffer(), most_bytes});
-    for (; slot != segments_.end() && size >= bytes;
-         size = size > bytes ? std::max(size / 2, bytes) : 0) {
+    std::size_t size = std::max({bytes, least_bytes, all / least_part, held / 2}) / unit * unit;
+    size = std::min({size, queue_.largest_buffer(), most_bytes});
+    const std::size_t least = std::max(bytes, std::min(size, held / least_growth / unit * unit));
+    for (; slot != segments_.end() && size >= least;
+         size = size > least ? std::max(size / 2 / unit * unit, least) : 0) {
         if (held + size > all) continue;
         Buffer buffer = queue_.try_buffer(size);
         if (buffer.get() == nullptr) continue;

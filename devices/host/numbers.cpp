@@ -1,6 +1,8 @@
 #include "numbers.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <span>
 
 #include "codec/small_floats.h"
@@ -58,6 +60,25 @@ std::uint32_t Numbers::add(const Numbers3& numbers) {
         }
     }
     return at;
+}
+
+// A mask's: most of a long history is seen by all queries of a step. Some hundred bytes at a time.
+std::size_t skip_zeros(Numbers3& numbers) noexcept {
+    constexpr std::array<std::byte, 256> zeros{};
+    const std::size_t bytes = element_bytes(numbers.type);
+    std::size_t all = numbers.count[2] * bytes / zeros.size() * zeros.size();
+    for (std::size_t row = 0; row < numbers.count[0] * numbers.count[1] && all > 0; ++row) {
+        const std::size_t first =
+            row / numbers.count[1] * numbers.x_stride + row % numbers.count[1] * numbers.y_stride;
+        const auto* from = static_cast<const std::byte*>(numbers.from) + first * bytes;
+        std::size_t its = 0;
+        while (its < all && std::memcmp(from + its, zeros.data(), zeros.size()) == 0)
+            its += zeros.size();
+        all = its;
+    }
+    numbers.from = static_cast<const std::byte*>(numbers.from) + all;
+    numbers.count[2] -= all / bytes;
+    return all / bytes;
 }
 
 const float* give_results(const AttentionIO& io, std::uint32_t first, std::uint32_t tokens,

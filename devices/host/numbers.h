@@ -38,6 +38,10 @@ struct Numbers3 {
     std::size_t x_stride, y_stride;  // in elements
 };
 
+// Numbers in the host's memory: leaves out elements with which all [x][y] begin, if they are zeros.
+// Returns how many.
+std::size_t skip_zeros(Numbers3& numbers) noexcept;
+
 class Numbers {
   public:
     // `fetched`: all that is added lies in the device's memory.

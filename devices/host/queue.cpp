@@ -25,9 +25,10 @@ Buffer Queue::buffer(std::size_t bytes) {
     return made;
 }
 
-void Queue::run(Kernel kernel, const Grid& grid, std::span<const Argument> arguments) noexcept {
+void Queue::run(Kernel kernel, const Grid& grid, const Memories* memories,
+                std::span<const Argument> arguments) noexcept {
     if (failed() || grid.x * grid.y * grid.z == 0) return;
-    keep(do_run(kernel, grid, arguments), kernel_names[static_cast<std::size_t>(kernel)]);
+    keep(do_run(kernel, grid, memories, arguments), kernel_names[static_cast<std::size_t>(kernel)]);
 }
 
 void Queue::fail(const char* doing, int status) noexcept {

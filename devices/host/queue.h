@@ -121,20 +121,17 @@ class Queue {
         if (bytes != 0 && !failed()) keep(do_clear(to, at, bytes), "clearing its memory");
     }
 
-    // With the cache's memory as the kernel's first arguments.
+    // With the cache's memory before the kernel's other arguments.
     template <class... Args>
     void launch(Kernel kernel, const Grid& grid, const Memories& memories,
                 const Args&... args) noexcept {
-        std::array<Argument, LOWKV_BUFFERS + sizeof...(Args)> all;
-        std::size_t count = 0;
-        for (const Handle& memory : memories) all[count++] = {&memory, sizeof memory};
-        ((all[count++] = {&args, sizeof args}), ...);
-        run(kernel, grid, all);
+        const std::array<Argument, sizeof...(Args)> all{Argument{&args, sizeof args}...};
+        run(kernel, grid, &memories, all);
     }
     template <class... Args>
     void launch(Kernel kernel, const Grid& grid, const Args&... args) noexcept {
         const std::array<Argument, sizeof...(Args)> all{Argument{&args, sizeof args}...};
-        run(kernel, grid, all);
+        run(kernel, grid, nullptr, all);
     }
 
     bool failed() const noexcept { return doing_ != nullptr; }
@@ -170,8 +167,9 @@ class Queue {
     // For messages: a status that is not 0, and what helps after it.
     virtual std::string told(int status) const;
     virtual std::string remedy(int /*status*/) const { return "make a new device and store"; }
-    // Of a grid that is not empty.
-    virtual int do_run(Kernel kernel, const Grid& grid,
+    // Of a grid that is not empty. `memories`: what the kernel takes before its arguments; null:
+    // it takes none.
+    virtual int do_run(Kernel kernel, const Grid& grid, const Memories* memories,
                        std::span<const Argument> arguments) noexcept = 0;
 
   private:
@@ -184,7 +182,8 @@ class Queue {
     int status_ = 0;
     const char* doing_ = nullptr;  // null: nothing has failed
 
-    void run(Kernel kernel, const Grid& grid, std::span<const Argument> arguments) noexcept;
+    void run(Kernel kernel, const Grid& grid, const Memories* memories,
+             std::span<const Argument> arguments) noexcept;
 };
 
 }  // namespace lowkv::devices

@@ -1,6 +1,7 @@
 #pragma once
 // What a device's calls share: its queue, its memory, what they work with.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -61,6 +62,8 @@ struct State {
 
   private:
     std::deque<Known> known_;
+    // By a plan's number: not to be described again, a few microseconds at each call.
+    std::array<std::pair<std::uint64_t, const Known*>, 256> recent_{};
 };
 
 }  // namespace lowkv::devices

@@ -289,9 +289,7 @@ std::vector<lowkv_share> share_out(std::span<const lowkv_task> tasks,
 void launch_tensor(State& state, const TensorCall& call) {
     Queue& queue = state.queue;
     const Tensor& device = queue.tensor();
-    struct {
-        Memories all;
-    } const memories{state.memory.all()};
+    const Memories memories = state.memory.all();
     const std::size_t heads = std::size_t{call.chunks} * call.kv_heads;
     const Handle laid = state.laid.of(queue, heads * TENSOR_LAID_BYTES(call.head_dim));
     queue.launch(Kernel::tensor_lay, {64, call.chunks, call.kv_heads, LOWKV_TENSOR_ROWS}, memories,

@@ -58,7 +58,8 @@ FN int is_plain(tile_t t, lowkv_task task, uint32_t cell) {
     const uint32_t first_own = before + token_of(t.a, task.first_row);
     const uint32_t last_own = before + token_of(t.a, task.first_row + task.rows - 1);
     if (t.a.call->softcap > 0.0f || t.a.call->slopes != LOWKV_NOWHERE) return 0;
-    if (cell < s->first_cell || cell + t.cells > t.last_cell || s->mask_kind > 1) return 0;
+    if (cell < s->first_cell || cell + t.cells > t.last_cell) return 0;
+    if (s->mask_kind > 1) return cell + t.cells <= s->first_masked;
     return s->mask_kind == 0 ||
            (cell + t.cells <= first_own + 1 && (s->window == 0 || last_own - cell < s->window));
 }

@@ -8,10 +8,10 @@
 
 // An address of the cache's memory: the number of its buffer, and where in that, in 64 bytes.
 #define LOWKV_ADDRESS_UNIT 64u
-#define LOWKV_ADDRESS_BITS 29u
-#define LOWKV_ADDRESS_OFFSET 0x1fffffffu
+#define LOWKV_ADDRESS_BITS 28u
+#define LOWKV_ADDRESS_OFFSET 0x0fffffffu
 #define LOWKV_NOWHERE 0xffffffffu
-#define LOWKV_BUFFERS 8u
+#define LOWKV_BUFFERS 16u
 
 // NOLINTBEGIN(modernize-use-using): it is C.
 // 64 bits in two words: an address, or a stride.
@@ -42,7 +42,9 @@ typedef struct {
     uint32_t blocks;       // where the addresses of its blocks are: keys, values
     uint32_t first_query;  // of the call's
     uint32_t mask_kind;    // numbered as lowkv::Mask::Kind; of additive ones all are f32
-    uint32_t mask, mask_row, mask_head;  // in the call's numbers, and from one to the next
+    // Of an additive mask's cells from first_masked on: in the call's numbers, and from one to the
+    // next. Those before it are seen by all, with nothing added.
+    uint32_t mask, mask_row, mask_head, first_masked;
     uint32_t window;
     // Where a caller has its results in the device's memory, and the logarithms; 0: in the call's
     // results, nowhere. Strides are in floats.

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "devices/kernels/call.h"
+
 #ifdef LOWKV_FUNCTIONS_ONLY  // kernels are templates that nobody asks for
 #define KERNEL(name, items) \
     template <int>          \
@@ -43,27 +45,18 @@
 
 using std::uint64_t;
 
-// The same arguments as in OpenCL.
-#define MEMORY                                                                                 \
-    uint8_t *m0, uint8_t *m1, uint8_t *m2, uint8_t *m3, uint8_t *m4, uint8_t *m5, uint8_t *m6, \
-        uint8_t *m7
-#define MEMORIES m0, m1, m2, m3, m4, m5, m6, m7
-#define AT(address) \
-    (BUFFER_OF(address) + ((size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT))
-#define BUFFER_OF(address) \
-    pick_buffer((address) >> LOWKV_ADDRESS_BITS, m0, m1, m2, m3, m4, m5, m6, m7)
-
-static __device__ __forceinline__ std::uint8_t* pick_buffer(std::uint32_t number, std::uint8_t* m0,
-                                                            std::uint8_t* m1, std::uint8_t* m2,
-                                                            std::uint8_t* m3, std::uint8_t* m4,
-                                                            std::uint8_t* m5, std::uint8_t* m6,
-                                                            std::uint8_t* m7) {
-    return number == 0   ? m0
-           : number == 1 ? m1
-           : number == 2 ? m2
-           : number == 3 ? m3
-           : number == 4 ? m4
-           : number == 5 ? m5
-           : number == 6 ? m6
-                         : m7;
-}
+// One argument, which a kernel reads where it is, without a copy of its own.
+#if defined(__CUDACC__) && !defined(__HIP__)
+#define GRID_CONSTANT __grid_constant__
+#else
+#define GRID_CONSTANT
+#endif
+typedef struct {
+    uint8_t* at[LOWKV_BUFFERS];
+} memories_t;
+#define MEMORY const GRID_CONSTANT memories_t memories
+#define MEMORY_OF_CALLER const memories_t& memories
+#define MEMORIES memories
+#define AT(address)                                 \
+    (memories.at[(address) >> LOWKV_ADDRESS_BITS] + \
+     (size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT)

@@ -92,7 +92,7 @@ FN void make_numbers(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* sectio
 // ---- keys: [step][cell of the tile] ----
 
 // What is shared of steps [first, first + steps), for every 32 cells from `cell` on.
-FN void share_keys(MEMORY, tile_t t, uint32_t cell, uint32_t first, uint32_t steps) {
+FN void share_keys(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t first, uint32_t steps) {
     GLOBAL const lowkv_part* part = t.a.keys;
     for (uint32_t i = ITEM; i < t.cells / 32 * steps; i += TILE_ITEMS) {
         const uint32_t at = cell + i / steps * 32, step = first + i % steps;
@@ -149,7 +149,7 @@ FN void expand_sorted(tile_t t, GLOBAL const uint8_t* section, uint32_t group, u
 }
 
 // Steps [first, first + steps) of the cells from `cell` on; zeros where there is no block.
-FN void expand_keys(MEMORY, tile_t t, uint32_t cell, uint32_t first, uint32_t steps) {
+FN void expand_keys(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t first, uint32_t steps) {
     GLOBAL const lowkv_part* part = t.a.keys;
     for (uint32_t i = ITEM; i < steps / 16 * t.cells; i += TILE_ITEMS) {
         const uint32_t lane = i % t.cells, at = cell + lane, step = i / t.cells * 16;
@@ -186,7 +186,7 @@ FN void expand_keys(MEMORY, tile_t t, uint32_t cell, uint32_t first, uint32_t st
 // ---- values: [cell][channel] ----
 
 // What is shared of `cells` cells by the channels [first, first + channels) of each group.
-FN void share_values(MEMORY, tile_t t, uint32_t cell, uint32_t cells, uint32_t first,
+FN void share_values(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t cells, uint32_t first,
                      uint32_t channels) {
     GLOBAL const lowkv_part* part = t.a.values;
     const int by_token = t.packed && !part->exact && !part->by_channel;
@@ -206,7 +206,7 @@ FN void share_values(MEMORY, tile_t t, uint32_t cell, uint32_t cells, uint32_t f
 }
 
 // Zeros where there is no block, or no such cell: what such rows hold may be no numbers.
-FN void expand_values(MEMORY, tile_t t, uint32_t cell, uint32_t cells, uint32_t first,
+FN void expand_values(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t cells, uint32_t first,
                       uint32_t channels) {
     GLOBAL const lowkv_part* part = t.a.values;
     for (uint32_t i = ITEM; i < cells / 16 * channels; i += TILE_ITEMS) {

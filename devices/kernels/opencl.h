@@ -8,7 +8,8 @@
 //                         GLOBAL_BARRIER(): what they wrote to GLOBAL memory, too
 //   NUMBER, ITEM          of a work-item: among all, in its group; GROUP(axis): its group's
 //   MEMORY, AT(address)   a kernel's first parameters: the cache's memory; a place in it by its
-//                         address (call.h). MEMORIES: those parameters, for a function's own
+//                         address (call.h). MEMORY_OF_CALLER: a function's, which is given
+//                         MEMORIES
 //   UNROLL                before a loop whose counter numbers registers
 //   UNROLL_8              before one whose loads should be under way together
 //   FLOAT4(x, y, z, w)    a float4; MAD4(sum, x, v): sum += x * v, rounded as is fastest
@@ -38,22 +39,21 @@
 typedef ulong uint64_t;
 
 // OpenCL 1.2 has no pointers that outlive a call: an address says in which buffer.
-#define MEMORY                                                                      \
-    __global uchar *m0, __global uchar *m1, __global uchar *m2, __global uchar *m3, \
-        __global uchar *m4, __global uchar *m5, __global uchar *m6, __global uchar *m7
-#define MEMORIES m0, m1, m2, m3, m4, m5, m6, m7
+#define MEMORY                                                                            \
+    __global uchar *m0, __global uchar *m1, __global uchar *m2, __global uchar *m3,       \
+        __global uchar *m4, __global uchar *m5, __global uchar *m6, __global uchar *m7,   \
+        __global uchar *m8, __global uchar *m9, __global uchar *m10, __global uchar *m11, \
+        __global uchar *m12, __global uchar *m13, __global uchar *m14, __global uchar *m15
+#define MEMORY_OF_CALLER MEMORY
+#define MEMORIES m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15
 #define AT(address) \
     (BUFFER_OF(address) + ((size_t)((address) & LOWKV_ADDRESS_OFFSET) * LOWKV_ADDRESS_UNIT))
-#define BUFFER_OF(address) \
-    pick_buffer((address) >> LOWKV_ADDRESS_BITS, m0, m1, m2, m3, m4, m5, m6, m7)
+#define BUFFER_OF(address) pick_buffer((address) >> LOWKV_ADDRESS_BITS, MEMORIES)
 
-static inline __global uchar* pick_buffer(uint number, MEMORY) {
-    return number == 0   ? m0
-           : number == 1 ? m1
-           : number == 2 ? m2
-           : number == 3 ? m3
-           : number == 4 ? m4
-           : number == 5 ? m5
-           : number == 6 ? m6
-                         : m7;
+#define PICK_4(n, a, b, c, d) ((n) < 2 ? (n) == 0 ? a : b : (n) == 2 ? c : d)
+static inline __global uchar* pick_buffer(uint number, MEMORY_OF_CALLER) {
+    const uint n = number & 3;
+    return number < 8    ? number < 4 ? PICK_4(n, m0, m1, m2, m3) : PICK_4(n, m4, m5, m6, m7)
+              : number < 12 ? PICK_4(n, m8, m9, m10, m11)
+                         : PICK_4(n, m12, m13, m14, m15);
 }

@@ -74,9 +74,9 @@ FN float masked_score(attention_t a, float score, uint32_t token, uint32_t head,
         if (cell > own || (s->window != 0 && own - cell >= s->window)) return -INFINITY;
         return a.call->slopes == LOWKV_NOWHERE ? score : score - slope * (float)(own - cell);
     }
-    if (!additive) return score;
+    if (!additive || cell < s->first_masked) return score;
     return score + slope * a.numbers[s->mask + token * s->mask_row + head * s->mask_head + cell -
-                                     s->first_cell];
+                                     s->first_masked];
 }
 
 FN float masked(attention_t a, float product, uint32_t token, uint32_t head, uint32_t cell) {

@@ -120,14 +120,20 @@ int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
                                nullptr, nullptr);
 }
 
+// The cache's buffers are an argument each.
 int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,
+                  const devices::Memories* memories,
                   std::span<const devices::Argument> arguments) noexcept {
     const cl_kernel own = kernels_[static_cast<std::size_t>(kernel)].get();
-    for (std::size_t i = 0; i < arguments.size(); ++i) {
-        const cl_int status =
-            clSetKernelArg(own, static_cast<cl_uint>(i), arguments[i].bytes, arguments[i].value);
-        if (status != CL_SUCCESS) return status;
-    }
+    cl_uint next = 0;
+    cl_int status = CL_SUCCESS;
+    const auto set = [&](const void* value, std::size_t bytes) {
+        if (status == CL_SUCCESS) status = clSetKernelArg(own, next++, bytes, value);
+    };
+    if (memories != nullptr)
+        for (const devices::Handle& memory : *memories) set(&memory, sizeof memory);
+    for (const devices::Argument& argument : arguments) set(argument.value, argument.bytes);
+    if (status != CL_SUCCESS) return status;
     const std::size_t global[] = {grid.x * grid.items, grid.y, grid.z};
     const std::size_t local[] = {grid.items, 1, 1};
     return clEnqueueNDRangeKernel(queue_.get(), own, 3, nullptr, global, local, 0, nullptr,

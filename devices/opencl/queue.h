@@ -50,7 +50,7 @@ class Queue final : public devices::Queue {
     int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
                 std::size_t bytes) noexcept override;
     int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept override;
-    int do_run(devices::Kernel kernel, const devices::Grid& grid,
+    int do_run(devices::Kernel kernel, const devices::Grid& grid, const devices::Memories* memories,
                std::span<const devices::Argument> arguments) noexcept override;
 };
 

@@ -1,9 +1,5 @@
 // A task as a warp sees it: where the blocks of its cells are, and which rows see them.
 
-typedef struct {
-    uint8_t* at[LOWKV_BUFFERS];
-} memories_t;
-
 // What a head has in a block: its packed section, or of exact rows the whole part.
 FN GLOBAL const uint8_t* section_in(const memories_t& memories, uint32_t address, uint32_t behind) {
     return memories.at[address >> LOWKV_ADDRESS_BITS] +
@@ -51,8 +47,8 @@ FN plain_t plain_cells(const attention_t& a, const lowkv_task& task) {
     const uint32_t first_own = before + token_of(a, task.first_row);
     const uint32_t last_own = before + token_of(a, task.first_row + task.rows - 1);
     plain_t plain = {s->first_cell, task.last_cell};
-    if (a.call->softcap > 0.0f || a.call->slopes != LOWKV_NOWHERE || s->mask_kind > 1)
-        plain.until = 0;
+    if (s->mask_kind > 1 && s->first_masked < plain.until) plain.until = s->first_masked;
+    if (a.call->softcap > 0.0f || a.call->slopes != LOWKV_NOWHERE) plain.until = 0;
     if (s->mask_kind == 1) {
         plain.until = plain.until < first_own + 1 ? plain.until : first_own + 1;
         if (s->window != 0 && last_own >= s->window && plain.from < last_own - s->window + 1)

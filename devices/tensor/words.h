@@ -129,7 +129,6 @@ FN void store_shared_four(uint32_t address, uint32_t x) {
 #define TENSOR_ENTRY(name) static __global__ void __launch_bounds__(LOWKV_TENSOR_WARPS * 32, 1) name
 #define THREADS (blockDim.x)
 #define TENSOR_LAY(name) static __global__ void __launch_bounds__(64) name
-#define GRID_CONSTANT __grid_constant__
 // A kernel is there for what its target has: mma.sync of these sizes, and shared memory.
 #if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
 #define TENSOR_WIDE 1

@@ -66,6 +66,8 @@ class Plan {
     const LayerScheme& scheme() const noexcept { return scheme_; }
     const Shape& shape() const noexcept { return shape_; }
     std::uint32_t layer() const noexcept { return layer_; }
+    // Above 0, and of this plan alone and its copies, in the process: devices know a plan by it.
+    std::uint64_t number() const noexcept { return number_; }
     // Of the calibration and the rope, as far as packed bytes depend on them; 0: not at all.
     std::uint64_t inputs_hash() const noexcept { return inputs_hash_; }
     std::uint32_t block_tokens() const noexcept { return block_tokens_; }
@@ -150,7 +152,7 @@ class Plan {
     std::shared_ptr<const PackedPart> keys_, values_;
     const kernels::Table* kernels_ = nullptr;
     std::uint32_t layer_ = 0;
-    std::uint64_t inputs_hash_ = 0;
+    std::uint64_t number_ = 0, inputs_hash_ = 0;
     RowType rows_ = RowType::f16;
     std::size_t element_bytes_ = 2;
     std::shared_ptr<const Plan> host_;  // null: this one is

@@ -1,4 +1,4 @@
-"""Keeps glibc's malloc from holding on to a long prompt's temporaries.
+"""Memory that has no use and that its allocator keeps all the same: glibc's, and torch's on a GPU.
 
 glibc raises its threshold for memory of its own (mmap) up to 32 MiB as large blocks are freed. The later
 temporaries of a prompt then come from the heap, between small blocks that stay, and what they leave is neither
@@ -9,6 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+
+import torch
+
+from lowkv._core import Error
 
 OPT_OUT = "LOWKV_KEEP_MALLOC"  # set to anything: malloc stays as it is
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -32,3 +36,16 @@ def trim() -> None:
     alone."""
     if tune():
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def with_room(device: torch.device, call, *arguments) -> None:
+    """A call that leaves everything as it was where it fails. On a GPU it is made once more then, if torch had memory
+    there that it has no use for, which it gives back before."""
+    try:
+        call(*arguments)
+    except Error:
+        unused = device.type == "cuda" and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if not unused:
+            raise
+        torch.cuda.empty_cache()
+        call(*arguments)

@@ -4,6 +4,7 @@ the core's (lowkv._core.Batch)."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -172,7 +173,7 @@ class Layer(CacheLayerMixin):
         self._prompt = (keys, values) if self.length == 0 else None
         self.device = keys.device
         with self._beside(keys):
-            self.rows.append(keys, values)
+            heap.with_room(self.device, self.rows.append, keys, values)
         self.pending = True
 
     def require_attended(self, kind: type[Error] = Error) -> None:
@@ -224,14 +225,15 @@ class Layer(CacheLayerMixin):
         first = max(visibility.first_cell, self.rows.first)
         logits = None if sink_logits is None else sink_logits.detach().float()
         rest = scale, softcap, logits, torch.get_num_threads()
+        attend = functools.partial(heap.with_room, self.device, self.rows.attend)
         # Attention to tokens of several plans takes a sliding window as a mask.
         several = self.budget is not None and self.rows.packed[0] < self.rows.packed[1]
         if visibility.masks == 0 and not (several and visibility.window is not None):
-            self.rows.attend(floats, out, first, None, visibility.causal, visibility.window or 0, *rest)
+            attend(floats, out, first, None, visibility.causal, visibility.window or 0, *rest)
             return out.to(query.dtype)
         for part, mask in _masked_parts(visibility, first, max(visibility.masks, 1)):
             mask = None if mask is None else _side_by_side(mask)
-            self.rows.attend(floats[:, :, part], out[:, :, part], first, mask, False, 0, *rest)
+            attend(floats[:, :, part], out[:, :, part], first, mask, False, 0, *rest)
         return out.to(query.dtype)
 
     def _attend_decoded(self, query, visibility, scale):
@@ -263,11 +265,11 @@ class Layer(CacheLayerMixin):
         if self.budget is not None:
             self._drop_passed()
             limit = self.budget.share(self.sliding_window, self._unquantized_bytes)
-            self.rows.pack(spared, torch.get_num_threads(), limit)
+            heap.with_room(self.device, self.rows.pack, spared, torch.get_num_threads(), limit)
             if self.nbytes > limit:
                 self.budget.refuse(self.length * self.batch_size, self.nbytes, self._unquantized_bytes)
         else:
-            self.rows.pack(spared, torch.get_num_threads())
+            heap.with_room(self.device, self.rows.pack, spared, torch.get_num_threads())
         saturation.report(self.store, _LOGGER)
         self._drop_passed()
         self.pending = False
@@ -299,7 +301,7 @@ class Layer(CacheLayerMixin):
         held = getattr(torch, self.rows.dtype.name)
         keys, values = (torch.empty(shape, dtype=held, device=self.device) for _ in range(2))
         with self._beside(keys):
-            self.rows.read(first, keys, values, torch.get_num_threads(), start)
+            heap.with_room(self.device, self.rows.read, first, keys, values, torch.get_num_threads(), start)
         return keys, values
 
     # ---- what generate() does to it ----

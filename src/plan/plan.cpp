@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "codec/rotation.h"
@@ -14,6 +15,11 @@ namespace lowkv {
 namespace {
 
 constexpr std::uint32_t least_block_tokens = 32;
+
+std::uint64_t next_number() noexcept {
+    static std::atomic<std::uint64_t> last = 0;
+    return ++last;
+}
 
 void check_shape(const Shape& shape) {
     constexpr std::uint32_t max_kv_heads = 4096;
@@ -81,6 +87,7 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
     : scheme_(shape.latent() ? latent_scheme(scheme) : scheme),
       shape_(shape),
       layer_(layer),
+      number_(next_number()),
       inputs_hash_(codec::inputs_hash(scheme_, inputs)),
       rows_(inputs.rows),
       element_bytes_(lowkv::element_bytes(inputs.rows)) {
@@ -108,7 +115,10 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
                                 .table = kernels_,
                                 .rotations = &rotations});
     }
-    if (inputs.byte_rows) host_ = std::make_shared<const Plan>(*this);
+    if (!inputs.byte_rows) return;
+    const auto host = std::make_shared<Plan>(*this);
+    host->number_ = next_number();
+    host_ = host;
 }
 
 double Plan::key_bits() const noexcept { return lowkv::bits_per_element(*keys_); }

@@ -147,6 +147,28 @@ TEST_CASE("every mask, with soft-caps, sinks, ALiBi and hidden first cells") {
     }
 }
 
+TEST_CASE("a mask whose first cells all queries see") {
+    for (const char* codec : {"kivi2", "exact", "lowkv2.8", "turboquant4"}) {
+        for (const Mask::Kind kind : {Mask::Kind::additive_f16, Mask::Kind::additive_f32}) {
+            for (unsigned seed = 0; seed < 8; ++seed) {
+                if (!in_sample(seed + static_cast<unsigned>(kind))) continue;
+                const std::uint32_t cells = 500 + seed, tokens = seed % 3 == 0 ? 1 : 3 * seed;
+                Problem p(parse_scheme(std::string(codec) + ",window=70,sinks=1"), {2, 64}, 4,
+                          tokens, cells, seed);
+                p.first_cell = seed % 4 == 3 ? 35 : 0;
+                RandomParams random(kind, tokens, cells, p.heads, seed, true,
+                                    [](std::size_t, std::size_t) { return false; });
+                const std::size_t opened[] = {64, 128, 200, 256, 300, 385, 448, cells};
+                random.open(opened[seed]);
+                if (seed % 2 == 0) random.params.alibi_slopes = nullptr;
+                if (seed % 4 < 2) random.params.softcap = 0;
+                INFO(std::string(codec), " mask ", static_cast<unsigned>(kind), " seed ", seed);
+                check(p, random.params);
+            }
+        }
+    }
+}
+
 TEST_CASE("tasks of every size, rows of every type, windows that begin in a tile") {
     for (const char* codec : {"kivi2", "lowkv2.8", "exact", "kvarn2"}) {
         for (const std::uint32_t head_dim : {48u, 144u, 256u, 336u}) {

@@ -158,7 +158,6 @@ inline void store_shared_four(std::uint32_t address, std::uint32_t x) {
 #define THREADS (blockDim.x)
 #define TENSOR_LAY(name) static void name
 #define gridDim lowkv::test::grid_size
-#define GRID_CONSTANT
 #define TENSOR_WIDE 1
 #define TENSOR_NARROW 1
 #define DYNAMIC_SHARED() dynamic_shared()

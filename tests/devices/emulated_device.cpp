@@ -7,6 +7,7 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "caller_memory.h"
 #include "cuda_group.h"
@@ -110,10 +111,13 @@ class EmulatedQueue final : public devices::Queue {
         std::memset(at(to, to_at), 0, bytes);
         return 0;
     }
-    int do_run(devices::Kernel kernel, const Grid& grid,
+    int do_run(devices::Kernel kernel, const Grid& grid, const devices::Memories* memories,
                std::span<const Argument> arguments) noexcept override {
         ++launched;
-        return runs[static_cast<std::size_t>(kernel)](grid, arguments);
+        std::vector<Argument> all;
+        if (memories != nullptr) all.push_back({memories, sizeof *memories});
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        return runs[static_cast<std::size_t>(kernel)](grid, all);
     }
 };
 

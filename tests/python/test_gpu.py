@@ -1,5 +1,7 @@
 """A model on a GPU, and its cache there: what needs a GPU that torch uses, and lowkv-cuda (make package-cuda)."""
 
+import contextlib
+
 import lowkv
 import pytest
 import torch
@@ -76,6 +78,30 @@ def test_a_forked_cropped_saved_cache_goes_on(model, scheme, tmp_path):
             each.crop(-60)
         got, want = (model(ids(2, 3, 2), past_key_values=each).logits for each in (loaded, fork))
     torch.testing.assert_close(got, want)
+
+
+def hoard():
+    """All of the GPU's memory, in torch's hands."""
+    free = torch.cuda.mem_get_info()[0]
+    all_of_it = [torch.empty(free - (64 << 20), dtype=torch.uint8, device="cuda")]
+    with contextlib.suppress(torch.cuda.OutOfMemoryError):
+        while True:
+            all_of_it.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
+    return all_of_it
+
+
+def test_memory_that_torch_has_no_use_for_is_had(model):
+    cache = lowkv.Cache.from_model(model, "kivi2")
+    with torch.no_grad():
+        model(ids(1, 9), past_key_values=cache)
+    layer = cache.layers[-1]
+    _, heads, head_dim = layer.rows.shape
+    tokens = (256 << 20) // (heads * head_dim)  # a GiB of keys
+    rows = torch.zeros(1, heads, 1, head_dim, device="cuda").expand(-1, -1, tokens, -1)
+    hoard()
+    assert torch.cuda.mem_get_info()[0] < 4 << 20
+    layer.append(rows, rows)
+    assert layer.length == 9 + tokens
 
 
 def test_a_cache_elsewhere_is_refused(model):

@@ -48,3 +48,24 @@ def test_a_long_step_gives_back_what_it_left(monkeypatch):
     assert not calls
     model(torch.arange(1024)[None] % 100, past_key_values=lowkv.Cache.from_model(model))
     assert len(calls) == len(model.model.layers)
+
+
+@pytest.mark.parametrize(("place", "unused", "calls"), [("cuda", 1, 2), ("cuda", 0, 1), ("cpu", 1, 1)])
+def test_a_call_without_room_is_made_again_with_what_torch_gives_back(monkeypatch, place, unused, calls):
+    """A GPU's allocator is stood in for: test_gpu.py has the real one."""
+    made, room = [], []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 5 + unused)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 5)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: room.append(True))
+
+    def call(number):
+        made.append(number)
+        if not room:
+            raise lowkv.Error("too little memory")
+
+    if calls == 2:
+        heap.with_room(torch.device(place), call, 7)
+    else:
+        with pytest.raises(lowkv.Error, match="too little"):
+            heap.with_room(torch.device(place), call, 7)
+    assert made == [7] * calls
