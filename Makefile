@@ -212,14 +212,26 @@ test-tsan: setup ## core tests that run on several threads, and the plug-in's of
 	@$(call BUILD,tsan)
 	ctest --preset tsan -j $(JOBS)
 
+NEEDS_OPENCL = type -P clinfo >/dev/null && clinfo -l | grep -q Device || { echo "make $@ needs an OpenCL device and" \
+	"clinfo; on Debian: apt-get install pocl-opencl-icd clinfo opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
+
 .PHONY: test-opencl
 test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or the first: codes, attention, the cache, Python
-	@type -P clinfo >/dev/null && clinfo -l | grep -q Device || { echo "make test-opencl needs an OpenCL device and" \
-	    "clinfo; on Debian: apt-get install pocl-opencl-icd clinfo opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
+	@$(NEEDS_OPENCL)
 	$(CORE)
 	$(call BUILD,opencl,opencl_tests)
 	ctest --preset opencl -j $(JOBS)
 	$(MAKE) test-python-opencl
+
+CACHE_ON = cache_on plugin_operations memory_budget
+.PHONY: test-cache-on
+test-cache-on: ## the plug-in for llama.cpp with its caches on the device LOWKV_TEST_OPENCL, or the first
+	@$(NEEDS_OPENCL)
+	$(SETUP)
+	$(CORE)
+	$(call BUILD,opencl,lowkv_cli ggml-lowkv)
+	LOWKV_DEVICE="$${LOWKV_TEST_OPENCL:-opencl}" LOWKV_BUILD_DIR="$(CURDIR)/build/opencl" "$(call dep,LOWKV_PYTHON)" \
+	    -m pytest $(CACHE_ON:%=tests/e2e/test_%.py) -m "not long" -k "not rows" $(PYTEST_ARGS) # rows=8, latent rows
 
 .PHONY: test-python-opencl
 test-python-opencl: package-opencl ## the Python package's caches on the device LOWKV_TEST_OPENCL, or the first
@@ -261,7 +273,7 @@ test-cuda: compile-cuda ## lowkv::cuda on the GPU LOWKV_TEST_CUDA (cuda:NUMBER),
 gpu-folder: CUDA_TARGETS := $(or $(CUDA_TARGETS),90)
 gpu-folder: ## an archive that tests and measures lowkv on a machine with a GPU (CUDA_TARGETS=90: its kind), in build/gpu
 	@$(MAKE) compile-cuda package-cuda CUDA_TARGETS="$(CUDA_TARGETS)"
-	$(call BUILD,cuda,cuda_attention)
+	$(call BUILD,cuda,cuda_attention ggml-lowkv)
 	bench/gpu_folder.py build/gpu
 
 .PHONY: test-opencl-races

@@ -3,6 +3,7 @@
 Python packages, the benchmarks and gpu_run.sh, as one archive that a machine without a network unpacks and runs."""
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BACKEND = "nanobind-backend==1.0.0"  # python/cuda/pyproject.toml has the same
+
+
+def copy_llama(to: Path) -> None:
+    """Stock llama.cpp's tools, the plug-in that was built with CUDA, and a model of random weights with heads of 128
+    channels."""
+    found = json.loads(subprocess.check_output([sys.executable, ROOT / "deps/setup.py", "--paths"]))
+    tools = Path(found["LOWKV_LLAMA_BUILD"])
+    (to / "llama").mkdir()
+    names = ["llama-completion", "llama-bench"]
+    names += [path.name for end in ("*.so.0", "*-impl.so") for path in tools.glob(end)]
+    for program in names:
+        shutil.copy(tools / program, to / "llama")
+    shutil.copy(ROOT / "build/cuda/lib/libggml-lowkv.so", to / "llama")
+    for file in (to / "llama").iterdir():
+        subprocess.run(["strip", file], check=True)
+    write = f"import plugin_models; plugin_models.llama({str(to / 'model.gguf')!r}, layers=8, heads=8, head_dim=128)"
+    subprocess.run([found["LOWKV_PYTHON"], "-c", write], cwd=ROOT / "tests/e2e", check=True)
 
 
 def main() -> None:
@@ -29,6 +47,7 @@ def main() -> None:
             shutil.copytree(
                 ROOT / package, to / "site" / Path(package).name, ignore=shutil.ignore_patterns("__pycache__")
             )
+        copy_llama(to)
         # nanobind's part is of one Python: the other machine's.
         subprocess.run(
             [

@@ -3,7 +3,7 @@
 # fetched or built. Needs the driver, a Python with torch for CUDA (for `python` and `decode` transformers, too, and pytest),
 # and of CUDA's tools compute-sanitizer and ncu for `sanitizer` and `counts`.
 #
-#     bash gpu_run.sh [tests] [python] [attention] [decode] [sanitizer] [counts]     by default all, about four minutes
+#     bash gpu_run.sh [tests] [python] [llama] [attention] [decode] [sanitizer] [counts]     by default all, about four minutes
 set -uo pipefail
 cd "$(dirname "$0")"
 export PYTHONPATH="$PWD/site" PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore LOWKV_TEST_DEVICE=own
@@ -11,7 +11,7 @@ out=${OUT:-$PWD}
 failed=0
 part() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 try() { "$@" || { failed=1; echo "FAILED: $*"; }; }
-parts=${*:-tests python attention decode sanitizer counts}
+parts=${*:-tests python llama attention decode sanitizer counts}
 
 part "machine"
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
@@ -25,6 +25,24 @@ fi
 if [[ $parts == *python* ]]; then
     part "models on the GPU, their caches there"
     try timeout 120 python3 -m pytest -q -p no:cacheprovider test_gpu.py
+fi
+if [[ $parts == *llama* ]]; then
+    part "stock llama.cpp, its packed cache on the GPU and on the processor"
+    export LD_LIBRARY_PATH=$PWD/llama GGML_BACKEND_PATH=$PWD/llama/libggml-lowkv.so
+    prompt=$(for i in {1..60}; do printf 'a lighthouse keeper, %s; ' "$i"; done)
+    for scheme in exact lowkv2.8 lowkv2 kivi2 kivi4 turboquant4; do
+        for device in cpu cuda; do
+            LOWKV_SCHEME=$scheme LOWKV_DEVICE=$device try timeout 60 llama/llama-completion -m model.gguf -dev LOWKV \
+                -p "$prompt" -n 48 --temp 0 -no-cnv --ignore-eos -t 8 -fa on >$device.txt 2>$device.log
+        done
+        grep 'lowkv: active' cuda.log || { failed=1; tail -5 cuda.log; }
+        cmp cpu.txt cuda.txt && echo "$scheme: the same text" || { failed=1; echo "$scheme: ANOTHER TEXT"; }
+    done
+    for device in cpu cuda; do
+        LOWKV_DEVICE=$device try timeout 100 llama/llama-bench -m model.gguf -dev LOWKV -fa 1 -p 512 -n 32 \
+            -d 0,8192 -r 2 2>/dev/null
+    done
+    unset LD_LIBRARY_PATH GGML_BACKEND_PATH
 fi
 if [[ $parts == *attention* ]]; then
     part "attention beside torch's"

@@ -15,11 +15,11 @@
 #include "bench/attention_case.h"
 #include "bench/bench.h"
 #include "common/app.h"
-#include "common/devices.h"
 #include "common/machine.h"
 #include "common/model.h"
 #include "common/options.h"
 #include "common/terminal.h"
+#include "devices.h"
 #include "lowkv/implementation.h"
 #include "nlohmann/json.hpp"
 
@@ -80,7 +80,7 @@ class Bench {
   public:
     explicit Bench(const Options& options)
         : options_(options),
-          device_(device_by_name(options.device)),
+          device_(ggml::device_by_name(options.device)),
           reader_(bandwidth_bytes()),
           evictor_(2 * last_level_cache()) {
         for (const unsigned threads : options.threads)

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #ifdef LOWKV_WITH_OPENCL
 #include "lowkv/opencl.h"
@@ -13,12 +12,6 @@
 
 namespace lowkv::cli {
 namespace {
-
-[[noreturn]] [[maybe_unused]] void refuse(const std::string& name, const char* option) {
-    throw Error(ErrorCode::unsupported, "device '" + name +
-                                            "': this build has none such; configure one with -D" +
-                                            option + "=ON (docs/devices.md)");
-}
 
 #ifdef LOWKV_WITH_OPENCL
 constexpr const char* no_opencl =
@@ -32,7 +25,6 @@ void find_opencl(std::vector<FoundDevice>& found) {
 constexpr const char* no_opencl =
     "This build has no OpenCL: configure it with -DLOWKV_OPENCL=ON.\n";
 void find_opencl(std::vector<FoundDevice>&) {}
-std::shared_ptr<Device> opencl_device(const std::string& name) { refuse(name, "LOWKV_OPENCL"); }
 #endif
 
 #ifdef LOWKV_WITH_CUDA
@@ -45,12 +37,7 @@ void find_cuda(std::vector<FoundDevice>& found) {
 #else
 constexpr const char* no_cuda = "This build has no CUDA: configure it with -DLOWKV_CUDA=ON.\n";
 void find_cuda(std::vector<FoundDevice>&) {}
-std::shared_ptr<Device> cuda_device(const std::string& name) { refuse(name, "LOWKV_CUDA"); }
 #endif
-
-bool is(const std::string& name, const std::string& kind) {
-    return name == kind || name.starts_with(kind + ":");
-}
 
 }  // namespace
 
@@ -68,15 +55,6 @@ std::string missing_devices(const std::vector<FoundDevice>& found) {
             found, [&](const FoundDevice& device) { return device.name.starts_with(kind); });
     };
     return std::string(none("opencl") ? no_opencl : "") + (none("cuda") ? no_cuda : "");
-}
-
-std::shared_ptr<Device> device_by_name(const std::string& name) {
-    if (name == "cpu") return cpu_device();
-    if (is(name, "opencl")) return opencl_device(name);
-    if (is(name, "cuda")) return cuda_device(name);
-    throw Error(ErrorCode::device_failed, "there is no device '" + name +
-                                              "': it is 'cpu', 'opencl', 'opencl:NAME', 'cuda' or "
-                                              "'cuda:NUMBER'; `lowkv devices` lists what is there");
 }
 
 }  // namespace lowkv::cli

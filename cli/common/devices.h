@@ -2,11 +2,8 @@
 // Where this build's stores can be.
 
 #include <cstddef>
-#include <memory>
 #include <string>
 #include <vector>
-
-#include "lowkv/device.h"
 
 namespace lowkv::cli {
 
@@ -21,9 +18,5 @@ std::vector<FoundDevice> found_devices();
 
 // For each kind of device that was not found, a line that says how to get one.
 std::string missing_devices(const std::vector<FoundDevice>& found);
-
-// "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h). Throws
-// Error where there is none such.
-std::shared_ptr<Device> device_by_name(const std::string& name);
 
 }  // namespace lowkv::cli

@@ -15,9 +15,9 @@ namespace {
 constexpr const char* footer = R"(Examples:
   lowkv devices
 
-A device's name is what the C++ library (opencl_device(), cuda_device()), the Python package (LOWKV_DEVICE) and `lowkv bench
-attention --device` take: its words, in either case, or only some of them. The other commands and the plug-ins
-keep their stores on the CPU. `lowkv doctor` has each device compute an example.)";
+A device's name is what the C++ library (opencl_device(), cuda_device()), `lowkv run --cache-on` and, by LOWKV_DEVICE, the
+plug-in for llama.cpp and the Python package take: its words, in either case, or only some of them. `lowkv doctor` has
+each device compute an example.)";
 
 void list(int& status) {
     Table table({"device", "memory", "what it is"});

@@ -19,6 +19,7 @@
 #include "common/program_options.h"
 #include "common/programs.h"
 #include "common/terminal.h"
+#include "devices.h"
 #include "doctor/checks.h"
 #include "ggml-backend.h"
 #include "lowkv/calibration_file.h"
@@ -46,7 +47,7 @@ and stopped once its cache is in use: its messages say where the weights of each
 whether its cache is packed. Exit status 1 when something is wrong.)";
 
 struct Options {
-    std::string model, scheme, plugin, load_plugin, weights_on;
+    std::string model, scheme, plugin, load_plugin, weights_on, cache_on;
     std::vector<std::string> calibrations, command;
     unsigned threads = 0;
     bool all = false, verbose = false;
@@ -95,7 +96,7 @@ std::string compute(const std::string& scheme, const std::shared_ptr<Device>& de
 void look_at_device(Findings& findings, const std::string& name) {
     constexpr const char* remedy =
         "use another device: its driver or this build computes wrongly there";
-    const std::shared_ptr<Device> device = device_by_name(name);
+    const std::shared_ptr<Device> device = ggml::device_by_name(name);
     double worst = 0;
     for (const char* scheme : {"exact", "kivi2", "lowkv2.8"}) {
         const std::string wrong = compute(scheme, device, worst);
@@ -221,6 +222,13 @@ void look_at_environment(Findings& findings) {
     } catch (const std::exception& error) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
+    const std::string device = environment("LOWKV_DEVICE");
+    try {
+        ggml::check_device_name(device);
+        if (!device.empty()) findings.good("LOWKV_DEVICE", device);
+    } catch (const std::exception& error) {
+        findings.bad("LOWKV_DEVICE", device, error.what());
+    }
     const std::string budget = environment("LOWKV_BUDGET");
     if (budget.empty()) return;
     try {
@@ -251,16 +259,19 @@ ProgramCheck program_check(const Options& options) {
     pass_on("--scheme", options.scheme);
     pass_on("--plugin", options.plugin);
     pass_on("--weights-on", options.weights_on);
+    pass_on("--cache-on", options.cache_on);
     for (const std::string& path : options.calibrations) pass_on("--calibration", path);
     return check;
 }
 
 int doctor(const Options& options) {
     if (!options.load_plugin.empty()) return load_plugin(options.load_plugin);
-    if (options.command.empty() && !options.weights_on.empty())
-        throw UsageError(
-            "--weights-on is of a program: lowkv doctor --weights-on DEVICE -- llama-server -m "
-            "model.gguf");
+    for (const char* const option : {"--weights-on", "--cache-on"}) {
+        const bool given = !(option[2] == 'w' ? options.weights_on : options.cache_on).empty();
+        if (given && options.command.empty())
+            throw UsageError(std::string(option) + " is of a program: lowkv doctor " + option +
+                             " DEVICE -- llama-server -m model.gguf");
+    }
     if (!options.scheme.empty() && options.scheme != "delegate")
         static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
@@ -300,6 +311,7 @@ void add_doctor(Command app, int& status, const std::vector<std::string>& words)
     add_threads(command, options->threads);
     command.option("--weights-on", &options->weights_on,
                    "Look at a program with its weights on these devices, see `lowkv run`");
+    command.option("--cache-on", &options->cache_on, "... and its cache on this one");
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
     command.option("--load-plugin", &options->load_plugin, "", {hidden()});  // for itself

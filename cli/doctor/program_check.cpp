@@ -51,7 +51,7 @@ struct ProgramLog {
     std::map<std::string, double> weights;                        // MiB in each buffer
     std::map<std::string, std::map<std::string, Layers>> placed;  // by buffer, by weight
     Layers layers, cached, sharing, shared;  // `sharing` ones read the caches of `shared` ones
-    std::string scheme, last;
+    std::string scheme, where = "in RAM", last;
     std::size_t packed = 0;  // layers; the plug-in's lines may come before llama.cpp's
     bool made = false, ready = false, listens = false;
 
@@ -100,6 +100,8 @@ void ProgramLog::read(std::string_view line) {
         const std::size_t comma = active.rfind(',', end);
         scheme = active.substr(0, comma);
         packed += layer_in(active.substr(comma + 1));
+        if (const auto device = behind(active, ", on "); !device.empty())
+            where = "on " + std::string(device);
     }
     listens = listens || line.find("listening on http") != std::string_view::npos;
 }
@@ -144,7 +146,8 @@ void report_weights(Findings& findings, const ProgramLog& log, const ProgramChec
 
 void report_cache(Findings& findings, const ProgramLog& log, const ProgramCheck& check) {
     const std::string said = "scheme " + log.scheme + ": " + count(log.packed) + " of " +
-                             count(log.cached.size()) + " layers' keys and values packed in RAM";
+                             count(log.cached.size()) + " layers' keys and values packed " +
+                             log.where;
     if (log.packed > 0 && log.packed == log.cached.size())
         findings.good("cache", said);
     else

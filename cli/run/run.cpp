@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/app.h"
@@ -42,6 +43,7 @@ constexpr const char* footer = R"(Examples:
   lowkv run -- llama-server -m model.gguf -c 32768 --port 8080
   lowkv run --scheme kivi4 -- llama-completion -m model.gguf -p "Once upon a time" -n 64
   lowkv run --weights-on CUDA0 -- llama-server -m model.gguf -c 131072
+  lowkv run --weights-on CUDA0 --cache-on cuda -- llama-server -m model.gguf -c 131072
   lowkv run -- llama-bench -m model.gguf -d 0,4096
   lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048 -ub 32
 
@@ -54,7 +56,7 @@ layers and calibrations are checked against the model of -m before anything is s
 itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
 struct Options {
-    std::string scheme = chosen_scheme(), plugin, weights_on = "CPU", budget;
+    std::string scheme = chosen_scheme(), plugin, weights_on = "CPU", cache_on, budget;
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = 600;
@@ -81,14 +83,20 @@ void check_settings(const Options& options) {
     try {
         ggml::set_scheme(options.scheme);
     } catch (const Error& error) {
-        constexpr std::string_view budget = "LOWKV_BUDGET";
+        const std::pair<std::string_view, std::string_view> others[] = {
+            {"LOWKV_BUDGET", options.budget.empty() ? "" : "--budget"},
+            {"LOWKV_DEVICE", options.cache_on.empty() ? "" : "--cache-on"}};
         std::string text = error.what();
-        const std::size_t at = text.find(budget);
-        if (at == std::string::npos)
+        bool of_others = false;
+        for (const auto& [variable, option] : others) {
+            const std::size_t at = text.find(variable);
+            if (at == std::string::npos) continue;
+            of_others = true;
+            if (!option.empty()) text.replace(at, variable.size(), option);
+        }
+        if (!of_others)
             text = (options.scheme == environment("LOWKV_SCHEME") ? "LOWKV_SCHEME=" : "--scheme ") +
                    options.scheme + ": " + text;
-        else if (!options.budget.empty())
-            text.replace(at, budget.size(), "--budget");
         throw UsageError(text);
     }
 }
@@ -226,6 +234,7 @@ int run(Options& options) {
     if (options.command.empty())
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
     if (!options.budget.empty()) platform::set_environment("LOWKV_BUDGET", options.budget);
+    if (!options.cache_on.empty()) platform::set_environment("LOWKV_DEVICE", options.cache_on);
     check_settings(options);
     refuse_wrappers(options.command);
     Program program = program_of(options.command);
@@ -295,6 +304,9 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
         "Put the weights on these devices, \"CUDA0\", \"CUDA0,CUDA1\" or, two layers there for "
         "one here, \"CUDA0=2,CUDA1\" (those that `llama-server --list-devices` shows); the cache "
         "stays packed in this machine's memory, and attention to it on its cores");
+    command.option("--cache-on", &options->cache_on,
+                   "Keep the cache on this device of `lowkv devices` (cuda, cuda:1, opencl), and "
+                   "attend to it there: for a build with such devices");
     command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
     command.option("--plugin", &options->plugin,

@@ -12,6 +12,7 @@
 
 #include "cache_name.h"
 #include "cache_size.h"
+#include "devices.h"
 #include "host.h"
 #include "lowkv/error.h"
 #include "lowkv/executor_openmp.h"
@@ -73,7 +74,9 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
 }
 
 CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting)
-    : setting_(std::move(setting)), memory_(bytes), store_(std::make_shared<Store>()) {
+    : setting_(std::move(setting)),
+      memory_(bytes),
+      store_(std::make_shared<Store>(0, device_by_name(setting_->device))) {
     const std::lock_guard lock(live_mutex);
     if (live().empty()) forget_layers_elsewhere();
     live().push_back(this);
@@ -309,13 +312,14 @@ void CacheBuffer::report_active() const {
     }
     char line[512];
     if (stats.layers > 0) {
+        std::string where = "on " + std::string(store_->device().name());
+        if (where == "on cpu") where = "implementation " + implementation;
         std::snprintf(
             line, sizeof line,
-            "active: scheme %s, %zu layers, %.0f -> %.0f bytes per token (%.1fx smaller), "
-            "implementation %s",
+            "active: scheme %s, %zu layers, %.0f -> %.0f bytes per token (%.1fx smaller), %s",
             setting_->text.c_str(), stats.layers, stats.exact_bytes_per_token,
             stats.packed_bytes_per_token,
-            stats.exact_bytes_per_token / stats.packed_bytes_per_token, implementation.c_str());
+            stats.exact_bytes_per_token / stats.packed_bytes_per_token, where.c_str());
         report(GGML_LOG_LEVEL_INFO, line);
     }
     for (const std::string& reason : reasons)

@@ -80,6 +80,7 @@ std::string LayerCache::why_not_packed() {
         for (const LayerScheme& tier : tiers)
             plans_.push_back(
                 std::make_shared<const Plan>(tier, shape_, std::string_view{}, index_, inputs));
+        for (const auto& plan : plans_) device().check(*plan);
     } catch (const Error& error) {
         return error.what();
     }

@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <string>
 
 #include "buffer.h"
+#include "devices.h"
 #include "host.h"
 #include "platform/system.h"
 #include "report.h"
@@ -55,6 +57,12 @@ ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
     // on with stock f16.)
     if (setting() == nullptr) {
         report_once(GGML_LOG_LEVEL_ERROR, setting_error());
+        return nullptr;
+    }
+    try {
+        device_by_name(setting()->device);
+    } catch (const std::exception& error) {
+        report_once(GGML_LOG_LEVEL_ERROR, std::string("LOWKV_DEVICE: ") + error.what());
         return nullptr;
     }
     return new_backend();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "devices.h"
 #include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
@@ -52,6 +53,16 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
                     " needs a calibration of the model: make one with lowkv calibrate, and name it "
                     "in " +
                     named_in + others);
+}
+
+std::string read_device() {
+    const std::string name = platform::environment("LOWKV_DEVICE");
+    try {
+        check_device_name(name);
+    } catch (const Error& error) {
+        throw Error(ErrorCode::invalid_argument, std::string("LOWKV_DEVICE: ") + error.what());
+    }
+    return name;
 }
 
 bool read_packed_states() {
@@ -102,6 +113,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
                         "evict= can't be followed here; leave them out");
         }
         next->text = to_string(next->scheme);
+        next->device = read_device();
         if (!budget.empty()) {
             next->budget = parse_size(budget, "LOWKV_BUDGET");
             next->finer = finer_than(next->scheme, "LOWKV_BUDGET");
@@ -136,7 +148,7 @@ void choose_from_environment() {
         choose(text, "LOWKV_CALIBRATION");
     } catch (const Error& error) {
         const bool unknown = error.code() == ErrorCode::invalid_scheme;
-        if (error.code() == ErrorCode::invalid_argument) return refuse(error.what());  // the budget
+        if (error.code() == ErrorCode::invalid_argument) return refuse(error.what());  // a variable
         refuse("LOWKV_SCHEME=" + text + (unknown ? " is not a scheme: " : " can't be used: ") +
                error.what());
         return;

@@ -21,6 +21,7 @@ struct Setting {
     // by the first of `finer`, then by the next, and in the end by the scheme.
     std::size_t budget = 0;
     std::vector<LayerScheme> finer;
+    std::string device;         // LOWKV_DEVICE, where packed caches are (devices.h)
     bool packed_states = true;  // LOWKV_STATES: saved states hold codes (unit_codes.h), not numbers
 };
 

@@ -31,12 +31,15 @@ MODEL = PATHS["LOWKV_MODEL"]
 BUILD = Path(os.environ.get("LOWKV_BUILD_DIR", ROOT / "build/release"))
 PLUGIN = PATHS.get("LOWKV_PLUGIN", str(BUILD / "lib/libggml-lowkv.so"))
 THREADS = ["-t", "1"]
+DEVICE = os.environ.get("LOWKV_DEVICE")  # where the tests' caches are, of a build that has it
 
 
 def environment(scheme, **more):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("LOWKV_", "GGML_", "LLAMA_"))}
     if scheme is not None:
         env.update(LOWKV_SCHEME=scheme, GGML_BACKEND_PATH=PLUGIN)
+    if DEVICE:
+        env["LOWKV_DEVICE"] = DEVICE
     env.update(more)
     return env
 

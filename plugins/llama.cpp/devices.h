@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "lowkv/device.h"
+
+namespace lowkv::ggml {
+
+// Of a store: "cpu" or nothing, "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER"
+// (lowkv/cuda.h). Throws Error(unsupported) for a kind that this build has not, or that there is
+// not.
+void check_device_name(const std::string& name);
+
+// Who asks for the same name gets the same; one that has failed is not given again. Throws
+// Error(device_failed) where there is none such, and as check_device_name().
+std::shared_ptr<Device> device_by_name(const std::string& name);
+
+}  // namespace lowkv::ggml
