@@ -223,7 +223,7 @@ test-opencl: ## lowkv::opencl on the device LOWKV_TEST_OPENCL (opencl:NAME), or 
 	ctest --preset opencl -j $(JOBS)
 	$(MAKE) test-python-opencl
 
-CACHE_ON = cache_on plugin_operations memory_budget
+CACHE_ON = cache_on plugin_operations plugin_stats memory_budget
 .PHONY: test-cache-on
 test-cache-on: ## the plug-in for llama.cpp with its caches on the device LOWKV_TEST_OPENCL, or the first
 	@$(NEEDS_OPENCL)

@@ -36,7 +36,7 @@ LANES = (
          ("x86_64-w64-mingw32-g++-posix", "/usr/lib/wine/wine64")),
     Lane("opencl", "test-opencl PYTEST_ARGS='-k test_devices'", 250, 1, ("devices", "include/lowkv/device.h"),
          ("clinfo",)),
-    Lane("cache-on", "test-cache-on", 400, 0, ("plugins", "devices"), ("clinfo",)),
+    Lane("cache-on", "test-cache-on", 700, 0, ("plugins", "devices"), ("clinfo",)),
     Lane("opencl-races", "test-opencl-races", 420, 2, ("devices/kernels",), ("oclgrind",)),
     Lane("opencl-intel", "compile-opencl", 60, 0, ("devices/kernels",), ("ocloc",)),
     Lane("macos", "compile-macos", 600, 1, ("platform", "cli/platform", "cmake", "src/kernels/neon")),

@@ -14,7 +14,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "common/app.h"
@@ -26,6 +25,7 @@
 #include "common/programs.h"
 #include "common/saved_states.h"
 #include "common/terminal.h"
+#include "devices.h"
 #include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
@@ -78,25 +78,24 @@ void check_settings(const Options& options) {
     };
     load("--calibration", options.calibrations);
     load("LOWKV_CALIBRATION", ggml::calibration_paths());
+    try {
+        ggml::check_device_name(options.cache_on);
+    } catch (const Error& error) {
+        throw UsageError(std::string("--cache-on: ") + error.what());
+    }
     const bool delegate = options.scheme == "delegate";
     if (!delegate && parse_scheme(options.scheme).needs_calibration()) return;  // see check_model()
     try {
         ggml::set_scheme(options.scheme);
     } catch (const Error& error) {
-        const std::pair<std::string_view, std::string_view> others[] = {
-            {"LOWKV_BUDGET", options.budget.empty() ? "" : "--budget"},
-            {"LOWKV_DEVICE", options.cache_on.empty() ? "" : "--cache-on"}};
+        constexpr std::string_view budget = "LOWKV_BUDGET";
         std::string text = error.what();
-        bool of_others = false;
-        for (const auto& [variable, option] : others) {
-            const std::size_t at = text.find(variable);
-            if (at == std::string::npos) continue;
-            of_others = true;
-            if (!option.empty()) text.replace(at, variable.size(), option);
-        }
-        if (!of_others)
+        const std::size_t at = text.find(budget);
+        if (at == std::string::npos && text.find("LOWKV_DEVICE") == std::string::npos)
             text = (options.scheme == environment("LOWKV_SCHEME") ? "LOWKV_SCHEME=" : "--scheme ") +
                    options.scheme + ": " + text;
+        else if (at != std::string::npos && !options.budget.empty())
+            text.replace(at, budget.size(), "--budget");
         throw UsageError(text);
     }
 }
@@ -303,7 +302,8 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
         "--weights-on", &options->weights_on,
         "Put the weights on these devices, \"CUDA0\", \"CUDA0,CUDA1\" or, two layers there for "
         "one here, \"CUDA0=2,CUDA1\" (those that `llama-server --list-devices` shows); the cache "
-        "stays packed in this machine's memory, and attention to it on its cores");
+        "stays packed in this machine's memory, and attention to it on its cores, or is where "
+        "--cache-on says");
     command.option("--cache-on", &options->cache_on,
                    "Keep the cache on this device of `lowkv devices` (cuda, cuda:1, opencl), and "
                    "attend to it there: for a build with such devices");

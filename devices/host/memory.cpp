@@ -15,8 +15,8 @@ constexpr std::size_t unit = LOWKV_ADDRESS_UNIT;
 // A buffer's: so much, or a part of the device's memory, or half of what there is. Sixteen of them
 // are all of 80 GiB then, and little is taken in advance.
 constexpr std::size_t least_bytes = std::size_t{64} << 20, least_part = 512;
-// Where that is too much, less: no less than this part of what there is, or the buffers would be
-// too few one day.
+// Where that is too much, less. The fewer buffers are left, the less little it may be: with one
+// left this part of what there is.
 constexpr std::size_t least_growth = 8;
 constexpr std::size_t most_bytes = std::size_t{LOWKV_ADDRESS_OFFSET} * unit;
 
@@ -67,7 +67,10 @@ Memory::Segment& Memory::add(std::size_t bytes) {
     const std::size_t held = total(), all = queue_.memory_bytes();
     std::size_t size = std::max({bytes, least_bytes, all / least_part, held / 2}) / unit * unit;
     size = std::min({size, queue_.largest_buffer(), most_bytes});
-    const std::size_t least = std::max(bytes, std::min(size, held / least_growth / unit * unit));
+    const auto left = static_cast<std::size_t>(
+        std::max<std::ptrdiff_t>(1, std::ranges::count(segments_, nullptr, &Segment::reserved)));
+    const std::size_t least =
+        std::max(bytes, std::min(size, held / (least_growth * left) / unit * unit));
     for (; slot != segments_.end() && size >= least;
          size = size > least ? std::max(size / 2 / unit * unit, least) : 0) {
         if (held + size > all) continue;

@@ -74,9 +74,7 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
 }
 
 CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting)
-    : setting_(std::move(setting)),
-      memory_(bytes),
-      store_(std::make_shared<Store>(0, device_by_name(setting_->device))) {
+    : setting_(std::move(setting)), memory_(bytes) {
     const std::lock_guard lock(live_mutex);
     if (live().empty()) forget_layers_elsewhere();
     live().push_back(this);
@@ -127,6 +125,8 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
         // Other threads that plan a graph look for layers meanwhile.
         const std::lock_guard lock(live_mutex);
         if (model_ == 0) model_ = model_of_new_cache();
+        if (store_ == nullptr)
+            store_ = std::make_shared<Store>(0, device_by_name(setting_->device));
         auto& layer = layers_[{name->tag, name->layer}];
         if (layer == nullptr)
             layer = std::make_unique<LayerCache>(setting_, store_, trackers_,
@@ -263,7 +263,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
     if (!holds_cache_) return;
     ++stats.buffers;
     stats.scheme = setting_->text;
-    const StoreStats store = store_->stats();
+    const StoreStats store = store_ != nullptr ? store_->stats() : StoreStats{};
     stats.exact_bytes += store.exact_bytes;
     stats.packed_bytes += store.packed_bytes;
     stats.peak_bytes += store.peak_bytes;

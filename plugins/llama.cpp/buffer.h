@@ -114,9 +114,9 @@ class CacheBuffer {
     bool holds_cache_ = false;
     std::atomic<bool> may_pack_ = true;  // read while other contexts compute
     bool planned_ = false, started_ = false;
-    std::shared_ptr<Store> store_;
-    std::size_t told_bytes_ = 0;  // what llama.cpp was told that the tensors take
-    Layers layers_;               // by tag, number
+    std::shared_ptr<Store> store_;  // null: it holds no cache
+    std::size_t told_bytes_ = 0;    // what llama.cpp was told that the tensors take
+    Layers layers_;                 // by tag, number
     std::vector<std::unique_ptr<CacheTensor>> tensors_;
     std::vector<CellTracker> trackers_;  // per stream
     std::vector<std::int32_t> step_positions_;

@@ -2,6 +2,8 @@
 
 #include <map>
 #include <mutex>
+#include <set>
+#include <utility>
 
 #include "lowkv/error.h"
 #ifdef LOWKV_WITH_OPENCL
@@ -49,6 +51,16 @@ bool works(const Device& device) {
     }
 }
 
+// Never destroyed: programs make and free caches while they end.
+struct Kept {
+    std::mutex mutex;
+    std::set<std::shared_ptr<Device>> devices{cpu_device()};
+};
+Kept& kept() {
+    static auto& instance = *new Kept;
+    return instance;
+}
+
 }  // namespace
 
 void check_device_name(const std::string& name) {
@@ -64,14 +76,27 @@ void check_device_name(const std::string& name) {
 std::shared_ptr<Device> device_by_name(const std::string& name) {
     check_device_name(name);
     if (is_cpu(name)) return cpu_device();
-    // Never destroyed: programs make and free caches while they end.
-    static auto& mutex = *new std::mutex;
-    static auto& made = *new std::map<std::string, std::shared_ptr<Device>>;
+    static std::mutex mutex;
+    static std::map<std::string, std::weak_ptr<Device>> made;
     const std::scoped_lock lock(mutex);
-    std::shared_ptr<Device>& device = made[name];
+    std::weak_ptr<Device>& known = made[name];
+    std::shared_ptr<Device> device = known.lock();
     if (device == nullptr || !works(*device))
-        device = is(name, "cuda") ? cuda_device(name) : opencl_device(name);
+        known = device = is(name, "cuda") ? cuda_device(name) : opencl_device(name);
     return device;
+}
+
+void keep_device(const std::string& name) {
+    std::shared_ptr<Device> device = device_by_name(name);
+    const std::scoped_lock lock(kept().mutex);
+    kept().devices.insert(std::move(device));
+}
+
+std::uint64_t saturated_numbers() {
+    const std::scoped_lock lock(kept().mutex);
+    std::uint64_t numbers = 0;
+    for (const auto& device : kept().devices) numbers += device->saturated();
+    return numbers;
 }
 
 }  // namespace lowkv::ggml

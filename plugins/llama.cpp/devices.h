@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -12,8 +13,13 @@ namespace lowkv::ggml {
 // not.
 void check_device_name(const std::string& name);
 
-// Who asks for the same name gets the same; one that has failed is not given again. Throws
-// Error(device_failed) where there is none such, and as check_device_name().
+// Who asks for the same name meanwhile gets the same; one that has failed is not given again.
+// Throws Error(device_failed) where there is none such, and as check_device_name().
 std::shared_ptr<Device> device_by_name(const std::string& name);
+// The same, kept until the process ends: its caches come and go.
+void keep_device(const std::string& name);
+
+// Device::saturated() of the CPU and of all that are kept.
+std::uint64_t saturated_numbers();
 
 }  // namespace lowkv::ggml

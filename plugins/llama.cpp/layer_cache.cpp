@@ -82,6 +82,7 @@ std::string LayerCache::why_not_packed() {
                 std::make_shared<const Plan>(tier, shape_, std::string_view{}, index_, inputs));
         for (const auto& plan : plans_) device().check(*plan);
     } catch (const Error& error) {
+        if (error.code() == ErrorCode::device_failed) throw;
         return error.what();
     }
     return {};

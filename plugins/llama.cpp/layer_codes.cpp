@@ -40,6 +40,7 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
         if (keys) add(view.keys, its.keys().bytes());
         if (values) add(view.values, its.values().bytes());
     }
+    device().finish();
     std::vector<std::byte> bytes = write_codes(codes);
     if (bytes.size() > codes.rows * row_bytes(part)) bytes.clear();
     return bytes;

@@ -239,6 +239,7 @@ void LayerCache::read(Part part, std::size_t offset, std::size_t size, std::byte
             read_rows(part, row, 1, one.data());
             std::memcpy(out + at, one.data() + within, count);
         });
+    device().finish();  // throws where zeros stand for rows that were lost
 }
 
 void LayerCache::write(Part part, std::size_t offset, std::size_t size, const std::byte* in) {

@@ -18,14 +18,19 @@ namespace lowkv::ggml {
 namespace {
 
 constexpr const char* name = "LOWKV";
-constexpr const char* description = "lowkv low-bit KV cache (CPU)";
+const char* description() {
+    static const std::string text =
+        "lowkv low-bit KV cache (" +
+        (setting() == nullptr || setting()->device.empty() ? "CPU" : setting()->device) + ")";
+    return text.c_str();
+}
 
 ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
 const char* device_name(ggml_backend_dev_t) { return name; }
-const char* device_description(ggml_backend_dev_t) { return description; }
+const char* device_description(ggml_backend_dev_t) { return description(); }
 
-// The cache lives in host memory. A small number would make llama.cpp's --fit move it back.
+// The host's, wherever the cache is: a small number would make llama.cpp's --fit move it back.
 void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
     *free = *total = 0;
     if (ggml_backend_dev_t cpu = cpu_device(); cpu != nullptr)
@@ -41,7 +46,7 @@ static_assert(sizeof(ggml_backend_dev_caps) <= alignof(ggml_backend_dev_props));
 void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     *props = {};
     props->name = name;
-    props->description = description;
+    props->description = description();
     props->type = device_type(dev);
     device_memory(dev, &props->memory_free, &props->memory_total);
     // Without it llama.cpp turns mmap off for the whole model.
@@ -60,7 +65,7 @@ ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
         return nullptr;
     }
     try {
-        device_by_name(setting()->device);
+        keep_device(setting()->device);
     } catch (const std::exception& error) {
         report_once(GGML_LOG_LEVEL_ERROR, std::string("LOWKV_DEVICE: ") + error.what());
         return nullptr;

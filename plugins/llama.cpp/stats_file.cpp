@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "buffer.h"
-#include "lowkv/device.h"
+#include "devices.h"
 #include "platform/system.h"
 #include "registry.h"
 #include "report.h"
@@ -130,14 +130,13 @@ std::string text_of(const std::vector<Cache>& caches) {
     const std::string saturated = "lowkv_saturated_numbers_total";
     text += "# HELP " + saturated +
             " Numbers of keys and values that were NaN, infinite, or at an f16's end.\n# TYPE " +
-            saturated + " counter\n" + saturated + " " +
-            std::to_string(lowkv::cpu_device()->saturated()) + "\n";
+            saturated + " counter\n" + saturated + " " + std::to_string(saturated_numbers()) + "\n";
     return text;
 }
 
 // One request's overflow: it harms that request alone, which is worth one line.
 void report_saturated() {
-    if (lowkv::cpu_device()->saturated() == 0) return;
+    if (saturated_numbers() == 0) return;
     static std::once_flag said;
     std::call_once(said, [] {
         report(GGML_LOG_LEVEL_WARN,

@@ -6,6 +6,7 @@ given back nor used again: a process with a cache of 40 MiB peaked at 3 GiB."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -39,13 +40,14 @@ def trim() -> None:
 
 
 def with_room(device: torch.device, call, *arguments) -> None:
-    """A call that leaves everything as it was where it fails. On a GPU it is made once more then, if torch had memory
-    there that it has no use for, which it gives back before."""
+    """A call that leaves everything as it was where it fails. If it fails for want of a GPU's memory, and torch has
+    some there that it has no use for, torch gives that back, and the call is made once more."""
     try:
         call(*arguments)
-    except Error:
+    except Error as error:
         unused = device.type == "cuda" and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        if not unused:
+        if not unused or "memory" not in str(error):
             raise
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # of a GPU that is lost: the call says so better
+            torch.cuda.empty_cache()
         call(*arguments)

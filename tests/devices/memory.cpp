@@ -43,7 +43,7 @@ TEST_CASE("nearly all of a device's memory can be had, and little is taken in ad
                 }
             };
             CHECK_THROWS_AS(fill(), Error);
-            // A new buffer is an eighth of what there is at least, and has 16 GiB at most.
+            // A buffer has 16 GiB at most.
             CHECK(held >= std::min(all / 9 * 8, 104 * gib) - LOWKV_BUFFERS * slab);
             for (const std::byte* its : slabs) memory.deallocate(its);
             CHECK(queue.taken_bytes() == 0);

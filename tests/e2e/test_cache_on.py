@@ -7,6 +7,7 @@ import plugin_models as models
 import pytest
 from plugin_tools import DEVICE, MODEL, TOOLS, assert_same_text, complete, server, text, tool
 from test_command import lowkv
+from test_weights_elsewhere import rpc_server
 
 COMPLETION = TOOLS / "llama-completion"
 PROMPT = "Once upon a time there was a lighthouse keeper. " * 24  # more than one block of 128 tokens
@@ -86,6 +87,19 @@ def test_what_its_kernels_do_not_serve_stays_f16_by_name():
     run = lowkv("run", "--cache-on", DEVICE, "--scheme", "lowkv2.8,rows=8", "--", COMPLETION, "-m", MODEL, *ASK)
     assert run.code == 1, run.both
     run.said(r"NOT active for 30 of 30 layers, which stay f16: .* has no kernels for rows=8")
+
+
+@on_device
+@pytest.mark.parametrize("scheme", ["exact", "lowkv2.8,window=64"])
+def test_weights_on_one_device_and_the_cache_on_another(tiny, scheme):
+    program = (COMPLETION, "-m", tiny, "-p", text(4, 600), "-n", 24, "--temp", 0, "-no-cnv", "--ignore-eos", "-t", 1)
+    with rpc_server() as gpu:
+        there = lowkv("run", "--scheme", scheme, "--weights-on", "RPC0", "--cache-on", DEVICE, "--", *program,
+                      "--rpc", gpu)
+    assert there.code == 0, there.both
+    there.said(rf"active: scheme {scheme}, 3 layers, .* on {re.escape(DEVICE)}")
+    here = lowkv("run", "--scheme", scheme, "--cache-on", DEVICE, "--", *program)
+    assert_same_text(there.out, here.out, 600)
 
 
 @on_device

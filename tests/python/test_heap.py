@@ -50,8 +50,10 @@ def test_a_long_step_gives_back_what_it_left(monkeypatch):
     assert len(calls) == len(model.model.layers)
 
 
-@pytest.mark.parametrize(("place", "unused", "calls"), [("cuda", 1, 2), ("cuda", 0, 1), ("cpu", 1, 1)])
-def test_a_call_without_room_is_made_again_with_what_torch_gives_back(monkeypatch, place, unused, calls):
+@pytest.mark.parametrize(("place", "unused", "why", "calls"),
+                         [("cuda", 1, "too little memory", 2), ("cuda", 0, "too little memory", 1),
+                          ("cpu", 1, "too little memory", 1), ("cuda", 1, "too little batch", 1)])
+def test_a_call_without_room_is_made_again_with_what_torch_gives_back(monkeypatch, place, unused, why, calls):
     """A GPU's allocator is stood in for: test_gpu.py has the real one."""
     made, room = [], []
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 5 + unused)
@@ -61,7 +63,7 @@ def test_a_call_without_room_is_made_again_with_what_torch_gives_back(monkeypatc
     def call(number):
         made.append(number)
         if not room:
-            raise lowkv.Error("too little memory")
+            raise lowkv.Error(why)
 
     if calls == 2:
         heap.with_room(torch.device(place), call, 7)
