@@ -7,10 +7,10 @@
 Measured here, by `lowkv bench attention` (2 threads): how long attention to the cache takes on this CPU, lowkv's and
 ggml's to f16 rows. Reckoned from that: other core counts (in proportion, and never below the time that the bytes take
 at --ram-gbs), a GPU that reads its weights and a cache of its own at --gpu-gbs, and what crosses the bus for each layer
-and token (q, k and v there, the output back, f32) at its rate and --latency-us each way. For a packed cache in the GPU's
-own memory (--cache-on) there are twice as many crossings, and attention takes --attention-us for 32,768 tokens: lowkv2.8
-took 22 of an H100 in a batch of 16, and 28 of its 132 multiprocessors would take five times as long. Nothing here ran
-on the GPU that the table is of."""
+and token (q, k and v there, the output back, f32) at its rate and --latency-us each way. With a packed cache in the
+GPU's own memory (--cache-on) there are twice as many crossings, and attention takes --attention-us for 32,768 tokens:
+lowkv2.8 took 22 of an H100 in a batch of 16, and 28 of its 132 multiprocessors would take five times as long. Nothing
+here ran on the GPU that the table is of."""
 
 import argparse
 import json
