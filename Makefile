@@ -17,7 +17,8 @@ dep = $$($(SETUP) --paths | python3 -c 'import json,sys; print(json.load(sys.std
 # Ninja where it is, in new build folders.
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 # $(call BUILD,preset[,targets]): configured once; the build itself configures again where that is needed.
-BUILD = mkdir -p build; [[ -e build/$(1)/CMakeCache.txt ]] || cmake --preset $(1) >build/$(1)-configure.log || \
+BUILD = mkdir -p build; [[ -e build/$(1)/CMakeCache.txt && -z "$(CMAKE_OPTIONS)" ]] || \
+	cmake --preset $(1) $(CMAKE_OPTIONS) >build/$(1)-configure.log || \
 	{ cat build/$(1)-configure.log; rm -f build/$(1)/CMakeCache.txt; exit 1; }; \
 	cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
 # The core in build/release, which other builds take from there.
@@ -32,7 +33,7 @@ setup: ## fetch and build the pinned dependencies into ~/.cache/lowkv (once)
 	@$(SETUP)
 
 .PHONY: build
-build: setup ## build everything (PRESET=release, debug, ...)
+build: setup ## build everything (PRESET=release, debug, ...; CMAKE_OPTIONS=-DLOWKV_CUDA=ON: with it from then on)
 	@$(call BUILD,$(PRESET))
 
 .PHONY: demo

@@ -22,9 +22,9 @@ PRODUCT = ("include", "platform", "src", "python", "plugins", "cli", "devices")
 # a program's weights and cache proved layer by layer, and shares of devices (cli/doctor/program_check.cpp), 130 a
 # prompt's later chunks by torch on GPUs (python/lowkv/rows_attention.py) and blocks' addresses found by segment, 190
 # rows that are key and value at once (Shape::value_dim), 100 attention's shares on a GPU (devices/host/tensor.cpp), 75
-# rows of many blocks in a launch (devices/host/row_runs.h), 160 caches of llama.cpp on devices
+# rows of many blocks in a launch (devices/host/row_runs.h), 165 caches of llama.cpp on devices
 # (plugins/llama.cpp/devices.cpp) and what made them practical there: sixteen buffers, masks that begin with zeros.
-BARS = {"product lines": 39715, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
+BARS = {"product lines": 39720, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
 
 

@@ -156,9 +156,17 @@ def look_at(path):
 def own_sources():
     """A hash of what the plug-in is compiled from."""
     files = [ROOT / "CMakeLists.txt"]
-    for folder in ("cmake", "include", "src", "plugins"):
+    for folder in ("cmake", "devices", "include", "platform", "plugins", "src"):
         files += sorted(x for x in (ROOT / folder).rglob("*") if x.is_file())
     return fingerprint([[str(x.relative_to(ROOT)), sha256(x)] for x in files])
+
+
+def devices():
+    """CMake's options for the devices that the build in build/release has."""
+    options = ROOT / "build" / "release" / "CMakeCache.txt"
+    found = dict(re.findall(r"^(LOWKV_OPENCL|LOWKV_CUDA|LOWKV_CUDA_TARGETS):\w+=(.*)$",
+                            options.read_text() if options.exists() else "", re.MULTILINE))
+    return {name: value for name, value in found.items() if found.get(name.removesuffix("_TARGETS")) == "ON"}
 
 
 def soname(library):
@@ -179,7 +187,7 @@ def fits(host, oldest, newest):
 def describe(host):
     """What shapes a plug-in, but for the headers: they are looked for only when it must be built."""
     return {"ggml": host.version, "sonames": sonames(host), "sources": own_sources(),
-            "compiler": compiler_identity()[0]}
+            "compiler": compiler_identity()[0], "devices": devices()}
 
 
 def header_digests(tree):
@@ -245,7 +253,7 @@ def compile_for(host, tree, log):
         "CMAKE_BUILD_TYPE": "Release", "CMAKE_SKIP_RPATH": "ON", "LOWKV_WERROR": "OFF", "LOWKV_BUILD_PLUGIN": "ON",
         "LOWKV_BUILD_CLI": "OFF", "LOWKV_BUILD_TESTS": "OFF", "LOWKV_LINK_CHECK": "ON" if host.libraries else "OFF",
         "LOWKV_LLAMA_SOURCE": tree, "LOWKV_LLAMA_BUILD": link, "LOWKV_GGML_VERSION": tree_version(tree),
-        "LOWKV_GGML_OLDEST": host.version, "LOWKV_CORE": prebuilt_core(cmake, log) or "",
+        "LOWKV_GGML_OLDEST": host.version, "LOWKV_CORE": prebuilt_core(cmake, log) or "", **devices(),
     }
     for attempt in (build.exists(), False):
         try:

@@ -110,7 +110,13 @@ void look_at_device(Findings& findings, const std::string& name) {
 // Has every device compute an example: codes must be the CPU's, attention what double precision
 // gives.
 void look_at_devices(Findings& findings) {
-    for (const FoundDevice& device : found_devices()) {
+    std::vector<FoundDevice> found;
+    try {
+        found = found_devices();
+    } catch (const std::exception&) {
+        return;  // look_at_machine() has said why
+    }
+    for (const FoundDevice& device : found) {
         try {
             look_at_device(findings, device.name);
         } catch (const Error& error) {
@@ -140,7 +146,6 @@ void look_at_machine(Findings& findings) {
         } else {
             findings.good("implementation", value);
         }
-        look_at_devices(findings);
     } catch (const std::exception& error) {
         findings.bad("implementation", environment("LOWKV_IMPLEMENTATION"),
                      std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");
@@ -292,6 +297,7 @@ int doctor(const Options& options) {
                        .all_presets = options.all});
     }
     if (!options.command.empty()) look_at_program(findings, program_check(options));
+    look_at_devices(findings);  // last: what CUDA takes of a GPU's memory stays taken
     const int problems = findings.problems();
     show(problems == 0 ? "\nNo problems.\n"
                        : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");

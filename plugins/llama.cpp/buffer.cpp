@@ -125,8 +125,7 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
         // Other threads that plan a graph look for layers meanwhile.
         const std::lock_guard lock(live_mutex);
         if (model_ == 0) model_ = model_of_new_cache();
-        if (store_ == nullptr)
-            store_ = std::make_shared<Store>(0, device_by_name(setting_->device));
+        if (store_ == nullptr) store_ = std::make_shared<Store>(0, kept_device(setting_->device));
         auto& layer = layers_[{name->tag, name->layer}];
         if (layer == nullptr)
             layer = std::make_unique<LayerCache>(setting_, store_, trackers_,

@@ -191,16 +191,15 @@ void CacheBuffer::take_arrived() {
 
 void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                           const std::byte* in) {
-    start();
-    copied_ = {};
-    saving_ = {};
     LayerCache& layer = *tensor.layer;
-    if (layer.mode() != LayerCache::Mode::packed || size == 0) {
-        layer.write(tensor.part, offset, size, in);
-        return;
-    }
     try {
-        take_over(tensor, offset, size, in);
+        start();
+        copied_ = {};
+        saving_ = {};
+        if (layer.mode() == LayerCache::Mode::packed && size > 0)
+            take_over(tensor, offset, size, in);
+        else
+            layer.write(tensor.part, offset, size, in);
     } catch (const std::exception& error) {
         const std::size_t bytes = layer.row_bytes(tensor.part);
         for (std::size_t r = offset / bytes; r * bytes < offset + size; ++r)

@@ -9,6 +9,7 @@
 #include "host.h"
 #include "registry.h"
 #include "report.h"
+#include "unit_codes.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -79,6 +80,15 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, st
             [&] { write(*t, view_offset(tensor) + offset, size, data); });
 }
 
+// Rows that can't be read: llama.cpp saves them all the same, and none may be seen when they are
+// restored.
+void write_bad_rows(const CacheTensor& t, std::size_t offset, std::size_t size, std::byte* data) {
+    const std::size_t bytes = t.layer->row_bytes(t.part);
+    std::memset(data, 0, size);
+    for (std::size_t at = (bytes - offset % bytes) % bytes; at + bytes <= size; at += bytes)
+        write_bad_row({data + at, bytes});
+}
+
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, std::size_t offset,
                 std::size_t size) {
     const CacheTensor* t = cache_tensor(tensor);
@@ -95,7 +105,7 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
             else
                 read(*t, view_offset(tensor) + offset, size, data);
         } catch (...) {
-            std::memset(data, 0, size);  // a state that can't be read is saved as zeros
+            write_bad_rows(*t, view_offset(tensor) + offset, size, static_cast<std::byte*>(data));
             throw;
         }
         // Attention takes the cache's views permuted; states are read from the tensors.

@@ -3,7 +3,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <utility>
 
 #include "lowkv/error.h"
 #ifdef LOWKV_WITH_OPENCL
@@ -39,7 +38,7 @@ void require(bool has, const std::string& name, const char* option) {
         throw Error(ErrorCode::unsupported, "device '" + name +
                                                 "': this build has none such; configure one with "
                                                 "-D" +
-                                                option + "=ON (docs/devices.md)");
+                                                option + "=ON (docs/cache-on-a-gpu.md)");
 }
 
 bool works(const Device& device) {
@@ -76,8 +75,8 @@ void check_device_name(const std::string& name) {
 std::shared_ptr<Device> device_by_name(const std::string& name) {
     check_device_name(name);
     if (is_cpu(name)) return cpu_device();
-    static std::mutex mutex;
-    static std::map<std::string, std::weak_ptr<Device>> made;
+    static auto& mutex = *new std::mutex;
+    static auto& made = *new std::map<std::string, std::weak_ptr<Device>>;
     const std::scoped_lock lock(mutex);
     std::weak_ptr<Device>& known = made[name];
     std::shared_ptr<Device> device = known.lock();
@@ -86,10 +85,11 @@ std::shared_ptr<Device> device_by_name(const std::string& name) {
     return device;
 }
 
-void keep_device(const std::string& name) {
+std::shared_ptr<Device> kept_device(const std::string& name) {
     std::shared_ptr<Device> device = device_by_name(name);
     const std::scoped_lock lock(kept().mutex);
-    kept().devices.insert(std::move(device));
+    kept().devices.insert(device);
+    return device;
 }
 
 std::uint64_t saturated_numbers() {

@@ -17,7 +17,7 @@ void check_device_name(const std::string& name);
 // Throws Error(device_failed) where there is none such, and as check_device_name().
 std::shared_ptr<Device> device_by_name(const std::string& name);
 // The same, kept until the process ends: its caches come and go.
-void keep_device(const std::string& name);
+std::shared_ptr<Device> kept_device(const std::string& name);
 
 // Device::saturated() of the CPU and of all that are kept.
 std::uint64_t saturated_numbers();

@@ -19,9 +19,9 @@ namespace {
 
 constexpr const char* name = "LOWKV";
 const char* description() {
+    static const std::string device = platform::environment("LOWKV_DEVICE");
     static const std::string text =
-        "lowkv low-bit KV cache (" +
-        (setting() == nullptr || setting()->device.empty() ? "CPU" : setting()->device) + ")";
+        "lowkv low-bit KV cache (" + (device.empty() ? "CPU" : device) + ")";
     return text.c_str();
 }
 
@@ -65,7 +65,7 @@ ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
         return nullptr;
     }
     try {
-        keep_device(setting()->device);
+        kept_device(setting()->device);
     } catch (const std::exception& error) {
         report_once(GGML_LOG_LEVEL_ERROR, std::string("LOWKV_DEVICE: ") + error.what());
         return nullptr;

@@ -6,7 +6,6 @@ given back nor used again: a process with a cache of 40 MiB peaked at 3 GiB."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -18,6 +17,8 @@ from lowkv._core import Error
 OPT_OUT = "LOWKV_KEEP_MALLOC"  # set to anything: malloc stays as it is
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _THRESHOLD = 256 << 10  # bytes; above a decode step's temporaries, which would pay for their pages each time
+
+_TOO_LITTLE = "has too little memory: ", "bytes of memory left to work with"  # devices/host/memory.cpp, queue.cpp
 
 
 @functools.cache
@@ -46,8 +47,7 @@ def with_room(device: torch.device, call, *arguments) -> None:
         call(*arguments)
     except Error as error:
         unused = device.type == "cuda" and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        if not unused or "memory" not in str(error):
+        if not unused or not any(words in str(error) for words in _TOO_LITTLE):
             raise
-        with contextlib.suppress(RuntimeError):  # of a GPU that is lost: the call says so better
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         call(*arguments)

@@ -2,6 +2,7 @@
 it there (make test-cache-on, which runs other tests of the plug-in so, too)."""
 
 import re
+import subprocess
 
 import plugin_models as models
 import pytest
@@ -80,6 +81,46 @@ def test_a_saved_state_goes_to_the_processor_and_back(tmp_path):
             answers.append(answer["content"])
             assert s.request("POST", "/slots/0?action=save", {"filename": "slot"})[0] == 200
     assert answers[1:] == answers[:1] * 2
+
+
+FAILING_DRIVER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+typedef int call(void*, void*, unsigned, size_t, size_t, void*, unsigned, const void*, void*);
+int clEnqueueReadBuffer(void* queue, void* from, unsigned waits, size_t at, size_t bytes, void* to, unsigned count,
+                        const void* events, void* event) {
+    if (access(getenv("FAILS_WHEN"), F_OK) == 0) return -5;
+    void* real = dlsym(dlopen("libOpenCL.so.1", RTLD_LAZY), "clEnqueueReadBuffer");
+    return ((call*)real)(queue, from, waits, at, bytes, to, count, events, event);
+}
+"""
+
+
+@on_device
+@pytest.mark.parametrize("scheme", ["exact", "lowkv2.8,window=64"])
+def test_a_state_that_a_failed_device_saved_is_not_taken_for_rows(tmp_path, tiny, scheme):
+    source, driver, fails = tmp_path / "driver.c", tmp_path / "driver.so", tmp_path / "fails"
+    source.write_text(FAILING_DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", driver, source, "-ldl"], check=True)
+    args, prompt = ("-np", 1, "-c", 4096, "--slot-save-path", tmp_path), text(6, 900)
+    with server(tmp_path, *args, scheme=scheme, model=tiny,
+                env={"LD_PRELOAD": str(driver), "FAILS_WHEN": str(fails)}) as s:
+        answer = s.complete(prompt, tokens=24, id_slot=0)["content"]
+        fails.touch()
+        s.request("POST", "/slots/0?action=save", {"filename": "slot"})
+        status, refused = s.request("POST", "/completion", {"prompt": prompt + " on", "n_predict": 4, "id_slot": 0})
+        assert status != 200, refused
+        assert "lost or failed in reading its memory" in s.log_text()
+    with server(tmp_path, *args, scheme=scheme, model=tiny, env={"LOWKV_DEVICE": "cpu"}) as s:
+        s.request("POST", "/slots/0?action=restore", {"filename": "slot"})
+        status, after = s.request("POST", "/completion", {"prompt": prompt, "n_predict": 24, "temperature": 0,
+                                                          "ignore_eos": True, "cache_prompt": True, "id_slot": 0})
+        assert status != 200, after
+        assert "a state was restored that had not been taken over itself" in s.log_text()
+        s.request("POST", "/slots/0?action=erase")
+        assert s.complete(prompt, tokens=24, id_slot=0, cache_prompt=False)["content"] == answer
 
 
 @on_device

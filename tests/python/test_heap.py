@@ -51,8 +51,11 @@ def test_a_long_step_gives_back_what_it_left(monkeypatch):
 
 
 @pytest.mark.parametrize(("place", "unused", "why", "calls"),
-                         [("cuda", 1, "too little memory", 2), ("cuda", 0, "too little memory", 1),
-                          ("cpu", 1, "too little memory", 1), ("cuda", 1, "too little batch", 1)])
+                         [("cuda", 1, "has too little memory: of its 9 bytes", 2),
+                          ("cuda", 1, "has no 9 bytes of memory left to work with", 2),
+                          ("cuda", 0, "has too little memory: of its 9 bytes", 1),
+                          ("cpu", 1, "has too little memory: of its 9 bytes", 1),
+                          ("cuda", 1, "was lost: what its memory holds is not to be relied on", 1)])
 def test_a_call_without_room_is_made_again_with_what_torch_gives_back(monkeypatch, place, unused, why, calls):
     """A GPU's allocator is stood in for: test_gpu.py has the real one."""
     made, room = [], []
@@ -68,6 +71,6 @@ def test_a_call_without_room_is_made_again_with_what_torch_gives_back(monkeypatc
     if calls == 2:
         heap.with_room(torch.device(place), call, 7)
     else:
-        with pytest.raises(lowkv.Error, match="too little"):
+        with pytest.raises(lowkv.Error, match="memory"):
             heap.with_room(torch.device(place), call, 7)
     assert made == [7] * calls
