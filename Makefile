@@ -361,7 +361,7 @@ bench-vllm: package ## vLLM under load at equal memory, its own caches beside ou
 	"$(call dep,LOWKV_PYTHON)" bench/vllm_serve.py $(BENCH_ARGS)
 
 .PHONY: report
-report: build ## a dated benchmark report with raw logs in docs/reports (three quarters of an hour; REPORT_ARGS=--list: of what)
+report: build ## a dated benchmark report with raw logs in docs/reports (an hour; REPORT_ARGS=--list: of what)
 	@$(SETUP) text
 	"$(call dep,LOWKV_PYTHON)" bench/report.py --build "build/$(PRESET)" $(REPORT_ARGS)
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Many conversations in a fixed amount of memory: how long each waits for its first token when it comes back.
 
-    bench/conversations.py                     20 conversations of 4,000 tokens, 400 MiB (a quarter of an hour)
-    bench/conversations.py --conversations 4 --tokens 1000 --memory 60
+    bench/conversations.py                     20 conversations of 4,000 tokens, 400 MiB (two hours on a slow core)
+    bench/conversations.py --conversations 5 --memory 230     a quarter of that, which docs/saving.md has
 
 Each conversation begins with a prompt of --tokens tokens; then all come back in turn with 16 more, --rounds times.
 Stock llama-server has as many f16 cells as two of them need, and the rest of --memory for `-cram`, which holds what
 waits. lowkv has a slot for each conversation and `-cram 0`: nothing is moved. The row with `-cram` is stock's way with
 lowkv's cache: what waits has f16's size there, so it holds no more than stock. `memory` is the server's peak beside
-what it takes without a conversation, `back` the median and worst time of the prompt when a conversation comes back,
-`again` how many of those had to be computed anew."""
+what it takes without a conversation, with stock's cells, which are there from the beginning; `back` is the median and
+worst time of the prompt when a conversation comes back, `again` how many of those had to be computed anew."""
 
 import argparse
 import os
@@ -56,7 +56,9 @@ def measure(tools, options, scheme, words):
                 back.append(say(number, options.tokens + MORE * turn))
                 print(f"  back: {len(back)} of {options.rounds * options.conversations}", file=sys.stderr, end="\r")
         waits = [one["prompt_ms"] / 1000 for one in back]
-        return {"memory": (peak(server) - before) / 2**20, "median": statistics.median(waits), "worst": max(waits),
+        cells = words[words.index("-c") + 1] * options.f16_kib / 1024 if scheme is None else 0
+        return {"memory": (peak(server) - before) / 2**20 + cells,
+                "median": statistics.median(waits), "worst": max(waits),
                 "again": sum(one["prompt_n"] > options.tokens / 2 for one in back), "of": len(back)}
 
 

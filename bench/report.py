@@ -42,8 +42,8 @@ STEPS = (
          "{python} bench/llama_bench.py --depths 0,4096,8000 --schemes lowkv2.8,lowkv2,kivi2 -n 64", 6),
     Step("shapes", "Decoding at depth in the shape of Qwen3-4B: stock llama-server",
          "{python} bench/shapes.py --shapes qwen3-4b --depths 16384 --caches f16,q8_0,lowkv2.8,lowkv2", 8),
-    Step("conversations", "Twenty conversations that come back, in the same memory", "{python} bench/conversations.py",
-         15),
+    Step("conversations", "Five conversations that come back, in the same memory",
+         "{python} bench/conversations.py --conversations 5 --memory 230", 25),
     Step("loss", "What each scheme loses on SmolLM2-135M: distributions beside f16's",
          "{lowkv} compare -m {model} -f {text} --tokens 4096 --schemes lowkv4,lowkv3,lowkv2.8,lowkv2,lowkv1.5,kivi4,"
          "kivi2", 4),
