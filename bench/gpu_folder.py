@@ -28,7 +28,8 @@ def copy_llama(to: Path) -> None:
     shutil.copy(ROOT / "build/cuda/lib/libggml-lowkv.so", to / "llama")
     for file in (to / "llama").iterdir():
         subprocess.run(["strip", file], check=True)
-    write = f"import plugin_models; plugin_models.llama({str(to / 'model.gguf')!r}, layers=8, heads=8, head_dim=128)"
+    model = f"pathlib.Path({str(to / 'model.gguf')!r})"
+    write = f"import plugin_models, pathlib; plugin_models.llama({model}, layers=8, heads=8, head_dim=128)"
     subprocess.run([found["LOWKV_PYTHON"], "-c", write], cwd=ROOT / "tests/e2e", check=True)
 
 
