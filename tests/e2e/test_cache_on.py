@@ -100,7 +100,7 @@ int clEnqueueReadBuffer(void* queue, void* from, unsigned waits, size_t at, size
 
 @on_device
 @pytest.mark.parametrize("scheme", ["exact", "lowkv2.8,window=64"])
-def test_a_state_that_a_failed_device_saved_is_not_taken_for_rows(tmp_path, tiny, scheme):
+def test_a_state_that_a_failed_device_saved_is_refused(tmp_path, tiny, scheme):
     source, driver, fails = tmp_path / "driver.c", tmp_path / "driver.so", tmp_path / "fails"
     source.write_text(FAILING_DRIVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", driver, source, "-ldl"], check=True)
