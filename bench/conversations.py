@@ -56,8 +56,9 @@ def measure(tools, options, scheme, words):
                 back.append(say(number, options.tokens + MORE * turn))
                 print(f"  back: {len(back)} of {options.rounds * options.conversations}", file=sys.stderr, end="\r")
         waits = [one["prompt_ms"] / 1000 for one in back]
-        cells = words[words.index("-c") + 1] * options.f16_kib / 1024 if scheme is None else 0
-        return {"memory": (peak(server) - before) / 2**20 + cells,
+        # Stock fills its cells with zeros before `before`, a packed cache takes memory as it grows.
+        filled = 0 if scheme else words[words.index("-c") + 1] * options.f16_kib / 1024
+        return {"memory": (peak(server) - before) / 2**20 + filled,
                 "median": statistics.median(waits), "worst": max(waits),
                 "again": sum(one["prompt_n"] > options.tokens / 2 for one in back), "of": len(back)}
 

@@ -3,7 +3,7 @@
 # fetched or built. Needs the driver, a Python with torch for CUDA (for `python` and `decode` transformers, too, and pytest),
 # and of CUDA's tools compute-sanitizer and ncu for `sanitizer` and `counts`.
 #
-#     bash gpu_run.sh [tests] [python] [llama] [attention] [decode] [sanitizer] [counts]     by default all, about four minutes
+#     bash gpu_run.sh [tests] [python] [llama] [attention] [decode] [sanitizer] [counts]   by default all, five minutes
 set -uo pipefail
 cd "$(dirname "$0")"
 export PYTHONPATH="$PWD/site" PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore LOWKV_TEST_DEVICE=own

@@ -12,11 +12,11 @@ namespace lowkv::devices {
 namespace {
 
 constexpr std::size_t unit = LOWKV_ADDRESS_UNIT;
-// A buffer's: so much, or a part of the device's memory, or half of what there is. Sixteen of them
-// are all of 80 GiB then, and little is taken in advance.
+// A new buffer has the largest of: least_bytes, all of the device's memory / least_part, half of
+// what the others have. So sixteen of them reach 80 GiB, and little is taken in advance.
 constexpr std::size_t least_bytes = std::size_t{64} << 20, least_part = 512;
-// Where that is too much, less. The fewer buffers are left, the less little it may be: with one
-// left this part of what there is.
+// If the device has less, a smaller one will do. The fewer buffers are left, the larger it must be:
+// the last one has what the others have / least_growth at least.
 constexpr std::size_t least_growth = 8;
 constexpr std::size_t most_bytes = std::size_t{LOWKV_ADDRESS_OFFSET} * unit;
 

@@ -8,13 +8,13 @@
 
 namespace lowkv::ggml {
 
-// Of a store: "cpu" or nothing, "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER"
-// (lowkv/cuda.h). Throws Error(unsupported) for a kind that this build has not, or that there is
-// not.
+// A name is "cpu" or empty, "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER"
+// (lowkv/cuda.h). Throws Error(unsupported) for any other, and for a kind of device that this build
+// was made without.
 void check_device_name(const std::string& name);
 
-// Who asks for the same name meanwhile gets the same; one that has failed is not given again.
-// Throws Error(device_failed) where there is none such, and as check_device_name().
+// As long as a device is in use, its name gives the same one, unless it has failed. Throws what
+// check_device_name() does, and Error(device_failed) if the machine has no such device.
 std::shared_ptr<Device> device_by_name(const std::string& name);
 // The same, kept until the process ends: its caches come and go.
 std::shared_ptr<Device> kept_device(const std::string& name);
