@@ -6,6 +6,7 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -107,20 +108,22 @@ void look_at_device(Findings& findings, const std::string& name) {
     findings.good("device", name + text.data());
 }
 
-// Has every device compute an example: codes must be the CPU's, attention what double precision
-// gives.
+// Has every device, and the one that LOWKV_DEVICE names, compute an example: codes must be the
+// CPU's, attention what double precision gives.
 void look_at_devices(Findings& findings) {
-    std::vector<FoundDevice> found;
+    std::set<std::string> names{environment("LOWKV_DEVICE")};
+    names.erase("");
+    names.erase("cpu");
     try {
-        found = found_devices();
+        for (const FoundDevice& device : found_devices()) names.insert(device.name);
     } catch (const std::exception&) {
-        return;  // look_at_machine() has said why
+        // look_at_machine() has said why.
     }
-    for (const FoundDevice& device : found) {
+    for (const std::string& name : names) {
         try {
-            look_at_device(findings, device.name);
+            look_at_device(findings, name);
         } catch (const Error& error) {
-            findings.bad("device", device.name, error.what());
+            findings.bad("device", name, error.what());
         }
     }
 }
@@ -228,12 +231,7 @@ void look_at_environment(Findings& findings) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
     const std::string device = environment("LOWKV_DEVICE");
-    try {
-        ggml::check_device_name(device);
-        if (!device.empty()) findings.good("LOWKV_DEVICE", device);
-    } catch (const std::exception& error) {
-        findings.bad("LOWKV_DEVICE", device, error.what());
-    }
+    if (!device.empty()) findings.note("LOWKV_DEVICE", device);  // look_at_devices() tries it
     const std::string budget = environment("LOWKV_BUDGET");
     if (budget.empty()) return;
     try {

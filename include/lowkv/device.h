@@ -173,4 +173,9 @@ class DeviceMemory {
 // The host's own processor and memory.
 const std::shared_ptr<Device>& cpu_device();
 
+// The device of that name, as long as it is in use and has not failed; else the one that make()
+// gives. For those who name devices by text: two of one name would each take memory.
+std::shared_ptr<Device> shared_device(const std::string& name,
+                                      std::shared_ptr<Device> (*make)(std::string_view name));
+
 }  // namespace lowkv

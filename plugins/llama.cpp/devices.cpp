@@ -1,6 +1,5 @@
 #include "devices.h"
 
-#include <map>
 #include <mutex>
 #include <set>
 
@@ -24,13 +23,13 @@ bool is_cpu(const std::string& name) { return name.empty() || name == "cpu"; }
 constexpr bool has_opencl = true;
 #else
 constexpr bool has_opencl = false;
-std::shared_ptr<Device> opencl_device(const std::string&) { return nullptr; }
+std::shared_ptr<Device> opencl_device(std::string_view) { return nullptr; }
 #endif
 #ifdef LOWKV_WITH_CUDA
 constexpr bool has_cuda = true;
 #else
 constexpr bool has_cuda = false;
-std::shared_ptr<Device> cuda_device(const std::string&) { return nullptr; }
+std::shared_ptr<Device> cuda_device(std::string_view) { return nullptr; }
 #endif
 
 void require(bool has, const std::string& name, const char* option) {
@@ -39,15 +38,6 @@ void require(bool has, const std::string& name, const char* option) {
                                                 "': this build has none such; configure one with "
                                                 "-D" +
                                                 option + "=ON (docs/cache-on-a-gpu.md)");
-}
-
-bool works(const Device& device) {
-    try {
-        device.finish();
-        return true;
-    } catch (const Error&) {
-        return false;
-    }
 }
 
 // Never destroyed: programs make and free caches while they end.
@@ -75,14 +65,7 @@ void check_device_name(const std::string& name) {
 std::shared_ptr<Device> device_by_name(const std::string& name) {
     check_device_name(name);
     if (is_cpu(name)) return cpu_device();
-    static auto& mutex = *new std::mutex;
-    static auto& made = *new std::map<std::string, std::weak_ptr<Device>>;
-    const std::scoped_lock lock(mutex);
-    std::weak_ptr<Device>& known = made[name];
-    std::shared_ptr<Device> device = known.lock();
-    if (device == nullptr || !works(*device))
-        known = device = is(name, "cuda") ? cuda_device(name) : opencl_device(name);
-    return device;
+    return shared_device(name, is(name, "cuda") ? cuda_device : opencl_device);
 }
 
 std::shared_ptr<Device> kept_device(const std::string& name) {

@@ -1,9 +1,12 @@
-// The CPU as a device: memory of the system's, plain loops over blocks, the kernels' attention.
+// The CPU as a device: memory of the system's, plain loops over blocks, the kernels' attention. And
+// the devices that are in use, by name.
 
 #include "lowkv/device.h"
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -173,6 +176,31 @@ class CpuDevice final : public Device {
 
 const std::shared_ptr<Device>& cpu_device() {
     static const std::shared_ptr<Device> device = std::make_shared<CpuDevice>();
+    return device;
+}
+
+namespace {
+
+bool works(const Device& device) {
+    try {
+        device.finish();
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+}  // namespace
+
+std::shared_ptr<Device> shared_device(const std::string& name,
+                                      std::shared_ptr<Device> (*make)(std::string_view name)) {
+    // Never destroyed: programs make and free caches while they end.
+    static auto& mutex = *new std::mutex;
+    static auto& in_use = *new std::map<std::string, std::weak_ptr<Device>>;
+    const std::scoped_lock lock(mutex);
+    std::weak_ptr<Device>& known = in_use[name];
+    std::shared_ptr<Device> device = known.lock();
+    if (device == nullptr || !works(*device)) known = device = make(name);
     return device;
 }
 
