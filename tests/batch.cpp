@@ -46,7 +46,7 @@ TEST_CASE("attention to a batch is that over the rows that it reads back") {
     Rng rng(5);
     for (const char* scheme : {"int8,window=20,sinks=4", "int8,window=20,sinks=0", "exact"}) {
         for (const RowType type : types) {
-            for (unsigned kind = 0; kind < 8; ++kind) {
+            for (unsigned kind = 0; kind < 9; ++kind) {
                 Held held(scheme, type, 3);
                 fill(held.batch, 1 + kind, 180);
                 held.batch.pack();
@@ -59,7 +59,7 @@ TEST_CASE("attention to a batch is that over the rows that it reads back") {
                 a.params.scale = 0.2f;
                 const std::uint32_t first_token = kind == 3 ? 50 : 0;
                 a.io.first_cell = first_token;
-                const std::uint32_t window = kind == 2 ? 60 : 0;
+                const std::uint32_t window = kind == 2 ? 60 : kind == 8 ? UINT32_MAX : 0;
                 const std::uint32_t first = std::max(held.batch.first(), first_token);
                 std::vector<float> mask(3 * queries * (180 - first_token));
                 for (float& x : mask)
@@ -199,7 +199,12 @@ TEST_CASE("a step of a sequence that is rolled back has not been") {
                 const auto image = save_sequence(sequence);
                 const StoreStats before = store->stats();
                 sequence.begin();
-                for (int i = 0; i < 8; ++i) change();
+                const bool both = fork && round >= 4;  // the fork packs what both have
+                for (int i = 0; i < 8; ++i) {
+                    const std::uint32_t b = below(sequence.blocks() + 1);
+                    if (both) fork->pack(std::span(&b, 1));
+                    change();
+                }
                 if (round % 3 == 2) {
                     sequence.commit();
                     continue;
@@ -207,8 +212,10 @@ TEST_CASE("a step of a sequence that is rolled back has not been") {
                 sequence.rollback();
                 INFO("seed ", seed, " round ", round);
                 CHECK(save_sequence(sequence) == image);
-                CHECK(store->stats().exact_bytes == before.exact_bytes);
-                CHECK(store->stats().packed_bytes == before.packed_bytes);
+                if (!both) {
+                    CHECK(store->stats().exact_bytes == before.exact_bytes);
+                    CHECK(store->stats().packed_bytes == before.packed_bytes);
+                }
                 if (round < 4) continue;
                 // It knows what it has not packed yet.
                 sequence.pack();

@@ -175,6 +175,48 @@ TEST_CASE("attention across the ladder is that over the rows that are read back"
                   [&] { batch.attend(windowed, workspace, *threads); }));
 }
 
+// Outputs are shorter than keys, and side by side.
+TEST_CASE("attention across the ladder of a latent layer") {
+    constexpr Shape latent{1, 96, 80};
+    constexpr std::uint32_t tokens = 8 * block, heads = 4;
+    const auto store = std::make_shared<Store>();
+    const auto coarse = make_plan("lowkv3", latent, RowType::f32);
+    const auto fine = make_plan("lowkv4", latent, RowType::f32);
+    Batch batch(store, coarse, {.window = block, .sinks = 0}, 1, {fine});
+    Batch read(store, make_plan("exact", latent, RowType::f32), {}, 1);
+    Rng rng(3);
+    std::vector<float> rows(tokens * latent.head_dim), q(heads * latent.head_dim);
+    for (auto* its : {&rows, &q})
+        for (float& x : *its) x = static_cast<float>(rng() % 65) / 32 - 1;
+    const BatchStrides strides{rows.size(), 0, latent.head_dim};
+    batch.append({rows.data(), RowType::f32, strides}, {nullptr, RowType::f32, {}}, tokens);
+    batch.pack(0, serial_executor(),
+               coarse->exact_bytes() + 4 * coarse->packed_bytes() + 3 * fine->packed_bytes());
+    CHECK(store->stats().packed_blocks == 7);
+    CHECK(store->stats().packed_bytes > 7 * coarse->packed_bytes());
+    CHECK(store->stats().packed_bytes < 7 * fine->packed_bytes());
+    batch.read(0, tokens, {rows.data(), strides}, {});
+    read.append({rows.data(), RowType::f32, strides}, {nullptr, RowType::f32, {}}, tokens);
+    const auto attended = [&](const Batch& its) {
+        std::vector<float> out(heads * latent.value_dim + 64, 7.0f);
+        BatchAttention a;
+        a.io = {.q = q.data(),
+                .q_token_stride = q.size(),
+                .q_head_stride = latent.head_dim,
+                .out = out.data(),
+                .out_token_stride = out.size(),
+                .out_head_stride = latent.value_dim,
+                .tokens = 1,
+                .heads = heads};
+        a.params.scale = 0.2f;
+        AttentionWorkspace workspace;
+        its.attend(a, workspace, serial_executor());
+        return out;
+    };
+    const auto out = attended(batch), want = attended(read);
+    for (std::size_t i = 0; i < out.size(); ++i) CHECK(std::fabs(out[i] - want[i]) < 0.01f);
+}
+
 TEST_CASE("steps, cuts, selections and forks keep every block's plan") {
     const Ladder ladder{RowType::f16};
     const std::size_t budget = 2 * ladder.bytes(4, 2, 2, 2);

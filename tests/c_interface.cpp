@@ -278,6 +278,13 @@ TEST_CASE("what is wrong is refused in words, and nothing changes") {
     a = attention(number, q, out);
     a.mask = q.data();
     CHECK(lowkv_attend(cache, 0, &a, 1, nullptr) == LOWKV_INVALID_ARGUMENT);
+    a.causal = 0;
+    const Floats slopes(heads, 0.0f);
+    lowkv_attention_params params{};
+    params.size = sizeof params;
+    params.alibi_slopes = slopes.data();
+    CHECK(lowkv_attend(cache, 0, &a, 1, &params) == LOWKV_INVALID_ARGUMENT);
+    CHECK(says("slope of head 0"));
     CHECK(lowkv_attend(cache, 0, nullptr, 1, nullptr) == LOWKV_INVALID_ARGUMENT);
     CHECK(lowkv_attend(cache, 0, nullptr, 0, nullptr) == LOWKV_OK);
     float row[channels];

@@ -173,6 +173,12 @@ TEST_CASE("what can't be right is refused, and changes nothing") {
     CHECK(message_of([&] { f.attend(); }).find("of which 3 have been written") !=
           std::string::npos);
     f.cells = 3;
+    const PagedSequence one{f.pages, 3, 1, 0};
+    AttentionIO none;
+    none.heads = 1;
+    CHECK(message_of([&] {
+              f.layer->attend(std::span(&one, 1), none, {}, f.workspace);
+          }).find("q or out is null") != std::string::npos);
     CHECK(f.attend()[0] == doctest::Approx(1.0));
     f.pages[0] = 3;
     CHECK(message_of([&] { f.attend(); }) == "page 3 of 3");

@@ -260,10 +260,17 @@ TEST_CASE("what can't be right is refused by name") {
     CHECK(message([&](AttentionIO&, AttentionParams& params) {
               params.mask.kind = Mask::Kind::causal;
               params.alibi_slopes = slopes.data();
-          }).find("must be above 0") != std::string::npos);
+          }).find("slope of head 0 is not above 0") != std::string::npos);
     CHECK(message([](AttentionIO&, AttentionParams& params) {
               params.mask = {Mask::Kind::additive_f32, &params, 99};
           }).find("do not cover 100 cells") != std::string::npos);
+
+    CHECK(message([](AttentionIO&, AttentionParams& params) {
+              params.mask = {.kind = Mask::Kind::causal, .window = 40};
+          }).find("a window and a first_cell of 0") != std::string::npos);
+    CHECK(message([](AttentionIO& io, AttentionParams&) {
+              io.first_cell = 1;
+          }).find("a window and a first_cell of 0") != std::string::npos);
 
     Queries queries(filtered, 2);
     queries.io.lse = nullptr;

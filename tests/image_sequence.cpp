@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -204,6 +205,37 @@ TEST_CASE("what a sequence can't hold is refused") {
     CHECK(shifted.find("a packed block at cell 3") != std::string::npos);
     CHECK(changed([](ImageHeader& h) { h.identity.rows = RowType::bf16; }).find("bf16, not f16") !=
           std::string::npos);
+}
+
+TEST_CASE("an order of channels that lacks one is refused") {
+    Rng rng(8);
+    Cache cache(parse_scheme("lowkv2.8").base);
+    cache.append(rng, 300);
+    Bytes image = save_sequence(cache.sequence);
+    const ImageHeader header = read_image(image);
+    const ImageLayout layout = lay_out(header);
+    std::size_t block = 0;  // the first packed one
+    for (std::size_t i = header.spans.size(); i-- > 0;)
+        if (header.spans[i].packed) block = layout.parts[i].begin;
+    const std::size_t order = block + cache.plan->keys().section_offset(1) +
+                              cache.plan->keys().sorted_table()->section.order;
+    image[order + 1] = image[order];
+    reseal(image);
+    CHECK(refusal([&] { cache.reloaded(image); }).find("does not have every channel") !=
+          std::string::npos);
+}
+
+TEST_CASE("a block that waits for its values can't be saved") {
+    Rng rng(8);
+    Cache source(parse_scheme("kivi2").base), cache(parse_scheme("kivi2").base);
+    cache_test::append(source.sequence, rng, 64);
+    const std::uint32_t blocks[] = {0};
+    std::vector<std::uint32_t> cells(32);
+    std::iota(cells.begin(), cells.end(), 0);
+    cache.sequence.pack_keys_from(source.sequence, blocks, cells);
+    CHECK_THROWS_AS(save_sequence(cache.sequence), Error);
+    cache.sequence.pack_values_from(source.sequence, blocks, cells);
+    CHECK_FALSE(save_sequence(cache.sequence).empty());
 }
 
 TEST_CASE("a budget that is too small leaves the store as it was") {

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <numeric>
+#include <random>
 #include <string>
 
 #include "attention_case.h"
@@ -117,6 +118,35 @@ TEST_CASE("mass under masks, soft-cap, ALiBi, sink logits, threads") {
                            n_cells, random.params, seed, *executor);
             }
         }
+    }
+}
+
+TEST_CASE("masses of any cells of many, however many tasks they are for") {
+    if (forced_is_missing()) return;
+    const std::uint32_t cells = 5000;
+    const Problem p(parse_scheme("kivi2,window=300"), {2, 64}, 4, 2, cells, 5);
+    std::vector<float> out, sum(8), all(cells);
+    AttentionWorkspace workspace;
+    AttentionIO io = p.io(out);
+    io.lse = sum.data();
+    AttentionParams params;
+    params.scale = 0.125f;
+    attend(*p.sequence, io, params, workspace);
+    attention_mass(*p.sequence, io, params, 0, all, workspace);
+    std::mt19937 random(8);
+    const auto threads = make_thread_executor(2);
+    for (int round = 0; round < 40; ++round) {
+        const auto first = static_cast<std::uint32_t>(round % 2 == 0 ? 0 : random() % cells);
+        const auto count = static_cast<std::uint32_t>(random() % (cells - first + 1));
+        CAPTURE(first);
+        CAPTURE(count);
+        std::vector<float> some(count);
+        attention_mass(*p.sequence, io, params, first, some, workspace,
+                       round % 3 == 0 ? *threads : serial_executor());
+        bool same = true;
+        for (std::uint32_t i = 0; i < count; ++i)
+            same &= std::fabs(some[i] - all[first + i]) < 1e-5f;
+        CHECK(same);
     }
 }
 

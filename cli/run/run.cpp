@@ -2,6 +2,7 @@
 // plug-in these programs run on, silently, with an f16 cache.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -55,11 +57,13 @@ the exit status is 1; --partial allows the latter, as long as other layers are p
 layers and calibrations are checked against the model of -m before anything is started. A batch sees
 itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
 
+constexpr double usual_timeout = 600, not_given = -1;  // in s
+
 struct Options {
     std::string scheme = chosen_scheme(), plugin, weights_on = "CPU", cache_on, budget;
     std::vector<std::string> calibrations;
     bool partial = false;
-    double timeout = 600;
+    double timeout = not_given;
     bool build_plugin = false;
     std::vector<std::string> command;
 };
@@ -168,6 +172,13 @@ bool starts_late(const Program& program) {
            (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
 }
 
+// It loads no model before it has all of it.
+bool fetches_model(const Program& program) {
+    return !setting_of(program, {"-hf", "-hfr", "--hf-repo"}, "LLAMA_ARG_HF_REPO").empty() ||
+           !setting_of(program, {"-mu", "--model-url"}, "LLAMA_ARG_MODEL_URL").empty() ||
+           !setting_of(program, {"-dr", "--docker-repo"}, "LLAMA_ARG_DOCKER_REPO").empty();
+}
+
 // Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.
 std::string find_program(const std::string& name) {
     if (platform::path_of(name).has_parent_path()) return name;
@@ -181,13 +192,26 @@ std::string find_program(const std::string& name) {
                      (llama_tools_directory().empty() ? "" : " or in " + llama_tools_directory()));
 }
 
+void show_message(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+}
+
+// What nobody can guess who sends something to a server.
+std::string new_mark() {
+    std::random_device random;
+    std::array<char, 20> text{};
+    std::snprintf(text.data(), text.size(), "\x1f%08x%08x", random(), random());
+    return text.data();
+}
+
 struct Ending {
     int status = 0;       // waitpid's
     std::string problem;  // why we stopped it
 };
 
 Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
-                 const Options& options, bool demand) {
+                 const Options& options, double timeout, bool demand) {
     const Stopwatch watch;
     Ending ending;
     bool open = true, alive = true;
@@ -199,9 +223,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
         } else if (const std::optional<std::string> text = read_some(messages, 200); !text) {
             open = false;
         } else if (!text->empty()) {
-            std::fwrite(text->data(), 1, text->size(), stderr);
-            std::fflush(stderr);
-            watcher.read(*text);
+            show_message(watcher.read(*text));
         } else if (!alive) {
             break;  // ended; something else still holds its stderr
         }
@@ -214,10 +236,10 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
         if (!alive && watch.seconds() - end > 1) break;
         if (!demand || !alive) continue;
         ending.problem = watcher.problem(options.partial);
-        if (ending.problem.empty() && !watcher.active() && !watcher.waits() &&
-            options.timeout > 0 && watch.seconds() > options.timeout) {
-            ending.problem = "no \"lowkv: active\" line within " + shortest(options.timeout, 6) +
-                             " s (--timeout)";
+        if (ending.problem.empty() && !watcher.active() && !watcher.waits() && timeout > 0 &&
+            watch.seconds() > timeout) {
+            ending.problem =
+                "no \"lowkv: active\" line within " + shortest(timeout, 6) + " s (--timeout)";
         }
         if (ending.problem.empty()) continue;
         ending.status = stop_child(child);
@@ -225,7 +247,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
         return ending;
     }
     slots.read();  // what it saved last
-    watcher.end();
+    show_message(watcher.end());
     return ending;
 }
 
@@ -268,11 +290,17 @@ int run(Options& options) {
     }
     if (!calibrations.empty()) platform::set_environment("LOWKV_CALIBRATION", calibrations);
 
+    const std::string mark = new_mark();
+    platform::set_environment("LOWKV_RUN_MARK", mark);
     int messages = -1;
     const pid_t child = start_child(program.command, messages);
-    Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program));
+    Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program),
+                    mark);
     SlotFiles slots(setting_of(program, {"--slot-save-path"}, nullptr));
-    const Ending ending = attend_to(child, messages, watcher, slots, options, demand);
+    // A download takes as long as it takes.
+    double timeout = options.timeout;
+    if (timeout == not_given) timeout = fetches_model(program) ? 0 : usual_timeout;
+    const Ending ending = attend_to(child, messages, watcher, slots, options, timeout, demand);
     stop_reading(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
     const int status = exit_status(ending.status);
@@ -314,9 +342,11 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                    "ggml, see `lowkv plugin`)");
     command.flag("--build-plugin", &options->build_plugin,
                  "Build the plug-in first if none fits the program's ggml");
-    command.defaulted("--timeout", &options->timeout,
-                      "Stop the program when it isn't active after so many seconds; 0: never",
-                      {check(not_seconds, "0 or more")});
+    command.option(
+        "--timeout", &options->timeout,
+        "Stop the program when it isn't active after so many seconds; 0: never (default: "
+        "600, or never where it fetches its model)",
+        {check(not_seconds, "0 or more")});
     command.prefix_command();  // the -- may be left out
     command.callback([options, command, words, &status] {
         options->command = command.remaining();

@@ -1,29 +1,43 @@
 #include "run/watcher.h"
 
+#include <algorithm>
+
 #include "common/terminal.h"
 
 namespace lowkv::cli {
 
-void Watcher::read(std::string_view text) {
+std::string Watcher::read(std::string_view text) {
+    unseen_ += text;
+    for (std::size_t at = 0; (at = unseen_.find(mark_, at)) != std::string::npos;)
+        unseen_.erase(at, mark_.size());
+    std::size_t kept = std::min(unseen_.size(), mark_.size() - 1);
+    while (!mark_.starts_with(std::string_view(unseen_).substr(unseen_.size() - kept))) --kept;
+    std::string seen = unseen_.substr(0, unseen_.size() - kept);
+    unseen_.erase(0, seen.size());
+
     line_ += text;
     for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos;
          line_.erase(0, end + 1)) {
         judge(std::string_view(line_).substr(0, end));
     }
     if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
+    return seen;
 }
 
-void Watcher::end() {
+std::string Watcher::end() {
     judge(line_);
     line_.clear();
+    return std::exchange(unseen_, "");
 }
 
 void Watcher::judge(std::string_view line) {
     constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ",
                                nothing = ": nothing is packed";
-    if (line.find("lowkv: active") != std::string_view::npos) active_ = true;
-    if (const std::size_t mark = line.find(denial_mark); mark != std::string_view::npos) {
-        const std::string_view said = line.substr(mark + denial_mark.size());
+    const std::size_t end = line.find(mark_);
+    const std::string_view own = end != std::string_view::npos ? line.substr(0, end) : "";
+    if (own.find("lowkv: active") != std::string_view::npos) active_ = true;
+    if (const std::size_t denial = own.find(denial_mark); denial != std::string_view::npos) {
+        const std::string_view said = own.substr(denial + denial_mark.size());
         if (said.starts_with(some)) denial_ = said.substr(some.size());
         if (said.starts_with(nothing)) nothing_ = true;
         if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "

@@ -11,11 +11,17 @@ class Watcher {
   public:
     // llama-bench makes a cache for each of its tests: where one is not packed, the next may be.
     // A server may compute nothing before it listens (`late_start`). `advice` says why layers may
-    // be in other memory.
-    Watcher(bool one_cache, bool late_start, std::string advice)
-        : advice_(std::move(advice)), one_cache_(one_cache), late_start_(late_start) {}
-    void read(std::string_view text);
-    void end();  // no more is to come
+    // be in other memory. `mark`: what the plug-in's lines end with. A server's log quotes its
+    // clients, who can't know it.
+    Watcher(bool one_cache, bool late_start, std::string advice, std::string mark)
+        : advice_(std::move(advice)),
+          mark_(std::move(mark)),
+          one_cache_(one_cache),
+          late_start_(late_start) {}
+    // Returns what people should see of the text so far: without marks, and without what may
+    // become one.
+    std::string read(std::string_view text);
+    std::string end();  // no more is to come: what read() has kept back
     bool active() const { return active_; }
     // It listens, and computes nothing until it is asked to: no time limit applies.
     bool waits() const { return waits_; }
@@ -38,6 +44,7 @@ class Watcher {
     std::string denial_;     // "1 of 30 layers ...: why"
     std::string elsewhere_;  // where some cache is
     std::string advice_;
+    std::string mark_, unseen_;
     bool one_cache_, late_start_;
     bool active_ = false;
     bool ours_ = false;  // memory of the device LOWKV holds a cache

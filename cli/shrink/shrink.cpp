@@ -1,5 +1,6 @@
 // lowkv shrink: saved states that take no more room on the disk than their codes.
 
+#include <cstddef>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -23,12 +24,22 @@ what llama-server saves to --slot-save-path. Programs that copy may fill holes (
 any compressor leaves the zeros out for good: zstd conversation.bin.)";
 
 void shrink(const std::vector<std::string>& paths) {
+    std::size_t left = 0;
     for (const std::string& path : paths) {
-        const SparseFile file = give_zeros_back(path);
-        std::printf("%s: %s on the disk, %s before (a file of %s)\n", path.c_str(),
-                    bytes(file.after).c_str(), bytes(file.before).c_str(),
-                    bytes(file.bytes).c_str());
+        try {
+            const SparseFile file = give_zeros_back(path);
+            std::printf("%s: %s on the disk, %s before (a file of %s)\n", path.c_str(),
+                        bytes(file.after).c_str(), bytes(file.before).c_str(),
+                        bytes(file.bytes).c_str());
+        } catch (const Failure& error) {
+            if (paths.size() == 1) throw;
+            std::fprintf(stderr, "lowkv: %s\n", error.what());
+            ++left;
+        }
     }
+    if (left > 0)
+        throw Failure(std::to_string(left) + " of " + std::to_string(paths.size()) +
+                      " files were left as they were");
 }
 
 }  // namespace

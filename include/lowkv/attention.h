@@ -31,8 +31,8 @@ struct AttentionParams {
     float scale = 1.0f;    // multiplies q.k
     float softcap = 0.0f;  // c > 0: score = c * tanh(score / c), before the mask is added
     Mask mask;
-    // ALiBi: one slope per query head, or null. Multiplies the additive mask's values; with a
-    // causal mask, -slope * distance is added.
+    // ALiBi: one slope per query head, or null. Multiplies the additive mask's values, and is above
+    // 0 then; with a causal mask, -slope * distance is added.
     const float* alibi_slopes = nullptr;
     // One logit per query head that takes part in the softmax without a value, or null.
     const float* sink_logits = nullptr;

@@ -56,9 +56,10 @@ struct StoreStats {
 
 class Store {
   public:
-    // budget_bytes 0: no budget. It limits exact_bytes + packed_bytes after each operation. Packing
-    // only ever frees bytes, so it is never refused. Several layers (plans of any shape) may share
-    // a store, and should: its pools are shared with it.
+    // budget_bytes 0: no budget. It limits exact_bytes + packed_bytes after each operation but
+    // packing, which is never refused: it frees bytes, unless a fork or a step keeps the block as
+    // it was. Several layers (plans of any shape) may share a store, and should: its pools are
+    // shared with it.
     // Its blocks lie on `device`; null: the CPU.
     explicit Store(std::size_t budget_bytes = 0, const std::shared_ptr<Device>& device = nullptr);
     ~Store();
@@ -141,6 +142,10 @@ class Sequence {
                     Executor& executor = serial_executor());
     void write_values(std::span<const std::uint32_t> cells, const Rows& rows,
                       Executor& executor = serial_executor());
+    // Both, or neither where it throws. Of a latent layer the keys.
+    void write(std::span<const std::uint32_t> cells, const Rows& keys, const Rows& values,
+               std::span<const std::int32_t> positions = {},
+               Executor& executor = serial_executor());
 
     // Queries that attend to the sequence, before what they see is packed, for plans that want them
     // (Plan::wants_queries(); others ignore it): the block whose statistics the others take over
@@ -173,8 +178,7 @@ class Sequence {
     // Packs the named blocks, for hosts that know their cells' ages themselves. Blocks that are
     // packed, absent or not fully written are left as they are, and so is every block of an exact
     // scheme. A block shared by forks is packed once, and all of them see it packed, unless a step
-    // is open, which leaves theirs as it is. Throws Error(invalid_argument) for rows of f32 or bf16
-    // that an f16 can't hold: infinite, NaN, or above 65504.
+    // is open in the store, which leaves theirs as it is.
     // `stats_from` is for hosts that keep several sequences in one, and for plans with statistics
     // that a sequence's blocks share: for each of `blocks` a packed block of its sequence, or one
     // of `blocks` that has none (no_cell). Empty: the first packed one.
@@ -213,8 +217,9 @@ class Sequence {
     // Puts packed bytes, in the host's memory, into blocks, as a sequence of an equal plan had
     // them: bytes[i] of blocks[i], its keys and then its values (Plan::packed_bytes()), or those of
     // one part. Keys are for blocks that are absent, values for blocks that wait for them
-    // (pack_keys_from()), both together for either. The bytes are not looked at: a codec's decoder
-    // stays within its block whatever they are. Refused for an exact scheme, and in a step.
+    // (pack_keys_from()), both together for either. A codec's decoder stays within its block
+    // whatever they are; bytes that would leave rows unwritten throw Error(invalid_image). Refused
+    // for an exact scheme, and in a step.
     void put_packed(std::span<const std::uint32_t> blocks, std::span<const std::byte* const> bytes,
                     std::optional<Part> only = std::nullopt);
 
@@ -287,8 +292,9 @@ class Sequence {
     static constexpr std::uint32_t first_packed = 0xFFFFFFFE;
     const std::byte* statistics(const std::shared_ptr<const Plan>& finer) const noexcept;
 
-    void write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
-               std::span<const std::int32_t> positions, Executor& executor);
+    // Null: not that part.
+    void write_parts(std::span<const std::uint32_t> cells, const Rows* keys, const Rows* values,
+                     std::span<const std::int32_t> positions, Executor& executor);
     // Of one block: its rows, and what the sequence knows of them.
     std::uint32_t run_in_block(std::uint32_t cell, std::uint32_t count) const noexcept;
     BlockRows<std::byte> run_at(std::uint32_t cell, std::uint32_t count,

@@ -82,18 +82,21 @@ typedef struct lowkv_attention {
     float* lse;      /* the logarithm of each softmax's denominator, [token][head], or NULL */
     int causal;      /* a token sees those up to itself; 0: all */
     uint32_t window; /* causal: no more than so many, itself included; 0: all */
-    /* Added to the scores, or NULL: f32 [token][token of the sequence], a row `mask_stride` floats
-     * behind the other. -inf hides a token. With a mask, causal must be 0. */
+    /* Added to the scores, times the head's ALiBi slope if there are any, or NULL: f32
+     * [token][token of the sequence], a row `mask_stride` floats behind the other. -inf hides a
+     * token. With a mask, causal must be 0. */
     const float* mask;
     size_t mask_stride;
 } lowkv_attention;
 
 /* What all attentions of a call share. */
 typedef struct lowkv_attention_params {
-    size_t size;               /* sizeof(lowkv_attention_params) */
-    float scale;               /* multiplies q.k; 0: 1 / sqrt(head_dim) */
-    float softcap;             /* c > 0: score = c * tanh(score / c) */
-    const float* alibi_slopes; /* one per query head, or NULL */
+    size_t size;   /* sizeof(lowkv_attention_params) */
+    float scale;   /* multiplies q.k; 0: 1 / sqrt(head_dim) */
+    float softcap; /* c > 0: score = c * tanh(score / c) */
+    /* One per query head, or NULL. If causal, -slope * distance is added to a score; slopes above 0
+     * multiply a mask; else they do nothing. */
+    const float* alibi_slopes;
     const float*
         sink_logits; /* one per query head, or NULL: takes part in the softmax without a value */
 } lowkv_attention_params;

@@ -91,8 +91,10 @@ void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint
     if (portion == Portion::values) {
         packed.pack_values_from(s.exact, blocks, cells, executor);
     } else {
+        QueryEnergy none;  // of a plan that does not want them, so that no history is kept for it
+        const std::uint32_t history = groups.group(groups.unit_group(units[0])).history;
         const LentQueries queries(packed,
-                                  s.queries[groups.group(groups.unit_group(units[0])).history]);
+                                  packed.plan().wants_queries() ? s.queries[history] : none);
         if (portion == Portion::keys)
             packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
         else
@@ -191,7 +193,9 @@ void LayerCache::coarsen(std::uint32_t stream_index, Executor& executor) {
                            stats_from(stream_index, its[i], tier, its.first(i)));
         Sequence& from = s.packed[s.tiers[its[0]]];
         Sequence& to = s.packed[tier];
-        const LentQueries queries(to, s.queries[std::get<0>(kind(its[0]))]);
+        QueryEnergy none;
+        const std::uint32_t history = std::get<0>(kind(its[0]));
+        const LentQueries queries(to, to.plan().wants_queries() ? s.queries[history] : none);
         to.pack_again_from(from, blocks, executor, sources);
         from.drop(blocks);
         for (const std::uint32_t unit : its) s.tiers[unit] = tier;

@@ -15,7 +15,8 @@ std::atomic<bool> to_log_callback{false};
 void report_to_log(bool to_log) { to_log_callback = to_log; }
 
 void report(ggml_log_level level, const std::string& text) {
-    const std::string line = "lowkv: " + text + "\n";
+    // A program's log may quote its clients: `lowkv run` believes lines with its own mark.
+    const std::string line = "lowkv: " + text + platform::environment("LOWKV_RUN_MARK") + "\n";
     if (!to_log_callback) {
         std::fputs(line.c_str(), stderr);
         std::fflush(stderr);  // Wine's C library keeps what goes into a pipe, and lowkv run waits

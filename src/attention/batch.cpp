@@ -40,8 +40,9 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
     AttentionWorkspace::Impl& work = workspace.impl();
     const std::size_t blocks = ceil_div(std::size_t{io.n_cells}, std::size_t{block_tokens});
     std::uint32_t first_seen = io.first_cell;
-    if (mask.window != 0 && io.n_cells - first_seen > io.tokens + mask.window)
-        first_seen = io.n_cells - io.tokens - mask.window;
+    const std::uint64_t in_windows = std::uint64_t{io.tokens} + mask.window;
+    if (mask.window != 0 && io.n_cells - first_seen > in_windows)
+        first_seen = io.n_cells - static_cast<std::uint32_t>(in_windows);
     const std::uint32_t first_block =
         first_seen / kernels::span_tokens * kernels::span_tokens / block_tokens;
     work.views.resize(size() * blocks);
@@ -72,7 +73,7 @@ void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
         attention::refuse(
             "a causal mask with a window or ALiBi, or queries of packed tokens, in a batch with "
             "finer plans; give an additive mask");
-    const std::uint32_t head_dim = plan().shape().head_dim;
+    const std::uint32_t channels = plan().shape().out_dim();
     const std::size_t rows = std::size_t{io.tokens} * io.heads;
     std::vector<float> lse(size() * rows), other_lse(size() * rows), other;
     std::vector<SequenceAttention> parts;
@@ -81,7 +82,7 @@ void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
         if (run.end <= io.first_cell && &run != &runs.back()) continue;
         const std::uint32_t begin = std::max(run.first, io.first_cell);
         const std::uint32_t block_tokens = plan().block_tokens();
-        other.resize(joins ? lse.size() * head_dim : 0);
+        other.resize(joins ? lse.size() * channels : 0);
         parts.assign(sequences.begin(), sequences.end());
         for (std::size_t s = 0; s < size(); ++s) {
             SequenceAttention& part = parts[s];
@@ -94,9 +95,9 @@ void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
             part.io.n_cells = run.end - run.first;
             part.io.lse = (joins ? other_lse : lse).data() + s * rows;
             if (!joins) continue;
-            part.io.out = other.data() + s * rows * head_dim;
-            part.io.out_token_stride = std::size_t{io.heads} * head_dim;
-            part.io.out_head_stride = head_dim;
+            part.io.out = other.data() + s * rows * channels;
+            part.io.out_token_stride = std::size_t{io.heads} * channels;
+            part.io.out_head_stride = channels;
         }
         lowkv::attend(device(), *run.plan, parts, params, workspace, executor);
         if (joins) {
@@ -104,8 +105,8 @@ void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
                 const AttentionIO& its = sequences[i / rows].io;
                 const std::size_t token = i % rows / io.heads, head = i % io.heads;
                 float* out = its.out + token * its.out_token_stride + head * its.out_head_stride;
-                lse[i] = attention::join(out, lse[i], other.data() + i * head_dim, other_lse[i],
-                                         head_dim);
+                lse[i] = attention::join(out, lse[i], other.data() + i * channels, other_lse[i],
+                                         channels);
             });
         }
         joins = true;

@@ -48,7 +48,7 @@ void attention::run_mass(const Plan& plan, const SequenceAttention& sequence,
         task.plan = &plan;
         task.views = sequence.blocks.data();
         task.first_cell = (first_span + span) * span_tokens;
-        task.last_cell = std::min(task.first_cell + task_spans * span_tokens, io.n_cells);
+        task.last_cell = std::min(task.first_cell + task_spans * span_tokens, end_cell);
         attention::set_task(task, io, sequence.mask, params);
         task.scratch = work.scratch[thread].data();
         Row rows[prefill_max_rows];

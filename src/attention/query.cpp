@@ -35,6 +35,14 @@ void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask
         refuse("a window of " + std::to_string(mask.window) + " needs a causal mask");
     if (!std::isfinite(params.scale) || !std::isfinite(params.softcap) || params.softcap < 0)
         refuse("scale must be finite, softcap finite and not negative");
+    if (additive) check_slopes(io, params);
+}
+
+void check_slopes(const AttentionIO& io, const AttentionParams& params) {
+    for (std::uint32_t head = 0; params.alibi_slopes != nullptr && head < io.heads; ++head)
+        if (!(params.alibi_slopes[head] > 0))
+            refuse("the ALiBi slope of head " + std::to_string(head) +
+                   " is not above 0, and multiplies a mask's -inf");
 }
 
 kernels::Row make_row(const AttentionIO& io, const Mask& mask, const float* alibi_slopes,

@@ -20,6 +20,9 @@ namespace lowkv::attention {
 void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,
                      const AttentionParams& params);
 
+// Throws if a slope is not above 0: it multiplies a hidden cell's -inf.
+void check_slopes(const AttentionIO& io, const AttentionParams& params);
+
 // One head of a query token, its packed_q not rotated.
 kernels::Row make_row(const AttentionIO& io, const Mask& mask, const float* alibi_slopes,
                       std::uint32_t token, std::uint32_t head);

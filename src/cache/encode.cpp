@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "cpu/host_rows.h"
+#include "isa/table.h"
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/quantizer.h"
@@ -83,6 +85,20 @@ bool leads(const Plan& plan, const std::byte* packed) noexcept {
     std::uint16_t first = 0;
     std::memcpy(&first, packed, sizeof first);
     return first != mark;
+}
+
+bool names_all_channels(const Plan& plan, const std::byte* packed) noexcept {
+    const lowkv_sorted* sorted = plan.keys().sorted_table();
+    const std::uint32_t head_dim = plan.shape().head_dim;
+    for (std::uint32_t head = 0; sorted != nullptr && head < plan.shape().kv_heads; ++head) {
+        const auto* order = reinterpret_cast<const std::uint8_t*>(
+            packed + plan.keys().section_offset(head) + sorted->section.order);
+        std::bitset<kernels::max_head_dim> named;
+        for (std::uint32_t place = 0; place < head_dim; ++place)
+            named.set(lowkv_sorted_channel(order, head_dim, place));
+        if (named.count() != head_dim) return false;
+    }
+    return true;
 }
 
 namespace {

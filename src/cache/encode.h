@@ -52,5 +52,8 @@ bool is_varied(const Device& device, const Plan& plan, const std::byte* exact);
 void mark_uniform(Device& device, const Plan& plan, std::byte* packed) noexcept;
 // Whether a packed block has no such mark. Its first two bytes are in the host's memory.
 bool leads(const Plan& plan, const std::byte* packed) noexcept;
+// Whether decoding a packed block's keys, in the host's memory, writes every channel: an order of
+// channels from elsewhere may name one twice.
+bool names_all_channels(const Plan& plan, const std::byte* packed) noexcept;
 
 }  // namespace lowkv::cache

@@ -54,9 +54,10 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
                    std::to_string(sequence.queries) + " queries for " +
                    std::to_string(sequence.cells) + " cells");
         Step::Part part;
-        const std::uint32_t seen = sliding_ + sequence.queries - 1;  // by the first query, before
+        // By the first query, and before.
+        const std::uint64_t seen = std::uint64_t{sliding_} + sequence.queries - 1;
         if (sliding_ > 0 && sequence.queries > 0 && sequence.cells > seen)
-            part.first_cell = sequence.cells - seen;
+            part.first_cell = sequence.cells - static_cast<std::uint32_t>(seen);
         part.first_page = part.first_cell / page_tokens_;
         part.first_view = step.views.size();
         set_views(sequence, part.first_page, step);
@@ -119,9 +120,9 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const Attentio
         lse += std::size_t{sequence.queries} * io.heads;
     }
     step.attended = std::move(parts);
-    if (plan_->wants_queries()) update_query_stats(sequences, step);
     lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
     attend_sinks(sequences, params, step, workspace, executor);
+    if (plan_->wants_queries()) update_query_stats(sequences, step);
     if (!in_place()) pack_full(sequences, step, executor);
 }
 

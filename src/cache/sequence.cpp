@@ -170,6 +170,10 @@ void Sequence::begin() {
     if (replaced.capacity() < blocks_.size())
         replaced.reserve(std::max(blocks_.size(), 2 * replaced.capacity()));
     step_.queries = queries_;
+    {
+        const std::scoped_lock lock(store_->impl().mutex);
+        ++store_->impl().open_steps;
+    }
     step_.open = true;
     step_.cut = cut_;
     step_.size = size_;
@@ -185,6 +189,7 @@ void Sequence::commit() noexcept {
     step_.replaced.clear();
     step_.queries = {};
     step_.open = false;
+    --store.open_steps;
 }
 
 void Sequence::rollback() noexcept {
@@ -204,6 +209,7 @@ void Sequence::rollback() noexcept {
     queries_ = std::exchange(step_.queries, {});
     step_.replaced.clear();
     step_.open = false;
+    --store.open_steps;
 
     // Rows that were appended to the newest block are stale.
     const std::uint32_t tokens = plan_->block_tokens(), tail = size_ / tokens;

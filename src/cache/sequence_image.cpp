@@ -101,6 +101,9 @@ struct SequenceImage::Access {
                     refuse_saving("tokens " + std::to_string(b * tokens) +
                                   " and on are packed by a finer plan, for a budget, and an image "
                                   "has the codes of one plan");
+                if (block->keys != block->values)
+                    refuse_saving("tokens " + std::to_string(b * tokens) +
+                                  " and on have keys and wait for their values");
                 add(b * tokens, tokens, true);
                 continue;
             }
@@ -209,6 +212,9 @@ struct SequenceImage::Access {
             each_place(
                 header, layout, tokens, s,
                 [&](std::uint32_t b, std::size_t at) {
+                    if (!cache::names_all_channels(plan, image + at))
+                        refuse_image("the packed block at cell " + std::to_string(b * tokens) +
+                                     " does not have every channel of its keys");
                     device.copy_in(sequence.blocks_[b]->data, image + at, plan.packed_bytes());
                     sequence.blocks_[b]->leads = cache::leads(plan, image + at);
                 },

@@ -123,8 +123,10 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         }
     }
     if (due.empty()) return;
+    // Others than the holders may be in a step, or need the block for their rollback.
+    apart |= store.open_steps > 0;
     for (Due& its : due) {
-        its.replaced |= apart && its.block->refs > its.holders;
+        its.replaced |= apart && its.block != nullptr && its.block->refs > its.holders;
         if (its.replaced) its.fresh = std::make_unique<cache::Block>();
     }
     lock.unlock();

@@ -244,8 +244,11 @@ void Sequence::append(std::span<Sequence> sequences, const BatchRows& keys, cons
         });
 }
 
-void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows& rows,
-                     std::span<const std::int32_t> positions, Executor& executor) {
+void Sequence::write_parts(std::span<const std::uint32_t> cells, const Rows* keys,
+                           const Rows* values, std::span<const std::int32_t> positions,
+                           Executor& executor) {
+    for (const Rows* rows : {keys, values})
+        if (rows != nullptr) element_bytes(rows->type);  // throws for a type that there is not
     check_positions(positions, cells.size());
     const std::uint32_t block_tokens = plan_->block_tokens();
     std::vector<Place> places;
@@ -263,6 +266,8 @@ void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows
     if (grows && cut_) places.push_back({this, size_ / block_tokens});
     const auto below = [](const Place& a, const Place& b) { return a.block < b.block; };
     const auto same = [](const Place& a, const Place& b) { return a.block == b.block; };
+    std::vector<BlockRows<std::byte>> runs;
+    runs.reserve(places.size());
     std::sort(places.begin(), places.end(), below);
     places.erase(std::unique(places.begin(), places.end(), same), places.end());
     make_writable(places, 0);
@@ -272,20 +277,28 @@ void Sequence::write(Part part, std::span<const std::uint32_t> cells, const Rows
             for (std::uint32_t rest = run_length(cells, i), n = 0; rest > 0; rest -= n, i += n)
                 f(i, n = run_in_block(cells[i], rest));
     };
-    std::vector<BlockRows<std::byte>> runs;
-    each_run([&](std::size_t row, std::uint32_t n) {
-        runs.push_back(run_at(cells[row], n, row * rows.token_stride));
-    });
-    device().write_rows(*plan_, part, runs, rows, executor);
-    each_run([&](std::size_t row, std::uint32_t n) {
-        note_written(part, cells[row], n, positions.empty() ? nullptr : &positions[row]);
-    });
+    for (const Part part : {Part::keys, Part::values}) {
+        const Rows* rows = part == Part::keys ? keys : values;
+        if (rows == nullptr) continue;
+        runs.clear();
+        each_run([&](std::size_t row, std::uint32_t n) {
+            runs.push_back(run_at(cells[row], n, row * rows->token_stride));
+        });
+        device().write_rows(*plan_, part, runs, *rows, executor);
+        each_run([&](std::size_t row, std::uint32_t n) {
+            note_written(part, cells[row], n, positions.empty() ? nullptr : &positions[row]);
+        });
+    }
+}
+
+void Sequence::write(std::span<const std::uint32_t> cells, const Rows& keys, const Rows& values,
+                     std::span<const std::int32_t> positions, Executor& executor) {
+    write_parts(cells, &keys, plan_->shape().latent() ? nullptr : &values, positions, executor);
 }
 
 void Sequence::write_keys(std::span<const std::uint32_t> cells, const Rows& rows,
                           std::span<const std::int32_t> positions, Executor& executor) {
-    element_bytes(rows.type);
-    write(Part::keys, cells, rows, positions, executor);
+    write_parts(cells, &rows, nullptr, positions, executor);
 }
 
 void Sequence::write_values(std::span<const std::uint32_t> cells, const Rows& rows,
@@ -293,8 +306,7 @@ void Sequence::write_values(std::span<const std::uint32_t> cells, const Rows& ro
     if (plan_->shape().latent())
         throw Error(ErrorCode::invalid_argument,
                     "a latent layer's values are in its keys: write those alone");
-    element_bytes(rows.type);
-    write(Part::values, cells, rows, {}, executor);
+    write_parts(cells, nullptr, &rows, {}, executor);
 }
 
 void Sequence::write_keys(std::span<const std::uint32_t> cells, const float* rows,

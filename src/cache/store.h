@@ -21,6 +21,7 @@ struct Store::Impl {
     Device& device;
     std::mutex mutex;
     StoreStats stats;
+    std::size_t open_steps = 0;                // of all sequences
     std::map<std::size_t, cache::Pool> pools;  // by slot size; never erased
 
     cache::Pool& pool(std::size_t slot_bytes) {

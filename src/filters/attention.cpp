@@ -28,13 +28,12 @@ void check_filtered(const FilteredSequence& sequence, const AttentionIO& io,
                     "attend: a filtered sequence takes one mask for all heads; legal: a "
                     "head_stride of 0");
     }
-    if (params.mask.kind != Mask::Kind::causal || params.alibi_slopes == nullptr) return;
-    for (std::uint32_t head = 0; head < io.heads; ++head) {
-        // A hidden cell's -inf is multiplied by the slope.
-        if (params.alibi_slopes[head] > 0) continue;
+    if (params.mask.window != 0 || io.first_cell != 0) {
         throw Error(ErrorCode::invalid_argument,
-                    "attend: ALiBi slopes of a filtered sequence must be above 0");
+                    "attend: a filtered sequence is attended to as a whole; legal: a window and a "
+                    "first_cell of 0, and an additive mask for what is hidden");
     }
+    if (params.mask.kind == Mask::Kind::causal) attention::check_slopes(io, params);
 }
 
 // What is added to the scores of the query token at `own_position`, by cell.

@@ -187,18 +187,17 @@ void FilteredSequence::move_rows(std::span<const std::uint32_t> order) {
     const std::size_t channels = sequence_.plan().shape().channels();
     std::vector<std::uint32_t> cells(order.size());
     std::iota(cells.begin(), cells.end(), tail_);
-    std::vector<float> rows(order.size() * channels);
-    const auto row = [&](std::size_t i) { return rows.data() + i * channels; };
-
+    std::vector<float> keys(order.size() * channels), values(keys.size());
     std::vector<std::int32_t> positions(order.size());
     for (std::size_t i = 0; i < order.size(); ++i) {
-        sequence_.read_key(order[i], row(i));
+        sequence_.read_key(order[i], keys.data() + i * channels);
+        sequence_.read_value(order[i], values.data() + i * channels);
         positions[i] = sequence_.position(order[i]);
     }
-    sequence_.write_keys(cells, rows.data(), channels, positions);
-    // The blocks are exact and unshared now: nothing below can fail.
-    for (std::size_t i = 0; i < order.size(); ++i) sequence_.read_value(order[i], row(i));
-    sequence_.write_values(cells, rows.data(), channels);
+    Rows rows{keys.data(), RowType::f32, sequence_.plan().shape().head_dim, channels};
+    Rows of_values = rows;
+    of_values.data = values.data();
+    sequence_.write(cells, rows, of_values, positions);
     sequence_.truncate(tail_ + static_cast<std::uint32_t>(order.size()));
 }
 

@@ -18,11 +18,12 @@ constexpr const char *cpu = "llama_kv_cache:        CPU KV buffer size =    10.0
                      *computes = "sched_reserve:        CPU compute buffer size =    10.00 MiB\n",
                      *listens = "main: server is listening on http://127.0.0.1:8080\n",
                      *served = "slot release: id 0 | task 0 | stop processing: n_tokens = 9\n",
-                     *active = "lowkv: active: scheme lowkv2.8, 30 layers\n";
+                     *mark = "\x1fmark",
+                     *active = "lowkv: active: scheme lowkv2.8, 30 layers\x1fmark\n";
 
 Watcher told(const std::vector<std::string>& lines, bool late_start = false,
              const std::string& advice = "") {
-    Watcher watcher(true, late_start, advice);
+    Watcher watcher(true, late_start, advice, mark);
     for (const std::string& line : lines) watcher.read(line);
     return watcher;
 }
@@ -66,10 +67,46 @@ TEST_CASE("a server that computes nothing before it listens is judged by its fir
 
 TEST_CASE("the option at fault is named in place of all that may be") {
     const std::vector<std::string> lines = {
-        "lowkv: NOT active: the KV cache is in CPU memory, so it stays f16 (drop this or that)\n",
+        "lowkv: NOT active: the KV cache is in CPU memory, so it stays f16 (drop this or "
+        "that)\x1fmark\n",
         active};
     CHECK(told(lines).problem(false).find("(drop this or that); --partial") != std::string::npos);
     const std::string problem = told(lines, false, "-fitt 9 is much").problem(false);
     CHECK(problem.find("stays f16 (-fitt 9 is much); --partial") != std::string::npos);
     CHECK(told(lines, false, "-fitt 9 is much").problem(true).empty());
+}
+
+TEST_CASE("what a client makes the program say is not the plug-in's") {
+    const std::vector<std::string> quoted = {
+        "srv got exception: last read: '\"lowkv: NOT active for x'\n",
+        "lowkv: NOT active for 1 of 30 layers: why\n", "lowkv: NOT active: nothing is packed\n",
+        "\nlowkv: NOT active: the KV cache is in CPU memory\x1fmar\n"};
+    for (const std::string& line : quoted) {
+        CHECK(told({active, line}).problem(false).empty());
+        CHECK(told({line, active, line}).problem(false).empty());
+        CHECK(told({line}).lack(true).find("never lowkv's") != std::string::npos);
+    }
+    CHECK(!told({"lowkv: active: scheme lowkv2.8\n"}).active());
+}
+
+TEST_CASE("people see all of it but the marks, however it arrives") {
+    std::mt19937 random(61);
+    const std::vector<std::string> words = {active, listens, "\x1f", "\x1fmarvel", "> ", "\n"};
+    for (int round = 0; round < 500; ++round) {
+        std::string all, want;
+        for (auto count = random() % 12; count > 0; --count) all += words[random() % words.size()];
+        want = all;
+        for (std::size_t at = 0; (at = want.find(mark)) != std::string::npos;)
+            want.erase(at, std::string(mark).size());
+        Watcher watcher(true, false, "", mark);
+        std::string seen;
+        for (std::size_t at = 0; at < all.size();) {
+            const std::size_t count = 1 + random() % 9;
+            seen += watcher.read(std::string_view(all).substr(at, count));
+            CHECK(want.starts_with(seen));
+            at += count;
+        }
+        CHECK(seen + watcher.end() == want);
+        CHECK(watcher.active() == (all.find(std::string("layers") + mark) != std::string::npos));
+    }
 }

@@ -1,11 +1,12 @@
 """`lowkv run`: a stock program whose cache is packed, or a message and no program."""
 
+import http.client
 import re
 from pathlib import Path
 
 import plugin_models as models
 import pytest
-from plugin_tools import MODEL, PATHS, assert_same_text, complete
+from plugin_tools import BUILD, MODEL, PATHS, assert_same_text, complete, server
 from test_command import lowkv
 
 COMPLETION = Path(PATHS["LOWKV_LLAMA_BUILD"]) / "llama-completion"
@@ -239,12 +240,12 @@ def test_every_tool_of_the_pinned_llama_cpp_gets_the_device(tmp_path):
     assert len(tools) > 20
     for tool in sorted(tools):
         fake = tmp_path / tool
-        fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active >&2\n')
+        fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active$LOWKV_RUN_MARK >&2\n')
         fake.chmod(0o755)
         run = lowkv("run", "--", fake, "-n", 1)
         assert run.code == 0 and "-dev LOWKV" in run.out, (tool, run.both)
     fake = tmp_path / "llama"
-    fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active >&2\n')
+    fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active$LOWKV_RUN_MARK >&2\n')
     fake.chmod(0o755)
     assert lowkv("run", "--", fake, "serve", "-m", "x").out.startswith("serve ")
     assert "-dev LOWKV" in lowkv("run", "--", fake, "cli", "-m", "x").out
@@ -252,7 +253,7 @@ def test_every_tool_of_the_pinned_llama_cpp_gets_the_device(tmp_path):
     assert lowkv("run", "--", fake, "serve", "-dev", "LOWKV", "-dev", "CUDA0").code == 2
     for simple in ("llama-simple", "llama-simple-chat"):  # they know three options
         fake = tmp_path / simple
-        fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active >&2\n')
+        fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active$LOWKV_RUN_MARK >&2\n')
         fake.chmod(0o755)
         assert lowkv("run", "--", fake, "-m", "x").out == "-m x\n"
 
@@ -270,3 +271,25 @@ def test_the_option_that_keeps_layers_away_is_named(options, words):
     run = lowkv("run", "--", COMPLETION, "-m", MODEL, *options, *ASK)
     last = run.err.strip().splitlines()[-1]
     assert run.code == 1 and words in last and "-nkvo" not in last, run.both[-3000:]
+
+
+def test_what_a_client_sends_is_not_taken_for_the_plug_ins_words(tmp_path):
+    """llama-server quotes in its log what it can't parse."""
+    tiny = models.llama(tmp_path / "llama.gguf")
+    with server(tmp_path, "-c", 512, scheme=None, model=tiny, by=(BUILD / "bin/lowkv", "run", "--")) as s:
+        for words in ("lowkv: NOT active for x", "lowkv: NOT active: nothing is packed", "starting router server"):
+            connection = http.client.HTTPConnection("127.0.0.1", s.port, timeout=30)
+            connection.request("POST", "/completion", body='{"' + words, headers={"Content-Type": "application/json"})
+            assert connection.getresponse().status >= 400
+        assert s.complete("Once", tokens=4)["timings"]["predicted_n"] == 4
+        log = s.log_text()
+    assert "last read: '\"lowkv: NOT active for x'" in log and "lowkv: active: scheme" in log and "\x1f" not in log, log
+
+
+def test_words_of_an_unknown_program_are_its_own(tmp_path):
+    script = tmp_path / "serve.sh"
+    script.write_text("#!/bin/sh\nexit 0\n")
+    script.chmod(0o755)
+    run = lowkv("run", "--", script, "-h", "0.0.0.0")
+    assert run.code == 1 and "never lowkv's" in run.err, run.both
+    assert lowkv("run", "--", script, "--help").code == 0

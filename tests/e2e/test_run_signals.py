@@ -144,6 +144,17 @@ def test_a_helper_that_fails_is_no_success_where_children_are_ignored(tmp_path):
     assert done.returncode == 1 and "no plug-in fits /bin/true (see above)" in done.stderr, done.stderr
 
 
+def test_it_goes_on_when_nobody_reads_its_messages(tmp_path):
+    """As stock llama-server does. A program that it starts has SIGPIPE as its own parent would have left it."""
+    script = f"for i in 1 2 3 4 5 6 7 8; do echo noise >&2; sleep 0.1; done; echo done >{tmp_path}/done; kill -PIPE $$"
+    with subprocess.Popen([BUILD / "bin/lowkv", "run", "--", "sh", "-c", script], env=environment(None),
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        process.stderr.readline()
+        process.stderr.close()
+        assert process.wait(20) == 128 + signal.SIGPIPE
+    assert (tmp_path / "done").exists()
+
+
 def test_it_ends_with_its_program_though_something_still_writes(tmp_path):
     script = "(while :; do echo noise >&2 || exit; sleep 0.05; done) & exit 7"
     done = subprocess.run([BUILD / "bin/lowkv", "run", "--", "sh", "-c", script], env=environment(None),

@@ -72,6 +72,7 @@ def test_run_shrinks_what_a_server_saves(folder, tiny):
     args = ("-np", 1, "-c", 8192, "-cram", 0, "--slot-save-path", slots)
     prompt = text(3, 3500)
     with server(folder, *args, scheme=None, model=tiny, by=(CLI, "run", "--scheme", "lowkv2", "--")) as s:
+        mostly_zeros(slots / "another programs")
         s.complete(prompt, tokens=8, id_slot=0)
         for _ in range(3):  # it is overwritten and shrunk again
             assert s.request("POST", "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
@@ -81,6 +82,14 @@ def test_run_shrinks_what_a_server_saves(folder, tiny):
                 break
             time.sleep(0.1)
         assert on_disk(file) < 0.5 * file.stat().st_size
+        assert on_disk(slots / "another programs") >= 24 << 20
+        with open(file, "rb"):  # a backup reads while it is saved anew
+            assert s.request("POST", "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
+            time.sleep(1)
+            before = bytes_read(s.process.pid)
+            time.sleep(1)
+            assert bytes_read(s.process.pid) - before < 1 << 20, "lowkv run tries the file again and again"
+        assert s.request("POST", "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
         time.sleep(1)
         before = bytes_read(s.process.pid)
         time.sleep(1)
@@ -142,6 +151,12 @@ def test_what_it_refuses(folder):
     with open(file, "rb"):
         done = shrink(file)
         assert done.returncode == 1 and "another program has it open" in done.stderr, done
+        other = folder / "other.bin"
+        mostly_zeros(other, size=4 << 20, seed=3)
+        before = on_disk(other)
+        done = shrink(file, other)
+        assert done.returncode == 1 and "1 of 2 files were left as they were" in done.stderr, done
+        assert on_disk(other) < before and "other.bin" in done.stdout
     done = shrink(folder / "none.bin")
     assert done.returncode == 1 and "No such file" in done.stderr
     done = shrink(folder)

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
 #ifdef __linux__
 #include <sched.h>
@@ -39,10 +41,26 @@ std::size_t proc_bytes(const char* path, std::string_view key) {
     return std::strtoull(value_in(path, key).c_str(), nullptr, 10) * 1024;
 }
 
-unsigned cores(unsigned processors) {
-    if (value_in("/sys/devices/system/cpu/smt/active", "") == "1") processors /= 2;
-    return std::max(processors, 1U);
+#ifdef __linux__
+// Cores that have any of the processors for which `is_among` holds, as llama.cpp counts them.
+template <class IsAmong>
+unsigned cores_of(IsAmong is_among) {
+    std::set<std::string> cores;
+    unsigned processors = 0;
+    const long all = sysconf(_SC_NPROCESSORS_CONF);
+    for (long number = 0; number < all; ++number) {
+        if (!is_among(number)) continue;
+        ++processors;
+        const std::string siblings =
+            value_in(("/sys/devices/system/cpu/cpu" + std::to_string(number) +
+                      "/topology/thread_siblings_list")
+                         .c_str(),
+                     "");
+        if (!siblings.empty()) cores.insert(siblings);
+    }
+    return std::max(cores.empty() ? processors : static_cast<unsigned>(cores.size()), 1U);
 }
+#endif
 
 // Threads that run or could run now, this one aside.
 int runnable_neighbours() {
@@ -75,12 +93,13 @@ std::filesystem::path executable_file() {
 Processors processors() {
     Processors here;
     here.processors = static_cast<unsigned>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
-    here.cores = here.usable_cores = cores(here.processors);
+    here.cores = here.usable_cores = here.processors;
 #ifdef __linux__
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
-    here.usable_cores = known ? cores(static_cast<unsigned>(CPU_COUNT(&set))) : 1;
+    here.cores = here.usable_cores = cores_of([](long) { return true; });
+    std::array<cpu_set_t, 16> set{};  // of one the system may have more processors than fit
+    if (sched_getaffinity(0, sizeof set, set.data()) == 0)
+        here.usable_cores =
+            cores_of([&](long number) { return CPU_ISSET_S(number, sizeof set, set.data()) != 0; });
 #endif
     return here;
 }

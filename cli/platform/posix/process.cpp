@@ -160,6 +160,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages, bool dea
     action.sa_sigaction = forward;
     action.sa_flags = SA_SIGINFO | SA_RESTART;
     for (const int number : passed_on) sigaction(number, &action, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);  // who reads the messages may end; the program need not
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (child < 0) fail("can't start a process");
     return child;
@@ -193,6 +194,7 @@ int stop_child(pid_t child) {
 void forget_child() {
     child_process = 0;
     for (const int number : passed_on) std::signal(number, SIG_DFL);
+    std::signal(SIGPIPE, SIG_DFL);
 }
 
 }  // namespace lowkv::cli

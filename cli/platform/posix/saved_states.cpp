@@ -81,6 +81,16 @@ std::int64_t changed_at(const std::string& path) {
     return std::int64_t{found.st_ctim.tv_sec} * 1000000000 + found.st_ctim.tv_nsec;
 }
 
+// The folder may have others' files, too. It begins with llama.cpp's LLAMA_STATE_SEQ_MAGIC.
+bool is_saved_state(const std::string& path) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    std::uint32_t magic = 0;
+    const bool is_state =
+        file >= 0 && read(file, &magic, sizeof magic) == sizeof magic && magic == 0x67677371;
+    if (file >= 0) close(file);
+    return is_state;
+}
+
 }  // namespace
 
 SparseFile give_zeros_back(const std::string& path) {
@@ -147,13 +157,14 @@ void SlotFiles::read() {
         // To close it here is an event, too.
         const auto known = done_.find(name);
         if (known != done_.end() && known->second == changed_at(path)) continue;
+        if (!is_saved_state(path)) continue;
         try {
             give_zeros_back(path);
-            done_[name] = changed_at(path);
         } catch (const std::exception& error) {
             // In use: it is being read or written, and comes again when it was written.
             if (!std::exchange(told_, true)) std::fprintf(stderr, "lowkv: %s\n", error.what());
         }
+        done_[name] = changed_at(path);
     }
 }
 #endif
