@@ -227,14 +227,15 @@ TEST_CASE("an order of channels that lacks one is refused") {
 
 TEST_CASE("a block that waits for its values can't be saved") {
     Rng rng(8);
-    Cache source(parse_scheme("kivi2").base), cache(parse_scheme("kivi2").base);
-    cache_test::append(source.sequence, rng, 64);
+    Cache cache(parse_scheme("kivi2").base);
+    Sequence source(cache.store, cache.plan, retention);
+    cache_test::append(source, rng, 64);
     const std::uint32_t blocks[] = {0};
     std::vector<std::uint32_t> cells(32);
     std::iota(cells.begin(), cells.end(), 0);
-    cache.sequence.pack_keys_from(source.sequence, blocks, cells);
+    cache.sequence.pack_keys_from(source, blocks, cells);
     CHECK_THROWS_AS(save_sequence(cache.sequence), Error);
-    cache.sequence.pack_values_from(source.sequence, blocks, cells);
+    cache.sequence.pack_values_from(source, blocks, cells);
     CHECK_FALSE(save_sequence(cache.sequence).empty());
 }
 

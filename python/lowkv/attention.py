@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -22,6 +23,10 @@ class _Name(str):
 NAME = _Name("lowkv")
 
 
+def refuse_weights() -> NoReturn:
+    raise Error("output_attentions: lowkv's attention makes no weights to return; leave it out")
+
+
 def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0, softcap=None,
                     sliding_window=None, s_aux=None, is_causal=None, position_bias=None, **kwargs):
     """AttentionInterface's function. query: `[batch, heads, queries, head_dim]`; key and value: what
@@ -36,7 +41,7 @@ def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None
         visibility = see(attention_mask, key.shape[2], query, bool(causal), window)
         return _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs)
     if kwargs.get("output_attentions"):
-        raise Error("output_attentions: lowkv's attention makes no weights to return; leave it out")
+        refuse_weights()
     out = attend_packed(query, key, attention_mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
                         window=sliding_window, sink_logits=s_aux)
     return out.transpose(1, 2).contiguous(), None
@@ -106,6 +111,9 @@ def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_a
     weights = kwargs.get("output_attentions")  # which only eager attention makes
     if not softcap and s_aux is None and not weights:
         causal = visibility.causal and mask is None and queries == cells
+        seen = None if mask is None else visibility.seen(0, cells, 0, queries)
+        if seen is not None and seen.dtype is torch.bool:  # as stock masks for sdpa are: for padding, gradients differ
+            mask = seen
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
                                       is_causal=causal)
     if mask is None and not all_seen:  # eager attention knows no other causality than its mask

@@ -123,6 +123,9 @@ class Cache(Steps, transformers.Cache):
         new.layers = [copy.deepcopy(layer, memo) for layer in self.layers]
         return new
 
+    def __reduce_ex__(self, protocol):
+        raise Error("a cache can't be pickled: save() writes it to a file, which load() reads")
+
     def save(self, path: str | Path) -> None:
         """Writes all rows, packed ones as they are, to a safetensors file that load() reads."""
         model = self.model() if self.model is not None else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
+from collections.abc import Iterator
 
 import torch
 import transformers
@@ -33,8 +35,7 @@ def install(model: PreTrainedModel) -> None:
                     "adapter for it; use the model's own cache. docs/transformers/families.md lists what works")
     if config._attn_implementation != NAME:
         setattr(model, _STOCK, config._attn_implementation)
-    # Not by set_attn_implementation(), which would switch a multimodal model's vision tower as well.
-    config._attn_implementation = NAME
+    _set_attention(config, NAME)
 
 
 def uninstall(model: PreTrainedModel) -> None:
@@ -43,7 +44,23 @@ def uninstall(model: PreTrainedModel) -> None:
     config = _text_config(model)
     if config._attn_implementation == NAME:
         # A model that shares the config of a switched one has no note of its own.
-        config._attn_implementation = getattr(model, _STOCK, "sdpa" if model._supports_sdpa else "eager")
+        _set_attention(config, getattr(model, _STOCK, "sdpa" if model._supports_sdpa else "eager"))
+
+
+@contextlib.contextmanager
+def eager(model: PreTrainedModel) -> Iterator[None]:
+    """A switched model's own eager attention, which makes weights."""
+    config = _text_config(model)
+    _set_attention(config, "eager")
+    try:
+        yield
+    finally:
+        _set_attention(config, NAME)
+
+
+def _set_attention(config, name: str) -> None:
+    """Of a text decoder alone: set_attn_implementation() and the property switch a multimodal model's towers, too."""
+    config._attn_implementation_internal = name
 
 
 def installed(model: PreTrainedModel) -> bool:
@@ -56,6 +73,11 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
     config = _text_config(model)
     if model.config.is_encoder_decoder:
         raise Error(f"{type(model).__name__} has an encoder and a decoder; lowkv serves decoder-only models")
+    if getattr(config, "cross_attention_layers", None):
+        raise Error(f"{type(model).__name__} has layers that attend to images alone; lowkv does not serve that")
+    if getattr(config, "n_recurrent_loops", 1) > 1:
+        raise Error(f"{type(model).__name__} goes through some layers several times, with a cache for each; lowkv does "
+                    "not serve that")
     if getattr(config, "num_kv_shared_layers", 0):
         raise Error(f"{type(model).__name__} shares keys and values between layers; lowkv does not serve that")
     if config.model_type in ("moshi", "kyutai_speech_to_text"):
@@ -106,10 +128,9 @@ def _text_config(model: PreTrainedModel):
 def _goes_through_the_interface(model: PreTrainedModel) -> bool:
     # What calls the interface has this name from transformers; Layer's tripwire stops what has it and does not.
     name = "ALL_ATTENTION_FUNCTIONS"
-    if not hasattr(sys.modules[type(model).__module__], name):
-        return False
-    # A vision tower may call it where the text decoder does not, as GIT's.
+    # A vision tower may call it where the text decoder does not, as GIT's, but its layers have no numbers.
     attention = {type(module) for module in model.modules()
                  if hasattr(module, "layer_idx") and "Attention" in type(module).__name__}
-    codes = [inspect.unwrap(kind.forward).__code__ for kind in attention]
-    return not codes or any(name in code.co_names for code in codes)
+    if attention:
+        return any(name in inspect.unwrap(kind.forward).__code__.co_names for kind in attention)
+    return any(hasattr(sys.modules[type(module).__module__], name) for module in model.modules())

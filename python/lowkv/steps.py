@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from transformers import PreTrainedModel
 
 from lowkv._core import Error
-from lowkv.install import install, installed, uninstall
+from lowkv.attention import refuse_weights
+from lowkv.install import eager, install, installed, uninstall
 from lowkv.layer import Layer
 from lowkv.tripwire import Bypassed
 
@@ -41,13 +42,14 @@ class Steps:
             yield
             return
         self._require_even()
-        begun = [layer.begin() for layer in self._kept]
+        kept = self._kept  # a model may add layers
+        begun = [layer.begin() for layer in kept]
         try:
             self._in_step = True
             yield
             self._require_even(Bypassed)
         except BaseException:
-            for layer, what in zip(self._kept, begun, strict=True):
+            for layer, what in zip(kept, begun, strict=True):
                 layer.rollback(what)
             raise
         finally:
@@ -60,6 +62,9 @@ class Steps:
         for layer in self.attention_layers:
             layer.require_attended(kind)
         lengths = {layer.length for layer in self.attention_layers}
+        if len(lengths) > 1 and kind is Bypassed:
+            raise Error(f"the model gave some of the cache's layers {min(lengths)} tokens, others {max(lengths)}; "
+                        "lowkv serves models that give all the same")
         if len(lengths) > 1:
             raise Error(f"the cache's layers hold different numbers of tokens, {min(lengths)} to {max(lengths)}: the "
                         "last step failed or was interrupted. Call reset(), or go on with a fork from before it")
@@ -83,9 +88,14 @@ class _Stepped:
     def __call__(self, *args, **kwargs):
         try:
             with contextlib.ExitStack() as steps:
-                for value in (*args, *kwargs.values()):
-                    if isinstance(value, Steps):
-                        steps.enter_context(value.step())
+                caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Steps)]
+                if kwargs.get("output_attentions"):  # which some models keep from their attention
+                    if caches:
+                        refuse_weights()
+                    if installed(self):
+                        steps.enter_context(eager(self))
+                for cache in caches:
+                    steps.enter_context(cache.step())
                 return super().__call__(*args, **kwargs)
         except Bypassed:  # with its own caches, it computes what it did
             uninstall(self)

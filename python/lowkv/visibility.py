@@ -81,7 +81,7 @@ class Visibility:
     def mask(self, first: int, last: int, start: int, stop: int) -> torch.Tensor | None:
         """What is added to the scores of queries [start, stop) for cells [first, last): f32, broadcastable to
         `[batch, heads, stop - start, last - first]`, or None where it is all zero."""
-        seen = self._seen(first, last, start, stop)
+        seen = self.seen(first, last, start, stop)
         mask = None
         if seen is not None:
             mask = seen.float() if seen.is_floating_point() else _hide(seen)
@@ -91,7 +91,8 @@ class Visibility:
             mask = bias if mask is None else mask + bias
         return mask
 
-    def _seen(self, first: int, last: int, start: int, stop: int) -> torch.Tensor | None:
+    def seen(self, first: int, last: int, start: int, stop: int) -> torch.Tensor | None:
+        """The same without `bias`: bool (True is seen), or additive as `full` is."""
         if self.full is not None:
             hidden = float("-inf") if self.full.is_floating_point() else False
             return self._columns(self.full[:, :, start:stop], first, last, hidden)

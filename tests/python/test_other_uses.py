@@ -9,9 +9,12 @@ import lowkv
 import pytest
 import torch
 import transformers
-from families import FAMILIES, SMALL, build
+from families import FAMILIES, SMALL, STOCK, build
+from lowkv.names import cache_argument
 from transformers import DynamicCache, StaticCache
+from transformers.models.llama.modeling_llama import LlamaAttention
 
+CACHE = cache_argument(LlamaAttention)
 TOKENS = torch.randint(3, 128, (1, 120), generator=torch.Generator().manual_seed(2))
 
 
@@ -46,7 +49,7 @@ def test_restore_gives_the_model_back(family):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral", "gpt2", "opt", "stablelm"])
 def test_attention_weights_without_a_lowkv_cache(family):
     model, stock = build(family)
     lowkv.Cache.from_model(model)
@@ -56,10 +59,41 @@ def test_attention_weights_without_a_lowkv_cache(family):
 
 
 @torch.no_grad()
-def test_attention_weights_of_a_lowkv_cache_are_refused():
-    model, _ = build("llama")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_weights_of_a_lowkv_cache_are_refused(family):
+    model, _ = build(family)
+    cache = lowkv.Cache.from_model(model)
     with pytest.raises(lowkv.Error, match="output_attentions"):
-        model(TOKENS, output_attentions=True, past_key_values=lowkv.Cache.from_model(model))
+        model(TOKENS, output_attentions=True, **{CACHE: cache})
+    assert cache.get_seq_length() == 0
+    if family in ("llama", "gpt2"):  # what generate() passes on
+        with pytest.raises(lowkv.Error, match="output_attentions"):
+            model.generate(TOKENS, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True,
+                           **{CACHE: cache})
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("labelled", [0, 1])
+def test_gradients_without_a_cache_are_those_of_stock_sdpa(family, labelled, monkeypatch):
+    """Of a left-padded batch: what padding sees matters where its last token is labelled."""
+    monkeypatch.setitem(STOCK, family, "sdpa")
+    model, stock = build(family)
+    lowkv.Cache.from_model(model, "exact")
+    tokens = torch.randint(3, 128, (2, 40), generator=torch.Generator().manual_seed(0))
+    seen = (torch.arange(40) >= torch.tensor([[0], [9]])).long()
+    labels = tokens.clone()
+    labels[1, : 10 - labelled] = -100
+    gradients = []
+    for its in (model, stock):
+        its(tokens, attention_mask=seen, labels=labels).loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in its.parameters() if p.grad is not None]))
+    got, want = gradients
+    assert (got - want).norm() < 1e-3 * want.norm()
+
+
+def test_a_cache_is_not_pickled():
+    with pytest.raises(lowkv.Error, match=r"save\(\) writes it to a file"):
+        pickle.dumps(lowkv.Cache.from_model(build("llama")[0]))
 
 
 def test_continuous_batching_has_the_models_own_attention(monkeypatch):

@@ -50,6 +50,24 @@ def test_models_without_a_plain_decoder():
     refused("layers of type chunked_attention", "Llama4TextConfig", layer_types=["chunked_attention"] * 2)
 
 
+@torch.no_grad()
+def test_a_class_of_ones_own_is_served():
+    class Mine(transformers.LlamaForCausalLM):
+        pass
+
+    model, stock = build("llama")
+    model.__class__ = Mine
+    cache = lowkv.Cache.from_model(model, "exact")
+    assert (model(TOKENS, **{CACHE: cache}).logits - stock(TOKENS).logits).abs().max() < 1e-4
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DoryConfig"), reason="this transformers has no looped models")
+def test_looped_models():
+    refused("goes through some layers several times", "DoryConfig", dict(
+        GROUPED, vocab_size=128, num_hidden_layers=4, head_dim=16, n_input_layers=1, n_output_layers=1,
+        n_recurrent_layers=2, n_recurrent_loops=2, pad_token_id=0))
+
+
 @pytest.mark.parametrize("kind,more", [
     ("MoshiForCausalLM", {}), ("KyutaiSpeechToTextModel", dict(codebook_vocab_size=16, num_codebooks=2)),
 ])
