@@ -42,6 +42,10 @@ demo: ## stream an answer from the packed cache, then compare schemes: builds on
 	$(call BUILD,$(PRESET),lowkv_cli ggml-lowkv)
 	deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
 
+.PHONY: llama
+llama: ## stock llama.cpp's programs (about 7 minutes): `lowkv run` finds them where the PATH has none
+	@$(SETUP) llama
+
 .PHONY: test
 test: test-cpp test-eval test-e2e test-python ## what every change must pass: C++, the real model, the Python package
 

@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
     cli::begin(argc, argv);
     cli::CommandLine line("lowkv",
                           "Low-bit KV cache for language models: the cache that attention reads, "
-                          "in 2 to 4 bits, inside llama.cpp.",
+                          "in 1.5 to 4 bits, inside llama.cpp.",
                           std::string("lowkv ") + LOWKV_VERSION, footer);
     cli::Command app = line.root();
     app.require_command();

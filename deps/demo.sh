@@ -9,7 +9,7 @@ echo "== A question about 4,000 tokens of text, answered from the packed cache (
 
 cat <<END
 
-That was a small model, SmolLM2-135M. With your own, in this folder:
+That was a small model, SmolLM2-135M ($model). With your own, in this folder:
 
   export PATH=\$PWD/build/release/bin:\$PATH
   lowkv doctor -m model.gguf                                 # does it work here? bytes per token of each scheme

@@ -49,8 +49,8 @@ constexpr const char* footer = R"(Examples:
   lowkv run -- llama-bench -m model.gguf -d 0,4096
   lowkv run -- llama-perplexity -m model.gguf -f book.txt -c 2048 -ub 32
 
-It sets GGML_BACKEND_PATH, LOWKV_SCHEME and, where neighbours are busy, GOMP_SPINCOUNT,
-adds `-dev LOWKV` for the programs that need it and `-t` where not all cores are free, passes
+It sets GGML_BACKEND_PATH, what its own options say (LOWKV_SCHEME, ...), LLAMA_ARG_MMPROJ_OFFLOAD=0
+and, where neighbours are busy, GOMP_SPINCOUNT, adds `-dev LOWKV` for the programs that need it and `-t` where not all cores are free, passes
 output and signals through and ends with the program's exit status. If the program starts to work
 without the plug-in's "lowkv: active" line, or if some of its layers stay f16, it is stopped and
 the exit status is 1; --partial allows the latter, as long as other layers are packed. Overrides of

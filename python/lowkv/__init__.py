@@ -42,5 +42,5 @@ def __getattr__(name):
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
-        raise ImportError(f"lowkv.{name} needs {error.name}: pip install 'lowkv[transformers]' (for a machine "
-                          "without a GPU, install torch's CPU wheel first)") from error
+        raise ImportError(f"lowkv.{name} needs {error.name}: pip install torch transformers (for a machine "
+                          "without a GPU, torch's CPU wheel)") from error

@@ -50,6 +50,11 @@ def test_models_without_a_plain_decoder():
     refused("layers of type chunked_attention", "Llama4TextConfig", layer_types=["chunked_attention"] * 2)
 
 
+def test_latent_attention():
+    refused("multi-head latent attention", "DeepseekV3Config", n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+            topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
+
+
 @torch.no_grad()
 def test_a_class_of_ones_own_is_served():
     class Mine(transformers.LlamaForCausalLM):

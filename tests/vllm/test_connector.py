@@ -15,7 +15,7 @@ def connected(folder):
     """Arguments of an engine that saves prompts' whole pages and loads those that are there."""
     return {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
                                    "kv_connector_extra_config": {"shared_storage_path": str(folder)}},
-            "max_num_batched_tokens": 4096}
+            "max_num_batched_tokens": 4096, "enable_chunked_prefill": False}
 
 
 def answers(prompts, tokens):

@@ -88,12 +88,13 @@ def test_pages_that_a_connector_carries_are_larger(monkeypatch):
 def config(**changed):
     facts = {"cache_dtype": "auto", "block_size": 128, "kv_transfer_config": None, "speculative_config": None,
              "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "use_mla": False,
+             "tensor_parallel_size": 1, "enable_chunked_prefill": True, "policy": "fcfs", "enable_prefix_caching": True,
              "is_encoder_decoder": False, "is_hybrid": False, "is_attention_free": False, "worker_cls": settings.WORKER,
              "architecture": "LlamaForCausalLM", "head_size": 64, "dtype": torch.bfloat16, **changed}
     space = SimpleNamespace(**facts)
     space.get_num_kv_heads, space.get_head_size = (lambda parallel: 2), (lambda: facts["head_size"])
     space.get_total_num_hidden_layers = lambda: 3
-    return SimpleNamespace(cache_config=space, parallel_config=space, model_config=space,
+    return SimpleNamespace(cache_config=space, parallel_config=space, model_config=space, scheduler_config=space,
                            kv_transfer_config=space.kv_transfer_config, speculative_config=space.speculative_config,
                            use_v2_model_runner=facts.get("use_v2_model_runner", False))
 
@@ -104,7 +105,13 @@ def config(**changed):
     ({"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}, r"--worker-cls vllm\..*CPUWorker: .*; leave it out"),
     ({"block_size": 64}, "--block-size 64; a multiple of 128"),
     ({"block_size": 256}, None),
-    ({"kv_transfer_config": connector("ExampleConnector")}, None),
+    ({"kv_transfer_config": connector("ExampleConnector"), "enable_chunked_prefill": False}, None),
+    ({"kv_transfer_config": connector("ExampleConnector")}, "which must take all of it; give --no-enable-chunked-pref"),
+    ({"kv_transfer_config": connector("ExampleConnector"), "enable_chunked_prefill": False, "tensor_parallel_size": 2},
+     "ExampleConnector with --tensor-parallel-size 2"),
+    ({"tensor_parallel_size": 2}, None),
+    ({"policy": "priority"}, "--scheduling-policy priority with prefix caching"),
+    ({"policy": "priority", "enable_prefix_caching": False}, None),
     ({"kv_transfer_config": connector("NixlConnector")}, "the KV connector NixlConnector .* is not served; Example"),
     ({"kv_transfer_config": connector("ExampleConnector", "mine")}, "the KV connector ExampleConnector .* not served"),
     ({"speculative_config": SimpleNamespace(method="eagle")}, "speculative decoding by eagle is not served; by ngram"),

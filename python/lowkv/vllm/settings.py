@@ -127,7 +127,7 @@ def cell_bytes(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype:
 def require_config(scheme: Scheme, config) -> None:
     """Raises Error for settings of an engine (VllmConfig) that the packed cache can't serve or was not tested with."""
     cache, parallel, model = config.cache_config, config.parallel_config, config.model_config
-    speculative, transfer = config.speculative_config, config.kv_transfer_config
+    speculative, transfer, scheduler = config.speculative_config, config.kv_transfer_config, config.scheduler_config
     wrong = None
     if model is not None and (model.is_hybrid or model.is_attention_free):  # for which vLLM changes other settings
         wrong = (f"{model.architecture} has layers that keep states (state-space, convolution or linear-attention "
@@ -145,6 +145,15 @@ def require_config(scheme: Scheme, config) -> None:
     elif transfer is not None and (transfer.kv_connector not in CONNECTORS or transfer.kv_connector_module_path):
         wrong = (f"the KV connector {transfer.kv_connector} (--kv-transfer-config) is not served; "
                  f"{', '.join(CONNECTORS)} is")
+    elif transfer is not None and parallel.tensor_parallel_size > 1:  # each rank would read what the last one saved
+        wrong = (f"the KV connector {transfer.kv_connector} with --tensor-parallel-size "
+                 f"{parallel.tensor_parallel_size}: its files are of one process; leave one of them out")
+    elif transfer is not None and scheduler.enable_chunked_prefill:  # it would save a first chunk as the whole prompt
+        wrong = (f"the KV connector {transfer.kv_connector} saves a prompt in the step that begins it, which must take "
+                 "all of it; give --no-enable-chunked-prefill")
+    elif scheduler.policy == "priority" and cache.enable_prefix_caching:
+        wrong = ("--scheduling-policy priority with prefix caching: vLLM takes pages of a request that it puts off for "
+                 "computed; give --no-enable-prefix-caching")
     elif speculative is not None and speculative.method not in SPECULATIVE:
         wrong = f"speculative decoding by {speculative.method} is not served; by {', '.join(SPECULATIVE)} it is"
     elif parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:

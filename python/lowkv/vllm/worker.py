@@ -98,7 +98,7 @@ class Worker(CPUWorker):
         """Exact rows of as many requests as may run, each with its window and a page that is being filled, and of as
         many pages that have ended or begin a request. Those of a long prompt's step come on top, in one layer at a
         time."""
-        scheme, tokens = settings.used(), settings.PAGE_TOKENS
+        scheme, tokens = settings.used(), self.cache_config.block_size
         pages = 2 + math.ceil(scheme.retention(0, False).window / tokens)
         # An exact scheme's pages are vLLM's alone.
         rows = sum(size for layer, size in self._stock_bytes().items() if not scheme.exact(layer))
