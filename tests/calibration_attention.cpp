@@ -17,6 +17,7 @@
 #include "calibration_case.h"
 #include "codec/small_floats.h"
 #include "lowkv/calibrate.h"
+#include "lowkv/error.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;
@@ -241,4 +242,29 @@ TEST_CASE("Fisher weights and Q-Norm change the levels, and nothing else") {
     CHECK(stretched.key.boundaries == plain.key.boundaries);
     CHECK(stretched.key.levels.front() < plain.key.levels.front());
     CHECK(stretched.key.levels.back() > plain.key.levels.back());
+}
+
+TEST_CASE("numbers that are not finite are refused") {
+    for (const float x : {INFINITY, -INFINITY, NAN}) {
+        for (int part = 0; part < 3; ++part) {
+            LayerSamples s = samples();
+            if (part == 0) s.keys[1234] = codec::f32_to_f16(x);
+            if (part == 1) s.values[1234] = codec::f32_to_f16(x);
+            if (part == 2) s.queries[12] = x;
+            CHECK_THROWS_WITH_AS(solve_layer(s, parse_scheme("kvquant2").base, retention, {}),
+                                 "samples with a key, value or query that is no finite number",
+                                 Error);
+        }
+    }
+}
+
+TEST_CASE("weights on constant channels alone are as good as none") {
+    LayerSamples s = samples();
+    for (std::size_t row = 0; row < s.rows(); ++row) s.keys[row * shape.channels() + 7] = 0;
+    const LayerScheme scheme = parse_scheme("kvquant2").base;
+    SolveOptions options;
+    const LayerCalibration plain = solve_layer(s, scheme, retention, options).calibration;
+    options.key_weights.assign(shape.channels(), 0.0f);
+    options.key_weights[7] = 1.0f;
+    CHECK(solve_layer(s, scheme, retention, options).calibration.key == plain.key);
 }

@@ -91,6 +91,7 @@ TEST_CASE("damage is refused with what would be right") {
     bad_kvquant("levels has 3 elements", [](Part& p) { p.levels.pop_back(); });
     bad_kvquant("boundaries has 4 elements", [](Part& p) { p.boundaries.push_back(0.9f); });
     bad_kvquant("they must ascend", [](Part& p) { p.levels[1] = p.levels[2]; });
+    bad_kvquant("they must ascend", [](Part& p) { p.levels = {0, 1e-45f, 3e-45f, 4e-45f}; });
     bad_kvquant("boundaries[1] is", [](Part& p) { p.boundaries[1] = -0.7f; });
     bad_kvquant("levels[3] is nan", [](Part& p) { p.levels[3] = NAN; });
     bad_kvquant("levels[3] is 9", [](Part& p) { p.levels[3] = 9; });

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <string>
@@ -80,6 +81,21 @@ TEST_CASE("what no query sees is not read") {
             attend_views(p, missing, io, params, workspace);
             CHECK(out == want);
         }
+    }
+    // Nobody sees any: the last block, which both cells would be in, is not read either.
+    for (const std::uint32_t decode_rows : {0u, 16u}) {
+        const std::vector<BlockView> nowhere(20, {reinterpret_cast<const std::byte*>(64),
+                                                  reinterpret_cast<const std::byte*>(64), true});
+        AttentionParams params;
+        params.decode_rows = decode_rows;
+        AttentionIO io = p.io(out);
+        std::vector<float> lse(std::size_t{io.tokens} * io.heads);
+        io.lse = lse.data();
+        io.n_cells = io.first_cell = 100;
+        AttentionWorkspace workspace;
+        attend_views(p, nowhere, io, params, workspace);
+        CHECK(std::ranges::all_of(out, [](float x) { return x == 0; }));
+        CHECK(std::ranges::all_of(lse, [](float x) { return x == -INFINITY; }));
     }
 }
 

@@ -136,9 +136,12 @@ class Recorder {
             if (cell != static_cast<std::int64_t>(position))
                 throw Failure("llama.cpp put token " + std::to_string(position) + " into cell " +
                               std::to_string(cell) + ": such a cache can't be read along");
-            ggml_fp32_to_fp16_row(reinterpret_cast<const float*>(at(rows, r)),
-                                  out.data() + (window_ * context_ + position) * channels,
-                                  rows.ne[0]);
+            // What is beyond f16's range, as the cache stores it.
+            const auto* row = reinterpret_cast<const float*>(at(rows, r));
+            std::vector<float> within(row, row + channels);
+            for (float& x : within) x = std::isnan(x) ? 0 : std::clamp(x, -65504.0f, 65504.0f);
+            ggml_fp32_to_fp16_row(
+                within.data(), out.data() + (window_ * context_ + position) * channels, rows.ne[0]);
         }
         const auto index = static_cast<std::uint32_t>(name.layer);
         if (!keys || !into.rope.frequencies.empty() ||

@@ -77,7 +77,8 @@ void attend(const Sequence& sequence, const AttentionIO& io, const AttentionPara
             AttentionWorkspace& workspace, Executor& executor = serial_executor());
 
 // One sequence's share of a call: its blocks, plan.block_tokens() cells each, as far as io.n_cells;
-// those out of all queries' sight may be anything. Packed blocks start at a multiple of 64 bytes.
+// those out of all queries' sight may be anything, but for rows in a block that has others: these
+// are finite. Packed blocks start at a multiple of 64 bytes.
 struct SequenceAttention {
     std::span<const BlockView> blocks;
     AttentionIO io;

@@ -72,7 +72,8 @@ std::uint32_t masked_tokens(const Retention& retention) noexcept;
 
 // A part whose codec needs no calibration stays empty and counts as exact in the report. Every
 // window of `samples` has more tokens than are masked; queries see packed tokens. Throws
-// Error(unsupported) for too many groups.
+// Error(unsupported) for too many groups, and Error(invalid_argument) for numbers that are not
+// finite.
 SolvedLayer solve_layer(const LayerSamples& samples, const LayerScheme& scheme,
                         const Retention& retention, const SolveOptions& options);
 
@@ -94,7 +95,8 @@ struct RotationChoice {
 inline constexpr double noticeable_gain = 0.05;
 
 // A codec without a rotation keeps none: that is another codec. `layer` seeds random rotations.
-// Blocks are packed as a Sequence packs them: whole, and not where they hold a sink.
+// Blocks are packed as a Sequence packs them: whole, and not where they hold a sink. Throws
+// Error(invalid_calibration) where a part needs a calibration, and what solve_layer() does.
 RotationChoice choose_rotations(const LayerSamples& samples, const LayerScheme& scheme,
                                 const Retention& retention, std::uint32_t layer);
 

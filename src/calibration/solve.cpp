@@ -55,13 +55,16 @@ void solve_levels(const Codec& codec, const Rows& rows, std::span<const float> c
                   bool q_norm, PartCalibration& part) {
     const std::size_t stride = std::max<std::size_t>(rows.all.size() / most_elements, 1);
     std::vector<float> values, weights;
-    for (std::size_t t = 0; t < rows.tokens(); t += stride) {
-        if (t % rows.context < rows.masked) continue;
+    std::size_t unmasked = 0;
+    for (std::size_t t = 0; t < rows.tokens(); ++t) {
+        if (t % rows.context < rows.masked || unmasked++ % stride != 0) continue;
         const NormalisedRow row = normalised(codec, part, rows.row(t));
         values.insert(values.end(), row.value.begin(), row.value.end());
         if (channel_weights.empty()) continue;
         for (const std::uint32_t c : row.channel) weights.push_back(channel_weights[c]);
     }
+    // Channels that have weights may be constant, or nothing but outliers.
+    if (std::ranges::all_of(weights, [](float weight) { return weight == 0; })) weights.clear();
     // Nothing varies (a layer of zeros): any levels read it back.
     if (values.size() < codec.level_count()) {
         const PartCalibration even = plain(codec, {.kv_heads = 1, .head_dim = rows.channels}, {});

@@ -89,13 +89,16 @@ class Check {
         ascending("boundaries", part.boundaries);
     }
 
+    // What attention divides by is a share of it.
+    static constexpr float least_step = 1e-6f;
+
     void ascending(const char* name, std::span<const float> values) const {
         for (std::size_t i = 0; i < values.size(); ++i) {
             if (!(std::abs(values[i]) <= calibration::largest_level))
                 fail(std::string(name) + "[" + std::to_string(i) + "] is " +
                      std::to_string(values[i]) + "; legal: within +-" +
                      std::to_string(calibration::largest_level) + ", for groups scaled to +-1");
-            if (i > 0 && !(values[i - 1] < values[i]))
+            if (i > 0 && !(values[i - 1] + least_step < values[i]))
                 fail(std::string(name) + "[" + std::to_string(i) + "] is " +
                      std::to_string(values[i]) + ", not above the one before, " +
                      std::to_string(values[i - 1]) + "; they must ascend");

@@ -154,8 +154,9 @@ LOWKV_INLINE unsigned visible_begin(const Task& task) {
     return begin;
 }
 
-// Where the spans begin that are worth a look.
-LOWKV_INLINE unsigned first_span(const Task& task, unsigned begin) {
+// Where the spans begin that are worth a look; `end` where nothing is seen.
+LOWKV_INLINE unsigned first_span(const Task& task, unsigned begin, unsigned end) {
+    if (begin >= end) return end;
     const unsigned span = begin / span_tokens * span_tokens;
     return span > task.first_cell ? span : task.first_cell;
 }
@@ -171,7 +172,7 @@ void decode(const Task& task) noexcept {
     const Bias* row_bias[decode_max_rows] = {};
     const Head head(task);
     const unsigned end = visible_end(task), begin = visible_begin(task);
-    if (const unsigned first = first_span(task, begin); first < end) {
+    if (const unsigned first = first_span(task, begin, end); first < end) {
         Ahead ahead = ahead_of(head.keys, task.views[first / tokens], 1);
         fetch_share(ahead);
     }
@@ -181,7 +182,7 @@ void decode(const Task& task) noexcept {
     Running<decode_max_rows> running(task);
     const BlockView none = {};
 
-    for (unsigned cell = first_span(task, begin); cell < end; cell += span_tokens) {
+    for (unsigned cell = first_span(task, begin, end); cell < end; cell += span_tokens) {
         const unsigned left = end - cell;
         const unsigned block_count =
             ((left < span_tokens ? left : span_tokens) + tokens - 1) / tokens;
@@ -317,7 +318,7 @@ void prefill(const Task& task) noexcept {
     const Head head(task);
 
     const unsigned end = visible_end(task), begin = visible_begin(task);
-    for (unsigned cell = first_span(task, begin); cell < end; cell += span_tokens) {
+    for (unsigned cell = first_span(task, begin, end); cell < end; cell += span_tokens) {
         const unsigned left = end - cell;
         const unsigned tile_count =
             ((left < span_tokens ? left : span_tokens) + tile_tokens - 1) / tile_tokens;

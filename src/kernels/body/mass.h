@@ -39,7 +39,8 @@ void weigh(const Task& task, const float* lse, float* mass) noexcept {
     const float* packed_q = load_queries(task, scratch.q);
     const Head head(task);
     const unsigned end = visible_end(task);
-    for (unsigned cell = first_span(task, visible_begin(task)); cell < end; cell += span_tokens) {
+    for (unsigned cell = first_span(task, visible_begin(task), end); cell < end;
+         cell += span_tokens) {
         const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
         const unsigned count = (left + tokens - 1) / tokens * tokens;
         span_scores(task, head.keys, scratch, packed_q, cell, count);

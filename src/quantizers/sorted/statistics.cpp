@@ -27,7 +27,7 @@ void write_damping(const lowkv_sorted& part, const float* queries, std::byte* se
     const float sum = std::accumulate(queries, queries + channels, 0.0f);
     const float least = least_share * sum / static_cast<float>(channels);
     const float largest = *std::max_element(queries, queries + channels) + least;
-    if (!(largest > 0) || !std::isfinite(sum)) return;
+    if (!(least > 0) || !std::isfinite(sum)) return;
     for (std::uint32_t c = 0; c < channels; ++c) {
         // To the nearest power of two; the least share keeps it above 2^-15 in heads of 576.
         const int octaves =
