@@ -236,8 +236,10 @@ def test_a_saved_prefix_goes_on(models, tmp_path, recorded):
     assert all(layer.conv_states[0].shape[-1] <= 4 for layer in loaded.layers_with_states)
     if recorded:
         loaded.activate_past_recording()
+    # Torch convolves the longer states of a cache that has recorded, and with AVX2 alone it rounds them otherwise.
+    most = 1e-4 if recorded else 0
     for part in (ids(2, 1), ids(2, 5), ids(2, 1)):
-        assert torch.equal(run(model, loaded, part), run(model, cache, part))
+        assert (run(model, loaded, part) - run(model, cache, part)).abs().max() <= most
 
 
 def test_a_saved_prefix_with_other_states_is_refused(models, tmp_path):
