@@ -42,8 +42,8 @@ AttentionOutput::AttentionOutput(const LayerSamples& samples, const Retention& r
       repeat_(samples.q_heads / samples.shape.kv_heads),
       keys_(to_floats(samples.keys)),
       values_(to_floats(samples.values)) {
-    for (const auto* rows : {&keys_, &values_, &samples.queries})
-        if (!std::ranges::all_of(*rows, [](float x) { return std::isfinite(x); }))
+    for (const std::span<const float> rows : {keys(), values(), std::span(samples.queries)})
+        if (!std::ranges::all_of(rows, [](float x) { return std::isfinite(x); }))
             throw Error(ErrorCode::invalid_argument,
                         "samples with a key, value or query that is no finite number");
     const std::size_t heads = samples.q_heads, context = samples.context;
