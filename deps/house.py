@@ -24,9 +24,9 @@ PRODUCT = ("include", "platform", "src", "python", "plugins", "cli", "devices")
 # rows that are key and value at once (Shape::value_dim), 100 attention's shares on a GPU (devices/host/tensor.cpp), 75
 # rows of many blocks in a launch (devices/host/row_runs.h), 165 caches of llama.cpp on devices
 # (plugins/llama.cpp/devices.cpp) and what made them practical there: sixteen buffers, masks that begin with zeros; and
-# 177 what reviews found missing: the plug-in's own mark in a program's log (cli/run/watcher.cpp), cores by
+# 180 what reviews found missing: the plug-in's own mark in a program's log (cli/run/watcher.cpp), cores by
 # affinity, orders of channels looked at before they are loaded, keys and values written as one, more models served.
-BARS = {"product lines": 39899, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
+BARS = {"product lines": 39902, "files of the product under 30 lines": 49, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
 
 

@@ -114,11 +114,13 @@ void look_at_devices(Findings& findings) {
     std::set<std::string> names{environment("LOWKV_DEVICE")};
     names.erase("");
     names.erase("cpu");
+    std::vector<FoundDevice> found;
     try {
-        for (const FoundDevice& device : found_devices()) names.insert(device.name);
+        found = found_devices();
     } catch (const std::exception&) {
-        // look_at_machine() has said why.
+        found.clear();  // look_at_machine() has said why
     }
+    for (const FoundDevice& device : found) names.insert(device.name);
     for (const std::string& name : names) {
         try {
             look_at_device(findings, name);

@@ -29,6 +29,7 @@ struct Block {
     // Packed, in a batch within a budget: the finer plan of its codes. Null: its sequence's plan.
     std::shared_ptr<const Plan> finer;
 
+    // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): a sequence has its plan as long
     const Plan& plan(const Plan& own) const noexcept { return finer != nullptr ? *finer : own; }
     std::size_t bytes(const Plan& own) const noexcept {
         return packed ? plan(own).packed_bytes() : own.exact_bytes();
