@@ -15,6 +15,7 @@
 #include "lowkv/batch.h"
 #include "lowkv/filter.h"
 #include "lowkv/scheme.h"
+#include "sample.h"
 #include "shortage.h"
 
 using namespace lowkv;
@@ -140,6 +141,7 @@ TEST_CASE("a sequence's operations") {
             for (const Shortage::Kind kind : {Shortage::Kind::single, Shortage::Kind::lasting}) {
                 std::size_t number = 0;
                 for (bool felt = true; felt; ++number) {
+                    if (!lowkv::test::in_sample(static_cast<unsigned>(number))) continue;
                     CAPTURE(number);
                     Caches caches(forked);
                     const auto before = caches.state();
@@ -179,6 +181,7 @@ TEST_CASE("a filtered sequence that packs keeps every key with its value") {
     const auto want = rows_of(whole);
     std::size_t number = 0;
     for (bool felt = true; felt; ++number) {
+        if (!lowkv::test::in_sample(static_cast<unsigned>(number))) continue;
         CAPTURE(number);
         FilteredSequence sequence = filtered();
         const std::uint32_t undecided = sequence.undecided();

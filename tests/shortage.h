@@ -65,6 +65,17 @@ inline void* allocate(std::size_t bytes, std::size_t alignment) {
 [[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment) {
     return lowkv::test::allocate(bytes, static_cast<std::size_t>(alignment));
 }
+// Sanitizers have those that don't throw for themselves.
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    try {
+        return operator new(bytes);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+[[gnu::noinline]] void* operator new[](std::size_t bytes, const std::nothrow_t& none) noexcept {
+    return operator new(bytes, none);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
