@@ -12,9 +12,15 @@ namespace lowkv::cli {
 
 namespace {
 
+// Looked up once: a file for each processor.
+const Processors& here() {
+    static const Processors found = processors();
+    return found;
+}
+
 unsigned find_threads() {
     const int busy = busy_processors();
-    const auto online = static_cast<int>(processors().processors);
+    const auto online = static_cast<int>(here().processors);
     const unsigned usable = usable_cores();
     const unsigned free = std::min(usable, static_cast<unsigned>(std::max(online - busy, 1)));
     if (free < usable) {
@@ -42,9 +48,9 @@ std::string executable_directory() {
 
 std::string environment(const char* name) { return platform::environment(name); }
 
-unsigned machine_cores() { return processors().cores; }
+unsigned machine_cores() { return here().cores; }
 
-unsigned usable_cores() { return processors().usable_cores; }
+unsigned usable_cores() { return here().usable_cores; }
 
 unsigned default_threads() {
     static const unsigned threads = find_threads();

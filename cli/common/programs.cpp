@@ -110,10 +110,9 @@ Program program_of(std::vector<std::string> command) {
     program.name = program_name(program.command[0]);
     if (program.name == "llama") read_unified(program);
     program.common = has_common_options(program.name);
-    program.only_asks = program.only_asks || has_any(program, {"--help", "--usage", "--version"});
+    program.only_asks |= has_any(program, {"--help", "--usage", "--version"});
     if (program.common || program.name == "llama-bench")  // others may mean something else
-        program.only_asks =
-            program.only_asks ||
+        program.only_asks |=
             has_any(program, {"-h", "--list-devices", "-cl", "--cache-list", "--completion-bash"});
     return program;
 }

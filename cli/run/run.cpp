@@ -55,7 +55,8 @@ and, where neighbours are busy, GOMP_SPINCOUNT, adds `-dev LOWKV` for the progra
 exit status. If the program starts to work without the plug-in's "lowkv: active" line, or if some of
 its layers stay f16, it is stopped and the exit status is 1; --partial allows the latter, as long as
 other layers are packed. Overrides of layers and calibrations are checked against the model of -m
-before anything is started. A batch sees itself exactly: with llama-perplexity's usual 512 tokens most of the loss is hidden, hence -ub 32.)";
+before anything is started. A batch sees itself exactly: with llama-perplexity's usual 512 tokens
+most of the loss is hidden, hence -ub 32.)";
 
 constexpr double usual_timeout = 600, not_given = -1;  // in s
 

@@ -1,6 +1,7 @@
 // What a layer packs, and packs again: its units follow the stream's groups.
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <vector>
 
@@ -14,17 +15,24 @@ constexpr std::size_t units_at_once = 8;
 // A history's queries in the sequence that packs its rows, as long as it does.
 class LentQueries {
   public:
-    LentQueries(Sequence& sequence, QueryEnergy& queries) noexcept
-        : sequence_(sequence), queries_(queries) {
-        sequence_.swap_queries(queries_);
+    // Where the plan wants none, none are kept for the history.
+    LentQueries(Sequence& sequence, std::map<std::uint32_t, QueryEnergy>& queries,
+                std::uint32_t history)
+        : sequence_(sequence),
+          queries_(sequence.plan().wants_queries() ? &queries[history] : nullptr) {
+        swap();
     }
-    ~LentQueries() { sequence_.swap_queries(queries_); }
+    ~LentQueries() { swap(); }
     LentQueries(const LentQueries&) = delete;
     LentQueries& operator=(const LentQueries&) = delete;
 
   private:
     Sequence& sequence_;
-    QueryEnergy& queries_;
+    QueryEnergy* queries_;
+
+    void swap() noexcept {
+        if (queries_ != nullptr) sequence_.swap_queries(*queries_);
+    }
 };
 
 }  // namespace
@@ -91,10 +99,8 @@ void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint
     if (portion == Portion::values) {
         packed.pack_values_from(s.exact, blocks, cells, executor);
     } else {
-        QueryEnergy none;  // of a plan that does not want them, so that no history is kept for it
-        const std::uint32_t history = groups.group(groups.unit_group(units[0])).history;
-        const LentQueries queries(packed,
-                                  packed.plan().wants_queries() ? s.queries[history] : none);
+        const LentQueries queries(packed, s.queries,
+                                  groups.group(groups.unit_group(units[0])).history);
         if (portion == Portion::keys)
             packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
         else
@@ -193,9 +199,7 @@ void LayerCache::coarsen(std::uint32_t stream_index, Executor& executor) {
                            stats_from(stream_index, its[i], tier, its.first(i)));
         Sequence& from = s.packed[s.tiers[its[0]]];
         Sequence& to = s.packed[tier];
-        QueryEnergy none;
-        const std::uint32_t history = std::get<0>(kind(its[0]));
-        const LentQueries queries(to, to.plan().wants_queries() ? s.queries[history] : none);
+        const LentQueries queries(to, s.queries, std::get<0>(kind(its[0])));
         to.pack_again_from(from, blocks, executor, sources);
         from.drop(blocks);
         for (const std::uint32_t unit : its) s.tiers[unit] = tier;

@@ -104,20 +104,17 @@ def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_a
     """Stock attention with the mask that the compact form stands for."""
     cells, queries = visibility.total, visibility.queries
     all_seen = not visibility.causal and visibility.full is None and visibility.keep is None
-    if all_seen or (visibility.plain_causal and queries == cells):
+    if not softcap and s_aux is None and not kwargs.get("output_attentions"):  # which eager attention alone has
         mask = None
-    else:
-        mask = _finite(visibility.mask(0, cells, 0, queries), query.dtype)
-    weights = kwargs.get("output_attentions")  # which only eager attention makes
-    if not softcap and s_aux is None and not weights:
-        causal = visibility.causal and mask is None and queries == cells
-        seen = None if mask is None else visibility.seen(0, cells, 0, queries)
-        if seen is not None and seen.dtype is torch.bool:  # as stock masks for sdpa are: for padding, gradients differ
-            mask = seen
+        if not all_seen and not (visibility.plain_causal and queries == cells):
+            mask = visibility.seen(0, cells, 0, queries)
+        # Bool, as stock masks for sdpa are: an additive one gives padding other gradients.
+        if mask is not None and mask.dtype is not torch.bool:
+            mask = _finite(mask, query.dtype)
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
-                                      is_causal=causal)
-    if mask is None and not all_seen:  # eager attention knows no other causality than its mask
-        mask = _finite(Visibility(cells, queries, device=query.device).mask(0, cells, 0, queries), query.dtype)
+                                      is_causal=visibility.causal and mask is None and queries == cells)
+    # Eager attention knows no other causality than its mask.
+    mask = None if all_seen else _finite(visibility.mask(0, cells, 0, queries), query.dtype)
     eager = sys.modules[type(module).__module__].eager_attention_forward
     if s_aux is not None:
         kwargs["s_aux"] = s_aux

@@ -194,10 +194,9 @@ void FilteredSequence::move_rows(std::span<const std::uint32_t> order) {
         sequence_.read_value(order[i], values.data() + i * channels);
         positions[i] = sequence_.position(order[i]);
     }
-    Rows rows{keys.data(), RowType::f32, sequence_.plan().shape().head_dim, channels};
-    Rows of_values = rows;
-    of_values.data = values.data();
-    sequence_.write(cells, rows, of_values, positions);
+    const std::size_t head_dim = sequence_.plan().shape().head_dim;
+    sequence_.write(cells, {keys.data(), RowType::f32, head_dim, channels},
+                    {values.data(), RowType::f32, head_dim, channels}, positions);
     sequence_.truncate(tail_ + static_cast<std::uint32_t>(order.size()));
 }
 
