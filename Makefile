@@ -49,12 +49,12 @@ llama: ## stock llama.cpp's programs (about 7 minutes): `lowkv run` finds them w
 .PHONY: test
 test: test-cpp test-eval test-e2e test-python ## what every change must pass: C++, the real model, the Python package
 
-.PHONY: test-all
-test-all: test ## `make test` and all lanes, one after the other (hours); `make lanes` lists them
+.PHONY: nightly
+nightly: test ## `make test` and all lanes, one after the other (hours); `make lanes` lists them
 	@tests/lanes.py --all
 
 .PHONY: lanes
-lanes: ## the lanes of test-all: what each runs, and about how long
+lanes: ## the lanes of nightly: what each runs, and about how long
 	@tests/lanes.py --list
 
 .PHONY: check

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the lanes: what `make test` leaves out. CI has no time for all of them in one run, so it takes first those whose
-sources changed since the commit in .ci/landed, then those whose turn it is (each third landing), then others while the
-time lasts. What was not run is said by name at the end."""
+"""Runs the lanes: what `make test` leaves out. CI takes the lanes whose sources changed since the commit in .ci/landed and
+one lane by turn, as far as its time goes; `make nightly` takes all. What was not run is named at the end."""
 
 import argparse
 import shutil
@@ -19,38 +18,37 @@ class Lane(NamedTuple):
     name: str
     command: str  # of make, in the tree's root
     seconds: int  # on 2 slow cores, with the builds of `make test` there
-    turn: int  # of three
     sources: tuple  # folders and files: where one changes, the lane comes first
     tools: tuple = ()  # programs that it needs
 
 
 LANES = (
-    Lane("long", "test-long", 760, 0, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
-    Lane("tidy", "lint-tidy", 560, 1, ("include", "src", "cli", "plugins", "python", "devices", "examples")),
-    Lane("asan", "test-asan", 950, 2, ("include", "src", "cmake", "tests/CMakeLists.txt")),
-    Lane("tsan", "test-tsan", 850, 0,
+    Lane("long", "test-long", 760, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
+    Lane("tidy", "lint-tidy", 560, ("include", "src", "cli", "plugins", "python", "devices", "examples")),
+    Lane("asan", "test-asan", 950, ("include", "src", "cmake", "tests/CMakeLists.txt")),
+    Lane("tsan", "test-tsan", 850,
          ("plugins", "src/cache", "src/executor.cpp", "src/attention", "include/lowkv/executor.h")),
-    Lane("aarch64", "test-aarch64", 500, 1, ("src/kernels",), ("aarch64-linux-gnu-g++", "qemu-aarch64")),
-    Lane("windows", "test-windows", 1200, 2,
+    Lane("aarch64", "test-aarch64", 500, ("src/kernels",), ("aarch64-linux-gnu-g++", "qemu-aarch64")),
+    Lane("windows", "test-windows", 1200,
          ("platform", "cli/platform", "plugins", "tests/windows", "cmake", "src/kernels"),
          ("x86_64-w64-mingw32-g++-posix", "/usr/lib/wine/wine64")),
-    Lane("opencl", "test-opencl PYTEST_ARGS='-k test_devices'", 250, 1, ("devices", "include/lowkv/device.h"),
+    Lane("opencl", "test-opencl PYTEST_ARGS='-k test_devices'", 250, ("devices", "include/lowkv/device.h"),
          ("clinfo",)),
-    Lane("cache-on", "test-cache-on", 700, 0, ("plugins", "devices"), ("clinfo",)),
-    Lane("opencl-races", "test-opencl-races", 420, 2, ("devices/kernels",), ("oclgrind",)),
-    Lane("opencl-intel", "compile-opencl", 60, 0, ("devices/kernels",), ("ocloc",)),
-    Lane("macos", "compile-macos", 600, 1, ("platform", "cli/platform", "cmake", "src/kernels/neon")),
-    Lane("hip", "compile-hip", 40, 1, ("devices/kernels",), ("hipcc",)),
-    Lane("cuda", "count-cuda CUDA_TARGETS='75 80 90'", 460, 2, ("devices",), ("nvcc",)),
-    Lane("cuda-emulated", "test-python-cuda PYTEST_ARGS='-k test_devices'", 300, 0,
+    Lane("cache-on", "test-cache-on", 700, ("plugins", "devices"), ("clinfo",)),
+    Lane("opencl-races", "test-opencl-races", 420, ("devices/kernels",), ("oclgrind",)),
+    Lane("opencl-intel", "compile-opencl", 60, ("devices/kernels",), ("ocloc",)),
+    Lane("macos", "compile-macos", 600, ("platform", "cli/platform", "cmake", "src/kernels/neon")),
+    Lane("hip", "compile-hip", 40, ("devices/kernels",), ("hipcc",)),
+    Lane("cuda", "count-cuda CUDA_TARGETS='75 80 90'", 460, ("devices",), ("nvcc",)),
+    Lane("cuda-emulated", "test-python-cuda PYTEST_ARGS='-k test_devices'", 300,
          ("python/cuda", "devices", "tests/devices")),
-    Lane("older-transformers", "test-older-transformers", 200, 2, ("python",)),
-    Lane("versions", "test-versions VERSIONS='0.11.0 0.25.1'", 800, 1, ("plugins", "cli/plugin", "deps/plugin_for.py")),
-    Lane("builds", "test-builds BUILDS='dl noomp'", 900, 0, ("plugins", "cli/run", "cli/common")),
-    Lane("llama-server", "test-llama", 900, 2, ("plugins",)),
-    Lane("dist", "test-dist", 600, 1, ("plugins", "cli", "deps/dist.py", "tests/release", "cmake")),
-    Lane("llama-cpp-python", "test-llama-cpp-python", 700, 1, ("python/lowkv/llama_cpp.py",)),
-    Lane("vllm", "test-vllm", 2400, 2, ("python/lowkv/vllm", "tests/vllm")),
+    Lane("older-transformers", "test-older-transformers", 200, ("python",)),
+    Lane("versions", "test-versions VERSIONS='0.11.0 0.25.1'", 800, ("plugins", "cli/plugin", "deps/plugin_for.py")),
+    Lane("builds", "test-builds BUILDS='dl noomp'", 900, ("plugins", "cli/run", "cli/common")),
+    Lane("llama-server", "test-llama", 900, ("plugins",)),
+    Lane("dist", "test-dist", 600, ("plugins", "cli", "deps/dist.py", "tests/release", "cmake")),
+    Lane("llama-cpp-python", "test-llama-cpp-python", 700, ("python/lowkv/llama_cpp.py",)),
+    Lane("vllm", "test-vllm", 2400, ("python/lowkv/vllm", "tests/vllm")),
 )
 
 
@@ -66,12 +64,14 @@ def changed_files():
     return done.stdout.splitlines()
 
 
-def in_order(lanes, changed, landings):
-    """Those that changed, then those whose turn it is, then the others."""
-    def rank(lane):
-        touched = any(path == source or path.startswith(source + "/") for path in changed for source in lane.sources)
-        return (not touched, (lane.turn - landings) % 3)
-    return sorted(lanes, key=rank)
+def due(lanes, changed, landings):
+    """The lanes whose sources changed, and one by turn. The turn moves on with each landing, and the lanes that changed
+    begin with the one whose turn is nearest, so that none is left out for good where the time ends early."""
+    def touched(lane):
+        return any(path == source or path.startswith(source + "/") for path in changed for source in lane.sources)
+    first = landings % len(lanes)
+    by_turn = [*lanes[first:], *lanes[:first]]
+    return [lane for lane in by_turn if touched(lane) or lane is by_turn[0]]
 
 
 def run(lane):
@@ -89,7 +89,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("lane", nargs="*", help="only these")
     parser.add_argument("--all", action="store_true", help="all, whatever time they take")
-    parser.add_argument("--within", type=int, default=0, metavar="SECONDS", help="begin none that may not end in time")
+    parser.add_argument("--within", type=int, metavar="SECONDS",
+                        help="those that are due, but begin none that may not end in this time")
     parser.add_argument("--list", action="store_true", help="print them, run nothing")
     arguments = parser.parse_args()
     unknown = set(arguments.lane) - {lane.name for lane in LANES}
@@ -99,14 +100,16 @@ def main():
         for lane in LANES:
             print(f"{lane.name:19} make {lane.command:46} up to {lane.seconds} s")
         return 0
-    if not (arguments.lane or arguments.all or arguments.within):
+    if not (arguments.lane or arguments.all or arguments.within is not None):
         parser.error("which lanes? name them, or give --all or --within SECONDS")
 
-    end = time.monotonic() + (arguments.within or float("inf"))
-    landings = len(git("log", "--format=%h", "--", LANDED).stdout.split())
-    lanes = [lane for lane in LANES if lane.name in arguments.lane] if arguments.lane else LANES
+    end = time.monotonic() + (float("inf") if arguments.within is None else arguments.within)
+    lanes = [lane for lane in LANES if arguments.all or lane.name in arguments.lane]
+    if arguments.within is not None:
+        landings = len(git("log", "--format=%h", "--", LANDED).stdout.split())
+        lanes = due(LANES, changed_files(), landings)
     results, good = [], True
-    for lane in in_order(lanes, changed_files(), landings):
+    for lane in lanes:
         if time.monotonic() + lane.seconds > end:
             results.append((lane.name, f"skipped: no time for its {lane.seconds} s"))
             continue
@@ -116,6 +119,9 @@ def main():
     print("\n==== lanes")
     for name, ended in results:
         print(f"{name:19} {ended}")
+    rest = [lane.name for lane in LANES if lane not in lanes]
+    if arguments.within is not None and rest:
+        print(f"not due: {', '.join(rest)} (`make nightly` runs all)")
     return 0 if good else 1
 
 
