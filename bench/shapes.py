@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decoding at depth in the shapes of real models: stock llama-server with f16 and q8_0 caches beside the plug-in.
+"""Decoding and prompts at depth in the shapes of real models: stock llama-server with its caches beside the plug-in.
 
     bench/shapes.py                                              what `make bench-shapes` runs (an hour, 20 GB of disk)
     bench/shapes.py --shapes llama-3.2-1b --depths 4096,16384    one shape, shorter
@@ -8,7 +8,9 @@ Speed and memory depend on a model's shape, not on its training. So the models h
 into the set-up's cache), and the cache is filled by restoring a slot file: the rows of a prompt of 128 tokens,
 repeated up to the depth with other low bits. Each cache has a llama-server of its own; at each depth they take turns.
 `decode` is the rate of --tokens tokens, `prompt` that of --prompt more tokens behind what the cache holds, `memory` the
-server's peak resident memory, weights included."""
+server's peak resident memory, weights included. `f16-off` is stock's f16 cache without flash attention (-fa off): on
+many CPUs the faster of stock's two ways. ggml's flash attention has a faster path from 64 queries on, so a --prompt
+below that flatters others."""
 
 import argparse
 import json
@@ -26,7 +28,7 @@ from typing import NamedTuple
 from llama_tools import turns
 
 ROOT = Path(__file__).resolve().parent.parent
-STOCK = ("f16", "q8_0", "q4_0")
+STOCK = {"f16": ("f16", "on"), "f16-off": ("f16", "off"), "q8_0": ("q8_0", "on"), "q4_0": ("q4_0", "on")}  # -ctk, -fa
 PATIENCE = 3600  # seconds for one request: stock reads few tokens a second at depth
 SEED = 128  # tokens of the prompt whose rows are repeated
 
@@ -52,11 +54,11 @@ def arguments():
     parser.add_argument("--build", default=ROOT / "build/release", type=Path, help="default: %(default)s")
     parser.add_argument("-t", "--threads", type=int, default=min(os.cpu_count() or 1, 2), help="default: %(default)s")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="default: %(default)s")
-    parser.add_argument("--caches", default="f16,q8_0,lowkv2.8,lowkv4",
-                        help="llama.cpp's types and schemes (default: %(default)s)")
+    parser.add_argument("--caches", default="f16,f16-off,q8_0,lowkv2.8,lowkv4",
+                        help="stock's caches and schemes (default: %(default)s)")
     parser.add_argument("--depths", default="4096,16384,32768", help="tokens in the cache (default: %(default)s)")
     parser.add_argument("-n", "--tokens", type=int, default=8, help="tokens to decode (default: %(default)s)")
-    parser.add_argument("-p", "--prompt", type=int, default=32, help="prompt tokens at depth (default: %(default)s)")
+    parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt tokens at depth (default: %(default)s)")
     parser.add_argument("-r", "--rounds", type=int, default=1, help="rounds of turns (default: %(default)s)")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--out", type=Path, help="write shapes.png and .csv into this folder")
@@ -133,6 +135,7 @@ def grow(seed, out, depth, shape):
     at = 12 + 4 * count
     streams, cells = struct.unpack_from("<2I", data, at)
     at += 8 + 12 * cells  # position, number of sequences (1), sequence
+    transposed, layers = struct.unpack_from("<I", data, at)[0], 0
     end = data.index(struct.pack("<iQ", *row_type(data, at, shape)), at)  # after the flags, which differ by version
     tokens = chance.integers(100, 40000, depth, dtype=np.int32)
     meta = np.zeros((depth, 3), np.int32)
@@ -149,6 +152,16 @@ def grow(seed, out, depth, shape):
                 grown[:, ::2] ^= chance.integers(0, 8, size=(depth, size // 2), dtype=np.uint8)
             file.write(data[at:at + 12] + grown.tobytes())
             at += 12 + size * cells
+            layers += 1
+            if transposed and layers == shape.layers:
+                break
+        while at < len(data):  # values without flash attention: by channel
+            kind, size, channels = struct.unpack_from("<iII", data, at)
+            columns = np.frombuffer(data, np.uint8, size * channels * cells, at + 12).reshape(channels, cells, size)
+            grown = columns[:, chance.integers(0, cells, depth)]
+            grown[:, :, 0] ^= chance.integers(0, 8, size=(channels, depth), dtype=np.uint8)
+            file.write(data[at:at + 12] + grown.tobytes())
+            at += 12 + size * channels * cells
     return tokens.tolist()
 
 
@@ -164,8 +177,9 @@ def row_type(data, at, shape):
 
 def measure(tools, options, name, cache, depth):
     stock = cache in STOCK
-    words = ["-t", options.threads, "-np", 1, "-fa", "on", "-b", 512, "-cram", 0, "-c", depth + 1024,
-             *(["-ctk", cache, "-ctv", cache] if stock else [])]
+    kind, flash = STOCK.get(cache, (None, "on"))
+    words = ["-t", options.threads, "-np", 1, "-fa", flash, "-b", 512, "-cram", 0, "-c", depth + 1024,
+             *(["-ctk", kind, "-ctv", kind] if stock else [])]
     with tempfile.TemporaryDirectory(dir=tools.PATHS["LOWKV_CACHE_DIR"]) as temporary:
         folder = Path(temporary)
         with tools.server(folder, *words, "--slot-save-path", folder, scheme=None if stock else cache,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the lanes: what `make test` leaves out. CI takes the lanes whose sources changed since the commit in .ci/landed and
-one lane by turn, as far as its time goes; `make nightly` takes all. What was not run is named at the end."""
+"""Runs the lanes: what `make test` leaves out. CI takes those whose sources changed since the commit in .ci/landed, and
+one by turn, as far as its time goes; `make nightly` takes all. What was not run is named at the end."""
 
 import argparse
 import shutil
