@@ -10,7 +10,8 @@ repeated up to the depth with other low bits. Each cache has a llama-server of i
 `decode` is the rate of --tokens tokens, `prompt` that of --prompt more tokens behind what the cache holds, `memory` the
 server's peak resident memory, weights included. `f16-off` is stock's f16 cache without flash attention (-fa off): on
 many CPUs the faster of stock's two ways. ggml's flash attention has a faster path from 64 queries on, so a --prompt
-below that flatters others."""
+below that flatters others. `ik-q8_0` and the like are ik_llama.cpp's types: --ik names its llama-server, which reads
+a prompt of the whole depth, as its slot files differ."""
 
 import argparse
 import json
@@ -60,6 +61,7 @@ def arguments():
     parser.add_argument("-n", "--tokens", type=int, default=8, help="tokens to decode (default: %(default)s)")
     parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt tokens at depth (default: %(default)s)")
     parser.add_argument("-r", "--rounds", type=int, default=1, help="rounds of turns (default: %(default)s)")
+    parser.add_argument("--ik", type=Path, metavar="PROGRAM", help="ik_llama.cpp's llama-server, for ik-q8_0 and such")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--out", type=Path, help="write shapes.png and .csv into this folder")
     return parser.parse_args()
@@ -175,15 +177,35 @@ def row_type(data, at, shape):
     raise SystemExit("shapes.py: this llama-server's slot files have a form that the script does not know")
 
 
+def fill(folder, depth, shape, complete, post):
+    """Restores a slot file of `depth` tokens, and returns them."""
+    chance = random.Random(2)
+    complete([chance.randrange(100, 40000) for _ in range(SEED + 1)], 1)
+    post("/slots/0?action=save", {"filename": "seed.bin"})
+    tokens = grow(folder / "seed.bin", folder / "deep.bin", depth, shape)
+    post("/slots/0?action=restore", {"filename": "deep.bin"})
+    (folder / "deep.bin").unlink()
+    return tokens
+
+
+def restore(post):
+    """Seconds that the slot's own state takes to come back."""
+    post("/slots/0?action=save", {"filename": "own.bin"})
+    post("/slots/0?action=erase", None)
+    start = time.monotonic()
+    post("/slots/0?action=restore", {"filename": "own.bin"})
+    return time.monotonic() - start
+
+
 def measure(tools, options, name, cache, depth):
-    stock = cache in STOCK
-    kind, flash = STOCK.get(cache, (None, "on"))
+    stock, ik = cache in STOCK, cache.startswith("ik-")
+    kind, flash = STOCK.get(cache, (cache.removeprefix("ik-"), "on"))
     words = ["-t", options.threads, "-np", 1, "-fa", flash, "-b", 512, "-cram", 0, "-c", depth + 1024,
-             *(["-ctk", kind, "-ctv", kind] if stock else [])]
+             *(["-ctk", kind, "-ctv", kind] if stock or ik else [])]
     with tempfile.TemporaryDirectory(dir=tools.PATHS["LOWKV_CACHE_DIR"]) as temporary:
         folder = Path(temporary)
-        with tools.server(folder, *words, "--slot-save-path", folder, scheme=None if stock else cache,
-                          model=model(tools, name)) as server:
+        with tools.server(folder, *words, "--slot-save-path", folder, scheme=None if stock or ik else cache,
+                          model=model(tools, name), program=options.ik if ik else None) as server:
 
             def post(path, body):
                 status, answer = server.request("POST", path, body, timeout=PATIENCE)
@@ -195,26 +217,21 @@ def measure(tools, options, name, cache, depth):
                 return post("/completion", {"prompt": tokens, "n_predict": answer, "ignore_eos": True,
                                             "temperature": 0, "id_slot": 0, "cache_prompt": True})["timings"]
 
-            chance = random.Random(2)
-            complete([chance.randrange(100, 40000) for _ in range(SEED + 1)], 1)
-            post("/slots/0?action=save", {"filename": "seed.bin"})
-            tokens = grow(folder / "seed.bin", folder / "deep.bin", depth, SHAPES[name])
-            post("/slots/0?action=restore", {"filename": "deep.bin"})
-            (folder / "deep.bin").unlink()
+            chance = random.Random(3)
+            if ik:
+                tokens = [chance.randrange(100, 40000) for _ in range(depth)]
+                complete(tokens, 1)
+            else:
+                tokens = fill(folder, depth, SHAPES[name], complete, post)
             decode = complete([*tokens, 1000], options.tokens + 1)
             more = [chance.randrange(100, 40000) for _ in range(options.prompt)]
             prompt = complete([*tokens, *more], 1)
-            post("/slots/0?action=save", {"filename": "own.bin"})
-            post("/slots/0?action=erase", None)
-            start = time.monotonic()
-            post("/slots/0?action=restore", {"filename": "own.bin"})
-            restored = time.monotonic() - start
             if decode["prompt_n"] > 2 or prompt["prompt_n"] > options.prompt + 1:
                 raise SystemExit(f"shapes.py: {cache} did not take the restored tokens (prompt_n {decode['prompt_n']})")
-            if not stock and "lowkv: active" not in server.log_text():
+            if not (stock or ik) and "lowkv: active" not in server.log_text():
                 raise SystemExit(f"shapes.py: {cache} did not become active")
             return {"decode": decode["predicted_per_second"], "prompt": prompt["prompt_per_second"],
-                    "memory": peak(server), "restore": restored}
+                    "memory": peak(server), "restore": float("nan") if ik else restore(post)}
 
 
 def peak(server):
@@ -231,8 +248,8 @@ def draw(rows, shapes, caches, out):
     for axis, shape in zip(axes, shapes, strict=True):
         for cache, colour, marker in zip(caches, pictures.COLOURS, pictures.MARKERS, strict=False):
             points = [(row["depth"], row["decode"]) for row in rows if (row["shape"], row["cache"]) == (shape, cache)]
-            axis.plot(*zip(*points, strict=True), marker=marker, color=colour,
-                      label=f"stock {cache}" if cache in STOCK else f"lowkv: {cache}")
+            whose = "stock " if cache in STOCK else "" if cache.startswith("ik-") else "lowkv: "
+            axis.plot(*zip(*points, strict=True), marker=marker, color=colour, label=whose + cache)
         axis.set(title=f"shape of {shape}", xlabel="tokens in the cache", ylabel="decoded tokens per second",
                  xscale="log", yscale="log")
         depths = sorted({row["depth"] for row in rows})

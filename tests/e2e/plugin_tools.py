@@ -150,11 +150,13 @@ def free_port():
 
 
 @contextlib.contextmanager
-def server(tmp_path, *args, scheme, model=MODEL, env=None, by=()):
-    """`by`: a command that starts it, and sets what it needs, in place of the scheme."""
+def server(tmp_path, *args, scheme, model=MODEL, env=None, by=(), program=None):
+    """`by`: a command that starts it, and sets what it needs, in place of the scheme. `program`: a llama-server of
+    another project's."""
     port = free_port()
     log = tmp_path / f"server-{port}.log"
-    command = [*map(str, by), str(TOOLS / "llama-server"), *THREADS, "--port", str(port), "--no-ui", *map(str, args)]
+    start = [program] if program else [TOOLS / "llama-server", "--no-ui"]
+    command = [str(word) for word in (*by, *start, *THREADS, "--port", port, *args)]
     if model is not None:
         command += ["-m", str(model)]
     if scheme is not None:
