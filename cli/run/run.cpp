@@ -219,6 +219,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
     double end = 0;
     while (open || alive) {
         slots.read();
+        if (alive) follow_terminal(child);
         if (!open) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         } else if (const std::optional<std::string> text = read_some(messages, 200); !text) {
