@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -40,6 +42,14 @@ std::string with_source(const std::string& text) {
     const bool its = !scheme.empty() && (text.starts_with("scheme \"" + scheme + "\"") ||
                                          text.starts_with(scheme + " has an override"));
     return its ? "LOWKV_SCHEME: " + text : text;
+}
+
+// What a command has printed may be lost: a full disk, a closed stdout.
+void require_output() {
+    errno = 0;
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+        throw lowkv::cli::Failure(std::string("stdout did not take all of the output: ") +
+                                  std::strerror(errno != 0 ? errno : EIO));
 }
 
 void require_command(const lowkv::cli::CommandLine& line, const std::string& word) {
@@ -86,6 +96,7 @@ int main(int argc, char** argv) {
         }
         if (argv[1][0] != '-') require_command(line, argv[1]);
         const int refused = line.parse(static_cast<int>(dashes - argv), argv);
+        require_output();
         return refused != 0 ? refused : status;
     } catch (const cli::UsageError& error) {
         return message(error.what(), 2);

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("cli", "plugins", "src", "include", "python", "devices", "deps/plugin_for.py")  # the last: `lowkv plugin`
 PAGES = "docs/troubleshooting"
-SPEAKERS = {"Error", "Failure", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
+SPEAKERS = {"Error", "Failure", "FileInUse", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
             "report_once", "first_broken", "learn_refusal", "learn_unsupported"}
 PRINTERS = {"fprintf", "snprintf"}  # in programs, of lines that begin with "lowkv: ", which the plug-in's all do
 REASONS = {"reason", "why", "problem"}  # variables of C++ that hold a message

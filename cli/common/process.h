@@ -43,6 +43,10 @@ void stop_reading(int descriptor);
 // Ends it, by force where it takes long. waitpid's status.
 int stop_child(pid_t child);
 
+// Has it take part in a shell's job control (`fg`, `bg`, Ctrl-Z), where it would not: to be called
+// now and again.
+void follow_terminal(pid_t child);
+
 // It has ended: signals mean us again.
 void forget_child();
 

@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
+
+#include "common/terminal.h"
 
 namespace lowkv::cli {
 
@@ -14,9 +17,13 @@ struct SparseFile {
 };
 
 // Gives the blocks of a file that are zeros back to the file system. Its bytes never change,
-// whatever happens meanwhile, and nobody else has it open while it runs: who opens it then waits,
-// and it ends early. Throws Failure where the file is in use or can't be opened, and where the file
-// system has no holes.
+// whatever happens meanwhile, and nobody else has it open while it runs: who opens it then waits
+// until it has ended early. Throws FileInUse then, and where the file is open already; Failure
+// where it can't be opened, and where the file system has no holes.
+class FileInUse : public Failure {
+  public:
+    using Failure::Failure;
+};
 SparseFile give_zeros_back(const std::string& path);
 
 // What llama-server saves to --slot-save-path: as soon as a file is closed, its zeros go.
@@ -35,6 +42,7 @@ class SlotFiles {
   private:
     std::string folder_;
     std::map<std::string, std::int64_t> done_;  // when the file changed last, in ns
+    std::set<std::string> later_;               // was in use
     [[maybe_unused]] int events_ = -1;          // this and told_: on Linux alone
     [[maybe_unused]] bool told_ = false;
 };

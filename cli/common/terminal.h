@@ -123,6 +123,15 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
     return ceil_div(value, multiple) * multiple;
 }
 
+// Takes the whole lines out of `text`, and calls use(line) for each.
+template <class Use>
+void take_lines(std::string& text, Use use) {
+    std::size_t begin = 0;
+    for (std::size_t end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+        use(std::string_view(text).substr(begin, end - begin));
+    text.erase(0, begin);
+}
+
 // The length of the part of `text` that doesn't end inside a UTF-8 character.
 std::size_t complete_utf8(std::string_view text);
 

@@ -176,17 +176,21 @@ void look_at_program(Findings& findings, const ProgramCheck& check) {
     const pid_t child = start_child(words, messages, true);
     ProgramLog log;
     std::string unread;
-    while (const std::optional<std::string> text = read_some(messages, 200)) {
+    bool enough = false;
+    int quiet = 0;  // for so many turns
+    while (!enough) {
+        const std::optional<std::string> text = read_some(messages, 200);
+        if (!text) break;
         unread += *text;
-        for (std::size_t end = 0; (end = unread.find('\n')) != std::string::npos;
-             unread.erase(0, end + 1))
-            log.read(std::string_view(unread).substr(0, end));
-        if (log.complete()) break;
+        take_lines(unread, [&](std::string_view line) { log.read(line); });
+        quiet = text->empty() ? quiet + 1 : 0;
+        // Of a server whose messages are turned off there are the plug-in's alone.
+        enough = log.complete() || (log.packed > 0 && log.weights.empty() && quiet > 10);
     }
     stop_reading(messages);
-    status = log.complete() ? stop_child(child) : (wait_for(child, status, 0), status);
+    status = enough ? stop_child(child) : (wait_for(child, status, 0), status);
     forget_child();
-    if (!log.complete() && status != 0)
+    if (!enough && status != 0)
         return findings.bad("program", check.command[0] + " failed", log.last);
     report_weights(findings, log, check);
     report_cache(findings, log, check);

@@ -96,7 +96,8 @@ void check_settings(const Options& options) {
         constexpr std::string_view budget = "LOWKV_BUDGET";
         std::string text = error.what();
         const std::size_t at = text.find(budget);
-        if (at == std::string::npos && text.find("LOWKV_DEVICE") == std::string::npos)
+        const bool of_variable = text.find("LOWKV_") != std::string::npos;  // which it names
+        if (!of_variable)
             text = (options.scheme == environment("LOWKV_SCHEME") ? "LOWKV_SCHEME=" : "--scheme ") +
                    options.scheme + ": " + text;
         else if (at != std::string::npos && !options.budget.empty())
@@ -219,6 +220,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
     double end = 0;
     while (open || alive) {
         slots.read();
+        if (alive) follow_terminal(child);
         if (!open) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         } else if (const std::optional<std::string> text = read_some(messages, 200); !text) {

@@ -16,10 +16,7 @@ std::string Watcher::read(std::string_view text) {
     unseen_.erase(0, seen.size());
 
     line_ += text;
-    for (std::size_t end = 0; (end = line_.find('\n')) != std::string::npos;
-         line_.erase(0, end + 1)) {
-        judge(std::string_view(line_).substr(0, end));
-    }
+    take_lines(line_, [&](std::string_view line) { judge(line); });
     if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
     return seen;
 }
@@ -32,15 +29,23 @@ std::string Watcher::end() {
 
 void Watcher::judge(std::string_view line) {
     constexpr std::string_view some = " for ", other_memory = ": the KV cache is in ",
+                               all_of_it = ", none on the device LOWKV",
                                nothing = ": nothing is packed";
     const std::size_t end = line.find(mark_);
     const std::string_view own = end != std::string_view::npos ? line.substr(0, end) : "";
     if (own.find("lowkv: active") != std::string_view::npos) active_ = true;
     if (const std::size_t denial = own.find(denial_mark); denial != std::string_view::npos) {
         const std::string_view said = own.substr(denial + denial_mark.size());
-        if (said.starts_with(some)) denial_ = said.substr(some.size());
-        if (said.starts_with(nothing)) nothing_ = true;
-        if (said.starts_with(other_memory)) elsewhere_ = said.substr(2);  // without ": "
+        if (said.starts_with(some)) {
+            denial_ = said.substr(some.size());
+        } else if (said.starts_with(nothing)) {
+            nothing_ = true;
+        } else if (said.starts_with(other_memory)) {
+            elsewhere_ = said.substr(2);  // without ": "
+            none_ours_ = said.find(all_of_it) != std::string_view::npos;
+        } else if (said.starts_with(": ")) {
+            refused_ = said.substr(2);
+        }
     }
     if (!active_) judge_start(line);
 }
@@ -83,9 +88,13 @@ std::string Watcher::problem(bool partial) const {
                "; --partial lets it run all the same";
     if (one_cache_ && nothing_ && !active_ && !denial_.empty())
         return "lowkv can't pack " + denial_ + "; --partial is for some layers, not for all";
+    if (one_cache_ && !active_ && (none_ours_ || !refused_.empty())) return lack(false);
     if (active_ || stranger_.empty()) return "";
-    return "it started to work without the plug-in (\"" + stranger_ +
-           "\"). Its cache would have been llama.cpp's own. `lowkv doctor -m MODEL` may tell why";
+    return "it started to work, and no KV cache of it is lowkv's (\"" + stranger_ +
+           "\"). `lowkv doctor -m MODEL` may tell why" +
+           (other_.empty() ? "; an encoder, as for embeddings and reranking, has none: start it "
+                             "without lowkv run"
+                           : "");
 }
 
 // The plug-in's words, with the option at fault in place of all that may be.
@@ -98,6 +107,7 @@ std::string Watcher::lack(bool succeeded) const {
     if (active_) return "";
     if (!denial_.empty()) return "lowkv can't pack " + denial_;
     if (!elsewhere_.empty()) return "lowkv can't pack any layer: " + elsewhere();
+    if (!refused_.empty()) return "lowkv can't pack any layer: " + refused_;
     return succeeded ? "its cache was never lowkv's: there was no \"lowkv: active\" line" : "";
 }
 

@@ -43,14 +43,16 @@ class Watcher {
     std::string stranger_;   // why it surely isn't active
     std::string denial_;     // "1 of 30 layers ...: why"
     std::string elsewhere_;  // where some cache is
+    std::string refused_;    // why there is none at all: its budget is too little
     std::string advice_;
     std::string mark_, unseen_;
     bool one_cache_, late_start_;
     bool active_ = false;
     bool ours_ = false;  // memory of the device LOWKV holds a cache
     bool waits_ = false;
-    bool nothing_ = false;  // is packed
-    bool router_ = false;   // it starts servers of its own, whose messages go elsewhere
+    bool nothing_ = false;    // is packed
+    bool none_ours_ = false;  // when a cache elsewhere was made, none had been made by the plug-in
+    bool router_ = false;     // it starts servers of its own, whose messages go elsewhere
 };
 
 }  // namespace lowkv::cli

@@ -84,7 +84,8 @@ std::set<std::uint32_t>& elsewhere() {
     return layers;
 }
 
-// A cache of a real context that is somewhere else: the user thinks that it is ours.
+// A cache of a real context that is somewhere else: the user thinks that it is ours. All of a
+// context's caches are made before a graph is planned, so it is known whether any is.
 void warn_if_elsewhere(const ggml_tensor& op) {
     if (operation(op) != Operation::set_rows) return;
     const ggml_tensor* target = root(&op);
@@ -97,11 +98,12 @@ void warn_if_elsewhere(const ggml_tensor& op) {
         const std::lock_guard lock(elsewhere_mutex);
         elsewhere().insert(name->layer);
     }
-    report_once(
-        GGML_LOG_LEVEL_WARN,
-        std::string("NOT active: the KV cache is in ") + ggml_backend_buffer_name(target->buffer) +
-            " memory, so it stays f16 (kept there by -nkvo, by -ngl or a draft's -ngld below "
-            "the number of layers, by -devd, or by -fit for lack of memory)");
+    report_once(GGML_LOG_LEVEL_WARN,
+                std::string("NOT active: the KV cache is in ") +
+                    ggml_backend_buffer_name(target->buffer) + " memory" +
+                    (any_cache_made() ? "" : ", none on the device LOWKV") +
+                    ", so it stays f16 (kept there by -nkvo, by -ngl or a draft's -ngld below "
+                    "the number of layers, by -devd, or by -fit for lack of memory)");
 }
 
 // -sm tensor lays a device of ggml's own over all others, and its buffers over theirs.

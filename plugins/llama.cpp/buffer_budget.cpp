@@ -38,7 +38,7 @@ void CacheBuffer::share_budget() {
             cells = std::max<std::size_t>(cells, tracker.groups().cells());
     });
     if (setting_->budget < least) {
-        refuse("a budget of " + mib(setting_->budget) +
+        refuse("NOT active: a budget of " + mib(setting_->budget) +
                " (LOWKV_BUDGET or --budget) is too little: " +
                std::to_string(cells * trackers_.size()) + " tokens take " + mib(least) + " at " +
                setting_->text + "; give more, a smaller context (-c), or a scheme of fewer bits");

@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "common/terminal.h"
 
 using namespace lowkv::cli;
 
@@ -47,7 +50,10 @@ TEST_CASE("a cache is a stranger's once all its buffers are named and none is ou
         for (const bool partial : {false, true}) {
             const std::string problem = told(lines).problem(partial);
             CHECK(problem.empty() == !stranger);
-            if (stranger) CHECK(problem.find("without the plug-in") != std::string::npos);
+            if (!stranger) continue;
+            CHECK(problem.find("no KV cache of it is lowkv's") != std::string::npos);
+            // Where no cache is named there may be none.
+            CHECK((problem.find("an encoder") != std::string::npos) == !any_other);
         }
         lines.insert(lines.begin(), active);
         CHECK(told(lines).problem(true).empty());
@@ -59,7 +65,7 @@ TEST_CASE("a server that computes nothing before it listens is judged by its fir
     CHECK(waiting.problem(false).empty());
     CHECK(waiting.waits());
     CHECK(told({listens, active, served}, true).problem(false).empty());
-    CHECK(told({listens, served}, true).problem(false).find("without the plug-in") !=
+    CHECK(told({listens, served}, true).problem(false).find("no KV cache of it is lowkv's") !=
           std::string::npos);
     CHECK(!told({listens}).problem(false).empty());
     CHECK(told({ours, computes, listens}).waits());  // -v names the memory before any graph runs
@@ -74,6 +80,46 @@ TEST_CASE("the option at fault is named in place of all that may be") {
     const std::string problem = told(lines, false, "-fitt 9 is much").problem(false);
     CHECK(problem.find("stays f16 (-fitt 9 is much); --partial") != std::string::npos);
     CHECK(told(lines, false, "-fitt 9 is much").problem(true).empty());
+}
+
+TEST_CASE("where nothing of a cache is packed, the plug-in's word is enough") {
+    const std::string words =
+        "lowkv: NOT active: the KV cache is in CPU memory, none on the device LOWKV, so it stays "
+        "f16 (drop this or that)\x1fmark\n";
+    for (const bool partial : {false, true}) {
+        const std::string problem = told({words}, false, "-ngl 1 is little").problem(partial);
+        CHECK(problem.starts_with("lowkv can't pack any layer: the KV cache is in CPU memory"));
+        CHECK(problem.find("(-ngl 1 is little)") != std::string::npos);
+        CHECK(told({active, words}).problem(true).empty());
+    }
+    const std::string little = "lowkv: NOT active: a budget of 1 B is too little\x1fmark\n";
+    for (const bool partial : {false, true}) {
+        CHECK(told({little}).problem(partial) ==
+              "lowkv can't pack any layer: a budget of 1 B is too little");
+        CHECK(told({active, little}).problem(partial).empty());  // a draft's
+    }
+    for (const std::string& line : {words, little}) {
+        Watcher bench(false, false, "", mark);  // its next cache may be packed
+        bench.read(line);
+        CHECK(bench.problem(true).empty());
+        CHECK(!bench.lack(true).empty());
+    }
+}
+
+TEST_CASE("a line costs what it has, however many come at once") {
+    const std::string lines(1 << 20, '\n');
+    const auto seconds = [&](std::size_t chunk) {
+        double least = 1e9;
+        for (int round = 0; round < 3; ++round) {
+            Watcher watcher(true, false, "", mark);
+            const Stopwatch watch;
+            for (std::size_t at = 0; at < lines.size(); at += chunk)
+                watcher.read(std::string_view(lines).substr(at, chunk));
+            least = std::min(least, watch.seconds());
+        }
+        return least;
+    };
+    CHECK(seconds(65536) < 4 * seconds(512));
 }
 
 TEST_CASE("what a client makes the program say is not the plug-in's") {

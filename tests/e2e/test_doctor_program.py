@@ -86,7 +86,12 @@ def test_a_program_that_does_not_start(gpu, more, why):
     assert run.code == 1 and why in run.said(r"PROBLEM +program .*\n.*-> (.*)")[1], run.both
 
 
-def test_a_program_that_says_nothing(gpu, tmp_path):
-    run = doctor(gpu, models.llama(tmp_path / "llama.gguf"), "--log-disable")
+@pytest.mark.parametrize("program", ["llama-server", "llama-completion"])
+def test_a_program_that_says_nothing(gpu, tmp_path, program):
+    """A server does not end by itself."""
+    ask = ("-t", 1, "--port", free_port()) if program == "llama-server" else ASK
+    model = models.llama(tmp_path / "llama.gguf")
+    run = lowkv("doctor", "--weights-on", "RPC0", "--", TOOLS / program, "-m", model, *ask, "--rpc", gpu,
+                "--log-disable")
     assert run.code == 1, run.both
     run.said(r"PROBLEM +weights +the program's messages don't say where they are\n.*-> leave out .*--log-disable")

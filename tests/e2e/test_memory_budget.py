@@ -4,7 +4,7 @@ import subprocess
 
 import plugin_models as models
 import pytest
-from plugin_tools import BUILD, MODEL, TOOLS, Run, assert_same_text, complete, environment, server, text
+from plugin_tools import BUILD, MODEL, TOOLS, Run, assert_same_text, complete, environment, free_port, server, text
 from prometheus_client.parser import text_string_to_metric_families
 
 STORY = "The lighthouse keeper wrote down every ship that passed, its name, its flag and its hour. "
@@ -96,3 +96,12 @@ def test_what_can_not_be_is_refused_with_what_would_do(budget, scheme, said):
     assert run.code != 0
     run.said(said)
     assert run.out.strip() in ("", STORY.strip())
+
+
+@pytest.mark.parametrize("quiet", [(), ("-lv", 0)])
+def test_a_server_with_too_little_is_stopped_with_what_would_do(quiet):
+    """It would listen, and fail every request."""
+    run = lowkv_run("--budget", "1MiB", "--timeout", 20, "--", TOOLS / "llama-server", "-m", MODEL, "-c", 4096, "-t", 1,
+                    "--port", free_port(), "--no-ui", *quiet)
+    last = run.err.strip().splitlines()[-1]
+    assert run.code == 1 and "lowkv can't pack any layer: a budget of 1.0 MiB" in last and "give more" in last, run.both

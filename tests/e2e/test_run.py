@@ -2,11 +2,13 @@
 
 import http.client
 import re
+import subprocess
 from pathlib import Path
 
 import plugin_models as models
 import pytest
-from plugin_tools import BUILD, MODEL, PATHS, assert_same_text, complete, server
+from models import decoder
+from plugin_tools import BUILD, MODEL, PATHS, ROOT, assert_same_text, complete, environment, free_port, server
 from test_command import lowkv
 
 COMPLETION = Path(PATHS["LOWKV_LLAMA_BUILD"]) / "llama-completion"
@@ -101,6 +103,41 @@ def test_layers_in_other_memory_stop_the_program(program, options):
     assert run.code == 0, run.both
 
 
+# Its log goes nowhere, to stdout, or to people alone.
+QUIET = [(), ("-lv", 0), ("--log-disable",), ("--log-jsonl",), ("-v",)]
+
+
+@pytest.mark.parametrize("quiet", QUIET)
+@pytest.mark.parametrize("partial", [(), ("--partial",)])
+def test_a_server_whose_whole_cache_is_elsewhere_is_stopped_whatever_it_logs(partial, quiet):
+    run = lowkv("run", "--timeout", 20, *partial, "--", COMPLETION.with_name("llama-server"), "-m", MODEL, "-t", 1,
+                "-ngl", 1, *quiet, "--port", free_port(), "--no-ui")
+    last = run.err.strip().splitlines()[-1]
+    assert run.code == 1 and "lowkv can't pack any layer: the KV cache is in CPU memory" in last, run.both[-3000:]
+    assert "(-ngl 1 keeps some there: leave it out)" in last and "none on the device LOWKV" in last, last
+
+
+@pytest.mark.parametrize("quiet", QUIET[1:4])
+def test_a_quiet_server_whose_cache_is_packed_goes_on(tmp_path, quiet):
+    tiny = models.llama(tmp_path / "llama.gguf")
+    by = (BUILD / "bin/lowkv", "run", "--timeout", 3, "--")
+    with server(tmp_path, "-c", 512, *quiet, scheme=None, model=tiny, by=by) as s:
+        assert s.process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            s.process.wait(5)
+        assert s.complete("Once", tokens=4)["timings"]["predicted_n"] == 4
+        assert "lowkv: active" in s.log_text()
+
+
+def test_a_model_without_a_cache_is_not_said_to_have_one(tmp_path):
+    encoder = decoder.eurobert(tmp_path / "encoder.gguf")
+    run = lowkv("run", "--", COMPLETION.with_name("llama-server"), "-m", encoder, "--embeddings", "--pooling", "mean",
+                "-t", 1, "--port", free_port(), "--no-ui")
+    last = run.err.strip().splitlines()[-1]
+    assert run.code == 1 and "without the plug-in" not in last and "would have been" not in last, run.both[-3000:]
+    assert "an encoder, as for embeddings and reranking, has none: start it without lowkv run" in last, last
+
+
 HINDERING = {"LLAMA_ARG_FLASH_ATTN": "off", "LLAMA_ARG_N_GPU_LAYERS": "0", "LLAMA_ARG_KV_OFFLOAD": "false",
              "LLAMA_ARG_NO_KV_OFFLOAD": "1", "LLAMA_ARG_CACHE_TYPE_K": "q8_0", "LLAMA_ARG_CACHE_TYPE_V": "q4_0"}
 
@@ -143,11 +180,35 @@ def test_an_override_beyond_the_model_starts_nothing(words, env):
     ((), {"LOWKV_SCHEME": "kivi2,filter=heavy,keep=50%"},
      "LOWKV_SCHEME=kivi2,filter=heavy,keep=50%: llama.cpp decides"),
     (("--scheme", "kivi2,filter=heavy,keep=50%"), {}, "--scheme kivi2,filter=heavy,keep=50%: llama.cpp decides"),
+    ((), {"LOWKV_STATES": "F16"}, "LOWKV_STATES=F16 is neither packed nor f16"),
+    (("--scheme", "delegate"), {"LOWKV_BUDGET": "1GiB"}, "delegate keeps f16 rows, which no budget shrinks; "
+     "leave LOWKV_BUDGET out"),
+    ((), {"LOWKV_DEVICE": "npu"}, "LOWKV_DEVICE: there is no device 'npu'"),
+    (("--cache-on", "npu"), {}, "--cache-on: there is no device 'npu'"),
     (("--calibration", "/no"), {}, "--calibration: /no: there is no such file"),
+    (("--calibration", "/dev/null"), {}, "--calibration: /dev/null: it is no regular file"),
+    ((), {"LOWKV_CALIBRATION": "/dev/null"}, "LOWKV_CALIBRATION: /dev/null: it is no regular file"),
     ((), {"LOWKV_CALIBRATION": "/no"}, "LOWKV_CALIBRATION: /no: there is no such file")])
 def test_what_is_wrong_is_named_as_it_was_given(words, env, said):
     run = lowkv("run", *words, "--", COMPLETION, "-m", MODEL, *ASK, **env)
     assert run.code in (1, 2) and run.both.startswith(f"lowkv: {said}") and len(run.both.splitlines()) == 1, run.both
+
+
+# What is no value of them, or why they have none that is wrong.
+VARIABLES = {"LOWKV_STATS": None, "LOWKV_VERBOSE": None, "LOWKV_RUN_MARK": None, "LOWKV_SOURCE": None,  # texts
+             "LOWKV_PLOT_PYTHON": None, "LOWKV_KEEP_MALLOC": None}  # not of this command
+
+
+@pytest.mark.parametrize("name", re.findall(r"^\| `(LOWKV_\w+)`", (ROOT / "docs/reference/variables.md").read_text(),
+                                            re.M))
+def test_a_wrong_variable_is_named_and_nothing_else(name):
+    if VARIABLES.get(name, "") is None:
+        pytest.skip("no value of it is wrong")
+    run = lowkv("run", "--", COMPLETION, "-m", MODEL, *ASK, **{name: "/vax"})
+    assert run.code != 0, run.both
+    lines = [line for line in run.both.splitlines() if "/vax" in line]
+    assert lines and all(line.startswith((f"lowkv: {name}", "lowkv: the plug-in /vax")) for line in lines), run.both
+    assert "--scheme" not in lines[0] and (name == "LOWKV_SCHEME" or "LOWKV_SCHEME" not in lines[0]), lines
 
 
 def verdicts(run):
@@ -220,6 +281,18 @@ def test_a_configuration_file_of_llama_cpp_counts(tmp_path):
     assert lowkv(*words, "-ctk", "f16", XDG_CONFIG_HOME=str(tmp_path)).code == 0
     file.write_text("[other]\nctk = q8_0\n")
     assert lowkv(*words, XDG_CONFIG_HOME=str(tmp_path)).code == 0
+
+
+def test_without_home_the_configuration_file_is_the_users(tmp_path):
+    """llama.cpp then asks the password file; a file in the working directory is nobody's."""
+    file = tmp_path / ".config/llama.cpp/config.ini"
+    file.parent.mkdir(parents=True)
+    file.write_text("ctk = q8_0\n")
+    env = environment(None, HOME="")
+    for words in (env, {k: v for k, v in env.items() if k != "HOME"}):
+        done = subprocess.run([BUILD / "bin/lowkv", "run", "--", COMPLETION, "-m", "/no/such.gguf"], cwd=tmp_path,
+                              env=words, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and "keeps the cache away" not in done.stderr, done.stderr
 
 
 def tools_of_the_source():

@@ -5,6 +5,9 @@ import contextlib
 import fcntl
 import http.client
 import os
+import pty
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -160,3 +163,90 @@ def test_it_ends_with_its_program_though_something_still_writes(tmp_path):
     done = subprocess.run([BUILD / "bin/lowkv", "run", "--", "sh", "-c", script], env=environment(None),
                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20)
     assert done.returncode == 7
+
+
+class Shell:
+    """An interactive one, with a terminal of its own."""
+
+    def __init__(self):
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.execvpe("bash", ["bash", "--norc", "--noediting", "-i"], environment(None, PS1="", TERM="dumb"))
+        self.said = ""
+
+    def type(self, text):
+        os.write(self.terminal, text.encode())
+
+    def wait_for(self, pattern, seconds=20):
+        """Takes what comes up to there."""
+        end = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.said)):
+            assert time.monotonic() < end, f"no {pattern!r} in {self.said!r}"
+            if select.select([self.terminal], [], [], 0.1)[0]:
+                self.said += os.read(self.terminal, 65536).decode(errors="replace")
+        self.said = self.said[found.end():]
+        return found
+
+    def end(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.close(self.terminal)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def shell():
+    it = Shell()
+    it.type("stty -echo; set -m; PS1=; echo ready\n")
+    it.wait_for("ready\r")
+    yield it
+    it.end()
+
+
+READER = "'echo began >&2; read line; echo got $line >&2; read line; echo then $line >&2; exit 7'"
+
+
+@pytest.mark.parametrize("before, last", [("", "echo ended $?\n"), ("sh -c '\"$@\"; echo ended $?' sh ", "")],
+                         ids=["alone", "of a script"])
+def test_fg_gives_the_program_the_terminal(shell, before, last):
+    """Started with `&`, stopped where it asks for the terminal, as any program; Ctrl-Z stops it again."""
+    shell.type(f"{before}{BUILD / 'bin/lowkv'} run -- sh -c {READER} &\n")
+    shell.wait_for("began")
+    time.sleep(1)
+    shell.type("jobs\n")
+    shell.wait_for("Stopped")
+    shell.type("fg\n")
+    time.sleep(1)
+    shell.type("one\n")
+    shell.wait_for("got one")
+    shell.type("\x1a")
+    shell.wait_for("Stopped")
+    shell.type("echo at the prompt\n")
+    shell.wait_for("at the prompt")
+    shell.type("fg\n")
+    time.sleep(1)
+    shell.type("two\n")
+    shell.wait_for("then two")
+    shell.type(last)
+    shell.wait_for("ended 7")
+    shell.type("echo at the prompt\n")
+    shell.wait_for("at the prompt")
+
+
+def test_a_running_program_gets_keys_after_fg(shell):
+    script = "'trap \"echo stopped by a key >&2; exit 5\" INT; echo began >&2; while :; do sleep 0.05; done'"
+    shell.type(f"{BUILD / 'bin/lowkv'} run -- sh -c {script} &\n")
+    shell.wait_for("began")
+    shell.type("fg\n")
+    time.sleep(1)
+    shell.type("\x1a")
+    shell.wait_for("Stopped")
+    shell.type("bg\n")
+    time.sleep(1)
+    shell.type("jobs\n")
+    shell.wait_for("Running")
+    shell.type("fg\n")
+    time.sleep(1)
+    shell.type("\x03")
+    shell.wait_for("stopped by a key")
+    shell.type("echo ended $?\n")
+    shell.wait_for("ended 5")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import plugin_models as models
 import pytest
-from plugin_tools import BUILD, server, text
+from plugin_tools import BUILD, environment, server, text
 
 CLI = BUILD / "bin/lowkv"
 
@@ -65,6 +65,14 @@ def mostly_zeros(path, size=24 << 20, seed=1):
     path.write_bytes(data)
 
 
+def wait_until_small(file, part=0.5):
+    for _ in range(100):
+        if on_disk(file) < part * file.stat().st_size:
+            break
+        time.sleep(0.1)
+    assert on_disk(file) < part * file.stat().st_size
+
+
 @pytest.mark.usefixtures("holes")
 def test_run_shrinks_what_a_server_saves(folder, tiny):
     slots = folder / "slots"
@@ -77,11 +85,7 @@ def test_run_shrinks_what_a_server_saves(folder, tiny):
         for _ in range(3):  # it is overwritten and shrunk again
             assert s.request("POST", "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
         file = slots / "a.bin"
-        for _ in range(100):
-            if on_disk(file) < 0.5 * file.stat().st_size:
-                break
-            time.sleep(0.1)
-        assert on_disk(file) < 0.5 * file.stat().st_size
+        wait_until_small(file)
         assert on_disk(slots / "another programs") >= 24 << 20
         with open(file, "rb"):  # a backup reads while it is saved anew
             assert s.request("POST", "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
@@ -89,6 +93,8 @@ def test_run_shrinks_what_a_server_saves(folder, tiny):
             before = bytes_read(s.process.pid)
             time.sleep(1)
             assert bytes_read(s.process.pid) - before < 1 << 20, "lowkv run tries the file again and again"
+            assert on_disk(file) > 0.5 * file.stat().st_size
+        wait_until_small(file)  # nobody saves it again
         assert s.request("POST", "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
         time.sleep(1)
         before = bytes_read(s.process.pid)
@@ -99,6 +105,34 @@ def test_run_shrinks_what_a_server_saves(folder, tiny):
         assert s.request("POST", "/slots/0?action=restore", {"filename": "a.bin"})[0] == 200
         again = s.complete(prompt, tokens=8, id_slot=0)
         assert again["timings"]["prompt_n"] <= 2 and again["content"] == straight["content"]
+
+
+@pytest.mark.usefixtures("holes")
+def test_what_is_read_while_it_is_shrunk_is_shrunk_all_the_same(folder):
+    """As a state that is restored at once, at any moment of the work."""
+    slots = folder / "restored"
+    slots.mkdir()
+    fake = folder / "llama-server"
+    fake.write_text(f"#!/bin/sh\necho \"lowkv: active$LOWKV_RUN_MARK\" >&2\necho ready\nwhile read name; do\n"
+                    f"cp {folder}/source {slots}/$name; echo saved; done\n")
+    fake.chmod(0o755)
+    mostly_zeros(folder / "source", size=48 << 20)
+    with open(folder / "source", "r+b") as source:
+        source.write((0x67677371).to_bytes(4, "little"))
+    with subprocess.Popen([CLI, "run", "--", fake, "--slot-save-path", slots], stdin=subprocess.PIPE, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(None)) as run:
+        assert run.stdout.readline() == "ready\n"
+        for turn in range(12):
+            file = slots / f"{turn}.bin"
+            run.stdin.write(file.name + "\n")
+            run.stdin.flush()
+            assert run.stdout.readline() == "saved\n"
+            end = time.monotonic() + 5
+            while on_disk(file) > file.stat().st_size - (turn << 21) and time.monotonic() < end:
+                pass  # until so much of it is done
+            file.open("rb").close()
+            wait_until_small(file, 0.1)
+        run.stdin.close()
 
 
 @pytest.mark.usefixtures("holes")

@@ -1,5 +1,7 @@
 #include "platform/command.h"
 
+#include <fcntl.h>
+#include <pwd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -77,7 +79,14 @@ void restart_with_short_spins(char** argv) {
 
 }  // namespace
 
-void begin(int& /*argc*/, char**& argv) { restart_with_short_spins(argv); }
+void begin(int& /*argc*/, char**& argv) {
+    // Where one of these is closed, what is opened next would take its place: a pipe that of
+    // stderr. Nothing can be written to this stdout, so that output is not lost without a word.
+    for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+        if (fcntl(standard, F_GETFD) < 0)
+            static_cast<void>(open("/dev/null", standard == STDOUT_FILENO ? O_RDONLY : O_RDWR));
+    restart_with_short_spins(argv);
+}
 
 std::filesystem::path executable_file() {
 #ifdef __linux__
@@ -156,9 +165,13 @@ std::filesystem::path ggml_of(const std::filesystem::path& program) {
 const bool builds_plugins = true;
 
 std::vector<std::filesystem::path> configuration_files() {
-    std::filesystem::path folder = environment("XDG_CONFIG_HOME");
-    if (folder.empty()) folder = std::filesystem::path(environment("HOME")) / ".config";
-    return {"/etc/llama.cpp/config.ini", folder / "llama.cpp" / "config.ini"};
+    std::filesystem::path folder = environment("XDG_CONFIG_HOME"), home = environment("HOME");
+    if (const passwd* user = home.empty() ? getpwuid(getuid()) : nullptr; user != nullptr)
+        home = user->pw_dir;
+    if (folder.empty() && !home.empty()) folder = home / ".config";
+    std::vector<std::filesystem::path> files = {"/etc/llama.cpp/config.ini"};
+    if (!folder.empty()) files.push_back(folder / "llama.cpp" / "config.ini");
+    return files;
 }
 
 }  // namespace lowkv::cli

@@ -28,14 +28,9 @@ volatile pid_t child_process = 0;
 // ends at once at the second. So the child has a group of its own, but where a terminal has ours in
 // its foreground: there it must stay, to read the terminal and to get its keys.
 volatile bool own_group = false;
+int terminal = -1;  // that of this session, while there is a child
 
-bool in_foreground() {
-    const int terminal = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
-    if (terminal < 0) return false;
-    const bool ours = tcgetpgrp(terminal) == getpgrp();
-    close(terminal);
-    return ours;
-}
+bool in_foreground() { return terminal >= 0 && tcgetpgrp(terminal) == getpgrp(); }
 
 constexpr std::array passed_on = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -146,6 +141,7 @@ int exit_status(int status) {
 pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf) {
     const std::array<int, 2> ends = make_pipe();
     keep_children();
+    terminal = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
     own_group = !in_foreground();
     sigset_t block, before;
     sigfillset(&block);
@@ -161,6 +157,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages, bool dea
     action.sa_flags = SA_SIGINFO | SA_RESTART;
     for (const int number : passed_on) sigaction(number, &action, nullptr);
     std::signal(SIGPIPE, SIG_IGN);  // who reads the messages may end; the program need not
+    if (own_group) std::signal(SIGTTOU, SIG_IGN);  // we write while the child has the terminal
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (child < 0) fail("can't start a process");
     return child;
@@ -191,10 +188,31 @@ int stop_child(pid_t child) {
     return status;
 }
 
+// A shell knows this process's group only: it gives that the terminal (`fg`) and looks whether it
+// has stopped. The child's group gets the terminal from here, and keys are that group's then; where
+// one of them stops it, or it asks for a terminal that is not ours to give, this group stops, too.
+void follow_terminal(pid_t child) {
+    if (!own_group || terminal < 0) return;
+    siginfo_t stop = {};
+    waitid(P_PID, static_cast<id_t>(child), &stop, WSTOPPED | WNOHANG);
+    const bool asks = stop.si_status == SIGTTIN || stop.si_status == SIGTTOU;
+    const bool stopped = stop.si_pid == child && (asks || stop.si_status == SIGTSTP);
+    if (stopped && !(asks && in_foreground())) {
+        if (tcgetpgrp(terminal) == child) tcsetpgrp(terminal, getpgrp());
+        kill(0, SIGTSTP);  // and it goes on below when the shell lets it
+    }
+    if (in_foreground()) tcsetpgrp(terminal, child);
+    if (stopped) kill(-child, SIGCONT);
+}
+
 void forget_child() {
+    if (own_group && tcgetpgrp(terminal) == child_process) tcsetpgrp(terminal, getpgrp());
+    close(terminal);
+    terminal = -1;
     child_process = 0;
     for (const int number : passed_on) std::signal(number, SIG_DFL);
     std::signal(SIGPIPE, SIG_DFL);
+    std::signal(SIGTTOU, SIG_DFL);
 }
 
 }  // namespace lowkv::cli

@@ -16,11 +16,8 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <set>
 #include <utility>
 #include <vector>
-
-#include "common/terminal.h"
 
 namespace lowkv::cli {
 
@@ -56,7 +53,9 @@ class Leased {
         if (fcntl(file_, F_SETLEASE, F_WRLCK) == 0) return;
         const int error = errno;
         close(file_);
-        fail(path, error == EAGAIN ? "another program has it open" : std::strerror(error));
+        if (error == EAGAIN)
+            throw FileInUse(path + " was left as it is: another program has it open");
+        fail(path, std::strerror(error));
     }
     ~Leased() { close(file_); }  // and the lease ends
     Leased(const Leased&) = delete;
@@ -102,7 +101,10 @@ SparseFile give_zeros_back(const std::string& path) {
     const auto block = static_cast<std::size_t>(std::max<long>(found.st_blksize, 512));
     std::vector<char> bytes(256 * block);
     const std::vector<char> zeros(block, 0);
-    for (off_t at = 0; at < found.st_size && !leased.is_wanted();) {
+    for (off_t at = 0; at < found.st_size;) {
+        if (leased.is_wanted())
+            throw FileInUse(path +
+                            " was left half done: another program opens it; shrink it again");
         const off_t data = lseek(file, at, SEEK_DATA);
         if (data < 0) break;  // a hole up to the end
         at = data / static_cast<off_t>(block) * static_cast<off_t>(block);
@@ -143,7 +145,7 @@ SlotFiles::~SlotFiles() {
 
 void SlotFiles::read() {
     alignas(inotify_event) std::array<char, 16384> buffer{};
-    std::set<std::string> names;
+    std::set<std::string> names = std::exchange(later_, {});
     for (ssize_t got = 0; (got = ::read(events_, buffer.data(), buffer.size())) > 0;) {
         for (std::size_t at = 0; at < static_cast<std::size_t>(got);) {
             inotify_event event{};
@@ -160,8 +162,10 @@ void SlotFiles::read() {
         if (!is_saved_state(path)) continue;
         try {
             give_zeros_back(path);
+        } catch (const FileInUse&) {
+            later_.insert(name);
+            continue;
         } catch (const std::exception& error) {
-            // In use: it is being read or written, and comes again when it was written.
             if (!std::exchange(told_, true)) std::fprintf(stderr, "lowkv: %s\n", error.what());
         }
         done_[name] = changed_at(path);

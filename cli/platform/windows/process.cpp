@@ -175,6 +175,8 @@ int stop_child(pid_t child) {
     return status;
 }
 
+void follow_terminal(pid_t) {}
+
 void forget_child() {
     CloseHandle(child_process);
     child_process = nullptr;
