@@ -236,7 +236,7 @@ test-cache-on: ## the plug-in for llama.cpp with its caches on the device LOWKV_
 	$(CORE)
 	$(call BUILD,opencl,lowkv_cli ggml-lowkv)
 	LOWKV_DEVICE="$${LOWKV_TEST_OPENCL:-opencl}" LOWKV_BUILD_DIR="$(CURDIR)/build/opencl" "$(call dep,LOWKV_PYTHON)" \
-	    -m pytest $(CACHE_ON:%=tests/e2e/test_%.py) -m "not long" -k "not rows" $(PYTEST_ARGS) # rows=8, latent rows
+	    -m pytest $(CACHE_ON:%=tests/e2e/test_%.py) -m "not long" -k "not rows" $(PYTEST_ARGS) # latent rows
 
 .PHONY: test-python-opencl
 test-python-opencl: package-opencl ## the Python package's caches on the device LOWKV_TEST_OPENCL, or the first

@@ -30,7 +30,7 @@ COLUMNS = ["cache", "sequences", "cache MiB", "prompt tokens/s", "answer tokens/
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, "llama-batched-bench")
-    parser.add_argument("--schemes", default="lowkv2.8,lowkv2.8+rows=8,lowkv2+rows=8",
+    parser.add_argument("--schemes", default="lowkv2.8,lowkv2",
                         help="a scheme's own commas are written + (default: %(default)s)")
     parser.add_argument("-p", "--prompt", type=int, default=4032,
                         help="prompt tokens of a sequence (default: %(default)s)")

@@ -114,9 +114,6 @@ CALIBRATIONS_SCHEMES = ["skvq-k2v2", "kvquant3", "kvquant3-1%"]
 # More bits for the first and last layers.
 EDGES = [(ROTATED[name], f"{ROTATED[name]}+layer.0-1=lowkv4+layer.28-29=lowkv4") for name in ("2", "2.8")]
 
-# Exact rows in 8 bits.
-ROWS = {name: f"{name}+rows=8" for name in ("lowkv1.5", "lowkv2", "lowkv2.8", "lowkv3", "lowkv4")}
-
 QUICK = ["lowkv2", "lowkv2.8", "kivi2", "stock q4_0"]
 
 
@@ -138,6 +135,5 @@ SECTIONS = {
     "kvquant": plain(s for _, s in KVQUANT),
     "calibration": [(s, {"calibration": c}) for c in CALIBRATIONS for s in CALIBRATIONS_SCHEMES],
     "edges": plain(s for pair in EDGES for s in pair),
-    "rows": plain(ROWS.values()),
     "reference": [(row.scheme, row.setting) for row in quality_reference.ROWS],
 }

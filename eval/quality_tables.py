@@ -112,20 +112,6 @@ def edges_table(find):
     return "\n".join(lines)
 
 
-def rows_table(find):
-    """Exact rows in 16 bits, from the main table, and in 8."""
-    lines = ["| scheme | mean KLD | KV MiB | with `rows=8`: mean KLD | KV MiB | smaller than f16 |",
-             "|---|---|---|---|---|---|"]
-    for name, scheme in schemes.ROWS.items():
-        exact, plain, rows = map(find, ("exact", name, scheme))
-        if not (exact and plain and rows):
-            continue
-        cells = [f"{r['mean_kld']:.5f} ± {r['mean_kld_error']:.5f} | {r['kv_bytes'] / 2**20:.2f}"
-                 for r in (plain, rows)]
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {exact['kv_bytes'] / rows['kv_bytes']:.2f}x |")
-    return "\n".join(lines)
-
-
 def calibration_table(find):
     lines = ["| scheme | " + " | ".join(f"{c.split()[0]}, {int(c.split()[1]):,}" for c in schemes.CALIBRATIONS) + " |",
              "|---" * (1 + len(schemes.CALIBRATIONS)) + "|"]
@@ -150,7 +136,7 @@ def reference_table(find):
     return "\n".join(lines)
 
 TABLES = {"fit": fit_table, "weights": weights_table, "search": search_table, "edges": edges_table,
-          "rows": rows_table, "calibration": calibration_table, "reference": reference_table}
+          "calibration": calibration_table, "reference": reference_table}
 
 
 def draw(out, sections, find):

@@ -119,18 +119,6 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
             const std::size_t wide = std::size_t{head} * d + c;
             const std::size_t at = which == Which::keys ? wide * plan.block_tokens() + token
                                                         : token * plan.shape().channels() + wide;
-            if (!view.packed && plan.byte_rows()) {
-                const std::size_t tokens = plan.block_tokens();
-                const std::size_t group = head * ((d + 31) / 32) + c / 32;
-                const std::byte* const scales = part.data + plan.shape().channels() * tokens;
-                const std::byte* const zeros = scales + 2 * plan.byte_groups() * tokens;
-                std::uint16_t scale = 0;
-                std::memcpy(&scale, scales + 2 * (group * tokens + token), sizeof scale);
-                x[c] = double{std::bit_cast<float>(std::uint32_t{scale} << 16)} *
-                       (static_cast<int>(part.data[at]) -
-                        static_cast<int>(zeros[group * tokens + token]));
-                continue;
-            }
             const RowType rows = view.packed ? RowType::f16 : plan.rows();
             if (rows == RowType::f32) {
                 float value = 0;

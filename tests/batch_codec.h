@@ -34,7 +34,6 @@ inline std::uint16_t nearest_half(float x) {
 
 // What is read of a row that is kept exact.
 inline Row kept(const lowkv::Plan& plan, Row row) {
-    if (plan.byte_rows()) row = byte_row(std::move(row), plan.shape().head_dim);
     for (float& x : row) {
         if (plan.rows() == lowkv::RowType::f16) x = f16_value(nearest_half(x));
         if (plan.rows() == lowkv::RowType::bf16) x = bf16_value(bf16_bits(x));

@@ -117,30 +117,8 @@ class Buffer {
 inline std::shared_ptr<const lowkv::Plan> make_plan(const std::string& scheme, lowkv::Shape shape,
                                                     lowkv::RowType rows) {
     const lowkv::Scheme parsed = lowkv::parse_scheme(scheme);
-    return std::make_shared<const lowkv::Plan>(
-        parsed.layer(0), shape, std::string_view{}, 0,
-        lowkv::LayerInputs{.rows = rows, .byte_rows = parsed.byte_rows(0)});
-}
-
-// What 8-bit rows make of a row: of each head 32 channels at a time.
-inline Row byte_row(Row row, std::size_t head_dim) {
-    for (std::size_t first = 0, count = 0; first < row.size(); first += count) {
-        count = std::min<std::size_t>(32, head_dim - first % head_dim);
-        const auto begin = row.begin() + static_cast<std::ptrdiff_t>(first);
-        const auto end = begin + static_cast<std::ptrdiff_t>(count);
-        const float high = std::max(0.0f, *std::max_element(begin, end));
-        const float low = std::max(0.0f, -*std::min_element(begin, end));
-        const float scale = bf16_value(bf16_bits((high + low) / 255));
-        const float inverse = scale > 0 ? 1 / scale : 0;
-        const float zero = high > 0 ? std::min(255.0f, std::nearbyint(low * inverse)) : 255.0f;
-        std::transform(begin, end, begin, [&](float x) {
-            float code = std::clamp(std::nearbyint(x * inverse) + zero, 0.0f, 255.0f);
-            if (x == high && high > 0) code = 255;
-            if (x == -low && low > 0) code = 0;
-            return (code - zero) * scale;
-        });
-    }
-    return row;
+    return std::make_shared<const lowkv::Plan>(parsed.layer(0), shape, std::string_view{}, 0,
+                                               lowkv::LayerInputs{.rows = rows});
 }
 
 // Appends random rows to every sequence and returns them, [sequence][token], keys then values.

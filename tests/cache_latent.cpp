@@ -25,8 +25,7 @@ constexpr Retention retention{.window = 40, .sinks = 5};
 
 std::shared_ptr<const Plan> plan_of(const std::string& text, Shape its = shape) {
     const Scheme scheme = parse_scheme(text);
-    return std::make_shared<const Plan>(scheme.base, its, std::string_view{}, 0,
-                                        LayerInputs{.byte_rows = scheme.byte_rows(0)});
+    return std::make_shared<const Plan>(scheme.base, its);
 }
 
 std::string error_of(auto f) {
@@ -87,7 +86,7 @@ TEST_CASE("what can't be a latent layer is refused by name") {
 }
 
 TEST_CASE("values are read out of the keys, and an image has none") {
-    for (const char* scheme : {"exact", "lowkv3", "int8", "lowkv4,rows=8"}) {
+    for (const char* scheme : {"exact", "lowkv3", "int8", "lowkv4"}) {
         CAPTURE(scheme);
         Rng rng(4);
         const auto store = lowkv::test::make_store();

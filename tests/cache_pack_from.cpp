@@ -23,8 +23,7 @@ constexpr Shape shape{2, 64};
 struct Caches {
     explicit Caches(const std::string& scheme)
         : parsed(parse_scheme(scheme)),
-          plan(std::make_shared<const Plan>(parsed.base, shape, std::string_view{}, 0,
-                                            LayerInputs{.byte_rows = parsed.byte_rows(0)})),
+          plan(std::make_shared<const Plan>(parsed.base, shape)),
           from(store, plan, parsed.retention),
           to(store, plan, parsed.retention) {}
 
@@ -64,7 +63,7 @@ std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t count) {
     return all;
 }
 
-constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn3", "kivi2,rows=8"};
+constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn3"};
 
 }  // namespace
 
@@ -169,7 +168,7 @@ TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     caches.to.pack_from(caches.from, {&block, 1}, range(n, n));
     CHECK_THROWS_AS(caches.to.pack_from(caches.from, {&block, 1}, range(n, n)),
                     Error);  // there already
-    for (const char* other : {"lowkv2.8", "kivi2,rows=8", "kivi2,window=32"}) {
+    for (const char* other : {"lowkv2.8", "kivi2,window=32"}) {
         Caches others(other);  // blocks, rows of another form; on another device
         if (std::string(other) == "kivi2,window=32" && &others.to.device() == &caches.to.device())
             continue;

@@ -15,13 +15,7 @@ using namespace lowkv::test;
 namespace {
 
 const char* const schemes[] = {
-    "exact",
-    "lowkv3",
-    "lowkv4",
-    "int8",
-    "kivi2",
-    "lowkv2,rows=8",
-    "k=sorted-5320-head-1row,v=exact",
+    "exact", "lowkv3", "lowkv4", "int8", "kivi2", "k=sorted-5320-head-1row,v=exact",
 };
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace {
 constexpr Mask::Kind kinds[] = {Mask::Kind::none, Mask::Kind::causal, Mask::Kind::additive_f16,
                                 Mask::Kind::additive_f32};
 const LayerInputs types[] = {
-    {.rows = RowType::f32}, {.rows = RowType::f16}, {.rows = RowType::bf16}, {.byte_rows = true}};
+    {.rows = RowType::f32}, {.rows = RowType::f16}, {.rows = RowType::bf16}};
 
 const char* const schemes[] = {"exact",
                                "k=token-3-head-normal-hadamard-mean,v=token-2-g32,window=70",
@@ -45,9 +45,8 @@ TEST_CASE("every type of rows, from a first cell on, in a window") {
                     const std::uint32_t windows[] = {0, 1, 45, 160, 400};
                     if (kind == Mask::Kind::causal)
                         random.params.mask.window = windows[seed % std::size(windows)];
-                    INFO("type ", static_cast<int>(type.rows), " bytes ", type.byte_rows, " mask ",
-                         static_cast<int>(kind), " first ", first, " window ",
-                         random.params.mask.window);
+                    INFO("type ", static_cast<int>(type.rows), " mask ", static_cast<int>(kind),
+                         " first ", first, " window ", random.params.mask.window);
                     check_case(p, scheme, random.params, *threads);
                     ++seed;
                 }

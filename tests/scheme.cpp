@@ -54,7 +54,6 @@ class Random {
         if (below(2)) result.retention.window = below((1u << 20) + 1);
         if (below(2)) result.retention.sinks = below(65537);
         if (below(2)) result.retention.flush = 32 * below((1u << 15) + 1);
-        if (below(2)) result.retention.rows = 8;
         if (below(2)) {
             result.retention.filter = one_of({Filter::heavy, Filter::random});
             result.retention.keep = below(50);
@@ -144,15 +143,18 @@ TEST_CASE("canonical text names presets and only what differs") {
     CHECK(canonical("kivi2,layer.0-1=channel-4-g32/token-4-g32,layer.29-29=exact/token-8-g64") ==
           "kivi2,layer.0-1=kivi4,layer.29=exact/token-8-g64");
     CHECK(canonical("kivi2,flush=128") == "kivi2,flush=128");
-    CHECK(canonical("kivi2,rows=8,sinks=0") == "kivi2,sinks=0,rows=8");
-    CHECK(canonical("kivi2,rows=0") == "kivi2");
 }
 
-TEST_CASE("rows= leaves exact layers as the host has them") {
-    const Scheme scheme = parse_scheme("kivi2,rows=8,layer.2=exact");
-    CHECK(scheme.byte_rows(1));
-    CHECK_FALSE(scheme.byte_rows(2));
-    CHECK_FALSE(parse_scheme("kivi2").byte_rows(0));
+TEST_CASE("words of earlier versions are refused by name, with what to use instead") {
+    for (const auto& [text, word, instead] : std::initializer_list<std::array<const char*, 3>>{
+             {"kivi2,rows=8", "\"rows\" at position 7", "a budget of memory"},
+             {"kivi2,rows=0", "\"rows\" at position 7", "a budget of memory"}}) {
+        INFO(text);
+        const std::string said = message_of(text);
+        CHECK(said.find(word) != std::string::npos);
+        CHECK(said.find("is no longer in lowkv: ") != std::string::npos);
+        CHECK(said.find(instead) != std::string::npos);
+    }
 }
 
 TEST_CASE("the last override that names a layer wins") {

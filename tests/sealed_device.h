@@ -140,17 +140,6 @@ inline std::shared_ptr<Store> make_store(std::size_t budget_bytes = 0) {
     return std::make_shared<Store>(budget_bytes);
 }
 
-// Whether that device has kernels for a plan: of rows=8 the CPU only has.
-inline bool serves(const Plan& plan) {
-    try {
-        make_store()->device().check(plan);
-        return true;
-    } catch (const Error& error) {
-        if (error.code() != ErrorCode::unsupported || !plan.byte_rows()) throw;
-        return false;
-    }
-}
-
 // What lies behind a block's view: a copy, in `copy`, where the host can't read it.
 inline BlockView readable(const Sequence& sequence, std::uint32_t block,
                           std::vector<std::byte>& copy) {

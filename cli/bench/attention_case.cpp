@@ -47,9 +47,8 @@ class LowkvCase final : public AttentionCase {
             rope.frequencies.push_back(
                 std::pow(1e4f, -2.0f * static_cast<float>(i) / static_cast<float>(shape.head_dim)));
         }
-        const auto plan = std::make_shared<const Plan>(
-            neutral_plan(scheme.base, {.kv_heads = shape.kv_heads, .head_dim = shape.head_dim},
-                         &rope, scheme.byte_rows(0)));
+        const auto plan = std::make_shared<const Plan>(neutral_plan(
+            scheme.base, {.kv_heads = shape.kv_heads, .head_dim = shape.head_dim}, &rope));
         sequence_.emplace(store_, plan, scheme.retention);
     }
 

@@ -54,7 +54,7 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
                               most_tokens(shape, end) == most && scheme.layer(end) == codecs;)
             ++end;
         if (first.kv_heads == 0) continue;
-        const Plan plan = neutral_plan(codecs, first, nullptr, scheme.byte_rows(layer));
+        const Plan plan = neutral_plan(codecs, first);
         cache.push_back({.layers = end - layer,
                          .numbers = first.numbers(),
                          .block_tokens = plan.block_tokens(),

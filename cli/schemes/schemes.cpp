@@ -80,9 +80,6 @@ void explain_retention(const Retention& retention, std::uint32_t block) {
     line("sinks", retention.sinks > 0 ? "the first " + std::to_string(retention.sinks) +
                                             " tokens stay exact (with their block)"
                                       : "none: the first tokens are packed like all others");
-    if (retention.rows == 8)
-        line("rows",
-             "exact rows take 8 bits a number, 32 channels of a token sharing a scale and a zero");
     if (retention.filter == Filter::none) return;
     line("filter", "of the tokens that leave the window, " + std::to_string(retention.keep) +
                        "% stay exact and " + std::to_string(retention.evict) + "% are dropped,");

@@ -73,10 +73,6 @@ bool Description::same(const Description& other) const noexcept {
 }
 
 void check_served(const Plan& plan, std::string_view device) {
-    if (plan.byte_rows())
-        throw Error(
-            ErrorCode::unsupported,
-            std::string(device) + " has no kernels for rows=8: leave it out, or write rows=0");
     if (plan.shape().latent())
         throw Error(ErrorCode::unsupported,
                     std::string(device) + " has no kernels for multi-head latent attention");

@@ -43,8 +43,7 @@ struct Calibration {
 LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& shape);
 
 // A plan with it: right in its sizes and its speed, not in what it loses.
-Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope = nullptr,
-                  bool byte_rows = false);
+Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope = nullptr);
 
 // Throws Error(invalid_calibration), saying what is missing, damaged or does not fit.
 void check_calibration(const PartCalibration& part, const Codec& codec, const Shape& shape,

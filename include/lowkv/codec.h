@@ -49,8 +49,6 @@ struct LayerInputs {
         nullptr;  // Stage::pre; null: the model has none, keys are stored as they come
     // What rows are kept in while they are exact: the host's own, so that nothing is rounded.
     RowType rows = RowType::f16;
-    // They are kept in 8 bits all the same, and read out as `rows` (Retention::rows).
-    bool byte_rows = false;
 };
 
 class Plan {
@@ -101,29 +99,12 @@ class Plan {
     // values by token, as attention reads them. Then the tokens' positions as i32, if the keys are
     // packed as they were before RoPE.
     RowType rows() const noexcept { return rows_; }
-    // Each part has one byte an element instead, behind them the scales of groups of byte_group
-    // channels of a head and token, bf16 [group][token], and their zeros, u8 [group][token];
-    // rows() is what they are read out as (docs/methods/bytes.md, "8-bit rows").
-    bool byte_rows() const noexcept { return host_ != nullptr; }
-    static constexpr std::uint32_t byte_group = 32;
-    std::uint32_t byte_groups() const noexcept {
-        return shape_.kv_heads * ((shape_.head_dim + byte_group - 1) / byte_group);
-    }
-    std::size_t byte_scales_offset() const noexcept {  // in a part
-        return std::size_t{shape_.channels()} * block_tokens_;
-    }
-    std::size_t byte_zeros_offset() const noexcept {
-        return byte_scales_offset() + std::size_t{2} * byte_groups() * block_tokens_;
-    }
-    // The same plan with exact rows as the host has them: how packed blocks are read out.
-    const Plan& host() const noexcept { return host_ ? *host_ : *this; }
     bool has_positions() const noexcept { return keys_->has_positions(); }
     std::size_t exact_positions_offset() const noexcept {
         return stored_parts().size() * exact_part_bytes();
     }
     std::size_t exact_bytes() const noexcept { return exact_positions_offset() + position_bytes(); }
     std::size_t exact_part_bytes() const noexcept {
-        if (byte_rows()) return byte_zeros_offset() + std::size_t{byte_groups()} * block_tokens_;
         return std::size_t{shape_.channels()} * block_tokens_ * element_bytes_;
     }
     // An exact block rounded to f16, which is what quantizers encode and decode, in the same order.
@@ -155,7 +136,6 @@ class Plan {
     std::uint64_t number_ = 0, inputs_hash_ = 0;
     RowType rows_ = RowType::f16;
     std::size_t element_bytes_ = 2;
-    std::shared_ptr<const Plan> host_;  // null: this one is
 
     std::size_t position_bytes() const noexcept {
         return has_positions() ? std::size_t{4} * block_tokens_ : 0;

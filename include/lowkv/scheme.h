@@ -4,7 +4,6 @@
 //
 //   scheme  := preset ("," option)*  |  option ("," option)*
 //   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N
-//            | "rows=" (0 | 8)
 //            | "filter=" ("none" | "heavy" | "random") | "keep=" P "%" | "evict=" P "%"
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
 //   codec   := "exact" | axis "-" bits "-" group ("-" word)*
@@ -188,9 +187,6 @@ struct Retention {
     Filter filter = Filter::none;
     std::uint32_t keep = 0;
     std::uint32_t evict = 0;
-    // Bits of an element of the rows that stay exact: 8 (docs/methods/bytes.md, "8-bit rows"), or
-    // 0: what the host has them in. Layers of an exact scheme are always kept as the host has them.
-    std::uint32_t rows = 0;
 
     friend bool operator==(const Retention&, const Retention&) = default;
 };
@@ -237,10 +233,6 @@ struct Scheme {
     std::vector<LayerOverride> overrides;  // the last one that names a layer wins
 
     const LayerScheme& layer(std::uint32_t index) const noexcept;
-    // Whether a layer's exact rows are kept in 8 bits (LayerInputs::byte_rows).
-    bool byte_rows(std::uint32_t index) const noexcept {
-        return retention.rows == 8 && !layer(index).exact();
-    }
     // Whether `is` holds for any layer: the base or an override.
     template <class Predicate>
     bool any_layer(Predicate is) const {

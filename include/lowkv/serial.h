@@ -115,11 +115,10 @@ void check_image(const ImageHeader& header, const ImageIdentity& wanted);
 std::vector<std::byte> save_sequences(std::span<const Sequence* const> sequences);
 std::vector<std::byte> save_sequence(const Sequence& sequence);
 
-// The sequences again, which go on as the saved ones would have, bit for bit, but for exact rows
-// that a scheme with rows=8 keeps of bf16 (docs/images.md). Throws as read_image(), check_image()
-// and Sequence do. load_sequence() takes an image of one. Beside the rows themselves, what is
-// allocated for sequences and their lists of blocks is at most the image's size and 1 MiB: images
-// of more absent cells or empty sequences are refused, and are not saved.
+// The sequences again, which go on as the saved ones would have, bit for bit. Throws as
+// read_image(), check_image() and Sequence do. load_sequence() takes an image of one. Beside the
+// rows themselves, what is allocated for sequences and their lists of blocks is at most the image's
+// size and 1 MiB: images of more absent cells or empty sequences are refused, and are not saved.
 std::vector<Sequence> load_sequences(std::span<const std::byte> image,
                                      const std::shared_ptr<Store>& store,
                                      const std::shared_ptr<const Plan>& plan,

@@ -30,7 +30,7 @@ constexpr Shape latent_shape{.kv_heads = 1, .head_dim = 576, .value_dim = 512};
 
 // The heads are not known when llama.cpp asks for the size, and the padding of a packed block
 // depends on them a little: take the worst of the head sizes that fit.
-BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels, bool byte_rows) {
+BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels) {
     BlockSizes sizes;
     std::vector<Shape> shapes;
     for (const std::uint32_t head_dim : {64u, 80u, 96u, 128u, 256u, 320u, 512u, 576u})
@@ -40,7 +40,7 @@ BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels, bool byte_
     for (const Shape& shape : shapes) {
         try {
             // A calibration changes no size.
-            const Plan plan = neutral_plan(scheme, shape, nullptr, byte_rows);
+            const Plan plan = neutral_plan(scheme, shape);
             sizes.latent |= shape.latent();
             sizes.keys = std::max(sizes.keys, plan.keys().bytes());
             sizes.values = std::max(sizes.values, plan.values().bytes());
@@ -53,11 +53,10 @@ BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels, bool byte_
 }
 
 // Measured once: a plan of a random rotation (-qr) takes a tenth of a second.
-BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels, bool byte_rows) {
+BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
     struct Known {
         LayerScheme scheme;
         std::uint32_t channels;
-        bool byte_rows;
         BlockSizes sizes;
     };
     // Never destroyed: a host's own globals may free caches when the process ends.
@@ -65,11 +64,10 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels, bool b
     static auto& known = *new std::vector<Known>;
     const std::lock_guard lock(mutex);
     const auto found = std::find_if(known.begin(), known.end(), [&](const Known& k) {
-        return k.scheme == scheme && k.channels == channels && k.byte_rows == byte_rows;
+        return k.scheme == scheme && k.channels == channels;
     });
     if (found != known.end()) return found->sizes;
-    return known.emplace_back(scheme, channels, byte_rows, measure(scheme, channels, byte_rows))
-        .sizes;
+    return known.emplace_back(scheme, channels, measure(scheme, channels)).sizes;
 }
 
 }  // namespace
@@ -77,7 +75,7 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels, bool b
 std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
                          std::uint32_t channels, std::size_t cells) {
     const LayerScheme& codecs = scheme.layer(layer);
-    const BlockSizes sizes = block_sizes(codecs, channels, scheme.byte_rows(layer));
+    const BlockSizes sizes = block_sizes(codecs, channels);
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return 0;
     const std::size_t tokens = block_tokens(codecs);
@@ -105,9 +103,7 @@ namespace {
 
 bool may_be_latent(const ggml_tensor& keys, const Setting& setting) {
     const auto layer = static_cast<std::uint32_t>(parse_cache_name(keys.name)->layer);
-    return block_sizes(setting.scheme.layer(layer), static_cast<std::uint32_t>(keys.ne[0]),
-                       setting.scheme.byte_rows(layer))
-        .latent;
+    return block_sizes(setting.scheme.layer(layer), static_cast<std::uint32_t>(keys.ne[0])).latent;
 }
 
 }  // namespace

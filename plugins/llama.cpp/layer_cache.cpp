@@ -69,7 +69,6 @@ std::string LayerCache::why_not_packed() {
     try {
         LayerInputs inputs;
         inputs.rope = rope_ ? &*rope_ : nullptr;
-        inputs.byte_rows = setting_->scheme.byte_rows(index_);
         if (setting_->calibration) {
             calibration::require_layer(*setting_->calibration, index_, shape_, "the calibration");
             inputs.calibration = &setting_->calibration->layers[index_];
@@ -106,7 +105,7 @@ void LayerCache::decide() {
             for (const auto& plan : plans_) states.back().packed.emplace_back(store_, plan, packed);
         }
         streams_state_ = std::move(states);
-        decoded_ = DeviceMemory(store_->device(), plan().host().exact_bytes());
+        decoded_ = DeviceMemory(store_->device(), plan().exact_bytes());
         mode_ = Mode::packed;
         return;
     }

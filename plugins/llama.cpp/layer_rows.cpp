@@ -122,7 +122,7 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     const StreamState& s = stream(stream_index);
     const CellGroups& groups = trackers_[stream_index].groups();
     const Sequence& sequence = at.packed ? tier_of(s, groups, at.row) : s.exact;
-    const Plan& host = sequence.plan().host();
+    const Plan& own_plan = sequence.plan();
     const std::size_t bytes = at.run * row_bytes(part);
     const std::uint32_t block = at.row / plan().block_tokens();
     const BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
@@ -133,7 +133,7 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     if (view.packed && decoded_from_ != view.keys) {
         decoded_from_ = nullptr;  // should it throw
         const BlockCopy copy{view.keys, decoded_.data()};
-        device().decode(host, std::span(&copy, 1), serial_executor());
+        device().decode(own_plan, std::span(&copy, 1), serial_executor());
         decoded_from_ = view.keys;
         ++decoded_blocks_;
     }
@@ -141,7 +141,7 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     rows_.resize(bytes / sizeof rows_[0]);
     const BlockRows<const std::byte> run{view.packed ? decoded_.data() : view.keys,
                                          at.row % plan().block_tokens(), at.run};
-    device().read_rows(view.packed ? host : sequence.plan(), part, std::span(&run, 1),
+    device().read_rows(own_plan, part, std::span(&run, 1),
                        {rows_.data(), shape_.head_dim, shape_.channels()}, serial_executor());
     const std::uint32_t unit = at.row / groups.block();
     if (part == Part::keys && at.packed && moved_by(stream_index, unit) != 0) {

@@ -110,9 +110,9 @@ void bind_scheme(nb::module_& m) {
     nb::class_<Plan>(m, "Plan", "A layer's codecs compiled for one shape and one type of rows.")
         .def(nb::new_([](const Scheme& scheme, std::uint32_t layer, std::uint32_t kv_heads,
                          std::uint32_t head_dim, RowType rows) {
-                 return std::make_shared<Plan>(
-                     scheme.layer(layer), Shape{kv_heads, head_dim}, std::string_view{}, layer,
-                     LayerInputs{.rows = rows, .byte_rows = scheme.byte_rows(layer)});
+                 return std::make_shared<Plan>(scheme.layer(layer), Shape{kv_heads, head_dim},
+                                               std::string_view{}, layer,
+                                               LayerInputs{.rows = rows});
              }),
              "scheme"_a, "layer"_a, "kv_heads"_a, "head_dim"_a, "rows"_a,
              "rows: the type of those that stay exact.")

@@ -111,7 +111,6 @@ KvCache::KvCache(const KvCacheConfig& config)
     LayerInputs inputs;
     inputs.rows = config.rows;
     for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
-        inputs.byte_rows = scheme_.byte_rows(layer);
         plans_.push_back(std::make_shared<const Plan>(scheme_.layer(layer), config.shape,
                                                       std::string_view{}, layer, inputs));
         if (plans_.back()->has_positions())

@@ -65,9 +65,6 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
     if (plan_->shape().latent())
         throw Error(ErrorCode::unsupported,
                     "multi-head latent attention is not served in a host's pages");
-    if (plan_->byte_rows())
-        throw Error(ErrorCode::unsupported,
-                    "rows=8 is not served in a host's pages: leave it out, or write rows=0");
     if (sinks_ > page_tokens)
         refuse(std::to_string(sinks_) + " sinks; a page has " + std::to_string(page_tokens) +
                " tokens");

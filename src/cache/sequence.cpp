@@ -31,7 +31,6 @@ Sequence::Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> pla
     Store::Impl& impl = store_->impl();
     const std::scoped_lock lock(impl.mutex);
     impl.pool(plan_->exact_bytes());
-    impl.pool(plan_->host().exact_bytes());
     if (!plan_->scheme().exact()) impl.pool(plan_->packed_bytes());
 }
 

@@ -123,7 +123,7 @@ void Sequence::read(std::span<const Sequence> sequences, std::uint32_t first, st
     give(plan, absent);
     give(plan, exact);
     const std::size_t most = most_tokens / tokens;
-    const cache::Slots scratch(store, cache::Slots::As::scratch, plan.host().exact_bytes(),
+    const cache::Slots scratch(store, cache::Slots::As::scratch, plan.exact_bytes(),
                                std::min(packed.size(), most));
     cache::Decoding decoded;
     for (std::size_t done = 0; done < packed.size(); done += most) {
@@ -131,10 +131,10 @@ void Sequence::read(std::span<const Sequence> sequences, std::uint32_t first, st
         decoded.clear();
         for (std::size_t i = 0; i < turn.size(); ++i) {
             turn[i].exact = scratch[i];
-            decoded[&turn[i].block->plan(plan).host()].push_back({turn[i].block->data, scratch[i]});
+            decoded[&turn[i].block->plan(plan)].push_back({turn[i].block->data, scratch[i]});
         }
         cache::decode(store.device, decoded, executor);
-        give(plan.host(), turn);
+        give(plan, turn);
     }
     store.device.finish();
 }

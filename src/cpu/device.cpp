@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "attention/query.h"
-#include "cpu/byte_rows.h"
 #include "cpu/exact_block.h"
 #include "cpu/rows.h"
 #include "plan/plan_parts.h"
@@ -93,10 +92,8 @@ class CpuDevice final : public Device {
         executor.parallel_for(to.size(), [&](std::size_t i, unsigned) noexcept {
             const auto& [block, first, count, at] = to[i];
             const Rows its = cache::rows_at(rows, at);
-            count_saturated(plan.byte_rows()
-                                ? cpu::store_bytes(plan, part, block, first, count, its)
-                                : store(plan.kernels(), cpu::exact_part(plan, part, block),
-                                        cpu::exact_shape(plan), first, count, its));
+            count_saturated(store(plan.kernels(), cpu::exact_part(plan, part, block),
+                                  cpu::exact_shape(plan), first, count, its));
         });
     }
     void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
@@ -108,12 +105,10 @@ class CpuDevice final : public Device {
         executor.parallel_for(from.size(), [&](std::size_t i, unsigned) noexcept {
             const auto& [block, first, count, at] = from[i];
             const RowsOut its = cache::rows_at(rows, plan.rows(), at);
-            if (plan.byte_rows()) return cpu::load_bytes(plan, part, block, first, count, its);
             load(cpu::exact_part(plan, stored, block), shape, first, count, its);
         });
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
-        if (plan.byte_rows()) return cpu::clear_bytes(plan, block, first);
         const cpu::ExactShape shape = cpu::exact_shape(plan);
         cpu::clear_keys(cpu::exact_part(plan, Part::keys, block), shape, first);
         if (!plan.shape().latent())
@@ -121,9 +116,8 @@ class CpuDevice final : public Device {
     }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
-        const auto copy = plan.byte_rows()              ? cpu::copy_bytes
-                          : plan.rows() == RowType::f32 ? copy_elements<std::uint32_t>
-                                                        : copy_elements<std::uint16_t>;
+        const auto copy = plan.rows() == RowType::f32 ? copy_elements<std::uint32_t>
+                                                      : copy_elements<std::uint16_t>;
         copy(plan, to, to_first, from, from_first, count, repeat);
         if (!plan.has_positions()) return;
         constexpr std::size_t bytes = sizeof(std::int32_t);

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "cpu/byte_rows.h"
-
 namespace lowkv::cpu {
 namespace {
 
@@ -23,19 +21,13 @@ void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
                   std::byte* exact) noexcept {
     if (is_f16(plan)) return decode_block(plan, packed, exact);
     decode_block(plan, packed, f16);
-    if (plan.byte_rows())
-        bytes_from_f16(plan, f16, exact);
-    else
-        convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, elements(plan));
+    convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, elements(plan));
     std::memcpy(exact + plan.exact_positions_offset(), f16 + plan.f16_positions_offset(),
                 position_bytes(plan));
 }
 
 void round_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noexcept {
-    if (plan.byte_rows())
-        bytes_to_f16(plan, exact, f16);
-    else
-        convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, elements(plan));
+    convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, elements(plan));
     std::memcpy(f16 + plan.f16_positions_offset(), exact + plan.exact_positions_offset(),
                 position_bytes(plan));
 }

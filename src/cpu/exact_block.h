@@ -19,9 +19,7 @@ Byte* exact_part(const Plan& plan, Part part, Byte* exact) noexcept {
 }
 
 // Whether an exact block is what quantizers encode as it is.
-inline bool is_f16(const Plan& plan) noexcept {
-    return plan.rows() == RowType::f16 && !plan.byte_rows();
-}
+inline bool is_f16(const Plan& plan) noexcept { return plan.rows() == RowType::f16; }
 
 // A packed block's rows as exact ones. `f16` is scratch memory of plan.f16_bytes(), not needed
 // where is_f16().

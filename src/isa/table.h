@@ -67,13 +67,6 @@ struct Task {
 // the codes, which the keys carry.
 enum class SortedSource { leads, follows, carried };
 
-// A group of 8-bit rows: scale * (code - zero), the scale being a bf16 (docs/methods/bytes.md,
-// "8-bit rows"). Of zeros the scale is 0, NaN where a number is NaN or infinite.
-struct ByteScale {
-    float scale;
-    std::uint8_t zero;
-};
-
 struct Table {
     std::string_view name;
     std::string_view description;
@@ -94,8 +87,6 @@ struct Table {
     // f16 to floats, for encoding; `count` as above. Infinities become +-65504, and a NaN becomes
     // 0.
     void (*from_f16)(const std::uint16_t* from, float* to, std::size_t count) noexcept;
-    // A group of 16 or 32 channels of an 8-bit row.
-    ByteScale (*to_bytes)(const float* from, std::uint8_t* to, std::size_t count) noexcept;
     // The windows of a trellis of so many bits (lowkv/format.h) whose levels have the least squared
     // error: of 16 tokens, rows of `channels` numbers that are close to N(0, 1), and `stride`
     // apart.

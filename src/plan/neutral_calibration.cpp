@@ -50,10 +50,9 @@ LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& sha
     return {.key = neutral(scheme.key, shape), .value = neutral(scheme.value, shape)};
 }
 
-Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope, bool byte_rows) {
+Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope) {
     const LayerCalibration calibration = neutral_calibration(scheme, shape);
-    return {
-        scheme, shape, {}, 0, {.calibration = &calibration, .rope = rope, .byte_rows = byte_rows}};
+    return {scheme, shape, {}, 0, {.calibration = &calibration, .rope = rope}};
 }
 
 }  // namespace lowkv

@@ -115,10 +115,6 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
                                 .table = kernels_,
                                 .rotations = &rotations});
     }
-    if (!inputs.byte_rows) return;
-    const auto host = std::make_shared<Plan>(*this);
-    host->number_ = next_number();
-    host_ = host;
 }
 
 double Plan::key_bits() const noexcept { return lowkv::bits_per_element(*keys_); }

@@ -208,9 +208,6 @@ constexpr std::array numbers{
     RetentionField{"sinks", &Retention::sinks, 1u << 16, 1, "", "the first N tokens stay exact"},
     RetentionField{"flush", &Retention::flush, 1u << 20, 32, "",
                    "tokens leave the window N at a time (0: a block at a time)"},
-    RetentionField{
-        "rows", &Retention::rows, 8, 8, "",
-        "8: rows that stay exact take 8 bits a number (0: what the host has them in, mostly 16)"},
     RetentionField{"keep", &Retention::keep, 100, 1, "%",
                    "so many of the tokens that leave the window stay exact"},
     RetentionField{"evict", &Retention::evict, 100, 1, "%",
@@ -224,6 +221,14 @@ constexpr std::array filters{
            "which tokens stay or go is decided by the attention they got"},
     Choice{"random", value_of(Filter::random), "it is decided at random, a control"}};
 
+struct Removed {
+    std::string_view word, instead;
+};
+constexpr std::array removed{
+    Removed{"rows",
+            "a budget of memory packs only the tokens that do not fit, and a smaller "
+            "window= keeps fewer of them unquantized"}};
+
 void append_to_list(std::string& list, std::string_view word) {
     if (!list.empty()) list += ", ";
     list += word;
@@ -235,6 +240,11 @@ std::span<const CodecField> codec_fields() noexcept { return fields; }
 std::span<const CodecOption> codec_options() noexcept { return codecs; }
 std::span<const RetentionField> retention_fields() noexcept { return numbers; }
 std::span<const Choice> filter_choices() noexcept { return filters; }
+
+std::string_view instead_of_removed(std::string_view word) noexcept {
+    const auto found = std::ranges::find(removed, word, &Removed::word);
+    return found == removed.end() ? std::string_view{} : found->instead;
+}
 
 std::string legal_words(std::span<const Choice> choices) {
     std::string list;

@@ -66,6 +66,9 @@ std::string legal_words(const CodecField& field);
 // "a number from 0 to 65536"
 std::string legal_numbers(const RetentionField& field);
 
+// Empty, or what to use instead of a word that earlier versions had.
+std::string_view instead_of_removed(std::string_view word) noexcept;
+
 // "did you mean": the legal word that is the fewest typing errors away. Empty when none is near
 // enough to be what was meant. The first of equally near words wins.
 std::string_view closest(std::string_view word, std::span<const std::string_view> legal);

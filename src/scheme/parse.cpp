@@ -73,16 +73,29 @@ class Parser {
     static std::string spelled_out() { return "k=channel-2-g32,v=token-2-g32"; }
 
     // `word` is a part of the text: its place is known from its address.
+    std::string place_of(std::string_view word) const {
+        return "scheme " + quoted(text_) + ": " + quoted(word) + " at position " +
+               std::to_string(word.data() - text_.data() + 1) + " ";
+    }
+
+    // A word that earlier versions had.
+    void refuse_removed(std::string_view word) const {
+        const std::string_view instead = scheme::instead_of_removed(word);
+        if (instead.empty()) return;
+        throw Error(ErrorCode::invalid_scheme,
+                    place_of(word) + "is no longer in lowkv: " + std::string(instead));
+    }
+
     [[noreturn]] void reject(std::string_view word, const std::string& problem,
                              const std::string& legal, std::string_view meant = {}) const {
-        std::string message = "scheme " + quoted(text_) + ": " + quoted(word) + " at position " +
-                              std::to_string(word.data() - text_.data() + 1) + " " + problem;
+        std::string message = place_of(word) + problem;
         if (!meant.empty()) message += ", did you mean " + std::string(meant) + "?";
         throw Error(ErrorCode::invalid_scheme, message + "; legal: " + legal);
     }
 
     const Preset& preset(std::string_view word) const {
         if (const Preset* found = scheme::find_preset(word)) return *found;
+        refuse_removed(word);
         std::vector<std::string_view> names;
         for (const Preset& candidate : presets()) names.push_back(candidate.name);
         reject(word, "is not a preset",
@@ -116,6 +129,7 @@ class Parser {
     }
 
     [[noreturn]] void unknown_option(std::string_view name) const {
+        refuse_removed(name);
         std::vector<std::string_view> names;
         std::string list;
         for (const auto& candidate : scheme::codec_options()) names.push_back(candidate.word);
@@ -161,6 +175,7 @@ class Parser {
     }
 
     [[noreturn]] void misplaced_codec_word(std::string_view word) const {
+        refuse_removed(word);
         std::vector<std::string_view> options;
         std::string order;
         for (const scheme::CodecField& field : scheme::codec_fields()) {
@@ -182,6 +197,7 @@ class Parser {
 
     [[noreturn]] void wrong_codec_word(std::string_view word, const scheme::CodecField& field,
                                        bool may_be_exact) const {
+        refuse_removed(word);
         std::vector<std::string_view> words;
         for (const scheme::Choice& choice : field.choices) words.push_back(choice.word);
         if (may_be_exact) words.push_back(scheme::exact_word);

@@ -125,9 +125,10 @@ def test_a_state_that_a_failed_device_saved_is_refused(tmp_path, tiny, scheme):
 
 @on_device
 def test_what_its_kernels_do_not_serve_stays_f16_by_name():
-    run = lowkv("run", "--cache-on", DEVICE, "--scheme", "lowkv2.8,rows=8", "--", COMPLETION, "-m", MODEL, *ASK)
+    run = lowkv("run", "--cache-on", DEVICE, "--scheme", "k=token-4-row,v=token-4-row", "--", COMPLETION, "-m", MODEL,
+                *ASK)
     assert run.code == 1, run.both
-    run.said(r"NOT active for 30 of 30 layers, which stay f16: .* has no kernels for rows=8")
+    run.said(r"NOT active for 30 of 30 layers, which stay f16: .* has no kernels for keys of the quantizer 'row'")
 
 
 @on_device

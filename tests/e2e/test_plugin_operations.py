@@ -210,7 +210,7 @@ def test_latent_rows(tmp_path, operation):
     assert_same_answers(exact, answers_of(operation, None, files, tmp_path))
     for one, other in zip(answers_of(operation, "int8,window=32", files, tmp_path), exact, strict=True):
         assert_same_answer(one, other, tolerance=0.5)
-    assert answers_of(operation, "lowkv3,rows=8", files, tmp_path)
+    assert answers_of(operation, "lowkv3", files, tmp_path)
 
 
 @pytest.mark.parametrize("operation", ["cache reuse", "context shift"])
@@ -221,7 +221,7 @@ def test_moved_blocks_are_seen_where_they_are(tmp_path, files, stock, operation)
         assert_same_answer(one, other, tolerance=0.5)
 
 
-@pytest.mark.parametrize("scheme", ["lowkv2.8", "kivi2", "lowkv2.8,rows=8",
+@pytest.mark.parametrize("scheme", ["lowkv2.8", "kivi2",
                                     "k=sorted-4211-head-2rows,v=token-3-head-normal-hadamard"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_lossy_scheme_answers(tmp_path, files, operation, scheme):

@@ -77,7 +77,7 @@ ROTATED = "k=token-2-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-un
 
 
 @pytest.mark.parametrize("model,scheme", [("tiny", SCHEME), ("sliding", SCHEME), ("tiny", ROTATED),
-                                          ("sliding", ROTATED), ("tiny", ROTATED + ",rows=8")])
+                                          ("sliding", ROTATED)])
 def test_conversations_that_take_turns(folder, model, scheme, request):
     """llama-server saves the one that waits to the host's memory and restores it elsewhere. Sliding layers'
     caches are rings, whose newest tokens are anywhere; their rows come from a checkpoint."""

@@ -18,7 +18,6 @@ SLACK = 1.25
 # model, options of the tool, scheme
 CASES = {
     "packed": ("llama", [], INT8),
-    "8-bit rows": ("llama", [], INT8 + ",rows=8"),
     "two caches": ("gemma2", [], INT8),
     "without flash attention": ("llama", ["-fa", "off"], INT8),
     "head_dim no multiple of 16": ("llama-40", [], INT8),

@@ -127,14 +127,6 @@ def test_an_unknown_cuda_device_is_refused():
         lowkv.Cache.from_model(build("llama")[0], device="cuda:9")
 
 
-@on_cuda
-def test_what_its_library_refuses_comes_through_as_an_error():
-    model, _ = build("llama")
-    cache = lowkv.Cache.from_model(model, "kivi2,rows=8,window=16")
-    with pytest.raises(lowkv.Error, match="has no kernels for rows=8"):
-        run(model, cache, ids(1, 9))
-
-
 def test_masks_are_made_where_the_queries_are():
     """torch's device `meta` stands for a GPU: no tensor of it goes together with one of the CPU's."""
     there = dict(device="meta")

@@ -98,7 +98,6 @@ def test_a_failure_anywhere_changes_nothing(model, part, first, kind):
 
 
 @pytest.mark.parametrize("scheme", ["exact", "kivi2", "lowkv2.8,window=16,sinks=3", "kivi4,window=32,flush=64",
-                                    "kivi2,window=16,rows=8",
                                     "k=sorted-4220-head-1row,v=token-2-g32,window=16,sinks=3"])
 @pytest.mark.parametrize("tokens", [1, 31, 200])
 def test_every_step_may_fail_once(scheme, tokens):

@@ -66,8 +66,7 @@ VIEWS = {
 @pytest.mark.parametrize("queries", [1, 5, 40])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["kivi2,window=16,sinks=0", "lowkv2.8,window=16", "kivi4,window=32,flush=64,sinks=5",
-                                    "k=exact,v=token-4-g32,window=0", "kivi2,window=16,rows=8",
-                                    "lowkv2.8,window=16,rows=8",
+                                    "k=exact,v=token-4-g32,window=0",
                                     "k=sorted-4211-head-2rows,v=token-2-head-normal-hadamard-unbiased,window=16"])
 def test_attention(scheme, view, queries):
     torch.manual_seed(len(view) + queries)
@@ -194,7 +193,7 @@ def test_what_lies_where():
 @pytest.mark.parametrize("tokens", [2, 130, 255, 256, 383, 384, 385, 1000])
 @pytest.mark.parametrize("scheme,block,first", [
     ("lowkv2.8", 128, 128), ("lowkv2.8,sinks=1", 128, 128), ("lowkv2.8,sinks=128", 128, 128),
-    ("lowkv2.8,sinks=200", 128, 256), ("lowkv2.8,sinks=0", 128, 0), ("lowkv2.8,rows=8", 128, 128),
+    ("lowkv2.8,sinks=200", 128, 256), ("lowkv2.8,sinks=0", 128, 0),
     ("kivi2", 32, 32), ("kivi2,sinks=33", 32, 64), ("kivi2,sinks=0", 32, 0)])
 def test_sinks_are_whole_blocks(scheme, block, first, tokens):
     """As in the llama.cpp plug-in: a block with a sink stays exact, each other one until all of it has left the window

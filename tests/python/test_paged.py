@@ -141,6 +141,3 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(Error, match="flush"):
         PagedLayer(Store(), Plan(parse_scheme("kivi2"), 0, 1, 32, RowType.float16), Retention(0, 0, 128), 0, PAGE,
                    torch.zeros(1, 1, PAGE, 64, dtype=torch.uint8), 0)
-    with pytest.raises(Error, match="rows=8 is not served"):
-        PagedLayer(Store(), Plan(parse_scheme("kivi2,rows=8"), 0, 1, 32, RowType.float16), Retention(0, 0, 0), 0, PAGE,
-                   torch.zeros(1, 1, PAGE, 64, dtype=torch.uint8), 0)

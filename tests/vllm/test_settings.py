@@ -21,7 +21,7 @@ def engine(additional_config=None):
     ("lowkv5", r"Schemes: exact, lowkv1\.5, .*kvarn2$"),
     ("skvq-k2v2", "codecs of a token's row of all heads"),
     ("kivi2,flush=128", "flush= is not served"),
-    ("kivi2,rows=8", "rows= is not served"),
+    ("kivi2,rows=8", "\"rows\" .* is no longer in lowkv"),
 ])
 def test_wrong_schemes(monkeypatch, text, words):
     monkeypatch.setenv("LOWKV_SCHEME", text)

@@ -61,9 +61,8 @@ def _scheme(text: str) -> Scheme:
         found = parse_scheme(text)
     except Error as error:
         raise Error(f"{VARIABLE}={text}: {error}. Schemes: {', '.join(_served_presets())}") from None
-    for option in ("flush", "rows"):
-        if any(word.startswith(f"{option}=") for word in str(found).split(",")):
-            raise Error(f"{VARIABLE}={text}: {option}= is not served in vLLM; leave it out")
+    if any(word.startswith("flush=") for word in str(found).split(",")):
+        raise Error(f"{VARIABLE}={text}: flush= is not served in vLLM; leave it out")
     return found
 
 

@@ -1,14 +1,13 @@
 // The elements of exact rows, and their products with few rows of weights. Included inside an
 // implementation's namespace.
 
-// Elements are float, std::uint16_t (f16), this, or std::uint8_t (the codes of 8-bit rows).
+// Elements are float, std::uint16_t (f16) or this.
 struct Bfloat16 {
     std::uint16_t bits;
 };
 LOWKV_INLINE F load_row(const float* p) { return load(p); }
 LOWKV_INLINE F load_row(const std::uint16_t* p) { return load_f16(p); }
 LOWKV_INLINE F load_row(const Bfloat16* p) { return load_bf16(&p->bits); }
-LOWKV_INLINE F load_row(const std::uint8_t* p) { return load_u8(p); }
 
 // Vectors of lanes that a product of few rows holds at once: as many of four rows as registers
 // accumulate in gemm().
@@ -34,7 +33,7 @@ LOWKV_INLINE Ahead ahead_of(const HeadPart& x, const BlockView& block, unsigned 
     if (block.keys == nullptr) return {};
     Ahead ahead;
     if (x.is_exact(block)) {
-        const std::size_t size = x.is_bytes(block) ? 1 : x.type(block) == RowType::f32 ? 4 : 2;
+        const std::size_t size = x.type(block) == RowType::f32 ? 4 : 2;
         ahead = {block.*(x.start) + size * x.exact_offset, size * x.exact_stride,
                  size * x.lane_count, x.step_count, 0};
     } else {

@@ -7,9 +7,7 @@ struct HeadPart {
     const std::byte* BlockView::* start;
     unsigned head, lane_count, step_count;
     std::size_t section_offset, exact_offset, exact_stride;
-    std::size_t scales_offset, zeros_offset;  // of 8-bit rows
-    RowType rows;                             // of blocks that are not packed
-    bool byte_rows;
+    RowType rows;  // of blocks that are not packed
 
     HeadPart(const Plan& plan, const PackedPart& its_part, const std::byte* BlockView::* its_start,
              unsigned its_head)
@@ -21,14 +19,10 @@ struct HeadPart {
           section_offset(part.section_offset(head)),
           exact_offset(part.shape().exact_offset(head)),
           exact_stride(part.shape().exact_stride()),
-          scales_offset(plan.byte_scales_offset()),
-          zeros_offset(plan.byte_zeros_offset()),
-          rows(plan.rows()),
-          byte_rows(plan.byte_rows()) {}
+          rows(plan.rows()) {}
 
     bool is_keys() const { return part.shape().part == Part::keys; }
     bool is_exact(const BlockView& block) const { return !block.packed || part.exact(); }
-    bool is_bytes(const BlockView& block) const { return !block.packed && byte_rows; }
     // What an exact part of a packed block holds is f16, as all that quantizers pack.
     RowType type(const BlockView& block) const { return block.packed ? RowType::f16 : rows; }
     // Steps of lanes.

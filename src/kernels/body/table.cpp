@@ -8,8 +8,6 @@
 //
 #include "kernels/body/exact_rows.h"
 //
-#include "kernels/body/byte_tile.h"
-//
 #include "kernels/body/tile.h"
 //
 #include "kernels/body/gemm.h"
@@ -21,8 +19,6 @@
 #include "kernels/body/attend.h"
 //
 #include "kernels/body/mass.h"
-//
-#include "kernels/body/to_bytes.h"
 
 extern const Table table;  // known to select.cpp
 
@@ -40,9 +36,8 @@ const Table LOWKV_IMPLEMENTATION::table = {
     LOWKV_IMPLEMENTATION::prefill,        LOWKV_IMPLEMENTATION::weigh,
     LOWKV_IMPLEMENTATION::code_kernels,   LOWKV_IMPLEMENTATION::row_kernels,
     LOWKV_IMPLEMENTATION::sorted_kernels, LOWKV_IMPLEMENTATION::to_f16,
-    LOWKV_IMPLEMENTATION::from_f16,       LOWKV_IMPLEMENTATION::to_bytes,
-    LOWKV_IMPLEMENTATION::find_windows,   LOWKV_IMPLEMENTATION::encode_sorted,
-    LOWKV_IMPLEMENTATION::decode_sorted,
+    LOWKV_IMPLEMENTATION::from_f16,       LOWKV_IMPLEMENTATION::find_windows,
+    LOWKV_IMPLEMENTATION::encode_sorted,  LOWKV_IMPLEMENTATION::decode_sorted,
 };
 
 }  // namespace lowkv::kernels

@@ -36,7 +36,6 @@ void expand_exact(const HeadPart& x, const BlockView& block, unsigned first_toke
 LOWKV_INLINE void expand(const HeadPart& x, const BlockView& block, unsigned first_token,
                          float* tile) {
     if (!x.is_exact(block)) return x.part.kernels().expand(x.packed(block), first_token, tile);
-    if (x.is_bytes(block)) return expand_bytes(x, block, first_token, tile);
     with_type(x.type(block), [&]<class T>(const T*) LOWKV_INLINE_LAMBDA {
         expand_exact<T>(x, block, first_token, tile);
     });
@@ -65,7 +64,6 @@ void multiply_exact(ExactProduct& product) noexcept {
 
 LOWKV_INLINE void multiply_exact(ExactProduct& product, unsigned rows) {
     const auto multiply = [&]<unsigned Rows>() LOWKV_INLINE_LAMBDA {
-        if (product.x.is_bytes(product.block)) return multiply_bytes<Rows>(product);
         with_type(product.x.type(product.block),
                   [&]<class T>(const T*) LOWKV_INLINE_LAMBDA { multiply_exact<T, Rows>(product); });
     };
