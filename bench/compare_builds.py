@@ -21,7 +21,7 @@ from pathlib import Path
 # What needs no calibration, one of each kernel.
 SCHEMES = (
     "exact,int8,int4,int4h,kivi2,kivi4,lowkv1.5,lowkv2,lowkv2.8,lowkv3,lowkv4,"
-    "turboquant2,turboquant3-qr,kvarn2,kvarn3,kvarn4,skvq-k2v1.5,skvq-k2v2,skvq-k4v4,kvquant2,kvquant3,kvquant4-1%"
+    "turboquant2,turboquant3-qr,skvq-k2v1.5,skvq-k2v2,skvq-k4v4,kvquant2,kvquant3,kvquant4-1%"
 )
 
 

@@ -17,7 +17,7 @@ WORDS, BITS, SCHEMES = (ROOT / "docs" / page for page in ("reference/words.md", 
 COMMAND = ROOT / "build/release/bin/lowkv"
 SHOWN = 128  # head_dim of the table of bits; the others are checked only
 LINE = 64    # bytes that a section is a multiple of
-PARTS = ("codes", "scales", "zeros", "mean", "factors", "outliers", "positions", "statistics", "rows", "padding")
+PARTS = ("codes", "scales", "zeros", "mean", "outliers", "positions", "statistics", "rows", "padding")
 
 
 def ask(command, *args):
@@ -76,8 +76,7 @@ def bytes_of(codec, tokens, heads, head_dim):
         length = head_dim if group == "head" else min(int(group[1:]), along)
         scales = -(-along // length) * across * entry
         metadata = {"scales": scales, "zeros": 0 if {"normal", "trellis"} & set(words) else scales,
-                    "mean": 2 * head_dim if "mean" in words else 0,
-                    "factors": 2 * along if "varnorm" in words else 0}
+                    "mean": 2 * head_dim if "mean" in words else 0}
         out.update({part: heads * size for part, size in metadata.items()})
         total = heads * round_up(round_up(header + sum(metadata.values())) + codes)
     out["padding"] = total - sum(out.values())

@@ -15,14 +15,15 @@ from weights import WEIGHTS
 STOCK_BITS = {"stock f16": 16.0, "stock q8_0": 8.5, "stock q4_0": 4.5}
 
 PRESETS = ["lowkv1.5", "lowkv2", "lowkv2.8", "lowkv3", "lowkv4", "kivi2", "kivi4", "turboquant2",
-           "turboquant3", "turboquant4", "turboquant2-qr", "turboquant3-qr", "turboquant4-qr", "kvarn2", "kvarn3",
-           "kvarn4", "int4", "int4h", "int8"]
+           "turboquant3", "turboquant4", "turboquant2-qr", "turboquant3-qr", "turboquant4-qr", "int4", "int4h", "int8"]
+# No longer in lowkv, which had them last at a0e1fdf: what was measured stays in the tables.
+REMOVED = ["kvarn2", "kvarn3", "kvarn4"]
 # These need a calibration of the model, which quality.py makes on a text of its own.
 CALIBRATED = ["skvq-k4v4", "skvq-k2v2", "skvq-k2v1.5", "kvquant4", "kvquant3", "kvquant2", "kvquant4-1%",
               "kvquant3-1%", "kvquant2-1%"]
 # KVQuant's presets have no window; these show what that costs. KIVI's paper keeps no sinks.
 WINDOWED = ["kvquant3-1%+window=128+sinks=5", "kvquant2-1%+window=128+sinks=5"]
-TABLE = [*PRESETS, *CALIBRATED, *WINDOWED, "kivi2+sinks=0", "kivi4+sinks=0", *STOCK_BITS]
+TABLE = [*PRESETS, *REMOVED, *CALIBRATED, *WINDOWED, "kivi2+sinks=0", "kivi4+sinks=0", *STOCK_BITS]
 
 
 def needs_calibration(scheme):
@@ -124,7 +125,7 @@ def plain(schemes):
 
 # Of each section: schemes, and what differs from the usual setting.
 SECTIONS = {
-    "table": plain(TABLE),
+    "table": plain(s for s in TABLE if s not in REMOVED),
     "weights": [(s, {"weights": w}) for w in WEIGHTS for s in WEIGHTS_SCHEMES],
     "fit": plain([s for row in FITS.values() for s in row.values()] + [s for _, s in PARTS]),
     "grid": plain(GRID.values()),
@@ -135,5 +136,5 @@ SECTIONS = {
     "kvquant": plain(s for _, s in KVQUANT),
     "calibration": [(s, {"calibration": c}) for c in CALIBRATIONS for s in CALIBRATIONS_SCHEMES],
     "edges": plain(s for pair in EDGES for s in pair),
-    "reference": [(row.scheme, row.setting) for row in quality_reference.ROWS],
+    "reference": [(row.scheme, row.setting) for row in quality_reference.ROWS if row.scheme not in REMOVED],
 }

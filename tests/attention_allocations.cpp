@@ -42,7 +42,7 @@ std::vector<float> numbers(std::size_t count) {
 
 TEST_CASE("one sequence and several") {
     const auto rows = numbers(tokens * shape.channels()), q = numbers(40 * heads * 64);
-    for (const char* scheme : {"exact", "lowkv2.8", "lowkv4", "kivi2", "turboquant3", "kvarn4"}) {
+    for (const char* scheme : {"exact", "lowkv2.8", "lowkv4", "kivi2", "turboquant3"}) {
         for (const std::uint32_t queries : {1u, 40u}) {
             for (const Mask::Kind kind : {Mask::Kind::none, Mask::Kind::causal}) {
                 CAPTURE(scheme);

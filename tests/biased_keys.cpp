@@ -75,12 +75,10 @@ constexpr Row table[] = {
     {"lowkv2.8", Keys::per_channel},     {"lowkv3", Keys::per_channel},
     {"lowkv4", Keys::per_channel},       {"kivi2", Keys::per_channel},
     {"kivi4", Keys::per_channel},        {"int8", Keys::per_channel},
-    {"kvarn2", Keys::per_channel},       {"kvarn3", Keys::per_channel},
-    {"kvarn4", Keys::per_channel},       {"int4", Keys::per_token},
-    {"int4h", Keys::per_token},          {"turboquant2", Keys::per_token},
-    {"turboquant3", Keys::per_token},    {"turboquant4", Keys::per_token},
-    {"turboquant2-qr", Keys::per_token}, {"turboquant3-qr", Keys::per_token},
-    {"turboquant4-qr", Keys::per_token},
+    {"int4", Keys::per_token},           {"int4h", Keys::per_token},
+    {"turboquant2", Keys::per_token},    {"turboquant3", Keys::per_token},
+    {"turboquant4", Keys::per_token},    {"turboquant2-qr", Keys::per_token},
+    {"turboquant3-qr", Keys::per_token}, {"turboquant4-qr", Keys::per_token},
 };
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST_CASE("a latent row is stored once, by the codec that a preset has for it") 
 }
 
 TEST_CASE("what can't be a latent layer is refused by name") {
-    for (const char* scheme : {"turboquant3", "int4h", "kvarn4"})
+    for (const char* scheme : {"turboquant3", "int4h"})
         CHECK(error_of([&] { plan_of(scheme); }).find("turns keys") != std::string::npos);
     for (const Shape wrong : {Shape{2, 96, 80}, Shape{1, 96, 112}, Shape{1, 96, 72}})
         CHECK(error_of([&] { plan_of("exact", wrong); }).find("of one head, a multiple of 16") !=

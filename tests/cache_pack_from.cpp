@@ -63,7 +63,7 @@ std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t count) {
     return all;
 }
 
-constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8", "kvarn3"};
+constexpr const char* schemes[] = {"kivi2", "lowkv2.8", "lowkv4", "int8"};
 
 }  // namespace
 

@@ -69,15 +69,7 @@ struct PartReader {
                 : layout().level_of(c) * double{layout().level_step} + layout().level_zero;
         const double value = level * double{scale(p)} + (layout().has_zeros ? zero(p) : 0.0f);
         if (row() != nullptr) return value + outlier(p).value_or(0.0f);
-        if (layout().codec.balanced) return value * factor(p);
         return layout().codec.centred ? value + mean(p) : value;
-    }
-    // Balanced codecs: the keys' by token, the values' by channel.
-    float factor(Place p) const {
-        const std::uint32_t lane = which == Which::keys ? p.token : p.channel;
-        std::uint16_t half = 0;
-        std::memcpy(&half, section(p.head) + layout().factors_at + 2 * lane, sizeof half);
-        return codec::f16_to_f32(half);
     }
     std::uint32_t channel(Place p) const { return p.head * plan.shape().head_dim + p.channel; }
     // Row codecs: what is kept of a channel beside its code.

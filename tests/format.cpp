@@ -29,7 +29,6 @@ lowkv_head head_of(const Plan& plan, Part part) {
             .keys = part == Part::keys,
             .has_zeros = 1,
             .has_mean = 0,
-            .has_factors = 0,
             .metadata = static_cast<std::uint32_t>(codec.metadata)};
 }
 

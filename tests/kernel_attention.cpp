@@ -54,10 +54,6 @@ const char* const codecs[] = {
     "k=channel-2.6-g32,v=token-2.6-g32",
     "k=token-2.6-g64-hadamard-fp8,v=channel-2.6-g32",
     "k=channel-2-g32,v=exact",
-    "kvarn4",
-    "kvarn3",
-    "k=channel-2-g128-varnorm,v=token-8-head-hadamard-varnorm-fp8",
-    "k=channel-1.5-g128-hadamard-varnorm-fp8,v=token-1.5-head-varnorm",
 };
 
 }  // namespace
@@ -113,7 +109,7 @@ TEST_CASE("every kind of sorted keys") {
 TEST_CASE("the rows of a prompt") {
     if (forced_is_missing()) return;
     unsigned seed = 0;
-    for (const char* codec : {"lowkv2.8", "kivi2", "kvarn2", "int8", "turboquant3", "lowkv1.5"}) {
+    for (const char* codec : {"lowkv2.8", "kivi2", "int8", "turboquant3", "lowkv1.5"}) {
         for (const std::uint32_t head_dim : {64u, 128u}) {
             if (!in_sample(++seed)) continue;
             AttentionParams params;

@@ -15,9 +15,8 @@ TEST_CASE("masks, soft-cap, ALiBi, sink logits, threads") {
     if (forced_is_missing()) return;
     const auto executor = make_thread_executor(3);
     unsigned seed = 100;
-    for (const char* codec :
-         {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64", rotated_2_8, "kvarn3",
-          "k=token-2-head-normal-hadamard-mean,v=token-2-g32"}) {
+    for (const char* codec : {"exact", "kivi2", "int4", "k=token-2-g64,v=channel-2-g64",
+                              rotated_2_8, "k=token-2-head-normal-hadamard-mean,v=token-2-g32"}) {
         for (int kind = 0; kind < 4; ++kind) {
             for (const std::uint32_t tokens : {1u, 3u, 70u}) {
                 if (!in_sample(++seed)) continue;

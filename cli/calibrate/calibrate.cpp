@@ -52,7 +52,7 @@ channels of like ranges get one group (k-means), then each group the share of it
 of its inliers, and each layer the levels that fit its keys and its values best. The first tokens of
 each window, the scheme's sinks, are left out of all statistics.
 
-Schemes that rotate and need no calibration (lowkv*, turboquant*, int4h, kvarn*): each layer's keys
+Schemes that rotate and need no calibration (lowkv*, turboquant*, int4h): each layer's keys
 and its values are stored with no rotation, with Hadamard's and with a random one, and the attention's
 output says which is best. The last line is a scheme for --scheme and LOWKV_SCHEME; --output writes it
 to a file too. No calibration file is needed.

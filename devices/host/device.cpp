@@ -278,7 +278,7 @@ class KernelDevice final : public Device {
         });
     }
 
-    // Uniform, rotated and balanced ones.
+    // Uniform and rotated ones.
     template <class Launch>
     static void encode_groups(const lowkv_part& shape, std::size_t heads, const Launch& launch) {
         const std::size_t groups = std::size_t{shape.group_rows} * shape.row_entries;
@@ -286,10 +286,7 @@ class KernelDevice final : public Device {
         if (shape.by_token != 0) {
             if (shape.has_mean != 0) launch(Kernel::find_mean, grid_of(1, heads));
             launch(Kernel::transform, {64, shape.tokens, heads});
-            if (shape.has_factors != 0)
-                launch(Kernel::balance, grid_of(1, heads));
-            else
-                launch(Kernel::find_grids, grid_of(groups, heads));
+            launch(Kernel::find_grids, grid_of(groups, heads));
             if (shape.levels == LOWKV_TRELLIS_LEVELS) {
                 launch(Kernel::find_windows, grid_of(codes / LOWKV_WORD_CODES, heads));
                 launch(Kernel::find_scales, grid_of(shape.tokens, heads));
@@ -298,8 +295,6 @@ class KernelDevice final : public Device {
             launch(Kernel::find_ranges, grid_of(groups, heads));
         }
         launch(Kernel::write_metadata, grid_of(1, heads));
-        if (shape.has_factors != 0)
-            launch(Kernel::write_factors, grid_of(std::max(shape.tokens, shape.head_dim), heads));
         if (shape.has_zeros != 0) launch(Kernel::find_codes, grid_of(codes, heads));
         if (shape.has_mean != 0) launch(Kernel::correct_mean, grid_of(shape.head_dim, heads));
         launch(Kernel::pack_codes, grid_of(shape.head_bytes - shape.codes_at, heads));

@@ -25,7 +25,7 @@ constexpr std::uint32_t number(Enum value) {
 static_assert(number(RowType::f32) == LOWKV_ROWS_F32 && number(RowType::f16) == LOWKV_ROWS_F16 &&
               number(RowType::bf16) == LOWKV_ROWS_BF16);
 
-// A head's means or factors, and its y.
+// A head's means, and its y.
 std::uint32_t scratch_y(const lowkv_part& part) noexcept {
     return round_up_64(4 * (part.tokens * part.head_dim + std::max(part.tokens, part.head_dim)));
 }

@@ -44,7 +44,7 @@ std::uint32_t form_of_keys(const Plan& plan, const lowkv_part& part) noexcept {
     if (plan.keys().sorted_table() != nullptr)
         return part.tokens >= LOWKV_TENSOR_CELLS && part.sorted.rows % 2 == 0 ? LOWKV_TENSOR_SORTED
                                                                               : LOWKV_TENSOR_NONE;
-    if (part.has_mean != 0 || part.has_factors != 0) return LOWKV_TENSOR_NONE;
+    if (part.has_mean != 0) return LOWKV_TENSOR_NONE;
     if (has_zeros(part) && part.by_channel != 0)
         return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
     if (has_zeros(part)) return bits == 4 ? LOWKV_TENSOR_EVEN_BY_TOKEN : LOWKV_TENSOR_NONE;
@@ -55,7 +55,7 @@ std::uint32_t form_of_keys(const Plan& plan, const lowkv_part& part) noexcept {
 std::uint32_t form_of_values(const lowkv_part& part) noexcept {
     const std::uint32_t bits = bits_of(part.width);
     if (part.exact != 0) return LOWKV_TENSOR_EXACT;
-    if (part.has_mean != 0 || part.has_factors != 0) return LOWKV_TENSOR_NONE;
+    if (part.has_mean != 0) return LOWKV_TENSOR_NONE;
     if (has_zeros(part) && part.by_channel == 0)
         return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
     if (has_table(part) && part.metadata != LOWKV_E4M3 && bits >= 1 && bits <= 4)

@@ -16,8 +16,6 @@
 
 #include "rotated.h"
 
-#include "balanced.h"
-
 #include "trellis.h"
 
 #include "carried.h"

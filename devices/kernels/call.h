@@ -87,7 +87,7 @@ typedef struct {
 #define LOWKV_KERNELS(X) \
     X(write_rows) X(read_rows) X(clear_rows) X(copy_rows) X(encode_exact) \
     X(find_ranges) X(write_metadata) X(find_codes) X(pack_codes) X(decode) X(find_mean) \
-    X(transform) X(find_grids) X(find_windows) X(find_scales) X(balance) X(write_factors) \
+    X(transform) X(find_grids) X(find_windows) X(find_scales) \
     X(correct_mean) X(decode_tokens) X(decode_sorted) X(begin_sorted) X(transform_sorted) \
     X(find_reaches) X(find_nearest) X(find_paths) X(fit_scales) X(write_sorted) \
     X(pack_sorted) X(lay_queries) X(attend) X(join) X(attention_mass) X(fetch) \

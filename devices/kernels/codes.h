@@ -61,9 +61,6 @@ FN float stored_value(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* secti
     const grid_t grid = load_grid(part, section, (part->by_channel ? token : channel) / part->group,
                                   part->by_channel ? channel : token);
     const float value = level_of(part, code) * grid.scale + grid.zero;
-    if (part->has_factors)
-        return lowkv_f16_to_f32(((GLOBAL const uint16_t*)(section + part->factors_at))[lane]) *
-               value;
     if (!part->has_mean) return value;
     return value + lowkv_f16_to_f32(((GLOBAL const uint16_t*)(section + part->mean_at))[channel]);
 }

@@ -3,7 +3,7 @@
 // of values a channel's cells. Neighbouring items have neighbouring lanes, so that what they read
 // lies side by side in the block, and what they write in the tile.
 //
-// A number is (level * scale + zero) * factor. Scale and zero are of the lane or of the step, or of
+// A number is level * scale + zero. Scale and zero are of the lane or of the step, or of
 // both where there is a mean; what is of a step is shared by all lanes and made once, before
 // (`scales`, `zeros`).
 
@@ -69,7 +69,7 @@ FN float half_of(GLOBAL const uint8_t* section, uint32_t at, uint32_t i) {
 
 // What a code of a lane is multiplied by, and so on.
 typedef struct {
-    float scale, zero, factor;
+    float scale, zero;
 } lane_t;
 
 FN void make_numbers(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* section, uint32_t unit,
@@ -85,7 +85,7 @@ FN void make_numbers(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* sectio
     }
     UNROLL for (uint32_t i = 0; i < 16; ++i) {
         const uint32_t step = lowkv_word_step(i);
-        x[step] = (level[i] * (its.scale * scales[step]) + (its.zero + zeros[step])) * its.factor;
+        x[step] = level[i] * (its.scale * scales[step]) + (its.zero + zeros[step]);
     }
 }
 
@@ -167,14 +167,13 @@ FN void expand_keys(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t first, u
             if (part->sorted_at != 0) {
                 expand_sorted(t, section, (first + step) / 16, token, shared, steps, x);
             } else {
-                lane_t its = {1.0f, 0.0f, 1.0f};
+                lane_t its = {1.0f, 0.0f};
                 if (!part->by_channel) {
                     const grid_t grid =
                         load_grid(part, section, (first + step) / part->group, token);
                     its.scale = grid.scale;
                     its.zero = grid.zero;
                 }
-                if (part->has_factors) its.factor = half_of(section, part->factors_at, token);
                 make_numbers(part, section, lowkv_unit(part->head_dim, token, first + step),
                              token % 16, its, t.levels, t.scales + shared, t.zeros + shared, x);
             }
@@ -226,14 +225,13 @@ FN void expand_values(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t cells,
             const uint32_t group =
                 part->by_channel ? 0 : channel / part->group - first / part->group;
             const uint32_t shared = group * cells + step;
-            lane_t its = {1.0f, 0.0f, 1.0f};
+            lane_t its = {1.0f, 0.0f};
             if (part->by_channel) {
                 const grid_t grid = load_grid(part, section, token / part->group, channel);
                 its.scale = grid.scale;
                 its.zero = grid.zero;
             }
             if (part->has_mean) its.zero += half_of(section, part->mean_at, channel);
-            if (part->has_factors) its.factor = half_of(section, part->factors_at, channel);
             make_numbers(part, section, lowkv_unit(part->tokens, channel, token), channel % 16, its,
                          t.levels + LEVELS_OF_KEYS, t.scales + shared, t.zeros + shared, x);
         }

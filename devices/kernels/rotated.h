@@ -156,7 +156,7 @@ KERNEL(decode_tokens, 64)
     for (uint32_t c = ITEM; c < d; c += 64) {
         // Without a mean, one of zeros: it makes a zero of -0.
         const float value = stored_value(part, section, c, token);
-        x[c] = part->has_mean || part->has_factors ? value : value + 0.0f;
+        x[c] = part->has_mean ? value : value + 0.0f;
     }
     BARRIER();
     rotate_channels(part, plan, x, 1);

@@ -9,14 +9,13 @@
 
 // ---- a head's section ----
 //
-//   [header][metadata][mean][factors][codes]
+//   [header][metadata][mean][codes]
 //   header    E4M3 only: two f32 multipliers, for scales and for zeros (powers of two), and 8 bytes
 //             of padding
 //   metadata  per group row: all scales, then all zeros (where there are any), of the head's type.
 //             By channel: a row is one group of tokens, an entry one channel. By token: a row is
 //             one group of channels, an entry one token.
 //   mean      f16, one per channel, after the rotation
-//   factors   balanced: f16, one per token of keys or per channel of values
 //   codes     units
 // Every section is a multiple of 64 bytes.
 
@@ -34,15 +33,15 @@ typedef struct {
     uint32_t tokens, head_dim;
     uint32_t group;             // elements, 0: as many as there are
     uint32_t by_channel, keys;  // booleans, as those below
-    uint32_t has_zeros, has_mean, has_factors;
+    uint32_t has_zeros, has_mean;
     uint32_t metadata;  // its type
 } lowkv_head;
 
 typedef struct {
-    uint32_t group;                                  // elements, at most as many as there are
-    uint32_t group_rows;                             // metadata rows
-    uint32_t row_entries;                            // scales per row
-    uint32_t metadata, mean, factors, codes, bytes;  // offsets, and the size
+    uint32_t group;                         // elements, at most as many as there are
+    uint32_t group_rows;                    // metadata rows
+    uint32_t row_entries;                   // scales per row
+    uint32_t metadata, mean, codes, bytes;  // offsets, and the size
 } lowkv_section;
 // NOLINTEND(modernize-use-using)
 
@@ -59,13 +58,12 @@ LOWKV_FN lowkv_section lowkv_lay_out(lowkv_head head) {
     const uint32_t metadata = head.metadata == LOWKV_E4M3 ? LOWKV_E4M3_HEADER : 0;
     const uint32_t mean =
         metadata + (head.has_zeros ? 2u : 1u) * group_rows * row_entries * scale_bytes;
-    const uint32_t factors = mean + (head.has_mean ? 2 * head.head_dim : 0);
-    const uint32_t codes = lowkv_whole_lines(factors + (head.has_factors ? 2 * grouped : 0));
+    const uint32_t codes = lowkv_whole_lines(mean + (head.has_mean ? 2 * head.head_dim : 0));
     const uint32_t lanes = head.keys ? head.tokens : head.head_dim;
     const uint32_t steps = head.keys ? head.head_dim : head.tokens;
     const uint32_t end = codes + lowkv_codes_bytes(head.width, lanes, steps);
-    const lowkv_section section = {group, group_rows, row_entries, metadata,
-                                   mean,  factors,    codes,       lowkv_whole_lines(end)};
+    const lowkv_section section = {group, group_rows, row_entries,           metadata,
+                                   mean,  codes,      lowkv_whole_lines(end)};
     return section;
 }
 
@@ -216,8 +214,8 @@ typedef struct {
     uint32_t width, metadata;                 // lowkv/format.h
     uint32_t by_channel;                      // boolean
     uint32_t group, group_rows, row_entries;  // elements, rows, entries
-    uint32_t has_zeros, has_mean, has_factors;
-    uint32_t metadata_at, mean_at, factors_at, codes_at;  // in a section
+    uint32_t has_zeros, has_mean;
+    uint32_t metadata_at, mean_at, codes_at;  // in a section
     uint32_t levels, fit, rotation;
     uint32_t by_token;  // boolean: a token's numbers are changed before they are coded
     uint32_t search;    // boolean: of a group's range
@@ -229,7 +227,7 @@ typedef struct {
     // Sorted keys (lowkv_sorted, sorted_encode.h); of all others they are 0.
     uint32_t sorted_at;
     lowkv_sorted_head sorted;
-    // While a head is encoded: its scales and zeros as f32, if by_token its mean or factors and its
+    // While a head is encoded: its scales and zeros as f32, if by_token its mean and its
     // tokens as they are coded, then its codes by token.
     uint32_t scratch_mean, scratch_codes, scratch_bytes;
 } lowkv_part;

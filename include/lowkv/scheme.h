@@ -79,8 +79,7 @@ inline constexpr WidthRow width_table[] = {
     {"1", 2, "two levels, with trellis only"},
     {"1.5", 3, "three levels, five codes to a byte: 1.6 bits"},
     {"2", 4, "four levels"},
-    {"2.6", 6,
-     "six levels, three codes to a byte: 8/3 bits; not with row, static, reorder, varnorm"},
+    {"2.6", 6, "six levels, three codes to a byte: 8/3 bits; not with row, static, reorder"},
     {"3", 8, "eight levels"},
     {"4", 16, "16 levels"},
     {"8", 256, "256 levels"}};
@@ -142,8 +141,6 @@ struct Codec {
     Rotate rotation = Rotate::none;
     // Keys only: less their block's mean, channel by channel, which is stored in it.
     bool centred = false;
-    // A block's tokens and channels are both scaled to the same variance before (KVarN).
-    bool balanced = false;
     Fit fit = Fit::norm;  // normal and trellis levels only
     Clip clip = Clip::none;
     // Thousandths of each token's row that are kept in f16 beside their codes (KVQuant).

@@ -29,11 +29,6 @@ inline const std::byte* metadata_section(const PackedHead& x) {
     return x.part->shared_bytes() > 0 ? x.shared : x.section;
 }
 
-// A balanced head's factors, one f16 a lane (codes_part.h).
-inline const std::uint16_t* factors_of(const lowkv_part& part, const PackedHead& x) {
-    return reinterpret_cast<const std::uint16_t*>(x.section + part.factors_at);
-}
-
 // A span's packed blocks are multiplied together, so that one's preparation overlaps with another's
 // products.
 inline constexpr unsigned max_products = span_tokens / tile_tokens;

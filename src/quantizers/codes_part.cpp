@@ -57,13 +57,11 @@ void CodesPart::lay_out(const kernels::Table& table) {
                                                  .keys = keys,
                                                  .has_zeros = has_zeros,
                                                  .has_mean = has_mean,
-                                                 .has_factors = has_factors,
                                                  .metadata = metadata});
     group = section.group;
     group_rows = section.group_rows;
     row_entries = section.row_entries;
     mean_at = section.mean;
-    factors_at = section.factors;
     codes_at = section.codes;
     set_bytes(section.bytes);
     set_kernels(code_kernels(table));

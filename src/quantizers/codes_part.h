@@ -3,8 +3,7 @@
 // grouped and the row quantizer have in common. Kernels read its lowkv_part.
 //
 // A head's section is that of lowkv/part.h. Normal levels have no zeros; centred, rotated keys
-// have a mean; a balanced code stands for factor * (code * scale + zero). The row quantizer has
-// header and metadata in the section that its heads share.
+// have a mean. The row quantizer has header and metadata in the section that its heads share.
 //
 // A code stands for level(code) * scale + zero. Levels that are not uniform are kept in 8 bits, so
 // that kernels multiply integers: level(code) = level[code] * level_step + level_zero.
@@ -54,8 +53,7 @@ struct CodesPart : PackedPart, lowkv_part {
   protected:
     CodesPart(const Codec& its_codec, const PartShape& its_shape) noexcept;
 
-    // A section of groups of its own, kernels included. has_zeros, has_mean and has_factors are set
-    // before it.
+    // A section of groups of its own, kernels included. has_zeros and has_mean are set before it.
     void lay_out(const kernels::Table& table);
     // From the lowest to the highest, on a grid of 8 bits.
     void set_levels(std::span<const float> values) noexcept;

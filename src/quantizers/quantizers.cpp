@@ -10,7 +10,7 @@ namespace codec {
 
 // Each in its folder.
 const Quantizer& exact_quantizer() noexcept;    // f16, as rows come
-const Quantizer& grouped_quantizer() noexcept;  // KIVI, int, TurboQuant, KVarN, values of lowkv
+const Quantizer& grouped_quantizer() noexcept;  // KIVI, int, TurboQuant, values of lowkv
 const Quantizer& sorted_quantizer() noexcept;   // keys of lowkv: sorted channels, unequal bits
 const Quantizer& row_quantizer() noexcept;      // SKVQ, KVQuant: metadata of a row of all heads
 

@@ -110,17 +110,12 @@ constexpr std::array levels_choices{
 constexpr std::array rotation_choices{
     Choice{"plain", value_of(Rotate::none)},
     Choice{"hadamard", value_of(Rotate::hadamard),
-           "token, or with varnorm: a Hadamard rotation of each head comes first"},
+           "token: a Hadamard rotation of each head comes first"},
     Choice{"random", value_of(Rotate::random),
            "token: a random orthogonal matrix comes first, another one in each layer"}};
 constexpr std::array centre_choices{
     Choice{"raw", 0},
     Choice{"mean", 1, "keys, token: each block's mean per channel is subtracted and stored apart"}};
-constexpr std::array balance_choices{
-    Choice{"unbalanced", 0},
-    Choice{"varnorm", 1,
-           "tokens and channels scaled to one variance (KVarN): channel-...-g128 for keys, "
-           "token-...-head for values"}};
 constexpr std::array fit_choices{
     Choice{"norm", value_of(Fit::norm)},
     Choice{"unbiased", value_of(Fit::unbiased),
@@ -131,7 +126,7 @@ constexpr std::array clip_choices{
     Choice{"clip", value_of(Clip::calibrated),
            "reorder: a calibrated share of each group's range (SKVQ)"},
     Choice{"search", value_of(Clip::search),
-           "uniform levels, not static or varnorm: the share of each group's range with the least "
+           "uniform levels, not static: the share of each group's range with the least "
            "squared error"}};
 constexpr std::string_view beside =
     "row and static: so many of a token's numbers are kept beside, in 16 bits (KVQuant)";
@@ -174,9 +169,6 @@ constexpr std::array fields{
     CodecField{"centring", centre_choices, true,
                [](const Codec& c) { return std::uint32_t{c.centred}; },
                [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
-    CodecField{"balance of tokens and channels", balance_choices, true,
-               [](const Codec& c) { return std::uint32_t{c.balanced}; },
-               [](Codec& c, std::uint32_t v) { c.balanced = v != 0; }},
     CodecField{"fit of the scale", fit_choices, true,
                [](const Codec& c) { return value_of(c.fit); },
                [](Codec& c, std::uint32_t v) { c.fit = static_cast<Fit>(v); }},
@@ -224,7 +216,11 @@ constexpr std::array filters{
 struct Removed {
     std::string_view word, instead;
 };
+constexpr std::string_view lowkv_loses_less =
+    "lowkv2, lowkv2.8, lowkv3 and lowkv4 lose less in fewer bits";
 constexpr std::array removed{
+    Removed{"kvarn2", lowkv_loses_less}, Removed{"kvarn3", lowkv_loses_less},
+    Removed{"kvarn4", lowkv_loses_less}, Removed{"varnorm", lowkv_loses_less},
     Removed{"rows",
             "a budget of memory packs only the tokens that do not fit, and a smaller "
             "window= keeps fewer of them unquantized"}};

@@ -76,14 +76,6 @@ constexpr LayerScheme kvquant(Width width, std::uint8_t outliers) {
                       .outliers = outliers}};
 }
 
-constexpr Codec kvarn(Width width, Axis axis) {
-    return {.width = width,
-            .axis = axis,
-            .group = axis == Axis::channel ? Group::g128 : Group::head,
-            .rotation = Rotate::hadamard,
-            .balanced = true};
-}
-
 constexpr std::string_view own =
     "lowkv's own hybrid: keys in sorted channels with unequal bits, values after TurboQuant's "
     "rotation (Zandieh et al., 2025), both by a trellis (Marcellin and Fischer, 1990)";
@@ -105,9 +97,6 @@ constexpr std::string_view skvq_paper =
 constexpr std::string_view kvquant_paper =
     "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization (Hooper "
     "et al., NeurIPS 2024)";
-constexpr std::string_view kvarn_paper =
-    "KVarN: Variance-Normalized KV-Cache Quantization (Muller et al., 2026), with the scales' "
-    "common factor fixed, so that they don't drift apart";
 constexpr std::string_view integers = "no paper: integers, each rounded to the nearest";
 
 constexpr bool recommended = true;
@@ -194,13 +183,6 @@ std::span<const Preset> presets() {
         preset({"turboquant2-qr", "turboquant2 with the paper's random rotation in each layer",
                 turboquant_random},
                rotated(normal(Width::two), Rotate::random)),
-        preset({"kvarn4", "to compare: 4 bits, tokens and channels scaled to one variance",
-                kvarn_paper},
-               kvarn(Width::four, Axis::channel), kvarn(Width::four, Axis::token)),
-        preset({"kvarn3", "to compare: the same with 3 bits", kvarn_paper},
-               kvarn(Width::three, Axis::channel), kvarn(Width::three, Axis::token)),
-        preset({"kvarn2", "to compare: the same with 2 bits", kvarn_paper},
-               kvarn(Width::two, Axis::channel), kvarn(Width::two, Axis::token)),
         preset({"skvq-k4v4", "SKVQ's 4 bits; needs a calibration", skvq_paper},
                skvq(Width::four, Stage::pre), skvq(Width::four, Stage::post)),
         preset({"skvq-k2v2", "SKVQ's 2 bits; needs a calibration", skvq_paper},

@@ -50,7 +50,7 @@ const std::vector<Retention>& retentions() {
 }  // namespace
 
 TEST_CASE("what a sequence packs is what is reckoned with") {
-    for (const char* scheme : {"kivi2", "k=channel-2-g64,v=token-2-g32", "kvarn2"}) {
+    for (const char* scheme : {"kivi2", "k=channel-2-g64,v=token-2-g32", "int4"}) {
         for (const Retention& retention : retentions()) {
             const auto plan = std::make_shared<const Plan>(plan_of(scheme));
             const auto store = std::make_shared<Store>();
@@ -74,7 +74,7 @@ TEST_CASE("what a sequence packs is what is reckoned with") {
 }
 
 TEST_CASE("the fullest length on the way, for every length") {
-    for (const char* scheme : {"kivi2", "k=channel-2-g64,v=token-2-g32", "kvarn2"}) {
+    for (const char* scheme : {"kivi2", "k=channel-2-g64,v=token-2-g32", "int4"}) {
         for (const Retention& retention : retentions()) {
             for (const std::uint64_t most : {all_tokens, std::uint64_t{300}}) {
                 const StoredCache cache = layers_of(plan_of(scheme), retention, most);

@@ -48,8 +48,6 @@ const char* const codecs[] = {
     "k=channel-2-g64,v=token-2-head-trellis-hadamard-unbiased",
     "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
     "k=token-2.6-g64-hadamard-fp8,v=token-2.6-head-normal-random-lsq",
-    "kvarn4",
-    "k=channel-3-g128-varnorm,v=token-1.5-head-hadamard-varnorm-fp8",
     "lowkv1.5",
     "lowkv2",
     "lowkv2.8",
@@ -170,7 +168,7 @@ TEST_CASE("a mask whose first cells all queries see") {
 }
 
 TEST_CASE("tasks of every size, rows of every type, windows that begin in a tile") {
-    for (const char* codec : {"kivi2", "lowkv2.8", "exact", "kvarn2"}) {
+    for (const char* codec : {"kivi2", "lowkv2.8", "exact"}) {
         for (const std::uint32_t head_dim : {48u, 144u, 256u, 336u}) {
             for (const std::uint32_t rows : {5u, 16u, 30u, 100u}) {
                 if (!in_sample(head_dim / 16 + rows)) continue;

@@ -49,8 +49,6 @@ const char* const codecs[] = {
     "k=token-1-head-trellis-hadamard-mean-e5m3,v=token-3-head-trellis-hadamard-unbiased",
     "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
     "k=token-2.6-g64-hadamard-fp8,v=channel-2.6-g32",
-    "kvarn4",
-    "k=channel-3-g128-varnorm,v=token-1.5-head-hadamard-varnorm-fp8",
     "lowkv1.5",
     "lowkv2",
     "lowkv2.8",
@@ -351,8 +349,7 @@ TEST_CASE("small: a block of each kind of codes") {
     for (const char* codec :
          {"k=channel-3-g32-search-fp8,v=exact", "k=token-2-head-hadamard-mean,v=token-1.5-g32",
           "k=token-4-head-normal-random-mean-e5m3,v=token-2-head-trellis-hadamard-unbiased",
-          "k=sorted-3210-head-trellis-2rows-weighted,v=exact", "k=sorted-5000-head,v=exact",
-          "k=exact,v=token-2-head-varnorm"}) {
+          "k=sorted-3210-head-trellis-2rows-weighted,v=exact", "k=sorted-5000-head,v=exact"}) {
         const Plan plan(parse_scheme(codec).base, {1, 16}, {}, 0, {.rows = RowType::f32});
         const std::vector<float> rows = rows_of(plan, 1, 1);
         const Made want = make(*cpu_device(), plan, rows, 1);

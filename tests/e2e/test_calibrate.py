@@ -250,13 +250,6 @@ def test_rotations_of_the_real_model(folder):
     assert run.code == 0, run.both
 
 
-def test_rotations_that_a_codec_cannot_have(model, text, folder):
-    losses, chosen, scheme = rotations(model, text, "k=channel-2-g128-hadamard-varnorm,v=token-2-g32,window=32",
-                                       folder)
-    assert all(set(loss) == {"keys none", "keys hadamard"} for loss in losses)
-    assert all(len(names) == 1 for names in chosen) and scheme.endswith("window=32")
-
-
 @pytest.mark.parametrize("args, words", [
     (("--scheme", "kivi2"), "kivi2 needs no calibration and rotates nothing: use it as it is. These do: lowkv1.5"),
     (("--scheme", "lowkv2", "--q-norm", "--verbose"), "lowkv2 has no learned levels: leave out --q-norm"),

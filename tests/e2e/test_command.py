@@ -114,9 +114,6 @@ PRESETS = {
     "turboquant4-qr": ("TurboQuant: Online", "4.25", "KLD"),
     "turboquant3-qr": ("TurboQuant: Online", "3.25", "KLD"),
     "turboquant2-qr": ("TurboQuant: Online", "2.25", "KLD"),
-    "kvarn4": ("KVarN: Variance-Normalized", "4.56", "KLD"),
-    "kvarn3": ("KVarN: Variance-Normalized", "3.56", "KLD"),
-    "kvarn2": ("KVarN: Variance-Normalized", "2.56", "KLD"),
     "skvq-k4v4": ("SKVQ: Sliding-window", "4.19", "KLD"),
     "skvq-k2v2": ("SKVQ: Sliding-window", "2.19", "KLD"),
     "skvq-k2v1.5": ("SKVQ: Sliding-window", "2.06", "KLD"),
@@ -153,7 +150,7 @@ def test_schemes_lists_what_one_would_use_and_all_presets_if_asked():
     out, table, uses = listing("--all")
     assert table == list(uses) == list(PRESETS) and "more presets" not in out
     assert [name for name in PRESETS if "(the default)" in uses[name]] == ["lowkv2.8"]
-    assert re.search(r"^    hadamard +token, or with varnorm: ", out, re.M), out
+    assert re.search(r"^    hadamard +token: ", out, re.M), out
     assert "(the default)" in lowkv("schemes", "lowkv2.8").out
     assert "(the default)" not in lowkv("schemes", "lowkv3").out
     assert max(map(len, out.splitlines())) <= 100, out
@@ -194,13 +191,6 @@ def test_schemes_says_how_to_measure_what_was_not_measured():
      "least squared error",
      "8 bits a number: after a Hadamard rotation, the numbers of one token's head share a scale and "
      "a zero (16 bits each)"),
-    ("kvarn3",
-     "3 bits a number: after a Hadamard rotation, the numbers of one channel over 128 consecutive "
-     "tokens share a scale and a zero (16 bits each); a factor (16 bits) of each token brings a "
-     "block's tokens and channels to one variance",
-     "3 bits a number: after a Hadamard rotation, the numbers of one token's head share a scale and "
-     "a zero (16 bits each); a factor (16 bits) of each channel brings a block's tokens and "
-     "channels to one variance"),
     ("k=channel-2-g32-search,v=token-2-g32",
      "2 bits a number: the numbers of one channel over 32 consecutive tokens share a scale and a "
      "zero (16 bits each), over the share of their range with the least squared error",
@@ -227,9 +217,7 @@ def test_schemes_writes_the_arithmetic_down():
     assert ("store: zero = min(v), scale = (max(v) - zero) / 3, code = round((v - zero) / scale) "
             "read: v = code * scale + zero ") in text
     assert "Layer 3:" in text and "KIVI" not in text
-    text, _ = explanation("k=channel-3-g128-hadamard-varnorm,v=token-2-g32-search")
-    assert ("store: y = k R, x = y / factor, zero = min(x), scale = (max(x) - zero) / 7, "
-            "code = round((x - zero) / scale) read: k = (factor (code * scale + zero)) R^T;") in text
+    text, _ = explanation("k=channel-3-g128,v=token-2-g32-search")
     assert ("store: range = max(v) - min(v), zero = min(v) + range (1 - share) / 2, scale = share range / 3, "
             "code = round((v - zero) / scale) read: v = code * scale + zero ") in text
 

@@ -22,7 +22,7 @@ def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
 
 @pytest.mark.parametrize("scheme, packed", [
     ("exact", 23040), ("kivi4", 7200), ("kivi2", 4320), ("lowkv2.8", 4005), ("lowkv2", 3285),
-    ("lowkv1.5", 2205), ("turboquant3-qr", 4680), ("kvarn3", 5130),
+    ("lowkv1.5", 2205), ("turboquant3-qr", 4680),
     ("k=channel-2-g32-search,v=token-2-g32", 4320)])
 def test_active_line(scheme, packed):
     run = complete(tokens=4, scheme=scheme)

@@ -16,9 +16,9 @@
 namespace lowkv::test {
 
 inline constexpr std::uint32_t cells = 1024;
-inline constexpr const char* schemes[] = {"lowkv2.8", "lowkv1.5", "lowkv4",
-                                          "kivi2",    "kvarn3",   "turboquant3",
-                                          "int8",     "int4h",    "lowkv3,layer.1=exact"};
+inline constexpr const char* schemes[] = {
+    "lowkv2.8",    "lowkv1.5", "lowkv4", "kivi2",
+    "turboquant3", "int8",     "int4h",  "lowkv3,layer.1=exact"};
 
 class Random {
   public:

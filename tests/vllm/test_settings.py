@@ -18,7 +18,7 @@ def engine(additional_config=None):
 
 
 @pytest.mark.parametrize("text,words", [
-    ("lowkv5", r"Schemes: exact, lowkv1\.5, .*kvarn2$"),
+    ("lowkv5", r"Schemes: exact, lowkv1\.5, .*turboquant2-qr$"),
     ("skvq-k2v2", "codecs of a token's row of all heads"),
     ("kivi2,flush=128", "flush= is not served"),
     ("kivi2,rows=8", "\"rows\" .* is no longer in lowkv"),

@@ -5,8 +5,7 @@
 //   folded    the scale belongs to (group of lanes, step): it is multiplied into the weights.
 //             Keys per channel, values per token: KIVI.
 //   unfolded  the scale belongs to (lane, group of steps): it is applied to the group's sum.
-// A balanced head has a factor per lane besides, and is always folded: y[lane] += factor[lane] *
-// sum. Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
+// Weights are rounded to 16-bit integers: an error of 1.5e-5 of the largest.
 
 constexpr unsigned max_groups = max_head_dim / 32;
 
@@ -26,15 +25,11 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
     // Metadata without zeros has it in already.
     const bool has_zeros = layout.has_zeros != 0;
     const F step = set(has_zeros ? layout.level_step : 1.0f);
-    // Balanced: codes count from the middle one. Codes of one sign add up the errors of rounded
-    // weights in every lane alike, and un-rotating the output gathers that in a single channel.
-    const bool balanced = layout.has_factors != 0;
-    const float middle = balanced ? 0.5f * layout.top : 0.0f;
     // What each code lacks, times its scale, which the weights hold already. What multiplies this
     // constant is the rounded weights' sum: then a weight's error counts times x, not times x less
     // the constant.
-    const bool shifts = looks_up || balanced || !has_zeros;
-    const float shift = balanced ? -middle : layout.level_zero / layout.level_step;
+    const bool shifts = looks_up || !has_zeros;
+    const float shift = layout.level_zero / layout.level_step;
     alignas(64) std::int16_t weights[Rows][max_weights];
     float offset[max_products * max_groups][4];
     RowScales rows[max_products];
@@ -69,8 +64,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
             for (I& i : total) i = set_int(0);
             const auto fold = [&](unsigned s, I(&rounded)[Rows]) LOWKV_INLINE_LAMBDA {
                 const F scale = looks_up ? mul(metadata.scale(g, s), step) : metadata.scale(g, s);
-                F zero = has_zeros || balanced ? metadata.zero(g, s) : set(0.0f);
-                if (balanced) zero = fma(scale, set(middle), zero);
+                const F zero = has_zeros ? metadata.zero(g, s) : set(0.0f);
 #pragma GCC unroll 4
                 for (unsigned r = 0; r < Rows; ++r) {
                     const F weight = load(w + r * w_stride + s);
@@ -115,13 +109,7 @@ void multiply_folded(const Product* products, unsigned count, std::size_t w_stri
                             float* out = product.y + r * y_stride + lane + v * lanes;
                             const F total =
                                 fma(to_float(sums[r][v]), set(rows[p].scale[r]), set(zeros[r]));
-                            if (balanced) {
-                                const std::uint16_t* factors = factors_of(layout, product.x);
-                                const F factor = load_f16(factors + lane + v * lanes);
-                                store(out, fma(factor, total, load(out)));
-                            } else {
-                                store(out, add(load(out), total));
-                            }
+                            store(out, add(load(out), total));
                         }
                     }
                 });

@@ -41,19 +41,6 @@ void expand_units(const PackedHead& x, unsigned lane0, unsigned tile_lanes, unsi
     }
 }
 
-// tile[step][lane] *= the factor of lane0 + lane.
-LOWKV_INLINE void apply_factors(const PackedHead& x, unsigned lane0, unsigned tile_lanes,
-                                unsigned tile_steps, float* tile) {
-    const std::uint16_t* factors = factors_of(codes_of(x), x) + lane0;
-    for (unsigned lane = 0; lane < tile_lanes; lane += lanes) {
-        const F factor = load_f16(factors + lane);
-        for (unsigned step = 0; step < tile_steps; ++step) {
-            float* at = tile + std::size_t{step} * tile_lanes + lane;
-            store(at, mul(load(at), factor));
-        }
-    }
-}
-
 template <Width W, Look L>
 void expand_codes(const PackedHead& x, unsigned first_token, float* tile) noexcept {
     const bool keys = is_keys(x);
@@ -61,7 +48,6 @@ void expand_codes(const PackedHead& x, unsigned first_token, float* tile) noexce
     const unsigned tile_lanes = keys ? tile_tokens : x.lane_count;
     const unsigned tile_steps = keys ? x.step_count : tile_tokens;
     expand_units<W, L>(x, lane0, tile_lanes, step0, tile_steps, tile);
-    if (codes_of(x).has_factors != 0) apply_factors(x, lane0, tile_lanes, tile_steps, tile);
 }
 
 template <class How, Width W, Look L>

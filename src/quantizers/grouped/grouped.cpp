@@ -14,15 +14,13 @@ bool by_token(const Codec& codec) noexcept {
 class GroupedQuantizer final : public Quantizer {
     std::string_view name() const noexcept override { return "grouped"; }
     std::uint32_t block_tokens(const Codec& codec) const noexcept override {
-        if (codec.balanced || codec.centred) return max_block_tokens;
+        if (codec.centred) return max_block_tokens;
         return codec.axis == Axis::channel ? row_of(codec.group).size : 0;
     }
     std::shared_ptr<const PackedPart> compile(const Codec& codec, const PartShape& shape,
                                               const PartInputs& inputs) const override {
-        const auto make = codec.balanced    ? make_varnorm
-                          : by_token(codec) ? make_by_token
-                                            : make_uniform;
-        return make(codec, shape, inputs);
+        return by_token(codec) ? make_by_token(codec, shape, inputs)
+                               : make_uniform(codec, shape, inputs);
     }
     std::string_view restriction(const Codec& codec, Part part) const noexcept override {
         return grouped_restriction(codec, part);

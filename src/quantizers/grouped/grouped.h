@@ -1,11 +1,10 @@
 #pragma once
-// Codes in groups that share a scale, and mostly a zero: three encoders for one layout
+// Codes in groups that share a scale, and mostly a zero: two encoders for one layout
 // (codes_part.h) and one set of kernels.
 //
 //   uniform.cpp   even steps over each group's range, of keys and values as they come (KIVI, int)
 //   by_token.cpp  a token's head is rotated and centred first; even, normal or trellis levels
 //                 (lowkv's values, TurboQuant)
-//   varnorm.cpp   tokens and channels are scaled to one variance first (KVarN)
 
 #include <memory>
 
@@ -17,7 +16,5 @@ std::shared_ptr<const PackedPart> make_uniform(const Codec& codec, const PartSha
                                                const PartInputs& inputs);
 std::shared_ptr<const PackedPart> make_by_token(const Codec& codec, const PartShape& shape,
                                                 const PartInputs& inputs);
-std::shared_ptr<const PackedPart> make_varnorm(const Codec& codec, const PartShape& shape,
-                                               const PartInputs& inputs);
 
 }  // namespace lowkv::codec

@@ -41,23 +41,12 @@ std::string scale_formula(const Codec& codec, const std::string& y) {
 
 std::string_view grouped_restriction(const Codec& codec, Part part) noexcept {
     const bool trellis = codec.levels == Levels::trellis, channel = codec.axis == Axis::channel;
-    const bool normal = codec.levels == Levels::normal || trellis, varnorm = codec.balanced;
+    const bool normal = codec.levels == Levels::normal || trellis;
     return first_broken(
-        {{varnorm && (codec.levels != Levels::uniform || codec.centred || codec.by_row() ||
-                      codec.rotation == Rotate::random ||
-                      codec.group != (channel ? Group::g128 : Group::head)),
-          "varnorm needs uniform levels and channel-...-g128 or token-...-head"},
-         {varnorm && codec.clip != Clip::none, "varnorm can't be clipped"},
-         {varnorm && codec.width == Width::senary, senary_rule},
-         // So that both parts keep a scale for each step of a product and a factor for each lane.
-         {varnorm && part == Part::keys && !channel,
-          "varnorm gives keys a scale per channel: channel-...-g128"},
-         {varnorm && part == Part::values && channel,
-          "varnorm gives values a scale per token: token-...-head"},
-         {channel && (normal || codec.centred),
+        {{channel && (normal || codec.centred),
           "normal, trellis and mean need a scale per token: token-..."},
-         {channel && codec.rotation != Rotate::none && !varnorm,
-          "hadamard and random need a scale per token (token-...), or varnorm"},
+         {channel && codec.rotation != Rotate::none,
+          "hadamard and random need a scale per token: token-..."},
          {normal && codec.width == Width::eight, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
          {!normal && codec.fit != Fit::norm,
           "unbiased and lsq choose the scale of normal levels: add normal or trellis"},
@@ -89,14 +78,6 @@ CodecWords grouped_words(const Codec& codec, Part part) {
                             "level * scale");
     }
     sentence += scale_and_zero(codec, group_words(codec));
-    if (codec.balanced) {
-        sentence += "; a factor (16 bits) of each " +
-                    std::string(codec.axis == Axis::channel ? "token" : "channel") +
-                    " brings a block's tokens and channels to one variance";
-        return rotated_back(codec, part, sentence,
-                            "x = " + y + " / factor, " + even_steps(codec, "x"),
-                            "factor (" + std::string(even_value) + ")");
-    }
     if (codec.clip == Clip::search) sentence += searched;
     return rotated_back(codec, part, sentence, even_steps(codec, y), std::string(even_value));
 }
