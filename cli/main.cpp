@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* footer = R"(Examples:
   lowkv generate -m model.gguf -p "Why is the sky blue?" --scheme kivi2
-  lowkv compare -m model.gguf -f book.txt --tokens 4096 --plot compare.png
+  lowkv compare -m model.gguf -f book.txt --tokens 4096 --json compare.json
   lowkv run -- llama-server -m model.gguf -c 32768
   lowkv schemes kivi2
   lowkv plan -m model.gguf

@@ -82,7 +82,7 @@ def make_zip(tree):
     name = f"lowkv-{version()}-{WINDOWS}"
     path = OUT / f"{name}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted([*(tree / "bin").iterdir(), *(tree / "share/lowkv").iterdir()]):
+        for file in sorted((tree / "bin").iterdir()):
             archive.write(file, f"{name}/{file.name}")
         for file in ("LICENSE", "README.md", "docs/llama.cpp.md", "docs/windows.md"):
             archive.writestr(f"{name}/{Path(file).name}", (ROOT / file).read_text().replace("\n", "\r\n"))

@@ -33,13 +33,13 @@ constexpr const char* footer = R"(Examples:
   lowkv compare -m model.gguf -f book.txt
   lowkv compare -m model.gguf -f book.txt --schemes kivi2,kivi4 --stock f16 --windows 8 --tokens 2048
   lowkv compare -m model.gguf -f book.txt --schemes kivi2,kivi2+window=256,k=channel-3-g32+v=token-2-g32
-  lowkv compare -m model.gguf -f book.txt --json compare.json --plot compare.png
+  lowkv compare -m model.gguf -f book.txt --json compare.json
 
 Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
 The table is Markdown, on stdout, row by row; progress goes to stderr.)";
 
 struct Options {
-    std::string model, file, json, plot;
+    std::string model, file, json;
     std::vector<std::string> calibrations;
     std::vector<std::string> schemes = {"exact", "lowkv4", "lowkv2.8", "lowkv2", "kivi2"};
     std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
@@ -275,7 +275,6 @@ int compare(Options options) {
     for (const std::string& name : options.stock) static_cast<void>(cache_type("--stock", name));
     const Inputs inputs{options.model, options.file};
     if (!options.json.empty()) require_writable(options.json, inputs);
-    if (!options.plot.empty()) require_picture(options.plot, inputs);
     const std::string text = read_text(options.file);
     const Model model(options.model);
     model.use_calibrations(options.calibrations,
@@ -306,7 +305,6 @@ int compare(Options options) {
     comparison.positions = rows.front().distance.positions();
     show("\n" + notes(comparison) + "\n" + summary(comparison));
     if (!options.json.empty()) write_file(options.json, json(comparison));
-    if (!options.plot.empty()) plot(comparison, options.plot);
     return 0;
 }
 
@@ -336,8 +334,6 @@ void add_compare(Command app, int& status) {
                  "Measure speed (default), in one more pass");
     add_threads(command, options->threads);
     command.option("--json", &options->json, "Write the figures to this file");
-    command.option("--plot", &options->plot,
-                   "Draw KLD against size into this .png or .svg (needs matplotlib)");
     add_verbose(command, options->verbose);
     command.callback([options, &status] {
         std::erase(options->stock, "none");

@@ -1,21 +1,7 @@
 #include "compare/report.h"
 
-#include <cstdlib>
-#include <filesystem>
-#include <random>
-
-#include "common/machine.h"
-#include "common/process.h"
 #include "common/terminal.h"
 #include "nlohmann/json.hpp"
-#include "platform/system.h"
-
-#ifndef LOWKV_PLOT_SCRIPT  // installed
-#define LOWKV_PLOT_SCRIPT ""
-#endif
-#ifndef LOWKV_PLOT_PYTHON
-#define LOWKV_PLOT_PYTHON "python3"
-#endif
 
 namespace lowkv::cli {
 
@@ -25,17 +11,6 @@ using Json = nlohmann::ordered_json;
 
 double change(const Comparison& comparison, const ComparedRow& row) {
     return 100 * (row.perplexity / comparison.rows.front().perplexity - 1);
-}
-
-std::string plot_script() {
-    const std::filesystem::path binary = platform::path_of(executable_directory());
-    for (const std::filesystem::path& candidate :
-         {binary / "plot_compare.py", binary / "../share/lowkv/plot_compare.py",
-          std::filesystem::path(LOWKV_PLOT_SCRIPT)}) {
-        if (std::filesystem::exists(candidate)) return platform::text_of(candidate);
-    }
-    throw Failure("plot_compare.py is not beside the command " + executable_directory() +
-                  ": install it there");
 }
 
 }  // namespace
@@ -151,33 +126,6 @@ std::string json(const Comparison& comparison) {
                       {"cached", comparison.tokens},   {"decoded", comparison.decoded},
                       {"threads", comparison.threads}, {"rows", rows}};
     return out.dump(2) + "\n";
-}
-
-void require_picture(const std::string& path, const Inputs& inputs) {
-    const std::string ending = platform::text_of(platform::path_of(path).extension());
-    if (ending != ".png" && ending != ".svg")
-        throw UsageError("--plot " + path + ": the name must end in .png or .svg");
-    require_writable(path, inputs);
-}
-
-void plot(const Comparison& comparison, const std::string& path) {
-    const std::string script = plot_script();
-    const std::string python = environment("LOWKV_PLOT_PYTHON");
-    const std::filesystem::path file =  // a name that can't be foretold
-        std::filesystem::temp_directory_path() /
-        ("lowkv-compare-" + std::to_string(std::random_device()()));
-    const std::string data = platform::text_of(file);
-    write_file(data, json(comparison));
-    const Output drawn =
-        output_of({python.empty() ? LOWKV_PLOT_PYTHON : python, script, data, path}, false);
-    std::filesystem::remove(file);
-    if (drawn.status != 0) {
-        throw Failure(
-            "the picture could not be drawn: it needs a Python with matplotlib (pip install "
-            "matplotlib), "
-            "named by LOWKV_PLOT_PYTHON if it isn't " +
-            std::string(LOWKV_PLOT_PYTHON));
-    }
 }
 
 }  // namespace lowkv::cli

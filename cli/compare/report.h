@@ -1,5 +1,5 @@
 #pragma once
-// What `lowkv compare` found, and how it is shown: table, sentence, JSON, picture.
+// What `lowkv compare` found, and how it is shown: table, sentence, JSON.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,10 +37,5 @@ std::vector<std::string> cells(const Comparison& comparison, const ComparedRow& 
 std::string notes(const Comparison& comparison);    // what the columns are
 std::string summary(const Comparison& comparison);  // one sentence: the best trade
 std::string json(const Comparison& comparison);
-
-// require_writable(), and that a picture can be drawn into it.
-void require_picture(const std::string& path, const Inputs& inputs);
-// Calls plot_compare.py on the JSON. Throws Failure with what to install when it can't.
-void plot(const Comparison& comparison, const std::string& path);
 
 }  // namespace lowkv::cli

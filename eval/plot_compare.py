@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Draws `lowkv compare --json FILE`: the loss (mean KLD, log) against the cache's bytes per token.
 
-usage: plot_compare.py compare.json picture.png|svg
+usage: eval/plot_compare.py compare.json picture.png|svg
+
+Needs matplotlib. The Python that `python3 deps/setup.py --paths` calls LOWKV_PYTHON has it.
 """
 
 import json
@@ -9,8 +11,8 @@ import sys
 import textwrap
 
 
-def main() -> int:
-    if len(sys.argv) != 3:
+def main(arguments) -> int:
+    if len(arguments) != 2:
         print(__doc__.strip(), file=sys.stderr)
         return 2
     try:
@@ -21,7 +23,7 @@ def main() -> int:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with open(sys.argv[1], encoding="utf-8") as file:
+    with open(arguments[0], encoding="utf-8") as file:
         data = json.load(file)
     reference = next(row for row in data["rows"] if row["reference"])
     rows = [row for row in data["rows"] if not row["reference"]]
@@ -65,9 +67,9 @@ def main() -> int:
     axes.grid(True, which="major", color="#e4e4e4", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best")
-    figure.savefig(sys.argv[2], dpi=150)
+    figure.savefig(arguments[1], dpi=150)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
