@@ -24,7 +24,6 @@ constexpr const char* footer = R"(Examples:
   lowkv doctor -m model.gguf
   lowkv devices
   lowkv bench attention --quick
-  lowkv budget -m model.gguf -f book.txt --target-bits 2.5
   lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
   lowkv plugin --for ~/llama.cpp
   lowkv shrink slots/*.bin
@@ -86,7 +85,6 @@ int main(int argc, char** argv) {
         cli::add_devices(app, status);
         cli::add_plan(app, status);
         cli::add_bench(app, status);
-        cli::add_budget(app, status);
         cli::add_calibrate(app, status);
         cli::add_plugin(app);
         cli::add_shrink(app);

@@ -12,7 +12,7 @@ from scheme_tables import ROOT, write_or_check
 FOLDER = ROOT / "docs/reference"
 # The pages and their commands; those that are not named are on the first one.
 FIRST = "command"
-PAGES = {FIRST: (), "command-models": ("generate", "compare", "calibrate"), "command-plans": ("plan", "budget"),
+PAGES = {FIRST: (), "command-models": ("generate", "compare", "calibrate"), "command-plans": ("plan",),
          "command-measuring": ("bench",), "command-files": ("devices", "plugin", "shrink")}
 
 

@@ -156,11 +156,11 @@ def compare(args, names, setting):
 
 
 def measure_layers(args, path):
-    """What each layer loses when it alone is packed: `lowkv budget` measures that to choose among them."""
+    """What each layer loses when it alone is packed: eval/layer_budget.py measures that to choose among them."""
     if not path.exists():
         print("measuring layer by layer", file=sys.stderr)
-        run([args.build / "bin/lowkv", "budget", "-m", model_with("f16", args.model), "-f", args.file,
-             "--target-bits", BUDGET_BITS, "--threads", args.threads, "--json", path])
+        run([sys.executable, ROOT / "eval/layer_budget.py", "--build", args.build, "-m", model_with("f16", args.model),
+             "-f", args.file, "--target-bits", BUDGET_BITS, "--threads", args.threads, "--json", path])
 
 
 def measure(args, results, plan):

@@ -187,7 +187,7 @@ def bars(out, find, name, parts):
 
 
 def layers(out):
-    """What each layer loses when it alone is packed, as `lowkv budget` measured it."""
+    """What each layer loses when it alone is packed, as eval/layer_budget.py measured it."""
     if not (out / "layers.json").exists():
         return
     budget = json.loads((out / "layers.json").read_text())

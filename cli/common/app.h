@@ -23,7 +23,6 @@ void add_doctor(Command app, int& status, const std::vector<std::string>& words)
 void add_devices(Command app, int& status);
 void add_plan(Command app, int& status);
 void add_bench(Command app, int& status);
-void add_budget(Command app, int& status);
 void add_calibrate(Command app, int& status);
 void add_plugin(Command app);
 void add_shrink(Command app);

@@ -321,11 +321,4 @@ void Context::clear() {
     size_ = 0;
 }
 
-void Context::restore(std::span<const std::uint8_t> state, std::size_t size) {
-    if (llama_state_seq_set_data(get(), state.data(), state.size(), 0) == 0)
-        throw Failure("llama.cpp can't carry the exact cache's state over to " +
-                      ggml::stats().scheme);
-    size_ = static_cast<std::uint32_t>(size);
-}
-
 }  // namespace lowkv::cli

@@ -106,8 +106,6 @@ class Context {
     // The logits of the last chunk's tokens from `first` to `last`, which is left out.
     std::vector<const float*> logits(std::size_t first, std::size_t last) const;
     void clear();
-    // Goes on after another context's first `size` tokens. Throws Failure.
-    void restore(std::span<const std::uint8_t> state, std::size_t size);
 
   private:
     llama_context_ptr context_;

@@ -46,7 +46,7 @@ struct Options {
     std::uint64_t tokens = 0, windows = 1, skip = 256, decode = 48;
     std::uint32_t chunk = 512;
     unsigned threads = 0;
-    bool speed = true, verbose = false;
+    bool speed = true, positions = false, verbose = false;
 };
 
 // A cache under comparison.
@@ -89,7 +89,9 @@ std::vector<Row> make_rows(const Options& options, const Model& model, std::uint
         Row& row = rows.emplace_back();
         row.name = std::move(name);
         row.scheme = settings.scheme;
-        row.packs = row.scheme && !parse_scheme(*row.scheme).base.exact();
+        row.packs = row.scheme && parse_scheme(*row.scheme).any_layer([](const LayerScheme& layer) {
+            return !layer.exact();
+        });
         row.held = -Row::total();
         row.context.emplace(model, settings);
         row.held += Row::total();
@@ -258,6 +260,7 @@ ComparedRow result(const Row& row, const Options& options, double f16) {
     out.kld_999 = row.distance.kld_percentile(0.999);
     out.same_top = row.distance.same_top();
     out.perplexity = row.distance.perplexity();
+    if (options.positions) out.klds = row.distance.divergences();
     out.cache_bytes = row.scheme
                           ? row.held
                           : static_cast<double>(llama_state_seq_get_size(row.context->get(), 0));
@@ -334,6 +337,7 @@ void add_compare(Command app, int& status) {
                  "Measure speed (default), in one more pass");
     add_threads(command, options->threads);
     command.option("--json", &options->json, "Write the figures to this file");
+    command.flag("--positions", &options->positions, "Write each position's KLD to it, too");
     add_verbose(command, options->verbose);
     command.callback([options, &status] {
         std::erase(options->stock, "none");

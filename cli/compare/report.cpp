@@ -118,6 +118,7 @@ std::string json(const Comparison& comparison) {
                         {"compression", row.compression},
                         {"prefill_tokens_per_s", row.prefill_rate},
                         {"decode_tokens_per_s", row.decode_rate}});
+        if (!row.klds.empty()) rows.back()["klds"] = row.klds;
     }
     const Json out = {{"model", comparison.model},     {"model_path", comparison.model_path},
                       {"text", comparison.text_path},  {"tokens", comparison.tokens},

@@ -21,6 +21,7 @@ struct ComparedRow {
     double bytes_per_token = 0;                // cache_bytes / tokens, window and metadata included
     double compression = 0;                    // f16 bytes / cache_bytes
     double prefill_rate = 0, decode_rate = 0;  // tokens/s; 0: not measured
+    std::vector<double> klds;                  // by position, where they are asked for
 };
 
 struct Comparison {

@@ -1,4 +1,4 @@
-// What `lowkv compare` and `lowkv budget` measure, against the formulas in double precision and in
+// What `lowkv compare` measures, against the formulas in double precision and in
 // corners: one position, ties, hidden tokens, NaN.
 
 #include "common/metrics.h"

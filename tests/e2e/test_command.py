@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -22,9 +23,14 @@ def lowkv(*args, stdin="", **env):
 def test_compare_measures_against_exact(tmp_path):
     file = tmp_path / "compare.json"
     run = lowkv("compare", "-m", MODEL, "-f", TEXT, "--schemes", "exact,kivi4,kivi2", "--stock",
-                "f16", "--tokens", 512, "--chunk", 64, "--skip", 256, "--no-speed", "--json", file)
+                "f16", "--tokens", 512, "--chunk", 64, "--skip", 256, "--no-speed", "--json", file,
+                "--positions")
     assert run.code == 0, run.both
-    rows = {row["scheme"]: row for row in json.loads(file.read_text())["rows"]}
+    found = json.loads(file.read_text())
+    rows = {row["scheme"]: row for row in found["rows"]}
+    for row in rows.values():
+        assert len(row["klds"]) == found["positions"]
+        assert statistics.mean(row["klds"]) == pytest.approx(row["mean_kld"])
     assert set(rows) == {"exact", "kivi4", "kivi2", "stock f16"}
     assert rows["exact"]["reference"] and rows["exact"]["compression"] == pytest.approx(1, abs=0.1)
     assert 0 < rows["stock f16"]["mean_kld"] < 0.01
@@ -320,7 +326,6 @@ def test_what_is_read_is_not_overwritten(tmp_path):
     text.write_text("some words")
     model.write_bytes(Path(MODEL).read_bytes()[:1 << 20])
     for args in (("compare", "-m", model, "-f", text, "--json", text),
-                 ("budget", "-m", model, "-f", text, "--target-bits", "2.5", "--json", text),
                  ("plan", "-m", model, "--json", tmp_path / "." / "model.gguf"),
                  ("calibrate", "-m", model, "--text", text, "--scheme", "kvquant2", "-o", model)):
         run = lowkv(*args)
