@@ -35,9 +35,6 @@ def round_up(size, multiple=LINE):
 def codes_bytes(bits, elements):
     if bits == "1.5":  # tiles of 64 codes, five to 64 bytes
         return -(-elements // 64 // 5) * 64
-    if bits == "2.6":  # units of 256 codes: 64 bytes each, and 64 more for every three
-        units = elements // 256
-        return (units - (-units // 3)) * 64
     return elements * int(bits) // 8
 
 

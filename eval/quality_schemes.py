@@ -38,7 +38,7 @@ def codecs(scheme):
 H = "head-normal-hadamard"
 # What lowkv's presets were before sorted keys and trellises: bits of keys and values.
 ROTATED = {name: f"k=token-{key}-{H}-mean+v=token-{value}-{H}-unbiased" for name, key, value in
-           (("1.5", "1.5", "1.5"), ("2", 2, 2), ("2.6", "2.6", 2), ("2.8", 3, 2), ("3", 3, 3))}
+           (("1.5", "1.5", "1.5"), ("2", 2, 2), ("2.8", 3, 2), ("3", 3, 3))}
 WORDS = {"norm": "", "unbiased": "-unbiased", "lsq": "-lsq"}
 
 # Measured with each type of weights; f16 is what all other sections use.

@@ -21,7 +21,7 @@ using Random = std::mt19937;
 std::vector<std::string> codecs() {
     std::vector<std::string> all;
     for (const char* axis : {"channel", "token"}) {
-        for (const char* bits : {"1.5", "2", "2.6", "3", "4", "8"}) {
+        for (const char* bits : {"1.5", "2", "3", "4", "8"}) {
             for (const char* group : {"32", "64", "128"}) {
                 all.push_back(std::string(axis) + "-" + bits + "-g" + group);
             }

@@ -83,32 +83,28 @@ TEST_CASE("units give every bit of every code a bit of its own") {
 }
 
 TEST_CASE("codes that share bytes lie as densely as they can, and are told apart") {
-    for (const Width width : {Width::ternary, Width::senary}) {
-        const bool ternary = width == Width::ternary;
-        const std::uint32_t levels = ternary ? 3 : 6, per_byte = ternary ? 5 : 3;
-        for (const std::uint32_t lanes : {32u, 80u}) {
-            for (const std::uint32_t steps : {32u, 64u, 80u}) {
-                if (lanes * steps % 512 != 0) continue;  // no block has such a head
-                CAPTURE(row_of(width).word);
-                CAPTURE(lanes);
-                CAPTURE(steps);
-                const std::size_t tiles = lanes * steps / 64;
-                std::vector<std::uint8_t> codes(kernels::codes_bytes(width, lanes, steps));
-                CHECK(codes.size() == (tiles + per_byte - 1) / per_byte * 64);
-                const auto code_at = [&](std::uint32_t lane, std::uint32_t step) {
-                    return static_cast<std::uint8_t>((lane * 7 + step * 5 + lane * step) % levels);
-                };
-                for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-                    for (std::uint32_t step = 0; step < steps; ++step) {
-                        store_code(codes.data(), width, steps, lane, step, code_at(lane, step));
-                    }
+    constexpr Width width = Width::ternary;
+    for (const std::uint32_t lanes : {32u, 80u}) {
+        for (const std::uint32_t steps : {32u, 64u, 80u}) {
+            if (lanes * steps % 512 != 0) continue;  // no block has such a head
+            CAPTURE(lanes);
+            CAPTURE(steps);
+            const std::size_t tiles = lanes * steps / 64;
+            std::vector<std::uint8_t> codes(kernels::codes_bytes(width, lanes, steps));
+            CHECK(codes.size() == (tiles + 4) / 5 * 64);
+            const auto code_at = [&](std::uint32_t lane, std::uint32_t step) {
+                return static_cast<std::uint8_t>((lane * 7 + step * 5 + lane * step) % 3);
+            };
+            for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+                for (std::uint32_t step = 0; step < steps; ++step) {
+                    store_code(codes.data(), width, steps, lane, step, code_at(lane, step));
                 }
-                for (const std::uint8_t byte : codes) REQUIRE(byte < (ternary ? 243 : 216));
-                for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-                    for (std::uint32_t step = 0; step < steps; ++step) {
-                        REQUIRE(kernels::load_code(codes.data(), width, steps, lane, step) ==
-                                code_at(lane, step));
-                    }
+            }
+            for (const std::uint8_t byte : codes) REQUIRE(byte < 243);
+            for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+                for (std::uint32_t step = 0; step < steps; ++step) {
+                    REQUIRE(kernels::load_code(codes.data(), width, steps, lane, step) ==
+                            code_at(lane, step));
                 }
             }
         }
@@ -117,8 +113,8 @@ TEST_CASE("codes that share bytes lie as densely as they can, and are told apart
 
 TEST_CASE("tiles are packed and unpacked as format.h says, code by code") {
     std::mt19937 random(2);
-    for (const Width width : {Width::ternary, Width::one, Width::two, Width::senary, Width::three,
-                              Width::four, Width::eight}) {
+    for (const Width width :
+         {Width::ternary, Width::one, Width::two, Width::three, Width::four, Width::eight}) {
         for (const codec::HeadShape head :
              {codec::HeadShape{80, 32, 32, true}, codec::HeadShape{32, 80, 80, true},
               codec::HeadShape{256, 128, 128, true}, codec::HeadShape{16, 32, 32, true}}) {
@@ -243,6 +239,6 @@ TEST_CASE("illegal shapes and codecs are refused with what is legal") {
     }
     LayerScheme illegal = kivi2;
     illegal.key.width = static_cast<Width>(9);
-    CHECK(refusal(illegal, {2, 64}, ErrorCode::invalid_scheme).find("2.6, 3, 4, 8") !=
+    CHECK(refusal(illegal, {2, 64}, ErrorCode::invalid_scheme).find("2, 3, 4, 8") !=
           std::string::npos);
 }

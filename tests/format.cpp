@@ -38,7 +38,7 @@ TEST_CASE("a reader in C99 finds in a packed block what decode_block() finds") {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     for (const char* scheme :
-         {"kivi2", "kivi4", "int8", "k=channel-1.5-g64,v=token-2.6-g32-fp8",
+         {"kivi2", "kivi4", "int8", "k=channel-1.5-g64,v=token-3-g32-fp8",
           "k=token-3-g32-fp8,v=channel-3-g128", "k=channel-4-g32-fp8,v=token-8-g64"}) {
         for (const Shape shape : {Shape{2, 64}, Shape{1, 80}}) {
             CAPTURE(scheme);

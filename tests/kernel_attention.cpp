@@ -49,10 +49,8 @@ const char* const codecs[] = {
     "k=token-3-g64-normal-hadamard-mean-e5m3,v=token-2-head-trellis-hadamard-unbiased-e5m3",
     "k=token-1-head-trellis-hadamard-mean,v=token-3-head-trellis-hadamard-unbiased",
     "k=token-3-head-trellis-random-fp8,v=token-1-head-trellis-lsq",
-    "k=token-2.6-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased",
-    "k=token-2.6-g32-normal-fp8,v=token-2.6-head-normal-random-lsq",
-    "k=channel-2.6-g32,v=token-2.6-g32",
-    "k=token-2.6-g64-hadamard-fp8,v=channel-2.6-g32",
+    "k=token-2-g32-normal-fp8,v=token-3-head-normal-random-lsq",
+    "k=token-3-g64-hadamard-fp8,v=channel-3-g32",
     "k=channel-2-g32,v=exact",
 };
 

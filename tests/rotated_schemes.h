@@ -8,8 +8,6 @@ inline constexpr const char* rotated_1_5 =
     "k=token-1.5-head-normal-hadamard-mean,v=token-1.5-head-normal-hadamard-unbiased";
 inline constexpr const char* rotated_2 =
     "k=token-2-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased";
-inline constexpr const char* rotated_2_6 =
-    "k=token-2.6-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased";
 inline constexpr const char* rotated_2_8 =
     "k=token-3-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased";
 inline constexpr const char* rotated_3 =

@@ -39,7 +39,7 @@ std::vector<std::string> codecs(const std::string& rotation, const std::string& 
     const auto is_trellis = [](std::string_view bits, std::string_view group) {
         return (bits == "1" || bits == "2" || bits == "3") && group == "head";
     };
-    for (const char* bits : {"1", "2", "2.6", "3", "4", "8"}) {
+    for (const char* bits : {"1", "2", "3", "4", "8"}) {
         for (const char* group : {"g32", "g64", "g128", "head"}) {
             if (rotation == "-random" && (*bits != '3' || std::string(group) != "head")) continue;
             const std::string start = std::string("token-") + bits + "-" + group;
@@ -216,7 +216,7 @@ TEST_CASE("decoding adds the mean and undoes the rotation; norm keeps a token's 
 }
 
 TEST_CASE("levels are the codebook's on a grid of 8 bits, and a layer has its own random matrix") {
-    for (const char* bits : {"2", "2.6", "3", "4"}) {
+    for (const char* bits : {"2", "3", "4"}) {
         const Block block(scheme_of(std::string("token-") + bits + "-head-normal"), Shape{1, 64});
         const codec::CodesPart& layout = block.layout(Which::keys);
         const codec::NormalCodebook& book = codec::normal_codebook(layout.codec.level_count());

@@ -111,11 +111,6 @@ FN uint8_t packed_byte(codes_t c, uint32_t at) {
     for (uint32_t i = 0; i < digits; ++i) {
         uint32_t tile = line * digits + i;  // in the order of units
         if (width == LOWKV_THREE) tile = (line / 3 * 2 + line % 3) * LOWKV_UNIT_TILES + i;
-        if (width == LOWKV_SENARY) {
-            const uint32_t run = line / (1 + digits), place = line % (1 + digits);
-            tile = place == 0 ? (run * digits + i) * LOWKV_UNIT_TILES + digits
-                              : (run * digits + place - 1) * LOWKV_UNIT_TILES + i;
-        }
         if (tile >= tiles) break;
         sum +=
             code_of_tile(c, tile / LOWKV_UNIT_TILES, tile % LOWKV_UNIT_TILES, byte) % base * power;

@@ -60,7 +60,7 @@ FN void open_lane(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* section, 
         }
         return;
     }
-    if (width == LOWKV_TERNARY || width == LOWKV_SENARY) {
+    if (width == LOWKV_TERNARY) {
         const uint32_t base = lowkv_base(width), part_of_base = 65536 / base + 1;
         UNROLL for (uint32_t tile = 0; tile < 4; ++tile) {
             const uint32_t word = lines[lowkv_tile_offset(width, unit, tile) / 4 + lane];

@@ -57,20 +57,18 @@ typedef union {
 #define LOWKV_ONE 0u
 #define LOWKV_TERNARY 1u  // three levels, 8/5 bits
 #define LOWKV_TWO 2u
-#define LOWKV_SENARY 3u  // six levels, 8/3 bits
-#define LOWKV_THREE 4u
-#define LOWKV_FOUR 5u
-#define LOWKV_EIGHT 6u
+#define LOWKV_THREE 3u
+#define LOWKV_FOUR 4u
+#define LOWKV_EIGHT 5u
 
 // Codes are 0 to lowkv_levels() - 1.
 LOWKV_FN uint32_t lowkv_levels(uint32_t width) {
-    return width == LOWKV_TERNARY  ? 3
-           : width == LOWKV_SENARY ? 6
-           : width == LOWKV_TWO    ? 4
-           : width == LOWKV_THREE  ? 8
-           : width == LOWKV_FOUR   ? 16
-           : width == LOWKV_ONE    ? 2
-                                   : 256;
+    return width == LOWKV_TERNARY ? 3
+           : width == LOWKV_TWO   ? 4
+           : width == LOWKV_THREE ? 8
+           : width == LOWKV_FOUR  ? 16
+           : width == LOWKV_ONE   ? 2
+                                  : 256;
 }
 
 // A byte holds lowkv_digits() digits of base lowkv_base(), a code each. Of three bits the low two;
@@ -79,12 +77,11 @@ LOWKV_FN uint32_t lowkv_base(uint32_t width) {
     return width == LOWKV_THREE ? 4 : lowkv_levels(width);
 }
 LOWKV_FN uint32_t lowkv_digits(uint32_t width) {
-    return width == LOWKV_TERNARY  ? 5
-           : width == LOWKV_SENARY ? 3
-           : width == LOWKV_FOUR   ? 2
-           : width == LOWKV_EIGHT  ? 1
-           : width == LOWKV_ONE    ? 8
-                                   : 4;
+    return width == LOWKV_TERNARY ? 5
+           : width == LOWKV_FOUR  ? 2
+           : width == LOWKV_EIGHT ? 1
+           : width == LOWKV_ONE   ? 8
+                                  : 4;
 }
 
 // ---- the order of codes ----
@@ -100,9 +97,6 @@ LOWKV_FN uint32_t lowkv_digits(uint32_t width) {
 //           steps 0, 2, 1, 3, so that a mask of 16-bit halves leaves neighbours
 //   1.5     ternary digits: all tiles of a head in the order of their units, five to 64 bytes:
 //           byte b = tile[0][b] + 3 tile[1][b] + 9 tile[2][b] + 27 tile[3][b] + 81 tile[4][b]
-//   2.6     digits of base 6, three to a byte: a unit has 64 bytes for its tiles 0..2, byte b =
-//           tile[0][b] + 6 tile[1][b] + 36 tile[2][b]. Before those of units 3n, 3n+1 and 3n+2 lie
-//           64 bytes of their tiles 3, likewise
 //   8 bits  tiles 0..3, 256 bytes a unit
 //   4 bits  2 x 64 bytes: byte b of the v-th = tile[2v][b] | tile[2v+1][b] << 4
 //   2 bits  64 bytes: byte b = tile[0][b] | tile[1][b] << 2 | tile[2][b] << 4 | tile[3][b] << 6
@@ -129,9 +123,6 @@ LOWKV_FN uint32_t lowkv_tile_offset(uint32_t width, uint32_t unit, uint32_t tile
     const uint32_t digits = lowkv_digits(width);
     if (width == LOWKV_TERNARY || width == LOWKV_ONE)  // units share bytes
         return (unit * LOWKV_UNIT_TILES + tile) / digits * LOWKV_TILE_BYTES;
-    if (width == LOWKV_SENARY)  // runs of three units, before them their last tiles
-        return unit / digits * (1 + digits) * LOWKV_TILE_BYTES +
-               (tile == digits ? 0 : (1 + unit % digits) * LOWKV_TILE_BYTES);
     if (width == LOWKV_THREE) return unit / 2 * 3 * LOWKV_TILE_BYTES + unit % 2 * LOWKV_TILE_BYTES;
     return (unit * (LOWKV_UNIT_TILES / digits) + tile / digits) * LOWKV_TILE_BYTES;
 }
@@ -141,7 +132,6 @@ LOWKV_FN uint32_t lowkv_tile_digit(uint32_t width, uint32_t unit, uint32_t tile)
     const uint32_t digits = lowkv_digits(width);
     if (width == LOWKV_TERNARY || width == LOWKV_ONE)
         return (unit * LOWKV_UNIT_TILES + tile) % digits;
-    if (width == LOWKV_SENARY) return tile == digits ? unit % digits : tile;
     return tile % digits;
 }
 
@@ -155,10 +145,8 @@ LOWKV_FN uint32_t lowkv_byte_of_step(uint32_t step) { return (step & 1) << 1 | (
 
 LOWKV_FN uint32_t lowkv_codes_bytes(uint32_t width, uint32_t lanes, uint32_t steps) {
     const uint32_t digits = lowkv_digits(width);
-    const uint32_t units = lanes * steps / (LOWKV_UNIT_LANES * LOWKV_UNIT_STEPS);
-    const uint32_t tiles = units * LOWKV_UNIT_TILES;
+    const uint32_t tiles = lanes * steps / LOWKV_TILE_BYTES;
     const uint32_t third = width == LOWKV_THREE ? tiles / 8 * LOWKV_TILE_BYTES : 0;
-    if (width == LOWKV_SENARY) return (units + (units + digits - 1) / digits) * LOWKV_TILE_BYTES;
     return (tiles + digits - 1) / digits * LOWKV_TILE_BYTES + third;
 }
 

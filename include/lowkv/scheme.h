@@ -67,8 +67,8 @@ enum class Clip : std::uint8_t {
 // Keys: as attention sees them, or as they were before the rotary embedding.
 enum class Stage : std::uint8_t { post, pre };
 
-// How wide a code is. 1.5 and 2.6 bits are three and six levels, 8/5 and 8/3 bits a code.
-enum class Width : std::uint8_t { one, ternary, two, senary, three, four, eight, exact };
+// How wide a code is. 1.5 bits are three levels, 8/5 bits a code.
+enum class Width : std::uint8_t { one, ternary, two, three, four, eight, exact };
 
 struct WidthRow {
     std::string_view word;  // in a scheme
@@ -79,7 +79,6 @@ inline constexpr WidthRow width_table[] = {
     {"1", 2, "two levels, with trellis only"},
     {"1.5", 3, "three levels, five codes to a byte: 1.6 bits"},
     {"2", 4, "four levels"},
-    {"2.6", 6, "six levels, three codes to a byte: 8/3 bits; not with row, static, reorder"},
     {"3", 8, "eight levels"},
     {"4", 16, "16 levels"},
     {"8", 256, "256 levels"}};

@@ -40,8 +40,7 @@ constexpr TilePlace tile_place(Width width, std::size_t unit, std::uint32_t tile
             lowkv_tile_digit(number_of(width), number, tile)};
 }
 
-// Bytes from the start of a head's codes to unit `unit`. Not 1.5 and 2.6 bits: their units share
-// bytes.
+// Bytes from the start of a head's codes to unit `unit`. Not 1.5 bits: its units share bytes.
 constexpr std::size_t unit_offset(Width width, std::size_t unit) {
     return tile_place(width, unit, 0).offset;
 }

@@ -85,13 +85,11 @@ void CodesPart::set_trellis() noexcept {
 }
 
 const PartKernels& CodesPart::code_kernels(const kernels::Table& table) const {
-    // Without a table of levels the code is the level. Six levels always have one, so that there
-    // is one kernel for them.
+    // Without a table of levels the code is the level.
     const bool even = codec.width == Width::ternary || codec.levels == Levels::uniform;
-    const bool looks_up = codec.width == Width::senary || !even;
     std::string name(head.groups_along_lanes ? "folded-" : "unfolded-");
     name.append(row_of(codec.width).word);
-    name.append(codec.levels == Levels::trellis ? "-trellis" : looks_up ? "-levels" : "");
+    name.append(codec.levels == Levels::trellis ? "-trellis" : !even ? "-levels" : "");
     return kernels::find(table, name);
 }
 

@@ -15,7 +15,7 @@ struct CodeTile {
     alignas(64) std::uint8_t row[kernels::unit_steps][max_lanes];
 };
 
-// `codes` is a head's codes, of `head.lanes` x `head.steps`; with 1, 1.5, 2.6 and 3 bits they must
+// `codes` is a head's codes, of `head.lanes` x `head.steps`; with 1, 1.5 and 3 bits they must
 // be zero before the head's first tile is packed.
 void pack_tile(const CodeTile& tile, Width width, const HeadShape& head, std::uint32_t step_block,
                std::uint8_t* codes) noexcept;

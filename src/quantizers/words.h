@@ -29,8 +29,6 @@ std::string_view first_broken(const Rule (&rules)[N]) noexcept {
     }
     return {};
 }
-inline constexpr std::string_view senary_rule =
-    "2.6 bits are for codecs without row, static and reorder";
 
 // "16 bits": of a scale or a zero.
 std::string_view metadata_bits(const Codec& codec) noexcept;

@@ -219,8 +219,11 @@ struct Removed {
 constexpr std::string_view lowkv_loses_less =
     "lowkv2, lowkv2.8, lowkv3 and lowkv4 lose less in fewer bits";
 constexpr std::array removed{
-    Removed{"kvarn2", lowkv_loses_less}, Removed{"kvarn3", lowkv_loses_less},
-    Removed{"kvarn4", lowkv_loses_less}, Removed{"varnorm", lowkv_loses_less},
+    Removed{"2.6", "2 bits, or 3 bits: what 2.6 lost lay on the line between them"},
+    Removed{"kvarn2", lowkv_loses_less},
+    Removed{"kvarn3", lowkv_loses_less},
+    Removed{"kvarn4", lowkv_loses_less},
+    Removed{"varnorm", lowkv_loses_less},
     Removed{"rows",
             "a budget of memory packs only the tokens that do not fit, and a smaller "
             "window= keeps fewer of them unquantized"}};

@@ -74,12 +74,7 @@ LOWKV_INLINE I load_tile(const UnitView& view, unsigned tile, const LevelTables&
         const unsigned number = view.tile + tile;
         const I x = load_bytes(view.low + std::size_t{64} * (number / ternary_digits));
         const unsigned power = number % ternary_digits;
-        return bit_or(digit<3>(low_bytes(x), power), shift_left(digit<3>(high_bytes(x), power), 8));
-    } else if constexpr (W == Width::senary) {
-        const I x = load_bytes(tile < 3 ? view.low : view.low - std::size_t{64} * (1 + view.tile));
-        const I low = senary_digit(view, tile, low_bytes(x));
-        const I high = senary_digit(view, tile, high_bytes(x));
-        return lookup(tables.first, bit_or(low, shift_left(high, 8)));
+        return bit_or(digit(low_bytes(x), power), shift_left(digit(high_bytes(x), power), 8));
     } else if constexpr (L == Look::code || L == Look::level) {
         return load_bits<W>(view, tile);
     } else {

@@ -3,7 +3,7 @@
 // `lanes` lanes of a unit, from byte `at` on (lowkv/format.h).
 struct UnitView {
     const std::uint8_t* low;  // ternary: of the head's first unit
-    unsigned tile;  // ternary: the unit's first, of all the head's tiles; 2.6 bits: tile 3's digit
+    unsigned tile;            // ternary: the unit's first, of all the head's tiles
     // 3 bits only: the third bits, where the even steps' bit of tile 0 is bit 2. 1 bit: all bits,
     // where it is bit 0. Of sorted keys' codes of 5 bits the fifth ones, likewise.
     I third;
@@ -15,11 +15,6 @@ LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, uns
     if constexpr (W == Width::ternary) {
         view.low = codes + at;
         view.tile = static_cast<unsigned>(unit) * unit_tiles;
-        return view;
-    }
-    if constexpr (W == Width::senary) {
-        view.low = codes + unit_offset(W, unit) + at;
-        view.tile = tile_place(W, unit, 3).digit;
         return view;
     }
     view.low = codes + unit_offset(W, unit) + at;
@@ -34,27 +29,13 @@ LOWKV_INLINE UnitView open_unit(const std::uint8_t* codes, std::size_t unit, uns
     return view;
 }
 
-// 65536 / Base^(j + 1), rounded up: a byte times it is, modulo 65536, the fraction of byte /
-// Base^(j + 1), and the digit j is Base times that fraction, rounded down (for every byte up to
-// 255).
-template <unsigned Base>
-constexpr int digit_factors[5] = {};
-template <>
-constexpr int digit_factors<3>[5] = {21846, 7282, 2428, 810, 270};
-template <>
-constexpr int digit_factors<6>[5] = {10923, 1821, 304};
+// 65536 / 3^(j + 1), rounded up: a byte times it is, modulo 65536, the fraction of byte / 3^(j +
+// 1), and the digit j is 3 times that fraction, rounded down (for every byte up to 255).
+constexpr int digit_factors[5] = {21846, 7282, 2428, 810, 270};
 
-template <unsigned Base>
 LOWKV_INLINE I digit(I bytes, unsigned number) {
-    const I fraction = mul_low16(bytes, set_int(digit_factors<Base>[number] * 0x10001));
-    return mul_high16(fraction, set_int(Base * 0x10001));
-}
-
-// Of a tile whose number is known to the compiler: the highest digit needs no remainder.
-LOWKV_INLINE I senary_digit(const UnitView& view, unsigned tile, I bytes) {
-    if (tile == 3) return digit<6>(bytes, view.tile);
-    if (tile < 2) return digit<6>(bytes, tile);
-    return mul_high16(bytes, set_int(digit_factors<6>[1] * 0x10001));
+    const I fraction = mul_low16(bytes, set_int(digit_factors[number] * 0x10001));
+    return mul_high16(fraction, set_int(3 * 0x10001));
 }
 
 // A tile's codes: of widths whose bits lie side by side.

@@ -47,7 +47,7 @@ std::string_view grouped_restriction(const Codec& codec, Part part) noexcept {
           "normal, trellis and mean need a scale per token: token-..."},
          {channel && codec.rotation != Rotate::none,
           "hadamard and random need a scale per token: token-..."},
-         {normal && codec.width == Width::eight, "normal levels have 1.5, 2, 2.6, 3 or 4 bits"},
+         {normal && codec.width == Width::eight, "normal levels have 1.5, 2, 3 or 4 bits"},
          {!normal && codec.fit != Fit::norm,
           "unbiased and lsq choose the scale of normal levels: add normal or trellis"},
          {trellis && codec.axis == Axis::token &&

@@ -37,7 +37,6 @@ std::string_view row_restriction(const Codec& codec, Part part) noexcept {
           "outliers are a share of a whole row: they need the group row or static"},
          {codec.stage == Stage::pre && !by_row, "pre needs the group row or static, or reorder"},
          {ranged && codec.metadata != Metadata::fp16, "static has no metadata: drop fp8"},
-         {by_row && codec.width == Width::senary, senary_rule},
          {ranged && part == Part::values, "static is for keys; values have no range of a channel"},
          {codec.stage == Stage::pre && part == Part::values,
           "pre is for keys; values have no rotary embedding"}});
