@@ -47,6 +47,12 @@ TEST_CASE("the codecs of presets are listed words in the listed order") {
                 if (word != place.words.end()) rest.erase(0, word->word.size() + 1);
             }
             CHECK_MESSAGE(rest.empty(), preset.name, rest);
+            std::string text;
+            for (const SchemeWord& word : words_of(codec)) {
+                text += (text.empty() ? "" : "-") + word.word;
+                CHECK_MESSAGE(!word.meaning.empty(), word.word);
+            }
+            CHECK(text == to_string(codec));
         }
     }
 }

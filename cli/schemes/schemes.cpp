@@ -63,11 +63,10 @@ void explain_speed(const LayerScheme& scheme) {
 void explain_layer(const LayerScheme& scheme) {
     for (const Part part : {Part::keys, Part::values}) {
         const Codec& codec = part == Part::keys ? scheme.key : scheme.value;
-        const CodecWords words = quantizer_of(codec).words(codec, part);
-        line(part == Part::keys ? "keys" : "values", words.sentence);
-        if (words.store.empty()) continue;
-        line("", "store: " + words.store);
-        line("", "read:  " + words.read);
+        const std::string text = to_string(codec);
+        line(part == Part::keys ? "keys" : "values",
+             codec.exact() ? text + ": f16, as they come" : text);
+        for (const SchemeWord& word : words_of(codec)) line("", word.word + ": " + word.meaning);
     }
     explain_speed(scheme);
 }

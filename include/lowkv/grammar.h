@@ -23,5 +23,7 @@ struct CodecPlace {
     std::vector<SchemeWord> words;
 };
 std::vector<CodecPlace> codec_places();
+// A codec's own words; none: it is exact.
+std::vector<SchemeWord> words_of(const Codec& codec);
 
 }  // namespace lowkv

@@ -208,12 +208,6 @@ struct PartInputs {
     codec::Rotations* rotations = nullptr;         // the layer's, never null
 };
 
-// How a codec's keys or values are stored, for people.
-struct CodecWords {
-    std::string sentence;     // without its full stop
-    std::string store, read;  // formulas; empty: as it comes
-};
-
 class Quantizer {
   public:
     virtual ~Quantizer() = default;
@@ -227,8 +221,6 @@ class Quantizer {
     // What is wrong with a codec that has any of this quantizer's words, whichever quantizer stores
     // it, and what would be right; empty: nothing.
     virtual std::string_view restriction(const Codec& codec, Part part) const noexcept;
-    // By default its name and no formulas.
-    virtual CodecWords words(const Codec& codec, Part part) const;
 };
 
 // The library's own.

@@ -51,7 +51,6 @@ const Quantizer& quantizer_of(const Codec& codec) noexcept {
 }
 
 std::string_view Quantizer::restriction(const Codec&, Part) const noexcept { return {}; }
-CodecWords Quantizer::words(const Codec&, Part) const { return {std::string(name()), {}, {}}; }
 
 void PackedPart::encode_shared(const std::uint16_t*, const std::int32_t*,
                                std::byte*) const noexcept {}

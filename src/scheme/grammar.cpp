@@ -1,5 +1,7 @@
 #include "lowkv/grammar.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "scheme/fields.h"
@@ -45,6 +47,18 @@ std::vector<CodecPlace> codec_places() {
         places.push_back(std::move(place));
     }
     return places;
+}
+
+std::vector<SchemeWord> words_of(const Codec& codec) {
+    std::vector<SchemeWord> words;
+    if (codec.exact()) return words;
+    for (const scheme::CodecField& field : scheme::codec_fields()) {
+        const std::uint32_t value = field.get(codec);
+        if (field.optional && value == field.choices.front().value) continue;
+        const auto choice = std::ranges::find(field.choices, value, &scheme::Choice::value);
+        words.push_back({std::string(choice->word), std::string(choice->meaning)});
+    }
+    return words;
 }
 
 }  // namespace lowkv

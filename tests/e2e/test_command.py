@@ -180,49 +180,29 @@ def test_schemes_says_how_to_measure_what_was_not_measured():
 
 
 @pytest.mark.parametrize("scheme, keys, values", [
-    ("k=token-3-head-normal-hadamard-mean,v=token-2-head-normal-hadamard-unbiased",
-     "3 bits a number: after subtracting the block's mean per channel and a Hadamard rotation, the "
-     "norm of one token's head (16 bits) times one of 8 normal (Lloyd-Max) levels",
-     "2 bits a number: after a Hadamard rotation, a scale of one token's head (16 bits) times one "
-     "of 4 normal (Lloyd-Max) levels; the scale keeps the product with the original unbiased"),
-    ("k=channel-3-g64-fp8,v=exact",
-     "3 bits a number: the numbers of one channel over 64 consecutive tokens share a scale and a "
-     "zero (8 bits each)", "exact: f16, as they come"),
-    ("k=token-4-g32-normal-random-lsq-fp8,v=token-8-head-hadamard",
-     "4 bits a number: after the layer's random rotation, a scale of 32 consecutive channels of one "
-     "token's head (8 bits) times one of 16 normal (Lloyd-Max) levels; the scale is the one of the "
-     "least squared error",
-     "8 bits a number: after a Hadamard rotation, the numbers of one token's head share a scale and "
-     "a zero (16 bits each)"),
-    ("k=channel-2-g32-search,v=token-2-g32",
-     "2 bits a number: the numbers of one channel over 32 consecutive tokens share a scale and a "
-     "zero (16 bits each), over the share of their range with the least squared error",
-     "2 bits a number: the numbers of 32 consecutive channels of one token's head share a scale and "
-     "a zero (16 bits each)"),
-    ("k=token-2-g64-mean,v=token-2-head-normal-unbiased",
-     "2 bits a number: after subtracting the block's mean per channel, the numbers of 64 consecutive "
-     "channels of one token's head share a scale and a zero (16 bits each)",
-     "2 bits a number: a scale of one token's head (16 bits) times one of 4 normal (Lloyd-Max) "
-     "levels; the scale keeps the product with the original unbiased"),
+    ("k=token-3-head-normal-hadamard-mean,v=exact",
+     "token-3-head-normal-hadamard-mean token: GROUP channels of one token share a scale 3: eight levels head: token: "
+     "all channels of a head normal: ", "exact: f16, as they come"),
+    ("lowkv2.8", "sorted-5322-head-trellis-2rows-weighted sorted: keys, 4211 and the like, head: ",
+     "token-2-head-trellis-hadamard-unbiased-e5m3 token: "),
+    ("kvquant3-1%", "channel-3-static-learned-1%-pre channel: ", "token-3-row-learned-1% token: "),
 ])
 def test_schemes_puts_any_codec_into_words(scheme, keys, values):
+    """Word by word, as `lowkv schemes --all` does."""
     text, said = explanation(scheme)
     assert said["keys"].startswith(keys) and said["values"].startswith(values), text
+    everything = " ".join(lowkv("schemes", "--all").out.split())
+    for codec in (said["keys"], said["values"]):
+        for word in re.findall(r"(?<= )([a-z]\S+): ", codec.partition(" ")[2]):
+            assert f" {word} " in everything, word
     if "=" in scheme:
         assert "no preset" in said["source"] and "use" not in said, text
         assert scheme.replace(",", "+") in said["quality"], text
 
 
-def test_schemes_writes_the_arithmetic_down():
-    text, _ = explanation("k=token-3-head-normal-hadamard-mean,v=token-2-g32,layer.3=kivi2")
-    assert ("store: y = k R - mean, level = the one nearest to y / rms(y), scale = |y| / |level| "
-            "read: k = (level * scale + mean) R^T;") in text
-    assert ("store: zero = min(v), scale = (max(v) - zero) / 3, code = round((v - zero) / scale) "
-            "read: v = code * scale + zero ") in text
-    assert "Layer 3:" in text and "KIVI" not in text
-    text, _ = explanation("k=channel-3-g128,v=token-2-g32-search")
-    assert ("store: range = max(v) - min(v), zero = min(v) + range (1 - share) / 2, scale = share range / 3, "
-            "code = round((v - zero) / scale) read: v = code * scale + zero ") in text
+def test_schemes_explains_each_layer():
+    text, _ = explanation("lowkv2,layer.3=kivi2")
+    assert "Layer 3: keys channel-2-g32 channel: GROUP tokens of one channel share a scale 2: four levels" in text
 
 
 def test_schemes_says_what_a_filter_does():

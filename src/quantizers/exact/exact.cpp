@@ -37,9 +37,6 @@ class ExactQuantizer final : public Quantizer {
                                               const PartInputs&) const override {
         return std::make_shared<ExactPart>(shape);
     }
-    CodecWords words(const Codec&, Part) const override {
-        return {"exact: f16, as they come", {}, {}};
-    }
 };
 
 }  // namespace

@@ -25,7 +25,6 @@ class GroupedQuantizer final : public Quantizer {
     std::string_view restriction(const Codec& codec, Part part) const noexcept override {
         return grouped_restriction(codec, part);
     }
-    CodecWords words(const Codec& c, Part p) const override { return grouped_words(c, p); }
 };
 
 }  // namespace

@@ -387,7 +387,6 @@ class RowQuantizer final : public Quantizer {
     std::string_view restriction(const Codec& codec, Part part) const noexcept override {
         return row_restriction(codec, part);
     }
-    CodecWords words(const Codec& c, Part p) const override { return row_words(c, p); }
 };
 
 }  // namespace

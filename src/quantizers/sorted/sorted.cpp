@@ -68,7 +68,6 @@ class SortedQuantizer final : public Quantizer {
     std::string_view restriction(const Codec& codec, Part part) const noexcept override {
         return sorted_restriction(codec, part);
     }
-    CodecWords words(const Codec& codec, Part) const override { return sorted_words(codec); }
 };
 
 }  // namespace

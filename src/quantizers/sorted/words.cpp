@@ -22,13 +22,6 @@ bool has_few_bits(const Codec& codec) noexcept {
                                [](std::uint8_t bits) { return bits > 0 && bits < 4; });
 }
 
-std::string quarters(const Codec& codec) {
-    std::string text;
-    for (const std::uint8_t bits : codec.quarter_bits)
-        text += (text.empty() ? "" : ", ") + std::to_string(bits);
-    return text;
-}
-
 }  // namespace
 
 std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
@@ -49,37 +42,6 @@ std::string_view sorted_restriction(const Codec& codec, Part part) noexcept {
           "are normal or trellis: sorted-4211-head-2rows or sorted-4211-head-trellis-2rows"},
          {sorted && codec.levels == Levels::trellis && !has_few_bits(codec),
           "a trellis is for groups of 1, 2 or 3 bits: sorted-4211-head-trellis"}});
-}
-
-CodecWords sorted_words(const Codec& codec) {
-    std::string sentence =
-        quarters(codec) +
-        " bits a number, a quarter of the channels each: after subtracting the block's mean per "
-        "channel, channels sorted by their energy" +
-        (codec.weighted ? ", damped where queries are small," : "") +
-        " and a Hadamard rotation of 16 at a time, a scale of one token's head (8 bits) times one "
-        "of the normal (Lloyd-Max) levels";
-    if (codec.levels == Levels::trellis)
-        sentence += ", below 4 bits a level that neighbouring codes choose together (a trellis)";
-    const std::string key = codec.weighted ? "k / f" : "k";
-    std::string read =
-        key + " = y H / 4 + mean, y = level * unit * scale; attention changes the query instead";
-    if (codec.exact_rows > 0) {
-        sentence += "; the error of each block's shortest keys beside, in 8 bits: of " +
-                    std::to_string(codec.exact_rows);
-        read += "; + what is beside";
-    }
-    return {
-        sentence,
-        "y = (" + key +
-            " - mean) H / 4, level = the one nearest (of a trellis: on the nearest path) to "
-            "y / unit / rms(y / unit) / reach, unit = rms of 16 channels in the sequence's first "
-            "packed block, reach = what fits the token best of .8 to 3.2, scale = |y| / |level * "
-            "unit|" +
-            std::string(codec.weighted
-                            ? ", f = (largest q^2 / q^2)^(1/4) of a channel's first queries"
-                            : ""),
-        read};
 }
 
 }  // namespace lowkv::codec
