@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from lowkv import adapters
 from lowkv._core import Error
-from lowkv.masks import NAME, stock_of
+from lowkv.masks import NAME
 
 ATTENTION = ("full_attention", "sliding_attention")
 _STATES = ("linear_attention", "conv", "hybrid")  # layers with states of their own; hybrid ones attend, too
@@ -48,7 +48,7 @@ def uninstall(model: PreTrainedModel) -> None:
     adapters.restore(model)
     config = _text_config(model)
     if config._attn_implementation == NAME:
-        _set_attention(config, stock_of(config))
+        _set_attention(config, getattr(config._attn_implementation, "stock", "sdpa"))
 
 
 def _set_attention(config, name: str) -> None:

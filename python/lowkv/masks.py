@@ -36,10 +36,11 @@ def computing() -> str | None:
 
 
 def stock_of(config) -> str:
-    """The stock attention of a model with this config, for a call without a lowkv cache."""
-    if computing() == "eager":
-        return "eager"
-    return getattr(getattr(config, "_attn_implementation", None), "stock", "sdpa")  # install.Switched's
+    """The stock attention that a call of a model with this config computes with, where lowkv's does not."""
+    found = getattr(getattr(config, "_attn_implementation", None), "stock", "sdpa")  # install.Switched's
+    if computing() is None or found == "eager":
+        return found
+    return "eager" if computing() == "eager" else "sdpa"  # whose masks lowkv reads, unlike flash attention's
 
 
 def lowkv_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function,

@@ -2,6 +2,7 @@
 anything else, whatever other threads do with the model meanwhile."""
 
 import copy
+import inspect
 import threading
 
 import lowkv
@@ -72,7 +73,7 @@ def turns(model, cache, padded, types):
     for size in (33, 25, 1, 1) if cache is not None else (60,):
         rows = slice(seen, seen + size)
         more = {"attention_mask": MASK[:, : rows.stop]} if padded else {}
-        if types and "token_type_ids" in model.forward.__wrapped__.__code__.co_varnames:
+        if types and "token_type_ids" in inspect.signature(model.forward).parameters:
             more["token_type_ids"] = torch.full((2, size), int(seen > 0))
         if cache is not None:
             more[CACHE] = cache
