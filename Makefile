@@ -161,6 +161,10 @@ test-older-transformers: package ## the Python package on the previous and the o
 	$(call PYTEST,$(call dep,LOWKV_PREVIOUS_TRANSFORMERS),tests/python/test_families.py)
 	$(call PYTEST,$(call dep,LOWKV_OLDEST_TRANSFORMERS),tests/python/test_families.py tests/python/test_generate.py)
 
+.PHONY: test-sweep
+test-sweep: package ## every type of model that transformers has, tiny, with an exact cache and with none, against stock
+	@$(call PYTEST,$(CURDIR)/tests/sweep,tests/sweep)
+
 .PHONY: test-llama-cpp-python
 test-llama-cpp-python: build package ## lowkv.llama_cpp in a real llama-cpp-python (builds it: 10 minutes, once)
 	@$(SETUP) llama-cpp-python

@@ -42,6 +42,7 @@ LANES = (
     Lane("cuda", "count-cuda CUDA_TARGETS='75 80 90'", 460, ("devices",), ("nvcc",)),
     Lane("cuda-emulated", "test-python-cuda PYTEST_ARGS='-k test_devices'", 300,
          ("python/cuda", "devices", "tests/devices")),
+    Lane("types", "test-sweep", 600, ("python", "tests/sweep", "deps/requirements-transformers.txt")),
     Lane("older-transformers", "test-older-transformers", 200, ("python",)),
     Lane("versions", "test-versions VERSIONS='0.11.0 0.25.1'", 800, ("plugins", "cli/plugin", "deps/plugin_for.py")),
     Lane("builds", "test-builds BUILDS='dl noomp'", 900, ("plugins", "cli/run", "cli/common")),

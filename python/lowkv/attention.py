@@ -7,44 +7,54 @@ from typing import NoReturn
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lowkv._core import Error
-from lowkv.masks import lowkv_mask
+from lowkv.masks import NAME, computing, lowkv_mask, stock_of
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
-
-
-class _Name(str):
-    """A name whose unpickling imports this module: a switched model, or a part of it, finds the attention function
-    registered in another process too."""
-
-
-NAME = _Name("lowkv")
 
 
 def refuse_weights() -> NoReturn:
     raise Error("output_attentions: lowkv's attention makes no weights to return; leave it out")
 
 
-def lowkv_attention(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0, softcap=None,
-                    sliding_window=None, s_aux=None, is_causal=None, position_bias=None, **kwargs):
+def refuse_unstored(module) -> NoReturn:
+    raise Error(f"{type(module).__name__} did not store its keys in the lowkv cache that it was given. In training "
+                "mode gradient checkpointing leaves caches out: call model.eval()")
+
+
+def lowkv_attention(module, query, key, value, attention_mask=None, **kwargs):
     """AttentionInterface's function. query: `[batch, heads, queries, head_dim]`; key and value: what
     Layer.update() gave, or plain tensors `[batch, kv_heads, cells, head_dim]` of another cache or of none, which
-    get stock attention. Returns `[batch, queries, heads, head_dim]` and None (no weights)."""
+    get stock attention. Returns `[batch, queries, heads, head_dim]` and weights, or None."""
+    stock = stock_of(getattr(module, "config", None))
+    if type(key) is Rows:
+        return _packed(module, query, key, attention_mask, stock, **kwargs)
+    if computing() == NAME and attention_mask is not None and attention_mask.ndim == 2:
+        refuse_unstored(module)
+    attend = _of(module, "ALL_ATTENTION_FUNCTIONS").get(stock) or _of(module, "eager_attention_forward")
+    return attend(module, query, key, value, attention_mask, **kwargs)
+
+
+def _packed(module, query, key, mask, stock, scaling=None, dropout=0.0, softcap=None, sliding_window=None, s_aux=None,
+            is_causal=None, position_bias=None, **kwargs):
     if position_bias is not None:
         raise Error(f"{type(module).__name__} adds a position bias, which lowkv does not serve; use the model's "
                     "own cache and attn_implementation")
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    if type(key) is not Rows:
-        window = sliding_window if sliding_window is not None else _window(module)
-        visibility = see(attention_mask, key.shape[2], query, bool(causal), window)
-        return _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs)
     if kwargs.get("output_attentions"):
         refuse_weights()
-    out = attend_packed(query, key, attention_mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
+    causal = True
+    if mask is None and query.shape[2] > 1:  # stock sdpa asks the module then, and eager attention hides nothing
+        causal = stock != "eager" and (is_causal if is_causal is not None else getattr(module, "is_causal", True))
+    out = attend_packed(query, key, mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
                         window=sliding_window, sink_logits=s_aux)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _of(module, name: str):
+    """What the file of the module's class, or of the one that this is derived from, has under this name."""
+    files = (sys.modules[kind.__module__] for kind in type(module).__mro__)
+    return next(getattr(file, name) for file in files if hasattr(file, name))
 
 
 def attend_packed(query, rows: Rows, mask, causal=True, scaling=None, dropout=0.0, softcap=None, window=None,
@@ -88,42 +98,9 @@ def see(mask: torch.Tensor | None, total: int, query: torch.Tensor, causal: bool
         full = mask if mask.shape[2] == queries else mask.expand(-1, -1, queries, -1)
         # Masks for caches with room to spare are longer than what is there.
         return Visibility(total, queries, full=full[..., :total], device=device)
-    return Visibility(total, queries, causal=causal, window=window if causal else None, keep=mask, device=device)
-
-
-def _window(module) -> int | None:
-    """The sliding window of a module that does not say it, as PhiMoE's: stock masks would have it."""
-    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
-    types = getattr(config, "layer_types", None)
-    if types is not None and (layer is None or types[layer] != "sliding_attention"):
-        return None
-    return getattr(config, "sliding_window", None)
-
-
-def _stock(module, query, key, value, visibility, scaling, dropout, softcap, s_aux, kwargs):
-    """Stock attention with the mask that the compact form stands for."""
-    cells, queries = visibility.total, visibility.queries
-    all_seen = not visibility.causal and visibility.full is None and visibility.keep is None
-    if not softcap and s_aux is None and not kwargs.get("output_attentions"):  # which eager attention alone has
+    if mask is not None and mask.shape[1] == 0:  # lowkv_mask()'s word for causal
         mask = None
-        if not all_seen and not (visibility.plain_causal and queries == cells):
-            mask = visibility.seen(0, cells, 0, queries)
-        # Bool, as stock masks for sdpa are: an additive one gives padding other gradients.
-        if mask is not None and mask.dtype is not torch.bool:
-            mask = _finite(mask, query.dtype)
-        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
-                                      is_causal=visibility.causal and mask is None and queries == cells)
-    # Eager attention knows no other causality than its mask.
-    mask = None if all_seen else _finite(visibility.mask(0, cells, 0, queries), query.dtype)
-    eager = sys.modules[type(module).__module__].eager_attention_forward
-    if s_aux is not None:
-        kwargs["s_aux"] = s_aux
-    return eager(module, query, key, value, mask, scaling=scaling, dropout=dropout, softcap=softcap, **kwargs)
-
-
-def _finite(mask, dtype):
-    """As stock masks are: with -inf, eager attention gives NaN for a padding token, which sees nothing."""
-    return None if mask is None else mask.to(dtype).clamp_min(torch.finfo(dtype).min)
+    return Visibility(total, queries, causal=causal, window=window if causal else None, keep=mask, device=device)
 
 
 AttentionInterface.register(NAME, lowkv_attention)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
 
 import torch
 import transformers
@@ -13,15 +11,21 @@ from transformers import PreTrainedModel
 
 from lowkv import adapters
 from lowkv._core import Error
-from lowkv.attention import NAME
+from lowkv.masks import NAME
 
-_STOCK = "_lowkv_stock_attention"  # a switched model's attribute: the attention implementation it had
 ATTENTION = ("full_attention", "sliding_attention")
 _STATES = ("linear_attention", "conv", "hybrid")  # layers with states of their own; hybrid ones attend, too
 _NOTHING = ("moe", "mlp")
 # Hybrid models that can't be served, by their model_type.
 _OTHER_STATES = {"recurrent_gemma": "keeps its recurrent states in the model, not in a cache",
                  "minimax": "needs a cache of a class of its own"}
+
+
+class Switched(str):
+    """A switched model's attn_implementation. Unpickling it imports this module: the model, or a part of it, finds the
+    attention function registered in another process, too. stock: the attn_implementation that it had."""
+
+    stock: str
 
 
 def install(model: PreTrainedModel) -> None:
@@ -34,8 +38,9 @@ def install(model: PreTrainedModel) -> None:
         raise Error(f"{type(model).__name__} ({config.model_type}) computes its attention itself, and lowkv has no "
                     "adapter for it; use the model's own cache. docs/transformers/families.md lists what works")
     if config._attn_implementation != NAME:
-        setattr(model, _STOCK, config._attn_implementation)
-    _set_attention(config, NAME)
+        name = Switched(NAME)
+        name.stock = config._attn_implementation
+        _set_attention(config, name)
 
 
 def uninstall(model: PreTrainedModel) -> None:
@@ -43,19 +48,7 @@ def uninstall(model: PreTrainedModel) -> None:
     adapters.restore(model)
     config = _text_config(model)
     if config._attn_implementation == NAME:
-        # A model that shares the config of a switched one has no note of its own.
-        _set_attention(config, getattr(model, _STOCK, "sdpa" if model._supports_sdpa else "eager"))
-
-
-@contextlib.contextmanager
-def eager(model: PreTrainedModel) -> Iterator[None]:
-    """A switched model's own eager attention, which makes weights."""
-    config = _text_config(model)
-    _set_attention(config, "eager")
-    try:
-        yield
-    finally:
-        _set_attention(config, NAME)
+        _set_attention(config, getattr(config._attn_implementation, "stock", "sdpa"))
 
 
 def _set_attention(config, name: str) -> None:

@@ -1,30 +1,69 @@
-"""The mask function registered with transformers: compact forms for what lowkv knows by itself, stock 4-D masks
-for everything else."""
+"""The mask function registered with transformers, and which attention a call of a switched model computes with."""
 
 from __future__ import annotations
 
-import torch
-from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_overlay
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 
+import torch
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    causal_mask_function,
+    sliding_window_overlay,
+)
+
+NAME = "lowkv"  # a switched model's attn_implementation
 _SLIDING = sliding_window_overlay(1).__code__
+# Of the call of a model in this thread: lowkv's attention for a lowkv cache, "eager" for weights, else None: the stock
+# one that the model was loaded with.
+_CALL: ContextVar[str | None] = ContextVar("lowkv_call", default=None)
+
+
+@contextlib.contextmanager
+def computed_by(attention: str | None) -> Iterator[None]:
+    """Has what this thread computes meanwhile be computed by this attention."""
+    token = _CALL.set(attention)
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+
+
+def computing() -> str | None:
+    """What computed_by() says."""
+    return None if torch.compiler.is_dynamo_compiling() else _CALL.get()  # which can't follow a ContextVar
+
+
+def stock_of(config) -> str:
+    """The stock attention that a call of a model with this config computes with, where lowkv's does not."""
+    found = getattr(getattr(config, "_attn_implementation", None), "stock", "sdpa")  # install.Switched's
+    if computing() is None or found == "eager":
+        return found
+    return "eager" if computing() == "eager" else "sdpa"  # whose masks lowkv reads, unlike flash attention's
 
 
 def lowkv_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function,
-               attention_mask=None, use_vmap=False, device="cpu", **kwargs):
-    """None for a causal mask (with the layer's sliding window, if it has one); bool `[batch, kv_length]`, False
-    for padding, beside it; otherwise bool `[batch, 1, q_length, kv_length]`, True where a query sees a cell."""
+               attention_mask=None, use_vmap=False, device="cpu", config=None, allow_is_causal_skip=True,
+               local_size=None, **kwargs):
+    """In a step with a lowkv cache, for a causal mask (with the layer's sliding window, if it has one): bool `[batch,
+    kv_length]`, False for padding, or `[batch, 0]` where there is no padding; or None where stock sdpa would leave
+    causality to the module. For everything else, and in other calls, the stock mask."""
+    stock = stock_of(config)
     ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     covers = attention_mask is None or attention_mask.shape[-1] >= kv_offset + kv_length
-    if ends_together and covers and not use_vmap and _is_causal(mask_function):
-        if attention_mask is None:
-            return None
-        keep = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
-        return None if keep.all() else keep
-    kwargs.pop("allow_is_causal_skip", None)
-    kwargs.pop("allow_is_bidirectional_skip", None)
-    return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-                     kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
-                     use_vmap=use_vmap, device=device, allow_is_causal_skip=False, **kwargs)
+    if (computing() == NAME and allow_is_causal_skip and ends_together and covers and not use_vmap
+            and _is_causal(mask_function)):
+        keep = None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+        if keep is not None and not keep.all():
+            return keep
+        whole = q_length in (1, kv_length) and (local_size is None or kv_length < local_size)
+        return None if whole and stock != "eager" else torch.ones(batch_size, 0, dtype=torch.bool, device=device)
+    make = ALL_MASK_ATTENTION_FUNCTIONS.get(stock)
+    return make and make(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+                         kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
+                         use_vmap=use_vmap, device=device, config=config, allow_is_causal_skip=allow_is_causal_skip,
+                         local_size=local_size, **kwargs)
 
 
 def _is_causal(mask_function) -> bool:

@@ -7,15 +7,18 @@ may fail after ours."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Iterator
 
+import torch
 from transformers import PreTrainedModel
 
 from lowkv._core import Error
-from lowkv.attention import refuse_weights
-from lowkv.install import eager, install, installed, uninstall
+from lowkv.attention import refuse_unstored, refuse_weights
+from lowkv.install import installed, uninstall
 from lowkv.layer import Layer
+from lowkv.masks import NAME, computed_by
 from lowkv.tripwire import Bypassed
 
 
@@ -46,7 +49,8 @@ class Steps:
         begun = [layer.begin() for layer in kept]
         try:
             self._in_step = True
-            yield
+            with computed_by(NAME):
+                yield
             self._require_even(Bypassed)
         except BaseException:
             for layer, what in zip(kept, begun, strict=True):
@@ -86,30 +90,47 @@ def restore(model: PreTrainedModel) -> None:
 
 class _Stepped:
     def __call__(self, *args, **kwargs):
+        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Steps)]
+        if not caches and torch.compiler.is_dynamo_compiling():
+            return super().__call__(*args, **kwargs)
+        weights = kwargs.get("output_attentions", self.config.output_attentions)
         try:
             with contextlib.ExitStack() as steps:
-                caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Steps)]
-                if kwargs.get("output_attentions"):  # which some models keep from their attention
-                    if caches:
-                        refuse_weights()
-                    if installed(self):
-                        steps.enter_context(eager(self))
+                if weights and caches:  # which some models keep from their attention
+                    refuse_weights()
+                steps.enter_context(computed_by(NAME if caches else "eager" if weights else None))
                 for cache in caches:
                     steps.enter_context(cache.step())
-                return super().__call__(*args, **kwargs)
+                before = [cache.get_seq_length() for cache in caches]
+                output = super().__call__(*args, **kwargs)
+                if any(cache.get_seq_length() == length for cache, length in zip(caches, before, strict=True)):
+                    refuse_unstored(self)
+                return output
         except Bypassed:  # with its own caches, it computes what it did
             uninstall(self)
             raise
 
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        for name, cache in kwargs.items():
+            # Phi-3 leaves the cache out where it changes to its long factors: the whole text is computed again.
+            if isinstance(cache, Steps) and not any(value is cache for value in inputs.values()):
+                recorded = any(layer.record_past for layer in cache.attention_layers)
+                cache.reset()
+                if recorded:
+                    cache.activate_past_recording()
+                inputs[name] = cache
+        return inputs
+
     def generate_batch(self, *args, **kwargs):
-        # transformers asks for an attention implementation by its name, and has a cache of its own.
         if not installed(self):
             return super().generate_batch(*args, **kwargs)
-        uninstall(self)
-        try:
-            return super().generate_batch(*args, **kwargs)
-        finally:
-            install(self)
+        # It asks for an attention implementation by its name, computes in a thread of its own, and has a cache of its
+        # own. A twin with the same weights leaves this model as it is for other threads.
+        weights = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        twin = copy.deepcopy(self, weights)
+        restore(twin)
+        return twin.generate_batch(*args, **kwargs)
 
     def init_continuous_batching(self, *args, **kwargs):
         if installed(self):
