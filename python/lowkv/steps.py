@@ -16,6 +16,7 @@ from lowkv._core import Error
 from lowkv.attention import refuse_weights
 from lowkv.install import eager, install, installed, uninstall
 from lowkv.layer import Layer
+from lowkv.names import cache_argument
 from lowkv.tripwire import Bypassed
 
 
@@ -94,6 +95,12 @@ class _Stepped:
                         refuse_weights()
                     if installed(self):
                         steps.enter_context(eager(self))
+                if isinstance(kwargs.get("cache"), Steps) and _argument(type(self)) != "cache":
+                    raise Error("before 5.24 transformers takes a cache as past_key_values=, and would ignore cache=")
+                if caches and kwargs.get("use_cache") is False:
+                    raise Error("use_cache=False in a step with a lowkv cache: generate() then gives the whole text in "
+                                "each step, and the cache would take all of it again; give use_cache=True (the "
+                                "model's generation_config may say otherwise)")
                 for cache in caches:
                     steps.enter_context(cache.step())
                 return super().__call__(*args, **kwargs)
@@ -121,6 +128,9 @@ class _Stepped:
         # By its own class: pickle would not find the subclass by its name.
         _, _, *state = super().__reduce_ex__(protocol)
         return _new, (type(self).__mro__[2],), *state
+
+
+_argument = functools.cache(cache_argument)
 
 
 @functools.cache
