@@ -103,10 +103,6 @@ void Batch::mark_padding(std::span<const std::uint8_t> seen, std::uint32_t count
             its.push_back({token, token + 1});
         else
             its.back().end = token + 1;
-        if (its.front().first > then.first || then.packed_first == then.first) continue;
-        // Its first blocks, which are sinks elsewhere, are packed.
-        if (then.packed_end == then.packed_first) then.packed_end = then.first;
-        then.packed_first = then.first;
     }
     state_ = std::move(then);
 }
