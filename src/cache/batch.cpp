@@ -92,7 +92,7 @@ void Batch::mark_padding(std::span<const std::uint8_t> seen, std::uint32_t count
         refuse("mark_padding() of " + std::to_string(seen.size()) + " marks for " +
                std::to_string(count) + " of " + std::to_string(state_.tokens) + " tokens of " +
                std::to_string(size()) + " sequences");
-    if (std::ranges::find(seen, 0) == seen.end()) return;
+    if (plan().scheme().exact() || std::ranges::find(seen, 0) == seen.end()) return;
     State then = state_;
     then.padding.resize(size());
     for (std::size_t i = 0; i < seen.size(); ++i) {
