@@ -148,6 +148,9 @@ def _goes_through_the_interface(model: PreTrainedModel) -> bool:
     name = "ALL_ATTENTION_FUNCTIONS"
     attention = {type(module) for module in _attention(model)}
     if attention:
-        return any(name in inspect.unwrap(vars(parent)["forward"]).__code__.co_names for kind in attention
-                   for parent in kind.__mro__ if "forward" in vars(parent) and parent is not torch.nn.Module)
+        found = [(parent, inspect.unwrap(vars(parent)["forward"])) for kind in attention for parent in kind.__mro__
+                 if "forward" in vars(parent) and parent is not torch.nn.Module]
+        # One from elsewhere was put in its place, and may call the one that was there.
+        return any(name in forward.__code__.co_names or forward.__module__ != parent.__module__
+                   for parent, forward in found)
     return any(hasattr(sys.modules[type(module).__module__], name) for module in model.modules())

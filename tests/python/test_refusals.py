@@ -55,15 +55,21 @@ def test_latent_attention():
             topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
 
 
-@torch.no_grad()
-def test_an_attention_of_ones_own_that_calls_the_stock_one_is_served():
-    class LoggedAttention(LlamaAttention):
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
+class LoggedAttention(LlamaAttention):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
 
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["a class", "a patch"])
+def test_an_attention_of_ones_own_that_calls_the_stock_one_is_served(how, monkeypatch):
     model, stock = build("llama")
-    for layer in model.model.layers:
-        layer.self_attn.__class__ = LoggedAttention
+    if how == "a class":
+        for layer in model.model.layers:
+            layer.self_attn.__class__ = LoggedAttention
+    else:
+        own = LlamaAttention.forward
+        monkeypatch.setattr(LlamaAttention, "forward", lambda self, *args, **kwargs: own(self, *args, **kwargs))
     cache = lowkv.Cache.from_model(model, "exact")
     assert (model(TOKENS, **{CACHE: cache}).logits - stock(TOKENS).logits).abs().max() < 1e-4
     assert cache.get_seq_length() == TOKENS.shape[1]
