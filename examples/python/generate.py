@@ -19,7 +19,7 @@ print(lowkv.generate(model, tokenizer, "Once upon a time", max_new_tokens=20, sc
 # %% transformers' own generate(): the cache is passed to it. Here: beams.
 inputs = tokenizer("Three reasons to learn to cook:", return_tensors="pt")
 cache = lowkv.Cache.from_model(model, scheme="lowkv4")
-output = model.generate(**inputs, past_key_values=cache, max_new_tokens=20, num_beams=3, do_sample=False)
+output = model.generate(**inputs, cache=cache, max_new_tokens=20, num_beams=3, do_sample=False)
 print(tokenizer.decode(output[0], skip_special_tokens=True))
 
 # %% What it took.

@@ -15,7 +15,7 @@ prompt = tokenizer("A list of colours: red, green, blue, yellow, " * 30, return_
 cache = lowkv.Cache.from_model(model, scheme="lowkv2.8")
 with torch.inference_mode():
     for piece in prompt.split(128, dim=1):
-        logits = model(piece, past_key_values=cache, logits_to_keep=1).logits
+        logits = model(piece, cache=cache, logits_to_keep=1).logits
 print(f"{cache.get_seq_length()} tokens: {cache.exact_bytes} bytes exact, {cache.packed_bytes} packed")
 
 # %% Then token by token.
@@ -24,7 +24,7 @@ with torch.inference_mode():
     for _ in range(20):
         token = logits[:, -1].argmax(dim=-1, keepdim=True)
         tokens.append(token)
-        logits = model(token, past_key_values=cache).logits
+        logits = model(token, cache=cache).logits
 print(tokenizer.decode(torch.cat(tokens, dim=1)[0]))
 
 # %% Back by ten tokens, as after a rejected guess, and to the start.

@@ -17,7 +17,7 @@ print(inputs.attention_mask)
 
 # %% The mask tells lowkv which cells are padding; nobody sees them, packed or not.
 cache = lowkv.Cache.from_model(model, scheme="kivi4")
-output = model.generate(**inputs, past_key_values=cache, max_new_tokens=20, do_sample=False,
+output = model.generate(**inputs, cache=cache, max_new_tokens=20, do_sample=False,
                         pad_token_id=tokenizer.pad_token_id)
 for text in tokenizer.batch_decode(output, skip_special_tokens=True):
     print("-", text)

@@ -13,7 +13,7 @@ story = "Ann has a red car, Bob has a blue boat and Carla has a green bicycle. "
 inputs = tokenizer(story, return_tensors="pt")
 prefix = lowkv.Cache.from_model(model)
 with torch.inference_mode():
-    model(**inputs, past_key_values=prefix, logits_to_keep=1)
+    model(**inputs, cache=prefix, logits_to_keep=1)
 held = prefix.packed_bytes
 print(f"{prefix.get_seq_length()} tokens, {held} bytes packed")
 
@@ -22,7 +22,7 @@ forks = []
 for question in ("Ann's car is", "Bob's boat is", "Carla's bicycle is"):
     whole = torch.cat([inputs.input_ids, tokenizer(question, return_tensors="pt").input_ids], dim=1)
     forks.append(prefix.fork())
-    output = model.generate(whole, attention_mask=torch.ones_like(whole), past_key_values=forks[-1],
+    output = model.generate(whole, attention_mask=torch.ones_like(whole), cache=forks[-1],
                             max_new_tokens=5, do_sample=False)
     print(tokenizer.decode(output[0, inputs.input_ids.shape[1] :]))
 

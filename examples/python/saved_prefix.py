@@ -14,7 +14,7 @@ model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.fro
 ids = tokenizer("You are a helpful assistant who answers briefly. " * 40, return_tensors="pt").input_ids
 cache = lowkv.Cache.from_model(model, scheme="lowkv4")
 with torch.inference_mode():
-    model(ids, past_key_values=cache, logits_to_keep=1)
+    model(ids, cache=cache, logits_to_keep=1)
 path = Path(tempfile.mkdtemp()) / "prefix.lowkv"
 cache.save(path)
 print(f"{ids.shape[1]} tokens in {path.stat().st_size} bytes")
@@ -22,7 +22,7 @@ print(f"{ids.shape[1]} tokens in {path.stat().st_size} bytes")
 # %% Load: packed blocks lie in the file as in memory, so nothing is computed, and what follows is equal to the bit.
 again = lowkv.Cache.load(path, model)
 with torch.inference_mode():
-    logits = [model(ids[:, :8], past_key_values=c).logits for c in (cache, again)]
+    logits = [model(ids[:, :8], cache=c).logits for c in (cache, again)]
 print("equal:", torch.equal(*logits))
 
 # %% A file of another scheme is refused; so is one of another model, and a damaged one.

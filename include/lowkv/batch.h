@@ -1,10 +1,14 @@
 #pragma once
 // The sequences of one layer that a host steps together: rows of a batch, beams, samples. All have
-// the same number of tokens, packed and exact at the same places.
+// the same number of tokens.
 //
 //   tokens   [0, sinks)                 exact, whole blocks of the first ones
 //            [packed_first, packed_end) packed; drop_before() moves its begin
 //            [packed_end, tokens())     exact, the newest
+//
+// Padding (mark_padding()) counts for nothing: a padded sequence's sinks are the first of its other
+// tokens, its window the newest of them. Its blocks are exact where those are, and packed
+// elsewhere.
 //
 // Within a budget of bytes nothing is packed while all fits, and the oldest packed tokens have the
 // fewest bits: see pack().
@@ -83,13 +87,20 @@ class Batch {
     std::uint32_t tokens() const noexcept { return state_.tokens; }
     // Tokens before it have been dropped: 0, or where drop_before() came to.
     std::uint32_t first() const noexcept { return state_.first; }
-    // The packed tokens; equal where there are none.
+    // The packed tokens; equal where there are none. Of a padded sequence some between these are
+    // exact, and padding before them is packed.
     std::uint32_t packed_first() const noexcept { return state_.packed_first; }
     std::uint32_t packed_end() const noexcept { return state_.packed_end; }
     BatchBytes bytes() const;
+    // Held exact, in the sequence that holds most so.
+    std::uint32_t exact_tokens() const;
 
     // Adds `tokens` tokens to every sequence. Nothing is packed by it: pack() does that.
     void append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens);
+
+    // Which of the newest `count` tokens are padding: seen is [sequence][token], 0 for those. After
+    // their append(), and before pack().
+    void mark_padding(std::span<const std::uint8_t> seen, std::uint32_t count);
 
     // Packs what has left the window, sparing the newest `spared` tokens beside, in whole blocks
     // and, with retention.flush, so many tokens at least.
@@ -152,7 +163,7 @@ class Batch {
 
     // The image (serial.h) of tokens [first, last), numbered as they are here. Throws
     // Error(invalid_argument) where that would cut a packed block in two, or names dropped tokens
-    // or some that are packed by finer plans.
+    // or some that are packed by finer plans; and for a batch with padding.
     std::vector<std::byte> save(std::uint32_t first, std::uint32_t last) const;
     std::vector<std::byte> save() const { return save(first(), tokens()); }
 
@@ -163,23 +174,41 @@ class Batch {
                       const std::shared_ptr<const Plan>& plan, const Retention& retention);
 
   private:
+    struct Range {
+        std::uint32_t first, end;
+    };
     // In tokens.
     struct State {
         std::uint32_t tokens = 0, first = 0, packed_first = 0, packed_end = 0;
+        std::vector<std::vector<Range>>
+            padding;  // of each sequence, ascending; empty: none has any
+    };
+    // The blocks of a sequence that have left its window, [0, end), but for those of its sinks.
+    struct Due {
+        Range sinks;
+        std::uint32_t end;
+
+        bool has(std::uint32_t block) const noexcept {
+            return block < end && (block < sinks.first || block >= sinks.end);
+        }
     };
 
     Batch() = default;
 
-    void pack_within(std::size_t budget, std::uint32_t end, Executor& executor);
+    Due due(std::size_t sequence, std::uint32_t spared) const noexcept;
+    void pack_within(std::size_t budget, std::span<const Due> due, Executor& executor);
     // Tokens that one plan has packed, or that are exact: [first, end).
     struct Run {
         const Plan* plan;
         std::uint32_t first, end;
+
+        friend bool operator==(const Run&, const Run&) = default;
     };
-    std::vector<Run> runs() const;
-    // Of the workspace's sequences.
-    void attend_runs(std::span<const Run> runs, AttentionParams params,
-                     AttentionWorkspace& workspace, Executor& executor) const;
+    std::vector<Run> runs(const Sequence& sequence) const;
+    // Of sequences that all have these runs.
+    void attend_runs(std::span<const Run> runs, std::span<const SequenceAttention> sequences,
+                     AttentionParams params, AttentionWorkspace& workspace,
+                     Executor& executor) const;
 
     // Checks that the image's spans are what a batch has, and returns where.
     State state_of(const ImageHeader& header) const;

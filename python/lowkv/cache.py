@@ -1,4 +1,4 @@
-"""The cache that is passed to a transformers model as `past_key_values`."""
+"""The cache that is passed to a transformers model as `cache`, or `past_key_values` before transformers 5.24."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lowkv.steps import Steps, watch
 
 
 class Cache(Steps, transformers.Cache):
-    """A packed cache for one model: `model.generate(..., past_key_values=Cache.from_model(model))`.
+    """A packed cache for one model: `model.generate(..., cache=Cache.from_model(model))`.
 
     scheme: its text form; sliding_windows: for each layer the window in tokens, or None; device: where the rows lie
     and attention to them runs, 'cpu', 'opencl' or 'opencl:NAME' (words of a device's name), 'cuda' or 'cuda:NUMBER'
@@ -98,8 +98,15 @@ class Cache(Steps, transformers.Cache):
         with self.step():
             super().crop(*args, **kwargs)
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keeps these sequences of the batch, in this order, in all layers or in none."""
+    def batch_select_indices(self, indices) -> None:
+        """Keeps these sequences of the batch, in this order, in all layers or in none. indices: a tensor, an array, a
+        list or a slice."""
+        numbers = torch.arange(max(self.attention_layers[0].batch_size, 0))  # -1: no rows yet
+        if not len(numbers):
+            return
+        if isinstance(indices, tuple):
+            indices = list(indices)
+        indices = numbers[indices.cpu() if isinstance(indices, torch.Tensor) else indices].reshape(-1)
         selected = [layer.selected(indices) for layer in self._kept]
         for layer, what in zip(self._kept, selected, strict=True):
             layer.take(what)
@@ -110,12 +117,13 @@ class Cache(Steps, transformers.Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Has each sequence of the batch `repeats` times; see batch_select_indices()."""
-        if self.get_seq_length() > 0:
-            self.batch_select_indices(torch.arange(self.attention_layers[0].batch_size).repeat_interleave(repeats))
+        self.batch_select_indices(torch.arange(max(self.attention_layers[0].batch_size, 0)).repeat_interleave(repeats))
 
     def fork(self) -> Cache:
         """A copy that shares all packed blocks: continue one prompt many times."""
         return copy.deepcopy(self)
+
+    __copy__ = fork
 
     def __deepcopy__(self, memo) -> Cache:
         new = type(self).__new__(type(self))

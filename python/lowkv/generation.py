@@ -10,6 +10,10 @@ from lowkv._core import Error, default_scheme
 from lowkv.cache import Cache
 from lowkv.names import cache_argument
 
+# Of model.generate()'s arguments, what generate() gives itself.
+_ITS_OWN = {"generation_config", "max_length", "num_return_sequences", "return_dict_in_generate", "use_cache", "cache",
+            "past_key_values", "cache_implementation", "inputs", "input_ids", "inputs_embeds", "attention_mask"}
+
 
 def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample: bool = False,
              temperature: float | None = None, top_k: int | None = None, verbose: bool = False,
@@ -23,11 +27,11 @@ def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample
     """
     if not isinstance(prompt, str):
         raise Error(f"prompt must be one str, not {type(prompt).__name__}; for batches call model.generate() with "
-                    "past_key_values=Cache.from_model(model)")
-    for name in ("generation_config", "max_length", "num_return_sequences", "return_dict_in_generate", "use_cache"):
-        if name in arguments:
-            raise Error(f"{name} is not for lowkv.generate(), which returns one text of max_new_tokens; call "
-                        "model.generate(..., past_key_values=Cache.from_model(model))")
+                    "Cache.from_model(model)")
+    for name in arguments:
+        if name in _ITS_OWN:
+            raise Error(f"{name} is not for lowkv.generate(), which makes one text of max_new_tokens of a prompt, with "
+                        "a cache of its own; call model.generate() with Cache.from_model(model)")
     if verbose and "streamer" in arguments:
         raise Error("verbose=True shows progress with a streamer of its own: leave out one of the two")
     cache = Cache.from_model(model, scheme, device, budget)
@@ -44,10 +48,10 @@ def generate(model, tokenizer, prompt: str, max_new_tokens: int = 200, do_sample
     if verbose:
         arguments["streamer"] = Progress(tokenizer, cache, max_new_tokens)
     with torch.inference_mode():
-        # The model's own generation_config may ask for other forms of the result.
+        # The model's own generation_config may ask for other forms of the result, or for no cache.
         output = model.generate(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask,
                                 max_new_tokens=max_new_tokens, do_sample=do_sample, return_dict_in_generate=False,
-                                num_return_sequences=1, **{cache_argument(model): cache}, **arguments)
+                                num_return_sequences=1, use_cache=True, **{cache_argument(model): cache}, **arguments)
     return tokenizer.decode(output[0], skip_special_tokens=True)
 
 

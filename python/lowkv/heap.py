@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import time
 
 import torch
 
@@ -17,6 +18,9 @@ from lowkv._core import Error
 OPT_OUT = "LOWKV_KEEP_MALLOC"  # set to anything: malloc stays as it is
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _THRESHOLD = 256 << 10  # bytes; above a decode step's temporaries, which would pay for their pages each time
+
+_REST = 30  # times as long as a trim() took there is none
+_rested = 0.0
 
 _TOO_LITTLE = "has too little memory: ", "bytes of memory left to work with"  # devices/host/memory.cpp, queue.cpp
 
@@ -35,9 +39,13 @@ def tune() -> bool:
 
 def trim() -> None:
     """Gives back what a long step's smaller temporaries left between blocks that stay. Nothing where malloc is left
-    alone."""
-    if tune():
+    alone, nor soon after a call that took long, as it does beside many blocks."""
+    global _rested
+    begun = time.monotonic()
+    if begun >= _rested and tune():
         ctypes.CDLL(None).malloc_trim(0)
+        now = time.monotonic()
+        _rested = now + _REST * (now - begun)
 
 
 def with_room(device: torch.device, call, *arguments) -> None:

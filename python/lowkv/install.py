@@ -32,11 +32,17 @@ def install(model: PreTrainedModel) -> None:
     """Switches `model` to lowkv's attention. With other caches, or none, it goes on as stock sdpa or eager
     attention does. Doing it again changes nothing. Raises Error for a model that can't be served."""
     config = _text_config(model)
+    attention = _attention(model)
+    for head_dim in {getattr(module, "head_dim", None) for module in attention} - {None}:
+        if head_dim % 16 and not getattr(config, "kv_lora_rank", None):
+            raise Error(f"{type(model).__name__} has heads of {head_dim} channels; lowkv serves multiples of 16")
     if adapters.adapt(model):
         return
     if not _goes_through_the_interface(model):
         raise Error(f"{type(model).__name__} ({config.model_type}) computes its attention itself, and lowkv has no "
                     "adapter for it; use the model's own cache. docs/transformers/families.md lists what works")
+    if not model.can_generate() and not any(getattr(module, "is_causal", True) for module in attention):
+        raise Error(f"{type(model).__name__} is no decoder: it has no cache to be packed")
     if config._attn_implementation != NAME:
         name = Switched(NAME)
         name.stock = config._attn_implementation
@@ -81,6 +87,8 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
                     "lowkv does not serve it")
     window = getattr(config, "sliding_window", None)
     types = layer_types(model)
+    if types is None and not hasattr(config, "num_hidden_layers"):
+        raise Error(f"{type(model).__name__} is no decoder: it has no cache to be packed")
     if types is None:
         return [window] * config.num_hidden_layers
     return [window if t == "sliding_attention" else None for t in types]
@@ -121,12 +129,21 @@ def _text_config(model: PreTrainedModel):
     return model.config.get_text_config(decoder=True)
 
 
+def _attention(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The decoder's: a vision tower's layers have no numbers."""
+    return [module for module in model.modules()
+            if hasattr(module, "layer_idx") and "Attention" in type(module).__name__]
+
+
 def _goes_through_the_interface(model: PreTrainedModel) -> bool:
     # What calls the interface has this name from transformers; Layer's tripwire stops what has it and does not.
+    # A vision tower may call it where the text decoder does not, as GIT's.
     name = "ALL_ATTENTION_FUNCTIONS"
-    # A vision tower may call it where the text decoder does not, as GIT's, but its layers have no numbers.
-    attention = {type(module) for module in model.modules()
-                 if hasattr(module, "layer_idx") and "Attention" in type(module).__name__}
+    attention = {type(module) for module in _attention(model)}
     if attention:
-        return any(name in inspect.unwrap(kind.forward).__code__.co_names for kind in attention)
+        found = [(parent, inspect.unwrap(vars(parent)["forward"])) for kind in attention for parent in kind.__mro__
+                 if "forward" in vars(parent) and parent is not torch.nn.Module]
+        # One from elsewhere was put in its place, and may call the one that was there.
+        return any(name in forward.__code__.co_names or forward.__module__ != parent.__module__
+                   for parent, forward in found)
     return any(hasattr(sys.modules[type(module).__module__], name) for module in model.modules())

@@ -13,7 +13,7 @@ class KiviCache(Cache):
     """KIVI with 2 bits (Liu et al., 2024): keys per channel, values per token, the newest tokens exact.
 
     Unlike the original it is attended to packed: get_full_cache() gives the cache itself, which a model takes as
-    `past_key_values`.
+    `cache`.
     """
 
     @classmethod
@@ -40,7 +40,7 @@ class KiviCache(Cache):
                 layer.take_over(keys, values)
 
     def get_full_cache(self) -> KiviCache:
-        """What the model takes as `past_key_values`; full() gives a layer's decoded tensors."""
+        """What the model takes as `cache`; full() gives a layer's decoded tensors."""
         return self
 
     def get_stats(self, layer: int = 0) -> dict[str, float | int]:

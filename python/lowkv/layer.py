@@ -86,10 +86,7 @@ class Layer(CacheLayerMixin):
     @property
     def exact_tokens(self) -> int:
         """Tokens that are held exact."""
-        if self.rows is None:
-            return 0
-        first, end = self.rows.packed
-        return self.length - self.rows.first - (end - first)
+        return self.rows.exact_tokens if self.rows is not None else 0
 
     @property
     def nbytes(self) -> int:
@@ -212,8 +209,12 @@ class Layer(CacheLayerMixin):
                 out = self._attend_decoded(query, visibility, scale)
             else:
                 out = self._attend(query, visibility, scale, softcap or 0.0, sink_logits)
+            real = visibility.real()
+            padded = real is not None and not real.all()
+            if padded:  # padding is in nobody's window, and no sink
+                self.rows.mark_padding(real.expand(query.shape[0], -1).contiguous().cpu())
             if self.rows.wants_queries:
-                self._observe(query, visibility.real())
+                self._observe(query, real if padded else None)
             self.pack(_GUESSES if self.record_past else 0)
         if query.shape[2] >= _LONG:
             heap.trim()
@@ -249,7 +250,7 @@ class Layer(CacheLayerMixin):
 
     def _observe(self, query: torch.Tensor, real: torch.Tensor | None) -> None:
         """Padding is nobody's query: it must not weigh channels, nor end the collection."""
-        if real is None or real.all():
+        if real is None:
             rows, tokens = _newest(query)
             self.rows.update_query_stats(rows, None, tokens)
             return

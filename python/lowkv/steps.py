@@ -19,6 +19,7 @@ from lowkv.attention import refuse_unstored, refuse_weights
 from lowkv.install import installed, uninstall
 from lowkv.layer import Layer
 from lowkv.masks import NAME, computed_by
+from lowkv.names import cache_argument
 from lowkv.tripwire import Bypassed
 
 
@@ -98,6 +99,12 @@ class _Stepped:
             with contextlib.ExitStack() as steps:
                 if weights and caches:  # which some models keep from their attention
                     refuse_weights()
+                if isinstance(kwargs.get("cache"), Steps) and _argument(type(self)) != "cache":
+                    raise Error("before 5.24 transformers takes a cache as past_key_values=, and would ignore cache=")
+                if caches and kwargs.get("use_cache") is False:
+                    raise Error("use_cache=False in a step with a lowkv cache: generate() then gives the whole text in "
+                                "each step, and the cache would take all of it again; give use_cache=True (the "
+                                "model's generation_config may say otherwise)")
                 steps.enter_context(computed_by(NAME if caches else "eager" if weights else None))
                 for cache in caches:
                     steps.enter_context(cache.step())
@@ -142,6 +149,9 @@ class _Stepped:
         # By its own class: pickle would not find the subclass by its name.
         _, _, *state = super().__reduce_ex__(protocol)
         return _new, (type(self).__mro__[2],), *state
+
+
+_argument = functools.cache(cache_argument)
 
 
 @functools.cache

@@ -9,9 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,20 +38,10 @@ using RowsOut = nb::ndarray<nb::ndim<4>>;
 using Floats = nb::ndarray<const float, nb::ndim<4>>;
 using FloatsOut = nb::ndarray<float, nb::ndim<4>>;
 using QueriesSeen = nb::ndarray<const float, nb::ndim<4>, nb::device::cpu>;
+using Seen = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig>;
 using Image = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewImage = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
-
-// One pool per number of threads that was ever asked for; torch.set_num_threads() is rarely called.
-Executor& executor(unsigned threads) {
-    static std::mutex mutex;
-    static std::map<unsigned, std::unique_ptr<Executor>> pools;
-    if (threads <= 1) return serial_executor();
-    const std::scoped_lock lock(mutex);
-    auto& pool = pools[threads];
-    if (pool == nullptr) pool = make_thread_executor(threads);
-    return *pool;
-}
 
 // What is not in the host's memory must be in that of the batch's device.
 template <class Array>
@@ -121,8 +109,9 @@ void read(const Batch& batch, std::uint32_t first, const RowsOut& keys, const Ro
     };
     const BatchRowsOut k = out(keys, "keys"), v = out(values, "values");
     const nb::gil_scoped_release unlocked;
-    batch.read(first, static_cast<std::uint32_t>(tokens), k, v, executor(on_host ? threads : 1),
-               sequence, static_cast<std::uint32_t>(sequences));
+    batch.read(first, static_cast<std::uint32_t>(tokens), k, v,
+               *thread_executor(on_host ? threads : 1), sequence,
+               static_cast<std::uint32_t>(sequences));
 }
 
 // Strides that repeat a dimension of length 1.
@@ -184,7 +173,7 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
     }
     if (sink_logits) params.sink_logits = sink_logits->data();
     const nb::gil_scoped_release unlocked;
-    batch.attend(attention, workspace, executor(threads));
+    batch.attend(attention, workspace, *thread_executor(threads));
 }
 
 void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::uint32_t> sequence,
@@ -203,6 +192,11 @@ void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::u
     check(q.shape(0) == batch.size() && q.shape(3) == head_dim,
           "q must be " + shape_text(batch, batch.size(), "heads", "queries"));
     batch.update_query_stats(q.data(), strides, queries, heads, tokens);
+}
+
+void mark_padding(Batch& batch, const Seen& seen) {
+    batch.mark_padding({reinterpret_cast<const std::uint8_t*>(seen.data()), seen.size()},
+                       static_cast<std::uint32_t>(seen.shape(1)));
 }
 
 std::span<const std::byte> bytes_of(const Image& image) {
@@ -329,6 +323,11 @@ void bind_batch(nb::module_& m) {
                 return std::pair(bytes.exact, bytes.packed);
             },
             "Held exact and packed, blocks that are shared with forks included.")
+        .def_prop_ro("exact_tokens", &Batch::exact_tokens,
+                     "Held exact, in the sequence that holds most so.")
+        .def("mark_padding", &mark_padding, "seen"_a.noconvert(),
+             "Which of the newest tokens are padding, False in [sequences, tokens]: they are in "
+             "nobody's window, and no sinks.")
         .def("append", &append, "keys"_a.noconvert(), "values"_a.noconvert(),
              "Adds rows [sequences, kv_heads, tokens, head_dim] of float32, float16 or bfloat16, "
              "on the "
@@ -337,7 +336,7 @@ void bind_batch(nb::module_& m) {
             "pack",
             [](Batch& b, std::uint32_t spared, unsigned threads, std::size_t budget) {
                 const nb::gil_scoped_release unlocked;
-                b.pack(spared, executor(threads), budget);
+                b.pack(spared, *thread_executor(threads), budget);
             },
             "spared"_a, "threads"_a, "budget"_a = 0,
             "Packs what has left the window, sparing the newest `spared` tokens beside; above 0, "

@@ -33,4 +33,8 @@ std::shared_ptr<Device> device_by_name(const std::string& name);
 // Error(unsupported) if the process has no GOMP.
 std::unique_ptr<Executor> openmp_executor(unsigned threads);
 
+// A pool of the extension's own. The last two numbers of threads that were asked for have one each:
+// torch's number is each thread's own.
+std::shared_ptr<Executor> thread_executor(unsigned threads);
+
 }  // namespace lowkv::python

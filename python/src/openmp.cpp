@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "lowkv/error.h"
 
@@ -72,6 +75,22 @@ class OpenMP final : public Executor {
 
 std::unique_ptr<Executor> openmp_executor(unsigned threads) {
     return std::make_unique<OpenMP>(threads);
+}
+
+// Pools by their number of threads, the last used first.
+std::shared_ptr<Executor> thread_executor(unsigned threads) {
+    constexpr std::size_t most = 2;
+    static std::mutex mutex;
+    static std::vector<std::pair<unsigned, std::shared_ptr<Executor>>> pools;
+    if (threads <= 1) return {std::shared_ptr<Executor>(), &serial_executor()};
+    const std::scoped_lock lock(mutex);
+    auto found = std::ranges::find(pools, threads, &decltype(pools)::value_type::first);
+    if (found == pools.end()) {
+        if (pools.size() == most) pools.pop_back();
+        found = pools.insert(pools.end(), {threads, make_thread_executor(threads)});
+    }
+    std::rotate(pools.begin(), found, found + 1);
+    return pools.front().second;
 }
 
 }  // namespace lowkv::python

@@ -55,16 +55,24 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
         if (io.out != nullptr) io.out += attention.out_sequence_stride;
         if (io.lse != nullptr) io.lse += std::size_t{io.tokens} * io.heads;
     }
-    const std::vector<Run> runs = this->runs();
-    if (runs.size() > 1) return attend_runs(runs, attention.params, workspace, executor);
-    lowkv::attend(device(), runs.empty() ? plan() : *runs.front().plan, work.sequences,
-                  attention.params, workspace, executor);
+    // Sequences that have the same plans at the same places go together.
+    for (std::size_t s = 0; s < size();) {
+        const std::vector<Run> runs = this->runs(sequences_[s]);
+        const std::size_t begin = s++;
+        while (s < size() && this->runs(sequences_[s]) == runs) ++s;
+        const std::span<const SequenceAttention> alike(&work.sequences[begin], s - begin);
+        if (runs.size() > 1)
+            attend_runs(runs, alike, attention.params, workspace, executor);
+        else
+            lowkv::attend(device(), runs.empty() ? plan() : *runs.front().plan, alike,
+                          attention.params, workspace, executor);
+    }
 }
 
 // The tokens of each plan apart, their softmaxes joined.
-void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
-                        AttentionWorkspace& workspace, Executor& executor) const {
-    const std::span<const SequenceAttention> sequences = workspace.impl().sequences;
+void Batch::attend_runs(std::span<const Run> runs, std::span<const SequenceAttention> sequences,
+                        AttentionParams params, AttentionWorkspace& workspace,
+                        Executor& executor) const {
     const AttentionIO& io = sequences.front().io;
     const Mask& mask = sequences.front().mask;
     const bool causal = mask.kind == Mask::Kind::causal;
@@ -75,7 +83,7 @@ void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
             "finer plans; give an additive mask");
     const std::uint32_t channels = plan().shape().out_dim();
     const std::size_t rows = std::size_t{io.tokens} * io.heads;
-    std::vector<float> lse(size() * rows), other_lse(size() * rows), other;
+    std::vector<float> lse(sequences.size() * rows), other_lse(lse.size()), other;
     std::vector<SequenceAttention> parts;
     bool joins = false;
     for (const Run& run : runs) {
@@ -84,7 +92,7 @@ void Batch::attend_runs(std::span<const Run> runs, AttentionParams params,
         const std::uint32_t block_tokens = plan().block_tokens();
         other.resize(joins ? lse.size() * channels : 0);
         parts.assign(sequences.begin(), sequences.end());
-        for (std::size_t s = 0; s < size(); ++s) {
+        for (std::size_t s = 0; s < parts.size(); ++s) {
             SequenceAttention& part = parts[s];
             part.blocks =
                 part.blocks.subspan(run.first / block_tokens,

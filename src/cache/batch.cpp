@@ -9,6 +9,7 @@
 #include "cache/block.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "round.h"
 
 namespace lowkv {
 namespace {
@@ -53,6 +54,17 @@ BatchBytes Batch::bytes() const {
     return bytes;
 }
 
+std::uint32_t Batch::exact_tokens() const {
+    std::uint32_t most = 0;
+    for (const Sequence& sequence : sequences_) {
+        std::uint32_t exact = state_.tokens - state_.first;
+        for (std::uint32_t b = 0; b < sequence.blocks(); ++b)
+            if (sequence.packed(b)) exact -= plan().block_tokens();
+        most = std::max(most, exact);
+    }
+    return most;
+}
+
 void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens) {
     Sequence::append(sequences_, keys, values, tokens, {});
     state_.tokens += tokens;
@@ -75,20 +87,67 @@ bool Batch::wants_queries() const noexcept {
     return std::ranges::any_of(sequences_, &Sequence::wants_queries);
 }
 
+void Batch::mark_padding(std::span<const std::uint8_t> seen, std::uint32_t count) {
+    if (count > state_.tokens || seen.size() != std::size_t{count} * size())
+        refuse("mark_padding() of " + std::to_string(seen.size()) + " marks for " +
+               std::to_string(count) + " of " + std::to_string(state_.tokens) + " tokens of " +
+               std::to_string(size()) + " sequences");
+    if (plan().scheme().exact() || std::ranges::find(seen, 0) == seen.end()) return;
+    State then = state_;
+    then.padding.resize(size());
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+        if (seen[i] != 0) continue;
+        std::vector<Range>& its = then.padding[i / count];
+        const auto token = static_cast<std::uint32_t>(state_.tokens - count + i % count);
+        if (its.empty() || its.back().end < token)
+            its.push_back({token, token + 1});
+        else
+            its.back().end = token + 1;
+    }
+    state_ = std::move(then);
+}
+
+Batch::Due Batch::due(std::size_t sequence, std::uint32_t spared) const noexcept {
+    std::span<const Range> padding;
+    if (!state_.padding.empty()) padding = state_.padding[sequence];
+    std::uint32_t seen = state_.tokens;
+    for (const Range& its : padding) seen -= its.end - its.first;
+    // Where token number `number` is of those that are no padding.
+    const auto place = [&](std::uint64_t number) {
+        for (const Range& its : padding) {
+            if (number < its.first) break;
+            number += its.end - its.first;
+        }
+        return std::min<std::uint64_t>(number, state_.tokens);
+    };
+    const std::uint32_t tokens = plan().block_tokens(), sinks = retention().sinks;
+    const std::uint64_t left = left_window(retention(), seen - std::min(spared, seen));
+    Due due{{}, static_cast<std::uint32_t>(place(left) / tokens)};
+    if (sinks > 0)
+        due.sinks = {
+            static_cast<std::uint32_t>(place(0) / tokens),
+            static_cast<std::uint32_t>(ceil_div<std::uint64_t>(place(sinks - 1) + 1, tokens))};
+    return due;
+}
+
 void Batch::pack(std::uint32_t spared, Executor& executor, std::size_t budget) {
     if (plan().scheme().exact()) return;
     const std::uint32_t tokens = plan().block_tokens();
-    const auto end = static_cast<std::uint32_t>(
-        packed_tokens(retention(), tokens, state_.tokens - std::min(spared, state_.tokens)).end);
-    if (budget > 0) return pack_within(budget, end, executor);
-    if (end <= state_.packed_end) return;
+    std::vector<Due> dues;
+    for (std::size_t s = 0; s < size(); ++s) dues.push_back(due(s, spared));
+    if (budget > 0) return pack_within(budget, dues, executor);
     std::vector<Sequence::Packing> places;
-    for (Sequence& sequence : sequences_) {
-        for (std::uint32_t b = state_.packed_end / tokens; b < end / tokens; ++b)
-            places.push_back({{&sequence, b}});
+    for (std::size_t s = 0; s < size(); ++s) {
+        Sequence& sequence = sequences_[s];
+        for (std::uint32_t b = std::max(sequence.next_due_, state_.first / tokens); b < dues[s].end;
+             ++b)
+            if (dues[s].has(b)) places.push_back({{&sequence, b}});
     }
     Sequence::pack(places, true, executor);
-    state_.packed_end = end;
+    for (std::size_t s = 0; s < size(); ++s) {
+        sequences_[s].next_due_ = std::max(sequences_[s].next_due_, dues[s].end);
+        state_.packed_end = std::max(state_.packed_end, dues[s].end * tokens);
+    }
 }
 
 void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
@@ -110,13 +169,16 @@ void Batch::select(std::span<const std::uint32_t> rows) {
     if (in_step()) refuse("select() in an open step: commit() or rollback() it first");
     if (rows.empty()) refuse("select() of no sequences; a batch needs at least 1");
     std::vector<Sequence> selected;
+    std::vector<std::vector<Range>> padding;
     selected.reserve(rows.size());
     for (const std::uint32_t row : rows) {
         if (row >= size())
             refuse("sequence " + std::to_string(row) + " of " + std::to_string(size()));
         selected.push_back(sequences_[row].fork());
+        if (!state_.padding.empty()) padding.push_back(state_.padding[row]);
     }
     sequences_ = std::move(selected);
+    state_.padding = std::move(padding);
 }
 
 Batch Batch::fork() const {
@@ -138,17 +200,20 @@ void Batch::truncate(std::uint32_t tokens) {
     State then = state_;
     then.tokens = tokens;
     if (tokens < state_.packed_end) {
-        const std::uint32_t block_tokens = plan().block_tokens();
-        const std::uint32_t kept = std::max(tokens, state_.packed_first) - state_.packed_first;
-        then.packed_end = state_.packed_first + kept / block_tokens * block_tokens;
-        if (kept % block_tokens != 0) {
-            std::vector<Sequence::Place> cut;
-            for (Sequence& sequence : sequences_) cut.push_back({&sequence, tokens / block_tokens});
-            Sequence::make_writable(cut, 0);
-        }
+        const std::uint32_t block_tokens = plan().block_tokens(), last = tokens / block_tokens;
+        then.packed_end = std::max(last * block_tokens, state_.packed_first);
+        std::vector<Sequence::Place> cut;
+        for (Sequence& sequence : sequences_)
+            if (tokens % block_tokens != 0 && sequence.packed(last))
+                cut.push_back({&sequence, last});
+        if (!cut.empty()) Sequence::make_writable(cut, 0);
+    }
+    for (std::vector<Range>& its : then.padding) {
+        std::erase_if(its, [&](const Range& range) { return range.first >= tokens; });
+        if (!its.empty()) its.back().end = std::min(its.back().end, tokens);
     }
     for (Sequence& sequence : sequences_) sequence.truncate(tokens);
-    state_ = then;
+    state_ = std::move(then);
 }
 
 void Batch::drop_before(std::uint32_t token) noexcept {
@@ -164,6 +229,7 @@ void Batch::drop_before(std::uint32_t token) noexcept {
 }
 
 void Batch::begin() {
+    State then = state_;
     std::size_t begun = 0;
     try {
         for (; begun < sequences_.size(); ++begun) sequences_[begun].begin();
@@ -171,7 +237,7 @@ void Batch::begin() {
         for (std::size_t s = 0; s < begun; ++s) sequences_[s].commit();
         throw;
     }
-    begun_ = state_;
+    begun_ = std::move(then);
 }
 
 void Batch::commit() noexcept {
@@ -181,7 +247,7 @@ void Batch::commit() noexcept {
 void Batch::rollback() noexcept {
     if (!in_step()) return;
     for (Sequence& sequence : sequences_) sequence.rollback();
-    state_ = begun_;
+    state_ = std::move(begun_);
 }
 
 }  // namespace lowkv

@@ -10,11 +10,11 @@ namespace lowkv {
 
 // A block goes down a ladder: exact, packed by each of finer_, packed by plan(). Blocks of the
 // highest rung go first, the oldest of them first.
-void Batch::pack_within(std::size_t budget, std::uint32_t end, Executor& executor) {
+void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& executor) {
     const BatchBytes bytes = this->bytes();
     std::size_t held = bytes.exact + bytes.packed;
     if (held <= budget) return;
-    const std::uint32_t tokens = plan().block_tokens(), first = state_.packed_first / tokens;
+    const std::uint32_t tokens = plan().block_tokens();
     const std::size_t last = finer_.size() + 1;
     const auto finer = [&](std::size_t rung) {
         return rung < last ? finer_[rung - 1] : std::shared_ptr<const Plan>();
@@ -24,42 +24,60 @@ void Batch::pack_within(std::size_t budget, std::uint32_t end, Executor& executo
                : rung < last ? finer_[rung - 1]->packed_bytes()
                              : plan().packed_bytes();
     };
-    std::vector<std::size_t> rungs, copies;  // of each block from the first that may be packed
-    for (std::uint32_t b = first; b < std::max(end, state_.packed_end) / tokens; ++b) {
-        const cache::Block& block = *sequences_.front().blocks_[b];
-        const auto found = std::ranges::find(finer_, block.finer) - finer_.begin();
-        rungs.push_back(block.packed ? static_cast<std::size_t>(found) + 1 : 0);
-        std::vector<const cache::Block*> its;  // sequences may share one
-        for (const Sequence& sequence : sequences_) its.push_back(sequence.blocks_[b]);
-        std::ranges::sort(its);
-        copies.push_back(static_cast<std::size_t>(std::ranges::unique(its).begin() - its.begin()));
+    // A block that may be packed, or packed with fewer bits, and the sequences that share it.
+    struct Item {
+        std::uint32_t number;
+        const cache::Block* block;
+        std::size_t rung, then;
+        std::vector<Sequence*> holders;
+    };
+    std::vector<Item> items;
+    std::uint32_t end = state_.packed_end / tokens;
+    for (const Due& its : due) end = std::max(end, its.end);
+    for (std::uint32_t b = state_.first / tokens; b < end; ++b) {
+        const auto begin = static_cast<std::ptrdiff_t>(items.size());
+        for (std::size_t s = 0; s < size(); ++s) {
+            const cache::Block* block = sequences_[s].blocks_[b];
+            if (!block->packed && !due[s].has(b)) continue;
+            auto found = std::find_if(items.begin() + begin, items.end(),
+                                      [&](const Item& its) { return its.block == block; });
+            if (found == items.end()) {
+                const auto plan_of = std::ranges::find(finer_, block->finer) - finer_.begin();
+                const std::size_t rung = block->packed ? static_cast<std::size_t>(plan_of) + 1 : 0;
+                found = items.insert(items.end(), {b, block, rung, rung, {}});
+            }
+            found->holders.push_back(&sequences_[s]);
+        }
     }
-    std::vector<std::size_t> then = rungs;
+    // All sequences' blocks of one age go down together.
     for (std::size_t rung = 0; rung < last; ++rung) {
-        for (std::size_t i = 0; i < then.size() && held > budget; ++i) {
-            if (then[i] != rung) continue;
-            held -= copies[i] * (cost(rung) - cost(rung + 1));
-            ++then[i];
+        for (std::size_t i = 0; i < items.size(); ++i) {
+            const bool older = i == 0 || items[i].number != items[i - 1].number;
+            if (older && held <= budget) break;
+            if (items[i].then != rung) continue;
+            held -= cost(rung) - cost(rung + 1);
+            ++items[i].then;
         }
     }
     // From the oldest on, so that packed tokens stay side by side if a rung fails.
     for (std::size_t rung = last; rung > 0; --rung) {
         std::vector<Sequence::Packing> places;
-        for (Sequence& sequence : sequences_)
-            for (std::uint32_t i = 0; i < then.size(); ++i)
-                if (then[i] == rung && rungs[i] != rung) places.push_back({{&sequence, first + i}});
+        for (const Item& its : items)
+            for (Sequence* sequence : its.holders)
+                if (its.then == rung && its.rung != rung)
+                    places.push_back({{sequence, its.number}});
+        std::ranges::stable_sort(places, {}, &Sequence::Packing::sequence);
         Sequence::pack(places, true, executor, std::nullopt, finer(rung));
         for (const Sequence::Packing& place : places)
             state_.packed_end = std::max(state_.packed_end, (place.block + 1) * tokens);
     }
 }
 
-std::vector<Batch::Run> Batch::runs() const {
+std::vector<Batch::Run> Batch::runs(const Sequence& sequence) const {
     std::vector<Run> runs;
     if (finer_.empty()) return runs;
-    const std::vector<cache::Block*>& blocks = sequences_.front().blocks_;
     for (std::uint32_t first = 0; first < tokens(); first += plan().block_tokens()) {
-        const cache::Block* block = blocks[first / plan().block_tokens()];
+        const cache::Block* block = sequence.blocks_[first / plan().block_tokens()];
         const Plan& its = block != nullptr ? block->plan(plan()) : plan();
         if (runs.empty() || runs.back().plan != &its) runs.push_back({&its, first, first});
         runs.back().end = std::min(first + plan().block_tokens(), tokens());

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ MODEL = Path(os.environ["LOWKV_MODEL"]) if "LOWKV_MODEL" in os.environ else None
 @pytest.mark.skipif(MODEL is None, reason="LOWKV_MODEL is not set; make test-python does")
 @pytest.mark.parametrize("pages", [["README.md"], ["docs/transformers.md", "docs/transformers/exact.md",
                                                     "docs/transformers/processes.md"]])
-def test_the_snippets_run(pages, tmp_path, monkeypatch):
+def test_the_snippets_run(pages, tmp_path, monkeypatch, capfd):
     """No network here: the model that the page names is read from the file instead."""
     snippets = [re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
                 for page in pages]
@@ -28,6 +29,9 @@ def test_the_snippets_run(pages, tmp_path, monkeypatch):
         monkeypatch.setattr(kind, "from_pretrained", from_file)
     monkeypatch.chdir(tmp_path)
     names = {}
-    for page, found in zip(pages, snippets, strict=True):
-        for snippet in found:
-            exec(compile(snippet, page, "exec"), names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        for page, found in zip(pages, snippets, strict=True):
+            for snippet in found:
+                exec(compile(snippet, page, "exec"), names)
+    assert "deprecated" not in capfd.readouterr().err

@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,12 @@ def test_all_are_run():
 @pytest.mark.parametrize("name", LAST)
 def test_it_runs(name, model, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, str(model)])
-    runpy.run_path(str(FOLDER / f"{name}.py"))
-    lines = capsys.readouterr().out.strip().splitlines()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        runpy.run_path(str(FOLDER / f"{name}.py"))
+    written = capsys.readouterr()
+    lines = written.out.strip().splitlines()
+    assert "deprecated" not in written.err
     assert any(re.fullmatch(LAST[name], line) for line in lines), lines
     if name == "saved_prefix":
         assert "equal: True" in lines

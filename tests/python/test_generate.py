@@ -7,7 +7,8 @@ import lowkv
 import lowkv.layer
 import pytest
 import torch
-from families import build
+import transformers
+from families import FAMILIES, build
 from transformers import DynamicCache
 
 LONG = dict(max_new_tokens=40, min_new_tokens=40)
@@ -95,6 +96,34 @@ def test_rejected_guesses_are_cropped_out_of_packed_blocks(models, guesser, monk
     assert cache.memory.reopened_blocks > 0
     new = got[:, 120:220]  # transformers 5.4 keeps the last round's guesses
     assert (new == want[:, 120:]).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("family", ["mpt", "llama"])
+def test_a_model_whose_configuration_says_no_cache(family, monkeypatch):
+    """MPT's says so by default, and checkpoints that were saved in training do."""
+    monkeypatch.delitem(FAMILIES["mpt"][1], "use_cache", raising=False)
+    model, stock = build(family)
+    for each in (model, stock):
+        each.config.use_cache = each.generation_config.use_cache = False
+    want = stock.generate(ids(), do_sample=False, **LONG)
+    cache = lowkv.Cache.from_model(model, "exact")
+    with pytest.raises(lowkv.Error, match="use_cache=False in a step with a lowkv cache"):
+        model.generate(ids(), past_key_values=cache, do_sample=False, **LONG)
+    assert cache.get_seq_length() == 0
+    got = model.generate(ids(), past_key_values=cache, use_cache=True, do_sample=False, **LONG)
+    assert torch.equal(got, want) and cache.get_seq_length() == want.shape[1] - 1
+
+    class Tokenizer:
+        pad_token_id, eos_token_id = 0, 2
+
+        def __call__(self, text, return_tensors):
+            return transformers.BatchEncoding({"input_ids": ids(), "attention_mask": torch.ones_like(ids())})
+
+        def decode(self, tokens, skip_special_tokens):
+            return tokens
+
+    assert torch.equal(lowkv.generate(model, Tokenizer(), "any", max_new_tokens=40, scheme="exact", min_new_tokens=40),
+                       want[0])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

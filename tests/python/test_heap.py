@@ -50,6 +50,25 @@ def test_a_long_step_gives_back_what_it_left(monkeypatch):
     assert len(calls) == len(model.model.layers)
 
 
+@pytest.mark.skipif(not heap.tune(), reason="malloc is left alone")
+def test_what_takes_long_is_not_done_often(monkeypatch):
+    """Beside many small blocks it takes some 25 ms, and a prompt's chunk has 30 layers."""
+    clock, calls = [1000.0], []
+
+    class Slow:
+        def malloc_trim(self, _):
+            calls.append(clock[0])
+            clock[0] += 0.025
+
+    monkeypatch.setattr(heap, "_rested", 0.0)
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: Slow())
+    monkeypatch.setattr(heap.time, "monotonic", lambda: clock[0])
+    for _ in range(300):
+        clock[0] += 0.01
+        heap.trim()
+    assert 2 <= len(calls) <= 6
+
+
 @pytest.mark.parametrize(("place", "unused", "why", "calls"),
                          [("cuda", 1, "has too little memory: of its 9 bytes", 2),
                           ("cuda", 1, "has no 9 bytes of memory left to work with", 2),

@@ -55,6 +55,50 @@ def test_latent_attention():
             topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
 
 
+class LoggedAttention(LlamaAttention):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["a class", "a patch"])
+def test_an_attention_of_ones_own_that_calls_the_stock_one_is_served(how, monkeypatch):
+    model, stock = build("llama")
+    if how == "a class":
+        for layer in model.model.layers:
+            layer.self_attn.__class__ = LoggedAttention
+    else:
+        own = LlamaAttention.forward
+        monkeypatch.setattr(LlamaAttention, "forward", lambda self, *args, **kwargs: own(self, *args, **kwargs))
+    cache = lowkv.Cache.from_model(model, "exact")
+    assert (model(TOKENS, **{CACHE: cache}).logits - stock(TOKENS).logits).abs().max() < 1e-4
+    assert cache.get_seq_length() == TOKENS.shape[1]
+
+
+SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+
+
+@pytest.mark.parametrize("kind,arguments", [
+    ("BertModel", SMALL), ("BertForSequenceClassification", SMALL),
+    ("ModernBertModel", dict(SMALL, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)),
+    ("ViTModel", SMALL), ("T5EncoderModel", dict(vocab_size=64, d_model=32, num_layers=1, num_heads=2, d_ff=32)),
+    ("CLIPTextModel", SMALL), ("CLIPVisionModel", SMALL), ("SamModel", {}), ("BarkModel", {}), ("EncodecModel", {}),
+])
+def test_encoders_and_what_has_no_layers(kind, arguments):
+    kind = getattr(transformers, kind)
+    with torch.device("meta"):
+        model = kind(kind.config_class(**arguments))
+    before = type(model)
+    with pytest.raises(lowkv.Error, match=f"{kind.__name__} (is no decoder: it has no cache|computes its attention "
+                                          "itself|has an encoder)"):
+        lowkv.Cache.from_model(model)
+    assert type(model) is before and getattr(model.config, "_attn_implementation", None) != "lowkv"
+
+
+def test_heads_that_are_no_multiple_of_16():
+    refused("heads of 20 channels; lowkv serves multiples of 16", "LlamaConfig", head_dim=20)
+
+
 @torch.no_grad()
 def test_a_class_of_ones_own_is_served():
     class Mine(transformers.LlamaForCausalLM):
@@ -84,6 +128,15 @@ def test_models_whose_masks_do_not_follow_their_sliding_window(kind, more):
     with pytest.raises(lowkv.Error, match="has a sliding_window that its masks do not follow"):
         lowkv.Cache.from_model(model)
     assert model.config._attn_implementation != "lowkv"
+
+
+@torch.no_grad()
+def test_a_cache_under_a_name_that_transformers_ignores(monkeypatch):
+    model, _ = build("llama")
+    cache = lowkv.Cache.from_model(model)
+    monkeypatch.setattr(lowkv.steps, "_argument", lambda kind: "past_key_values")
+    with pytest.raises(lowkv.Error, match="takes a cache as past_key_values=, and would ignore cache="):
+        model(TOKENS, cache=cache)
 
 
 def test_wrong_arguments():

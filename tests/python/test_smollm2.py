@@ -62,6 +62,36 @@ def test_packed_schemes_agree_token_by_token(loaded, prompt, reference, scheme, 
     assert match >= least
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("side,paddings", [("left", (100, 410)), ("right", (230,))])
+def test_padding_loses_nothing(loaded, prompt, reference, side, paddings):
+    """Mean KLD to the scheme `exact` of what follows a prompt, whatever padding stands before or behind it."""
+    model = loaded[0]
+
+    def predictions(padding, scheme):
+        cache, pads = lowkv.Cache.from_model(model, scheme), torch.zeros(1, padding, dtype=torch.long)
+        parts = [pads, prompt, reference[None]] if side == "left" else [prompt, pads, reference[None]]
+        keep = torch.cat([torch.full_like(part, part is not pads) for part in parts], dim=1)
+        tokens, places = torch.cat(parts, dim=1), (keep.cumsum(1) - 1).clamp_min(0)
+        first = padding + PROMPT
+        found = []
+        for start, stop in [(0, first), *((first + i, first + i + 50) for i in range(0, NEW, 50))]:
+            out = model(tokens[:, start:stop], attention_mask=keep[:, :stop], cache=cache,
+                        position_ids=places[:, start:stop], logits_to_keep=stop - start if start else 1)
+            found.append(out.logits[0])
+        return torch.cat(found)[-NEW:].double().log_softmax(-1)
+
+    def kld(padding):
+        exact, packed = predictions(padding, "exact"), predictions(padding, "lowkv2.8")
+        return (exact.exp() * (exact - packed)).sum(-1).mean().item()
+
+    without = kld(0)
+    for padding in paddings:
+        lost = kld(padding)
+        print(f"{side}: {without:.4f} without padding, {lost:.4f} with {padding}")
+        assert lost < 1.5 * without
+
+
 def test_generate_in_one_call(loaded, capfd):
     text = lowkv.generate(*loaded, "Once upon a time", max_new_tokens=12, verbose=True)
     assert text.startswith("Once upon a time") and len(text) > 30
@@ -116,6 +146,8 @@ def test_a_benchmark_that_fails_says_so_where_its_parent_ignores_children(tmp_pa
 @pytest.mark.parametrize("words, arguments", [
     ("max_length is not for lowkv.generate", {"max_length": 8}),
     ("num_return_sequences is not for", {"num_return_sequences": 3, "do_sample": True}),
+    *((f"{name} is not for lowkv.generate", {name: None}) for name in (
+        "cache", "past_key_values", "input_ids", "inputs", "inputs_embeds", "attention_mask", "use_cache")),
     ("leave out one of the two", {"verbose": True, "streamer": None})])
 def test_what_generate_would_ignore_is_refused(loaded, words, arguments):
     with pytest.raises(lowkv.Error, match=words):

@@ -56,6 +56,37 @@ def test_a_saved_file_is_on_the_disk_before_it_has_its_name(saved, monkeypatch):
     assert calls == ["fsync", "replace", "fsync"]
 
 
+def test_a_link_is_followed(saved, tmp_path):
+    cache, path = saved
+    (tmp_path / "links").mkdir()
+    link, loose, elsewhere = (tmp_path / "links" / name for name in ("a", "b", "c"))
+    link.symlink_to(path)
+    loose.symlink_to(tmp_path / "new")
+    path.write_bytes(b"")
+    for its in (link, loose):
+        cache.save(its)
+        assert its.is_symlink()
+        assert lowkv.Cache.load(its, cache.model()).get_seq_length() == cache.get_seq_length()
+    assert path.stat().st_size == (tmp_path / "new").stat().st_size > 0 and not path.is_symlink()
+    assert len(list((tmp_path / "links").iterdir())) == 2
+    elsewhere.symlink_to(tmp_path)
+    for its in (elsewhere, tmp_path, "/dev/null"):
+        with pytest.raises(lowkv.Error, match="is there, and is no regular file"):
+            cache.save(its)
+
+
+def test_a_file_may_be_read_by_whom_the_user_says(saved, tmp_path):
+    cache, path = saved
+    long = tmp_path / ("x" * 255)  # as long as a name can be
+    plain = tmp_path / "plain"
+    plain.touch()
+    cache.save(long)
+    assert long.stat().st_mode == plain.stat().st_mode
+    path.chmod(0o640)
+    cache.save(path)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_split_model_is_refused(model, saved, monkeypatch):
     """Each process has some heads, and one path has room for one's."""
     cache, path = saved

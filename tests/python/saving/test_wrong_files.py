@@ -17,6 +17,8 @@ def test_others_are_refused(model, saved, tmp_path):
         lowkv.Cache.load(path, model, scheme="kivi2")
     with pytest.raises(lowkv.Error, match="another model"):
         lowkv.Cache.load(path, build("qwen3")[0])
+    with pytest.raises(lowkv.Error, match="is not a saved cache: it is no regular file"):
+        lowkv.Cache.load(tmp_path, model)
     with pytest.raises(FileNotFoundError):
         lowkv.Cache.load(tmp_path / "nothing", model)
 
@@ -125,14 +127,17 @@ def test_what_does_not_belong_together_is_refused(model, saved, change, words):
 
 
 METADATA = {
-    "format: of before": (lambda m: m.update(format="lowkv-cache-2"), "format 'lowkv-cache-2'.*reads 'lowkv-cache-3'"),
+    "format: of before": (lambda m: m.update(format="lowkv-cache-3"), "format 'lowkv-cache-3'.*reads 'lowkv-cache-4'"),
     "format: missing": (lambda m: m.pop("format"), "format None"),
     "scheme: missing": (lambda m: m.pop("scheme"), "it has no 'scheme'"),
     "scheme: another": (lambda m: m.update(scheme="lowkv2.8,window=32"), "it was made for the scheme"),
     "scheme: none": (lambda m: m.update(scheme="lowkv99"), "lowkv99"),
     "scheme: too many layers": (lambda m: m.update(scheme=f"{SCHEME},layer.7=exact"), "override of layer 7"),
     "model: missing": (lambda m: m.pop("model"), "it has no 'model'"),
-    "model: another": (lambda m: m.update(model=m["model"][::-1]), "saved for another model"),
+    "model: another": (lambda m: m.update(model=m["model"].replace('"class": "', '"class": "X')),
+                       "another model.*: other class$"),
+    "model: damaged": (lambda m: m.update(model=m["model"][::-1]), "what it says of its model is damaged"),
+    "model: of other parts": (lambda m: m.update(model="[]"), "what it says of its model is damaged"),
 }
 
 
