@@ -17,6 +17,9 @@ LOWKV_INLINE std::byte level_byte(float x, float step) {
     return static_cast<std::byte>(static_cast<int>(std::nearbyint(level)) + 128);
 }
 
+// A key is far from the others if it is so many times as long as half of them. As on devices.
+constexpr float far_times = 16.0f;
+
 // The tokens with residuals, ascending.
 struct ExactRows {
     std::uint8_t token[max_exact_rows] = {};
@@ -37,14 +40,13 @@ class SortedEncoder {
 
     // First of all: what the section says.
     void set_damping(const std::byte* section) noexcept;
-    // Rows count for nothing else: not for the mean, nor for what follows from it.
-    void set_rows(const ExactRows& rows) noexcept;
+    // Chooses the tokens with residuals: the shortest, as attention goes to them whatever the
+    // query, and before them what is far longer than all else (far_times).
+    void find_rows() noexcept;
     void find_energy(float* energy) const noexcept;
     void find_codes(const SortedStatistics& statistics) noexcept;
     // Of keys that were decoded from a section: the codes that they had.
     void find_codes_again(const SortedStatistics& statistics, const std::byte* section) noexcept;
-    // The tokens of the shortest keys: attention goes to them whatever the query.
-    ExactRows shortest() const noexcept;
 
     // Into the section, in this order: each needs what the one before has rounded.
     void write_scales(std::byte* section) noexcept;
@@ -56,8 +58,10 @@ class SortedEncoder {
     const SortedPart& part_;
     const std::uint16_t* keys_;
     ExactRows rows_;
-    float kept_[sorted_tokens];   // 0 of a row, 1 of all others
-    float mean_[max_sorted_dim];  // of the others, rounded to f16
+    float kept_[sorted_tokens];     // 0 of a row, 1 of all others
+    bool far_[sorted_tokens] = {};  // rows whose codes would say nothing: their scale is 0
+    float centred_[sorted_tokens];  // squares of lengths, less the mean
+    float mean_[max_sorted_dim];    // of the others, rounded to f16
     float scale_[sorted_tokens];
     float damping_[max_sorted_dim];  // by channel, at most 1
     // By place: its numbers, and once they are chosen its codes in their stead, of a trellis
@@ -73,6 +77,9 @@ class SortedEncoder {
     const std::uint8_t* codes(unsigned place) const noexcept {
         return reinterpret_cast<const std::uint8_t*>(y_[place]);
     }
+    ExactRows shortest(const float* length) const noexcept;
+    // Rows count for nothing else: not for the mean, nor for what follows from it.
+    void set_rows(const ExactRows& rows) noexcept;
     void load(unsigned channel, float* x) const noexcept;
     void load_undamped(unsigned channel, float* x) const noexcept;
     // A factor for each token that makes its numbers N(0, 1).
@@ -103,11 +110,48 @@ void SortedEncoder::set_damping(const std::byte* section) noexcept {
 void SortedEncoder::set_rows(const ExactRows& rows) noexcept {
     rows_ = rows;
     for (unsigned t = 0; t < sorted_tokens; ++t) kept_[t] = rows.has(t) ? 0.0f : 1.0f;
-    float x[sorted_tokens];
+    for (float& square : centred_) square = 0.0f;
+    float x[sorted_tokens], others[sorted_tokens];
     for (unsigned c = 0; c < channels(); ++c) {
         load(c, x);
-        for (unsigned t = 0; t < sorted_tokens; ++t) x[t] *= kept_[t];
-        mean_[c] = f16_to_f32(f32_to_f16(codec::fold(x, sorted_tokens) * share()));
+        for (unsigned t = 0; t < sorted_tokens; ++t) others[t] = x[t] * kept_[t];
+        const float mean = f16_to_f32(f32_to_f16(codec::fold(others, sorted_tokens) * share()));
+        for (unsigned t = 0; t < sorted_tokens; ++t) {
+            x[t] -= mean;
+            centred_[t] += x[t] * x[t];
+        }
+        mean_[c] = mean;
+    }
+}
+
+// A key hundreds of times longer than the others takes their mean along, and the step of their
+// scales, which is a 255th of the largest. As a row it is no longer one of those, and loses less
+// than they do. Ordinary blocks have no such key.
+void SortedEncoder::find_rows() noexcept {
+    float x[sorted_tokens], length[sorted_tokens] = {};
+    for (unsigned c = 0; c < channels(); ++c) {
+        load_undamped(c, x);
+        for (unsigned t = 0; t < sorted_tokens; ++t) length[t] += x[t] * x[t];
+    }
+    set_rows(shortest(length));
+    const auto is_far = [&](float square) {
+        unsigned shorter = 0;
+        for (const float other : centred_)
+            shorter += other * (far_times * far_times) < square ? 1 : 0;
+        return shorter >= sorted_tokens / 2;
+    };
+    if (rows_.count == 0 || !is_far(*std::max_element(centred_, centred_ + sorted_tokens))) return;
+    // The longest come first, as if they were the shortest.
+    for (unsigned t = 0; t < sorted_tokens; ++t) {
+        far_[t] = is_far(centred_[t]);
+        if (far_[t]) length[t] = -centred_[t];
+    }
+    const ExactRows rows = shortest(length);
+    if (std::equal(rows.token, rows.token + rows.count, rows_.token)) {
+        for (bool& far : far_) far = false;
+    } else {
+        for (unsigned t = 0; t < sorted_tokens; ++t) far_[t] = far_[t] && rows.has(t);
+        set_rows(rows);
     }
 }
 
@@ -195,7 +239,8 @@ void SortedEncoder::find_reaches(const SortedStatistics& statistics,
             own[t] += relative * relative;
         }
     }
-    for (float& x : own) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
+    for (unsigned t = 0; t < sorted_tokens; ++t)
+        own[t] = own[t] > 0 && !far_[t] ? std::sqrt(static_cast<float>(coded()) / own[t]) : 0.0f;
     ReachFits fits{};
     for (unsigned g = 0; g < part_.coded_groups; ++g) {
         const GroupFit fit{.y = y_[g * sorted_group],
@@ -249,12 +294,7 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
 }
 
 // Of equal ones the first.
-ExactRows SortedEncoder::shortest() const noexcept {
-    float x[sorted_tokens], length[sorted_tokens] = {};
-    for (unsigned c = 0; c < channels(); ++c) {
-        load_undamped(c, x);
-        for (unsigned t = 0; t < sorted_tokens; ++t) length[t] += x[t] * x[t];
-    }
+ExactRows SortedEncoder::shortest(const float* length) const noexcept {
     bool chosen[sorted_tokens] = {};
     for (unsigned n = 0; n < part_.head.rows; ++n) {
         unsigned found = sorted_tokens;
@@ -361,7 +401,7 @@ void encode_sorted(const SortedPart& part, const std::uint16_t* rows, SortedSour
         encoder.write_codes(section);
         return;
     }
-    encoder.set_rows(encoder.shortest());
+    encoder.find_rows();
     if (source == SortedSource::leads) {
         float energy[max_sorted_dim];
         encoder.find_energy(energy);
