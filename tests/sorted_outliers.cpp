@@ -112,7 +112,8 @@ TEST_CASE("one key as long as f16 holds leaves the others of its block as exact 
                 if (std::getenv("LOWKV_TEST_PRINT") != nullptr)
                     for (std::size_t i = 0, shown = 0; i < found.size() && shown < 6; ++i)
                         if (found[i] != found_again[i])
-                            ++shown, std::printf("token %zu channel %zu: %g, again %g, was %g\n", i / d, i % d, found[i], found_again[i], rows[i]);
+                            ++shown, std::printf("token %zu channel %zu: %g, again %g, was %g\n",
+                                                 i / d, i % d, found[i], found_again[i], rows[i]);
                 CHECK(found_again == found);
 
                 Errors sum;

@@ -40,10 +40,15 @@ class SortedEncoder {
 
     // First of all: what the section says.
     void set_damping(const std::byte* section) noexcept;
-    // Chooses the tokens with residuals: the shortest, as attention goes to them whatever the
-    // query, and before them what is far longer than all else (far_times).
-    void find_rows() noexcept;
+    // Rows count for nothing else: not for the mean, nor for what follows from it.
+    void set_rows(const ExactRows& rows) noexcept;
+    // The tokens of the shortest keys: attention goes to them whatever the query.
+    ExactRows shortest() const noexcept;
     void find_energy(float* energy) const noexcept;
+    void transform(const SortedStatistics& statistics) noexcept;
+    // Of transformed keys: takes those for rows that are far longer than all others. Whether there
+    // were any; then all is to be done again.
+    bool find_far() noexcept;
     void find_codes(const SortedStatistics& statistics) noexcept;
     // Of keys that were decoded from a section: the codes that they had.
     void find_codes_again(const SortedStatistics& statistics, const std::byte* section) noexcept;
@@ -60,7 +65,7 @@ class SortedEncoder {
     ExactRows rows_;
     float kept_[sorted_tokens];     // 0 of a row, 1 of all others
     bool far_[sorted_tokens] = {};  // rows whose codes would say nothing: their scale is 0
-    float centred_[sorted_tokens];  // squares of lengths, less the mean
+    float squares_[sorted_tokens];  // of y
     float mean_[max_sorted_dim];    // of the others, rounded to f16
     float scale_[sorted_tokens];
     float damping_[max_sorted_dim];  // by channel, at most 1
@@ -78,8 +83,7 @@ class SortedEncoder {
         return reinterpret_cast<const std::uint8_t*>(y_[place]);
     }
     ExactRows shortest(const float* length) const noexcept;
-    // Rows count for nothing else: not for the mean, nor for what follows from it.
-    void set_rows(const ExactRows& rows) noexcept;
+    void find_lengths(float* length) const noexcept;
     void load(unsigned channel, float* x) const noexcept;
     void load_undamped(unsigned channel, float* x) const noexcept;
     // A factor for each token that makes its numbers N(0, 1).
@@ -110,48 +114,11 @@ void SortedEncoder::set_damping(const std::byte* section) noexcept {
 void SortedEncoder::set_rows(const ExactRows& rows) noexcept {
     rows_ = rows;
     for (unsigned t = 0; t < sorted_tokens; ++t) kept_[t] = rows.has(t) ? 0.0f : 1.0f;
-    for (float& square : centred_) square = 0.0f;
-    float x[sorted_tokens], others[sorted_tokens];
+    float x[sorted_tokens];
     for (unsigned c = 0; c < channels(); ++c) {
         load(c, x);
-        for (unsigned t = 0; t < sorted_tokens; ++t) others[t] = x[t] * kept_[t];
-        const float mean = f16_to_f32(f32_to_f16(codec::fold(others, sorted_tokens) * share()));
-        for (unsigned t = 0; t < sorted_tokens; ++t) {
-            x[t] -= mean;
-            centred_[t] += x[t] * x[t];
-        }
-        mean_[c] = mean;
-    }
-}
-
-// A key hundreds of times longer than the others takes their mean along, and the step of their
-// scales, which is a 255th of the largest. As a row it is no longer one of those, and loses less
-// than they do. Ordinary blocks have no such key.
-void SortedEncoder::find_rows() noexcept {
-    float x[sorted_tokens], length[sorted_tokens] = {};
-    for (unsigned c = 0; c < channels(); ++c) {
-        load_undamped(c, x);
-        for (unsigned t = 0; t < sorted_tokens; ++t) length[t] += x[t] * x[t];
-    }
-    set_rows(shortest(length));
-    const auto is_far = [&](float square) {
-        unsigned shorter = 0;
-        for (const float other : centred_)
-            shorter += other * (far_times * far_times) < square ? 1 : 0;
-        return shorter >= sorted_tokens / 2;
-    };
-    if (rows_.count == 0 || !is_far(*std::max_element(centred_, centred_ + sorted_tokens))) return;
-    // The longest come first, as if they were the shortest.
-    for (unsigned t = 0; t < sorted_tokens; ++t) {
-        far_[t] = is_far(centred_[t]);
-        if (far_[t]) length[t] = -centred_[t];
-    }
-    const ExactRows rows = shortest(length);
-    if (std::equal(rows.token, rows.token + rows.count, rows_.token)) {
-        for (bool& far : far_) far = false;
-    } else {
-        for (unsigned t = 0; t < sorted_tokens; ++t) far_[t] = far_[t] && rows.has(t);
-        set_rows(rows);
+        for (unsigned t = 0; t < sorted_tokens; ++t) x[t] *= kept_[t];
+        mean_[c] = f16_to_f32(f32_to_f16(codec::fold(x, sorted_tokens) * share()));
     }
 }
 
@@ -270,18 +237,55 @@ void SortedEncoder::find_reaches(const SortedStatistics& statistics,
     }
 }
 
-void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
+void SortedEncoder::transform(const SortedStatistics& statistics) noexcept {
     for (unsigned p = 0; p < channels(); ++p) {
         load(statistics.order[p], y_[p]);
         const float mean = mean_[statistics.order[p]];
         for (float& y : y_[p]) y = 0.25f * (y - mean);
     }
     for (unsigned p = 0; p < channels(); p += sorted_group) hadamard_rows(y_ + p);
-
-    float squares[sorted_tokens] = {}, level_squares[sorted_tokens] = {}, level[sorted_tokens];
+    for (float& square : squares_) square = 0.0f;
     for (unsigned p = 0; p < coded(); ++p)
-        for (unsigned t = 0; t < sorted_tokens; ++t) squares[t] += y_[p][t] * y_[p][t];
-    float to_normal[sorted_tokens];
+        for (unsigned t = 0; t < sorted_tokens; ++t) squares_[t] += y_[p][t] * y_[p][t];
+}
+
+// Whether half of the squares are so much smaller.
+LOWKV_INLINE bool is_far(const float* squares, float square, float times) {
+    unsigned smaller = 0;
+    for (unsigned t = 0; t < sorted_tokens; ++t)
+        smaller += squares[t] * (times * times) < square ? 1 : 0;
+    return smaller >= sorted_tokens / 2;
+}
+
+// A key hundreds of times longer than the others takes their mean along, and the step of their
+// scales, which is a 255th of the largest. As a row it does neither, and loses less than they do.
+// Ordinary blocks have no such key.
+bool SortedEncoder::find_far() noexcept {
+    if (rows_.count == 0) return false;
+    // Squares of y are those of the keys but for rounding, if all channels have codes.
+    const float most = *std::max_element(squares_, squares_ + sorted_tokens);
+    if (coded() == channels() && !is_far(squares_, most, 0.9f * far_times)) return false;
+    float x[sorted_tokens], length[sorted_tokens], centred[sorted_tokens] = {};
+    find_lengths(length);
+    for (unsigned c = 0; c < channels(); ++c) {
+        load(c, x);
+        for (unsigned t = 0; t < sorted_tokens; ++t) {
+            x[t] -= mean_[c];
+            centred[t] += x[t] * x[t];
+        }
+    }
+    // The longest come first, as if they were the shortest.
+    for (unsigned t = 0; t < sorted_tokens; ++t)
+        if (is_far(centred, centred[t], far_times)) length[t] = -centred[t];
+    const ExactRows rows = shortest(length);
+    if (std::equal(rows.token, rows.token + rows.count, rows_.token)) return false;
+    for (unsigned t = 0; t < sorted_tokens; ++t) far_[t] = length[t] < 0 && rows.has(t);
+    set_rows(rows);
+    return true;
+}
+
+void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
+    float level_squares[sorted_tokens] = {}, level[sorted_tokens], to_normal[sorted_tokens];
     find_reaches(statistics, to_normal);
     choose_codes(statistics, to_normal);
 
@@ -290,7 +294,22 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
         for (unsigned t = 0; t < sorted_tokens; ++t) level_squares[t] += level[t] * level[t];
     }
     for (unsigned t = 0; t < sorted_tokens; ++t)
-        scale_[t] = to_normal[t] > 0 ? std::sqrt(squares[t] / level_squares[t]) : 0.0f;
+        scale_[t] = to_normal[t] > 0 ? std::sqrt(squares_[t] / level_squares[t]) : 0.0f;
+}
+
+void SortedEncoder::find_lengths(float* length) const noexcept {
+    std::fill_n(length, sorted_tokens, 0.0f);
+    float x[sorted_tokens];
+    for (unsigned c = 0; c < channels(); ++c) {
+        load_undamped(c, x);
+        for (unsigned t = 0; t < sorted_tokens; ++t) length[t] += x[t] * x[t];
+    }
+}
+
+ExactRows SortedEncoder::shortest() const noexcept {
+    float length[sorted_tokens];
+    find_lengths(length);
+    return shortest(length);
 }
 
 // Of equal ones the first.
@@ -401,13 +420,18 @@ void encode_sorted(const SortedPart& part, const std::uint16_t* rows, SortedSour
         encoder.write_codes(section);
         return;
     }
-    encoder.find_rows();
-    if (source == SortedSource::leads) {
-        float energy[max_sorted_dim];
-        encoder.find_energy(energy);
-        codec::write_statistics(part, energy, section);
-    }
-    codec::read_statistics(part, section, statistics);
+    encoder.set_rows(encoder.shortest());
+    const auto transform = [&] {
+        if (source == SortedSource::leads) {
+            float energy[max_sorted_dim];
+            encoder.find_energy(energy);
+            codec::write_statistics(part, energy, section);
+        }
+        codec::read_statistics(part, section, statistics);
+        encoder.transform(statistics);
+    };
+    transform();
+    if (encoder.find_far()) transform();
     encoder.find_codes(statistics);
     encoder.write_scales(section);
     encoder.write_means(statistics, section);
