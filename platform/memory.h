@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace lowkv::platform {
 
@@ -18,14 +19,16 @@ std::byte* reserve_addresses(std::size_t bytes);
 // Of any of them, with the bytes that were asked for.
 void unmap_memory(std::byte* memory, std::size_t bytes) noexcept;
 
-// Gives the pages back; they read as zeros again.
-void zero_memory(std::byte* memory, std::size_t bytes) noexcept;
+// Gives pages that may be touched back; they read as zeros again. Throws std::bad_alloc: then
+// whoever touches them may fault, until it succeeds.
+void zero_memory(std::byte* memory, std::size_t bytes);
 
 // Whether anybody may touch these pages; what they hold stays.
 bool set_accessible(std::byte* memory, std::size_t bytes, bool accessible) noexcept;
 
 // Gives the whole pages inside [memory, memory + bytes) back for good: whoever touches one faults.
-void forbid_memory(std::byte* memory, std::size_t bytes) noexcept;
+// Those pages.
+std::span<std::byte> forbid_memory(std::byte* memory, std::size_t bytes) noexcept;
 
 // Returns once the word is not `value`, if somebody wakes it after the change; it may also return
 // early. std::atomic's own wait() misses wake-ups in MinGW's library (GCC 12).

@@ -299,6 +299,47 @@ TEST_CASE("what is wrong is refused in words, and nothing changes") {
     CHECK(small.tokens(tight) == 0);
 }
 
+TEST_CASE("strides of 0 are those of numbers side by side, and others may not overlap") {
+    Cache cache(config_of("lowkv4"));
+    std::mt19937 random(9);
+    const Floats keys = numbers(random, 4 * channels), q = numbers(random, 4 * heads * head_dim);
+    Floats with(q.size()), without(q.size()), read(keys.size());
+    lowkv_rows its = rows(keys);
+    its.token_stride = its.head_stride = 0;
+    const lowkv_sequence one = cache.add();
+    REQUIRE(lowkv_append(cache, one, 0, its, its, 4) == LOWKV_OK);
+    REQUIRE(lowkv_read(cache, one, 0, 0, 4, read.data(), nullptr) == LOWKV_OK);
+    CHECK(read == keys);
+    lowkv_attention a = attention(one, q, with), zeros = attention(one, q, without);
+    zeros.q_token_stride = zeros.q_head_stride = 0;
+    zeros.out_token_stride = zeros.out_head_stride = 0;
+    REQUIRE(lowkv_attend(cache, 0, &a, 1, nullptr) == LOWKV_OK);
+    REQUIRE(lowkv_attend(cache, 0, &zeros, 1, nullptr) == LOWKV_OK);
+    CHECK(with == without);
+
+    const auto refused = [&](lowkv_status status, const char* name) {
+        CHECK(status == LOWKV_INVALID_ARGUMENT);
+        CHECK(std::string(lowkv_error()).starts_with(std::string(name) + ": token stride "));
+    };
+    for (const std::size_t wrong : {std::size_t{0}, std::size_t{1}, std::size_t{head_dim - 1}}) {
+        lowkv_rows some = rows(keys);
+        some.token_stride = wrong;
+        refused(lowkv_append(cache, one, 0, rows(keys), some, 4), "values");
+        some = rows(keys);
+        some.head_stride = wrong;
+        refused(lowkv_append(cache, one, 0, some, rows(keys), 1), "keys");
+        lowkv_attention bad = a;
+        bad.out_token_stride = wrong;
+        refused(lowkv_attend(cache, 0, &bad, 1, nullptr), "out");
+        bad = a;
+        bad.q_head_stride = wrong;
+        refused(lowkv_attend(cache, 0, &bad, 1, nullptr), "q");
+    }
+    std::uint32_t tokens = 0;
+    CHECK(lowkv_sequence_tokens(cache, one, 0, &tokens) == LOWKV_OK);
+    CHECK(tokens == 4);
+}
+
 TEST_CASE("a saved sequence that was damaged, cut or made by others is refused") {
     Cache cache(config_of("lowkv2.8,window=32"));
     const lowkv_sequence number = cache.add();

@@ -39,10 +39,10 @@ struct Tokens {
 
     Tokens(std::uint32_t tokens, unsigned seed)
         : keys(std::size_t{tokens} * shape.channels()), values(keys.size()) {
-        std::mt19937 random(seed);
+        std::mt19937 model(2), random(seed);  // which channels are large is the model's
         std::normal_distribution<float> normal;
         std::vector<float> size(shape.channels());
-        for (float& x : size) x = std::exp2(normal(random));
+        for (float& x : size) x = std::exp2(normal(model));
         for (std::size_t i = 0; i < keys.size(); ++i) {
             keys[i] = size[i % size.size()] * normal(random);
             values[i] = normal(random);

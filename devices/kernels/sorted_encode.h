@@ -26,6 +26,8 @@ FN float undamped(GLOBAL const lowkv_part* part, head_t head, uint32_t channel, 
     return lowkv_f16_to_f32((uint16_t)(finite | (bits & 0x8000u)));
 }
 
+#define FAR_TIMES 16.0f
+
 // 0 of a row, whose residuals are stored, 1 of all other tokens.
 FN float kept(sorted_t s, uint32_t token) {
     float result = 1.0f;
@@ -37,8 +39,9 @@ FN float share_of(GLOBAL const lowkv_part* part) {
     return 1.0f / (float)(part->tokens - part->sorted.rows);
 }
 
-// The shortest tokens, ascending; of equal ones the first.
-FN void write_row_tokens(sorted_t s, head_t head, LOCAL const float* lengths) {
+// The shortest tokens, ascending; of equal ones the first. Whether others stood there.
+FN uint32_t write_row_tokens(sorted_t s, head_t head, LOCAL const float* lengths) {
+    uint32_t changed = 0;
     uint32_t chosen[4] = {0, 0, 0, 0}, at = s.plan->section.row_tokens;
     const uint32_t tokens = s.part->tokens;
     for (uint32_t n = 0; n < s.part->sorted.rows; ++n) {
@@ -49,8 +52,59 @@ FN void write_row_tokens(sorted_t s, head_t head, LOCAL const float* lengths) {
         }
         chosen[found / 32] |= 1u << found % 32;
     }
-    for (uint32_t t = 0; t < tokens; ++t)
-        if (chosen[t / 32] >> t % 32 & 1u) head.section[at++] = (uint8_t)t;
+    for (uint32_t t = 0; t < tokens; ++t) {
+        if (!(chosen[t / 32] >> t % 32 & 1u)) continue;
+        changed |= head.section[at] != t ? 1 : 0;
+        head.section[at++] = (uint8_t)t;
+    }
+    return changed;
+}
+
+// The channels' means and energies, of all tokens but the rows.
+FN void find_means(sorted_t s, head_t head, LOCAL float* energy) {
+    GLOBAL const lowkv_part* part = s.part;
+    for (uint32_t c = ITEM; c < part->head_dim; c += 64) {
+        const float inverse = 1.0f / factor_of(s, c), share = share_of(part);
+        float sums[16];
+        for (uint32_t t = 0; t < part->tokens; ++t)
+            fold_in(sums, t, undamped(part, head, c, t) * inverse * kept(s, t));
+        const float mean = lowkv_f16_to_f32(lowkv_f32_to_f16(folded(sums) * share));
+        head.mean[c] = mean;
+        for (uint32_t t = 0; t < part->tokens; ++t) {
+            const float x = (undamped(part, head, c, t) * inverse - mean) * kept(s, t);
+            fold_in(sums, t, x * x);
+        }
+        energy[c] = folded(sums);
+    }
+    GLOBAL_BARRIER();
+}
+
+// Rows are first of all what is far longer than all else (src/kernels/body/sorted_encode.h). Those
+// have scales of 0, all others 1.
+FN void find_far(sorted_t s, head_t head, LOCAL float* lengths, LOCAL float* centred,
+                 LOCAL float* energy, LOCAL uint32_t* changed) {
+    GLOBAL const lowkv_part* part = s.part;
+    for (uint32_t t = ITEM; t < part->tokens; t += 64) {
+        float square = 0.0f;
+        for (uint32_t c = 0; c < part->head_dim; ++c) {
+            const float x = undamped(part, head, c, t) * (1.0f / factor_of(s, c)) - head.mean[c];
+            square += x * x;
+        }
+        centred[t] = square;
+    }
+    BARRIER();
+    for (uint32_t t = ITEM; t < part->tokens; t += 64) {
+        uint32_t shorter = 0;
+        for (uint32_t b = 0; b < part->tokens; ++b)
+            shorter += centred[b] * (FAR_TIMES * FAR_TIMES) < centred[t] ? 1 : 0;
+        if (shorter >= part->tokens / 2) lengths[t] = -centred[t];
+    }
+    BARRIER();
+    if (ITEM == 0) changed[0] = write_row_tokens(s, head, lengths);
+    GLOBAL_BARRIER();
+    for (uint32_t t = ITEM; t < part->tokens; t += 64)
+        head.scales[t] = changed[0] && lengths[t] < 0.0f && kept(s, t) == 0.0f ? 0.0f : 1.0f;
+    if (changed[0]) find_means(s, head, energy);
 }
 
 // Order and units, of a block that makes its own.
@@ -87,6 +141,7 @@ KERNEL(begin_sorted, 64)
  GLOBAL uint8_t* scratch, GLOBAL const uint32_t* hints) {
     SHARED(float, energy, LOWKV_MOST_CHANNELS);
     SHARED(float, lengths, 128);
+    SHARED(float, centred, 128);
     SHARED(float, sizes, LOWKV_MOST_CHANNELS / LOWKV_SORTED_GROUP);
     SHARED(uint32_t, found, 1);
     GLOBAL const lowkv_part* part = part_of(plan, which);
@@ -126,20 +181,8 @@ KERNEL(begin_sorted, 64)
     GLOBAL_BARRIER();
     if (item == 0) write_row_tokens(s, head, lengths);
     GLOBAL_BARRIER();
-    for (uint32_t c = item; c < d; c += 64) {
-        const float inverse = 1.0f / factor_of(s, c), share = share_of(part);
-        float sums[16];
-        for (uint32_t t = 0; t < tokens; ++t)
-            fold_in(sums, t, undamped(part, head, c, t) * inverse * kept(s, t));
-        const float mean = lowkv_f16_to_f32(lowkv_f32_to_f16(folded(sums) * share));
-        head.mean[c] = mean;
-        for (uint32_t t = 0; t < tokens; ++t) {
-            const float x = (undamped(part, head, c, t) * inverse - mean) * kept(s, t);
-            fold_in(sums, t, x * x);
-        }
-        energy[c] = folded(sums);
-    }
-    BARRIER();
+    find_means(s, head, energy);
+    find_far(s, head, lengths, centred, energy, found);
     if (!from) write_statistics(s, head, energy, sizes);
 }
 
@@ -207,7 +250,8 @@ KERNEL(find_reaches, 64)
         const float relative = head.y[p * part->tokens + token] * inverse;
         squares += relative * relative;
     }
-    const float own = squares > 0.0f ? SQRT((float)coded / squares) : 0.0f;
+    const float own =
+        squares > 0.0f && head.scales[token] > 0.0f ? SQRT((float)coded / squares) : 0.0f;
     float best = -1.0f, to_normal = own;
     for (uint32_t i = 0; i < LOWKV_SORTED_REACHES; ++i) {
         const float tried = own / reaches[i], fit = fit_of(s, head, token, tried);

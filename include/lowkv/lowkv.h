@@ -5,9 +5,10 @@
  * the last layer lowkv_pack(). Newest tokens stay unquantized as the scheme says (window=, sinks=),
  * so a step attends to its own tokens exactly.
  *
- * Functions that can fail return a lowkv_status, change nothing where they do, and leave a message
- * for lowkv_error(). None prints, exits or throws. One thread at a time may use a cache; different
- * caches are independent. examples/c_cache.c is a complete program. C99, and C++. */
+ * Functions that can fail return a lowkv_status, change nothing where they do (but lowkv_pack(),
+ * which may have packed some layers), and leave a message for lowkv_error(). None prints, exits or
+ * throws. One thread at a time may use a cache; different caches are independent.
+ * examples/c_cache.c is a complete program. C99, and C++. */
 #ifndef LOWKV_LOWKV_H
 #define LOWKV_LOWKV_H
 
@@ -62,7 +63,7 @@ typedef struct lowkv_config {
 } lowkv_config;
 
 /* Keys or values of some tokens, [token][head][channel]: strides in elements, a head's channels
- * side by side. */
+ * side by side. Both strides 0: all is side by side. Else heads may not overlap. */
 typedef struct lowkv_rows {
     const void* data;
     lowkv_dtype dtype;
@@ -75,7 +76,7 @@ typedef struct lowkv_attention {
     lowkv_sequence sequence;
     uint32_t tokens;
     uint32_t heads; /* a multiple of kv_heads: query head h reads kv head h / (heads / kv_heads) */
-    const float* q; /* [token][head][channel]; strides in floats */
+    const float* q; /* [token][head][channel]; strides in floats, 0 as in lowkv_rows */
     size_t q_token_stride, q_head_stride;
     float* out; /* [token][head][channel], too */
     size_t out_token_stride, out_head_stride;
@@ -136,7 +137,8 @@ LOWKV_API lowkv_status lowkv_attend(lowkv_cache* cache, uint32_t layer,
                                     const lowkv_attention* attentions, uint32_t count,
                                     const lowkv_attention_params* params);
 
-/* Packs what has left the windows, in all layers of all sequences. */
+/* Packs what has left the windows, in all layers of all sequences. Where it fails (out of memory),
+ * some are packed; called again, it goes on with the others. */
 LOWKV_API lowkv_status lowkv_pack(lowkv_cache* cache);
 
 /* Tokens [first, first + tokens) of a layer as f32 [token][head][channel], side by side; decoded

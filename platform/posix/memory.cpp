@@ -4,13 +4,14 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstring>
 #include <new>
 
 namespace lowkv::platform {
 namespace {
 
-std::byte* map(std::size_t bytes, int access, int flags) {
-    void* memory = mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+std::byte* map(std::size_t bytes, int access, int flags, std::byte* at = nullptr) {
+    void* memory = mmap(at, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     return static_cast<std::byte*>(memory);
 }
@@ -27,11 +28,11 @@ std::byte* reserve_addresses(std::size_t bytes) { return map(bytes, PROT_NONE, M
 
 void unmap_memory(std::byte* memory, std::size_t bytes) noexcept { munmap(memory, bytes); }
 
-void zero_memory(std::byte* memory, std::size_t bytes) noexcept {
+void zero_memory(std::byte* memory, std::size_t bytes) {
 #ifdef __linux__
-    madvise(memory, bytes, MADV_DONTNEED);
+    if (madvise(memory, bytes, MADV_DONTNEED) != 0) std::memset(memory, 0, bytes);  // locked pages
 #else  // elsewhere the pages may keep what they hold: new ones in their place
-    mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    map(bytes, PROT_READ | PROT_WRITE, MAP_FIXED, memory);
 #endif
 }
 
@@ -39,11 +40,14 @@ bool set_accessible(std::byte* memory, std::size_t bytes, bool accessible) noexc
     return mprotect(memory, bytes, accessible ? PROT_READ | PROT_WRITE : PROT_NONE) == 0;
 }
 
-void forbid_memory(std::byte* memory, std::size_t bytes) noexcept {
+std::span<std::byte> forbid_memory(std::byte* memory, std::size_t bytes) noexcept {
     const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto first = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
     const auto last = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
-    if (last > first) set_accessible(reinterpret_cast<std::byte*>(first), last - first, false);
+    if (last <= first) return {};
+    auto* pages = reinterpret_cast<std::byte*>(first);
+    set_accessible(pages, last - first, false);
+    return {pages, last - first};
 }
 
 void sleep_on(const std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept {

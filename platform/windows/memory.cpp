@@ -2,7 +2,6 @@
 
 #include <windows.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <new>
 
@@ -31,18 +30,10 @@ void unmap_memory(std::byte* memory, std::size_t /*bytes*/) noexcept {
     VirtualFree(memory, 0, MEM_RELEASE);
 }
 
-// New pages in place of the old ones, but where they are forbidden.
-void zero_memory(std::byte* memory, std::size_t bytes) noexcept {
-    for (std::size_t at = 0; at < bytes;) {
-        MEMORY_BASIC_INFORMATION run{};
-        if (VirtualQuery(memory + at, &run, sizeof run) == 0) return;
-        const std::size_t length = std::min<std::size_t>(run.RegionSize, bytes - at);
-        if (run.State == MEM_COMMIT) {
-            VirtualFree(memory + at, length, MEM_DECOMMIT);
-            allocate(memory + at, length, MEM_COMMIT);
-        }
-        at += length;
-    }
+// New pages in place of the old ones.
+void zero_memory(std::byte* memory, std::size_t bytes) {
+    VirtualFree(memory, bytes, MEM_DECOMMIT);
+    allocate(memory, bytes, MEM_COMMIT);
 }
 
 bool set_accessible(std::byte* memory, std::size_t bytes, bool accessible) noexcept {
@@ -51,13 +42,16 @@ bool set_accessible(std::byte* memory, std::size_t bytes, bool accessible) noexc
     return VirtualProtect(memory, bytes, access, &before) != 0;
 }
 
-void forbid_memory(std::byte* memory, std::size_t bytes) noexcept {
+std::span<std::byte> forbid_memory(std::byte* memory, std::size_t bytes) noexcept {
     SYSTEM_INFO system{};
     GetSystemInfo(&system);
     const std::uintptr_t page = system.dwPageSize;
     const auto first = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
     const auto last = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / page * page;
-    if (last > first) VirtualFree(reinterpret_cast<void*>(first), last - first, MEM_DECOMMIT);
+    if (last <= first) return {};
+    auto* pages = reinterpret_cast<std::byte*>(first);
+    VirtualFree(pages, last - first, MEM_DECOMMIT);
+    return {pages, last - first};
 }
 
 // The word's own address: std::atomic adds nothing to it.

@@ -106,20 +106,46 @@ std::unique_ptr<lowkv_cache> make_cache(const lowkv_config& given) {
     return cache;
 }
 
-lowkv::Rows rows_of(const lowkv_rows& rows, const char* name) {
+// Those of [token][head][channel] where both are 0. No two vectors may overlap: of a result,
+// threads would write them at once.
+struct Strides {
+    std::size_t token, head;
+
+    Strides(const std::string& name, std::size_t of_token, std::size_t of_head,
+            std::uint32_t tokens, std::uint32_t heads, std::uint32_t head_dim)
+        : token(of_token), head(of_head) {
+        if (token == 0 && head == 0) {
+            head = head_dim;
+            token = std::size_t{heads} * head_dim;
+        }
+        if ((tokens > 1 && token < head_dim) || (heads > 1 && head < head_dim))
+            refuse(name + ": token stride " + std::to_string(token) + ", head stride " +
+                   std::to_string(head) + "; heads have " + std::to_string(head_dim) +
+                   " numbers, and may not overlap (both 0: side by side)");
+    }
+};
+
+lowkv::Rows rows_of(const lowkv_rows& rows, const char* name, std::uint32_t tokens,
+                    const lowkv::Shape& shape) {
     if (rows.data == nullptr) refuse(std::string(name) + ".data is NULL");
-    return {rows.data, row_type(rows.dtype), rows.head_stride, rows.token_stride};
+    const Strides its(name, rows.token_stride, rows.head_stride, tokens, shape.kv_heads,
+                      shape.head_dim);
+    return {rows.data, row_type(rows.dtype), its.head, its.token};
 }
 
-lowkv::KvAttention attention_of(const lowkv_attention& given) {
+lowkv::KvAttention attention_of(const lowkv_attention& given, std::uint32_t head_dim) {
+    const Strides q("q", given.q_token_stride, given.q_head_stride, given.tokens, given.heads,
+                    head_dim);
+    const Strides results("out", given.out_token_stride, given.out_head_stride, given.tokens,
+                          given.heads, head_dim);
     lowkv::KvAttention out;
     out.sequence = given.sequence;
     out.io.q = given.q;
-    out.io.q_token_stride = given.q_token_stride;
-    out.io.q_head_stride = given.q_head_stride;
+    out.io.q_token_stride = q.token;
+    out.io.q_head_stride = q.head;
     out.io.out = given.out;
-    out.io.out_token_stride = given.out_token_stride;
-    out.io.out_head_stride = given.out_head_stride;
+    out.io.out_token_stride = results.token;
+    out.io.out_head_stride = results.head;
     out.io.tokens = given.tokens;
     out.io.heads = given.heads;
     out.io.lse = given.lse;
@@ -152,7 +178,7 @@ void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list
         const auto& one = *reinterpret_cast<const lowkv_attention*>(
             reinterpret_cast<const std::byte*>(list) + i * apart);
         if (one.size != apart) refuse("attentions of several sizes: set each to sizeof");
-        cache.attended.push_back(attention_of(one));
+        cache.attended.push_back(attention_of(one, cache.its.shape().head_dim));
     }
     cache.its.attend(layer, cache.attended, params, cache.executor());
 }
@@ -241,7 +267,9 @@ lowkv_status lowkv_append(lowkv_cache* cache, lowkv_sequence sequence, uint32_t 
                           lowkv_rows keys, lowkv_rows values, uint32_t tokens) {
     return guarded([&] {
         lowkv::Sequence& its = required(cache, "cache").its.at(sequence, layer);
-        its.append(rows_of(keys, "keys"), rows_of(values, "values"), tokens);
+        const lowkv::Shape& shape = its.plan().shape();
+        its.append(rows_of(keys, "keys", tokens, shape), rows_of(values, "values", tokens, shape),
+                   tokens);
     });
 }
 

@@ -6,7 +6,8 @@
 // A block of padding, of one repeated token, or of a few rows repeated to fill it says little about
 // the channels of the text that follows: with its statistics, keys are 2 to 116 times less exact.
 // So only a block of enough different rows leads. Any other block makes statistics for itself, and
-// a later block leads.
+// a later block leads. So does a block later on, of enough different rows, whose channels are
+// shared out so differently that statistics of its own halve its error.
 
 #include <cstddef>
 #include <optional>
@@ -34,8 +35,9 @@ struct Encoding {
     const std::byte* stats_from = nullptr;
     std::size_t before = none;
     QueryEnergy* queries = nullptr;
-    // Set by encode_blocks(): whether other blocks may take its statistics over.
-    bool leads = true;
+    // Set by encode_blocks(): whether other blocks may take its statistics over, and whether it
+    // made them because those that it was to take over did not fit.
+    bool leads = true, anew = false;
 };
 
 // Encodes all of them, or, with `only`, one part. Throws what Device::encode() does; then nothing

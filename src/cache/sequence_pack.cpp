@@ -57,12 +57,12 @@ void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor,
     pack(places, false, executor);
 }
 
-// Of the sequence's first packed block of that plan that leads; null: it has none.
+// Of the sequence's last packed block of that plan that leads; null: it has none.
 const std::byte* Sequence::statistics(const std::shared_ptr<const Plan>& finer) const noexcept {
-    const auto found = std::ranges::find_if(blocks_, [&](const cache::Block* block) {
+    const auto found = std::find_if(blocks_.rbegin(), blocks_.rend(), [&](const auto* block) {
         return block != nullptr && block->packed && block->leads && block->finer == finer;
     });
-    return found == blocks_.end() ? nullptr : (*found)->data;
+    return found == blocks_.rend() ? nullptr : (*found)->data;
 }
 
 void Sequence::pack(std::span<const Packing> places, bool apart, Executor& executor,
@@ -100,8 +100,9 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
                 its.exact = block != nullptr ? block->data : place.rows;
                 its.queries = &sequence.queries_;
                 if (plan.has_statistics() && place.stats_from == first_packed) {
-                    its.stats_from = sequence.statistics(finer);
-                    if (its.stats_from == nullptr) its.before = before;
+                    its.before = before;
+                    if (before == cache::Encoding::none)
+                        its.stats_from = sequence.statistics(finer);
                 }
             }
             before = number;

@@ -58,7 +58,7 @@ const char* const codecs[] = {
     "k=sorted-3221-head-trellis-1row-weighted,v=token-2-head-normal-hadamard",
 };
 
-// Blocks of rows that are normal, with outliers, constant, tiny and large.
+// Blocks of rows that are normal, with outliers, constant, tiny and large, and single long ones.
 std::vector<float> rows_of(const Plan& plan, std::size_t blocks, unsigned seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -70,6 +70,7 @@ std::vector<float> rows_of(const Plan& plan, std::size_t blocks, unsigned seed) 
         rows[i] =
             token / plan.block_tokens() == 1 && channel % 7 == 0 ? 0.25f : normal(random) * scale;
         if (seed % 4 == 3 && i % 101 == 0) rows[i] *= 1500.0f;
+        if (seed % 4 == 2 && token % 67 == 9) rows[i] *= 400.0f;  // one or two of a block
     }
     return rows;
 }

@@ -10,6 +10,8 @@
 //
 #include "kernels/body/sorted_encode.h"
 //
+#include "kernels/body/sorted_write.h"
+//
 #include "kernels/body/sorted_decode.h"
 
 }  // namespace lowkv::kernels::LOWKV_IMPLEMENTATION

@@ -17,6 +17,9 @@ LOWKV_INLINE std::byte level_byte(float x, float step) {
     return static_cast<std::byte>(static_cast<int>(std::nearbyint(level)) + 128);
 }
 
+// A key is far from the others if it is so many times as long as half of them. As on devices.
+constexpr float far_times = 16.0f;
+
 // The tokens with residuals, ascending.
 struct ExactRows {
     std::uint8_t token[max_exact_rows] = {};
@@ -39,12 +42,16 @@ class SortedEncoder {
     void set_damping(const std::byte* section) noexcept;
     // Rows count for nothing else: not for the mean, nor for what follows from it.
     void set_rows(const ExactRows& rows) noexcept;
+    // The tokens of the shortest keys: attention goes to them whatever the query.
+    ExactRows shortest() const noexcept;
     void find_energy(float* energy) const noexcept;
+    void transform(const SortedStatistics& statistics) noexcept;
+    // Of transformed keys: takes those for rows that are far longer than all others. Whether there
+    // were any; then all is to be done again.
+    bool find_far() noexcept;
     void find_codes(const SortedStatistics& statistics) noexcept;
     // Of keys that were decoded from a section: the codes that they had.
     void find_codes_again(const SortedStatistics& statistics, const std::byte* section) noexcept;
-    // The tokens of the shortest keys: attention goes to them whatever the query.
-    ExactRows shortest() const noexcept;
 
     // Into the section, in this order: each needs what the one before has rounded.
     void write_scales(std::byte* section) noexcept;
@@ -56,8 +63,10 @@ class SortedEncoder {
     const SortedPart& part_;
     const std::uint16_t* keys_;
     ExactRows rows_;
-    float kept_[sorted_tokens];   // 0 of a row, 1 of all others
-    float mean_[max_sorted_dim];  // of the others, rounded to f16
+    float kept_[sorted_tokens];     // 0 of a row, 1 of all others
+    bool far_[sorted_tokens] = {};  // rows whose codes would say nothing: their scale is 0
+    float squares_[sorted_tokens];  // of y
+    float mean_[max_sorted_dim];    // of the others, rounded to f16
     float scale_[sorted_tokens];
     float damping_[max_sorted_dim];  // by channel, at most 1
     // By place: its numbers, and once they are chosen its codes in their stead, of a trellis
@@ -73,6 +82,8 @@ class SortedEncoder {
     const std::uint8_t* codes(unsigned place) const noexcept {
         return reinterpret_cast<const std::uint8_t*>(y_[place]);
     }
+    ExactRows shortest(const float* length) const noexcept;
+    void find_lengths(float* length) const noexcept;
     void load(unsigned channel, float* x) const noexcept;
     void load_undamped(unsigned channel, float* x) const noexcept;
     // A factor for each token that makes its numbers N(0, 1).
@@ -195,7 +206,8 @@ void SortedEncoder::find_reaches(const SortedStatistics& statistics,
             own[t] += relative * relative;
         }
     }
-    for (float& x : own) x = x > 0 ? std::sqrt(static_cast<float>(coded()) / x) : 0.0f;
+    for (unsigned t = 0; t < sorted_tokens; ++t)
+        own[t] = own[t] > 0 && !far_[t] ? std::sqrt(static_cast<float>(coded()) / own[t]) : 0.0f;
     ReachFits fits{};
     for (unsigned g = 0; g < part_.coded_groups; ++g) {
         const GroupFit fit{.y = y_[g * sorted_group],
@@ -225,18 +237,55 @@ void SortedEncoder::find_reaches(const SortedStatistics& statistics,
     }
 }
 
-void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
+void SortedEncoder::transform(const SortedStatistics& statistics) noexcept {
     for (unsigned p = 0; p < channels(); ++p) {
         load(statistics.order[p], y_[p]);
         const float mean = mean_[statistics.order[p]];
         for (float& y : y_[p]) y = 0.25f * (y - mean);
     }
     for (unsigned p = 0; p < channels(); p += sorted_group) hadamard_rows(y_ + p);
-
-    float squares[sorted_tokens] = {}, level_squares[sorted_tokens] = {}, level[sorted_tokens];
+    for (float& square : squares_) square = 0.0f;
     for (unsigned p = 0; p < coded(); ++p)
-        for (unsigned t = 0; t < sorted_tokens; ++t) squares[t] += y_[p][t] * y_[p][t];
-    float to_normal[sorted_tokens];
+        for (unsigned t = 0; t < sorted_tokens; ++t) squares_[t] += y_[p][t] * y_[p][t];
+}
+
+// Whether half of the squares are so much smaller.
+LOWKV_INLINE bool is_far(const float* squares, float square, float times) {
+    unsigned smaller = 0;
+    for (unsigned t = 0; t < sorted_tokens; ++t)
+        smaller += squares[t] * (times * times) < square ? 1 : 0;
+    return smaller >= sorted_tokens / 2;
+}
+
+// A key hundreds of times longer than the others takes their mean along, and the step of their
+// scales, which is a 255th of the largest. As a row it does neither, and loses less than they do.
+// Ordinary blocks have no such key.
+bool SortedEncoder::find_far() noexcept {
+    if (rows_.count == 0) return false;
+    // Squares of y are those of the keys but for rounding, if all channels have codes.
+    const float most = *std::max_element(squares_, squares_ + sorted_tokens);
+    if (coded() == channels() && !is_far(squares_, most, 0.9f * far_times)) return false;
+    float x[sorted_tokens], length[sorted_tokens], centred[sorted_tokens] = {};
+    find_lengths(length);
+    for (unsigned c = 0; c < channels(); ++c) {
+        load(c, x);
+        for (unsigned t = 0; t < sorted_tokens; ++t) {
+            x[t] -= mean_[c];
+            centred[t] += x[t] * x[t];
+        }
+    }
+    // The longest come first, as if they were the shortest.
+    for (unsigned t = 0; t < sorted_tokens; ++t)
+        if (is_far(centred, centred[t], far_times)) length[t] = -centred[t];
+    const ExactRows rows = shortest(length);
+    if (std::equal(rows.token, rows.token + rows.count, rows_.token)) return false;
+    for (unsigned t = 0; t < sorted_tokens; ++t) far_[t] = length[t] < 0 && rows.has(t);
+    set_rows(rows);
+    return true;
+}
+
+void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
+    float level_squares[sorted_tokens] = {}, level[sorted_tokens], to_normal[sorted_tokens];
     find_reaches(statistics, to_normal);
     choose_codes(statistics, to_normal);
 
@@ -245,16 +294,26 @@ void SortedEncoder::find_codes(const SortedStatistics& statistics) noexcept {
         for (unsigned t = 0; t < sorted_tokens; ++t) level_squares[t] += level[t] * level[t];
     }
     for (unsigned t = 0; t < sorted_tokens; ++t)
-        scale_[t] = to_normal[t] > 0 ? std::sqrt(squares[t] / level_squares[t]) : 0.0f;
+        scale_[t] = to_normal[t] > 0 ? std::sqrt(squares_[t] / level_squares[t]) : 0.0f;
 }
 
-// Of equal ones the first.
-ExactRows SortedEncoder::shortest() const noexcept {
-    float x[sorted_tokens], length[sorted_tokens] = {};
+void SortedEncoder::find_lengths(float* length) const noexcept {
+    std::fill_n(length, sorted_tokens, 0.0f);
+    float x[sorted_tokens];
     for (unsigned c = 0; c < channels(); ++c) {
         load_undamped(c, x);
         for (unsigned t = 0; t < sorted_tokens; ++t) length[t] += x[t] * x[t];
     }
+}
+
+ExactRows SortedEncoder::shortest() const noexcept {
+    float length[sorted_tokens];
+    find_lengths(length);
+    return shortest(length);
+}
+
+// Of equal ones the first.
+ExactRows SortedEncoder::shortest(const float* length) const noexcept {
     bool chosen[sorted_tokens] = {};
     for (unsigned n = 0; n < part_.head.rows; ++n) {
         unsigned found = sorted_tokens;
@@ -270,86 +329,6 @@ ExactRows SortedEncoder::shortest() const noexcept {
     return rows;
 }
 
-// A row's scale is cut off at the others' largest: it has its residual.
-void SortedEncoder::write_scales(std::byte* section) noexcept {
-    float most = 0;
-    for (unsigned t = 0; t < sorted_tokens; ++t) most = std::max(most, scale_[t] * kept_[t]);
-    const std::uint16_t half = f32_to_f16(most);
-    std::memcpy(section + part_.section.largest, &half, sizeof half);
-    const float unit = f16_to_f32(half) / 255.0f;
-    for (unsigned t = 0; t < sorted_tokens; ++t) {
-        // One above 0 stays above 0.
-        const bool stored = scale_[t] > 0 && unit > 0;
-        const float level =
-            stored ? std::max(std::nearbyint(std::min(scale_[t] / unit, 255.0f)), 1.0f) : 0.0f;
-        section[part_.section.scales + t] = static_cast<std::byte>(static_cast<int>(level));
-        scale_[t] = level * unit;
-    }
-}
-
-// The mean less that of what the codes stand for, so that the decoded block has the tokens' mean.
-void SortedEncoder::write_means(const SortedStatistics& statistics,
-                                std::byte* section) const noexcept {
-    float sum[max_sorted_dim] = {}, y[sorted_tokens], coded_mean[max_sorted_dim];
-    for (unsigned p = 0; p < coded(); ++p) {
-        read_levels(part_, statistics, p, codes(p), y);
-        for (unsigned t = 0; t < sorted_tokens; ++t) y[t] *= scale_[t] * kept_[t];
-        sum[p] = codec::fold(y, sorted_tokens) * share();
-    }
-    to_channels(part_, statistics, sum, coded_mean);
-    std::uint16_t largest[max_sorted_groups];
-    for (unsigned g = 0; g < part_.section.groups; ++g) {
-        float most = 0;
-        for (unsigned c = g * sorted_group; c < (g + 1) * sorted_group; ++c)
-            most = std::max(most, std::fabs(mean_[c] - coded_mean[c]));
-        largest[g] = f32_to_f16(most);
-    }
-    std::memcpy(section + part_.section.largest_means, largest,
-                part_.section.groups * sizeof *largest);
-    for (unsigned c = 0; c < channels(); ++c)
-        section[part_.section.means + c] =
-            level_byte(mean_[c] - coded_mean[c], mean_step(part_, section, c));
-}
-
-void SortedEncoder::write_rows(const SortedStatistics& statistics,
-                               std::byte* section) const noexcept {
-    float mean[max_sorted_dim];
-    read_means(part_, section, mean);
-    float x[sorted_tokens], lacks[max_exact_rows][max_sorted_dim];
-    float y[max_exact_rows][max_sorted_dim] = {};
-    for (unsigned p = 0; p < coded(); ++p) {
-        read_levels(part_, statistics, p, codes(p), x);
-        for (unsigned r = 0; r < rows_.count; ++r)
-            y[r][p] = x[rows_.token[r]] * scale_[rows_.token[r]];
-    }
-    for (unsigned r = 0; r < rows_.count; ++r) to_channels(part_, statistics, y[r], lacks[r]);
-    for (unsigned c = 0; c < channels(); ++c) {
-        load(c, x);
-        for (unsigned r = 0; r < rows_.count; ++r)
-            lacks[r][c] = x[rows_.token[r]] - (lacks[r][c] + mean[c]);
-    }
-    for (unsigned r = 0; r < rows_.count; ++r) {
-        float most = 0;
-        for (unsigned c = 0; c < channels(); ++c) most = std::max(most, std::fabs(lacks[r][c]));
-        const std::uint16_t half = f32_to_f16(most / 127.0f);
-        const float step = f16_to_f32(half);
-        section[part_.section.row_tokens + r] = static_cast<std::byte>(rows_.token[r]);
-        std::memcpy(section + part_.section.row_scales + 2 * r, &half, sizeof half);
-        std::byte* out = section + part_.section.residuals + r * channels();
-        for (unsigned c = 0; c < channels(); ++c) out[c] = level_byte(lacks[r][c], step);
-    }
-}
-
-void SortedEncoder::write_codes(std::byte* section) const noexcept {
-    auto* out = reinterpret_cast<std::uint8_t*>(section + part_.section.codes);
-    CodeTile tile;
-    for (unsigned g = 0; g < part_.coded_groups; ++g) {
-        for (unsigned i = 0; i < sorted_group; ++i)
-            std::copy_n(codes(g * sorted_group + i), sorted_tokens, tile.row[i]);
-        codec::pack_group(tile, part_.bits(g), out + lowkv_sorted_codes(part_.head, g));
-    }
-}
-
 void encode_sorted(const SortedPart& part, const std::uint16_t* rows, SortedSource source,
                    std::byte* section) noexcept {
     SortedEncoder encoder(part, rows);
@@ -362,12 +341,17 @@ void encode_sorted(const SortedPart& part, const std::uint16_t* rows, SortedSour
         return;
     }
     encoder.set_rows(encoder.shortest());
-    if (source == SortedSource::leads) {
-        float energy[max_sorted_dim];
-        encoder.find_energy(energy);
-        codec::write_statistics(part, energy, section);
-    }
-    codec::read_statistics(part, section, statistics);
+    const auto transform = [&] {
+        if (source == SortedSource::leads) {
+            float energy[max_sorted_dim];
+            encoder.find_energy(energy);
+            codec::write_statistics(part, energy, section);
+        }
+        codec::read_statistics(part, section, statistics);
+        encoder.transform(statistics);
+    };
+    transform();
+    if (encoder.find_far()) transform();
     encoder.find_codes(statistics);
     encoder.write_scales(section);
     encoder.write_means(statistics, section);

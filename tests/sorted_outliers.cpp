@@ -1,0 +1,225 @@
+// Sorted keys of unlike tokens: what one key does to the others of its block, and a block's
+// channels to those of the blocks behind it.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/small_floats.h"
+#include "lowkv/batch.h"
+#include "lowkv/cache.h"
+#include "lowkv/serial.h"
+#include "sealed_device.h"
+
+using namespace lowkv;
+using namespace lowkv::test;
+
+namespace {
+
+constexpr std::uint32_t n = 128;  // tokens of a block
+constexpr Retention no_window{.window = 0, .sinks = 0};
+constexpr const char* names[] = {"lowkv1.5", "lowkv2", "lowkv2.8", "lowkv3", "lowkv4"};
+
+using Keys = std::vector<float>;
+
+float rounded(float x) { return codec::f16_to_f32(codec::f32_to_f16(x)); }
+
+Keys decoded(const Sequence& sequence, std::uint32_t tokens) {
+    const std::uint32_t d = sequence.plan().shape().head_dim;
+    std::vector<std::uint16_t> half(std::size_t{tokens} * d);
+    sequence.read(0, tokens, {half.data(), d, d}, {});
+    Keys keys;
+    for (const std::uint16_t x : half) keys.push_back(codec::f16_to_f32(x));
+    return keys;
+}
+
+// Squares of the error of scores, and of scores less `center`'s, of one key.
+struct Errors {
+    double wrong = 0, all = 0;
+    double relative() const { return std::sqrt(wrong / all); }
+};
+Errors errors(const Keys& keys, const Keys& found, std::uint32_t d, std::uint32_t token,
+              const Keys& center) {
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    Errors sum;
+    for (int i = 0; i < 64; ++i) {
+        double wrong = 0, all = 0;
+        for (std::uint32_t c = 0; c < d; ++c) {
+            const double q = normal(random), x = keys[std::size_t{token} * d + c];
+            wrong += q * (found[std::size_t{token} * d + c] - x);
+            all += q * (x - center[c]);
+        }
+        sum.wrong += wrong * wrong;
+        sum.all += all * all;
+    }
+    return sum;
+}
+
+std::shared_ptr<const Plan> plan_of(const char* name, std::uint32_t d) {
+    return std::make_shared<const Plan>(parse_scheme(name).base, Shape{1, d});
+}
+
+}  // namespace
+
+TEST_CASE("one key as long as f16 holds leaves the others of its block as exact as they were") {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    double worst = 0, worst_own = 0;
+    for (const char* name : names) {
+        for (unsigned round = 0; round < 6; ++round) {
+            const std::uint32_t d = round % 2 == 0 ? 64 : 128, blocks = 3;
+            const auto plan = plan_of(name, d);
+            Keys center(d), spread(d), keys;
+            for (std::uint32_t c = 0; c < d; ++c) {
+                spread[c] = std::exp(0.7f * normal(random));
+                center[c] = (round < 3 ? 0.0f : 4.0f) * spread[c] * normal(random);
+            }
+            for (std::uint32_t t = 0; t < blocks * n; ++t)
+                for (std::uint32_t c = 0; c < d; ++c)
+                    keys.push_back(rounded(center[c] + spread[c] * normal(random)));
+            // In the block that makes the statistics, or in one that takes them over.
+            const auto token = static_cast<std::uint32_t>(random() % (blocks * n));
+            const auto others = [&](float ratio, double& own) {
+                Keys rows = keys;
+                float* its = rows.data() + std::size_t{token} * d;
+                const auto most = [&] {
+                    float found = 0;
+                    for (std::uint32_t c = 0; c < d; ++c)
+                        found = std::max(found, std::fabs(its[c]));
+                    return found;
+                };
+                const float factor = ratio > 0 ? ratio : 65000.0f / most();
+                for (std::uint32_t c = 0; c < d; ++c) its[c] = rounded(its[c] * factor);
+                Sequence sequence(make_store(), plan, no_window);
+                sequence.append(rows.data(), rows.data(), blocks * n);
+                sequence.pack();
+                const Keys found = decoded(sequence, blocks * n);
+                own = errors(rows, found, d, token, Keys(d)).relative();
+
+                // What comes back is encoded to the codes that it had.
+                Sequence again(make_store(), plan, no_window);
+                again.append(found.data(), found.data(), blocks * n);
+                again.pack();
+                const Keys found_again = decoded(again, blocks * n);
+                if (std::getenv("LOWKV_TEST_PRINT") != nullptr)
+                    for (std::size_t i = 0, shown = 0; i < found.size() && shown < 6; ++i)
+                        if (found[i] != found_again[i])
+                            ++shown, std::printf("token %zu channel %zu: %g, again %g, was %g\n",
+                                                 i / d, i % d, found[i], found_again[i], rows[i]);
+                CHECK(found_again == found);
+
+                Errors sum;
+                for (std::uint32_t t = 0; t < blocks * n; ++t) {
+                    if (t == token) continue;
+                    const Errors its_errors = errors(rows, found, d, t, center);
+                    sum.wrong += its_errors.wrong;
+                    sum.all += its_errors.all;
+                }
+                return sum.relative();
+            };
+            double own = 0;
+            const double ordinary = others(1.0f, own);
+            for (const float ratio :
+                 {4.0f, 8.0f, 12.0f, 16.0f, 20.0f, 30.0f, 100.0f, 300.0f, 3000.0f, 0.0f}) {
+                CAPTURE(name);
+                CAPTURE(d);
+                CAPTURE(round);
+                CAPTURE(token);
+                CAPTURE(ratio);
+                if (ratio * 20 * (round < 3 ? 1 : 5) > 65504) continue;
+                const double loss = others(ratio, own);
+                CHECK(loss < 1.5 * ordinary);
+                CHECK(own < 2.0 * ordinary);  // of one key, which scatters
+                worst = std::max(worst, loss / ordinary);
+                worst_own = std::max(worst_own, own);
+                if (std::getenv("LOWKV_TEST_PRINT") != nullptr)
+                    std::printf(
+                        "%s d %u round %u token %u ratio %g: others %.4f (%.4f), own %.4f\n", name,
+                        d, round, token, ratio, loss, ordinary, own);
+            }
+        }
+    }
+    MESSAGE("others' errors grew " << worst << " times at most, the long key's was " << worst_own);
+}
+
+TEST_CASE(
+    "a block whose channels are shared out otherwise is as exact as with its own statistics") {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    for (const char* name : names) {
+        for (unsigned kind = 0; kind < 5; ++kind) {
+            const std::uint32_t d = random() % 2 == 0 ? 64 : 128;
+            const std::uint32_t before = 1 + random() % 2, blocks = before + 3;
+            const auto plan = plan_of(name, d);
+            Keys first(d, 1.0f), later(d, 1.0f), keys;
+            for (std::uint32_t c = 0; c < d; ++c) {
+                if (kind == 0 && c < d / 2) first[c] = 0.0625f;
+                if (kind == 1 && c < 4) first[c] = 64.0f;
+                if (kind == 2 || kind == 3) {
+                    first[c] = std::exp((kind == 2 ? 0.9f : 1.2f) * normal(random));
+                    later[c] = std::exp((kind == 2 ? 0.9f : 1.2f) * normal(random));
+                }
+                if (kind == 4 && c % 16 == 3) later[c] = 64.0f;
+            }
+            for (std::uint32_t t = 0; t < blocks * n; ++t)
+                for (std::uint32_t c = 0; c < d; ++c)
+                    keys.push_back(rounded(normal(random) * (t < before * n ? first : later)[c]));
+            const auto store = make_store();
+            const auto loss = [&](const Sequence& sequence, const Keys& rows, std::uint32_t from) {
+                const auto tokens = static_cast<std::uint32_t>(rows.size() / d);
+                const Keys found = decoded(sequence, tokens);
+                Errors sum;
+                for (std::uint32_t t = from; t < tokens; ++t) {
+                    const Errors its = errors(rows, found, d, t, Keys(d));
+                    sum.wrong += its.wrong;
+                    sum.all += its.all;
+                }
+                return sum.relative();
+            };
+            Sequence whole(store, plan, no_window);
+            whole.append(keys.data(), keys.data(), blocks * n);
+            whole.pack();
+            const std::uint64_t restarted = 0;  // COUNTER
+            const Keys then(keys.begin() + std::size_t{before} * n * d, keys.end());
+            Sequence alone(store, plan, no_window);
+            alone.append(then.data(), then.data(), 3 * n);
+            alone.pack();
+            CAPTURE(name);
+            CAPTURE(kind);
+            CAPTURE(d);
+            const double with_own = loss(alone, then, 0), found = loss(whole, keys, before * n);
+            if (std::getenv("LOWKV_TEST_PRINT") != nullptr)
+                std::printf("%s kind %u d %u: %.4f, own %.4f, restarted %d\n", name, kind, d, found,
+                            with_own, static_cast<int>(restarted));
+            CHECK(found < 2.0 * with_own);
+            CHECK(restarted <= 1);  // what made its own leads on
+
+            // Block by block, over an image, in a batch: the same bytes.
+            Sequence steps(store, plan, no_window);
+            Batch batch(store, plan, no_window, 1);
+            for (std::uint32_t b = 0; b < blocks; ++b) {
+                const float* rows = keys.data() + std::size_t{b} * n * d;
+                steps.append(rows, rows, n);
+                steps.pack();
+                steps = load_sequence(save_sequence(steps), store, plan, no_window);
+                const BatchRows its{rows, RowType::f32, BatchStrides{std::size_t{n} * d, d, d}};
+                batch.append(its, its, n);
+                batch.pack(0, serial_executor());
+            }
+            CHECK(save_sequence(steps) == save_sequence(whole));
+            std::vector<std::uint16_t> read(keys.size());
+            batch.read(0, blocks * n, {read.data(), {keys.size(), d, d}}, {});
+            Keys of_batch;
+            for (const std::uint16_t x : read) of_batch.push_back(codec::f16_to_f32(x));
+            CHECK(of_batch == decoded(whole, blocks * n));
+        }
+    }
+}
