@@ -35,7 +35,7 @@ from lowkv._core import (
 )
 
 _LAYERS, _TOKENS_FIRST, _ONE_LAYER = MemoryFormat.KV_2LTD, MemoryFormat.KV_T2D, MemoryFormat.KV_2TD
-_FUSED = MemoryFormat.KV_MLA_FMT
+_FUSED, _UNNAMED = MemoryFormat.KV_MLA_FMT, MemoryFormat.UNDEFINED
 _DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
 
 
@@ -79,6 +79,8 @@ class Codec:
     def layered(self, tensor: torch.Tensor, layout: MemoryFormat) -> torch.Tensor:
         """A view of a chunk as `[layers, 2, 1, heads, tokens, head_dim]`."""
         shape, three = tensor.shape, tensor.ndim == 3
+        if layout == _UNNAMED:  # of LMCache's lazy allocator, its default with a GPU: its chunks have all layers
+            layout = _LAYERS
         if tensor.ndim == 4 and layout in (_LAYERS, _FUSED) and shape[0] == 1:
             tensor, three = tensor[0], True
         elif tensor.ndim == 4 and layout == _LAYERS and shape[0] == 2:

@@ -98,6 +98,17 @@ def test_keys_beside_their_values_are_the_same_rows(layout, scheme):
         lowkv.lmcache.LowKVSerializer(codec).serialize(fused, fused, None)
 
 
+@pytest.mark.parametrize("shape", [SHAPES["KV_2LTD"], *FUSED.values()])
+def test_chunks_without_a_layout_have_all_layers(shape):
+    """LMCache's lazy allocator, which is its default where memory can be pinned, names no layout."""
+    named, unnamed = (memory(shape, torch.bfloat16, layout) for layout in ("KV_2LTD", "UNDEFINED"))
+    for source in (named, unnamed):
+        source.tensor.normal_(generator=torch.Generator().manual_seed(1))
+    (size, want), (unnamed_size, got) = stored_and_read("kivi4", named), stored_and_read("kivi4", unnamed)
+    assert size == unnamed_size
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("scheme,first,last", [("lowkv2.8", 0, 0), ("lowkv2.8,sinks=5,window=20", 128, 20),
                                                ("lowkv2.8,sinks=0,window=0", 0, 0), ("kivi2,sinks=40", 64, 0),
                                                ("kivi2,window=7", 0, 7), ("lowkv2.8,window=900", TOKENS, 0)])
