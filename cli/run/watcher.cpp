@@ -57,7 +57,7 @@ void Watcher::judge_start(std::string_view line) {
     const auto says = [&](std::string_view words) {
         return line.find(words) != std::string_view::npos;
     };
-    if (says(" KV buffer size")) {
+    if (says(" KV buffer size") && !says(" 0.00 MiB")) {  // that is of a trial of -fit's
         if (says("LOWKV"))
             ours_ = true;
         else if (other_.empty())

@@ -18,6 +18,8 @@ namespace {
 
 constexpr const char *cpu = "llama_kv_cache:        CPU KV buffer size =    10.00 MiB\n",
                      *ours = "llama_kv_cache:      LOWKV KV buffer size =    10.00 MiB\n",
+                     *no_memory = "llama_kv_cache:        CPU KV buffer size =     0.00 MiB\n",
+                     *ours_no_memory = "llama_kv_cache:      LOWKV KV buffer size =     0.00 MiB\n",
                      *computes = "sched_reserve:        CPU compute buffer size =    10.00 MiB\n",
                      *listens = "main: server is listening on http://127.0.0.1:8080\n",
                      *served = "slot release: id 0 | task 0 | stop processing: n_tokens = 9\n",
@@ -38,6 +40,10 @@ TEST_CASE("a cache is a stranger's once all its buffers are named and none is ou
     for (int round = 0; round < 2000; ++round) {
         std::vector<std::string> lines;
         bool any_ours = false, any_other = false;
+        for (auto trials = random() % 3; trials > 0; --trials) {  // -fit's make no caches
+            lines.emplace_back(random() % 2 == 0 ? no_memory : ours_no_memory);
+            lines.emplace_back(computes);
+        }
         for (auto buffers = random() % 5; buffers > 0; --buffers) {
             const bool lowkv = random() % 2 == 0;
             (lowkv ? any_ours : any_other) = true;

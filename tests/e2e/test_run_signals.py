@@ -13,6 +13,7 @@ import socket
 import subprocess
 import termios
 import time
+from pathlib import Path
 
 import plugin_models as models
 import pytest
@@ -188,7 +189,10 @@ class Shell:
         return found
 
     def end(self):
-        os.kill(self.pid, signal.SIGKILL)
+        for status in Path("/proc").glob("[0-9]*/stat"):  # all of its session
+            with contextlib.suppress(OSError):
+                if int(status.read_text().rpartition(")")[2].split()[3]) == self.pid:
+                    os.kill(int(status.parent.name), signal.SIGKILL)
         os.close(self.terminal)
         os.waitpid(self.pid, 0)
 
@@ -196,10 +200,12 @@ class Shell:
 @pytest.fixture
 def shell():
     it = Shell()
-    it.type("stty -echo; set -m; PS1=; echo ready\n")
-    it.wait_for("ready\r")
-    yield it
-    it.end()
+    try:
+        it.type("stty -echo; set -m; PS1=; echo ready\n")
+        it.wait_for("ready\r")
+        yield it
+    finally:
+        it.end()
 
 
 READER = "'echo began >&2; read line; echo got $line >&2; read line; echo then $line >&2; exit 7'"
@@ -232,20 +238,30 @@ def test_fg_gives_the_program_the_terminal(shell, before, last):
     shell.wait_for("at the prompt")
 
 
-def test_a_running_program_gets_keys_after_fg(shell):
-    script = "'trap \"echo stopped by a key >&2; exit 5\" INT; echo began >&2; while :; do sleep 0.05; done'"
+def test_a_running_program_gets_keys_after_fg(shell, tmp_path):
+    ticks = tmp_path / "ticks"
+
+    def runs():
+        time.sleep(0.5)
+        before = ticks.stat().st_size
+        time.sleep(0.5)
+        return ticks.stat().st_size > before
+
+    script = f"'trap \"echo stopped by a key >&2; exit 5\" INT; while :; do echo >>{ticks}; sleep 0.05; done'"
     shell.type(f"{BUILD / 'bin/lowkv'} run -- sh -c {script} &\n")
-    shell.wait_for("began")
-    shell.type("fg\n")
     time.sleep(1)
+    assert runs()
+    shell.type("fg\n")
+    assert runs()
     shell.type("\x1a")
     shell.wait_for("Stopped")
+    assert not runs()
     shell.type("bg\n")
-    time.sleep(1)
+    assert runs()
     shell.type("jobs\n")
     shell.wait_for("Running")
     shell.type("fg\n")
-    time.sleep(1)
+    assert runs()
     shell.type("\x03")
     shell.wait_for("stopped by a key")
     shell.type("echo ended $?\n")
