@@ -8,6 +8,8 @@
 
 namespace lowkv {
 
+struct Codec;
+
 struct SchemeWord {
     std::string word, meaning;
 };
