@@ -23,7 +23,7 @@ def adapt(model) -> bool:
     found = False
     for module in model.modules():
         if type(module) in _ADAPTED:
-            module.__class__ = _ADAPTED[type(module)]
+            _turn_into(module, _ADAPTED[type(module)])
         found |= type(module) in _ADAPTED.values()
     return found
 
@@ -33,7 +33,15 @@ def restore(model) -> None:
     stock = {ours: theirs for theirs, ours in _ADAPTED.items()}
     for module in model.modules():
         if type(module) in stock:
-            module.__class__ = stock[type(module)]
+            _turn_into(module, stock[type(module)])
+
+
+def _turn_into(module, kind: type) -> None:
+    """accelerate's hooks (a device_map with a part on the disk) keep the forward() that a module had before them."""
+    kept, before = vars(module).get("_old_forward"), type(module)
+    module.__class__ = kind
+    if getattr(kept, "__func__", None) is before.forward:
+        module._old_forward = kind.forward.__get__(module)
 
 
 def _packed(cache, index: int) -> bool:

@@ -9,6 +9,7 @@ import lowkv
 import pytest
 import torch
 import transformers
+from accelerate.hooks import ModelHook, add_hook_to_module
 from families import FAMILIES, SMALL, STOCK, build
 from lowkv.names import cache_argument
 from transformers import DynamicCache, StaticCache
@@ -89,6 +90,25 @@ def test_gradients_without_a_cache_are_those_of_stock_sdpa(family, labelled, mon
         gradients.append(torch.cat([p.grad.flatten() for p in its.parameters() if p.grad is not None]))
     got, want = gradients
     assert (got - want).norm() < 1e-3 * want.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", ["hooks", "lowkv"])
+@pytest.mark.parametrize("family", ["llama", "gptj", "falcon-rope", "falcon-alibi", "bloom", "mpt"])
+def test_modules_with_hooks_of_accelerate(family, first):
+    """Those of a device_map with a part on the disk, which keep the forward() that a module had."""
+    model, stock = build(family)
+    if first == "lowkv":
+        lowkv.Cache.from_model(model)
+    for module in model.modules():
+        add_hook_to_module(module, ModelHook())
+    cache = {cache_argument(model): lowkv.Cache.from_model(model, "exact")}
+    want = stock(TOKENS).logits
+    got = torch.cat([model(part, **cache).logits for part in TOKENS.split(70, dim=1)], dim=1)
+    assert (got - want).abs().max() < 1e-4
+    assert (model(TOKENS).logits - want).abs().max() < 1e-4
+    lowkv.restore(model)
+    assert (model(TOKENS).logits - want).abs().max() < 1e-4
 
 
 def test_a_cache_is_not_pickled():
