@@ -219,6 +219,20 @@ def test_rows_are_never_rounded_to_another_dtype(first, then, refused):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "bloom", "falcon-rope"])
+def test_autocast_loses_no_more_than_with_stock_caches(family):
+    """Keys are float32 where a model rotates them, else bfloat16, as the values are."""
+    model, stock = build(family)
+    parts = [TOKENS[:, :70], TOKENS[:, 70:90], *TOKENS[:, 90:100].split(1, dim=1)]
+    want, errors = stock(TOKENS[:, :100]).logits, []
+    for its, cache in ((model, lowkv.Cache.from_model(model, "exact")), (stock, DynamicCache())):
+        with torch.autocast("cpu", torch.bfloat16):
+            got = torch.cat([its(part, **{cache_argument(its): cache}).logits for part in parts], dim=1)
+        errors.append((got.float() - want).norm() / want.norm())
+    assert errors[0] < 1.2 * errors[1] < 0.1
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("recording", [False, True])
 def test_a_whole_mask_on_a_sliding_layer(recording):
     model, _ = build("mistral")  # window 24
