@@ -20,30 +20,28 @@ from lowkv.tripwire import Rows
 
 def adapt(model) -> bool:
     """Whether the model's family needs an adapter; it has one afterwards."""
-    found = False
-    for module in model.modules():
-        if type(module) in _ADAPTED:
-            module.__class__ = _ADAPTED[type(module)]
-        found |= type(module) in _ADAPTED.values()
-    return found
+    _turn(model, _ADAPTED)
+    return any(type(module) in _ADAPTED.values() for module in model.modules())
 
 
 def restore(model) -> None:
     """Takes the adapters back."""
-    stock = {ours: theirs for theirs, ours in _ADAPTED.items()}
+    _turn(model, {ours: theirs for theirs, ours in _ADAPTED.items()})
+
+
+def _turn(model, kinds: dict) -> None:
+    """Gives modules the class that stands in `kinds` for theirs."""
     for module in model.modules():
-        if type(module) in stock:
-            module.__class__ = stock[type(module)]
+        if (kind := kinds.get(type(module))) is not None:
+            # What accelerate's hooks (a device_map with a part on the disk) call is the forward() from before them.
+            if getattr(vars(module).get("_old_forward"), "__func__", None) is type(module).forward:
+                module._old_forward = kind.forward.__get__(module)
+            module.__class__ = kind
 
 
 def _packed(cache, index: int) -> bool:
     layers = getattr(cache, "layers", ())
     return index < len(layers) and isinstance(layers[index], Layer)
-
-
-def _heads(states: torch.Tensor, heads: int) -> torch.Tensor:
-    """`[batch, tokens, heads * head_dim]` to `[batch, heads, tokens, head_dim]`."""
-    return states.unflatten(2, (heads, -1)).transpose(1, 2)
 
 
 def _merge(out: torch.Tensor) -> torch.Tensor:
@@ -106,7 +104,7 @@ class Mpt(MptAttention):
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(-self.clip_qkv, self.clip_qkv)
-        query, key, value = (_heads(x, self.n_heads) for x in qkv.chunk(3, dim=2))
+        query, key, value = (x.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for x in qkv.chunk(3, dim=2))
         key, _ = cache.update(key, value, self.layer_idx)
         bias = None
         if position_bias is not None:

@@ -9,6 +9,7 @@ import lowkv
 import pytest
 import torch
 import transformers
+from accelerate.hooks import ModelHook, add_hook_to_module
 from families import FAMILIES, SMALL, STOCK, build
 from lowkv.names import cache_argument
 from transformers import DynamicCache, StaticCache
@@ -89,6 +90,25 @@ def test_gradients_without_a_cache_are_those_of_stock_sdpa(family, labelled, mon
         gradients.append(torch.cat([p.grad.flatten() for p in its.parameters() if p.grad is not None]))
     got, want = gradients
     assert (got - want).norm() < 1e-3 * want.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", ["hooks", "lowkv"])
+@pytest.mark.parametrize("family", ["llama", "gptj", "falcon-rope", "falcon-alibi", "bloom", "mpt"])
+def test_modules_with_hooks_of_accelerate(family, first):
+    """Those of a device_map with a part on the disk, which keep the forward() that a module had."""
+    model, stock = build(family)
+    if first == "lowkv":
+        lowkv.Cache.from_model(model)
+    for module in model.modules():
+        add_hook_to_module(module, ModelHook())
+    cache = {cache_argument(model): lowkv.Cache.from_model(model, "exact")}
+    want = stock(TOKENS).logits
+    got = torch.cat([model(part, **cache).logits for part in TOKENS.split(70, dim=1)], dim=1)
+    assert (got - want).abs().max() < 1e-4
+    assert (model(TOKENS).logits - want).abs().max() < 1e-4
+    lowkv.restore(model)
+    assert (model(TOKENS).logits - want).abs().max() < 1e-4
 
 
 def test_a_cache_is_not_pickled():
@@ -196,6 +216,20 @@ def test_rows_are_never_rounded_to_another_dtype(first, then, refused):
             layer.append(rows.to(keys), rows.to(values))
             layer.pack()
             assert torch.equal(layer.full()[1][:, :, -8:], rows.to(then).float())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "bloom", "falcon-rope"])
+def test_autocast_loses_no_more_than_with_stock_caches(family):
+    """Keys are float32 where a model rotates them, else bfloat16, as the values are."""
+    model, stock = build(family)
+    parts = [TOKENS[:, :70], TOKENS[:, 70:90], *TOKENS[:, 90:100].split(1, dim=1)]
+    want, errors = stock(TOKENS[:, :100]).logits, []
+    for its, cache in ((model, lowkv.Cache.from_model(model, "exact")), (stock, DynamicCache())):
+        with torch.autocast("cpu", torch.bfloat16):
+            got = torch.cat([its(part, **{cache_argument(its): cache}).logits for part in parts], dim=1)
+        errors.append((got.float() - want).norm() / want.norm())
+    assert errors[0] < 1.2 * errors[1] < 0.1
 
 
 @torch.no_grad()
