@@ -84,7 +84,7 @@ def test_exact_is_stock(kind, name, record_property):
             turns(stock, own_cache(stock), False, None)
             raise ValueError("its logits are not finite")
     except Exception as error:
-        record_property("NOT BUILT", f"{case}: {type(error).__name__}: {str(error).strip()[:120]}".split("\n")[0])
+        record_property("NOT BUILT", f"{case}: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"[:160])
         assert kind in NOT_BUILT, f"{case} can't be built small: help tests/sweep/tiny.py, or add it to known.py"
         return
     assert kind not in NOT_BUILT, f"{case} is built now: take it off NOT_BUILT of known.py"

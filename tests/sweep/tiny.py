@@ -47,7 +47,11 @@ SIZES = {
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "padding_idx": 0}
 # What must be said of a type beside: its tower's, or what its sizes above don't go together with.
-MORE = {}
+MORE = {
+    "zaya": {"num_experts_per_tok": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "glm5_next": {"num_key_value_heads": 4},
+}
 
 
 def shrunk(kind, widths):
