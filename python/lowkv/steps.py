@@ -116,8 +116,8 @@ class _Stepped:
             # Phi-3 leaves the cache out where it changes to its long factors: all of the text is computed again.
             if isinstance(cache, Steps) and not any(value is cache for value in inputs.values()):
                 if kwargs.get("inputs_embeds") is not None:
-                    raise Error(f"{type(self).__name__} computes the text again here, and inputs_embeds= lacks what was "
-                                "generated since: give input_ids")
+                    raise Error(f"{type(self).__name__} computes the text again here, and inputs_embeds= lacks what "
+                                "was generated since: give input_ids")
                 recorded = any(layer.record_past for layer in cache.attention_layers)
                 cache.reset()
                 if recorded:

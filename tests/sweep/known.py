@@ -3,4 +3,4 @@
 NOT_BUILT = {}
 REFUSED = {}
 # Types that generate something else with their own cache than without one, and why.
-STOCK_IS_WRONG = {"phi4_multimodal": "forgets the text where it changes to its long factors, and goes on with a token"}
+STOCK_IS_WRONG = {"phi4_multimodal": "forgets the text but for a token where it changes to its long factors"}

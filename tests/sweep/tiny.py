@@ -49,7 +49,8 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_sta
 # What must be said of a type beside: its tower's, or what its sizes above don't go together with.
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 MORE = {
-    "glm4v_moe": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}},
+    "glm4v_moe": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2],
+                                                      "partial_rotary_factor": 0.5}}},
     **{kind: {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}}
        for kind in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl")},
     "dots3_note": {"num_key_value_heads": 4},
