@@ -2,11 +2,17 @@
 defaults: what makes it large is made small by its name."""
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+
+from families import HYBRIDS  # noqa: E402  (needs the path above)
 
 # type: names of classes. A type may be in both tables, with a class in each.
 TYPES = {}
@@ -52,7 +58,13 @@ MORE = {
     "glm4v_moe": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2],
                                                       "partial_rotary_factor": 0.5}}},
     **{kind: {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}}
-       for kind in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl")},
+       for kind in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl")},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "nemotron": {"num_key_value_heads": 2},
+    "deepseek_v2": {"num_experts_per_tok": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [32, 32]}},
+    "step3p7": {"text_config": {"sliding_window": 24}},
     "dots3_note": {"num_key_value_heads": 4},
     "dots3_note_text": {"num_key_value_heads": 4},
     "ministral": {"rope_parameters": ROPE},
@@ -111,11 +123,14 @@ def build(kind, name, attention=None):
             if not widths:  # but those of the text
                 arguments = {**{key: value for key, value in shrunk(CONFIG_MAPPING[kind], True).items()
                                 if not isinstance(value, dict)}, **arguments}
-            config = CONFIG_MAPPING[kind](**arguments)
-            require_small(getattr(transformers, name), config)
+            config = CONFIG_MAPPING[kind](**(HYBRIDS[kind][1] if kind in HYBRIDS else arguments))
+            model = getattr(transformers, name)
+            if not isinstance(config, model.config_class):  # a class for the text of a multimodal type
+                config = config.get_text_config(decoder=True)
+            require_small(model, config)
             torch.manual_seed(sum(map(ord, kind)))
             more = {} if attention is None else {"attn_implementation": attention}
-            model = getattr(transformers, name)._from_config(config, **more).eval()
+            model = model._from_config(config, **more).eval()
         except Exception as error:
             failed = failed or error
             continue
