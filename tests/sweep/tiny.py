@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
 
-from families import HYBRIDS  # noqa: E402  (needs the path above)
+from families import HYBRIDS
 
 # type: names of classes. A type may be in both tables, with a class in each.
 TYPES = {}
@@ -58,7 +58,8 @@ MORE = {
     "glm4v_moe": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2],
                                                       "partial_rotary_factor": 0.5}}},
     **{kind: {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}}
-       for kind in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl")},
+       for kind in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "paddleocr_vl", "qwen2_5_vl",
+                    "qwen2_vl")},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "nemotron": {"num_key_value_heads": 2},
     "deepseek_v2": {"num_experts_per_tok": 4},
