@@ -85,9 +85,9 @@ def test_exact_is_stock(kind, name, record_property):
             raise ValueError("its logits are not finite")
     except Exception as error:
         record_property("NOT BUILT", f"{case}: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"[:160])
-        assert kind in NOT_BUILT, f"{case} can't be built small: help tests/sweep/tiny.py, or add it to known.py"
+        assert case in NOT_BUILT, f"{case} can't be built small: help tests/sweep/tiny.py, or add it to known.py"
         return
-    assert kind not in NOT_BUILT, f"{case} is built now: take it off NOT_BUILT of known.py"
+    assert case not in NOT_BUILT, f"{case} is built now: take it off NOT_BUILT of known.py"
 
     def compare(how, got):
         assert (got - want[how]).abs().max() <= 1e-4 * want[how].abs().max(), (case, how)
@@ -99,10 +99,10 @@ def test_exact_is_stock(kind, name, record_property):
         got = with_lowkv(False, None)
     except lowkv.Error as error:
         record_property("REFUSED", f"{case}: {str(error)[:120]}")
-        assert kind in REFUSED, f"{case} is refused: {error}"
+        assert case in REFUSED, f"{case} is refused: {error}"
         compare(("none", False, None), turns(model, None, False, None))  # and is left as it was
         return
-    assert kind not in REFUSED, f"{case} is served now: take it off REFUSED of known.py"
+    assert case not in REFUSED, f"{case} is served now: take it off REFUSED of known.py"
     compare(("cache", False, None), got)
     for (how, *rest), expected in [item for item in want.items() if isinstance(item[0], tuple)]:
         if expected is None:

@@ -63,7 +63,7 @@ MORE = {
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "nemotron": {"num_key_value_heads": 2},
     "deepseek_v2": {"num_experts_per_tok": 4},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 4},
     "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [32, 32]}},
     "step3p7": {"text_config": {"sliding_window": 24}},
     "dots3_note": {"num_key_value_heads": 4},
@@ -124,10 +124,11 @@ def build(kind, name, attention=None):
             if not widths:  # but those of the text
                 arguments = {**{key: value for key, value in shrunk(CONFIG_MAPPING[kind], True).items()
                                 if not isinstance(value, dict)}, **arguments}
-            config = CONFIG_MAPPING[kind](**(HYBRIDS[kind][1] if kind in HYBRIDS else arguments))
+            hybrid, known = HYBRIDS.get(kind, (None, None))
+            config = CONFIG_MAPPING[kind](**(known if hybrid == CONFIG_MAPPING[kind].__name__ else arguments))
             model = getattr(transformers, name)
-            if not isinstance(config, model.config_class):  # a class for the text of a multimodal type
-                config = config.get_text_config(decoder=True)
+            if name.endswith("ForCausalLM") and not isinstance(config, model.config_class):
+                config = config.get_text_config(decoder=True)  # of a multimodal type
             require_small(model, config)
             torch.manual_seed(sum(map(ord, kind)))
             more = {} if attention is None else {"attn_implementation": attention}
