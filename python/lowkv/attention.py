@@ -98,7 +98,7 @@ def see(mask: torch.Tensor | None, total: int, query: torch.Tensor, causal: bool
         full = mask if mask.shape[2] == queries else mask.expand(-1, -1, queries, -1)
         # Masks for caches with room to spare are longer than what is there.
         return Visibility(total, queries, full=full[..., :total], device=device)
-    if mask is not None and mask.shape[1] == 0:  # lowkv_mask()'s word for causal
+    if mask is not None and mask.stride() == (0, 0):  # lowkv_mask() saw no padding
         mask = None
     return Visibility(total, queries, causal=causal, window=window if causal else None, keep=mask, device=device)
 

@@ -46,7 +46,7 @@ def install(model: PreTrainedModel) -> None:
     if config._attn_implementation != NAME:
         name = Switched(NAME)
         name.stock = config._attn_implementation
-        _set_attention(config, name)
+        config._attn_implementation_internal = name  # the property switches a multimodal model's towers, too
 
 
 def uninstall(model: PreTrainedModel) -> None:
@@ -54,12 +54,7 @@ def uninstall(model: PreTrainedModel) -> None:
     adapters.restore(model)
     config = _text_config(model)
     if config._attn_implementation == NAME:
-        _set_attention(config, getattr(config._attn_implementation, "stock", "sdpa"))
-
-
-def _set_attention(config, name: str) -> None:
-    """Of a text decoder alone: set_attn_implementation() and the property switch a multimodal model's towers, too."""
-    config._attn_implementation_internal = name
+        config._attn_implementation_internal = getattr(config._attn_implementation, "stock", "sdpa")
 
 
 def installed(model: PreTrainedModel) -> bool:

@@ -47,7 +47,7 @@ def lowkv_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fu
                attention_mask=None, use_vmap=False, device="cpu", config=None, allow_is_causal_skip=True,
                local_size=None, **kwargs):
     """In a step with a lowkv cache, for a causal mask (with the layer's sliding window, if it has one): bool `[batch,
-    kv_length]`, False for padding, or `[batch, 0]` where there is no padding; or None where stock sdpa would leave
+    kv_length]`, False for padding, with strides of 0 where there is none; or None where stock sdpa would leave
     causality to the module. For everything else, and in other calls, the stock mask."""
     stock = stock_of(config)
     ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
@@ -58,7 +58,9 @@ def lowkv_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fu
         if keep is not None and not keep.all():
             return keep
         whole = q_length in (1, kv_length) and (local_size is None or kv_length < local_size)
-        return None if whole and stock != "eager" else torch.ones(batch_size, 0, dtype=torch.bool, device=device)
+        if whole and stock != "eager":
+            return None
+        return torch.ones((), dtype=torch.bool, device=device).expand(batch_size, kv_length)
     make = ALL_MASK_ATTENTION_FUNCTIONS.get(stock)
     return make and make(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                          kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,

@@ -120,13 +120,17 @@ class _Stepped:
     def prepare_inputs_for_generation(self, *args, **kwargs):
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         for name, cache in kwargs.items():
-            # Phi-3 leaves the cache out where it changes to its long factors: the whole text is computed again.
+            # Phi-3 leaves the cache out where it changes to its long factors: all of the text is computed again.
             if isinstance(cache, Steps) and not any(value is cache for value in inputs.values()):
+                if kwargs.get("inputs_embeds") is not None:
+                    raise Error(f"{type(self).__name__} computes the text again here, and inputs_embeds= lacks what "
+                                "was generated since: give input_ids")
                 recorded = any(layer.record_past for layer in cache.attention_layers)
                 cache.reset()
                 if recorded:
                     cache.activate_past_recording()
-                inputs[name] = cache
+                again = {**kwargs, "next_sequence_length": None, "is_first_iteration": True}  # with images, if any
+                return {**super().prepare_inputs_for_generation(*args, **again), name: cache}
         return inputs
 
     def generate_batch(self, *args, **kwargs):

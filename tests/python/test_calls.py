@@ -64,7 +64,10 @@ def not_causal(request):
     if attention == "sdpa" and not model._supports_sdpa:
         pytest.skip("has no sdpa")
     torch.manual_seed(3)
-    return filled(model._from_config(config, attn_implementation=attention))
+    try:
+        return filled(model._from_config(config, attn_implementation=attention))
+    except ValueError as error:  # Gemma 2's softcap
+        pytest.skip(str(error))
 
 
 def turns(model, cache, padded, types):
@@ -161,6 +164,8 @@ PHIS = {"phi3": lambda: phi("Phi3Config"), "phi3-sliding": lambda: phi("Phi3Conf
                          ids=lambda more: next(iter(more), "greedy"))
 @pytest.mark.parametrize("tokens", [30, 48, 60])
 def test_phi_keeps_its_cache_beyond_its_short_factors(kind, more, tokens):
+    if kind == "phi3-sliding" and "prompt_lookup_num_tokens" in more:
+        pytest.skip("the cache that stock makes can't be cropped")
     model, stock = PHIS[kind]()
     arguments = dict(max_new_tokens=30, min_new_tokens=30, do_sample=False, return_dict_in_generate=True, **more)
     want = stock.generate(TOKENS[:1, :tokens], **arguments).sequences

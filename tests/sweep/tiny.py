@@ -2,11 +2,17 @@
 defaults: what makes it large is made small by its name."""
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+
+from families import HYBRIDS
 
 # type: names of classes. A type may be in both tables, with a class in each.
 TYPES = {}
@@ -47,7 +53,28 @@ SIZES = {
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "padding_idx": 0}
 # What must be said of a type beside: its tower's, or what its sizes above don't go together with.
-MORE = {}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+MORE = {
+    "glm4v_moe": {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2],
+                                                      "partial_rotary_factor": 0.5}}},
+    **{kind: {"text_config": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}}
+       for kind in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_5_omni_thinker", "paddleocr_vl", "qwen2_5_vl",
+                    "qwen2_vl")},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "nemotron": {"num_key_value_heads": 2},
+    "deepseek_v2": {"num_experts_per_tok": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 4},
+    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [32, 32]}},
+    "step3p7": {"text_config": {"sliding_window": 24}},
+    "dots3_note": {"num_key_value_heads": 4},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "ministral": {"rope_parameters": ROPE},
+    "hunyuan_v1_dense": {"rope_parameters": ROPE},
+    "hunyuan_v1_moe": {"rope_parameters": ROPE},
+    "zaya": {"num_experts_per_tok": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "glm5_next": {"num_key_value_heads": 4},
+}
 
 
 def shrunk(kind, widths):
@@ -69,6 +96,8 @@ def shrunk(kind, widths):
             found[name] = (kinds * LAYERS)[: max(LAYERS, len(kinds))]
         elif name in DEPTHS and value is not None:
             found[name] = max(LAYERS, len(set(default.get("layer_types") or ())))
+        elif name == "num_key_value_heads" and "kv_lora_rank" in default:  # latent attention
+            found[name] = SMALL["num_attention_heads"]
         elif name in SMALL and value is not None and (widths or name in ("vocab_size", "max_position_embeddings")):
             found[name] = SMALL[name]
     return found
@@ -88,16 +117,22 @@ def build(kind, name, attention=None):
     """A model of this type and class, in eval mode. Raises what its classes do where that is too small for them."""
     failed = None
     for widths in (True, False):  # towers' widths may have to fit each other
-        arguments = {**shrunk(CONFIG_MAPPING[kind], widths), **MORE.get(kind, {})}
-        if not widths:  # but those of the text
-            arguments = {**{key: value for key, value in shrunk(CONFIG_MAPPING[kind], True).items()
-                            if not isinstance(value, dict)}, **arguments}
         try:
-            config = CONFIG_MAPPING[kind](**arguments)
-            require_small(getattr(transformers, name), config)
+            arguments = shrunk(CONFIG_MAPPING[kind], widths)
+            for key, value in MORE.get(kind, {}).items():
+                arguments[key] = {**arguments[key], **value} if isinstance(arguments.get(key), dict) else value
+            if not widths:  # but those of the text
+                arguments = {**{key: value for key, value in shrunk(CONFIG_MAPPING[kind], True).items()
+                                if not isinstance(value, dict)}, **arguments}
+            hybrid, known = HYBRIDS.get(kind, (None, None))
+            config = CONFIG_MAPPING[kind](**(known if hybrid == CONFIG_MAPPING[kind].__name__ else arguments))
+            model = getattr(transformers, name)
+            if name.endswith("ForCausalLM") and not isinstance(config, model.config_class):
+                config = config.get_text_config(decoder=True)  # of a multimodal type
+            require_small(model, config)
             torch.manual_seed(sum(map(ord, kind)))
             more = {} if attention is None else {"attn_implementation": attention}
-            model = getattr(transformers, name)._from_config(config, **more).eval()
+            model = model._from_config(config, **more).eval()
         except Exception as error:
             failed = failed or error
             continue
