@@ -42,7 +42,6 @@ struct Model {
 };
 
 struct Padded {
-    std::vector<std::shared_ptr<const Plan>> finer;
     std::shared_ptr<const Plan> plan;
     std::shared_ptr<Store> store = std::make_shared<Store>();
     Batch batch;
