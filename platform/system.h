@@ -32,6 +32,11 @@ extern const char list_separator;
 void sync_file(const std::filesystem::path& file);
 void sync_folder(const std::filesystem::path& folder) noexcept;
 
+// Readers see the file's old text or the new one, never half of one; `synced`: after a power cut,
+// too. A link stays, and the file that it names is replaced. A device, a pipe and a folder are
+// refused. Throws std::runtime_error, without the file's name, and leaves no other file behind.
+void replace_file(const std::filesystem::path& file, std::string_view text, bool synced);
+
 // ---- libraries ----
 
 // The file of the library or program that an address lies in; empty where the system

@@ -221,8 +221,12 @@ int run(Options options) {
     if (options.output.empty() && !rotations)
         options.output = default_output(options.model, scheme);
     route_logs(options.verbose);
-    if (!options.output.empty())
+    if (!options.output.empty()) {
         require_writable(options.output, {options.model, options.text, options.fisher});
+        const std::filesystem::path file = platform::path_of(options.output);
+        if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file))
+            throw Failure("can't write " + options.output + ": it is a device or a pipe, no file");
+    }
     const Model model(options.model);
     require_layers(scheme, model.layers());
     if (!options.fisher.empty()) require_early_keys(scheme, model.layers());

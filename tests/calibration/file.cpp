@@ -3,15 +3,19 @@
 #include "lowkv/calibration_file.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -118,6 +122,60 @@ TEST_CASE("what is saved is loaded") {
         save_calibration(file.path(), saved, origin);
         CHECK(file.read() == first);
     }
+}
+
+TEST_CASE("only a file is replaced, the one that a link names too, and nothing is left behind") {
+    namespace fs = std::filesystem;
+    TemporaryFile name;
+    const fs::path folder = name.path();
+    fs::create_directory(folder);
+    const TensorFile file{.metadata = {{"format", "any"}}, .tensors = {}};
+    const auto save = [&](const char* to) { write_tensors((folder / to).string(), file); };
+    const auto names = [&] {
+        std::set<std::string> found;
+        for (const auto& entry : fs::directory_iterator(folder))
+            found.insert(entry.path().filename().string());
+        return found;
+    };
+
+    std::ofstream(folder / "file") << "old";
+    fs::create_symlink("file", folder / "link");
+    fs::create_symlink(folder / "link", folder / "second");
+    fs::create_symlink("new", folder / "dangling");
+    for (const char* link : {"link", "second", "dangling"}) {
+        CAPTURE(link);
+        save(link);
+        CHECK(fs::is_symlink(folder / link));
+        CHECK(read_tensors((folder / link).string()).metadata == file.metadata);
+    }
+    CHECK(read_tensors((folder / "file").string()).metadata == file.metadata);
+    CHECK(read_tensors((folder / "new").string()).metadata == file.metadata);
+
+    REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+    fs::create_symlink("/dev/null", folder / "device");
+    fs::create_symlink("around", folder / "around");
+    fs::create_directory(folder / "folder");
+    CHECK_THROWS_WITH_AS(save("pipe"), doctest::Contains("/pipe: it is a device or a pipe"), Error);
+    CHECK_THROWS_WITH_AS(save("device"), doctest::Contains("it is a device or a pipe"), Error);
+    CHECK_THROWS_WITH_AS(save("folder"), doctest::Contains("/folder: it is a folder"), Error);
+    CHECK_THROWS_WITH_AS(save("around"), doctest::Contains("Too many levels"), Error);
+    CHECK_THROWS_WITH_AS(save("none/file"), doctest::Contains("No such file"), Error);
+    CHECK(fs::is_character_file("/dev/null"));
+
+    std::ofstream(folder / "file") << "old";
+    const auto before = names();
+    rlimit limit{};  // a full disk
+    getrlimit(RLIMIT_FSIZE, &limit);
+    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit none{.rlim_cur = 16, .rlim_max = limit.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &none);
+    CHECK_THROWS_WITH_AS(save("file"), doctest::Contains("File too large"), Error);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    std::signal(SIGXFSZ, handler);
+    CHECK(names() == before);
+    CHECK(std::string(std::istreambuf_iterator<char>(std::ifstream(folder / "file").rdbuf()), {}) ==
+          "old");
+    fs::remove_all(folder);
 }
 
 TEST_CASE("a calibration that can't be loaded again isn't saved, and the old file stays") {

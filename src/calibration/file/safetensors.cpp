@@ -1,7 +1,6 @@
 #include "calibration/file/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -9,9 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <random>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include "lowkv/error.h"
@@ -192,46 +189,6 @@ std::string header_of(const TensorFile& file, std::string& data) {
     return text;
 }
 
-// A file beside `path` that no other writer has; its name can't be foretold.
-class Draft {
-  public:
-    explicit Draft(const std::filesystem::path& path) : path_(path) {
-        std::random_device random;
-        path_ += ".new-" + std::to_string(random()) + std::to_string(random());
-        errno = 0;
-        file_.open(path_, std::ios::binary);
-        check();
-    }
-    ~Draft() {
-        file_.close();
-        std::error_code none;
-        std::filesystem::remove(path_, none);
-    }
-    Draft(const Draft&) = delete;
-    Draft& operator=(const Draft&) = delete;
-
-    void write(std::string_view bytes) {
-        file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-        check();
-    }
-    // On the disk first: after a power cut there is the old file or the whole new one.
-    void replace(const std::filesystem::path& path) {
-        file_.close();
-        check();
-        platform::sync_file(path_);
-        std::filesystem::rename(path_, path);
-        platform::sync_folder(std::filesystem::absolute(path).parent_path());
-    }
-
-  private:
-    void check() const {
-        if (!file_) throw std::system_error(errno, std::generic_category());
-    }
-
-    std::filesystem::path path_;
-    std::ofstream file_;
-};
-
 }  // namespace
 
 Tensor Tensor::of(const std::vector<float>& values) { return tensor_of("F32", values); }
@@ -290,19 +247,13 @@ TensorFile read_tensors(const std::string& path) {
 void write_tensors(const std::string& path, const TensorFile& file) {
     std::string data;
     const std::string header = header_of(file, data);
-    std::array<char, length_bytes> length{};
+    std::string text;
     for (std::size_t i = 0; i < length_bytes; ++i)
-        length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+        text += static_cast<char>(header.size() >> (8 * i) & 0xff);
     try {
-        const std::filesystem::path target = platform::path_of(path);
-        Draft draft(target);
-        draft.write({length.data(), length_bytes});
-        draft.write(header);
-        draft.write(data);
-        draft.replace(target);
-    } catch (const std::system_error& error) {
-        throw Error(ErrorCode::invalid_argument,
-                    "can't write " + path + ": " + error.code().message());
+        platform::replace_file(platform::path_of(path), text + header + data, true);
+    } catch (const std::runtime_error& error) {
+        throw Error(ErrorCode::invalid_argument, "can't write " + path + ": " + error.what());
     }
 }
 

@@ -41,7 +41,7 @@ struct TensorFile {
 // Throws Error(invalid_calibration) with the path and what is damaged.
 TensorFile read_tensors(const std::string& path);
 
-// Under another name first, then renamed: a reader sees the old file or the new one. Throws
+// A reader sees the old file or the new one (platform::replace_file()). Throws
 // Error(invalid_argument) when it can't be written.
 void write_tensors(const std::string& path, const TensorFile& file);
 
