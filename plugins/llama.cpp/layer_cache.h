@@ -176,6 +176,7 @@ class LayerCache {
         std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
         std::map<std::uint32_t, QueryEnergy> queries;  // by history
         std::vector<std::int32_t> moved;               // per unit, as far as any was
+        std::vector<std::uint32_t> open;  // units that stay unquantized, the last shifted one last
     };
     const StreamState& stream(std::uint32_t stream) const noexcept {
         return streams_state_[stream];
@@ -235,6 +236,7 @@ class LayerCache {
     void put_codes(Part part, std::uint32_t stream, std::uint32_t unit,
                    std::span<const std::byte> bytes);
     void make_unit_lists(std::uint32_t stream);
+    void keep_open(StreamState& s, std::uint32_t unit) const;
     void begin_unit(std::uint32_t stream, std::uint32_t unit);
     void take_units(std::uint32_t stream, Portion last, Executor& executor);
     void pack_from(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
