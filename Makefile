@@ -90,6 +90,10 @@ test-long: ## what `make test` leaves out because it is long: every second case 
 	@$(MAKE) test-cpp LONG=1
 	$(MAKE) test-e2e test-python SHORT="-m long"
 
+.PHONY: test-uses
+test-uses: build ## uses of llama-server that no other test has: several slots at once, a client that goes back (5 minutes)
+	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest tests/uses $(PYTEST_ARGS)
+
 .PHONY: test-llama
 test-llama: build ## llama.cpp's own server tests, stock and with the plug-in (10 minutes)
 	@$(SETUP) venv-llama-server-tests

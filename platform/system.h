@@ -55,8 +55,6 @@ std::string load_problem(const std::string& path);
 // Why the last call of the system failed.
 std::string last_problem();
 
-unsigned long process_number();
-
 // Has a function called when the process ends, with its exit status where the system tells it, else
 // with 0. Whether that could be done.
 bool at_exit(void (*call)(int status));

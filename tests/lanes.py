@@ -46,6 +46,7 @@ LANES = (
     Lane("older-transformers", "test-older-transformers", 200, ("python",)),
     Lane("versions", "test-versions VERSIONS='0.11.0 0.25.1'", 800, ("plugins", "cli/plugin", "deps/plugin_for.py")),
     Lane("builds", "test-builds BUILDS='dl noomp'", 900, ("plugins", "cli/run", "cli/common")),
+    Lane("uses", "test-uses", 300, ("plugins", "tests/uses")),
     Lane("llama-server", "test-llama", 900, ("plugins",)),
     Lane("dist", "test-dist", 600, ("plugins", "cli", "deps/dist.py", "tests/release", "cmake")),
     Lane("llama-cpp-python", "test-llama-cpp-python", 700, ("python/lowkv/llama_cpp.py",)),

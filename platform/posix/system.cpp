@@ -58,8 +58,6 @@ std::string load_problem(const std::string& path) {
 
 std::string last_problem() { return std::strerror(errno); }
 
-unsigned long process_number() { return static_cast<unsigned long>(getpid()); }
-
 bool at_exit(void (*call)(int status)) {
 #ifdef __GLIBC__
     const auto its = [](int status, void* function) {

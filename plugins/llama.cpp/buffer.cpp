@@ -150,7 +150,7 @@ void CacheBuffer::clear(std::uint8_t value) {
     for (CellTracker& tracker : trackers_) tracker.clear();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
-    restored_codes_ = restored_too_early_ = false;
+    restored_marks_ = restored_too_early_ = false;
     arrived_ = {};
     saving_ = {};
     copied_ = {};

@@ -126,14 +126,16 @@ class CacheBuffer {
     // their order, and the tensor that came last.
     const LayerCache* restored_layer_ = nullptr;
     const CacheTensor* restored_last_ = nullptr;
-    bool restored_codes_ = false;      // rows of other tensors may be codes
+    bool restored_marks_ = false;  // rows of other tensors may be codes, or have seals
+    std::vector<std::uint32_t>
+        restored_ties_;                // of all streams' rows (row_mark.h); 0: did not come
     ArrivedRows arrived_;              // those of the tensor that came last
     bool restored_too_early_ = false;  // some came before the keys with the marks
     // The state that is being saved: its cells, as the keys with the marks have told them, and the
     // codes of units in the tensor that was read last (LayerCache::saved_codes()).
     struct Saving {
         const CacheTensor* last = nullptr;
-        std::vector<bool> cells;  // of all streams; empty: not known
+        std::vector<std::uint32_t> ties;  // of all streams' rows (row_mark.h); empty: not known
         std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::byte>> codes;
     } saving_;
     // The copy that goes on, layer by layer, if the call before was one: what it copied last.
@@ -158,6 +160,7 @@ class CacheBuffer {
     const std::vector<std::byte>& codes_of(const CacheTensor& tensor, std::uint32_t stream,
                                            std::uint32_t unit);
     void begin_restore(LayerCache& layer);
+    void end_marks();
     void take_arrived();
     void take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                    const std::byte* in);

@@ -42,40 +42,30 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
     const bool marked = carries_marks(tensor);
     // Rows of the keys with the marks that come again begin another state.
     const std::size_t first = offset / bytes;
-    const bool again = marked && first < saving_.cells.size() && saving_.cells[first];
+    const bool again = marked && first < saving_.ties.size() && saving_.ties[first] != 0;
     if (saving_.last != &tensor || again) {
-        if (marked) saving_.cells.clear();
+        if (marked) saving_.ties.clear();
         saving_.codes.clear();
         saving_.last = &tensor;
     }
-    if (!marked && whole && !saving_.cells.empty() && layer.mode() == LayerCache::Mode::packed) {
+    if (!marked && whole && !saving_.ties.empty() && layer.mode() == LayerCache::Mode::packed) {
         save_rows(tensor, offset / bytes, size / bytes, out);
         return;
     }
     layer.read(tensor.part, offset, size, out);
-    if (!marked) return;
-    if (whole && setting_->packed_states) {
-        saving_.cells.resize(trackers_.size() * layer.cells());
-        for (std::size_t r = offset / bytes; r < (offset + size) / bytes; ++r)
-            saving_.cells[r] = true;
-    }
+    if (!marked || !whole) return;
+    saving_.ties.resize(trackers_.size() * layer.cells());
     const std::uint32_t scheme = scheme_number(setting_->text);
     std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
-    for (std::size_t at = (offset + bytes - 1) / bytes * bytes; at + bytes <= offset + size;
-         at += bytes) {
-        const std::size_t number = at / bytes;
+    for (std::size_t number = first; number < (offset + size) / bytes; ++number, out += bytes) {
         const CellTracker& tracker = trackers_[number / layer.cells()];
         const auto cell = static_cast<std::uint32_t>(number % layer.cells());
-        if (tracker.poisoned(cell)) {
-            write_bad_row({out + (at - offset), bytes});
-            continue;
-        }
         RowMark mark = tracker.mark(cell);
-        if (mark.rank == 0) continue;  // never written
         mark.coded &= setting_->packed_states;
-        std::memcpy(row.data(), out + (at - offset), bytes);
-        stamp(row, mark, scheme);
-        std::memcpy(out + (at - offset), row.data(), bytes);
+        std::memcpy(row.data(), out, bytes);
+        saving_.ties[number] = stamp(row, mark, scheme);
+        std::memcpy(out, row.data(), bytes);
+        if (tracker.poisoned(cell)) write_bad_row({out, bytes});
     }
 }
 
@@ -86,7 +76,7 @@ void CacheBuffer::read(const CacheTensor& tensor, std::size_t offset, std::size_
     tensor.layer->read(tensor.part, offset, size, out);
 }
 
-// Rows of units that are saved whole are codes, others are numbers.
+// Rows of units that are saved whole are codes, others are numbers with seals.
 void CacheBuffer::save_rows(const CacheTensor& tensor, std::size_t row, std::size_t rows,
                             std::byte* out) {
     const LayerCache& layer = *tensor.layer;
@@ -96,7 +86,9 @@ void CacheBuffer::save_rows(const CacheTensor& tensor, std::size_t row, std::siz
         if (numbers > 0)
             layer.read(tensor.part, (row + i - numbers) * bytes, numbers * bytes,
                        out + (i - numbers) * bytes);
-        numbers = 0;
+        for (; numbers > 0; --numbers)
+            seal({out + (i - numbers) * bytes, bytes}, saving_.ties[row + i - numbers],
+                 layer.tensor_number(tensor.part));
     };
     for (std::size_t i = 0; i < rows; ++i) {
         const auto stream = static_cast<std::uint32_t>((row + i) / layer.cells());
@@ -125,11 +117,11 @@ void CacheBuffer::save_rows(const CacheTensor& tensor, std::size_t row, std::siz
 const std::vector<std::byte>& CacheBuffer::codes_of(const CacheTensor& tensor, std::uint32_t stream,
                                                     std::uint32_t unit) {
     const auto [found, is_new] = saving_.codes.try_emplace({stream, unit});
-    if (!is_new) return found->second;
+    if (!is_new || !setting_->packed_states) return found->second;
     const auto cells = trackers_[stream].groups().unit_cells(unit);
     const bool whole = std::ranges::all_of(cells, [&](std::uint32_t cell) {
         return cell == no_cell ||
-               (saving_.cells[std::size_t{stream} * tensor.layer->cells() + cell] &&
+               (saving_.ties[std::size_t{stream} * tensor.layer->cells() + cell] != 0 &&
                 trackers_[stream].mark(cell).coded && !trackers_[stream].poisoned(cell));
     });
     if (!whole) return found->second;
@@ -152,18 +144,34 @@ void CacheBuffer::begin_restore(LayerCache& layer) {
     end_restore();
     follow_all();
     restored_layer_ = &layer;
-    restored_codes_ = false;
+    restored_ties_.assign(std::size_t{layer.cells()} * layer.streams(), 0);
 }
 
 void CacheBuffer::end_restore() {
     if (restored_layer_ == nullptr) return;
-    for (CellTracker& tracker : trackers_) tracker.pack_restored();
+    end_marks();
     take_arrived();
     restored_layer_ = nullptr;
     restored_last_ = nullptr;
-    restored_too_early_ = false;
+    restored_marks_ = restored_too_early_ = false;
     arrived_ = {};
     follow_all();
+}
+
+// All marks are there: where some have a check, rows without one are damaged.
+void CacheBuffer::end_marks() {
+    if (restored_last_ != nullptr && carries_marks(*restored_last_) &&
+        std::ranges::any_of(restored_ties_, [](std::uint32_t tie) { return tie > no_tie; })) {
+        bool damaged = false;
+        for (std::size_t row = 0; row < restored_ties_.size(); ++row) {
+            if (restored_ties_[row] != no_tie) continue;
+            const std::uint32_t cells = restored_layer_->cells();
+            trackers_[row / cells].poison(static_cast<std::uint32_t>(row % cells));
+            damaged = true;
+        }
+        if (damaged) poison("a restored state was not taken over: ", "its rows are damaged");
+    }
+    for (CellTracker& tracker : trackers_) tracker.pack_restored();
 }
 
 // Of the tensor that came last.
@@ -180,7 +188,7 @@ void CacheBuffer::take_arrived() {
     for (std::size_t row = 0; row < at.size(); ++row)
         if (tracker(row).poisoned(cell(row))) at[row] = ArrivedRows::none;
     try {
-        layer.take(restored_last_->part, arrived_);
+        layer.take(restored_last_->part, arrived_, restored_ties_);
     } catch (const std::exception& error) {
         for (std::size_t row = 0; row < at.size(); ++row)
             if (at[row] != ArrivedRows::none) tracker(row).poison(cell(row));
@@ -225,7 +233,8 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
     restored_last_ = &tensor;
     const std::size_t bytes = layer.row_bytes(tensor.part);
     const bool whole = offset % bytes == 0 && size % bytes == 0;
-    if (whole && restored_codes_ && !carries_marks(tensor)) {
+    if (restored_marks_ && !carries_marks(tensor)) {
+        if (!whole) throw Error(ErrorCode::invalid_image, "its rows are damaged");
         arrived_.add(offset / bytes, {in, size}, bytes,
                      std::size_t{layer.cells()} * layer.streams());
         return;
@@ -247,7 +256,7 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
 
 // The tensor that came last is complete, and so are the marks.
 void CacheBuffer::follow_restored() {
-    for (CellTracker& tracker : trackers_) tracker.pack_restored();
+    end_marks();
     if (restored_last_ == nullptr) return;
     take_arrived();
     LayerCache& layer = *restored_last_->layer;
@@ -305,11 +314,13 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
         if (whole) {
             std::memcpy(row.data(), in + (r - first) * bytes, bytes);
             stamped = read_stamp(row);
-            if (stamped) restored_codes_ |= stamped->mark.coded;
+            restored_marks_ |= stamped.has_value();
         }
         const auto cell = static_cast<std::uint32_t>(r % layer.cells());
         CellTracker& tracker = trackers_[r / layer.cells()];
-        if (stamped && stamped->scheme == scheme) {
+        if (stamped && stamped->mark.rank == 0) {
+            tracker.restore(cell, std::nullopt);
+        } else if (stamped && stamped->scheme == scheme) {
             tracker.restore(cell, stamped->mark);
         } else {
             tracker.restore(cell, std::nullopt);
@@ -317,6 +328,7 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
             foreign |= stamped.has_value();
         }
         const bool was_bad = whole && begins_codes({in + (r - first) * bytes, bytes});
+        restored_ties_[r] = stamped ? stamped->tie : was_bad ? 0 : no_tie;
         if (restored_too_early_ || was_bad) tracker.poison(cell);
         bad |= was_bad;
     }

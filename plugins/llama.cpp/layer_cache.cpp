@@ -101,7 +101,8 @@ void LayerCache::decide() {
                               .done = {},
                               .keys = {},
                               .queries = {},
-                              .moved = {}});
+                              .moved = {},
+                              .open = {}});
             for (const auto& plan : plans_) states.back().packed.emplace_back(store_, plan, packed);
         }
         streams_state_ = std::move(states);
@@ -128,6 +129,7 @@ void LayerCache::clear() {
         s.keys_wait = false;
         s.rewritten = false;
         s.moved.clear();
+        s.open.clear();
         count_readers(s);
     }
     shift_rope_.reset();
@@ -148,7 +150,8 @@ void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
                      .readers = source.readers,
                      .expected_readers = source.expected_readers,
                      .queries = source.queries,
-                     .moved = source.moved};
+                     .moved = source.moved,
+                     .open = source.open};
     for (const Sequence& tier : source.packed) copy.packed.push_back(tier.fork());
     state(to) = std::move(copy);
 }

@@ -46,6 +46,9 @@ class LayerCache {
     std::uint32_t cells() const noexcept { return cells_; }
     std::uint32_t streams() const noexcept { return streams_; }
     std::size_t row_bytes(Part part) const noexcept { return half(part).row_bytes; }
+    std::uint32_t tensor_number(Part part) const noexcept {
+        return 2 * index_ + static_cast<std::uint32_t>(part);
+    }
     std::size_t nominal_bytes(Part part) const noexcept { return half(part).bytes; }
 
     // What FLASH_ATTN_EXT says about the heads, or why it can't be served packed.
@@ -87,9 +90,9 @@ class LayerCache {
     std::vector<std::byte> saved_codes(Part part, std::uint32_t stream, std::uint32_t unit,
                                        bool both) const;
     // All rows of the part have arrived: units take their codes, and other rows are written. Throws
-    // Error(invalid_image) where codes are damaged, incomplete or not of this layer; no row may be
-    // seen then.
-    void take(Part part, const ArrivedRows& arrived);
+    // Error(invalid_image) where codes or rows are damaged, incomplete or not of this layer; no row
+    // may be seen then. `ties`: of the rows (row_mark.h).
+    void take(Part part, const ArrivedRows& arrived, std::span<const std::uint32_t> ties);
 
     // Cells in the order in which their rows lie: exact ones, then packed ones block by block.
     struct Placed {
@@ -173,6 +176,7 @@ class LayerCache {
         std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
         std::map<std::uint32_t, QueryEnergy> queries;  // by history
         std::vector<std::int32_t> moved;               // per unit, as far as any was
+        std::vector<std::uint32_t> open;  // units that stay unquantized, the last shifted one last
     };
     const StreamState& stream(std::uint32_t stream) const noexcept {
         return streams_state_[stream];
@@ -227,10 +231,12 @@ class LayerCache {
                            std::uint32_t unit) noexcept;
     enum class Portion : std::uint8_t { whole, keys, values };
     std::vector<std::byte> codes_in(Part part, std::span<const std::size_t> rows,
-                                    const ArrivedRows& arrived) const;
+                                    const ArrivedRows& arrived,
+                                    std::span<const std::uint32_t> ties) const;
     void put_codes(Part part, std::uint32_t stream, std::uint32_t unit,
                    std::span<const std::byte> bytes);
     void make_unit_lists(std::uint32_t stream);
+    void keep_open(StreamState& s, std::uint32_t unit) const;
     void begin_unit(std::uint32_t stream, std::uint32_t unit);
     void take_units(std::uint32_t stream, Portion last, Executor& executor);
     void pack_from(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,

@@ -8,6 +8,7 @@
 #include "layer_cache.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "row_mark.h"
 #include "unit_codes.h"
 
 namespace lowkv::ggml {
@@ -49,7 +50,8 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
 // The first bytes of a unit's rows, as far as they are codes; empty: they are none. Throws where
 // some of its rows are missing: those that came may be codes or numbers.
 std::vector<std::byte> LayerCache::codes_in(Part part, std::span<const std::size_t> rows,
-                                            const ArrivedRows& arrived) const {
+                                            const ArrivedRows& arrived,
+                                            std::span<const std::uint32_t> ties) const {
     const std::size_t bytes = row_bytes(part);
     const auto came = static_cast<std::size_t>(std::ranges::count_if(
         rows, [&](std::size_t row) { return arrived.at[row] != ArrivedRows::none; }));
@@ -57,9 +59,10 @@ std::vector<std::byte> LayerCache::codes_in(Part part, std::span<const std::size
     if (came < rows.size()) throw Error(ErrorCode::invalid_image, "some of its rows are missing");
     const std::span first(arrived.bytes.data() + arrived.at[rows.front()], bytes);
     if (!begins_codes(first)) {
-        // Behind codes there are zeros, and a key or a value is not all zeros.
+        // Behind codes there are zeros, and a key or a value without a seal is not all zeros.
         const std::byte* last = arrived.bytes.data() + arrived.at[rows.back()];
-        if (std::all_of(last, last + bytes, [](std::byte b) { return b == std::byte{0}; }))
+        if (ties[rows.back()] <= no_tie &&
+            std::all_of(last, last + bytes, [](std::byte b) { return b == std::byte{0}; }))
             throw Error(ErrorCode::invalid_image, "its codes are damaged");
         return {};
     }
@@ -104,7 +107,7 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     s.keys_wait |= !found.values;
 }
 
-void LayerCache::take(Part part, const ArrivedRows& arrived) {
+void LayerCache::take(Part part, const ArrivedRows& arrived, std::span<const std::uint32_t> ties) {
     if (arrived.at.empty()) return;
     decoded_from_ = nullptr;
     std::vector<std::size_t> at = arrived.at;  // of the rows that are yet to be written
@@ -117,16 +120,21 @@ void LayerCache::take(Part part, const ArrivedRows& arrived) {
             std::vector<std::size_t> rows;
             for (const std::uint32_t cell : groups.unit_cells(unit))
                 if (cell != no_cell) rows.push_back(std::size_t{s} * cells_ + cell);
-            const std::vector<std::byte> codes = codes_in(part, rows, arrived);
+            const std::vector<std::byte> codes = codes_in(part, rows, arrived, ties);
             if (codes.empty()) continue;
             put_codes(part, s, unit, codes);
             for (const std::size_t row : rows) at[row] = ArrivedRows::none;
         }
     }
     const std::size_t bytes = row_bytes(part);
-    for (const std::size_t from : at)
-        if (from != ArrivedRows::none && begins_codes({arrived.bytes.data() + from, bytes}))
+    for (std::size_t row = 0; row < at.size(); ++row) {
+        if (at[row] == ArrivedRows::none) continue;
+        const std::span its(arrived.bytes.data() + at[row], bytes);
+        if (begins_codes(its))
             throw Error(ErrorCode::invalid_image, "its codes are of another group of tokens");
+        if (!is_sealed(its, ties[row], tensor_number(part)))
+            throw Error(ErrorCode::invalid_image, "its rows are damaged");
+    }
     for (std::size_t row = 0, run = 1; row < at.size(); row += run, run = 1) {
         if (at[row] == ArrivedRows::none) continue;
         while (row + run < at.size() && at[row + run] == at[row] + run * bytes) ++run;

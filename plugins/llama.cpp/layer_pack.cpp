@@ -128,6 +128,7 @@ void LayerCache::begin_unit(std::uint32_t stream_index, std::uint32_t unit) {
     for (Sequence& tier : s.packed) tier.drop(its);
     s.tiers[unit] = groups.tier(unit);
     if (unit < s.moved.size()) s.moved[unit] = 0;
+    std::erase(s.open, unit);
 }
 
 // Drops the units that are free, and packs those that are not packed up to that portion.
@@ -266,6 +267,7 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
             const std::uint32_t unit = b / ratio(groups);
             const bool in_use = unit < generations.size() && generations[unit] % 2 == 1;
             if (in_use && s.tiers[unit] != tier) continue;
+            if (std::ranges::find(s.open, unit) != s.open.end()) continue;
             sources.push_back(in_use ? stats_from(stream_index, unit, tier, units) : no_cell);
             blocks.push_back(b);
             if (in_use) units.push_back(unit);

@@ -1,5 +1,6 @@
 // Context shifts of a layer's packed rows: where a whole unit moves, it keeps its codes and notes
-// how far it went.
+// how far it went. One of which some rows move is reopened and stays so, as the next shift is
+// likely to begin in it again: packed each time, it would lose each time.
 
 #include <algorithm>
 
@@ -8,6 +9,12 @@
 #include "lowkv/format.h"
 
 namespace lowkv::ggml {
+namespace {
+
+// Of a stream: as many sequences may be shifted by turns.
+constexpr std::size_t most_open = 4;
+
+}  // namespace
 
 std::int32_t LayerCache::moved_by(std::uint32_t stream_index, std::uint32_t unit) const noexcept {
     const std::vector<std::int32_t>& moved = stream(stream_index).moved;
@@ -22,13 +29,14 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
     StreamState& s = state(stream_index);
     const auto generations = groups.generations();
     std::vector<std::uint8_t> done(cells_, 0);
-    const auto move = [&](std::uint32_t unit) {
+    const auto move = [&](std::uint32_t unit, bool packed) {
         const auto its = groups.unit_cells(unit);
         const auto first = std::ranges::find_if(its, [](std::uint32_t c) { return c != no_cell; });
         const std::int32_t distance = distances[*first];
         const bool alike = std::ranges::all_of(
             its, [&](std::uint32_t c) { return c == no_cell || distances[c] == distance; });
-        if (distance == 0 || !alike) return;
+        if (!alike) keep_open(s, unit);
+        if (distance == 0 || !alike || !packed) return;
         s.moved[unit] += distance;
         moved_blocks_ += ratio(groups);
         for (const std::uint32_t cell : its)
@@ -45,12 +53,21 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
             bool packed = true;
             for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
                 packed = packed && s.packed[s.tiers[unit]].packed(b);
-            if (packed) move(unit);
+            move(unit, packed);
         }
     }
     rest.clear();
     for (std::uint32_t cell = 0; cell < cells_; ++cell)
         if (distances[cell] != 0 && done[cell] == 0) rest.push_back(cell);
+}
+
+// With a budget it is packed again at once.
+void LayerCache::keep_open(StreamState& s, std::uint32_t unit) const {
+    std::erase(s.open, unit);
+    if (plans_.size() == 1) s.open.push_back(unit);
+    if (s.open.size() <= most_open) return;
+    s.open.erase(s.open.begin());
+    s.rewritten = true;
 }
 
 // Rows [first, first + count) of the packed area: from where they were packed to where they are, or

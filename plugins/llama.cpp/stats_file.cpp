@@ -1,15 +1,15 @@
 #include "stats_file.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <system_error>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "buffer.h"
@@ -27,7 +27,6 @@ constexpr auto interval = std::chrono::seconds(1);
 struct Cache {
     std::size_t number;
     const CacheBuffer* buffer;  // null: freed
-    Clock::time_point taken;
     CacheStats stats;
 };
 
@@ -35,6 +34,12 @@ struct Book {
     std::mutex mutex;
     std::size_t made = 0;
     std::vector<Cache> caches;
+    Clock::time_point written = Clock::now() - interval;
+    // Writes once when the interval is over, as the host may rest by then. Ends with the last cache
+    // at the latest: a process that ends must not leave half a file beside the path.
+    std::thread writer;
+    bool waits = false;
+    std::condition_variable ended;
 };
 
 // Statics of this file are never destroyed: a host's own globals may free caches when the process
@@ -145,17 +150,27 @@ void report_saturated() {
     });
 }
 
-// Readers see the old file or the new one, never half of one, also where another process writes it.
-bool replace_file(const std::string& text) {
-    const std::filesystem::path draft =
-        platform::path_of(path() + "." + std::to_string(platform::process_number()) + ".new");
-    std::ofstream file(draft, std::ios::binary);
-    file << text;
-    file.close();
-    if (!file) return false;
-    std::error_code failed;
-    std::filesystem::rename(draft, platform::path_of(path()), failed);
-    return !failed;
+void write(Book& b) {
+    b.written = Clock::now();
+    try {
+        platform::replace_file(platform::path_of(path()), text_of(b.caches), false);
+    } catch (const std::exception& error) {
+        report_once(GGML_LOG_LEVEL_WARN, "LOWKV_STATS=" + path() + " can't be written (" +
+                                             error.what() +
+                                             "): name a file in a folder that is there");
+    }
+}
+
+void write_later(Book& b) {
+    if (b.waits) return;
+    if (b.writer.joinable()) b.writer.join();  // it has let the mutex go for good
+    b.waits = true;
+    b.writer = std::thread([&b] {
+        std::unique_lock lock(b.mutex);
+        b.ended.wait_until(lock, b.written + interval, [&] { return !b.waits; });
+        if (b.waits) write(b);
+        b.waits = false;
+    });
 }
 
 // Freed caches stay in the file until a new one is made: a process that ends leaves its last
@@ -165,25 +180,36 @@ Cache& entry(Book& b, const CacheBuffer& buffer) {
                                     [&](const Cache& c) { return c.buffer == &buffer; });
     if (known != b.caches.end()) return *known;
     std::erase_if(b.caches, [](const Cache& c) { return c.buffer == nullptr; });
-    return b.caches.emplace_back(Cache{b.made++, &buffer, Clock::time_point::min(), {}});
+    return b.caches.emplace_back(Cache{b.made++, &buffer, {}});
 }
 
 void write_stats(const CacheBuffer& buffer, bool last) {
     if (path().empty()) return;
     Book& b = book();
-    const std::lock_guard lock(b.mutex);
+    std::unique_lock lock(b.mutex);
     Cache& cache = entry(b, buffer);
-    const Clock::time_point now = Clock::now();
-    if (!last && cache.taken != Clock::time_point::min() && now - cache.taken < interval) return;
-    cache.taken = now;
     cache.stats = {};
     buffer.add_stats(cache.stats);
     if (last) cache.buffer = nullptr;
-    if (!replace_file(text_of(b.caches))) {
-        report_once(GGML_LOG_LEVEL_WARN, "LOWKV_STATS=" + path() + " can't be written (" +
-                                             std::strerror(errno) +
-                                             "): name a file in a folder that is there");
+    if (last || Clock::now() - b.written >= interval) return write(b);
+    try {
+        write_later(b);
+    } catch (const std::system_error&) {  // no thread can be had
+        b.waits = false;
+        write(b);
     }
+}
+
+// No thread of ours runs on when the last cache is gone.
+void end_writer() {
+    Book& b = book();
+    std::unique_lock lock(b.mutex);
+    if (std::ranges::any_of(b.caches, [](const Cache& c) { return c.buffer != nullptr; })) return;
+    b.waits = false;
+    b.ended.notify_all();
+    std::thread writer = std::move(b.writer);
+    lock.unlock();
+    if (writer.joinable()) writer.join();
 }
 
 }  // namespace
@@ -192,6 +218,9 @@ void write_stats_if_due(const CacheBuffer& buffer) {
     report_saturated();
     write_stats(buffer, false);
 }
-void write_last_stats(const CacheBuffer& buffer) { write_stats(buffer, true); }
+void write_last_stats(const CacheBuffer& buffer) {
+    write_stats(buffer, true);
+    end_writer();
+}
 
 }  // namespace lowkv::ggml

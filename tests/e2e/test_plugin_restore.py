@@ -5,6 +5,7 @@ one is the scheme's own loss, or was lost by the restore.
 """
 
 import math
+import random
 import re
 import zlib
 
@@ -255,3 +256,39 @@ def test_a_state_is_small_and_loses_nothing(folder, tiny, scheme):
     assert len(again) == len(first) and sum(a != b for a, b in zip(first, again, strict=True)) < len(first) / 500
     assert mean_kl([straight], [restored]) < 1e-4
     assert len(zlib.compress(first, 1)) < 0.45 * len(first)
+
+
+@pytest.mark.parametrize("states", ["packed", "f16"])
+def test_a_damaged_slot_file_gives_no_other_answer(folder, tiny, states):
+    """One bit of its keys and values, where it is not zero: zeros are behind codes."""
+    args = ("-np", 1, "-c", 4096, "-cram", 0, "--slot-save-path", folder)
+    file, tokens, source = folder / "state.bin", 700, random.Random(3)
+    with server(folder, *args, scheme="lowkv2.8", model=tiny, env={"LOWKV_STATES": states}) as s:
+        ask(s, text(6, tokens))
+        slot(s, 0, "save")
+        good = file.read_bytes()
+        head = 256 + 32 * tokens  # llama.cpp's own, which nobody checks
+        refused = 0
+        for flip in range(25):
+            at = source.randrange(head, len(good))
+            while good[at] == 0:
+                at = source.randrange(head, len(good))
+            damaged = bytearray(good)
+            damaged[at] ^= 1 << source.randrange(8) if flip > 0 else 0
+            file.write_bytes(damaged)
+            s.request("POST", "/slots/0?action=erase")
+            s.request("POST", "/slots/0?action=restore", {"filename": file.name})
+            body = {"prompt": text(6, tokens) + "m", "n_predict": 1, "n_probs": 300, "logit_bias": [["a", 100]],
+                    "temperature": 0, "cache_prompt": True}
+            status, answer = s.request("POST", "/completion", body)
+            if status != 200:
+                refused += 1
+                continue
+            top = answer["completion_probabilities"][0]["top_logprobs"]
+            found = {t["id"]: math.exp(t["logprob"]) for t in top}
+            if flip == 0:
+                assert answer["timings"]["prompt_n"] <= 2, "the conversation was not restored"
+                right = found
+            if answer["timings"]["prompt_n"] <= 2:  # else llama.cpp itself has refused the file
+                assert found == pytest.approx(right, abs=1e-4), (at, good[at], damaged[at])
+        assert refused > 15

@@ -1,6 +1,8 @@
 """LOWKV_STATS: what the caches of a running llama-server hold, in a file that Prometheus can read."""
 
+import os
 import re
+import stat
 import time
 
 import plugin_models as models
@@ -135,3 +137,41 @@ def test_layers_in_other_memory_are_counted(folder, tiny):
         run = tool("llama-completion", "-p", text(1, 200), "-n", 2, "-no-cnv", *options, model=tiny, scheme="kivi2",
                    env={"LOWKV_STATS": str(path)})
         assert run.code == 0 and layers_elsewhere(path) == layers, run.both
+
+
+def test_a_burst_is_in_the_file_while_the_server_rests(folder, tiny):
+    path = folder / "burst.prom"
+    with server(folder, "-np", 1, "-c", 2048, scheme="kivi2", model=tiny, env={"LOWKV_STATS": str(path)}) as s:
+        for n in (300, 420):
+            s.complete(text(1, n), tokens=2)
+        time.sleep(INTERVAL + 0.5)
+        stats, at_rest = read(path), path.stat().st_mtime
+        time.sleep(INTERVAL + 0.5)
+        assert path.stat().st_mtime == at_rest, "nothing changed, and it was written"
+    ended = read(path)
+    for state in ("packed", "exact"):
+        assert stats["cells", "0", state] == ended["cells", "0", state]
+    assert stats["cells", "0", "packed"] + stats["cells", "0", "exact"] >= 420
+
+
+def test_a_link_stays_and_what_is_no_file_is_refused(folder, tiny):
+    link, pipe, device = (folder / name for name in ("link", "pipe", "device"))
+    link.symlink_to("linked.prom")
+    os.mkfifo(pipe)
+    paths = [link, link, pipe, folder]
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # another null; never the machine's own
+        paths.append(device)
+    except PermissionError:
+        pass
+    for path in paths:
+        mode = path.lstat().st_mode
+        run = tool("llama-completion", "-p", text(1, 50), "-n", 2, "-no-cnv", model=tiny, scheme="kivi2",
+                   env={"LOWKV_STATS": str(path)})
+        assert run.code == 0, run.both
+        assert stat.S_IFMT(path.lstat().st_mode) == stat.S_IFMT(mode)
+        if path == link:
+            assert read(folder / "linked.prom")["cells", "0", "exact"] >= 50
+        else:
+            run.said(r"LOWKV_STATS=.* can't be written \(it is a (folder|device or a pipe)")
+    assert not [file for file in folder.iterdir() if ".new" in file.name and file.name != "shared.prom.new"]

@@ -108,7 +108,7 @@ TEST_CASE("a context shift leaves packed blocks that move as one as they are") {
     REQUIRE(cache.shift(shifts) == fine);
     const auto after = lowkv::ggml::stats();
     CHECK(after.reopened_blocks == layers);
-    CHECK(after.encoded_blocks - before.encoded_blocks == layers);
+    CHECK(after.encoded_blocks == before.encoded_blocks);  // it stays unquantized
     CHECK(after.moved_blocks == before.encoded_blocks - (1510 + 31) / 32 * layers);
     CHECK(after.cells_packed == before.cells_packed);
 }

@@ -140,7 +140,8 @@ TEST_CASE("a restored state has the codes that were saved, and is saved as the s
         // Marks number their groups anew.
         if (fits) {
             CHECK(unmarked({again[0]}) == unmarked({saved.state[0]}));
-            CHECK(std::equal(again.begin() + 1, again.end(), saved.state.begin() + 1));
+            CHECK(
+                std::equal(again.begin() + 1, again.end(), saved.state.begin() + 1));  // seals, too
         }
         CHECK(has_codes(saved.state));
         const lowkv::ggml::CacheStats stats = lowkv::ggml::stats();

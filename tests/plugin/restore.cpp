@@ -16,6 +16,7 @@ TEST_CASE("a state that is packed as it arrives has the bytes of one that is pac
         CAPTURE(trial.scheme);
         CAPTURE(number);
         const bool damaged = number % 3 == 2;
+        if (damaged) mark_as_before(trial.state[0]);  // whose rows are not checked
         for (unsigned i = 0; damaged && i < 40; ++i) {
             const auto count = static_cast<std::uint32_t>(trial.state.size());
             Bytes& bytes = trial.state[random.below(count)];

@@ -4,14 +4,17 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "buffer.h"
 #include "ggml_cache.h"
+#include "row_mark.h"
 
 namespace lowkv::test {
 
@@ -99,6 +102,38 @@ inline State unmarked(State state) {
         for (std::size_t i = 0; i < bytes.size(); i += sizeof(ggml_fp16_t))
             bytes[i] &= std::byte{0xFC};
     return state;
+}
+
+// The same marks as versions before the checks over rows wrote them.
+inline void mark_as_before(Bytes& rows) {
+    const auto mix = [](std::uint64_t hash, std::uint64_t value) {
+        for (int i = 0; i < 8; ++i, value >>= 8) hash = (hash ^ (value & 0xFF)) * 0x100000001B3u;
+        return hash;
+    };
+    std::vector<std::uint16_t> row(channels);
+    for (std::size_t at = 0; at < rows.size(); at += row_bytes) {
+        std::memcpy(row.data(), rows.data() + at, row_bytes);
+        const auto found = lowkv::ggml::read_stamp(row);
+        REQUIRE(found.has_value());
+        const lowkv::ggml::RowMark& mark = found->mark;
+        const std::uint64_t low =
+            mark.rank | std::uint64_t{mark.group} << 24 | std::uint64_t{found->scheme} << 44;
+        const std::uint32_t kind = mark.coded    ? 0x636F6465u
+                                   : mark.packed ? 0x6C6F776Bu
+                                                 : 0x76303031u;
+        const auto check =
+            static_cast<std::uint32_t>(mix(mix(0xCBF29CE484222325u, low), kind) >> 33);
+        const std::array<std::uint32_t, 3> words{static_cast<std::uint32_t>(low),
+                                                 static_cast<std::uint32_t>(low >> 32),
+                                                 (mark.packed ? 1u : 0u) | check << 1};
+        for (std::size_t i = 0; i < 96; ++i)
+            row[i] = static_cast<std::uint16_t>((row[i] & ~1u) | (words[i / 32] >> (i % 32) & 1u));
+        const auto before = lowkv::ggml::read_stamp(row);
+        REQUIRE(before.has_value());
+        CHECK(before->mark == mark);
+        CHECK(before->tie == lowkv::ggml::no_tie);
+        std::memcpy(rows.data() + at, row.data(), row_bytes);
+    }
 }
 
 inline Cells scattered(std::uint32_t first, std::uint32_t count, bool ordered, Random& random) {
