@@ -181,7 +181,7 @@ TEST_CASE("errors name the word, its position, the legal values and what was mea
     check_error("kivi2,exact", {"\"exact\"", "position 7 ", "preset comes first"});
     check_error("kivi2,windows=3",
                 {"\"windows\"", "position 7 ", "did you mean window?",
-                 "k=, v=, window=, sinks=, flush=, rows=, keep=, evict=, filter=, layer.N="});
+                 "k=, v=, window=, sinks=, flush=, keep=, evict=, filter=, layer.N="});
     check_error("kivi2,window=1,window=2", {"position 16 ", "given twice"});
     check_error("kivi2,window=many", {"\"many\"", "position 14 ", "a number from 0 to 1048576"});
     check_error("kivi2,window=1048577", {"a number from 0 to 1048576"});
@@ -190,7 +190,7 @@ TEST_CASE("errors name the word, its position, the legal values and what was mea
     check_error("kivi2,sinks=65537", {"a number from 0 to 65536"});
     check_error("kivi2,sinks=99999999999999999999", {"a number from 0 to 65536"});
     check_error("kivi2,flush=33", {"\"33\"", "a multiple of 32 from 0 to 1048576"});
-    check_error("kivi2,rows=4", {"\"4\"", "a multiple of 8 from 0 to 8"});
+    check_error("kivi2,rows=4", {"\"rows\"", "position 7 ", "is no longer in lowkv"});
 }
 
 TEST_CASE("filters: text, canonical text and errors") {

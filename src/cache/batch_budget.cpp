@@ -34,6 +34,7 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
     std::vector<Item> items;
     std::uint32_t end = state_.packed_end / tokens;
     for (const Due& its : due) end = std::max(end, its.end);
+    end = std::min(end, sequences_.front().blocks());  // packed_end may lie behind, where none is
     for (std::uint32_t b = state_.first / tokens; b < end; ++b) {
         const auto begin = static_cast<std::ptrdiff_t>(items.size());
         for (std::size_t s = 0; s < size(); ++s) {
