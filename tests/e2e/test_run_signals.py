@@ -266,3 +266,15 @@ def test_a_running_program_gets_keys_after_fg(shell, tmp_path):
     shell.wait_for("stopped by a key")
     shell.type("echo ended $?\n")
     shell.wait_for("ended 5")
+
+
+def test_a_script_in_the_foreground_keeps_its_keys(shell, tmp_path):
+    """As one that starts a server, and others, and waits for them."""
+    script = tmp_path / "script"
+    script.write_text(f'trap "echo stopped by a key; exit 5" INT; {BUILD / "bin/lowkv"} run -- sleep 60 & wait')
+    shell.type(f"sh {script} &\n")
+    time.sleep(1)
+    shell.type("fg\n")
+    time.sleep(1)
+    shell.type("\x03")
+    shell.wait_for("stopped by a key")

@@ -60,6 +60,14 @@ void forward(int number, siginfo_t* info, void* /*context*/) {
     if (child > 0 && !repeated(number)) signal_child(child, number);
 }
 
+// Ctrl-Z, for which a shell stops this group alone.
+void stop_together(int /*number*/) {
+    const pid_t child = child_process;
+    if (child > 0) kill(-child, SIGTSTP);
+    std::raise(SIGTTIN);  // stops us until a shell lets us go on, where there is one
+    if (child > 0) kill(-child, SIGCONT);
+}
+
 [[noreturn]] void become(const std::vector<std::string>& words, int messages, bool deaf,
                          const sigset_t& signals) {
     if (own_group) setpgid(0, 0);
@@ -157,7 +165,10 @@ pid_t start_child(const std::vector<std::string>& words, int& messages, bool dea
     action.sa_flags = SA_SIGINFO | SA_RESTART;
     for (const int number : passed_on) sigaction(number, &action, nullptr);
     std::signal(SIGPIPE, SIG_IGN);  // who reads the messages may end; the program need not
-    if (own_group) std::signal(SIGTTOU, SIG_IGN);  // we write while the child has the terminal
+    if (own_group && terminal >= 0) {
+        std::signal(SIGTTOU, SIG_IGN);  // we write while the child has it
+        std::signal(SIGTSTP, stop_together);
+    }
     sigprocmask(SIG_SETMASK, &before, nullptr);
     if (child < 0) fail("can't start a process");
     return child;
@@ -188,21 +199,22 @@ int stop_child(pid_t child) {
     return status;
 }
 
-// A shell knows this process's group only: it gives that the terminal (`fg`) and looks whether it
-// has stopped. The child's group gets the terminal from here, and keys are that group's then; where
-// one of them stops it, or it asks for a terminal that is not ours to give, this group stops, too.
+// A shell knows this process's group only. What asks for the terminal is stopped until it has that:
+// where it is ours, the child's group gets it from here, and keys are that group's then.
 void follow_terminal(pid_t child) {
-    if (!own_group || terminal < 0) return;
     siginfo_t stop = {};
-    waitid(P_PID, static_cast<id_t>(child), &stop, WSTOPPED | WNOHANG);
+    if (!own_group || terminal < 0 ||
+        waitid(P_PID, static_cast<id_t>(child), &stop, WSTOPPED | WNOHANG) != 0 ||
+        stop.si_pid != child)
+        return;
     const bool asks = stop.si_status == SIGTTIN || stop.si_status == SIGTTOU;
-    const bool stopped = stop.si_pid == child && (asks || stop.si_status == SIGTSTP);
-    if (stopped && !(asks && in_foreground())) {
+    if (asks && in_foreground()) {
+        tcsetpgrp(terminal, child);
+        kill(-child, SIGCONT);
+    } else if (asks || stop.si_status == SIGTSTP) {
         if (tcgetpgrp(terminal) == child) tcsetpgrp(terminal, getpgrp());
-        kill(0, SIGTSTP);  // and it goes on below when the shell lets it
+        kill(0, SIGTSTP);
     }
-    if (in_foreground()) tcsetpgrp(terminal, child);
-    if (stopped) kill(-child, SIGCONT);
 }
 
 void forget_child() {
@@ -213,6 +225,7 @@ void forget_child() {
     for (const int number : passed_on) std::signal(number, SIG_DFL);
     std::signal(SIGPIPE, SIG_DFL);
     std::signal(SIGTTOU, SIG_DFL);
+    std::signal(SIGTSTP, SIG_DFL);
 }
 
 }  // namespace lowkv::cli
