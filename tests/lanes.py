@@ -44,7 +44,7 @@ LANES = (
     Lane("cuda", "count-cuda CUDA_TARGETS='75 80 90'", 460, 2, ("devices",), ("nvcc",)),
     Lane("cuda-emulated", "test-python-cuda PYTEST_ARGS='-k test_devices'", 300, 0,
          ("python/cuda", "devices", "tests/devices")),
-    Lane("types", "test-sweep", 600, 1, ("python", "tests/sweep", "deps/requirements-transformers.txt")),
+    Lane("types", "test-sweep", 300, 1, ("python", "tests/sweep", "deps/requirements-transformers.txt")),
     Lane("older-transformers", "test-older-transformers", 200, 2, ("python",)),
     Lane("versions", "test-versions VERSIONS='0.11.0 0.25.1'", 800, 1, ("plugins", "cli/plugin", "deps/plugin_for.py")),
     Lane("builds", "test-builds BUILDS='dl noomp'", 900, 0, ("plugins", "cli/run", "cli/common")),

@@ -77,6 +77,7 @@ REFUSED = {
     "deepseek_v4: DeepseekV4ForCausalLM",
     "diffllama: DiffLlamaForCausalLM",
     "doge: DogeForCausalLM",
+    "dots3_note_text: Dots3NoteForCausalLM",
     "falcon_mamba: FalconMambaForCausalLM",
     "git: GitForCausalLM",
     "glm4_moe_lite: Glm4MoeLiteForCausalLM",
