@@ -67,8 +67,12 @@ def sliding_windows(model: PreTrainedModel) -> list[int | None]:
     config = _text_config(model)
     if model.config.is_encoder_decoder:
         raise Error(f"{type(model).__name__} has an encoder and a decoder; lowkv serves decoder-only models")
-    key_channels = getattr(config, "qk_nope_head_dim", 0) + getattr(config, "qk_rope_head_dim", 0)
-    if getattr(config, "kv_lora_rank", None) and key_channels != getattr(config, "v_head_dim", None):
+    try:
+        key_channels = getattr(config, "qk_nope_head_dim", 0) + getattr(config, "qk_rope_head_dim", 0)
+        latent = getattr(config, "kv_lora_rank", None) and key_channels != getattr(config, "v_head_dim", None)
+    except RuntimeError:  # transformers' for layers that differ in these
+        latent = True
+    if latent:
         raise Error(f"{type(model).__name__} has multi-head latent attention (MLA), which lowkv does not serve")
     if getattr(config, "cross_attention_layers", None):
         raise Error(f"{type(model).__name__} has layers that attend to images alone; lowkv does not serve that")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from transformers import PreTrainedModel
@@ -117,22 +117,6 @@ class _Stepped:
             uninstall(self)
             raise
 
-    def prepare_inputs_for_generation(self, *args, **kwargs):
-        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
-        for name, cache in kwargs.items():
-            # Phi-3 leaves the cache out where it changes to its long factors: all of the text is computed again.
-            if isinstance(cache, Steps) and not any(value is cache for value in inputs.values()):
-                if kwargs.get("inputs_embeds") is not None:
-                    raise Error(f"{type(self).__name__} computes the text again here, and inputs_embeds= lacks what "
-                                "was generated since: give input_ids")
-                recorded = any(layer.record_past for layer in cache.attention_layers)
-                cache.reset()
-                if recorded:
-                    cache.activate_past_recording()
-                again = {**kwargs, "next_sequence_length": None, "is_first_iteration": True}  # with images, if any
-                return {**super().prepare_inputs_for_generation(*args, **again), name: cache}
-        return inputs
-
     def generate_batch(self, *args, **kwargs):
         if not installed(self):
             return super().generate_batch(*args, **kwargs)
@@ -158,9 +142,31 @@ class _Stepped:
 _argument = functools.cache(cache_argument)
 
 
+def _keeping_caches(stock: Callable) -> Callable:
+    @functools.wraps(stock)  # generate() looks at its arguments' names
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        inputs = stock(self, *args, **kwargs)
+        for name, cache in kwargs.items():
+            # Phi-3 leaves the cache out where it changes to its long factors: all of the text is computed again.
+            if isinstance(cache, Steps) and not any(value is cache for value in inputs.values()):
+                if kwargs.get("inputs_embeds") is not None:
+                    raise Error(f"{type(self).__name__} computes the text again here, and inputs_embeds= lacks what "
+                                "was generated since: give input_ids")
+                recorded = any(layer.record_past for layer in cache.attention_layers)
+                cache.reset()
+                if recorded:
+                    cache.activate_past_recording()
+                again = {**kwargs, "next_sequence_length": None, "is_first_iteration": True}  # with images, if any
+                return {**stock(self, *args, **again), name: cache}
+        return inputs
+    return prepare_inputs_for_generation
+
+
 @functools.cache
 def _stepped(kind: type) -> type:
     named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    if hasattr(kind, "prepare_inputs_for_generation"):
+        named["prepare_inputs_for_generation"] = _keeping_caches(kind.prepare_inputs_for_generation)
     return type(kind.__name__, (_Stepped, kind), named)
 
 

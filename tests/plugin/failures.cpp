@@ -17,7 +17,7 @@ namespace {
 
 using namespace lowkv::test;
 
-constexpr std::uint32_t cells = 512;
+constexpr std::uint32_t cells = 1024;
 constexpr const char* scheme = "kivi2,window=32,sinks=0";
 constexpr Shortage::Kind kinds[] = {Shortage::Kind::single, Shortage::Kind::lasting};
 
@@ -91,10 +91,12 @@ TEST_CASE("rows that can't be read are such as no restore takes, and the next gr
                 CAPTURE(kind);
                 CAPTURE(number);
                 const std::vector<Bytes> state = save(whole, first);
+                // As llama.cpp reads them: the keys with the marks before all others.
+                if (i > 0) read(cache.tensors()[0], first);
                 log_text().clear();
                 const auto [bytes, felt] = read(tensor, first, kind, number);
                 if (!felt) {
-                    CHECK(bytes == read(whole.tensors()[i], first));
+                    CHECK(bytes == state[i]);
                     CHECK(answers(state, i, bytes, first));
                     break;
                 }

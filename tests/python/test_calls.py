@@ -185,6 +185,13 @@ def test_phi_computes_a_saved_beginning_again():
     assert cache.get_seq_length() == 64
 
 
+def test_generate_sees_the_names_of_the_models_own_arguments():
+    model, stock = build("llama")
+    lowkv.Cache.from_model(model)
+    got, want = (inspect.signature(each.prepare_inputs_for_generation) for each in (model, stock))
+    assert got == want
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_gradient_checkpointing_is_refused(padded):
     """Its layers get no cache."""
