@@ -64,7 +64,7 @@ bool restore_short(const Cache& cache, const std::vector<Bytes>& state, const Ce
 // from them.
 bool answers(const std::vector<Bytes>& state, std::size_t tensor, const Bytes& rows,
              const Cells& where) {
-    Cache cache(scheme);
+    Cache cache(scheme, cells);
     REQUIRE(cache.step({cells - 1}, {}) == fine);  // as llama.cpp's first graph
     std::vector<Bytes> saved = state;
     saved[tensor] = rows;
@@ -75,7 +75,7 @@ bool answers(const std::vector<Bytes>& state, std::size_t tensor, const Bytes& r
 }  // namespace
 
 TEST_CASE("rows that can't be read are such as no restore takes, and the next graph fails") {
-    Cache cache(scheme), whole(scheme);
+    Cache cache(scheme, cells), whole(scheme, cells);
     const Cells first = range(0, 200);
     REQUIRE(cache.step(first, {}) == fine);
     REQUIRE(whole.step(first, {}) == fine);
