@@ -187,7 +187,7 @@ TEST_CASE(
             Sequence whole(store, plan, no_window);
             whole.append(keys.data(), keys.data(), blocks * n);
             whole.pack();
-            const std::uint64_t restarted = 0;  // COUNTER
+            const std::uint64_t restarted = store->stats().restarted_statistics;
             const Keys then(keys.begin() + std::size_t{before} * n * d, keys.end());
             Sequence alone(store, plan, no_window);
             alone.append(then.data(), then.data(), 3 * n);
@@ -201,6 +201,7 @@ TEST_CASE(
                             with_own, static_cast<int>(restarted));
             CHECK(found < 2.0 * with_own);
             CHECK(restarted <= 1);  // what made its own leads on
+            CHECK(store->stats().restarted_statistics == restarted);
 
             // Block by block, over an image, in a batch: the same bytes.
             Sequence steps(store, plan, no_window);

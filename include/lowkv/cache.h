@@ -52,6 +52,9 @@ struct StoreStats {
     std::uint64_t reopened_blocks = 0;
     // Packed once more by a plan of fewer bits (Batch::pack() within a budget).
     std::uint64_t coarsened_blocks = 0;
+    // Blocks whose channels are shared out so differently from those before that they made
+    // statistics of their own (Plan::has_statistics()).
+    std::uint64_t restarted_statistics = 0;
 };
 
 class Store {

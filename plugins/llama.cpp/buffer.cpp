@@ -268,6 +268,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
     stats.peak_bytes += store.peak_bytes;
     stats.encoded_blocks += store.encoded_blocks;
     stats.reopened_blocks += store.reopened_blocks;
+    stats.restarted_statistics += store.restarted_statistics;
     std::size_t packed_layers = 0;
     for (const auto& [key, layer] : layers_) {
         stats.exact_bytes_per_token +=

@@ -48,9 +48,11 @@ std::size_t lowkv_stats_json(char* out, std::size_t size) {
     const int length = std::snprintf(
         out, size,
         R"({"scheme": "%s", "caches": %zu, "packed_layers": %zu, "packed_bytes": %zu, )"
-        R"("exact_bytes": %zu, "reopened_blocks": %llu, "plain_layers": %zu})",
+        R"("exact_bytes": %zu, "reopened_blocks": %llu, "restarted_statistics": %llu, )"
+        R"("plain_layers": %zu})",
         stats.scheme.c_str(), stats.buffers, stats.layers, stats.packed_bytes, stats.exact_bytes,
         static_cast<unsigned long long>(stats.reopened_blocks),
+        static_cast<unsigned long long>(stats.restarted_statistics),
         stats.plain_layers + lowkv::ggml::layers_elsewhere());
     return static_cast<std::size_t>(length);
 }

@@ -42,13 +42,14 @@ struct CacheStats {
     std::size_t peak_bytes = 0;    // exact + packed, highest so far
     std::size_t cells_exact = 0;   // written cells by state, the same in all layers
     std::size_t cells_packed = 0;
-    double packed_bytes_per_token = 0;   // all layers, keys and values, once packed
-    double exact_bytes_per_token = 0;    // all layers at f16: what stock llama.cpp would hold
-    std::uint64_t encoded_blocks = 0;    // since the caches were made
-    std::uint64_t reopened_blocks = 0;   // StoreStats
-    std::uint64_t moved_blocks = 0;      // by context shifts, codes unchanged
-    std::uint64_t coarsened_blocks = 0;  // packed once more with fewer bits, as a budget asks
-    std::uint64_t repacked_cells = 0;    // restored packed, and packed once more
+    double packed_bytes_per_token = 0;       // all layers, keys and values, once packed
+    double exact_bytes_per_token = 0;        // all layers at f16: what stock llama.cpp would hold
+    std::uint64_t encoded_blocks = 0;        // since the caches were made
+    std::uint64_t reopened_blocks = 0;       // StoreStats
+    std::uint64_t restarted_statistics = 0;  // StoreStats
+    std::uint64_t moved_blocks = 0;          // by context shifts, codes unchanged
+    std::uint64_t coarsened_blocks = 0;      // packed once more with fewer bits, as a budget asks
+    std::uint64_t repacked_cells = 0;        // restored packed, and packed once more
 
     double held_bytes() const { return static_cast<double>(exact_bytes + packed_bytes); }
 };

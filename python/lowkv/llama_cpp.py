@@ -65,7 +65,8 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
 def stats() -> dict[str, int | str]:
     """What the live caches hold, as the plug-in tells: the `scheme` of the one that was made last, and of all of them
     together their number (`caches`), `packed_layers`, `plain_layers` (kept as f16, here or in other memory),
-    `packed_bytes`, `exact_bytes` and `reopened_blocks`. Not to be called while llama_cpp computes."""
+    `packed_bytes`, `exact_bytes`, `reopened_blocks` and `restarted_statistics`. Not to be called while llama_cpp
+    computes."""
     if _plugin is None:
         raise Error("lowkv.llama_cpp.enable() has not been called, or has failed")
     text = ctypes.create_string_buffer(_plugin.lowkv_stats_json(None, 0) + 1)

@@ -284,6 +284,9 @@ void bind_batch(nb::module_& m) {
             "reopened_blocks", [](const Store& s) { return s.stats().reopened_blocks; },
             "Decoded again because a crop cut them in two.")
         .def_prop_ro(
+            "restarted_statistics", [](const Store& s) { return s.stats().restarted_statistics; },
+            "Blocks whose keys did not fit the statistics of those before, and made their own.")
+        .def_prop_ro(
             "coarsened_blocks", [](const Store& s) { return s.stats().coarsened_blocks; },
             "Packed once more with fewer bits, because a budget was full.")
         .def_prop_ro(

@@ -104,6 +104,8 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     stats_.packed += due.size();
     const std::scoped_lock lock(store_->impl().mutex);
     store_->impl().stats.encoded_blocks += encodings.size();
+    for (const cache::Encoding& its : encodings)
+        store_->impl().stats.restarted_statistics += its.anew ? 1 : 0;
 }
 
 // Exact rows of packed pages that this step has read, in no sequence's window. A sequence's first

@@ -175,6 +175,7 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
         block.packed = true;
         block.finer = finer;
         block.leads = encodings[i].leads;
+        if (encodings[i].anew) ++store.stats.restarted_statistics;
         ++store.stats.encoded_blocks;
     }
     store.stats.coarsened_blocks += again.size();
