@@ -17,7 +17,7 @@ namespace {
 
 using namespace lowkv::test;
 
-constexpr std::uint32_t cells = 512, many_cells = 1024;
+constexpr std::uint32_t cells = 512, many_cells = 4096;
 constexpr const char* scheme = "kivi2,window=32,sinks=0";
 constexpr Shortage::Kind kinds[] = {Shortage::Kind::single, Shortage::Kind::lasting};
 
