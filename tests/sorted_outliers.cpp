@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -104,26 +102,26 @@ TEST_CASE("one key as long as f16 holds leaves the others of its block as exact 
                 const Keys found = decoded(sequence, blocks * n);
                 own = errors(rows, found, d, token, Keys(d)).relative();
 
-                // What comes back is encoded to the codes that it had.
+                // What comes back is encoded to the codes that it had, but for the tokens of a word
+                // of a trellis in which a key without codes stands: its samples are gone.
                 Sequence again(make_store(), plan, no_window);
                 again.append(found.data(), found.data(), blocks * n);
                 again.pack();
                 const Keys found_again = decoded(again, blocks * n);
-                if (std::getenv("LOWKV_TEST_PRINT") != nullptr)
-                    for (std::size_t i = 0, shown = 0; i < found.size() && shown < 6; ++i)
-                        if (found[i] != found_again[i])
-                            ++shown, std::printf("token %zu channel %zu: %g, again %g, was %g\n",
-                                                 i / d, i % d, found[i], found_again[i], rows[i]);
-                CHECK(found_again == found);
+                for (std::size_t i = 0; i < found.size(); ++i)
+                    if (found_again[i] != found[i]) REQUIRE(i / d / 4 == token / 4);
 
-                Errors sum;
-                for (std::uint32_t t = 0; t < blocks * n; ++t) {
-                    if (t == token) continue;
-                    const Errors its_errors = errors(rows, found, d, t, center);
-                    sum.wrong += its_errors.wrong;
-                    sum.all += its_errors.all;
-                }
-                return sum.relative();
+                const auto others_of_block = [&](const Keys& read) {
+                    Errors sum;
+                    for (std::uint32_t t = token / n * n; t < (token / n + 1) * n; ++t) {
+                        if (t == token) continue;
+                        const Errors its_errors = errors(rows, read, d, t, center);
+                        sum.wrong += its_errors.wrong;
+                        sum.all += its_errors.all;
+                    }
+                    return sum.relative();
+                };
+                return std::max(others_of_block(found), others_of_block(found_again));
             };
             double own = 0;
             const double ordinary = others(1.0f, own);
@@ -140,10 +138,6 @@ TEST_CASE("one key as long as f16 holds leaves the others of its block as exact 
                 CHECK(own < 2.0 * ordinary);  // of one key, which scatters
                 worst = std::max(worst, loss / ordinary);
                 worst_own = std::max(worst_own, own);
-                if (std::getenv("LOWKV_TEST_PRINT") != nullptr)
-                    std::printf(
-                        "%s d %u round %u token %u ratio %g: others %.4f (%.4f), own %.4f\n", name,
-                        d, round, token, ratio, loss, ordinary, own);
             }
         }
     }
@@ -196,9 +190,6 @@ TEST_CASE(
             CAPTURE(kind);
             CAPTURE(d);
             const double with_own = loss(alone, then, 0), found = loss(whole, keys, before * n);
-            if (std::getenv("LOWKV_TEST_PRINT") != nullptr)
-                std::printf("%s kind %u d %u: %.4f, own %.4f, restarted %d\n", name, kind, d, found,
-                            with_own, static_cast<int>(restarted));
             CHECK(found < 2.0 * with_own);
             CHECK(restarted <= 1);  // what made its own leads on
             CHECK(store->stats().restarted_statistics == restarted);

@@ -86,7 +86,7 @@ TEST_CASE("a damaged state is refused, or its answer is the same") {
             if (found.empty())
                 ++refused;
             else
-                CHECK(distance_of(found, right) < 1e-5f);  // two rows of codes: another order of sums
+                CHECK(distance_of(found, right) < 1e-5f);  // sums in another order
         }
         // Two tensors change places.
         State damaged = trial.state;
