@@ -21,7 +21,7 @@ def read(path):
     families = list(text_string_to_metric_families(path.read_text()))
     assert families and all(f.documentation for f in families)
     for family in families:
-        counts = family.name.endswith(("_blocks", "_repacked_cells", SATURATED))
+        counts = family.name.endswith(("_blocks", "_repacked_cells", "_restarted_statistics", SATURATED))
         assert family.type == ("counter" if counts else "gauge")
     return {(s.name.removeprefix("lowkv_cache_"), s.labels["cache"], s.labels.get("state")): s.value
             for f in families if f.name not in OF_THE_PROCESS for s in f.samples}
