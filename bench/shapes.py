@@ -58,7 +58,7 @@ def arguments():
     parser.add_argument("--caches", default="f16,f16-off,q8_0,lowkv2.8,lowkv4",
                         help="stock's caches and schemes (default: %(default)s)")
     parser.add_argument("--depths", default="4096,16384,32768", help="tokens in the cache (default: %(default)s)")
-    parser.add_argument("-n", "--tokens", type=int, default=8, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("-n", "--tokens", type=int, default=32, help="tokens to decode (default: %(default)s)")
     parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt tokens at depth (default: %(default)s)")
     parser.add_argument("-r", "--rounds", type=int, default=1, help="rounds of turns (default: %(default)s)")
     parser.add_argument("--ik", type=Path, metavar="PROGRAM", help="ik_llama.cpp's llama-server, for ik-q8_0 and such")
