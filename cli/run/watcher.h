@@ -43,7 +43,7 @@ class Watcher {
     std::string stranger_;   // why it surely isn't active
     std::string denial_;     // "1 of 30 layers ...: why"
     std::string elsewhere_;  // where some cache is
-    std::string refused_;    // why there is none at all: its budget is too little
+    std::string refused_;    // why the plug-in packs nothing: a budget that is too small
     std::string advice_;
     std::string mark_, unseen_;
     bool one_cache_, late_start_;

@@ -87,8 +87,8 @@ class Batch {
     std::uint32_t tokens() const noexcept { return state_.tokens; }
     // Tokens before it have been dropped: 0, or where drop_before() came to.
     std::uint32_t first() const noexcept { return state_.first; }
-    // The packed tokens; equal where there are none. Of a padded sequence some between these are
-    // exact, and padding before them is packed.
+    // The packed tokens; equal where there are none. In a padded sequence, sinks between these
+    // are exact, and padding before them is packed.
     std::uint32_t packed_first() const noexcept { return state_.packed_first; }
     std::uint32_t packed_end() const noexcept { return state_.packed_end; }
     BatchBytes bytes() const;

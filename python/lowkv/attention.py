@@ -44,7 +44,7 @@ def _packed(module, query, key, mask, stock, scaling=None, dropout=0.0, softcap=
     if kwargs.get("output_attentions"):
         refuse_weights()
     causal = True
-    if mask is None and query.shape[2] > 1:  # stock sdpa asks the module then, and eager attention hides nothing
+    if mask is None and query.shape[2] > 1:  # stock sdpa then asks the module, stock eager attention masks nothing
         causal = stock != "eager" and (is_causal if is_causal is not None else getattr(module, "is_causal", True))
     out = attend_packed(query, key, mask, bool(causal), scaling=scaling, dropout=dropout, softcap=softcap,
                         window=sliding_window, sink_logits=s_aux)

@@ -56,10 +56,11 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
         if (io.lse != nullptr) io.lse += std::size_t{io.tokens} * io.heads;
     }
     // Sequences that have the same plans at the same places go together.
+    std::vector<Run> next = this->runs(sequences_.front());
     for (std::size_t s = 0; s < size();) {
-        const std::vector<Run> runs = this->runs(sequences_[s]);
+        const std::vector<Run> runs = std::move(next);
         const std::size_t begin = s++;
-        while (s < size() && this->runs(sequences_[s]) == runs) ++s;
+        while (s < size() && (next = this->runs(sequences_[s])) == runs) ++s;
         const std::span<const SequenceAttention> alike(&work.sequences[begin], s - begin);
         if (runs.size() > 1)
             attend_runs(runs, alike, attention.params, workspace, executor);
