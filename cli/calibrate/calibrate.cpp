@@ -224,7 +224,7 @@ int run(Options options) {
     if (!options.output.empty()) {
         require_writable(options.output, {options.model, options.text, options.fisher});
         const std::filesystem::path file = platform::path_of(options.output);
-        if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file))
+        if (exists(file) && !is_regular_file(file))
             throw Failure("can't write " + options.output + ": it is a device or a pipe, no file");
     }
     const Model model(options.model);

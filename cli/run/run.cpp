@@ -96,8 +96,7 @@ void check_settings(const Options& options) {
         constexpr std::string_view budget = "LOWKV_BUDGET";
         std::string text = error.what();
         const std::size_t at = text.find(budget);
-        const bool of_variable = text.find("LOWKV_") != std::string::npos;  // which it names
-        if (!of_variable)
+        if (text.find("LOWKV_") == std::string::npos)  // else it names the variable that is wrong
             text = (options.scheme == environment("LOWKV_SCHEME") ? "LOWKV_SCHEME=" : "--scheme ") +
                    options.scheme + ": " + text;
         else if (at != std::string::npos && !options.budget.empty())

@@ -180,8 +180,8 @@ class Batch {
     // In tokens.
     struct State {
         std::uint32_t tokens = 0, first = 0, packed_first = 0, packed_end = 0;
-        std::vector<std::vector<Range>>
-            padding;  // of each sequence, ascending; empty: none has any
+        // Of each sequence, ascending; empty: none has any.
+        std::vector<std::vector<Range>> padding;
     };
     // The blocks of a sequence that have left its window, [0, end), but for those of its sinks.
     struct Due {

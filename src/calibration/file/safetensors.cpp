@@ -53,7 +53,7 @@ std::vector<T> elements(const Tensor& tensor) {
 std::string read_bytes(const std::string& name) {
     const std::filesystem::path path = platform::path_of(name);
     if (!std::filesystem::is_regular_file(path))
-        fail(std::filesystem::exists(path) ? "it is no regular file" : "there is no such file");
+        fail(exists(path) ? "it is no regular file" : "there is no such file");
     const std::uintmax_t size = std::filesystem::file_size(path);
     if (size > max_file)
         fail("it has " + std::to_string(size) + " bytes; a calibration has at most " +
