@@ -215,6 +215,11 @@ site: ## the documentation site in build/site, with the API reference if `make d
 	NO_MKDOCS_2_WARNING=1 "$(call dep,LOWKV_SITE_PYTHON)" -m mkdocs build --strict
 	echo "the site: build/site/index.html, or python3 -m http.server -d build/site"
 
+.PHONY: test-core
+test-core: setup ## the core and its tests without guests/, which must not be needed
+	@$(call BUILD,core)
+	ctest --preset core -j $(JOBS)
+
 .PHONY: test-asan
 test-asan: setup ## core tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call BUILD,asan-ubsan)

@@ -43,14 +43,20 @@ else()
     set(lowkv_have_both OFF)
 endif()
 
+option(LOWKV_GUESTS "Build guests/: SKVQ, KVQuant, calibrations and filters" ON)
+
 # Not options, which would keep what the first run of the set-up allowed. -D sets any of them.
 function(lowkv_default name value)
     if(NOT DEFINED ${name})
         set(${name} ${value} PARENT_SCOPE)
     endif()
 endfunction()
-lowkv_default(LOWKV_BUILD_PLUGIN ${lowkv_have_llama}) # the llama.cpp plug-in
-lowkv_default(LOWKV_BUILD_CLI ${lowkv_have_both})     # the command lowkv, which needs the plug-in
+if(LOWKV_GUESTS)
+    lowkv_default(LOWKV_BUILD_PLUGIN ${lowkv_have_llama}) # the llama.cpp plug-in, which reads calibrations
+    lowkv_default(LOWKV_BUILD_CLI ${lowkv_have_both})     # the command lowkv, which needs the plug-in
+elseif(LOWKV_BUILD_PLUGIN OR LOWKV_BUILD_CLI)
+    message(FATAL_ERROR "LOWKV_BUILD_PLUGIN and LOWKV_BUILD_CLI need LOWKV_GUESTS")
+endif()
 lowkv_default(LOWKV_BUILD_TESTS ${lowkv_have_headers}) # the C++ tests and examples
 set(LOWKV_CORE "" CACHE PATH "A build folder of these sources whose core is taken, not compiled again")
 option(LOWKV_BUILD_PYTHON "Build the Python extension (pip does: see pyproject.toml)" OFF)

@@ -5,7 +5,10 @@ if(NOT LOWKV_CORE)
     set(lowkv_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/lowkv")
     install(TARGETS ${lowkv_libraries} EXPORT lowkv-targets COMPONENT lowkv
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-    install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lowkv" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT lowkv)
+    if(LOWKV_GUESTS)
+        file(GLOB lowkv_guests "${PROJECT_SOURCE_DIR}/guests/*/include/lowkv")
+    endif()
+    install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lowkv" ${lowkv_guests} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT lowkv)
     install(EXPORT lowkv-targets NAMESPACE lowkv:: DESTINATION "${lowkv_package_dir}" COMPONENT lowkv)
     configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/lowkv-config.cmake.in"
         "${PROJECT_BINARY_DIR}/lowkv-config.cmake" INSTALL_DESTINATION "${lowkv_package_dir}")

@@ -54,7 +54,9 @@ endfunction()
 # Sets <out> to a number of the headers by which the Python packages lowkv and lowkv-cuda know each other's objects:
 # where it is the same, they are of the same sources.
 function(lowkv_interface out)
-    file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/lowkv/*.h" "${PROJECT_SOURCE_DIR}/src/*.h")
+    file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/lowkv/*.h" "${PROJECT_SOURCE_DIR}/src/*.h"
+        "${PROJECT_SOURCE_DIR}/guests/*.h")
+    list(FILTER headers EXCLUDE REGEX "/tests/")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${headers})
     set(all "${PROJECT_VERSION}")
     foreach(header ${headers})

@@ -21,7 +21,7 @@ import messages
 import scheme_tables
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("include", "src", "devices", "plugins", "python", "cli", "tests", "examples", "bench")
+CODE = ("include", "src", "guests", "devices", "plugins", "python", "cli", "tests", "examples", "bench")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
 NAMING = (*CODE, *DOCUMENTS, "deps", "tools", "cmake", "Makefile", "CMakeLists.txt", ".ci")  # what names documents
 LONG = 400
@@ -123,7 +123,8 @@ def wrong_mention(path, mention):
     name, heading, number = mention.groups()
     if name.startswith(("/", "build/")):
         return None  # not a file of ours, or made by a test
-    found = [folder / name for folder in (ROOT, ROOT / "src", path.parent) if (folder / name).is_file()]
+    folders = (ROOT, ROOT / "src", ROOT / "guests", path.parent)
+    found = [folder / name for folder in folders if (folder / name).is_file()]
     if not found:
         return "no such file"
     if number:

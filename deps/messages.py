@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("cli", "plugins", "src", "include", "python", "devices", "deps/plugin_for.py")  # the last: `lowkv plugin`
+SOURCES = ("cli", "plugins", "src", "guests", "include", "python", "devices",
+           "deps/plugin_for.py")  # of `lowkv plugin`
 PAGES = "docs/troubleshooting"
 SPEAKERS = {"Error", "Failure", "FileInUse", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
             "report_once", "first_broken", "learn_refusal", "learn_unsupported"}
@@ -34,11 +35,16 @@ EXCLUDED = {
     "src/cache/query_energy.cpp": "the same",
     "src/cache/sequence": "the same",
     "src/c/": "the same, in C",
-    "src/filters/": "the same",
+    "guests/filters/": "the same",
     "src/codec/": "the same",
     "src/plan/": "the same: shapes and calibrations that a program makes itself; those of files are checked in "
-                 "src/calibration/file/",
-    "src/quantizers/row/rope_table.cpp": "the same",
+                 "guests/calibration/file/",
+    "guests/row/rope_table.cpp": "the same",
+    "guests/row/calibration_check.cpp": "the same",
+    "guests/row/neutral_calibration.cpp": "the same",
+    "guests/row/tests/": "tests",
+    "guests/calibration/tests/": "tests",
+    "guests/filters/tests/": "tests",
     "include/": "the same",
     "python/src/": "arguments between the Python package and its extension, which a user does not write",
     "plugins/llama.cpp/c_api.cpp": "JSON for lowkv.llama_cpp.stats()",

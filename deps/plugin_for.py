@@ -156,7 +156,7 @@ def look_at(path):
 def own_sources():
     """A hash of what the plug-in is compiled from."""
     files = [ROOT / "CMakeLists.txt"]
-    for folder in ("cmake", "devices", "include", "platform", "plugins", "src"):
+    for folder in ("cmake", "devices", "guests", "include", "platform", "plugins", "src"):
         files += sorted(x for x in (ROOT / folder).rglob("*") if x.is_file())
     return fingerprint([[str(x.relative_to(ROOT)), sha256(x)] for x in files])
 

@@ -136,8 +136,8 @@ inline std::vector<double> vector_of(const Problem& p, Which which, std::uint32_
     if (const auto* sorted = dynamic_cast<const codec::SortedPart*>(&plan.part(which)))
         return SortedReader(*sorted, part.data, head).key(token);
     for (std::uint32_t c = 0; c < d; ++c) x[c] = part.stored({head, c, token});
-    if (part.row() != nullptr && part.row()->row->rope != nullptr) {
-        turn(part.row()->row->rope->rope(), part.position(token), x);
+    if (const Rope* rope = part.row.rope()) {
+        turn(*rope, part.position(token), x);
     }
     if (matrix.empty()) return x;
     std::vector<double> original(d, 0.0);  // x R^T

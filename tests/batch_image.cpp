@@ -116,26 +116,6 @@ TEST_CASE("an image whose tokens a batch does not have so is refused") {
                   [&] { Batch::load(image, other.store, other.plan, other.retention); }));
 }
 
-TEST_CASE("keys that know their positions keep them") {
-    const auto store = lowkv::test::make_store();
-    const auto plan =
-        std::make_shared<const Plan>(image_test::plan_of(parse_scheme("skvq-k4v4").base, {2, 64}));
-    REQUIRE(plan->has_positions());
-    const Retention retention{.window = 10, .sinks = 3};
-    Batch batch(store, plan, retention, 2);
-    fill(batch, 1, 100);
-    batch.pack();
-    Batch again = Batch::load(batch.save(), store, plan, retention);
-    CHECK(again.save() == batch.save());
-    CHECK(all_rows(again) == all_rows(batch));
-    Sequence sequence(store, plan, retention);
-    cache_test::Rng rng(4);
-    cache_test::append(sequence, rng, 90);
-    sequence.pack();
-    CHECK(save_sequence(load_sequence(save_sequence(sequence), store, plan, retention)) ==
-          save_sequence(sequence));
-}
-
 TEST_CASE("sequences with the same spans are one image, whatever the rows") {
     for (const RowType type : types) {
         const auto store = lowkv::test::make_store();

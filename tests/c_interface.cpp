@@ -237,7 +237,9 @@ TEST_CASE("what is wrong is refused in words, and nothing changes") {
     const auto refused = [&](lowkv_config config) { return lowkv_cache_new(&config, &none); };
     CHECK(refused(config_of("lowkv9")) == LOWKV_INVALID_SCHEME);
     CHECK(says("lowkv9"));
+#ifdef LOWKV_GUESTS
     CHECK(refused(config_of("kvquant3")) == LOWKV_UNSUPPORTED);
+#endif
     CHECK(refused(config_of("kivi2,filter=heavy,keep=5%,evict=50%")) == LOWKV_UNSUPPORTED);
     CHECK(refused(config_of("lowkv2,layer.7=lowkv4")) == LOWKV_INVALID_SCHEME);
     lowkv_config config = config_of("lowkv2");

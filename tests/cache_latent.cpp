@@ -9,7 +9,6 @@
 #include "cache_common.h"
 #include "image_case.h"
 #include "lowkv/error.h"
-#include "lowkv/filter.h"
 #include "lowkv/paged.h"
 #include "lowkv/serial.h"
 #include "sealed_device.h"
@@ -131,32 +130,4 @@ TEST_CASE("rows of another sequence's cells are packed with their values") {
     CHECK(packed.packed(0));
     CHECK(packed.full(0));
     check_values(packed);
-}
-
-TEST_CASE("a latent layer is filtered as any other") {
-    for (const char* scheme : {"exact", "int8", "lowkv2.8"}) {
-        CAPTURE(scheme);
-        Rng rng(6);
-        FilteredSequence sequence(
-            lowkv::test::make_store(), plan_of(scheme),
-            {.window = 40, .sinks = 5, .filter = Filter::random, .keep = 20, .evict = 40});
-        std::vector<Row> keys;
-        for (int round = 0; round < 4; ++round) {
-            const std::uint32_t tokens = 150;
-            const Row rows = cache_test::random_rows(rng, tokens, shape.channels());
-            sequence.append(rows.data(), nullptr, tokens);
-            for (std::uint32_t t = 0; t < tokens; ++t) {
-                keys.emplace_back(rows.begin() + std::ptrdiff_t{t} * shape.channels(),
-                                  rows.begin() + std::ptrdiff_t{t + 1} * shape.channels());
-                for (float& x : keys.back()) x = cache_test::round_to_f16(x);
-            }
-            sequence.pack();
-        }
-        CHECK(sequence.evicted() > 0);
-        check_values(sequence.cells());
-        const Sequence& cells = sequence.cells();
-        for (std::uint32_t cell = 0; cell < cells.size(); ++cell)
-            if (!cells.packed(cell / cells.plan().block_tokens()))
-                CHECK(cache_test::read_key(cells, cell) == keys[sequence.position(cell)]);
-    }
 }

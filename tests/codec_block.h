@@ -1,7 +1,7 @@
 #pragma once
 // A block for tests: f16 data to encode, and a reader of the packed bytes that follows the
-// documented layout (quantizers/codes_part.h, row_part.h, codec/units.h) element by element, not
-// the encoder's code.
+// documented layout (quantizers/codes_part.h, codec/units.h) element by element, not the encoder's
+// code.
 
 #include <cmath>
 #include <cstdint>
@@ -13,9 +13,26 @@
 #include "codec/small_floats.h"
 #include "codec/units.h"
 #include "lowkv/codec.h"
-#include "quantizers/row/outliers.h"
+#include "quantizers/codes_part.h"
+#ifdef LOWKV_GUESTS
+#include "row/tests/row_reader.h"
+#endif
 
 namespace lowkv::test {
+
+#ifndef LOWKV_GUESTS
+struct RowReader {  // no part is a row codec's
+    explicit RowReader(const PackedPart&) {}
+    explicit operator bool() const { return false; }
+    const Rope* rope() const { return nullptr; }
+    std::optional<float> outlier(const std::byte*, std::uint32_t, std::uint32_t,
+                                 std::uint32_t) const {
+        return std::nullopt;
+    }
+    std::uint32_t group(std::uint32_t, std::uint32_t) const { return 0; }
+    std::optional<float> fixed(std::uint32_t, std::uint32_t) const { return std::nullopt; }
+};
+#endif
 
 using Which = Part;
 inline constexpr Which both[] = {Which::keys, Which::values};
@@ -37,12 +54,11 @@ struct PartReader {
     const Plan& plan;
     Which which;
     const std::byte* data;
-    // Cast once: tests read element by element. Null: exact, or no row codec.
+    // Cast once: tests read element by element. Null: exact.
     const codec::CodesPart* codes_part = dynamic_cast<const codec::CodesPart*>(&plan.part(which));
-    const codec::RowPart* row_part = dynamic_cast<const codec::RowPart*>(&plan.part(which));
+    RowReader row{plan.part(which)};
 
     const codec::CodesPart& layout() const { return *codes_part; }
-    const codec::RowPart* row() const { return row_part; }
 
     std::uint8_t code(Place p) const {
         const auto* codes =
@@ -68,20 +84,13 @@ struct PartReader {
                 ? c
                 : layout().level_of(c) * double{layout().level_step} + layout().level_zero;
         const double value = level * double{scale(p)} + (layout().has_zeros ? zero(p) : 0.0f);
-        if (row() != nullptr) return value + outlier(p).value_or(0.0f);
+        if (row) return value + outlier(p).value_or(0.0f);
         return layout().codec.centred ? value + mean(p) : value;
     }
     std::uint32_t channel(Place p) const { return p.head * plan.shape().head_dim + p.channel; }
     // Row codecs: what is kept of a channel beside its code.
     std::optional<float> outlier(Place p) const {
-        if (row()->row->outliers == 0) return std::nullopt;
-        const codec::HeadOutliers all = codec::head_outliers(*row(), data, p.head);
-        for (std::uint32_t i = 0; i < all.count; ++i) {
-            if (all.places[i].token == p.token && all.places[i].channel == p.channel) {
-                return codec::f16_to_f32(all.residuals[i]);
-            }
-        }
-        return std::nullopt;
+        return row.outlier(data, p.head, p.channel, p.token);
     }
     std::int32_t position(std::uint32_t token) const {
         std::int32_t value = 0;
@@ -99,17 +108,13 @@ struct PartReader {
     float multiplier(std::uint32_t head, std::uint32_t kind) const {
         if (layout().codec.metadata != Metadata::fp8_e4m3) return 1.0f;
         float value = 0;
-        std::memcpy(&value, (row() != nullptr ? data : section(head)) + 4 * kind, sizeof value);
+        std::memcpy(&value, (row ? data : section(head)) + 4 * kind, sizeof value);
         return value;
     }
 
     // The group's number within its head.
     std::uint32_t group(Place p) const {
-        if (row() != nullptr) {
-            const auto g = static_cast<std::uint32_t>(row()->row->group[channel(p)]);
-            return which == Which::keys ? g * plan.block_tokens() + p.token
-                                        : p.token * row()->row->groups + g;
-        }
+        if (row) return row.group(channel(p), p.token);
         const bool by_channel = layout().codec.axis == Axis::channel;
         const std::uint32_t group_row = (by_channel ? p.token : p.channel) / layout().group;
         return group_row * layout().row_entries + (by_channel ? p.channel : p.token);
@@ -121,14 +126,14 @@ struct PartReader {
     }
     float metadata(Place p, std::uint32_t kind) const {
         const codec::CodesPart& part = layout();
-        if (row() != nullptr && row()->row->groups == 0) {
-            return (kind == 0 ? row()->row->scale : row()->row->zero)[channel(p)];
+        if (row) {
+            if (const auto fixed = row.fixed(channel(p), kind)) return *fixed;
         }
         const std::uint32_t g = group(p);
         const std::size_t kinds = part.has_zeros ? 2 : 1;
         const std::size_t item =
             (g / part.row_entries * kinds + kind) * part.row_entries + g % part.row_entries;
-        const std::byte* base = (row() != nullptr ? data : section(p.head)) + part.metadata_at;
+        const std::byte* base = (row ? data : section(p.head)) + part.metadata_at;
         if (part.codec.metadata == Metadata::fp16) {
             std::uint16_t half = 0;
             std::memcpy(&half, base + 2 * item, sizeof half);
@@ -148,14 +153,13 @@ class Block {
           packed(plan.packed_bytes(), std::byte{0xa5}) {
         for (const Which w : both) {
             codes_parts[w == Which::values] = dynamic_cast<const codec::CodesPart*>(&plan.part(w));
-            row_parts[w == Which::values] = dynamic_cast<const codec::RowPart*>(&plan.part(w));
         }
     }
 
     Plan plan;
     // Of keys and values, which copies of the plan share; null as in PartReader.
     const codec::CodesPart* codes_parts[2];
-    const codec::RowPart* row_parts[2];
+    RowReader rows[2]{RowReader(plan.keys()), RowReader(plan.values())};
     std::vector<std::uint16_t> exact;
     std::vector<std::byte> packed;
 
@@ -198,7 +202,7 @@ class Block {
     PartReader part(Which w) const {
         const bool values = w == Which::values;
         return {plan, w, packed.data() + (values ? plan.keys().bytes() : 0), codes_parts[values],
-                row_parts[values]};
+                rows[values]};
     }
     std::uint8_t code(Which w, Place p) const { return part(w).code(p); }
     double stored(Which w, Place p) const { return part(w).stored(p); }

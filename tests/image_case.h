@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "xxh64.h"
 

@@ -137,17 +137,6 @@ TEST_CASE("cells in any order, blocks that are absent, forks") {
     check_same(fork, cache.reloaded(save_sequence(fork)));
 }
 
-TEST_CASE("positions come back") {
-    Rng rng(4);
-    Cache cache(parse_scheme("kvquant2").base);
-    const Row rows = cache_test::random_rows(rng, 200, shape.channels());
-    std::vector<std::int32_t> positions(200);
-    for (int i = 0; i < 200; ++i) positions[static_cast<std::size_t>(i)] = 3 * i - 7;
-    cache.sequence.append(rows.data(), rows.data(), 200, positions);
-    cache.sequence.pack();
-    check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
-}
-
 TEST_CASE("what means something else is refused") {
     Rng rng(5);
     const auto image_of = [&](const char* scheme) {
@@ -161,11 +150,9 @@ TEST_CASE("what means something else is refused") {
                           kept);
         });
     };
-    const Bytes lowkv = image_of("lowkv2.8"), kvquant = image_of("kvquant2");
-    const LayerScheme scheme = parse_scheme("lowkv2.8").base,
-                      calibrated = parse_scheme("kvquant2").base;
+    const Bytes lowkv = image_of("lowkv2.8");
+    const LayerScheme scheme = parse_scheme("lowkv2.8").base;
     CHECK(load_as(lowkv, plan_of(scheme, shape), retention).empty());
-    CHECK(load_as(kvquant, plan_of(calibrated, shape), retention).empty());
     const auto says = [](const std::string& error, const char* words) {
         CHECK_MESSAGE(error.find(words) != std::string::npos, error);
     };
@@ -173,17 +160,10 @@ TEST_CASE("what means something else is refused") {
     says(load_as(lowkv, plan_of(scheme, shape), Retention{}), "for the scheme");
     says(load_as(lowkv, plan_of(scheme, {4, 64}), retention), "kv heads: 2, not 4");
     says(load_as(lowkv, Plan(scheme, shape, {}, 3), retention), "of layer 0, not 3");
-    // The same scheme and shape, packed by other figures.
-    LayerCalibration calibration = neutral_calibration(calibrated, shape);
-    const Rope its = rope(), turned = rope(0.8f);
-    says(load_as(kvquant, Plan(calibrated, shape, {}, 0, {&calibration, &turned}), retention),
-         "another calibration or another rope");
-    says(load_as(kvquant, Plan(calibrated, shape, {}, 0, {&calibration, nullptr}), retention),
-         "another calibration or another rope");
-    calibration.key.high[5] = 4.5f;
-    says(load_as(kvquant, Plan(calibrated, shape, {}, 0, {&calibration, &its}), retention),
-         "another calibration or another rope");
-    // One that does not use them does not depend on them.
+    // One that does not use a calibration and a rope does not depend on them.
+    LayerCalibration calibration;
+    calibration.key.clip = {0.5f};
+    const Rope turned = rope(0.8f);
     CHECK(load_as(lowkv, Plan(scheme, shape, {}, 0, {&calibration, &turned}), retention).empty());
 }
 

@@ -24,11 +24,13 @@ class Lane(NamedTuple):
 
 LANES = (
     Lane("long", "test-long", 760, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
-    Lane("tidy", "lint-tidy", 560, ("include", "src", "cli", "plugins", "python", "devices", "examples")),
-    Lane("asan", "test-asan", 950, ("include", "src", "cmake", "tests/CMakeLists.txt")),
+    Lane("tidy", "lint-tidy", 560, ("include", "src", "guests", "cli", "plugins", "python", "devices", "examples")),
+    Lane("core", "test-core", 900, ("include", "src", "guests", "cmake", "tests/CMakeLists.txt")),
+    Lane("asan", "test-asan", 950, ("include", "src", "guests", "cmake", "tests/CMakeLists.txt")),
     Lane("tsan", "test-tsan", 850,
          ("plugins", "src/cache", "src/executor.cpp", "src/attention", "include/lowkv/executor.h")),
-    Lane("aarch64", "test-aarch64", 500, ("src/kernels",), ("aarch64-linux-gnu-g++", "qemu-aarch64")),
+    Lane("aarch64", "test-aarch64", 500, ("src/kernels", "guests/row/kernels"),
+         ("aarch64-linux-gnu-g++", "qemu-aarch64")),
     Lane("windows", "test-windows", 1200,
          ("platform", "cli/platform", "plugins", "tests/windows", "cmake", "src/kernels"),
          ("x86_64-w64-mingw32-g++-posix", "/usr/lib/wine/wine64")),

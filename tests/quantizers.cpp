@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/quantizer.h"
 
@@ -58,7 +57,15 @@ std::map<std::string, Row> documented() {
 
 TEST_CASE("the documented quantizer and kernels of every preset are those of its plan") {
     const std::map<std::string, Row> table = documented();
+    // Without guests the presets of theirs are missing.
+    const auto is_served = [](const auto& row) {
+        return std::ranges::any_of(presets(),
+                                   [&](const Preset& preset) { return preset.name == row.first; });
+    };
+    CHECK(std::size_t(std::ranges::count_if(table, is_served)) == presets().size());
+#ifdef LOWKV_GUESTS
     CHECK(table.size() == presets().size());
+#endif
     const Rope rope{.frequencies = std::vector<float>(32, 0.5f)};
     for (const Preset& preset : presets()) {
         CAPTURE(preset.name);

@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 
+#include "lowkv/codec.h"
 #include "lowkv/error.h"
 
 using namespace lowkv;
@@ -240,13 +241,11 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
          {"token-4-head-trellis", "token-1.5-head-trellis", "token-1-g32-trellis"})
         check_error("k=" + std::string(codec) + ",v=exact",
                     {codec, "1, 2 or 3 bits and one scale"});
-    for (const char* codec : {"token-1-head", "token-1-head-normal", "channel-1-g32", "token-1-row",
-                              "token-1-g64-reorder"})
+    for (const char* codec : {"token-1-head", "token-1-head-normal", "channel-1-g32"})
         check_error("k=" + std::string(codec) + ",v=exact", {codec, "1 bit needs a trellis"});
     CHECK(to_string(parse_scheme("k=token-1-head-trellis,v=token-3-head-trellis-lsq")) ==
           "k=token-1-head-trellis,v=token-3-head-trellis-lsq");
     check_error("k=token-2-head-normal-search,v=exact", {"range of a uniform group"});
-    check_error("kivi2,v=channel-2-static", {"value codec", "static is for keys"});
     check_error("kivi2,v=token-2-head-normal-mean", {"value codec", "mean is for keys"});
     check_error("kivi2,v=token-2-g32-e5m3", {"e5m3 has no sign"});
     check_error("kivi2,k=channel-2-g32-mean", {"normal, trellis and mean need a scale per token"});
@@ -255,6 +254,20 @@ TEST_CASE("fields that exclude each other are refused with the reason") {
     check_error("k=token-3-head-hadamard-normal,v=exact",
                 {"\"normal\"", "stands in the wrong place"});
 }
+
+#ifndef LOWKV_GUESTS
+TEST_CASE("what guests store is refused by name in a build without them") {
+    for (const char* text : {"kvquant3", "skvq-k2v2,window=64", "kivi2,layer.1=kvquant2-1%",
+                             "k=token-4-row,v=token-2-g32", "k=token-4-g64-reorder,v=exact",
+                             "k=channel-2-static,v=exact", "k=token-2-g64-1%,v=exact",
+                             "k=token-2-g64-learned,v=exact", "k=token-2-g64-pre,v=exact"})
+        check_error(text, {"this lowkv was built without SKVQ and KVQuant", "LOWKV_GUESTS=ON"});
+    for (const Preset& preset : presets()) CHECK_FALSE(preset.scheme.needs_calibration());
+    Codec codec = parse_scheme("int4").base.key;
+    codec.group = Group::row;
+    CHECK_THROWS_AS(Plan({.key = codec, .value = {}}, {2, 64}), Error);
+}
+#endif
 
 TEST_CASE("sorted keys: text and errors") {
     const Codec key = parse_scheme("k=sorted-4211-head-2rows,v=exact").base.key;

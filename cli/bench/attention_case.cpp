@@ -15,7 +15,6 @@
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "lowkv/attention.h"
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/executor_openmp.h"
 

@@ -11,7 +11,7 @@
 #include "bench/bench.h"
 #include "common/options.h"
 #include "common/terminal.h"
-#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
 #include "lowkv/implementation.h"
 #include "nlohmann/json.hpp"
 

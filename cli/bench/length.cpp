@@ -14,7 +14,7 @@
 #include "common/machine.h"
 #include "common/options.h"
 #include "common/terminal.h"
-#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
 #include "lowkv/implementation.h"
 #include "nlohmann/json.hpp"
 #include "plan/arithmetic.h"

@@ -16,7 +16,6 @@
 #include "common/model_shape.h"
 #include "common/options.h"
 #include "common/terminal.h"
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/scheme.h"
 #include "lowkv_ggml.h"

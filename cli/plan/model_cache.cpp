@@ -4,7 +4,6 @@
 
 #include "cache_size.h"
 #include "common/terminal.h"
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "settings.h"

@@ -10,7 +10,6 @@
 #include "common/model_shape.h"
 #include "common/options.h"
 #include "common/terminal.h"
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"

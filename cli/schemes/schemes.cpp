@@ -11,7 +11,6 @@
 #include "common/app.h"
 #include "common/options.h"
 #include "common/terminal.h"
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/grammar.h"
 #include "lowkv/quantizer.h"

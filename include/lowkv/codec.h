@@ -14,8 +14,6 @@
 
 namespace lowkv {
 
-struct LayerCalibration;
-
 // Of the elements of exact rows.
 enum class RowType : std::uint32_t { f32 = 1, f16 = 2, bf16 = 3 };
 
@@ -40,6 +38,25 @@ struct Rope {
     float magnitude = 1.0f;  // of what is turned, YaRN's attention factor
 
     friend bool operator==(const Rope&, const Rope&) = default;
+};
+
+// Of the keys or the values of a layer; channels count over all kv heads, head by head. Only what
+// the codec asks for is filled.
+struct PartCalibration {
+    std::vector<std::uint16_t> group;  // reordered: [channels], the group of each, all in use
+    std::vector<float> clip;           // Clip::calibrated: [groups], in (0, 1]
+    // Group::calibrated: [channels], the inliers' range (before RoPE if the codec's stage is pre).
+    std::vector<float> low, high;
+    // Levels::learned: 2^bits (3 for 1.5 bits) ascending values, for a group scaled to [-1, 1], and
+    // one boundary fewer: code = how many boundaries are <= the value.
+    std::vector<float> levels, boundaries;
+
+    friend bool operator==(const PartCalibration&, const PartCalibration&) = default;
+};
+
+struct LayerCalibration {
+    PartCalibration key, value;
+    friend bool operator==(const LayerCalibration&, const LayerCalibration&) = default;
 };
 
 // What some codecs need to know about a layer; calibration and rope are copied.
@@ -141,6 +158,13 @@ class Plan {
         return has_positions() ? std::size_t{4} * block_tokens_ : 0;
     }
 };
+
+// What fits the scheme and says nothing about a model: groups of consecutive channels, no clip,
+// ranges of +-4, the levels of N(0,1). For sizes, and to try kernels.
+LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& shape);
+
+// A plan with it: right in its sizes and its speed, not in what it loses.
+Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope = nullptr);
 
 // Tokens per block of a layer: 32, or the longest group that runs over tokens; 128 to take a mean
 // or variances of.

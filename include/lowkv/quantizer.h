@@ -221,6 +221,8 @@ class Quantizer {
     // What is wrong with a codec that has any of this quantizer's words, whichever quantizer stores
     // it, and what would be right; empty: nothing.
     virtual std::string_view restriction(const Codec& codec, Part part) const noexcept;
+    // Of a codec that needs a calibration: one that fits it and says nothing about a model.
+    virtual PartCalibration neutral_calibration(const Codec& codec, const Shape& shape) const;
 };
 
 // The library's own.

@@ -9,7 +9,7 @@
 #include "cache_name.h"
 #include "ggml.h"
 #include "host.h"
-#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
 #include "lowkv/error.h"
 
 namespace lowkv::ggml {

@@ -80,8 +80,8 @@ struct Table {
     // Adds every row's softmax weights exp(score - lse[row]) to mass[cell - first_cell],
     // which has a whole number of spans. At most prefill_max_rows; needs scratch, not the results.
     void (*weigh)(const Task& task, const float* lse, float* mass) noexcept;
-    // How packed heads are read, by name: of codes, of row codecs, and of sorted keys.
-    std::span<const PartKernels> codes, rows, sorted;
+    // How packed heads are read, by name: of codes, and of sorted keys.
+    std::span<const PartKernels> codes, sorted;
     // `count` floats, a multiple of 16, to f16 as codec::f32_to_f16 does; of a NaN some NaN.
     void (*to_f16)(const float* from, std::uint16_t* to, std::size_t count) noexcept;
     // f16 to floats, for encoding; `count` as above. Infinities become +-65504, and a NaN becomes

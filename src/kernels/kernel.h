@@ -16,5 +16,4 @@
 #include "isa/table.h"
 #include "kernels/product.h"
 #include "kernels/target.h"
-#include "quantizers/row/outliers.h"
 #include "quantizers/sorted/section.h"

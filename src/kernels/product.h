@@ -6,15 +6,12 @@
 #include <cstdint>
 
 #include "isa/table.h"
-#include "quantizers/row/row_part.h"
+#include "quantizers/codes_part.h"
 
 namespace lowkv::kernels {
 
 // What a kernel knows about the part that it was named for.
 inline const lowkv_part& codes_of(const PackedHead& x) { return *x.part->plain(); }
-inline const codec::RowPart& rows_of(const PackedHead& x) {
-    return static_cast<const codec::RowPart&>(*x.part);
-}
 inline const lowkv_sorted& sorted_of(const PackedHead& x) { return *x.part->sorted_table(); }
 inline bool is_keys(const PackedHead& x) { return x.part->shape().part == Part::keys; }
 

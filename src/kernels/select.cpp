@@ -66,7 +66,7 @@ const Table& select(std::string_view name) {
 }
 
 const PartKernels& find(const Table& table, std::string_view name) {
-    for (const auto& list : {table.codes, table.rows, table.sorted}) {
+    for (const auto& list : {table.codes, table.sorted}) {
         for (const PartKernels& kernels : list) {
             if (kernels.name == name) return kernels;
         }

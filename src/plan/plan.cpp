@@ -1,15 +1,16 @@
 #include <algorithm>
 #include <atomic>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "codec/rotation.h"
 #include "isa/table.h"
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
-#include "plan/plan_parts.h"
 #include "quantizers/codes_part.h"
+#include "xxh64.h"
 
 namespace lowkv {
 namespace {
@@ -19,6 +20,41 @@ constexpr std::uint32_t least_block_tokens = 32;
 std::uint64_t next_number() noexcept {
     static std::atomic<std::uint64_t> last = 0;
     return ++last;
+}
+
+// docs/images.md has the order.
+struct Bytes {
+    std::vector<std::byte> all;
+
+    template <class T>
+    void add(const std::vector<T>& array) {
+        const std::uint64_t count = array.size();
+        append(std::as_bytes(std::span(&count, 1)));
+        append(std::as_bytes(std::span(array)));
+    }
+    void append(std::span<const std::byte> bytes) {
+        all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+};
+
+// What packed bytes depend on beside scheme, shape and layer, as one number; 0: nothing else.
+std::uint64_t hash_of(const LayerScheme& scheme, const LayerInputs& inputs) {
+    Bytes bytes;
+    const auto add_part = [&](const Codec& codec, PartCalibration LayerCalibration::* part) {
+        if (!codec.needs_calibration() || inputs.calibration == nullptr) return;
+        const PartCalibration& its = inputs.calibration->*part;
+        bytes.add(its.group);
+        for (const auto* array : {&its.clip, &its.low, &its.high, &its.levels, &its.boundaries})
+            bytes.add(*array);
+    };
+    add_part(scheme.key, &LayerCalibration::key);
+    add_part(scheme.value, &LayerCalibration::value);
+    if (scheme.key.stage == Stage::pre && inputs.rope != nullptr) {
+        bytes.add(inputs.rope->frequencies);
+        bytes.add(std::vector{inputs.rope->magnitude});
+        bytes.add(std::vector{inputs.rope->pairs});
+    }
+    return bytes.all.empty() ? 0 : xxh64(bytes.all);
 }
 
 void check_shape(const Shape& shape) {
@@ -88,7 +124,7 @@ Plan::Plan(const LayerScheme& scheme, const Shape& shape, std::string_view imple
       shape_(shape),
       layer_(layer),
       number_(next_number()),
-      inputs_hash_(codec::inputs_hash(scheme_, inputs)),
+      inputs_hash_(hash_of(scheme_, inputs)),
       rows_(inputs.rows),
       element_bytes_(lowkv::element_bytes(inputs.rows)) {
     validate(Scheme{.base = scheme, .retention = {}, .overrides = {}});
@@ -122,5 +158,17 @@ double Plan::key_bits() const noexcept { return lowkv::bits_per_element(*keys_);
 double Plan::value_bits() const noexcept { return lowkv::bits_per_element(*values_); }
 
 std::string_view Plan::implementation() const noexcept { return kernels_->name; }
+
+LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& shape) {
+    const auto of = [&](const Codec& codec) {
+        return quantizer_of(codec).neutral_calibration(codec, shape);
+    };
+    return {.key = of(scheme.key), .value = of(scheme.value)};
+}
+
+Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope) {
+    const LayerCalibration calibration = neutral_calibration(scheme, shape);
+    return {scheme, shape, {}, 0, {.calibration = &calibration, .rope = rope}};
+}
 
 }  // namespace lowkv

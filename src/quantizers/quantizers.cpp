@@ -2,6 +2,7 @@
 #include <array>
 #include <iterator>
 
+#include "lowkv/codec.h"
 #include "lowkv/quantizer.h"
 #include "quantizers/codes_part.h"
 
@@ -12,7 +13,9 @@ namespace codec {
 const Quantizer& exact_quantizer() noexcept;    // f16, as rows come
 const Quantizer& grouped_quantizer() noexcept;  // KIVI, int, TurboQuant, values of lowkv
 const Quantizer& sorted_quantizer() noexcept;   // keys of lowkv: sorted channels, unequal bits
-const Quantizer& row_quantizer() noexcept;      // SKVQ, KVQuant: metadata of a row of all heads
+#ifdef LOWKV_ROW_QUANTIZER  // a guest's (guests/row): SKVQ, KVQuant, metadata of a row of all heads
+const Quantizer& LOWKV_ROW_QUANTIZER() noexcept;
+#endif
 
 namespace {
 
@@ -25,7 +28,9 @@ struct Owner {
 constexpr Owner owners[] = {
     {exact_quantizer, [](const Codec& c) noexcept { return c.exact(); }},
     {sorted_quantizer, [](const Codec& c) noexcept { return c.axis == Axis::sorted; }},
-    {row_quantizer, [](const Codec& c) noexcept { return c.by_row(); }},
+#ifdef LOWKV_ROW_QUANTIZER
+    {LOWKV_ROW_QUANTIZER, [](const Codec& c) noexcept { return c.by_row(); }},
+#endif
     {grouped_quantizer, [](const Codec&) noexcept { return true; }},
 };
 
@@ -51,6 +56,8 @@ const Quantizer& quantizer_of(const Codec& codec) noexcept {
 }
 
 std::string_view Quantizer::restriction(const Codec&, Part) const noexcept { return {}; }
+
+PartCalibration Quantizer::neutral_calibration(const Codec&, const Shape&) const { return {}; }
 
 void PackedPart::encode_shared(const std::uint16_t*, const std::int32_t*,
                                std::byte*) const noexcept {}

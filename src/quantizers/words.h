@@ -10,7 +10,6 @@ namespace lowkv::codec {
 
 // Quantizer::restriction.
 std::string_view grouped_restriction(const Codec& codec, Part part) noexcept;
-std::string_view row_restriction(const Codec& codec, Part part) noexcept;
 std::string_view sorted_restriction(const Codec& codec, Part part) noexcept;
 
 // A rule that a codec breaks or not. The first broken one is what a quantizer says.

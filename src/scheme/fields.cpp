@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "lowkv/quantizer.h"
+
 namespace lowkv::scheme {
 namespace {
 
@@ -262,9 +264,25 @@ std::string legal_numbers(const RetentionField& field) {
     return "a multiple of " + std::to_string(field.multiple_of) + " " + range;
 }
 
+std::string_view restriction(const Codec& codec, Part part) noexcept {
+#ifndef LOWKV_ROW_QUANTIZER  // guests/CMakeLists.txt
+    constexpr std::string_view reason =
+        "this lowkv was built without SKVQ and KVQuant, whose words are row, static, reorder, "
+        "clip, learned, a percentage and pre; build it with LOWKV_GUESTS=ON";
+    if (codec.by_row() || codec.needs_calibration() || codec.outliers > 0 ||
+        codec.stage == Stage::pre)
+        return reason;
+#endif
+    for (const Quantizer* quantizer : quantizers()) {
+        const std::string_view wrong = quantizer->restriction(codec, part);
+        if (!wrong.empty()) return wrong;
+    }
+    return {};
+}
+
 const Preset* find_preset(std::string_view name) noexcept {
-    const auto found = std::ranges::find(presets(), name, &Preset::name);
-    return found == presets().end() ? nullptr : &*found;
+    const auto found = std::ranges::find(all_presets(), name, &Preset::name);
+    return found == all_presets().end() ? nullptr : &*found;
 }
 
 std::string preset_names() {

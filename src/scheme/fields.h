@@ -73,6 +73,12 @@ std::string_view instead_of_removed(std::string_view word) noexcept;
 // enough to be what was meant. The first of equally near words wins.
 std::string_view closest(std::string_view word, std::span<const std::string_view> legal);
 
+// What is wrong with a codec, and what would be right; empty: nothing. Each quantizer checks its
+// own words, whichever quantizer stores the codec.
+std::string_view restriction(const Codec& codec, Part part) noexcept;
+
+// presets(), and those of guests that this build lacks: they are refused by name.
+std::span<const Preset> all_presets();
 const Preset* find_preset(std::string_view name) noexcept;
 std::string preset_names();
 

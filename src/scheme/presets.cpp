@@ -4,6 +4,7 @@
 #include <array>
 
 #include "lowkv/scheme.h"
+#include "scheme/fields.h"
 
 namespace lowkv {
 namespace {
@@ -137,7 +138,7 @@ Preset kvquant_preset(const Words& words, Width width, std::uint8_t outliers) {
 
 }  // namespace
 
-std::span<const Preset> presets() {
+std::span<const Preset> scheme::all_presets() {
     static const std::array all{
         preset({"exact", "the reference: f16, nothing is quantized", "no paper: f16 as it comes",
                 recommended},
@@ -209,6 +210,14 @@ std::span<const Preset> presets() {
                        Width::two, 10),
     };
     return all;
+}
+
+std::span<const Preset> presets() {
+    // Guests' are the last ones.
+    static const auto missing = std::ranges::find_if(scheme::all_presets(), [](const Preset& p) {
+        return !scheme::restriction(p.scheme.base.key, Part::keys).empty();
+    });
+    return {scheme::all_presets().begin(), missing};
 }
 
 const Preset* preset_of(const LayerScheme& codecs) {

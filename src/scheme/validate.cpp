@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "lowkv/error.h"
-#include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
 #include "scheme/fields.h"
 
@@ -41,11 +40,8 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
         const std::string what = prefix + std::string(option.name);
         validate(codec, what);
         if (codec.quantizer != nullptr || codec.exact()) continue;
-        // A word of one quantizer among another's is the former's business.
-        for (const Quantizer* quantizer : quantizers()) {
-            const std::string_view wrong = quantizer->restriction(codec, option.part);
-            if (!wrong.empty()) reject(what + " " + to_string(codec) + ": " + std::string(wrong));
-        }
+        const std::string_view wrong = scheme::restriction(codec, option.part);
+        if (!wrong.empty()) reject(what + " " + to_string(codec) + ": " + std::string(wrong));
     }
 }
 

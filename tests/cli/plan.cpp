@@ -12,7 +12,6 @@
 #include "common/model_shape.h"
 #include "common/terminal.h"
 #include "lowkv/cache.h"
-#include "lowkv/calibration.h"
 #include "lowkv/codec.h"
 
 using namespace lowkv;

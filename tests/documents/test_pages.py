@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-SOURCES = ("cli", "plugins", "src", "python")
+SOURCES = ("cli", "plugins", "src", "guests", "python")
 
 
 def links(page):

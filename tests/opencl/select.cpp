@@ -7,7 +7,6 @@
 #include <random>
 #include <string>
 
-#include "calibration_case.h"
 #include "devices/device_case.h"
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
@@ -67,10 +66,7 @@ TEST_CASE("too little memory is an error that leaves the device as it was") {
 TEST_CASE("a quantizer without kernels is refused by name, before there is a block") {
     const auto store = std::make_shared<Store>(0, shared_device());
     const Scheme scheme = parse_scheme("k=token-4-g64-reorder-clip,v=token-2-g32");
-    std::mt19937 random(1);
-    const LayerCalibration calibration = random_calibration(scheme.base, {2, 64}, random);
-    const auto plan = std::make_shared<const Plan>(scheme.base, Shape{2, 64}, std::string_view{}, 0,
-                                                   LayerInputs{.calibration = &calibration});
+    const auto plan = std::make_shared<const Plan>(neutral_plan(scheme.base, {2, 64}));
     refuses(ErrorCode::unsupported, "'row'", [&] { const Sequence sequence(store, plan, {}); });
     CHECK(store->stats().reserved_bytes == 0);
 }

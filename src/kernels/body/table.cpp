@@ -31,13 +31,13 @@ LOWKV_REGION_END
 namespace lowkv::kernels {
 
 const Table LOWKV_IMPLEMENTATION::table = {
-    LOWKV_NAME(LOWKV_IMPLEMENTATION),     LOWKV_IMPLEMENTATION::needs,
-    LOWKV_IMPLEMENTATION::supported,      LOWKV_IMPLEMENTATION::decode,
-    LOWKV_IMPLEMENTATION::prefill,        LOWKV_IMPLEMENTATION::weigh,
-    LOWKV_IMPLEMENTATION::code_kernels,   LOWKV_IMPLEMENTATION::row_kernels,
-    LOWKV_IMPLEMENTATION::sorted_kernels, LOWKV_IMPLEMENTATION::to_f16,
-    LOWKV_IMPLEMENTATION::from_f16,       LOWKV_IMPLEMENTATION::find_windows,
-    LOWKV_IMPLEMENTATION::encode_sorted,  LOWKV_IMPLEMENTATION::decode_sorted,
+    LOWKV_NAME(LOWKV_IMPLEMENTATION),    LOWKV_IMPLEMENTATION::needs,
+    LOWKV_IMPLEMENTATION::supported,     LOWKV_IMPLEMENTATION::decode,
+    LOWKV_IMPLEMENTATION::prefill,       LOWKV_IMPLEMENTATION::weigh,
+    LOWKV_IMPLEMENTATION::code_kernels,  LOWKV_IMPLEMENTATION::sorted_kernels,
+    LOWKV_IMPLEMENTATION::to_f16,        LOWKV_IMPLEMENTATION::from_f16,
+    LOWKV_IMPLEMENTATION::find_windows,  LOWKV_IMPLEMENTATION::encode_sorted,
+    LOWKV_IMPLEMENTATION::decode_sorted,
 };
 
 }  // namespace lowkv::kernels
