@@ -9,23 +9,9 @@
 
 #include "lowkv/cache.h"
 #include "lowkv/executor.h"
+#include "lowkv/view.h"
 
 namespace lowkv {
-
-// Which cells a query token sees, and what is added to its scores.
-//   none      all cells
-//   causal    token i of n sees cells [0, n_cells - n + i]
-//   additive  f16 or f32 values, one row per query token, one value per cell from io.first_cell on;
-//             -inf hides a cell
-struct Mask {
-    enum class Kind : std::uint8_t { none, causal, additive_f16, additive_f32 };
-    Kind kind = Kind::none;
-    const void* data = nullptr;   // additive only
-    std::size_t row_stride = 0;   // elements between query tokens' rows; 0: all share one
-    std::size_t head_stride = 0;  // between query heads' rows; 0: all heads share a token's row
-    // Causal only. Above 0 a query sees no more than the newest `window` cells up to its own.
-    std::uint32_t window = 0;
-};
 
 struct AttentionParams {
     float scale = 1.0f;    // multiplies q.k

@@ -22,6 +22,7 @@
 #include "lowkv/codec.h"
 #include "lowkv/executor.h"
 #include "lowkv/query_energy.h"
+#include "lowkv/view.h"
 
 namespace lowkv {
 
@@ -78,27 +79,6 @@ class Store {
   private:
     std::shared_ptr<Device> device_;
     std::unique_ptr<Impl> impl_;
-};
-
-// What attention needs of one block. keys == nullptr: no cell of it was ever written; it reads as
-// zeros. The addresses are the device's (device.h), and hold until the store's next change.
-struct BlockView {
-    const std::byte* keys = nullptr;
-    const std::byte* values = nullptr;
-    bool packed = false;
-};
-
-// Rows of keys or values as a host holds them, [head][token][channel]: strides in elements, a
-// head's channels side by side.
-struct Rows {
-    const void* data = nullptr;
-    RowType type = RowType::f16;
-    std::size_t head_stride = 0, token_stride = 0;
-};
-// Rows to be written, of the plan's own type.
-struct RowsOut {
-    void* data = nullptr;
-    std::size_t head_stride = 0, token_stride = 0;
 };
 
 // Every operation that throws leaves the sequence and the store as they were.

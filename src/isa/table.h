@@ -7,9 +7,9 @@
 #include <span>
 #include <string_view>
 
-#include "lowkv/attention.h"
 #include "lowkv/codec.h"
 #include "lowkv/part.h"
+#include "lowkv/view.h"
 
 namespace lowkv::codec {
 struct SortedPart;
