@@ -12,10 +12,10 @@
 #include <random>
 #include <vector>
 
-#include "codec/rotation.h"
 #include "codec/small_floats.h"
 #include "codec_block.h"
 #include "lowkv/attention.h"
+#include "lowkv/rotation.h"
 #include "sealed_device.h"
 #include "sorted_reader.h"
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "codec/lloyd_max.h"
+#include "lowkv/codebook.h"
 
 using namespace lowkv::codec;
 

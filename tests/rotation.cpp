@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "codec/rotation.h"
 #include "lowkv/error.h"
+#include "lowkv/rotation.h"
 
 using lowkv::codec::Rotation;
 

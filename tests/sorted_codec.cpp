@@ -10,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/lloyd_max.h"
-#include "codec/trellis.h"
+#include "lowkv/codebook.h"
 #include "lowkv/error.h"
 #include "sorted_block.h"
 

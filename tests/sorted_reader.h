@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "codec/lloyd_max.h"
 #include "codec/small_floats.h"
+#include "lowkv/codebook.h"
 #include "quantizers/sorted/sorted_part.h"
 
 namespace lowkv::test {

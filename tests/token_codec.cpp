@@ -13,10 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "codec/lloyd_max.h"
-#include "codec/rotation.h"
 #include "codec_block.h"
+#include "lowkv/codebook.h"
 #include "lowkv/error.h"
+#include "lowkv/rotation.h"
 #include "rotated_schemes.h"
 #include "sample.h"
 #include "token_laws.h"

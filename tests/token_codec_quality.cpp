@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "codec/rotation.h"
 #include "codec_block.h"
 #include "lowkv/error.h"
+#include "lowkv/rotation.h"
 #include "rotated_schemes.h"
 
 using namespace lowkv;

@@ -11,9 +11,9 @@
 #include <limits>
 #include <vector>
 
-#include "codec/lloyd_max.h"
-#include "codec/rotation.h"
 #include "codec_block.h"
+#include "lowkv/codebook.h"
+#include "lowkv/rotation.h"
 
 namespace lowkv::test {
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "codec/trellis.h"
 #include "codec/units.h"
 #include "isa/table.h"
+#include "lowkv/codebook.h"
 #include "lowkv/codec.h"
 #include "lowkv/implementation.h"
 #include "quantizers/codes_part.h"

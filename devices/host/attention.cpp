@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "codec/rotation.h"
+#include "lowkv/rotation.h"
 #include "numbers.h"
 
 namespace lowkv::devices {

@@ -6,10 +6,7 @@
 #include <cstring>
 
 #include "attention.h"
-#include "cpu/rows.h"
 #include "lowkv/part.h"
-#include "quantizers/sorted/sorted_part.h"
-#include "round.h"
 #include "row_runs.h"
 #include "state.h"
 
@@ -101,9 +98,7 @@ class KernelDevice final : public Device {
             Rows from = rows;
             if (staged) {
                 runs.each([&](std::uint32_t first, std::uint32_t count, std::size_t at) {
-                    count_saturated(cpu::store_values(plan.kernels(), state_->staging.data(),
-                                                      row_shape(plan), first, count,
-                                                      cache::rows_at(rows, at)));
+                    count_saturated(store_rows(plan, staged_row(plan, first), count, rows, at));
                 });
                 state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
                                     runs.tokens * row_bytes(plan));
@@ -122,7 +117,7 @@ class KernelDevice final : public Device {
     void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
                    const RowsOut& rows, Executor&) const noexcept override {
         const auto read = [&](Handle its, const RowRuns& runs, bool staged) {
-            const std::size_t steps = ceil_div<std::size_t>(runs.longest, LOWKV_READ_TOKENS);
+            const std::size_t steps = (runs.longest + LOWKV_READ_TOKENS - 1) / LOWKV_READ_TOKENS;
             RowsOut to = rows;
             if (staged)
                 to = {state_->device_staging.get(), plan.shape().head_dim, plan.shape().channels()};
@@ -135,8 +130,7 @@ class KernelDevice final : public Device {
             state_->queue.read(state_->staging.data(), to.data, 0, bytes);
             if (state_->queue.failed()) std::fill_n(state_->staging.begin(), bytes, std::byte{0});
             runs.each([&](std::uint32_t first, std::uint32_t count, std::size_t at) {
-                cpu::load_values(state_->staging.data(), row_shape(plan), first, count,
-                                 cache::rows_at(rows, plan.rows(), at));
+                load_rows(plan, staged_row(plan, first), count, rows, at);
             });
         };
         each_rows(plan, from, rows.data, rows.token_stride, read);
@@ -218,15 +212,16 @@ class KernelDevice final : public Device {
     std::string name_;
     std::unique_ptr<State> state_;
 
-    static cpu::ExactShape row_shape(const Plan& plan) noexcept {
-        return {plan.shape().kv_heads, plan.shape().head_dim, plan.block_tokens(), plan.rows()};
-    }
     // Of keys or of values.
     static std::size_t elements_of(const Plan& plan) noexcept {
         return std::size_t{plan.block_tokens()} * plan.shape().channels();
     }
     static std::size_t row_bytes(const Plan& plan) noexcept {
-        return cache::bytes_of(plan.rows()) * plan.shape().channels();
+        return element_bytes(plan.rows()) * plan.shape().channels();
+    }
+
+    std::byte* staged_row(const Plan& plan, std::size_t token) const noexcept {
+        return state_->staging.data() + token * row_bytes(plan);
     }
 
     // Calls f(plan, runs, whether they are in the staging memory) for some runs at a time.

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <span>
 
-#include "codec/small_floats.h"
 #include "lowkv/error.h"
 
 namespace lowkv::devices {
@@ -55,7 +54,7 @@ std::uint32_t Numbers::add(const Numbers3& numbers) {
                 std::copy_n(static_cast<const float*>(numbers.from) + first, zs, to);
             } else {
                 const auto* row = static_cast<const std::uint16_t*>(numbers.from) + first;
-                std::transform(row, row + zs, to, codec::f16_to_f32);
+                std::transform(row, row + zs, to, lowkv_f16_to_f32);
             }
         }
     }

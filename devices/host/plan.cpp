@@ -7,11 +7,10 @@
 #include <span>
 #include <string>
 
-#include "codec/lloyd_max.h"
-#include "codec/rotation.h"
-#include "codec/trellis.h"
+#include "lowkv/codebook.h"
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
+#include "lowkv/rotation.h"
 
 namespace lowkv::devices {
 namespace {

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 
-#include "codec/small_floats.h"
 #include "plan.h"
 #include "state.h"
 
@@ -130,8 +129,8 @@ Book book_of(const lowkv_sorted_levels& levels, std::uint32_t bits) noexcept {
 
 std::vector<std::uint32_t> pairs_of(const Book& book, std::uint32_t count) {
     const auto pair = [&](std::uint32_t first, std::uint32_t second) {
-        return codec::f32_to_f16(book.of(first)) | std::uint32_t{codec::f32_to_f16(book.of(second))}
-                                                       << 16;
+        return lowkv_f32_to_f16(book.of(first)) | std::uint32_t{lowkv_f32_to_f16(book.of(second))}
+                                                      << 16;
     };
     std::vector<std::uint32_t> pairs(count);
     for (std::uint32_t i = 0; i < pairs.size(); ++i) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "codec/lloyd_max.h"
 #include "isa/table.h"
+#include "lowkv/codebook.h"
 #include "quantizers/words.h"
 #include "row/row_part.h"
 

@@ -145,6 +145,14 @@ class Device {
     std::atomic<std::uint64_t> saturated_{0};
 };
 
+// For devices whose rows go through the host's memory: a caller's rows from element `at` on, to
+// `count` rows of [token][channel] in the plan's type, and back. What is stored is as write_rows()
+// says; returns how many numbers that changed.
+std::size_t store_rows(const Plan& plan, std::byte* to, std::uint32_t count, const Rows& rows,
+                       std::size_t at) noexcept;
+void load_rows(const Plan& plan, const std::byte* from, std::uint32_t count, const RowsOut& rows,
+               std::size_t at) noexcept;
+
 // A device's memory, given back by itself.
 class DeviceMemory {
   public:

@@ -19,8 +19,12 @@
 namespace lowkv {
 
 namespace codec {
-class Rotation;
+class Rotation;  // rotation.h
 class Rotations;
+
+// Writes what a head's section of sorted keys says of its queries' mean squares, [channel]; null:
+// they are not known, nothing is damped. For devices that encode such keys.
+void write_damping(const lowkv_sorted& part, const float* queries, std::byte* section) noexcept;
 }  // namespace codec
 namespace kernels {
 struct Table;

@@ -46,7 +46,7 @@ enum class Levels : std::uint8_t {
     learned,  // level[code] * scale + zero, the levels from a calibration (KVQuant's nuq)
 };
 
-// What a head's channels are multiplied by before quantization: see codec/rotation.h.
+// What a head's channels are multiplied by before quantization: see rotation.h.
 enum class Rotate : std::uint8_t { none, hadamard, random };
 
 // How the scale of normal levels is chosen, y being the group and l its levels

@@ -7,8 +7,8 @@
 
 #include "attention/query.h"
 #include "attention/workspace.h"
-#include "codec/rotation.h"
 #include "isa/table.h"
+#include "lowkv/rotation.h"
 #include "round.h"
 
 namespace lowkv {

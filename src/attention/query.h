@@ -7,9 +7,9 @@
 #include <span>
 #include <string>
 
-#include "codec/rotation.h"
 #include "isa/table.h"
 #include "lowkv/attention.h"
+#include "lowkv/rotation.h"
 
 namespace lowkv::attention {
 

@@ -1,4 +1,4 @@
-#include "codec/lloyd_max.h"
+#include "lowkv/codebook.h"
 
 #include <algorithm>
 #include <cmath>

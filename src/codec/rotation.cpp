@@ -1,4 +1,4 @@
-#include "codec/rotation.h"
+#include "lowkv/rotation.h"
 
 #include <algorithm>
 #include <bit>

@@ -198,4 +198,14 @@ std::shared_ptr<Device> shared_device(const std::string& name,
     return device;
 }
 
+std::size_t store_rows(const Plan& plan, std::byte* to, std::uint32_t count, const Rows& rows,
+                       std::size_t at) noexcept {
+    return cpu::store_values(plan.kernels(), to, cpu::exact_shape(plan), 0, count,
+                             cache::rows_at(rows, at));
+}
+void load_rows(const Plan& plan, const std::byte* from, std::uint32_t count, const RowsOut& rows,
+               std::size_t at) noexcept {
+    cpu::load_values(from, cpu::exact_shape(plan), 0, count, cache::rows_at(rows, plan.rows(), at));
+}
+
 }  // namespace lowkv

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "codec/rotation.h"
 #include "isa/table.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
+#include "lowkv/rotation.h"
 #include "quantizers/codes_part.h"
 #include "xxh64.h"
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <string>
 
-#include "codec/trellis.h"
 #include "codec/units.h"
 #include "isa/table.h"
+#include "lowkv/codebook.h"
 #include "quantizers/metadata.h"
 
 namespace lowkv::codec {

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "codec/rotation.h"
 #include "codec/small_floats.h"
 #include "isa/table.h"
+#include "lowkv/rotation.h"
 #include "quantizers/codes_part.h"
 
 namespace lowkv::codec {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "calibration/tests/query_samples.h"
-#include "codec/rotation.h"
 #include "codec/small_floats.h"
 #include "lowkv/calibrate.h"
+#include "lowkv/rotation.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;

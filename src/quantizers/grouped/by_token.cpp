@@ -6,11 +6,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/lloyd_max.h"
 #include "codec/small_floats.h"
-#include "codec/trellis.h"
 #include "codec/uniform.h"
 #include "isa/table.h"
+#include "lowkv/codebook.h"
 #include "quantizers/grouped/grouped.h"
 #include "quantizers/metadata.h"
 #include "quantizers/packing.h"

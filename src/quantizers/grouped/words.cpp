@@ -1,5 +1,5 @@
 #include "quantizers/words.h"
-#include "codec/trellis.h"
+#include "lowkv/codebook.h"
 
 namespace lowkv::codec {
 

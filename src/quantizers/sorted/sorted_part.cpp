@@ -4,9 +4,8 @@
 #include <cmath>
 #include <iterator>
 
-#include "codec/lloyd_max.h"
-#include "codec/trellis.h"
 #include "isa/table.h"
+#include "lowkv/codebook.h"
 
 namespace lowkv::codec {
 namespace {

@@ -41,8 +41,6 @@ struct SortedStatistics {
     float factor[max_sorted_dim];  // by channel: what it is divided by, 1 if not weighted
 };
 
-// By the queries' mean squares in the head's channels; null: they are not known, nothing is damped.
-void write_damping(const lowkv_sorted& part, const float* queries, std::byte* section) noexcept;
 void read_damping(const lowkv_sorted& part, const std::byte* section, float* factor) noexcept;
 // Of channels with these mean squares (damped, less the mean).
 void write_statistics(const lowkv_sorted& part, const float* energy, std::byte* section) noexcept;

@@ -1,8 +1,5 @@
 #pragma once
-// Trellis codes of one, two and three bits for N(0,1) (M. W. Marcellin and T. R. Fischer, "Trellis
-// coded quantization of memoryless and Gauss-Markov sources", 1990; words that are circles, and
-// levels by a window of bits: A. Tseng et al., "QTIP", 2024). A window's level is the sum of two
-// tables' entries: of its low four bits and of its high four (lowkv/format.h).
+// What codes stand for that are not even steps: levels for N(0,1), of a code or of a trellis.
 
 #include <algorithm>
 #include <array>
@@ -13,6 +10,29 @@
 #include "lowkv/scheme.h"
 
 namespace lowkv::codec {
+
+// The scalar quantizer of N(0,1) with the least mean squared error (S. P. Lloyd, "Least squares
+// quantization in PCM", 1982; J. Max, "Quantizing for minimum distortion", 1960): every level is
+// the mean of its cell, every boundary lies half-way between two levels.
+inline constexpr std::uint32_t max_codebook_levels = 32;
+
+// Only the first `count` levels and `count - 1` boundaries are used; the rest is 0. Both ascend.
+struct NormalCodebook {
+    std::uint32_t count = 0;
+    std::array<float, max_codebook_levels> level{};
+    std::array<float, max_codebook_levels - 1> boundary{};  // between level[i] and level[i + 1]
+    double mse = 0;                                         // of a standard normal variable
+};
+
+// `count` is 2..16, or 32. All tables are solved at the first call; any thread may call.
+const NormalCodebook& normal_codebook(std::uint32_t count);
+
+// ---- a trellis ----
+//
+// Trellis codes of one, two and three bits for N(0,1) (M. W. Marcellin and T. R. Fischer, "Trellis
+// coded quantization of memoryless and Gauss-Markov sources", 1990; words that are circles, and
+// levels by a window of bits: A. Tseng et al., "QTIP", 2024). A window's level is the sum of two
+// tables' entries: of its low four bits and of its high four (lowkv/format.h).
 
 // Multiples of `step`. Both are odd functions: the entry of 15 - i is the opposite.
 struct TrellisBook {
