@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "ggml.h"
-#include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 
 namespace lowkv::ggml {
@@ -69,10 +68,8 @@ std::string LayerCache::why_not_packed() {
     try {
         LayerInputs inputs;
         inputs.rope = rope_ ? &*rope_ : nullptr;
-        if (setting_->calibration) {
-            calibration::require_layer(*setting_->calibration, index_, shape_, "the calibration");
-            inputs.calibration = &setting_->calibration->layers[index_];
-        }
+        if (setting_->calibration)
+            inputs.calibration = &layer_calibration(*setting_, index_, shape_);
         std::vector<LayerScheme> tiers = setting_->finer;
         tiers.push_back(setting_->scheme.layer(index_));
         plans_.clear();

@@ -87,6 +87,12 @@ void add_calibration(const std::string& path) {
     add_calibration(calibration::load_calibration(path).calibration);
 }
 
+const LayerCalibration& layer_calibration(const Setting& setting, std::uint32_t layer,
+                                          const Shape& shape) {
+    calibration::require_layer(*setting.calibration, layer, shape, "the calibration");
+    return setting.calibration->layers[layer];
+}
+
 std::vector<std::string> calibration_paths() {
     std::istringstream list(platform::environment("LOWKV_CALIBRATION"));
     std::vector<std::string> paths;

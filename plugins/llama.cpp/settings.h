@@ -7,8 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "lowkv/calibration.h"
+#include "lowkv/codec.h"
 #include "lowkv/scheme.h"
+
+namespace lowkv {
+struct Calibration;  // lowkv/calibration.h
+}
 
 namespace lowkv::ggml {
 
@@ -28,6 +32,10 @@ struct Setting {
 // For the schemes that are chosen from now on; lowkv_ggml.h's add_calibration() reads it from a
 // file.
 void add_calibration(Calibration calibration);
+
+// Of a setting that has one. Throws Error(invalid_calibration) where it is of another model.
+const LayerCalibration& layer_calibration(const Setting& setting, std::uint32_t layer,
+                                          const Shape& shape);
 
 // The files that LOWKV_CALIBRATION names.
 std::vector<std::string> calibration_paths();
