@@ -28,8 +28,8 @@ PRODUCT = {
 }
 GUESTS_INCLUDE = sorted(path.relative_to(ROOT) for path in (ROOT / "guests").glob("*/include"))
 LINES = {"core": 13518, "devices": 6178, "llama.cpp": 5266, "transformers": 2648, "vLLM and LMCache": 853,
-         "command": 6574, "guests": 3815}
-TOKENS = 482241
+         "command": 6574, "guests": 3817}
+TOKENS = 482269
 BARS = {"files of the product under 30 lines": 46, "files of the product over 400 lines": 0,
         "public headers of the core": 24, "includes of what comes after": 0}
 CORE = ("include", "platform", "src", "devices")  # whose includes are checked

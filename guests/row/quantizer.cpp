@@ -1,10 +1,11 @@
 // The row quantizer, and its kernels by name and instruction set.
 
-#include <algorithm>
+#include <span>
 #include <string>
 
 #include "isa/table.h"
 #include "lowkv/codebook.h"
+#include "lowkv/error.h"
 #include "quantizers/words.h"
 #include "row/row_part.h"
 
@@ -28,7 +29,9 @@ const PartKernels& kernels_of(const kernels::Table& table, Width width) {
     LOWKV_IMPLEMENTATIONS
 #undef X
     const std::string name = "row-" + std::string(row_of(width).word);
-    return *std::ranges::find(all, name, &PartKernels::name);
+    for (const PartKernels& kernels : all)
+        if (kernels.name == name) return kernels;
+    throw Error(ErrorCode::unsupported, std::string(table.name) + " has no kernels named " + name);
 }
 
 class RowQuantizer final : public Quantizer {
