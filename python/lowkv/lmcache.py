@@ -24,6 +24,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from lowkv._core import (
     Batch,
     Error,
+    Host,
     Plan,
     Retention,
     RowType,
@@ -43,12 +44,7 @@ class Codec:
     """What both directions share. scheme: its text form; head_dim: channels of one head."""
 
     def __init__(self, scheme: str, head_dim: int):
-        self.scheme, self.head_dim = parse_scheme(scheme), head_dim
-        words = [word.strip().partition("=")[0] for word in scheme.split(",")]
-        if "flush" in words:
-            raise Error("flush= says how often rows are packed, and a chunk is packed at once: leave it out")
-        self._named = {"sinks", "window"} & set(words)
-        self._layers = any(word.startswith("layer.") for word in words)
+        self.scheme, self.head_dim = parse_scheme(scheme, Host.lmcache), head_dim
         self._plan = functools.cache(functools.partial(Plan, self.scheme))
         self.plan(0, head_dim, torch.float16)  # raises Error for a head_dim that can't be
 
@@ -62,9 +58,7 @@ class Codec:
 
     def retention(self, layer: int) -> Retention:
         """What of a chunk's layer stays exact."""
-        its = self.scheme.retention(layer, False)
-        return Retention(window=its.window if "window" in self._named else 0,
-                         sinks=its.sinks if "sinks" in self._named else 0, flush=0)
+        return self.scheme.retention(layer, False)
 
     def size(self, layer: int, tokens: int, channels: int, dtype: torch.dtype) -> int:
         """Bytes that one layer of a chunk takes."""
@@ -72,7 +66,7 @@ class Codec:
 
     def require_one_codec(self) -> None:
         """Raises Error where a chunk of one layer, which does not say of which, could be of several codecs."""
-        if self._layers:
+        if self.scheme.by_layer:
             raise Error("a chunk of one layer (KV_2TD, KV_T2D) does not say of which, so layer.N= can't be followed: "
                         "leave it out, or have LMCache store all layers in a chunk (KV_2LTD)")
 

@@ -21,20 +21,12 @@ using namespace nb::literals;
 namespace lowkv::python {
 namespace {
 
-// What the llama.cpp plug-in and the core can do and this package can't is refused, not ignored.
-Scheme served_scheme(const std::string& text) {
-    Scheme scheme = parse_scheme(text);
-    if (scheme.retention.filter != Filter::none) {
-        throw Error(ErrorCode::unsupported,
-                    "filter=, keep= and evict= are not served in Python; leave them out");
-    }
-    if (scheme.any_layer(
-            [](const LayerScheme& layer) { return layer.key.by_row() || layer.value.by_row(); })) {
-        throw Error(ErrorCode::unsupported,
-                    to_string(scheme) +
-                        ": codecs of a token's row of all heads (row, static, reorder: skvq-*, "
-                        "kvquant*) are not served in Python; take lowkv2.8 or another");
-    }
+// What the llama.cpp plug-in and the core can do and this package can't is refused, not ignored. A
+// chunk of LMCache's does not say where in its sequence it is: tokens stay exact only by name.
+Scheme served_scheme(const std::string& text, Host host) {
+    const Retention packed{.window = 0, .sinks = 0};
+    Scheme scheme = parse_scheme(text, host == Host::lmcache ? &packed : nullptr);
+    require_served(scheme, host);
     return scheme;
 }
 
@@ -65,6 +57,9 @@ void bind_scheme(nb::module_& m) {
         .def(
             "exact", [](const Scheme& s, std::uint32_t layer) { return s.layer(layer).exact(); },
             "layer"_a, "Whether nothing of a layer is quantized.")
+        .def_prop_ro(
+            "by_layer", [](const Scheme& s) { return !s.overrides.empty(); },
+            "Whether it names layers, so that they may be stored by several codecs.")
         .def(
             "require_layers",
             [](const Scheme& s, std::uint32_t layers) { require_layers(s, layers); }, "layers"_a,
@@ -84,10 +79,17 @@ void bind_scheme(nb::module_& m) {
     m.def(
         "parse_size", [](const std::string& text) { return parse_size(text, "budget"); }, "text"_a,
         "Bytes: '24MiB', '1.5GiB', '2000000000'. Raises Error for anything else.");
+    nb::enum_<Host>(m, "Host", "Who is to serve a scheme.")
+        .value("python", Host::python)
+        .value("vllm", Host::vllm)
+        .value("lmcache", Host::lmcache);
+    m.def("parse_scheme", &served_scheme, "text"_a, "host"_a = Host::python,
+          "A scheme from its text form. Raises Error with the legal words, or with what the host "
+          "can't serve.");
     m.def(
-        "parse_scheme", &served_scheme, "text"_a,
-        "A scheme from its text form. Raises Error with the legal words, or with what this package "
-        "can't serve.");
+        "unserved",
+        [](const std::string& text, Host host) { return unserved(parse_scheme(text), host); },
+        "text"_a, "host"_a, "Why a host can't serve a scheme; empty if it can.");
     m.def(
         "presets",
         [] {

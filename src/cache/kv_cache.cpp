@@ -100,23 +100,15 @@ void require_same_length(const Sequence& first, const Sequence& other) {
 KvCache::KvCache(const KvCacheConfig& config)
     : scheme_(config.scheme),
       store_(config.store != nullptr ? config.store : std::make_shared<Store>()) {
-    if (scheme_.needs_calibration() || scheme_.retention.filter != Filter::none)
-        throw Error(ErrorCode::unsupported,
-                    "schemes that need a calibration, and filters, are not served in a whole "
-                    "model's cache: " +
-                        to_string(scheme_));
+    require_served(scheme_, Host::model_cache);
     if (config.layers == 0 || config.layers > 4096)
         refuse(std::to_string(config.layers) + " layers; legal: 1 to 4096");
     require_layers(scheme_, config.layers);
     LayerInputs inputs;
     inputs.rows = config.rows;
-    for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
+    for (std::uint32_t layer = 0; layer < config.layers; ++layer)
         plans_.push_back(std::make_shared<const Plan>(scheme_.layer(layer), config.shape,
                                                       std::string_view{}, layer, inputs));
-        if (plans_.back()->has_positions())
-            throw Error(ErrorCode::unsupported,
-                        "keys before RoPE are not served in a whole model's cache");
-    }
 }
 
 const KvCache::Layers& KvCache::layers_of(std::uint32_t sequence) const {

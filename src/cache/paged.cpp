@@ -58,10 +58,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
       memory_(memory),
       opened_(first_mark()) {
     store_->device().check(*plan_);
-    if (retention.filter != Filter::none || retention.flush != 0 || plan_->has_positions()) {
-        throw Error(ErrorCode::unsupported,
-                    "filters, flush= and keys before RoPE are not served in a host's pages");
-    }
+    require_served({plan_->scheme(), retention, {}}, Host::pages);
     if (plan_->shape().latent())
         throw Error(ErrorCode::unsupported,
                     "multi-head latent attention is not served in a host's pages");

@@ -10,6 +10,7 @@ import torch
 
 from lowkv._core import (
     Error,
+    Host,
     Plan,
     RowType,
     Scheme,
@@ -17,6 +18,7 @@ from lowkv._core import (
     page_bytes,
     parse_scheme,
     presets,
+    unserved,
     whole_page_bytes,
 )
 from lowkv.vllm import VARIABLE
@@ -58,23 +60,10 @@ def asked(config) -> Scheme:
 @functools.cache
 def _scheme(text: str) -> Scheme:
     try:
-        found = parse_scheme(text)
+        return parse_scheme(text, Host.vllm)
     except Error as error:
-        raise Error(f"{VARIABLE}={text}: {error}. Schemes: {', '.join(_served_presets())}") from None
-    if any(word.startswith("flush=") for word in str(found).split(",")):
-        raise Error(f"{VARIABLE}={text}: flush= is not served in vLLM; leave it out")
-    return found
-
-
-def _served_presets() -> list[str]:
-    found = []
-    for name in presets():
-        try:
-            parse_scheme(name)
-        except Error:
-            continue  # by row, or with a calibration
-        found.append(name)
-    return found
+        served = (name for name in presets() if not unserved(name, Host.vllm))
+        raise Error(f"{VARIABLE}={text}: {error}. Schemes: {', '.join(served)}") from None
 
 
 def use(config) -> None:
