@@ -56,7 +56,8 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
 }
 
 std::string read_device() {
-    const std::string name = platform::environment("LOWKV_DEVICE");
+    std::string name = platform::environment("LOWKV_DEVICE");
+    if (name.empty()) name = "cpu";
     try {
         check_device_name(name);
     } catch (const Error& error) {
