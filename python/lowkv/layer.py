@@ -254,9 +254,9 @@ class Layer(CacheLayerMixin):
             rows, tokens = _newest(query)
             self.rows.update_query_stats(rows, None, tokens)
             return
-        for number, its in enumerate(real.expand(query.shape[0], -1)):
-            if its.any():
-                rows, tokens = _newest(query[number : number + 1, :, its])
+        for number, tokens_seen in enumerate(real.expand(query.shape[0], -1)):
+            if tokens_seen.any():
+                rows, tokens = _newest(query[number : number + 1, :, tokens_seen])
                 self.rows.update_query_stats(rows, number, tokens)
 
     def pack(self, spared: int = 0) -> None:

@@ -68,8 +68,8 @@ void bind_scheme(nb::module_& m) {
             "finer",
             [](const Scheme& s) {
                 std::vector<Scheme> schemes;
-                for (const LayerScheme& its : finer_than(s, "budget"))
-                    schemes.push_back({its, s.retention, {}});
+                for (const LayerScheme& codecs : finer_than(s, "budget"))
+                    schemes.push_back({codecs, s.retention, {}});
                 return schemes;
             },
             "What tokens are packed by before it, within a budget: the most bits first. Raises "

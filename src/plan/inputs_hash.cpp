@@ -31,9 +31,9 @@ std::uint64_t inputs_hash(const LayerScheme& scheme, const LayerInputs& inputs) 
     Bytes bytes;
     const auto add_part = [&](const Codec& codec, PartCalibration LayerCalibration::* part) {
         if (!codec.needs_calibration() || inputs.calibration == nullptr) return;
-        const PartCalibration& its = inputs.calibration->*part;
-        bytes.add(its.group);
-        for (const auto* array : {&its.clip, &its.low, &its.high, &its.levels, &its.boundaries})
+        const PartCalibration& all = inputs.calibration->*part;
+        bytes.add(all.group);
+        for (const auto* array : {&all.clip, &all.low, &all.high, &all.levels, &all.boundaries})
             bytes.add(*array);
     };
     add_part(scheme.key, &LayerCalibration::key);

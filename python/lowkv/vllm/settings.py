@@ -105,10 +105,10 @@ def plan(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch
 
 def cell_bytes(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
     """Of one token of one head, as vLLM counts: a page is so many times its tokens and heads."""
-    its = plan(scheme, layer, kv_heads, head_size, dtype)
+    codecs = plan(scheme, layer, kv_heads, head_size, dtype)
     # Of layers with sliding windows, too, which have no sinks: then all layers have pages of one size.
-    size = (whole_page_bytes(its, PAGE_TOKENS, scheme.retention(layer, False).sinks) if whole()
-            else page_bytes(its, PAGE_TOKENS))
+    size = (whole_page_bytes(codecs, PAGE_TOKENS, scheme.retention(layer, False).sinks) if whole()
+            else page_bytes(codecs, PAGE_TOKENS))
     return math.ceil(size / (kv_heads * PAGE_TOKENS))
 
 
