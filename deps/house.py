@@ -28,8 +28,8 @@ PRODUCT = {
     "python/extras": "extras",
     "cli": "command",
 }
-LINES = {"core": 13653, "devices": 6258, "llama.cpp": 5222, "transformers": 2470, "vLLM": 679,
-         "command": 6525, "guests": 3740, "extras": 323}
+LINES = {"core": 13653, "devices": 6258, "llama.cpp": 5222, "transformers": 2476, "vLLM": 675,
+         "command": 6525, "guests": 3740, "extras": 319}
 TOKENS = 482408
 BARS = {"files of the product under 30 lines": 48, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0,

@@ -26,7 +26,6 @@ from lowkv._core import (
     Host,
     Plan,
     Retention,
-    RowType,
     Store,
     default_scheme,
     image_bytes,
@@ -36,7 +35,6 @@ from lowkv._core import (
 
 _LAYERS, _TOKENS_FIRST, _ONE_LAYER = MemoryFormat.KV_2LTD, MemoryFormat.KV_T2D, MemoryFormat.KV_2TD
 _FUSED, _UNNAMED = MemoryFormat.KV_MLA_FMT, MemoryFormat.UNDEFINED
-_DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
 
 
 class Codec:
@@ -51,9 +49,7 @@ class Codec:
         """The layer's codecs, compiled for a chunk's rows. Raises Error for channels that are not whole heads, and for
         other dtypes."""
         self.require_heads(channels, 1)
-        if dtype not in _DTYPES:
-            raise Error(f"a chunk of {dtype}; lowkv takes float32, float16 and bfloat16")
-        return self._plan(layer, channels // self.head_dim, self.head_dim, _DTYPES[dtype])
+        return self._plan(layer, channels // self.head_dim, self.head_dim, dtype)
 
     def retention(self, layer: int) -> Retention:
         """What of a chunk's layer stays exact."""

@@ -37,6 +37,16 @@ Retention retention_of(const Scheme& scheme, std::uint32_t layer, bool sliding) 
     return retention;
 }
 
+// Of RowType.float32, or of torch.float32.
+RowType row_type_named(const nb::object& given) {
+    const std::string text = nb::str(given).c_str(), word = text.substr(text.rfind('.') + 1);
+    const nb::handle types = nb::type<RowType>();
+    if (!nb::hasattr(types, word.c_str()))
+        throw Error(ErrorCode::invalid_argument,
+                    "rows of " + text + "; lowkv takes float32, float16 and bfloat16");
+    return nb::cast<RowType>(types.attr(word.c_str()));
+}
+
 }  // namespace
 
 void bind_scheme(nb::module_& m) {
@@ -111,13 +121,15 @@ void bind_scheme(nb::module_& m) {
         .value("bfloat16", RowType::bf16);
     nb::class_<Plan>(m, "Plan", "A layer's codecs compiled for one shape and one type of rows.")
         .def(nb::new_([](const Scheme& scheme, std::uint32_t layer, std::uint32_t kv_heads,
-                         std::uint32_t head_dim, RowType rows) {
+                         std::uint32_t head_dim, const nb::object& rows) {
                  return std::make_shared<Plan>(scheme.layer(layer), Shape{kv_heads, head_dim},
                                                std::string_view{}, layer,
-                                               LayerInputs{.rows = rows});
+                                               LayerInputs{.rows = row_type_named(rows)});
              }),
              "scheme"_a, "layer"_a, "kv_heads"_a, "head_dim"_a, "rows"_a,
-             "rows: the type of those that stay exact.")
+             "rows: the type of those that stay exact, a RowType or torch's of that name. Raises "
+             "Error "
+             "for others.")
         .def_prop_ro("block_tokens", &Plan::block_tokens)
         .def_prop_ro("packed_bytes", &Plan::packed_bytes)
         .def_prop_ro("exact_bytes", &Plan::exact_bytes)

@@ -134,7 +134,7 @@ def test_wrong_configurations_are_refused():
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(source, short, None)
     with pytest.raises(lowkv.Error, match="no 'scehme'; it takes scheme, head_dim"):
         create_serde_processor(SerdeConfig("lowkv", {"scehme": "kivi2", "head_dim": HEAD_DIM}))
-    with pytest.raises(lowkv.Error, match=r"a chunk of torch\.uint8; lowkv takes float32"):
+    with pytest.raises(lowkv.Error, match=r"rows of torch\.uint8; lowkv takes float32"):
         numbers = memory(SHAPES["KV_2TD"], torch.uint8, "KV_2TD")
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(numbers, short, None)
     codec = lowkv.lmcache.Codec("kivi2", 48)

@@ -12,7 +12,6 @@ from lowkv._core import (
     Error,
     Host,
     Plan,
-    RowType,
     Scheme,
     Store,
     page_bytes,
@@ -28,7 +27,6 @@ WORKER = "lowkv.vllm.worker.Worker"
 PAGE_TOKENS = 128  # vLLM's blocks on the CPU, unless it is told otherwise, and lowkv's
 SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, tested
 CONNECTORS = ("ExampleConnector",)  # that write a request's pages before the step that reads them, tested
-_DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
 _used: Scheme | None = None
 _whole = False
 
@@ -98,9 +96,7 @@ def store() -> Store:
 @functools.cache
 def plan(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> Plan:
     """A layer's codecs. Raises Error for a shape or dtype that they can't serve."""
-    if dtype not in _DTYPES:
-        raise Error(f"a model of {dtype}; lowkv takes float32, float16 and bfloat16 (--dtype)")
-    return Plan(scheme, layer, kv_heads, head_size, _DTYPES[dtype])
+    return Plan(scheme, layer, kv_heads, head_size, dtype)
 
 
 def cell_bytes(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
