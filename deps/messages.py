@@ -25,7 +25,8 @@ LEAST = 4  # words of a message in these:
 # Sources whose functions return messages, and those in which strings are messages wherever they stand.
 RETURNED = ("cli/run/watcher.cpp", "plugins/llama.cpp/attention_op.cpp", "plugins/llama.cpp/backend_type.cpp",
             "plugins/llama.cpp/host.cpp", "plugins/llama.cpp/layer_cache.cpp")
-WORDED = ("cli/common/program_options.cpp", "plugins/llama.cpp/buffer_state.cpp")
+WORDED = ("cli/common/program_options.cpp", "plugins/llama.cpp/buffer_state.cpp",
+          "src/scheme/unserved.cpp")
 # Messages that need no entry, and why.
 EXCLUDED = {
     "src/attention/": "arguments of a program that links the library; the message names the argument and what is legal",

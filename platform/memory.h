@@ -27,7 +27,7 @@ void zero_memory(std::byte* memory, std::size_t bytes);
 bool set_accessible(std::byte* memory, std::size_t bytes, bool accessible) noexcept;
 
 // Gives the whole pages inside [memory, memory + bytes) back for good: whoever touches one faults.
-// Those pages.
+// Returns those pages.
 std::span<std::byte> forbid_memory(std::byte* memory, std::size_t bytes) noexcept;
 
 // Returns once the word is not `value`, if somebody wakes it after the change; it may also return

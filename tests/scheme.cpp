@@ -348,3 +348,53 @@ TEST_CASE("damaged text is refused or round-trips, never worse") {
         }
     }
 }
+
+TEST_CASE("each host refuses the words that it can't serve, and says what to do instead") {
+    const std::string filter = "kivi2,filter=heavy,evict=50%";
+    const struct {
+        Host host;
+        std::string text, words;  // none: it is served
+    } rows[] = {
+        {Host::sequence, filter, "are not served in a Sequence; leave it out, or take another"},
+        {Host::sequence, "kvquant3,flush=64", ""},
+        {Host::pages, filter, "filter="},
+        {Host::pages, "kivi2,flush=64", "flush= is not served in a PagedLayer; leave it out, or"},
+        {Host::pages, "kvquant3", "keys before RoPE"},
+        {Host::pages, "k=token-2-row,v=exact", ""},
+        {Host::model_cache, filter, "filter="},
+        {Host::model_cache, "lowkv2,layer.3=skvq-k2v2", "need a calibration"},
+        {Host::model_cache, "k=token-2-row-pre,v=exact", "keys before RoPE"},
+        {Host::model_cache, "kivi2,flush=64", ""},
+        {Host::llama_cpp, filter, "filter=, keep= and evict= are not served in llama.cpp"},
+        {Host::llama_cpp, "kvquant3,flush=64", ""},
+        {Host::python, filter, "filter="},
+        {Host::python, "lowkv2.8,layer.0=kvquant3", "a token's row of all heads"},
+        {Host::python, "kivi2,flush=64", ""},
+        {Host::vllm, "kivi2,flush=64", "flush= is not served in vLLM"},
+        {Host::vllm, "skvq-k2v2", "a token's row of all heads"},
+        {Host::lmcache, "kivi2,flush=64", "flush= is not served in LMCache's chunks"},
+        {Host::lmcache, "lowkv4,window=3", ""},
+    };
+    for (const auto& row : rows) {
+        CAPTURE(row.text);
+        const Scheme scheme = parse_scheme(row.text);
+        const std::string why = unserved(scheme, row.host);
+        CHECK_MESSAGE(why.empty() == row.words.empty(), why);
+        CHECK_MESSAGE(why.find(row.words) != std::string::npos, why);
+        if (why.empty())
+            CHECK_NOTHROW(require_served(scheme, row.host));
+        else
+            CHECK_THROWS_WITH_AS(require_served(scheme, row.host), why.c_str(), Error);
+    }
+}
+
+TEST_CASE("the retention that a text doesn't name may be the caller's") {
+    const Retention none{.window = 0, .sinks = 0};
+    for (const std::string codecs : {"kivi2", "kvquant3", "k=token-2-g32,v=exact"}) {
+        CHECK(parse_scheme(codecs, &none).retention == none);
+        CHECK(parse_scheme(codecs + ",sinks=2", &none).retention ==
+              Retention{.window = 0, .sinks = 2});
+        CHECK(parse_scheme(codecs + ",window=128", &none).retention ==
+              Retention{.window = 128, .sinks = 0});
+    }
+}

@@ -19,7 +19,7 @@
 #include "common/model.h"
 #include "common/options.h"
 #include "common/terminal.h"
-#include "devices.h"
+#include "devices/names.h"
 #include "lowkv/implementation.h"
 #include "nlohmann/json.hpp"
 
@@ -80,7 +80,7 @@ class Bench {
   public:
     explicit Bench(const Options& options)
         : options_(options),
-          device_(ggml::device_by_name(options.device)),
+          device_(device_by_name(options.device)),
           reader_(bandwidth_bytes()),
           evictor_(2 * last_level_cache()) {
         for (const unsigned threads : options.threads)

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "common/app.h"
-#include "common/devices.h"
 #include "common/terminal.h"
+#include "devices/names.h"
 
 namespace lowkv::cli {
 namespace {

@@ -12,7 +12,6 @@
 
 #include "bench/attention_case.h"
 #include "common/app.h"
-#include "common/devices.h"
 #include "common/machine.h"
 #include "common/model.h"
 #include "common/options.h"
@@ -20,7 +19,7 @@
 #include "common/program_options.h"
 #include "common/programs.h"
 #include "common/terminal.h"
-#include "devices.h"
+#include "devices/names.h"
 #include "doctor/checks.h"
 #include "ggml-backend.h"
 #include "lowkv/calibration_file.h"
@@ -97,7 +96,7 @@ std::string compute(const std::string& scheme, const std::shared_ptr<Device>& de
 void look_at_device(Findings& findings, const std::string& name) {
     constexpr const char* remedy =
         "use another device: its driver or this build computes wrongly there";
-    const std::shared_ptr<Device> device = ggml::device_by_name(name);
+    const std::shared_ptr<Device> device = device_by_name(name);
     double worst = 0;
     for (const char* scheme : {"exact", "kivi2", "lowkv2.8"}) {
         const std::string wrong = compute(scheme, device, worst);

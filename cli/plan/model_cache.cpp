@@ -38,11 +38,7 @@ double told_bytes(const ModelShape& shape, const Scheme& scheme, std::uint64_t c
 
 // Plans of equal layers are alike, so runs of them are counted together.
 StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
-    if (scheme.retention.filter != Filter::none) {
-        throw Error(ErrorCode::unsupported, to_string(scheme) +
-                                                ": plan does not count what a filter keeps or "
-                                                "evicts; leave filter=, keep= and evict= out");
-    }
+    require_served(scheme, Host::llama_cpp);
     require_layers(scheme, static_cast<std::uint32_t>(shape.layers.size()));
     StoredCache cache;
     for (std::uint32_t layer = 0, end = 0; layer < shape.layers.size(); layer = end) {

@@ -27,7 +27,7 @@
 #include "common/programs.h"
 #include "common/saved_states.h"
 #include "common/terminal.h"
-#include "devices.h"
+#include "devices/names.h"
 #include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
@@ -84,7 +84,7 @@ void check_settings(const Options& options) {
     load("--calibration", options.calibrations);
     load("LOWKV_CALIBRATION", ggml::calibration_paths());
     try {
-        ggml::check_device_name(options.cache_on);
+        if (!options.cache_on.empty()) check_device_name(options.cache_on);
     } catch (const Error& error) {
         throw UsageError(std::string("--cache-on: ") + error.what());
     }

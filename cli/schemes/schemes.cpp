@@ -134,7 +134,7 @@ void explain(const std::string& text) {
     }
 
     std::printf("\nBits per number, with all scales, zeros, norms and means%s:\n",
-                scheme.base.key.by_row() || scheme.base.value.by_row() ? ", at 8 kv heads" : "");
+                scheme.base.by_row() ? ", at 8 kv heads" : "");
     Table table({"head_dim", "keys", "values", "both"});
     for (const std::uint32_t head_dim : usual_head_dims) {
         const Plan plan = plan_of(scheme.base, head_dim);

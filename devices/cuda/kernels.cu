@@ -12,7 +12,7 @@
 
 namespace lowkv::cuda {
 
-// In their order.
+// The kernels' addresses, in the order of LOWKV_KERNELS.
 #define LOWKV_ADDRESS(name) reinterpret_cast<const void*>(&::name),
 extern const void* const kernels[] = {LOWKV_KERNELS(LOWKV_ADDRESS)};
 #undef LOWKV_ADDRESS

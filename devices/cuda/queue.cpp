@@ -159,10 +159,10 @@ std::string Queue::remedy(int status) const {
 }
 
 void Queue::use_stream(void* stream) {
-    auto* const its = static_cast<cudaStream_t>(stream);
+    auto* const own = static_cast<cudaStream_t>(stream);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     const Turn turn(device_);
-    const cudaError_t status = turn.works() ? cudaStreamIsCapturing(its, &capture) : turn.status();
+    const cudaError_t status = turn.works() ? cudaStreamIsCapturing(own, &capture) : turn.status();
     if (status != cudaSuccess)
         throw Error(ErrorCode::device_failed,
                     title() + " can't work in that stream: " + cudaGetErrorString(status));
@@ -171,7 +171,7 @@ void Queue::use_stream(void* stream) {
                     title() +
                         " can't have its work captured in a graph: what is launched "
                         "follows from what the cache holds");
-    callers = {number_, its};
+    callers = {number_, own};
 }
 
 int Queue::follow() noexcept {

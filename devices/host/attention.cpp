@@ -133,7 +133,7 @@ class Launch {
             from = give_results(sequence->io, first, tokens, d_, from);
     }
 
-    // By tile and cell.
+    // Each cell's attention mass, by tile and cell.
     std::vector<float> weigh() {
         const AttentionIO& io = slices_.front().sequence->io;
         const std::uint32_t lse_at = add_numbers(io.lse, queries_);
@@ -262,16 +262,16 @@ class Launch {
         const std::uint32_t heads = mask.head_stride == 0 ? 1 : io.heads;
         const RowType type = mask.kind == Mask::Kind::additive_f32 ? RowType::f32 : RowType::f16;
         const std::size_t bytes = element_bytes(type);
-        Numbers3 its{
+        Numbers3 numbers{
             static_cast<const std::byte*>(mask.data) + slice.first * mask.row_stride * bytes,
             type,
             {tokens, heads, io.n_cells - io.first_cell},
             mask.row_stride,
             mask.head_stride};
-        to.first_masked = io.first_cell + (reached_ ? 0 : number(skip_zeros(its)));
-        to.mask_row = mask.row_stride == 0 ? 0 : number(heads * its.count[2]);
-        to.mask_head = mask.head_stride == 0 ? 0 : number(its.count[2]);
-        to.mask = numbers_.add(its);
+        to.first_masked = io.first_cell + (reached_ ? 0 : number(skip_zeros(numbers)));
+        to.mask_row = mask.row_stride == 0 ? 0 : number(heads * numbers.count[2]);
+        to.mask_head = mask.head_stride == 0 ? 0 : number(numbers.count[2]);
+        to.mask = numbers_.add(numbers);
     }
 
     std::uint32_t add_numbers(const float* from, std::size_t count) {
@@ -368,10 +368,10 @@ void run_attention(State& state, const Plan& plan, std::span<const SequenceAtten
             const std::uint32_t its_rows =
                 task_rows(std::size_t{tokens} * repeat, plan.shape().head_dim);
             if (rows != (tensor ? LOWKV_TENSOR_ROWS : its_rows)) continue;
-            const bool its = reached(state.queue, sequence, params);
-            if (sequence.io.heads != heads || its != there) flush();
+            const bool reach = reached(state.queue, sequence, params);
+            if (sequence.io.heads != heads || reach != there) flush();
             heads = sequence.io.heads;
-            there = its;
+            there = reach;
             for (std::uint32_t first = 0; first < tokens; first += slice_tokens) {
                 if (!launch)
                     launch = std::make_unique<Launch>(state, plan, known, params, rows, there,

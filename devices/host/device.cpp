@@ -94,7 +94,7 @@ class KernelDevice final : public Device {
 
     void write_rows(const Plan& plan, Part part, std::span<const BlockRows<std::byte>> to,
                     const Rows& rows, Executor&) noexcept override {
-        const auto write = [&](Handle its, const RowRuns& runs, bool staged) {
+        const auto write = [&](Handle handle, const RowRuns& runs, bool staged) {
             Rows from = rows;
             if (staged) {
                 runs.each([&](std::uint32_t first, std::uint32_t count, std::size_t at) {
@@ -107,8 +107,8 @@ class KernelDevice final : public Device {
             }
             state_->queue.launch(Kernel::write_rows,
                                  grid_of(runs.longest * plan.shape().channels(), runs.count),
-                                 state_->memory.all(), its, number_of(part), runs.runs, from.data,
-                                 static_cast<std::uint32_t>(from.type),
+                                 state_->memory.all(), handle, number_of(part), runs.runs,
+                                 from.data, static_cast<std::uint32_t>(from.type),
                                  std::uint64_t{from.token_stride}, std::uint64_t{from.head_stride});
         };
         each_rows(plan, to, rows.data, rows.token_stride, write);
@@ -116,14 +116,14 @@ class KernelDevice final : public Device {
     // Zeros, where the device has failed.
     void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
                    const RowsOut& rows, Executor&) const noexcept override {
-        const auto read = [&](Handle its, const RowRuns& runs, bool staged) {
+        const auto read = [&](Handle handle, const RowRuns& runs, bool staged) {
             const std::size_t steps = (runs.longest + LOWKV_READ_TOKENS - 1) / LOWKV_READ_TOKENS;
             RowsOut to = rows;
             if (staged)
                 to = {state_->device_staging.get(), plan.shape().head_dim, plan.shape().channels()};
             state_->queue.launch(Kernel::read_rows,
                                  grid_of(steps * plan.shape().channels(), runs.count),
-                                 state_->memory.all(), its, number_of(part), runs.runs, to.data,
+                                 state_->memory.all(), handle, number_of(part), runs.runs, to.data,
                                  std::uint64_t{to.token_stride}, std::uint64_t{to.head_stride});
             if (!staged) return;
             const std::size_t bytes = runs.tokens * row_bytes(plan);
@@ -137,24 +137,24 @@ class KernelDevice final : public Device {
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const Handle its = state_->try_plan(plan);
+        const Handle handle = state_->try_plan(plan);
         const std::uint32_t at = state_->memory.address(block);
         const std::size_t elements =
             std::size_t{plan.block_tokens() - first} * plan.shape().channels();
         for (const std::uint32_t part : {0u, 1u})
-            state_->queue.launch(Kernel::clear_rows, grid_of(elements), state_->memory.all(), its,
-                                 part, at, first);
+            state_->queue.launch(Kernel::clear_rows, grid_of(elements), state_->memory.all(),
+                                 handle, part, at, first);
     }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const Handle its = state_->try_plan(plan);
+        const Handle handle = state_->try_plan(plan);
         const std::uint32_t there = state_->memory.address(to), here = state_->memory.address(from);
         const std::uint32_t step = repeat ? 0 : 1;
         for (const std::uint32_t part : {0u, 1u})
             state_->queue.launch(
                 Kernel::copy_rows, grid_of(std::size_t{count} * plan.shape().channels()),
-                state_->memory.all(), its, part, there, to_first, here, from_first, count, step);
+                state_->memory.all(), handle, part, there, to_first, here, from_first, count, step);
     }
 
     // ---- packed blocks ----
@@ -212,7 +212,7 @@ class KernelDevice final : public Device {
     std::string name_;
     std::unique_ptr<State> state_;
 
-    // Of keys or of values.
+    // A block's elements of one part.
     static std::size_t elements_of(const Plan& plan) noexcept {
         return std::size_t{plan.block_tokens()} * plan.shape().channels();
     }
@@ -232,11 +232,11 @@ class KernelDevice final : public Device {
         const std::scoped_lock lock(state_->mutex);
         if (whose == Whose::others)
             return state_->queue.fail("moving rows, which are in another device's memory");
-        const Handle its = state_->try_plan(plan);
+        const Handle handle = state_->try_plan(plan);
         const bool staged = whose == Whose::hosts;
         each_launch(state_->memory, plan, blocks, token_stride,
                     staged ? state_->staging.size() / row_bytes(plan) : 0,
-                    [&](const RowRuns& runs) { f(its, runs, staged); });
+                    [&](const RowRuns& runs) { f(handle, runs, staged); });
     }
 
     // A part of some blocks, in a launch.

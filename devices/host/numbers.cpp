@@ -70,10 +70,10 @@ std::size_t skip_zeros(Numbers3& numbers) noexcept {
         const std::size_t first =
             row / numbers.count[1] * numbers.x_stride + row % numbers.count[1] * numbers.y_stride;
         const auto* from = static_cast<const std::byte*>(numbers.from) + first * bytes;
-        std::size_t its = 0;
-        while (its < all && std::memcmp(from + its, zeros.data(), zeros.size()) == 0)
-            its += zeros.size();
-        all = its;
+        std::size_t skipped = 0;
+        while (skipped < all && std::memcmp(from + skipped, zeros.data(), zeros.size()) == 0)
+            skipped += zeros.size();
+        all = skipped;
     }
     numbers.from = static_cast<const std::byte*>(numbers.from) + all;
     numbers.count[2] -= all / bytes;

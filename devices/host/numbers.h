@@ -52,7 +52,7 @@ class Numbers {
     // Room for so many.
     std::uint32_t reserve(std::size_t count);
     std::size_t size() const noexcept { return fetched_ ? reserved_ : floats_.size(); }
-    // Of those that come from the host's memory.
+    // The numbers that come from the host's memory.
     float* data() noexcept { return floats_.data(); }
 
     // What is to be fetched, in the kernels' words.

@@ -126,9 +126,9 @@ std::vector<std::uint32_t> words_of(const Plan& plan, const Description& descrip
     for (const Part which : {Part::keys, Part::values}) {
         const lowkv_part& part = description.parts[which == Part::keys ? 0 : 1];
         if (part.sorted_at != 0) {
-            const auto its = std::bit_cast<std::array<std::uint32_t, sorted_words>>(
+            const auto table = std::bit_cast<std::array<std::uint32_t, sorted_words>>(
                 *plan.part(which).sorted_table());
-            words.insert(words.end(), its.begin(), its.end());
+            words.insert(words.end(), table.begin(), table.end());
         }
         if (part.by_token == 0) continue;
         const auto levels = levels_table(part);

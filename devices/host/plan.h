@@ -28,7 +28,7 @@ struct Description {
 // who says so.
 void check_served(const Plan& plan, std::string_view device);
 
-// Of a plan that is served.
+// The description of a plan that is served.
 Description describe(const Plan& plan) noexcept;
 // The description, and the tables that it refers to.
 std::vector<std::uint32_t> words_of(const Plan& plan, const Description& description);

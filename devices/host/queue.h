@@ -26,7 +26,7 @@ inline constexpr std::array kernel_names{
     LOWKV_KERNELS(LOWKV_NAME) LOWKV_TENSOR_KERNELS(LOWKV_NAME)
 #undef LOWKV_NAME
 };
-// Those that all devices have come first.
+// The kernels that all devices have come first.
 inline constexpr auto portable_kernels = static_cast<std::size_t>(Kernel::tensor_lay);
 
 // How many groups of how many work-items.
@@ -50,7 +50,7 @@ enum class Whose : std::uint8_t { hosts, own, others };
 
 // A buffer of the device's memory, as its interface calls it.
 using Handle = void*;
-// The buffers that a kernel's addresses are in.
+// The buffers into which a kernel's addresses point.
 using Memories = std::array<Handle, LOWKV_BUFFERS>;
 
 // One of a kernel's arguments.

@@ -23,8 +23,8 @@ struct RowRuns {
     template <class F>
     void each(F f) const {
         std::uint32_t first = 0;
-        for (std::size_t i = 0; i < count; first += runs.its[i++].count)
-            f(first, runs.its[i].count, at[i]);
+        for (std::size_t i = 0; i < count; first += runs.run[i++].count)
+            f(first, runs.run[i].count, at[i]);
     }
 };
 
@@ -34,15 +34,15 @@ template <class Byte, class F>
 void each_launch(const Memory& memory, const Plan& plan, std::span<const BlockRows<Byte>> blocks,
                  std::size_t token_stride, std::size_t staged, F f) noexcept {
     const std::size_t most = staged > 0 ? staged : std::numeric_limits<std::size_t>::max();
-    RowRuns its{};
+    RowRuns out{};
     const auto give = [&] {
-        f(its);
-        its.count = its.tokens = its.longest = 0;
+        f(out);
+        out.count = out.tokens = out.longest = 0;
     };
     for (const auto& [block, first, count, at] : blocks) {
         const std::uint32_t address = memory.address(block);
         // A launch has no order: a token's later row comes in a later one.
-        if (std::any_of(its.runs.its, its.runs.its + its.count,
+        if (std::any_of(out.runs.run, out.runs.run + out.count,
                         [address, first = first, end = first + count](const lowkv_run& other) {
                             return other.block == address && other.first < end &&
                                    first < std::uint32_t{other.first} + other.count;
@@ -50,19 +50,19 @@ void each_launch(const Memory& memory, const Plan& plan, std::span<const BlockRo
             give();
         for (std::uint32_t done = 0; done < count;) {
             const auto n =
-                static_cast<std::uint32_t>(std::min<std::size_t>(count - done, most - its.tokens));
+                static_cast<std::uint32_t>(std::min<std::size_t>(count - done, most - out.tokens));
             const std::size_t there = at + done * token_stride;
-            const std::size_t element = staged > 0 ? its.tokens * plan.shape().channels() : there;
-            its.runs.its[its.count] = {address, static_cast<std::uint16_t>(first + done),
+            const std::size_t element = staged > 0 ? out.tokens * plan.shape().channels() : there;
+            out.runs.run[out.count] = {address, static_cast<std::uint16_t>(first + done),
                                        static_cast<std::uint16_t>(n), wide(std::uint64_t{element})};
-            its.at[its.count++] = there;
-            its.tokens += n;
-            its.longest = std::max<std::size_t>(its.longest, n);
+            out.at[out.count++] = there;
+            out.tokens += n;
+            out.longest = std::max<std::size_t>(out.longest, n);
             done += n;
-            if (its.count == LOWKV_RUNS || its.tokens == most) give();
+            if (out.count == LOWKV_RUNS || out.tokens == most) give();
         }
     }
-    if (its.count > 0) give();
+    if (out.count > 0) give();
 }
 
 }  // namespace lowkv::devices

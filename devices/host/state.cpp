@@ -32,16 +32,16 @@ const State::Known& State::known(const Plan& plan) {
     const auto found = std::ranges::find_if(known_, [&](const Known& known) {
         return known.layer == plan.layer() && known.description.same(description);
     });
-    const Known* its = found == known_.end() ? nullptr : &*found;
-    if (its == nullptr) {
+    const Known* known = found == known_.end() ? nullptr : &*found;
+    if (known == nullptr) {
         const std::vector<std::uint32_t> text = words_of(plan, description);
         Known made{description, plan.layer(), queue.buffer(text.size() * sizeof(std::uint32_t))};
         queue.write(made.buffer.get(), 0, text.data(), text.size() * sizeof(std::uint32_t));
-        its = &known_.emplace_back(std::move(made));
+        known = &known_.emplace_back(std::move(made));
     }
     number = plan.number();
-    recent = its;
-    return *its;
+    recent = known;
+    return *known;
 }
 
 Handle State::try_plan(const Plan& its_plan) noexcept {

@@ -203,12 +203,12 @@ Kernel tensor_kernel(const lowkv_tensor& tensor, std::uint32_t head_dim, bool wi
         return static_cast<Kernel>(static_cast<int>(first) + heads);
     };
     if (!wide) return of_heads(Kernel::tensor_narrow_64);
-    for (const Special& its : specials) {
-        const bool keys = tensor.keys.form == its.keys && tensor.pattern == its.pattern &&
-                          (its.pattern != 0 || tensor.keys.bits == its.key_bits);
+    for (const Special& one : specials) {
+        const bool keys = tensor.keys.form == one.keys && tensor.pattern == one.pattern &&
+                          (one.pattern != 0 || tensor.keys.bits == one.key_bits);
         const bool values =
-            tensor.values.form == its.values && tensor.values.bits == its.value_bits;
-        if (keys && values && tensor.token_shift == its.token_shift) return of_heads(its.first);
+            tensor.values.form == one.values && tensor.values.bits == one.value_bits;
+        if (keys && values && tensor.token_shift == one.token_shift) return of_heads(one.first);
     }
     return of_heads(Kernel::tensor_wide_64);
 }
@@ -273,12 +273,12 @@ std::vector<lowkv_share> share_out(std::span<const lowkv_task> tasks,
         for (const lowkv_chunk& chunk : chunks)
             for (std::uint32_t head = 0; head < kv_heads; ++head)
                 for (std::uint32_t t = 0; t < chunk.tasks; ++t) {
-                    const std::size_t its = cost(tasks[chunk.first_task + t]);
-                    if (taken + its > most) {
+                    const std::size_t more = cost(tasks[chunk.first_task + t]);
+                    if (taken + more > most) {
                         shares.push_back({chunk.first_task + t, head, 0});
                         taken = 0;
                     }
-                    taken += its;
+                    taken += more;
                     ++shares.back().items;
                 }
         if (shares.size() <= groups) return shares;

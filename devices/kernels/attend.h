@@ -209,11 +209,11 @@ KERNEL(attend, TILE_ITEMS)
                 total.x * shrink.x + sum_of(scores[0]), total.y * shrink.y + sum_of(scores[1]),
                 total.z * shrink.z + sum_of(scores[2]), total.w * shrink.w + sum_of(scores[3]));
             top = now;
-            LOCAL float4* its = weights + 4 * lane * fours + four;
-            its[0] = FLOAT4(scores[0].x, scores[1].x, scores[2].x, scores[3].x);
-            its[fours] = FLOAT4(scores[0].y, scores[1].y, scores[2].y, scores[3].y);
-            its[2 * fours] = FLOAT4(scores[0].z, scores[1].z, scores[2].z, scores[3].z);
-            its[3 * fours] = FLOAT4(scores[0].w, scores[1].w, scores[2].w, scores[3].w);
+            LOCAL float4* target = weights + 4 * lane * fours + four;
+            target[0] = FLOAT4(scores[0].x, scores[1].x, scores[2].x, scores[3].x);
+            target[fours] = FLOAT4(scores[0].y, scores[1].y, scores[2].y, scores[3].y);
+            target[2 * fours] = FLOAT4(scores[0].z, scores[1].z, scores[2].z, scores[3].z);
+            target[3 * fours] = FLOAT4(scores[0].w, scores[1].w, scores[2].w, scores[3].w);
             UNROLL for (uint32_t k = 0; k < OUTPUTS; ++k) {
                 out[0][k] = scaled(out[0][k], shrink.x);
                 out[1][k] = scaled(out[1][k], shrink.y);

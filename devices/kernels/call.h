@@ -29,7 +29,7 @@ typedef struct {
 // Those of a launch: with a kernel's other arguments less than the 1024 bytes that OpenCL assures.
 #define LOWKV_RUNS 48u
 typedef struct {
-    lowkv_run its[LOWKV_RUNS];
+    lowkv_run run[LOWKV_RUNS];
 } lowkv_runs;
 // Tokens of a channel that an item reads: keys have them side by side.
 #define LOWKV_READ_TOKENS 8u
@@ -72,7 +72,7 @@ typedef struct {
     uint32_t first_task, tasks;
 } lowkv_chunk;
 
-// What all of a call have.
+// The parameters that all tasks of a call share.
 typedef struct {
     float scale, softcap;
     uint32_t slopes, sinks;     // in the call's numbers; LOWKV_NOWHERE: none

@@ -73,7 +73,7 @@ typedef struct {
 } lane_t;
 
 FN void make_numbers(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* section, uint32_t unit,
-                     uint32_t lane, lane_t its, LOCAL const float* levels,
+                     uint32_t lane, lane_t grid, LOCAL const float* levels,
                      LOCAL const float* scales, LOCAL const float* zeros, float* x) {
     uint32_t codes[16];
     float level[16];
@@ -85,7 +85,7 @@ FN void make_numbers(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* sectio
     }
     UNROLL for (uint32_t i = 0; i < 16; ++i) {
         const uint32_t step = lowkv_word_step(i);
-        x[step] = level[i] * (its.scale * scales[step]) + (its.zero + zeros[step]);
+        x[step] = level[i] * (grid.scale * scales[step]) + (grid.zero + zeros[step]);
     }
 }
 
@@ -167,15 +167,15 @@ FN void expand_keys(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t first, u
             if (part->sorted_at != 0) {
                 expand_sorted(t, section, (first + step) / 16, token, shared, steps, x);
             } else {
-                lane_t its = {1.0f, 0.0f};
+                lane_t own = {1.0f, 0.0f};
                 if (!part->by_channel) {
                     const grid_t grid =
                         load_grid(part, section, (first + step) / part->group, token);
-                    its.scale = grid.scale;
-                    its.zero = grid.zero;
+                    own.scale = grid.scale;
+                    own.zero = grid.zero;
                 }
                 make_numbers(part, section, lowkv_unit(part->head_dim, token, first + step),
-                             token % 16, its, t.levels, t.scales + shared, t.zeros + shared, x);
+                             token % 16, own, t.levels, t.scales + shared, t.zeros + shared, x);
             }
         }
         UNROLL for (uint32_t k = 0; k < 16; ++k) t.numbers[(step + k) * t.cells + lane] = x[k];
@@ -217,22 +217,22 @@ FN void expand_values(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t cells,
             UNROLL for (uint32_t k = 0; k < 16; ++k) x[k] = 0.0f;
         } else if (!t.packed || part->exact) {
             const uint32_t rows = t.packed ? LOWKV_ROWS_F16 : part->rows;
-            const uint32_t its = t.a.kv_head * part->head_dim + channel;
-            load_exact(AT(address), rows, exact_index(part, its, token), channels_of(part),
+            const uint32_t wide = t.a.kv_head * part->head_dim + channel;
+            load_exact(AT(address), rows, exact_index(part, wide, token), channels_of(part),
                        t.last_cell - at, x);
         } else {
             GLOBAL const uint8_t* section = AT(address) + t.a.kv_head * part->head_bytes;
             const uint32_t group =
                 part->by_channel ? 0 : channel / part->group - first / part->group;
             const uint32_t shared = group * cells + step;
-            lane_t its = {1.0f, 0.0f};
+            lane_t own = {1.0f, 0.0f};
             if (part->by_channel) {
                 const grid_t grid = load_grid(part, section, token / part->group, channel);
-                its.scale = grid.scale;
-                its.zero = grid.zero;
+                own.scale = grid.scale;
+                own.zero = grid.zero;
             }
-            if (part->has_mean) its.zero += half_of(section, part->mean_at, channel);
-            make_numbers(part, section, lowkv_unit(part->tokens, channel, token), channel % 16, its,
+            if (part->has_mean) own.zero += half_of(section, part->mean_at, channel);
+            make_numbers(part, section, lowkv_unit(part->tokens, channel, token), channel % 16, own,
                          t.levels + LEVELS_OF_KEYS, t.scales + shared, t.zeros + shared, x);
         }
         UNROLL for (uint32_t k = 0; k < 16; ++k) t.numbers[(step + k) * channels + lane] = x[k];

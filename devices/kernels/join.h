@@ -87,14 +87,14 @@ KERNEL(join, 64)
 // A call's numbers: a group has 64 of one fetch.
 KERNEL(fetch, 64)
 (GLOBAL const uint32_t* words, uint32_t fetches, GLOBAL float* numbers) {
-    const lowkv_fetch its = ((GLOBAL const lowkv_fetch*)(words + fetches))[GROUP(1)];
-    const uint32_t i = NUMBER, row = i / its.z_count;
-    if (i >= its.count) return;
-    const uint64_t first =
-        row / its.y_count * wide_of(its.x_stride) + row % its.y_count * wide_of(its.y_stride);
-    GLOBAL const uint8_t* from = (GLOBAL const uint8_t*)(size_t)wide_of(its.from);
-    numbers[(size_t)its.at + i] =
-        load_row(from + first * bytes_of_row(its.type), its.type, i % its.z_count);
+    const lowkv_fetch fetch = ((GLOBAL const lowkv_fetch*)(words + fetches))[GROUP(1)];
+    const uint32_t i = NUMBER, row = i / fetch.z_count;
+    if (i >= fetch.count) return;
+    const uint64_t first = row / fetch.y_count * wide_of(fetch.x_stride) +
+                           row % fetch.y_count * wide_of(fetch.y_stride);
+    GLOBAL const uint8_t* from = (GLOBAL const uint8_t*)(size_t)wide_of(fetch.from);
+    numbers[(size_t)fetch.at + i] =
+        load_row(from + first * bytes_of_row(fetch.type), fetch.type, i % fetch.z_count);
 }
 
 // Queries as packed keys meet them: a group a query.

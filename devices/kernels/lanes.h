@@ -48,7 +48,7 @@ FN void open_bits(GLOBAL const uint32_t* lines, uint32_t bits, uint32_t windows,
     }
 }
 
-// Of a part that is neither exact nor sorted.
+// Opens a lane's codes, of a part that is neither exact nor sorted.
 FN void open_lane(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* section, uint32_t unit,
                   uint32_t lane, uint32_t* codes) {
     GLOBAL const uint32_t* lines = (GLOBAL const uint32_t*)(section + part->codes_at);

@@ -86,7 +86,7 @@ KERNEL(write_rows, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, const lowkv_runs runs,
  GLOBAL const uint8_t* rows, uint32_t type, uint64_t token_stride, uint64_t head_stride) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const lowkv_run run = runs.its[GROUP(1)];
+    const lowkv_run run = runs.run[GROUP(1)];
     const uint32_t channels = channels_of(part), i = NUMBER;
     if (i >= run.count * channels) return;
     const uint32_t channel = i % channels, token = i / channels;
@@ -107,7 +107,7 @@ KERNEL(read_rows, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, const lowkv_runs runs, GLOBAL uint8_t* rows,
  uint64_t token_stride, uint64_t head_stride) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const lowkv_run run = runs.its[GROUP(1)];
+    const lowkv_run run = runs.run[GROUP(1)];
     const uint32_t channels = channels_of(part), channel = NUMBER % channels;
     const uint32_t first = NUMBER / channels * LOWKV_READ_TOKENS;
     for (uint32_t token = first; token < run.count && token < first + LOWKV_READ_TOKENS; ++token) {

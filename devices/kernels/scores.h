@@ -43,7 +43,7 @@ FN GLOBAL const lowkv_chunk* chunk_of(GLOBAL const uint32_t* words, uint32_t num
     return (GLOBAL const lowkv_chunk*)(words + ((GLOBAL const lowkv_call*)words)->chunks) + number;
 }
 
-// Of a row: the query token and head.
+// A row's query token, and its query head.
 FN uint32_t token_of(attention_t a, uint32_t row) { return row / a.repeat; }
 FN uint32_t head_of(attention_t a, uint32_t row) { return a.kv_head * a.repeat + row % a.repeat; }
 FN uint32_t query_of(attention_t a, uint32_t row) {
@@ -147,8 +147,8 @@ FN void transform_queries(attention_t a, GLOBAL const uint8_t* keys, uint32_t fi
                                       first_row, item % QUARTERS);
     BARRIER();
     if (item < count) {
-        LOCAL const float* its = products + item * QUARTERS;
-        terms[item] = its[0] + its[1] + its[2] + its[3];
+        LOCAL const float* four = products + item * QUARTERS;
+        terms[item] = four[0] + four[1] + four[2] + four[3];
     }
     BARRIER();
 }
@@ -219,7 +219,7 @@ FN void multiply_keys(attention_t a, GLOBAL const uint8_t* keys, uint32_t packed
     for (uint32_t r = 0; r < ROWS; ++r) products[(quarter * ROWS + r) * CELLS + lane] = sum[r];
 }
 
-// What the item's row and cell have come to.
+// The sum of the products of the item's row and cell.
 FN float product_of(LOCAL const float* products) {
     const uint32_t one = ROWS * CELLS, at = ITEM;
     return products[at] + products[one + at] + products[2 * one + at] + products[3 * one + at];

@@ -65,9 +65,9 @@ FN float sorted_level(GLOBAL const lowkv_sorted_levels* levels, uint32_t code) {
 
 // The codes of a token in a group, of a trellis windows, in the order in which a word has them.
 FN void open_codes(sorted_t s, uint32_t group, uint32_t token, uint32_t* codes) {
-    GLOBAL const lowkv_sorted_group* its = &s.plan->groups[group];
-    open_bits((GLOBAL const uint32_t*)(s.bytes + its->codes), its->bits,
-              s.plan->levels[its->bits].trellis, lowkv_sorted_fifth_bits(s.part->tokens) / 4,
+    GLOBAL const lowkv_sorted_group* entry = &s.plan->groups[group];
+    open_bits((GLOBAL const uint32_t*)(s.bytes + entry->codes), entry->bits,
+              s.plan->levels[entry->bits].trellis, lowkv_sorted_fifth_bits(s.part->tokens) / 4,
               token / LOWKV_UNIT_LANES, token % LOWKV_UNIT_LANES, codes);
 }
 

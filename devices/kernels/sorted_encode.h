@@ -159,10 +159,10 @@ KERNEL(begin_sorted, 64)
     GLOBAL_BARRIER();
     if (found[0]) return;
 
-    GLOBAL const uint32_t* its = hints + GROUP(1) / part->kv_heads * (1 + channels_of(part) / 8);
-    const uint32_t stats_from = its[0], statistics = s.plan->section.largest;
+    GLOBAL const uint32_t* hint = hints + GROUP(1) / part->kv_heads * (1 + channels_of(part) / 8);
+    const uint32_t stats_from = hint[0], statistics = s.plan->section.largest;
     const uint32_t damping = part->sorted.weighted ? s.plan->section.damping : statistics;
-    GLOBAL const uint8_t* queries = (GLOBAL const uint8_t*)(its + 1) + head.head * (d / 2);
+    GLOBAL const uint8_t* queries = (GLOBAL const uint8_t*)(hint + 1) + head.head * (d / 2);
     GLOBAL const uint8_t* from =
         stats_from == LOWKV_NOWHERE ? 0 : section_of(part, AT(stats_from), head.head);
     for (uint32_t i = item; i < bytes; i += 64)
@@ -285,7 +285,7 @@ KERNEL(find_nearest, 64)
     head.codes[place * part->tokens + token] = (uint8_t)code;
 }
 
-// Those with one: an item a word.
+// Paths for groups with a trellis: an item a word.
 KERNEL(find_paths, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
  GLOBAL uint8_t* scratch) {

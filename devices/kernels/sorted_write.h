@@ -142,19 +142,19 @@ KERNEL(pack_sorted, 64)
     GLOBAL const lowkv_sorted* sorted = sorted_of(plan, part);
     const uint32_t at = sorted->section.codes + NUMBER;
     for (uint32_t g = 0; g < sorted->coded_groups; ++g) {
-        const lowkv_sorted_group its = sorted->groups[g];
-        if (at < its.codes || at >= its.codes + lowkv_sorted_group_bytes(part->tokens, its.bits))
+        const lowkv_sorted_group run = sorted->groups[g];
+        if (at < run.codes || at >= run.codes + lowkv_sorted_group_bytes(part->tokens, run.bits))
             continue;
-        const uint32_t fifth = its.codes + lowkv_sorted_fifth_bits(part->tokens);
-        const uint32_t is_fifth = its.bits == 5 && at >= fifth;
+        const uint32_t fifth = run.codes + lowkv_sorted_fifth_bits(part->tokens);
+        const uint32_t is_fifth = run.bits == 5 && at >= fifth;
         codes_t codes;
         codes.codes = head.codes + g * GROUP_CHANNELS * part->tokens;
-        codes.width = is_fifth ? LOWKV_ONE : lowkv_width_of_bits(its.bits);
+        codes.width = is_fifth ? LOWKV_ONE : lowkv_width_of_bits(run.bits);
         codes.lanes = part->tokens;
         codes.steps = GROUP_CHANNELS;
         codes.lane_stride = 1;
         codes.step_stride = part->tokens;
         codes.first_bit = is_fifth ? 4 : 0;
-        head.section[at] = packed_byte(codes, at - (is_fifth ? fifth : its.codes));
+        head.section[at] = packed_byte(codes, at - (is_fifth ? fifth : run.codes));
     }
 }

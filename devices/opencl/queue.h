@@ -54,7 +54,7 @@ class Queue final : public devices::Queue {
                std::span<const devices::Argument> arguments) noexcept override;
 };
 
-// Of a device, or of a platform.
+// A text of a device's, or of a platform's.
 std::string text_of(cl_device_id device, cl_device_info what);
 
 // The kernels' text: made by CMake of devices/kernels/.

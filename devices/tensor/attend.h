@@ -139,9 +139,9 @@ FN void join_warps(float* slots, sums_t<D>& sums, float* top, float* total) {
         const float* from = slots + (size_t)warp * count * 32 + lane;
         float own[2], other[2];
         UNROLL for (uint32_t j = 0; j < 2; ++j) {
-            const float its = from[(D / 4 + j) * 32], now = fmaxf(top[j], its);
+            const float before = from[(D / 4 + j) * 32], now = fmaxf(top[j], before);
             own[j] = power_of_two((top[j] - now) * LOG2_E);
-            other[j] = power_of_two((its - now) * LOG2_E);
+            other[j] = power_of_two((before - now) * LOG2_E);
             total[j] = total[j] * own[j] + from[(D / 4 + 2 + j) * 32] * other[j];
             top[j] = now;
         }
@@ -162,8 +162,8 @@ FN range_t cells_of_warp(const lowkv_task& task) {
     const uint32_t tiles = (task.last_cell - task.first_cell + F::cells - 1) / F::cells;
     const uint32_t each = (tiles + warps - 1) / warps, from = ITEM / 32 * each;
     const uint32_t until = from + each < tiles ? from + each : tiles;
-    const range_t its = {task.first_cell + from * F::cells, task.first_cell + until * F::cells};
-    return its;
+    const range_t cells = {task.first_cell + from * F::cells, task.first_cell + until * F::cells};
+    return cells;
 }
 
 // Of one task and kv head. `following`: where the warp will begin in the next task, so that those
@@ -303,19 +303,19 @@ FN void attend_share(const memories_t& memories, const lowkv_tensor& tensor,
             if (next.packed) w.limit = next.last_cell;
         }
         number = number != last ? number + 1 : kv_head + 1 < kv_heads ? chunk.first_task : last + 1;
-        GLOBAL const uint8_t* its =
+        GLOBAL const uint8_t* queries =
             laid + ((size_t)w.task.chunk * kv_heads + kv_head) * TENSOR_LAID_BYTES(D);
         kv_head = mine != last ? kv_head : kv_head + 1 < kv_heads ? kv_head + 1 : 0;
         const int packed = w.task.packed && F::keys(tensor) != LOWKV_TENSOR_EXACT;
-        if (!TENSOR_KEEPS_QUERIES(D) || held != its || held_packed != packed) {
+        if (!TENSOR_KEEPS_QUERIES(D) || held != queries || held_packed != packed) {
             BARRIER();  // what was there before is done with
             if (packed)
                 for (uint32_t i = ITEM; i < TENSOR_PLAIN_AT(D) / 16; i += THREADS)
-                    ((uint4*)w.laid)[i] = ((GLOBAL const uint4*)its)[i];
+                    ((uint4*)w.laid)[i] = ((GLOBAL const uint4*)queries)[i];
             else
-                copy_queries<D>(its, shared);
+                copy_queries<D>(queries, shared);
             BARRIER();
-            held = its;
+            held = queries;
             held_packed = packed;
         }
         if (w.task.packed)

@@ -79,8 +79,8 @@ FN loaded_t<BITS> load_codes(GLOBAL const uint8_t* line, GLOBAL const uint8_t* f
         x.single = load_line(at + 128 - unit % 2 * 64);
     }
     if (BITS >= 4) {
-        const uint32_t its = U == 4 ? 0 : U == 2 ? c % 2 * 64 : c / 2 * 64;
-        x.line[0] = load_line(at + its);
+        const uint32_t offset = U == 4 ? 0 : U == 2 ? c % 2 * 64 : c / 2 * 64;
+        x.line[0] = load_line(at + offset);
         if (U == 4) x.line[x.last] = load_line(at + 64);
     }
     if (BITS == 5) x.single = load_line(fifths + unit / 2 * 64 + g % 4 * 16);
@@ -115,33 +115,33 @@ struct by_table {
 
     // `parity`: of the unit, of two that share a line.
     MEMBER static by_table open(tables_t t, loaded_t<BITS> from, uint32_t parity, uint32_t c) {
-        by_table its;
-        its.t = t;
+        by_table table;
+        table.t = t;
         // What the thread's own pairs begin with.
         const uint32_t turn = U == 4 ? 0 : c % (4 / U);
         UNROLL for (int i = 0; i < 4; ++i) {
-            if (BITS > 1) its.x[0][i] = word_of(from.line[0], i);
-            if (BITS >= 4 && U == 4) its.x[from.last][i] = word_of(from.line[from.last], i);
+            if (BITS > 1) table.x[0][i] = word_of(from.line[0], i);
+            if (BITS >= 4 && U == 4) table.x[from.last][i] = word_of(from.line[from.last], i);
             if (BITS != 2 && BITS != 4)
-                its.single[i] = single_bits(word_of(from.single, i), parity);
+                table.single[i] = single_bits(word_of(from.single, i), parity);
         }
         if (BITS == 2)
-            UNROLL for (int i = 0; i < 4; ++i) its.after[i] =
-                shifted_pair(its.x[0][i], its.x[0][(i + 1) % 4], 4);
+            UNROLL for (int i = 0; i < 4; ++i) table.after[i] =
+                shifted_pair(table.x[0][i], table.x[0][(i + 1) % 4], 4);
         if (BITS == 1 || BITS == 3) {
             uint32_t both[4];
-            UNROLL for (int i = 0; i < 4; ++i) both[i] = its.single[i] | its.single[(i + 1) % 4]
-                                                                             << 16;
-            UNROLL for (int i = 0; i < 4; ++i) its.single[i] = both[i];
+            UNROLL for (int i = 0; i < 4; ++i) both[i] = table.single[i] | table.single[(i + 1) % 4]
+                                                                               << 16;
+            UNROLL for (int i = 0; i < 4; ++i) table.single[i] = both[i];
         }
         if (U != 4) UNROLL for (int i = 0; i < 4; ++i) {
-                if (BITS == 2 || BITS == 3) its.x[0][i] >>= 8 * U * turn;
-                if (BITS == 2) its.after[i] >>= 8 * U * turn;
-                if (BITS == 1 || BITS == 3) its.single[i] >>= 4 * U * turn;
-                if (BITS >= 4 && U == 1) its.x[0][i] >>= 16 * (c % 2);
-                if (BITS == 5) its.single[i] >>= U == 2 ? 2 * turn : 2 * (c / 2) + 8 * (c % 2);
+                if (BITS == 2 || BITS == 3) table.x[0][i] >>= 8 * U * turn;
+                if (BITS == 2) table.after[i] >>= 8 * U * turn;
+                if (BITS == 1 || BITS == 3) table.single[i] >>= 4 * U * turn;
+                if (BITS >= 4 && U == 1) table.x[0][i] >>= 16 * (c % 2);
+                if (BITS == 5) table.single[i] >>= U == 2 ? 2 * turn : 2 * (c / 2) + 8 * (c % 2);
             }
-        return its;
+        return table;
     }
     // Of lane `l` of four; the first or the second pair of product I.
     template <int I, int SECOND>
@@ -178,12 +178,12 @@ struct evenly {
     static constexpr int products = U, lines = BITS == 8 ? 4 : BITS == 4 && U == 4 ? 2 : 1;
     uint4 line[lines];
 
-    // Of the unit at `at`.
+    // Loads the thread's codes of the unit at `at`.
     MEMBER static evenly load(GLOBAL const uint8_t* at, uint32_t g, uint32_t c) {
-        evenly its;
+        evenly made;
         GLOBAL const uint8_t* from = at + g % 4 * 16 + (BITS == 4 && U == 2 ? c % 2 * 64 : 0);
-        UNROLL for (int i = 0; i < lines; ++i) its.line[i] = load_line(from + i * 64);
-        return its;
+        UNROLL for (int i = 0; i < lines; ++i) made.line[i] = load_line(from + i * 64);
+        return made;
     }
     template <int I, int SECOND>
     MEMBER uint32_t pair(int l) const {

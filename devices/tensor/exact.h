@@ -28,20 +28,20 @@ struct four_t {
 
     // Element `at` and those after it.
     MEMBER static four_t load(GLOBAL const uint8_t* rows, uint32_t at) {
-        four_t its;
+        four_t four;
         if (TYPE == LOWKV_ROWS_F32) {
-            its.stored = *(GLOBAL const uint4*)(rows + 4 * (size_t)at);
+            four.stored = *(GLOBAL const uint4*)(rows + 4 * (size_t)at);
         } else {
             const uint2 two = *(GLOBAL const uint2*)(rows + 2 * (size_t)at);
-            its.stored.x = two.x;
-            its.stored.y = two.y;
+            four.stored.x = two.x;
+            four.stored.y = two.y;
         }
-        return its;
+        return four;
     }
     MEMBER static four_t zeros() {
-        four_t its;
-        its.stored.x = its.stored.y = its.stored.z = its.stored.w = 0;
-        return its;
+        four_t four;
+        four.stored.x = four.stored.y = four.stored.z = four.stored.w = 0;
+        return four;
     }
     MEMBER float4 open() const {
         const uint4 x = stored;
@@ -120,8 +120,8 @@ FN void add_rows(const warp_t& w, uint32_t cell, float out[D / 32][2][4]) {
         const uint32_t token = (half == 0 ? w.token[0] : w.token[1]) + first % 32 + w.c;
         four_t<TYPE> x[at_once][D / 32], y[at_once][D / 32];
         UNROLL for (uint32_t i = 0; i < at_once; ++i) {
-            const uint32_t its = cell + first + 8 * i + w.c;
-            const int x_there = its < w.task.last_cell, y_there = its + 4 < w.task.last_cell;
+            const uint32_t top = cell + first + 8 * i + w.c;
+            const int x_there = top < w.task.last_cell, y_there = top + 4 < w.task.last_cell;
             UNROLL for (uint32_t m = 0; m < D / 32; ++m) {
                 const uint32_t at = exact_index(part, channel + 32 * m, token + 8 * i);
                 const uint32_t behind = exact_index(part, channel + 32 * m, token + 8 * i + 4);

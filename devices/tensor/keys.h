@@ -42,10 +42,10 @@ FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
         UNROLL for (uint32_t n = 0; n < 2; ++n) {
             uint32_t b[16];
             UNROLL for (uint32_t i = 0; i < 8; ++i) {
-                const uint32_t its = word_of(scale[n][i / 4], i % 4);
-                b[i] = halves_product(q[i], its);
+                const uint32_t factor = word_of(scale[n][i / 4], i % 4);
+                b[i] = halves_product(q[i], factor);
                 // What rounding took, and the query's rest.
-                b[8 + i] = halves_fused(q[8 + i], its, lost_halves(q[i], its, b[i]));
+                b[8 + i] = halves_fused(q[8 + i], factor, lost_halves(q[i], factor, b[i]));
             }
             multiply_codes<2>(x[n], s[2 * n], s[2 * n + 1], b);
         }
@@ -57,10 +57,10 @@ FN void score_even(const lowkv_tensor& tensor, const warp_t& w, float s[4][4]) {
         const float term = (terms[0][j] + terms[1][2 + j]) * w.term_unit[j];
         const float unit = w.unit[j] * EVEN_UNIT;
         UNROLL for (uint32_t n = 0; n < 2; ++n) {
-            const float its = of_lane(term, 4 * n + w.c);
+            const float added = of_lane(term, 4 * n + w.c);
             UNROLL for (uint32_t k = 0; k < 2; ++k) UNROLL for (uint32_t r = 0; r < 2; ++r) {
                 float* x = &s[2 * n + k][2 * r + j];
-                *x = fused(*x, unit, its);
+                *x = fused(*x, unit, added);
             }
         }
     }
@@ -85,8 +85,8 @@ FN void score_even_by_token(const lowkv_tensor& tensor, const warp_t& w, float s
             uint32_t b[16];
             load_one<D>(w.laid, 0, 2 * m, b);
             load_one<D>(w.laid, 0, 2 * m + 1, b + 2);
-            float its[2][4] = {};
-            multiply_codes<2>(x, its[0], its[1], b);
+            float dots[2][4] = {};
+            multiply_codes<2>(x, dots[0], dots[1], b);
             float factor[4], zero[4];
             open_halves(of_four, factor);
             open_halves(zero_of_four, zero);
@@ -94,7 +94,7 @@ FN void score_even_by_token(const lowkv_tensor& tensor, const warp_t& w, float s
                 const float sum = sums[8 * j + m] * scale, unit_of_row = w.unit[j] * EVEN_UNIT;
                 UNROLL for (uint32_t k = 0; k < 4; ++k) {
                     float* score = &s[2 * n + k / 2][k % 2 * 2 + j];
-                    *score = fused(its[k / 2][k % 2 * 2 + j] * unit_of_row, factor[k],
+                    *score = fused(dots[k / 2][k % 2 * 2 + j] * unit_of_row, factor[k],
                                    fused(zero[k], sum, *score));
                 }
             }

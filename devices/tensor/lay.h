@@ -119,9 +119,9 @@ TENSOR_LAY(tensor_lay)
         // The first packed block's statistics: those of nearly all.
         GLOBAL const uint8_t* section = nullptr;
         for (uint32_t t = 0; t < chunk.tasks && section == nullptr; ++t) {
-            const lowkv_task its = *task_of(words, chunk.first_task + t);
-            if (its.packed)
-                section = section_in(memories, BLOCK_AT(a, its.first_cell, 0),
+            const lowkv_task other = *task_of(words, chunk.first_task + t);
+            if (other.packed)
+                section = section_in(memories, BLOCK_AT(a, other.first_cell, 0),
                                      a.kv_head * tensor.keys.head_bytes);
         }
         if (section == nullptr) return;
@@ -170,8 +170,8 @@ FN void load_one(const uint8_t* laid, int set, uint32_t product, uint32_t* b) {
     UNROLL for (int part = 0; part < 2; ++part) {
         const uint2* from =
             (const uint2*)(laid + TENSOR_SETS_AT + (set + part * TENSOR_REST) * 16 * D);
-        const uint2 its = from[(product / 2 * 32 + ITEM % 32) * 2 + product % 2];
-        b[8 * part] = its.x;
-        b[8 * part + 1] = its.y;
+        const uint2 pair = from[(product / 2 * 32 + ITEM % 32) * 2 + product % 2];
+        b[8 * part] = pair.x;
+        b[8 * part + 1] = pair.y;
     }
 }

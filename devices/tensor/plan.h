@@ -135,7 +135,7 @@ typedef struct {
 #define TENSOR_SLOTS_AT(d) (TENSOR_KEEPS_QUERIES(d) ? TENSOR_PLAIN_AT(d) : 0u)
 #define TENSOR_FIVE_AT TENSOR_RESULTS_BYTES(256u)
 #define TENSOR_ONE_AT (TENSOR_FIVE_AT + 4096u)
-// Not WIDE, the others follow.
+// Where the shape is not WIDE, the others follow.
 #define TENSOR_NARROW_FOUR_AT (TENSOR_ONE_AT + 4096u)
 #define TENSOR_NARROW_VALUES_AT (TENSOR_NARROW_FOUR_AT + 8192u)
 #define TENSOR_NARROW_KEYS_AT (TENSOR_NARROW_VALUES_AT + 8192u)

@@ -37,13 +37,13 @@ FN void find_terms(const lowkv_tensor& tensor, const warp_t& w, GLOBAL const uin
         const float mean = low_half(load_half(section + at.largest_means + 2 * unit));
         const float step = w.g == 0 ? mean * (1.0f / 127.0f) : w.g <= tensor.rows;
         const uint32_t scale = two_halves(step, step);
-        row_t its;
+        row_t of_row;
         uint32_t q[16];
-        UNROLL for (uint32_t i = 0; i < 8; ++i) its.two[i] =
+        UNROLL for (uint32_t i = 0; i < 8; ++i) of_row.two[i] =
             halves_product(halves_of_bytes(load_half(bytes + 16 * unit + 2 * i)), scale);
         load_four<D>(w.laid, 1, 4 * quad, q);
-        multiply_terms(sums, its, q);
-        multiply_terms(sums, its, q + 8);
+        multiply_terms(sums, of_row, q);
+        multiply_terms(sums, of_row, q + 8);
     }
     int alike = 1;
     UNROLL for (uint32_t i = 0; i < TENSOR_STATISTICS_BYTES / 128; ++i) {
@@ -238,10 +238,10 @@ FN void score_sorted(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift
         }
     }
     UNROLL for (uint32_t r = 0; r < LOWKV_SORTED_ROWS; ++r) {
-        const uint32_t its = terms.token[r] - w.token[0];
-        if (its >= LOWKV_TENSOR_CELLS) continue;
+        const uint32_t place = terms.token[r] - w.token[0];
+        if (place >= LOWKV_TENSOR_CELLS) continue;
         UNROLL for (uint32_t n = 0; n < 2; ++n)
-            UNROLL for (uint32_t k = 0; k < 4; ++k) if (its == 32 * n + 4 * w.g + k) {
+            UNROLL for (uint32_t k = 0; k < 4; ++k) if (place == 32 * n + 4 * w.g + k) {
             s[2 * n + k / 2][k % 2 * 2] += terms.row[r][0];
             s[2 * n + k / 2][k % 2 * 2 + 1] += terms.row[r][1];
         }

@@ -70,11 +70,11 @@ SLOW sixteen_t masked_scores(GLOBAL const uint32_t* plan, GLOBAL const uint32_t*
     const attention_t a = open_attention(plan, words, numbers, task.sequence, kv_head);
     const uint32_t g = ITEM % 32 / 4, c = ITEM % 4;
     UNROLL for (uint32_t i = 0; i < 16; ++i) {
-        const uint32_t its = cell + i / 8 * 32 + 4 * g + i / 2 % 4, row = 2 * c + i % 2;
+        const uint32_t place = cell + i / 8 * 32 + 4 * g + i / 2 % 4, row = 2 * c + i % 2;
         float x = -INFINITY;
-        if (row < task.rows && its < task.last_cell)
+        if (row < task.rows && place < task.last_cell)
             x = masked_score(a, scores.s[i], token_of(a, task.first_row + row),
-                             head_of(a, task.first_row + row), its);
+                             head_of(a, task.first_row + row), place);
         scores.s[i] = x;
     }
     return scores;
@@ -96,13 +96,13 @@ template <class F>
 FN addresses_t load_addresses(const lowkv_tensor& tensor, const warp_t& w, uint32_t cell) {
     addresses_t found = {{LOWKV_NOWHERE, LOWKV_NOWHERE}, {LOWKV_NOWHERE, LOWKV_NOWHERE}};
     UNROLL for (uint32_t n = 0; n < F::cells / 32; ++n) {
-        const uint32_t its = cell + 32 * n;
+        const uint32_t place = cell + 32 * n;
         if (n == 1) {
             found.keys[1] = found.keys[0];
             found.values[1] = found.values[0];
         }
-        if ((n == 1 && F::one_block) || its >= w.limit) continue;
-        GLOBAL const uint32_t* at = w.a.words + (w.blocks + 2 * (its >> F::shift(tensor)));
+        if ((n == 1 && F::one_block) || place >= w.limit) continue;
+        GLOBAL const uint32_t* at = w.a.words + (w.blocks + 2 * (place >> F::shift(tensor)));
         const uint2 both = load_two((GLOBAL const uint8_t*)at);
         found.keys[n] = both.x;
         found.values[n] = both.y;

@@ -200,12 +200,12 @@ FN void add_even(const lowkv_tensor& tensor, const warp_t& w, uint32_t shift, co
                 scales_of_unit(tensor, w, 32 * m >> tensor.values.group_shift) + 16 * i);
         // With what rounding takes: codes are far from their mean, zeros, which are added without
         // it, as far on the other side, in all channels alike.
-        uint32_t its[16];
+        uint32_t factors[16];
         UNROLL for (uint32_t i = 0; i < 8; ++i) {
             const uint32_t its_scale = word_of(scale[m][i / 4], i % 4);
-            its[i] = halves_product(steps[i], its_scale);
-            its[8 + i] = lost_halves(steps[i], its_scale, its[i]);
+            factors[i] = halves_product(steps[i], its_scale);
+            factors[8 + i] = lost_halves(steps[i], its_scale, factors[i]);
         }
-        multiply_codes<2>(x, sums.out[m][0], sums.out[m][1], its);
+        multiply_codes<2>(x, sums.out[m][0], sums.out[m][1], factors);
     }
 }

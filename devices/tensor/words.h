@@ -97,7 +97,7 @@ FN GLOBAL const uint8_t* kept_address(GLOBAL const uint8_t* from) {
     return (GLOBAL const uint8_t*)__cvta_global_to_generic(x);
 }
 
-// Of memory that is read once.
+// Loads from memory that is read once.
 FN uint4 load_line(const uint8_t* from) {
     uint4 x;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
@@ -105,7 +105,7 @@ FN uint4 load_line(const uint8_t* from) {
                  : "l"(from));
     return x;
 }
-// Into the cache that all processors share.
+// Prefetches into the cache that all processors share.
 FN void fetch_ahead(const uint8_t* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // Shared memory by its addresses.

@@ -139,7 +139,7 @@ class Batch {
     }
 
     // Sequence i becomes what sequence rows[i] was: beams, repeats, selections. Blocks are shared.
-    // Not in an open step.
+    // Not allowed in an open step.
     void select(std::span<const std::uint32_t> rows);
 
     // Shares all blocks; a later write to either side copies the block it touches. The fork has no

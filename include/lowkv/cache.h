@@ -40,7 +40,7 @@ struct Block;  // src/cache/block.h
 // Bytes and blocks that a store really holds now. A block shared by forks counts once.
 struct StoreStats {
     std::size_t exact_blocks = 0, packed_blocks = 0;
-    // In live blocks.
+    // The bytes of live blocks.
     std::size_t exact_bytes = 0, packed_bytes = 0;
     // Highest exact + packed so far, with the moments when a block being packed or reopened exists
     // in both states.

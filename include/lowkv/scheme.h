@@ -211,6 +211,7 @@ struct LayerScheme {
     Codec key;
     Codec value;
     bool exact() const noexcept { return key.exact() && value.exact(); }
+    bool by_row() const noexcept { return key.by_row() || value.by_row(); }
     bool needs_calibration() const noexcept {
         return key.needs_calibration() || value.needs_calibration();
     }
@@ -267,8 +268,9 @@ const Preset* preset_of(const LayerScheme& codecs);
 // such, else by the key codec. Nothing is stored by the value codec, which is exact.
 LayerScheme latent_scheme(const LayerScheme& scheme);
 
-// Throws Error(invalid_scheme) with the offending word, its place and the legal values.
-Scheme parse_scheme(std::string_view text);
+// Throws Error(invalid_scheme) with the offending word, its place and the legal values. unnamed:
+// the retention where the text names none; null: the preset's.
+Scheme parse_scheme(std::string_view text, const Retention* unnamed = nullptr);
 
 // Canonical text: a preset's name where the codecs are a preset's, then what differs from it.
 std::string to_string(const Scheme& scheme);
@@ -276,6 +278,14 @@ std::string to_string(const Codec& codec);
 
 // Throws Error(invalid_scheme) when a field is outside its legal values.
 void validate(const Scheme& scheme);
+
+// Who serves schemes. pages: a PagedLayer; model_cache: a KvCache and the C interface.
+enum class Host : std::uint8_t { sequence, pages, model_cache, llama_cpp, python, vllm, lmcache };
+
+// Why a host can't serve a scheme, and what to do instead; empty if it can.
+std::string unserved(const Scheme& scheme, Host host);
+// Throws Error(unsupported) with those words.
+void require_served(const Scheme& scheme, Host host);
 
 // Throws Error(invalid_scheme) when an override names a layer that a model of `layers` layers
 // lacks.

@@ -60,10 +60,10 @@ std::string last_problem() { return std::strerror(errno); }
 
 bool at_exit(void (*call)(int status)) {
 #ifdef __GLIBC__
-    const auto its = [](int status, void* function) {
+    const auto handler = [](int status, void* function) {
         reinterpret_cast<void (*)(int)>(function)(status);
     };
-    return on_exit(its, reinterpret_cast<void*>(call)) == 0;
+    return on_exit(handler, reinterpret_cast<void*>(call)) == 0;
 #else
     static void (*function)(int) = nullptr;
     function = call;

@@ -1,23 +1,20 @@
 // ggml's view of Backend, and the question which operations it gets.
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cstdint>
 #include <exception>
 #include <iterator>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <optional>
-#include <set>
 #include <string_view>
-#include <thread>
 
 #include "attention_op.h"
 #include "backend.h"
 #include "cache_name.h"
 #include "host.h"
+#include "live_buffers.h"
 #include "lowkv/error.h"
 #include "planned_graph.h"
 #include "registry.h"
@@ -27,8 +24,6 @@
 
 namespace lowkv::ggml {
 namespace {
-
-std::atomic<unsigned> threads_of_host{0};  // 0: it has not said
 
 Backend& self(ggml_backend_t backend) { return *static_cast<Backend*>(backend->context); }
 
@@ -76,14 +71,6 @@ ggml_guid_t guid() {
     return &id;
 }
 
-// Layers of caches that contexts with our device keep elsewhere: some of a model, as of `-ngl 10`,
-// or all. Never destroyed: it is looked at when the program ends.
-std::mutex elsewhere_mutex;
-std::set<std::uint32_t>& elsewhere() {
-    static auto& layers = *new std::set<std::uint32_t>;
-    return layers;
-}
-
 // A cache of a real context that is somewhere else: the user thinks that it is ours. All of a
 // context's caches are made before a graph is planned, so it is known whether any is.
 void warn_if_elsewhere(const ggml_tensor& op) {
@@ -94,10 +81,7 @@ void warn_if_elsewhere(const ggml_tensor& op) {
         return;
     const std::optional<CacheName> name = parse_cache_name(target->name);
     if (!name) return;
-    {
-        const std::lock_guard lock(elsewhere_mutex);
-        elsewhere().insert(name->layer);
-    }
+    note_layer_elsewhere(static_cast<std::uint32_t>(name->layer));
     report_once(GGML_LOG_LEVEL_WARN,
                 std::string("NOT active: the KV cache is in ") +
                     ggml_backend_buffer_name(target->buffer) + " memory" +
@@ -166,16 +150,6 @@ void learn_rope(const ggml_tensor& op) {
 
 }  // namespace
 
-std::size_t layers_elsewhere() {
-    const std::lock_guard lock(elsewhere_mutex);
-    return elsewhere().size();
-}
-
-void forget_layers_elsewhere() {
-    const std::lock_guard lock(elsewhere_mutex);
-    elsewhere().clear();
-}
-
 // llama.cpp's scheduler gives an attention to the device of the operations before it, views aside.
 // A layer that reads another layer's cache (planned_graph.h) stores nothing, so all of those are
 // the CPU's, and llama.cpp would turn flash attention off for the whole model. That we take the
@@ -210,7 +184,7 @@ bool supports_op(const ggml_tensor* op) {
     if (operation(*op) == Operation::set_rows) {
         if (const CacheTensor* t = cache_tensor(op)) {
             t->buffer->plan();
-            note_stored(t->buffer->model(), static_cast<int>(t->layer->index()));
+            note_stored(t->buffer->model, static_cast<int>(t->layer->index()));
         }
         learn_rope(*op);
     }
@@ -234,12 +208,7 @@ ggml_backend_t new_backend() {
 
 void set_threads(ggml_backend_t backend, int threads) {
     self(backend).set_threads(threads);
-    threads_of_host = static_cast<unsigned>(std::max(threads, 1));
-}
-
-unsigned host_threads() noexcept {
-    const unsigned threads = threads_of_host;
-    return threads > 0 ? threads : std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+    set_host_threads(static_cast<unsigned>(std::max(threads, 1)));
 }
 
 void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void* data) {

@@ -1,11 +1,9 @@
 #include "buffer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -14,31 +12,15 @@
 #include "cache_size.h"
 #include "devices.h"
 #include "host.h"
+#include "live_buffers.h"
 #include "lowkv/error.h"
 #include "lowkv/executor_openmp.h"
 #include "planned_graph.h"
-#include "registry.h"
 #include "report.h"
 #include "stats_file.h"
 
 namespace lowkv::ggml {
 namespace {
-
-std::mutex live_mutex;
-// The newest last. Never destroyed: a host's own globals may free caches when the process ends.
-std::vector<const CacheBuffer*>& live() {
-    static auto& buffers = *new std::vector<const CacheBuffer*>;
-    return buffers;
-}
-// The model whose caches this thread is making; 0: none yet.
-thread_local std::uint64_t model_in_making = 0;
-
-std::uint64_t model_of_new_cache() {
-    static std::atomic<std::uint64_t> models{0};
-    if (model_in_making == 0) model_in_making = ++models;
-    return model_in_making;
-}
-bool cache_made = false;
 
 std::uint32_t largest_block(const Scheme& scheme) {
     std::uint32_t block = block_tokens(scheme.base);
@@ -75,17 +57,12 @@ bool is_ours(const ggml_tensor* tensor) noexcept {
 
 CacheBuffer::CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting)
     : setting_(std::move(setting)), memory_(bytes) {
-    const std::lock_guard lock(live_mutex);
-    if (live().empty()) forget_layers_elsewhere();
-    live().push_back(this);
+    add_live(*this);
 }
 
 CacheBuffer::~CacheBuffer() {
-    {
-        const std::lock_guard lock(live_mutex);
-        std::erase(live(), this);
-    }
-    if (model_ != 0 && last_layer_of(model_) < 0) forget_norms(model_);
+    remove_live(*this);
+    if (model != 0 && last_live_layer(model) < 0) forget_norms(model);
     if (!started_) return;
     try {
         write_last_stats(*this);
@@ -107,8 +84,8 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     size_answers().forget(tensor);
     const auto name = parse_cache_name(tensor.name);
     if (name) {
-        const std::lock_guard lock(live_mutex);
-        holds_cache_ = cache_made = true;
+        note_cache_made();
+        holds_cache_ = may_pack = true;
     }
     auto* address = static_cast<std::byte*>(tensor.data);
     if (!name || setting_->delegate) {
@@ -123,8 +100,9 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     }
     {
         // Other threads that plan a graph look for layers meanwhile.
-        const std::lock_guard lock(live_mutex);
-        if (model_ == 0) model_ = model_of_new_cache();
+        const auto lock = lock_live();
+        if (model == 0) model = model_of_new_cache();
+        last_layer = std::max(last_layer, name->layer);
         if (store_ == nullptr) store_ = std::make_shared<Store>(0, kept_device(setting_->device));
         auto& layer = layers_[{name->tag, name->layer}];
         if (layer == nullptr)
@@ -163,11 +141,11 @@ void CacheBuffer::start() {
     for (auto& [key, layer] : layers_) layer->decide();
     share_budget();
     started_ = true;
-    may_pack_ = std::ranges::any_of(layers_, [](const auto& entry) {
+    may_pack = std::ranges::any_of(layers_, [](const auto& entry) {
         return entry.second->mode() == LayerCache::Mode::packed;
     });
     plan();
-    if (!refusal_.empty()) return;
+    if (refused) return;
     if (!layers_.empty() && none_packs())
         report(GGML_LOG_LEVEL_WARN, "NOT active: nothing is packed");
     report_active();
@@ -175,7 +153,7 @@ void CacheBuffer::start() {
 
 void CacheBuffer::plan() {
     if (std::exchange(planned_, true)) return;
-    if (model_in_making == model_) model_in_making = 0;  // all of its caches are made
+    all_caches_made(model);
     refuse_other_layers();
 }
 
@@ -190,7 +168,7 @@ void CacheBuffer::prepare() {
 // A scheme that speaks of layers which no model in this process has was meant for another one. One
 // that an earlier model has them of was meant for that: this one may be its draft, and goes on.
 void CacheBuffer::refuse_other_layers() {
-    const int highest = last_layer_of(model_);
+    const int highest = last_live_layer(model);
     const int of_all = last_live_layer();
     for (const LayerOverride& o : setting_->scheme.overrides) {
         if (static_cast<int>(o.last) <= highest) continue;
@@ -208,7 +186,8 @@ void CacheBuffer::refuse_other_layers() {
 
 void CacheBuffer::refuse(const std::string& why) {
     {
-        const std::lock_guard lock(live_mutex);
+        const auto lock = lock_live();
+        refused = true;
         refusal_ = why;
     }
     report(GGML_LOG_LEVEL_ERROR, why);
@@ -243,7 +222,7 @@ void CacheBuffer::fail(const char* what, const char* why) noexcept {
 }
 
 void CacheBuffer::require_whole() {
-    if (!refusal_.empty()) throw Error(ErrorCode::unsupported, refusal_);
+    if (refused) throw Error(ErrorCode::unsupported, refusal_);
     if (!failed_) return;
     failed_ = false;
     throw Error(ErrorCode::invalid_argument,
@@ -316,9 +295,9 @@ void CacheBuffer::report_active() const {
         if (where == "on cpu") where = "implementation " + implementation;
         std::snprintf(
             line, sizeof line,
-            "active: scheme %s, %zu layers, %.0f -> %.0f bytes per token (%.1fx smaller), %s",
-            setting_->text.c_str(), stats.layers, stats.exact_bytes_per_token,
-            stats.packed_bytes_per_token,
+            "active: scheme %s, %s layers, %.0f -> %.0f bytes per token (%.1fx smaller), %s",
+            setting_->text.c_str(), std::to_string(stats.layers).c_str(),
+            stats.exact_bytes_per_token, stats.packed_bytes_per_token,
             stats.exact_bytes_per_token / stats.packed_bytes_per_token, where.c_str());
         report(GGML_LOG_LEVEL_INFO, line);
     }
@@ -337,64 +316,17 @@ void CacheBuffer::report_active() const {
 void CacheBuffer::report_end() const {
     CacheStats stats;
     add_stats(stats);
-    char line[512];
-    std::snprintf(
-        line, sizeof line,
-        "cache freed: scheme %s, cells packed %zu, exact %zu, bytes packed %zu, exact %zu, "
-        "peak %zu, reopened blocks %llu, restored cells packed again %llu",
-        stats.scheme.c_str(), stats.cells_packed, stats.cells_exact, stats.packed_bytes,
-        stats.exact_bytes, stats.peak_bytes, static_cast<unsigned long long>(stats.reopened_blocks),
-        static_cast<unsigned long long>(stats.repacked_cells));
-    report(GGML_LOG_LEVEL_INFO, line);
+    const auto text = [](std::uint64_t number) { return std::to_string(number); };
+    report(GGML_LOG_LEVEL_INFO,
+           "cache freed: scheme " + stats.scheme + ", cells packed " + text(stats.cells_packed) +
+               ", exact " + text(stats.cells_exact) + ", bytes packed " + text(stats.packed_bytes) +
+               ", exact " + text(stats.exact_bytes) + ", peak " + text(stats.peak_bytes) +
+               ", reopened blocks " + text(stats.reopened_blocks) +
+               ", restored cells packed again " + text(stats.repacked_cells));
 }
 
-CacheStats live_stats() {
-    const std::lock_guard lock(live_mutex);
-    CacheStats stats;
-    for (const CacheBuffer* buffer : live()) buffer->add_stats(stats);
-    return stats;
-}
-
-void for_each_live(const std::function<void(const CacheBuffer&)>& f) {
-    const std::lock_guard lock(live_mutex);
-    for (const CacheBuffer* buffer : live()) f(*buffer);
-}
-
-int CacheBuffer::last_layer() const {
-    int last = -1;
-    for (const auto& [key, layer] : layers_) last = std::max(last, key.second);
-    return last;
-}
-
-int last_live_layer() {
-    int last = -1;
-    for_each_live([&](const CacheBuffer& buffer) { last = std::max(last, buffer.last_layer()); });
-    return last;
-}
-
-int last_layer_of(std::uint64_t model) {
-    int last = -1;
-    for_each_live([&](const CacheBuffer& buffer) {
-        if (buffer.model() == model) last = std::max(last, buffer.last_layer());
-    });
-    return last;
-}
-
-bool makes_caches() { return model_in_making != 0; }
-
-bool any_refused() {
-    const std::lock_guard lock(live_mutex);
-    return std::ranges::any_of(live(), &CacheBuffer::refused);
-}
-
-bool none_packs() {
-    const std::lock_guard lock(live_mutex);
-    return std::ranges::none_of(live(), &CacheBuffer::may_pack);
-}
-
-bool any_cache_made() {
-    const std::lock_guard lock(live_mutex);
-    return cache_made;
+void for_each_live_cache(const std::function<void(const CacheBuffer&)>& f) {
+    for_each_live([&](const LiveBuffer& buffer) { f(static_cast<const CacheBuffer&>(buffer)); });
 }
 
 }  // namespace lowkv::ggml

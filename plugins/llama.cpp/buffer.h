@@ -4,7 +4,6 @@
 // the first kind is special. Its size is the packed size; the addresses that ggml computes in it
 // are never read (most of them fault), so tensors are always resolved to their root and its state.
 
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,6 +12,7 @@
 
 #include "ggml-backend-impl.h"
 #include "layer_cache.h"
+#include "live_buffers.h"
 #include "lowkv_ggml.h"
 #include "mapping.h"
 #include "settings.h"
@@ -42,7 +42,7 @@ CacheTensor* cache_tensor(const ggml_tensor* tensor) noexcept;
 // only to measure their size have empty buffers).
 bool is_ours(const ggml_tensor* tensor) noexcept;
 
-class CacheBuffer {
+class CacheBuffer final : public LiveBuffer {
   public:
     CacheBuffer(std::size_t bytes, std::shared_ptr<const Setting> setting);
     ~CacheBuffer();
@@ -59,15 +59,10 @@ class CacheBuffer {
     // caches, and those of layers without RoPE never learn them.
     std::vector<std::int32_t>& step_positions() noexcept { return step_positions_; }
     bool holds_cache() const noexcept { return holds_cache_; }
-    // The same for all caches of a context. 0: it holds none.
-    std::uint64_t model() const noexcept { return model_; }
 
     // A graph is planned on the cache: all caches of its context are made by now. Refuses a scheme
     // that was meant for another model.
     void plan();
-    // Whether a layer is packed, or it is open yet.
-    bool may_pack() const noexcept { return holds_cache_ && may_pack_; }
-    bool refused() const noexcept { return !refusal_.empty(); }
 
     // Before each operation: the first one decides how all layers are held, and says so. Throws
     // Error when the contents can't be trusted.
@@ -92,8 +87,7 @@ class CacheBuffer {
 
     // Either part of a layer copies both, and its first layer the trackers.
     void copy_stream(const CacheTensor& tensor, std::uint32_t from, std::uint32_t to);
-    void add_stats(CacheStats& stats) const;
-    int last_layer() const;  // -1: holds none
+    void add_stats(CacheStats& stats) const override;
 
     // An operation that ggml takes for infallible has failed: the next one that may fail does.
     void fail(const char* what, const char* why) noexcept;
@@ -109,10 +103,8 @@ class CacheBuffer {
 
   private:
     std::shared_ptr<const Setting> setting_;
-    std::uint64_t model_ = 0;
     Mapping memory_;
     bool holds_cache_ = false;
-    std::atomic<bool> may_pack_ = true;  // read while other contexts compute
     bool planned_ = false, started_ = false;
     std::shared_ptr<Store> store_;  // null: it holds no cache
     std::size_t told_bytes_ = 0;    // what llama.cpp was told that the tensors take
@@ -146,7 +138,7 @@ class CacheBuffer {
     Copied copied_;
     bool failed_ = false;
     std::string failure_;  // why
-    std::string refusal_;  // why nothing is computed here at all; empty: nothing speaks against it
+    std::string refusal_;  // why nothing is computed here at all
     std::string poison_;   // why some cells must not be seen
 
     void require_whole();
@@ -178,14 +170,7 @@ class CacheBuffer {
     void report_end() const;
 };
 
-CacheStats live_stats();
-// None is made or freed meanwhile.
-void for_each_live(const std::function<void(const CacheBuffer&)>& f);
-int last_live_layer();  // of all caches
-int last_layer_of(std::uint64_t model);
-bool makes_caches();  // this thread has, and no graph was planned on them yet
-bool any_refused();   // then no context can be made
-bool none_packs();    // of all caches
-bool any_cache_made();
+// for_each_live(), whose buffers are all CacheBuffers.
+void for_each_live_cache(const std::function<void(const CacheBuffer&)>& f);
 
 }  // namespace lowkv::ggml

@@ -30,8 +30,8 @@ void CacheBuffer::share_budget() {
     // What all of the model's caches take at the scheme, and at f16: between these the rest is
     // shared.
     std::size_t least = 0, most = 0, cells = 0;
-    for_each_live([&](const CacheBuffer& buffer) {
-        if (buffer.model() != model_) return;
+    for_each_live_cache([&](const CacheBuffer& buffer) {
+        if (buffer.model != model) return;
         least += buffer.told_bytes_;
         most += nominal_bytes(buffer);
         for (const CellTracker& tracker : buffer.trackers_)

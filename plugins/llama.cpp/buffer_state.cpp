@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "buffer.h"
+#include "host.h"
 #include "lowkv/error.h"
 #include "lowkv/executor_openmp.h"
-#include "registry.h"
 #include "report.h"
 #include "row_mark.h"
 #include "unit_codes.h"
@@ -102,8 +102,8 @@ void CacheBuffer::save_rows(const CacheTensor& tensor, std::size_t row, std::siz
             continue;
         }
         read_numbers(i);
-        const auto its = groups.unit_cells(place / groups.block()).first(place % groups.block());
-        const std::size_t before = its.size() - std::ranges::count(its, no_cell);
+        const auto own = groups.unit_cells(place / groups.block()).first(place % groups.block());
+        const std::size_t before = own.size() - std::ranges::count(own, no_cell);
         const std::size_t first = std::min(codes->size(), before * bytes);
         const std::size_t count = std::min(codes->size() - first, bytes);
         std::memcpy(out + i * bytes, codes->data() + first, count);
@@ -174,7 +174,7 @@ void CacheBuffer::end_marks() {
     for (CellTracker& tracker : trackers_) tracker.pack_restored();
 }
 
-// Of the tensor that came last.
+// Takes over the rows that arrived of the last tensor.
 void CacheBuffer::take_arrived() {
     if (restored_last_ == nullptr) return;
     LayerCache& layer = *restored_last_->layer;

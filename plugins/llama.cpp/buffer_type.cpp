@@ -7,7 +7,6 @@
 #include "buffer.h"
 #include "cache_size.h"
 #include "host.h"
-#include "registry.h"
 #include "report.h"
 #include "unit_codes.h"
 

@@ -2,13 +2,14 @@
 // lowkv.llama_cpp. They stay as they are: a package and a plug-in may differ in age.
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
 #include "ggml-backend.h"
 #include "host.h"
+#include "live_buffers.h"
 #include "lowkv_ggml.h"
-#include "registry.h"
 #include "settings.h"
 
 extern "C" {
@@ -45,14 +46,16 @@ const char* lowkv_setting_error(void) {
 std::size_t lowkv_stats_json(char* out, std::size_t size) {
     const lowkv::ggml::CacheStats stats = lowkv::ggml::stats();
     // A scheme's canonical text has no characters that JSON would escape.
-    const int length = std::snprintf(
-        out, size,
-        R"({"scheme": "%s", "caches": %zu, "packed_layers": %zu, "packed_bytes": %zu, )"
-        R"("exact_bytes": %zu, "reopened_blocks": %llu, "restarted_statistics": %llu, )"
-        R"("plain_layers": %zu})",
-        stats.scheme.c_str(), stats.buffers, stats.layers, stats.packed_bytes, stats.exact_bytes,
-        static_cast<unsigned long long>(stats.reopened_blocks),
-        static_cast<unsigned long long>(stats.restarted_statistics),
-        stats.plain_layers + lowkv::ggml::layers_elsewhere());
-    return static_cast<std::size_t>(length);
+    std::string text = "{\"scheme\": \"" + stats.scheme + "\"";
+    const auto add = [&](const char* name, std::uint64_t number) {
+        text += std::string(", \"") + name + "\": " + std::to_string(number);
+    };
+    add("caches", stats.buffers);
+    add("packed_layers", stats.layers);
+    add("packed_bytes", stats.packed_bytes);
+    add("exact_bytes", stats.exact_bytes);
+    add("reopened_blocks", stats.reopened_blocks);
+    add("restarted_statistics", stats.restarted_statistics);
+    add("plain_layers", stats.plain_layers + lowkv::ggml::layers_elsewhere());
+    return static_cast<std::size_t>(std::snprintf(out, size, "%s}", text.c_str()));
 }

@@ -146,9 +146,9 @@ std::size_t SizeAnswers::bytes(const ggml_tensor& tensor, const Setting& setting
 }
 
 void SizeAnswers::forget(const ggml_tensor& tensor) noexcept {
-    const auto its = [&](const auto& entry) { return std::get<0>(entry.first) == &tensor; };
-    std::erase_if(given_, its);
-    std::erase_if(older_, its);
+    const auto of_tensor = [&](const auto& entry) { return std::get<0>(entry.first) == &tensor; };
+    std::erase_if(given_, of_tensor);
+    std::erase_if(older_, of_tensor);
 }
 
 SizeAnswers& size_answers() {

@@ -1,10 +1,13 @@
 #include "host.h"
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -28,6 +31,8 @@ std::array<int, 3> numbers(const char* version) {
     std::sscanf(version, "%d.%d.%d", &out[0], &out[1], &out[2]);
     return out;
 }
+
+std::atomic<unsigned> threads_of_host{0};  // 0: it has not said
 
 // An address in the program's ggml. A function's own may be of a stub here.
 const void* in_ggml() { return ggml_version(); }
@@ -71,5 +76,12 @@ bool host_asserts() {
     }();
     return found;
 }
+
+unsigned host_threads() noexcept {
+    const unsigned threads = threads_of_host;
+    return threads > 0 ? threads : std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+}
+
+void set_host_threads(unsigned threads) noexcept { threads_of_host = threads; }
 
 }  // namespace lowkv::ggml

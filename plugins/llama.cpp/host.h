@@ -17,6 +17,11 @@ int host_api() noexcept;
 // its nominal size.
 bool host_asserts();
 
+// The threads that graphs were last computed with, for what is done between graphs; before the
+// first graph as many as the machine has, at most 4.
+unsigned host_threads() noexcept;
+void set_host_threads(unsigned threads) noexcept;
+
 // ggml's operations by their names. Builds of llama.cpp number them differently, and only some of
 // those have another version of ggml: a plug-in must ask the program, not its own headers.
 enum class Operation {

@@ -46,7 +46,7 @@ LayerReport report_of(const LayerCache& layer) {
 
 std::vector<LayerReport> layer_reports() {
     std::vector<LayerReport> reports;
-    for_each_live([&](const CacheBuffer& buffer) {
+    for_each_live_cache([&](const CacheBuffer& buffer) {
         for (const auto& [name, layer] : buffer.layers()) reports.push_back(report_of(*layer));
     });
     std::stable_sort(reports.begin(), reports.end(),

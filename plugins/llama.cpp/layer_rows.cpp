@@ -6,10 +6,10 @@
 #include <tuple>
 
 #include "ggml.h"
+#include "host.h"
 #include "layer_cache.h"
 #include "lowkv/executor_openmp.h"
 #include "lowkv/format.h"
-#include "registry.h"
 
 namespace lowkv::ggml {
 namespace {

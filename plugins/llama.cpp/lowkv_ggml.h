@@ -33,15 +33,15 @@ ServedVersions served_versions();
 // called while a cache of the process is computed with, restored, made or freed in another thread.
 // LOWKV_STATS writes figures that each cache's own thread takes.
 struct CacheStats {
-    std::string scheme;            // of the newest cache
-    std::size_t buffers = 0;       // live cache buffers
-    std::size_t layers = 0;        // layers served packed (not delegated)
-    std::size_t plain_layers = 0;  // layers kept as f16
-    std::size_t exact_bytes = 0;   // now
-    std::size_t packed_bytes = 0;  // now
-    std::size_t peak_bytes = 0;    // exact + packed, highest so far
-    std::size_t cells_exact = 0;   // written cells by state, the same in all layers
-    std::size_t cells_packed = 0;
+    std::string scheme;              // of the newest cache
+    std::uint64_t buffers = 0;       // live cache buffers
+    std::uint64_t layers = 0;        // layers served packed (not delegated)
+    std::uint64_t plain_layers = 0;  // layers kept as f16
+    std::uint64_t exact_bytes = 0;   // now
+    std::uint64_t packed_bytes = 0;  // now
+    std::uint64_t peak_bytes = 0;    // exact + packed, highest so far
+    std::uint64_t cells_exact = 0;   // written cells by state, the same in all layers
+    std::uint64_t cells_packed = 0;
     double packed_bytes_per_token = 0;       // all layers, keys and values, once packed
     double exact_bytes_per_token = 0;        // all layers at f16: what stock llama.cpp would hold
     std::uint64_t encoded_blocks = 0;        // since the caches were made

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "buffer.h"
+#include "live_buffers.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -57,7 +57,7 @@ bool reads_another_layer(const ggml_tensor* norm, int layer) {
         planned.stores = makes_caches();
     }
     if (!planned.stores) return last_live_layer() >= 0;
-    const int last = last_layer_of(planned.model);
+    const int last = last_live_layer(planned.model);
     return last >= 0 && layer > last;
 }
 

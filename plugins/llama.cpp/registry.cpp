@@ -10,6 +10,7 @@
 #include "buffer.h"
 #include "devices.h"
 #include "host.h"
+#include "live_buffers.h"
 #include "platform/system.h"
 #include "report.h"
 #include "settings.h"

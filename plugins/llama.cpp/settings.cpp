@@ -56,7 +56,8 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
 }
 
 std::string read_device() {
-    const std::string name = platform::environment("LOWKV_DEVICE");
+    std::string name = platform::environment("LOWKV_DEVICE");
+    if (name.empty()) name = "cpu";
     try {
         check_device_name(name);
     } catch (const Error& error) {
@@ -113,11 +114,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
                         "delegate keeps f16 rows, which no budget shrinks; leave LOWKV_BUDGET out");
     } else {
         next->scheme = parse_scheme(text);
-        if (next->scheme.retention.filter != Filter::none) {
-            throw Error(ErrorCode::unsupported,
-                        "llama.cpp decides which tokens its cells hold, so filter=, keep= and "
-                        "evict= can't be followed here; leave them out");
-        }
+        require_served(next->scheme, Host::llama_cpp);
         next->text = to_string(next->scheme);
         next->device = read_device();
         if (!budget.empty()) {

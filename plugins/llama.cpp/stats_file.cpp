@@ -5,17 +5,18 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "buffer.h"
 #include "devices.h"
+#include "live_buffers.h"
 #include "platform/system.h"
-#include "registry.h"
 #include "report.h"
 
 namespace lowkv::ggml {
@@ -26,7 +27,7 @@ constexpr auto interval = std::chrono::seconds(1);
 
 struct Cache {
     std::size_t number;
-    const CacheBuffer* buffer;  // null: freed
+    const LiveBuffer* buffer;  // null: freed
     CacheStats stats;
 };
 
@@ -54,93 +55,73 @@ const std::string& path() {
     return value;
 }
 
-struct Sample {
-    const char* state;  // the label of that name; null: none
-    std::uint64_t (*of)(const CacheStats&);
+struct Figure {
+    std::string_view state;  // the label of that name; empty: none
+    std::uint64_t CacheStats::* number;
 };
-
 struct Metric {
-    const char* name;
-    const char* type;
-    const char* help;
-    std::vector<Sample> samples;
+    std::string_view name, help;  // ends with "_total": it counts
+    std::initializer_list<Figure> figures;
+};
+const Metric metrics[] = {
+    {"lowkv_cache_bytes",
+     "Memory of the cells that hold something, by how they are held.",
+     {{"packed", &CacheStats::packed_bytes}, {"exact", &CacheStats::exact_bytes}}},
+    {"lowkv_cache_peak_bytes",
+     "Highest sum of packed and exact bytes so far.",
+     {{"", &CacheStats::peak_bytes}}},
+    {"lowkv_cache_cells",
+     "Cells that hold something, by how they are held.",
+     {{"packed", &CacheStats::cells_packed}, {"exact", &CacheStats::cells_exact}}},
+    {"lowkv_cache_layers",
+     "Layers served packed, and layers kept as plain f16.",
+     {{"packed", &CacheStats::layers}, {"plain", &CacheStats::plain_layers}}},
+    {"lowkv_cache_encoded_blocks_total",
+     "Blocks packed, those that had been packed before included.",
+     {{"", &CacheStats::encoded_blocks}}},
+    {"lowkv_cache_reopened_blocks_total",
+     "Packed blocks decoded to change rows in them, and packed once more.",
+     {{"", &CacheStats::reopened_blocks}}},
+    {"lowkv_cache_restarted_statistics_total",
+     "Blocks whose keys did not fit the statistics of those before, and made their own.",
+     {{"", &CacheStats::restarted_statistics}}},
+    {"lowkv_cache_moved_blocks_total",
+     "Packed blocks moved by context shifts, their codes unchanged.",
+     {{"", &CacheStats::moved_blocks}}},
+    {"lowkv_cache_coarsened_blocks_total",
+     "Packed blocks packed once more with fewer bits, because LOWKV_BUDGET was full.",
+     {{"", &CacheStats::coarsened_blocks}}},
+    {"lowkv_cache_repacked_cells_total",
+     "Cells of restored states that had been packed when saved, and were packed once more.",
+     {{"", &CacheStats::repacked_cells}}},
 };
 
-const std::vector<Metric>& metrics() {
-    using S = const CacheStats&;
-    static const auto& all = *new std::vector<Metric>{
-        {"lowkv_cache_bytes",
-         "gauge",
-         "Memory of the cells that hold something, by how they are held.",
-         {{"packed", [](S s) -> std::uint64_t { return s.packed_bytes; }},
-          {"exact", [](S s) -> std::uint64_t { return s.exact_bytes; }}}},
-        {"lowkv_cache_peak_bytes",
-         "gauge",
-         "Highest sum of packed and exact bytes so far.",
-         {{nullptr, [](S s) -> std::uint64_t { return s.peak_bytes; }}}},
-        {"lowkv_cache_cells",
-         "gauge",
-         "Cells that hold something, by how they are held.",
-         {{"packed", [](S s) -> std::uint64_t { return s.cells_packed; }},
-          {"exact", [](S s) -> std::uint64_t { return s.cells_exact; }}}},
-        {"lowkv_cache_layers",
-         "gauge",
-         "Layers served packed, and layers kept as plain f16.",
-         {{"packed", [](S s) -> std::uint64_t { return s.layers; }},
-          {"plain", [](S s) -> std::uint64_t { return s.plain_layers; }}}},
-        {"lowkv_cache_encoded_blocks_total",
-         "counter",
-         "Blocks packed, those that had been packed before included.",
-         {{nullptr, [](S s) { return s.encoded_blocks; }}}},
-        {"lowkv_cache_reopened_blocks_total",
-         "counter",
-         "Packed blocks decoded to change rows in them, and packed once more.",
-         {{nullptr, [](S s) { return s.reopened_blocks; }}}},
-        {"lowkv_cache_restarted_statistics_total",
-         "counter",
-         "Blocks whose keys did not fit the statistics of those before, and made their own.",
-         {{nullptr, [](S s) { return s.restarted_statistics; }}}},
-        {"lowkv_cache_moved_blocks_total",
-         "counter",
-         "Packed blocks moved by context shifts, their codes unchanged.",
-         {{nullptr, [](S s) { return s.moved_blocks; }}}},
-        {"lowkv_cache_coarsened_blocks_total",
-         "counter",
-         "Packed blocks packed once more with fewer bits, because LOWKV_BUDGET was full.",
-         {{nullptr, [](S s) { return s.coarsened_blocks; }}}},
-        {"lowkv_cache_repacked_cells_total",
-         "counter",
-         "Cells of restored states that had been packed when saved, and were packed once more.",
-         {{nullptr, [](S s) { return s.repacked_cells; }}}},
-    };
-    return all;
+std::string heading(std::string_view name, std::string_view help) {
+    return std::string("# HELP ").append(name).append(" ").append(help) + "\n# TYPE " +
+           std::string(name) + (name.ends_with("_total") ? " counter\n" : " gauge\n");
 }
 
 // A scheme's canonical text has no character that a label would have to escape.
 std::string text_of(const std::vector<Cache>& caches) {
     std::string text;
-    for (const Metric& metric : metrics()) {
-        const std::string name = metric.name;
-        text +=
-            "# HELP " + name + " " + metric.help + "\n# TYPE " + name + " " + metric.type + "\n";
+    for (const auto& [name, help, figures] : metrics) {
+        text += heading(name, help);
         for (const Cache& cache : caches)
-            for (const Sample& sample : metric.samples) {
-                text += name + "{cache=\"" + std::to_string(cache.number) + "\",scheme=\"" +
-                        cache.stats.scheme + "\"";
-                if (sample.state != nullptr) text += std::string(",state=\"") + sample.state + "\"";
-                text += "} " + std::to_string(sample.of(cache.stats)) + "\n";
+            for (const auto& [state, number] : figures) {
+                text.append(name).append("{cache=\"" + std::to_string(cache.number) +
+                                         "\",scheme=\"" + cache.stats.scheme + "\"");
+                if (!state.empty()) text.append(",state=\"").append(state).append("\"");
+                text += "} " + std::to_string(cache.stats.*number) + "\n";
             }
     }
-    const std::string elsewhere = "lowkv_elsewhere_layers";
-    text += "# HELP " + elsewhere +
-            " Layers whose cache is in other memory, as plain f16: what -ngl or -nkvo keep there.\n"
-            "# TYPE " +
-            elsewhere + " gauge\n" + elsewhere + " " + std::to_string(layers_elsewhere()) + "\n";
-    const std::string saturated = "lowkv_saturated_numbers_total";
-    text += "# HELP " + saturated +
-            " Numbers of keys and values that were NaN, infinite, or at an f16's end.\n# TYPE " +
-            saturated + " counter\n" + saturated + " " + std::to_string(saturated_numbers()) + "\n";
-    return text;
+    return text +
+           heading("lowkv_elsewhere_layers",
+                   "Layers whose cache is in other memory, as plain f16: what -ngl or -nkvo keep "
+                   "there.") +
+           "lowkv_elsewhere_layers " + std::to_string(layers_elsewhere()) + "\n" +
+           heading("lowkv_saturated_numbers_total",
+                   "Numbers of keys and values that were NaN, infinite, or at an f16's end.") +
+           "lowkv_saturated_numbers_total " + std::to_string(saturated_numbers()) + "\n";
 }
 
 // One request's overflow: it harms that request alone, which is worth one line.
@@ -179,7 +160,7 @@ void write_later(Book& b) {
 
 // Freed caches stay in the file until a new one is made: a process that ends leaves its last
 // figures, one that makes a cache per task does not pile them up.
-Cache& entry(Book& b, const CacheBuffer& buffer) {
+Cache& entry(Book& b, const LiveBuffer& buffer) {
     const auto known = std::find_if(b.caches.begin(), b.caches.end(),
                                     [&](const Cache& c) { return c.buffer == &buffer; });
     if (known != b.caches.end()) return *known;
@@ -187,7 +168,7 @@ Cache& entry(Book& b, const CacheBuffer& buffer) {
     return b.caches.emplace_back(Cache{b.made++, &buffer, {}});
 }
 
-void write_stats(const CacheBuffer& buffer, bool last) {
+void write_stats(const LiveBuffer& buffer, bool last) {
     if (path().empty()) return;
     Book& b = book();
     std::unique_lock lock(b.mutex);
@@ -218,11 +199,11 @@ void end_writer() {
 
 }  // namespace
 
-void write_stats_if_due(const CacheBuffer& buffer) {
+void write_stats_if_due(const LiveBuffer& buffer) {
     report_saturated();
     write_stats(buffer, false);
 }
-void write_last_stats(const CacheBuffer& buffer) {
+void write_last_stats(const LiveBuffer& buffer) {
     write_stats(buffer, true);
     end_writer();
 }

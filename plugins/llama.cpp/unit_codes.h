@@ -48,7 +48,7 @@ struct ArrivedRows {
     std::vector<std::byte> bytes;
     std::vector<std::size_t> at;  // of each row of the tensor; empty: nothing has arrived
 
-    // Of a tensor of `all` rows.
+    // Adds rows of a tensor that has `all` rows.
     void add(std::size_t row, std::span<const std::byte> rows, std::size_t row_bytes,
              std::size_t all) {
         at.resize(all, none);

@@ -13,14 +13,13 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from lowkv import heap, rows_attention, saturation
-from lowkv._core import Batch, Error, Plan, RowType, Scheme, Store, read_image
+from lowkv._core import Batch, Error, Plan, Scheme, Store, read_image
 from lowkv.budget import Budget
 from lowkv.rows_attention import MASK, attend_to_rows, sequences_at_a_time, wants_decoded
 from lowkv.tripwire import Rows
 from lowkv.visibility import Visibility
 
 _LOGGER = logging.getLogger("lowkv")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LONG = 1024  # queries of a step that leaves temporaries worth giving back at once, before the next layer's
 # Tokens kept behind a sliding window, so that a rejected guess can be rolled back although the host did
 # not announce it (transformers before activate_past_recording()).
@@ -106,13 +105,10 @@ class Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         keys, values = key_states, value_states
         self._require_place(keys.device)
-        if keys.dtype not in _DTYPES:
-            raise Error(f"layer {self.index}: keys of {keys.dtype}; lowkv takes float32, bfloat16, float16")
         if keys.shape[:2] != values.shape[:2] or keys.shape[3] != values.shape[3]:
             raise Error(f"layer {self.index}: keys {tuple(keys.shape)} and values {tuple(values.shape)} "
                         "have other heads or head_dims; lowkv needs the same")
-        rows = getattr(RowType, str(keys.dtype).removeprefix("torch."))
-        shape = keys.shape[1], keys.shape[3]
+        shape, rows = (keys.shape[1], keys.shape[3]), keys.dtype
         finer = []
         if self.budget is not None:
             self.budget.require_alike(self.index, shape)
@@ -254,9 +250,9 @@ class Layer(CacheLayerMixin):
             rows, tokens = _newest(query)
             self.rows.update_query_stats(rows, None, tokens)
             return
-        for number, its in enumerate(real.expand(query.shape[0], -1)):
-            if its.any():
-                rows, tokens = _newest(query[number : number + 1, :, its])
+        for number, tokens_seen in enumerate(real.expand(query.shape[0], -1)):
+            if tokens_seen.any():
+                rows, tokens = _newest(query[number : number + 1, :, tokens_seen])
                 self.rows.update_query_stats(rows, number, tokens)
 
     def pack(self, spared: int = 0) -> None:

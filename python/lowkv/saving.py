@@ -74,8 +74,8 @@ def _sample(digest, model, name: str, value) -> None:
     elif hasattr(value, "__tensor_flatten__"):  # a tensor of other tensors, as torchao's
         value = {part: getattr(value, part) for part in value.__tensor_flatten__()[0]}
     if isinstance(value, dict):
-        for part, its in value.items():
-            _sample(digest, model, f"{name}.{part}", its)
+        for part, member in value.items():
+            _sample(digest, model, f"{name}.{part}", member)
     elif isinstance(value, torch.Tensor):
         if value.is_meta:
             value = _offloaded(model, name)
@@ -96,9 +96,9 @@ def _offloaded(model, name: str) -> torch.Tensor:
     while path:
         path = path.rpartition(".")[0]
         hook = getattr(model.get_submodule(path), "_hf_hook", None)
-        for its in getattr(hook, "hooks", (hook,)):
-            if getattr(its, "weights_map", None) is not None:
-                return its.weights_map[name[len(path) :].lstrip(".")]
+        for inner in getattr(hook, "hooks", (hook,)):
+            if getattr(inner, "weights_map", None) is not None:
+                return inner.weights_map[name[len(path) :].lstrip(".")]
     raise Error(f"the model's {name!r} has no values (it is on the device meta): load the weights first")
 
 

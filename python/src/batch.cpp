@@ -47,9 +47,9 @@ using NewImage = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 template <class Array>
 void check_place(const Batch& batch, const Array& array, const char* name) {
     if (array.device_type() == nb::device::cpu::value) return;
-    const std::string its = "cuda:" + std::to_string(array.device_id());
+    const std::string place = "cuda:" + std::to_string(array.device_id());
     const std::string_view device = batch.device().name();
-    check(array.device_type() == nb::device::cuda::value && its == device,
+    check(array.device_type() == nb::device::cuda::value && place == device,
           std::string(name) + " must be on the CPU or on the batch's device, '" +
               std::string(device) + "'" +
               (device.starts_with("cuda") ? "" : "; that takes none but the CPU's"));
@@ -257,11 +257,11 @@ void bind_batch(nb::module_& m) {
         .def(
             "__init__",
             [](Store* self, const std::string& name) {
-                const std::shared_ptr<Device> its = [&] {
+                const std::shared_ptr<Device> device = [&] {
                     const nb::gil_scoped_release unlocked;
                     return device_by_name(name);
                 }();
-                new (self) Store(0, its);
+                new (self) Store(0, device);
             },
             "device"_a = "cpu",
             "device: 'cpu', 'opencl', 'opencl:NAME', 'cuda' or 'cuda:NUMBER'. Raises Error where "

@@ -20,11 +20,8 @@ void bind_paged(nanobind::module_& m);
 // quantize_keys() and its kin: KIVI's 2-bit arithmetic on plain tensors.
 void bind_quantize(nanobind::module_& m);
 
-// "cpu", "opencl" or "opencl:NAME" (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h). Stores
-// that live at the same time share the device of a name; one that has failed is not given again.
-//
-// Throws Error(device_failed) if there is no such device, Error(unsupported) for OpenCL in a build
-// without OpenCL and for CUDA without the package lowkv-cuda.
+// As lowkv::device_by_name() (devices/names.h), but for CUDA's devices, which are of the package
+// lowkv-cuda: throws Error(unsupported) without it.
 std::shared_ptr<Device> device_by_name(const std::string& name);
 
 // Runs work on the process's OpenMP threads, which are torch's, for calls from this thread. The

@@ -3,26 +3,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "devices/names.h"
 #include "lowkv/error.h"
-#ifdef LOWKV_WITH_OPENCL
-#include "lowkv/opencl.h"
-#endif
 
 namespace nb = nanobind;
 
 namespace lowkv::python {
 namespace {
-
-#ifdef LOWKV_WITH_OPENCL
-std::shared_ptr<Device> make_opencl_device(std::string_view name) { return opencl_device(name); }
-#else
-std::shared_ptr<Device> make_opencl_device(std::string_view name) {
-    throw Error(ErrorCode::unsupported,
-                "device '" + std::string(name) +
-                    "': this build of lowkv has no OpenCL. Build one that has: pip install "
-                    "--config-settings=cmake.define.LOWKV_OPENCL=ON . (docs/devices/opencl.md)");
-}
-#endif
 
 // CUDA's devices are a package of their own, whose library has the core's objects from here: it
 // must be of the same sources.
@@ -54,16 +41,8 @@ std::shared_ptr<Device> make_cuda_device(std::string_view name) {
 }  // namespace
 
 std::shared_ptr<Device> device_by_name(const std::string& name) {
-    if (name == "cpu") return cpu_device();
-    const auto is = [&](const std::string& kind) {
-        return name == kind || name.starts_with(kind + ":");
-    };
-    if (is("cuda")) return shared_device(name, make_cuda_device);
-    if (is("opencl")) return shared_device(name, make_opencl_device);
-    throw Error(ErrorCode::device_failed,
-                "there is no device '" + name +
-                    "': it is 'cpu', 'cuda' or 'cuda:NUMBER', 'opencl' (a GPU, or else the first "
-                    "device) or 'opencl:NAME', words of its name");
+    const bool cuda = name == "cuda" || name.starts_with("cuda:");
+    return cuda ? shared_device(name, make_cuda_device) : lowkv::device_by_name(name);
 }
 
 }  // namespace lowkv::python

@@ -49,10 +49,10 @@ class OpenMP final : public Executor {
         }
         parallel_(
             [](void* data) noexcept {
-                Loop& its = *static_cast<Loop*>(data);
-                const auto thread = static_cast<unsigned>(its.thread_number());
-                for (std::size_t i = its.next++; i < its.items; i = its.next++)
-                    its.task(its.context, i, thread);
+                Loop& loop = *static_cast<Loop*>(data);
+                const auto thread = static_cast<unsigned>(loop.thread_number());
+                for (std::size_t i = loop.next++; i < loop.items; i = loop.next++)
+                    loop.task(loop.context, i, thread);
             },
             &loop, threads, 0);
     }

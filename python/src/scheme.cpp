@@ -21,20 +21,12 @@ using namespace nb::literals;
 namespace lowkv::python {
 namespace {
 
-// What the llama.cpp plug-in and the core can do and this package can't is refused, not ignored.
-Scheme served_scheme(const std::string& text) {
-    Scheme scheme = parse_scheme(text);
-    if (scheme.retention.filter != Filter::none) {
-        throw Error(ErrorCode::unsupported,
-                    "filter=, keep= and evict= are not served in Python; leave them out");
-    }
-    if (scheme.any_layer(
-            [](const LayerScheme& layer) { return layer.key.by_row() || layer.value.by_row(); })) {
-        throw Error(ErrorCode::unsupported,
-                    to_string(scheme) +
-                        ": codecs of a token's row of all heads (row, static, reorder: skvq-*, "
-                        "kvquant*) are not served in Python; take lowkv2.8 or another");
-    }
+// What the llama.cpp plug-in and the core can do and this package can't is refused, not ignored. A
+// chunk of LMCache's does not say where in its sequence it is: tokens stay exact only by name.
+Scheme served_scheme(const std::string& text, Host host) {
+    const Retention packed{.window = 0, .sinks = 0};
+    Scheme scheme = parse_scheme(text, host == Host::lmcache ? &packed : nullptr);
+    require_served(scheme, host);
     return scheme;
 }
 
@@ -43,6 +35,16 @@ Retention retention_of(const Scheme& scheme, std::uint32_t layer, bool sliding) 
     Retention retention = scheme.retention;
     if (sliding || scheme.layer(layer).exact()) retention.sinks = 0;
     return retention;
+}
+
+// Of RowType.float32, or of torch.float32.
+RowType row_type_named(const nb::object& given) {
+    const std::string text = nb::str(given).c_str(), word = text.substr(text.rfind('.') + 1);
+    const nb::handle types = nb::type<RowType>();
+    if (!nb::hasattr(types, word.c_str()))
+        throw Error(ErrorCode::invalid_argument,
+                    "rows of " + text + "; lowkv takes float32, float16 and bfloat16");
+    return nb::cast<RowType>(types.attr(word.c_str()));
 }
 
 }  // namespace
@@ -65,6 +67,9 @@ void bind_scheme(nb::module_& m) {
         .def(
             "exact", [](const Scheme& s, std::uint32_t layer) { return s.layer(layer).exact(); },
             "layer"_a, "Whether nothing of a layer is quantized.")
+        .def_prop_ro(
+            "by_layer", [](const Scheme& s) { return !s.overrides.empty(); },
+            "Whether it names layers, so that they may be stored by several codecs.")
         .def(
             "require_layers",
             [](const Scheme& s, std::uint32_t layers) { require_layers(s, layers); }, "layers"_a,
@@ -73,8 +78,8 @@ void bind_scheme(nb::module_& m) {
             "finer",
             [](const Scheme& s) {
                 std::vector<Scheme> schemes;
-                for (const LayerScheme& its : finer_than(s, "budget"))
-                    schemes.push_back({its, s.retention, {}});
+                for (const LayerScheme& codecs : finer_than(s, "budget"))
+                    schemes.push_back({codecs, s.retention, {}});
                 return schemes;
             },
             "What tokens are packed by before it, within a budget: the most bits first. Raises "
@@ -84,10 +89,17 @@ void bind_scheme(nb::module_& m) {
     m.def(
         "parse_size", [](const std::string& text) { return parse_size(text, "budget"); }, "text"_a,
         "Bytes: '24MiB', '1.5GiB', '2000000000'. Raises Error for anything else.");
+    nb::enum_<Host>(m, "Host", "Who is to serve a scheme.")
+        .value("python", Host::python)
+        .value("vllm", Host::vllm)
+        .value("lmcache", Host::lmcache);
+    m.def("parse_scheme", &served_scheme, "text"_a, "host"_a = Host::python,
+          "A scheme from its text form. Raises Error with the legal words, or with what the host "
+          "can't serve.");
     m.def(
-        "parse_scheme", &served_scheme, "text"_a,
-        "A scheme from its text form. Raises Error with the legal words, or with what this package "
-        "can't serve.");
+        "unserved",
+        [](const std::string& text, Host host) { return unserved(parse_scheme(text), host); },
+        "text"_a, "host"_a, "Why a host can't serve a scheme; empty if it can.");
     m.def(
         "presets",
         [] {
@@ -109,13 +121,15 @@ void bind_scheme(nb::module_& m) {
         .value("bfloat16", RowType::bf16);
     nb::class_<Plan>(m, "Plan", "A layer's codecs compiled for one shape and one type of rows.")
         .def(nb::new_([](const Scheme& scheme, std::uint32_t layer, std::uint32_t kv_heads,
-                         std::uint32_t head_dim, RowType rows) {
+                         std::uint32_t head_dim, const nb::object& rows) {
                  return std::make_shared<Plan>(scheme.layer(layer), Shape{kv_heads, head_dim},
                                                std::string_view{}, layer,
-                                               LayerInputs{.rows = rows});
+                                               LayerInputs{.rows = row_type_named(rows)});
              }),
              "scheme"_a, "layer"_a, "kv_heads"_a, "head_dim"_a, "rows"_a,
-             "rows: the type of those that stay exact.")
+             "rows: the type of those that stay exact, a RowType or torch's of that name. Raises "
+             "Error "
+             "for others.")
         .def_prop_ro("block_tokens", &Plan::block_tokens)
         .def_prop_ro("packed_bytes", &Plan::packed_bytes)
         .def_prop_ro("exact_bytes", &Plan::exact_bytes)

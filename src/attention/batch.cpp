@@ -111,9 +111,9 @@ void Batch::attend_runs(std::span<const Run> runs, std::span<const SequenceAtten
         lowkv::attend(device(), *run.plan, parts, params, workspace, executor);
         if (joins) {
             executor.parallel_for(lse.size(), [&](std::size_t i, unsigned) {
-                const AttentionIO& its = sequences[i / rows].io;
+                const AttentionIO& to = sequences[i / rows].io;
                 const std::size_t token = i % rows / io.heads, head = i % io.heads;
-                float* out = its.out + token * its.out_token_stride + head * its.out_head_stride;
+                float* out = to.out + token * to.out_token_stride + head * to.out_head_stride;
                 lse[i] = attention::join(out, lse[i], other.data() + i * channels, other_lse[i],
                                          channels);
             });

@@ -35,7 +35,7 @@ void set_task(kernels::Task& task, const AttentionIO& io, const Mask& mask,
 void rotate_queries(const AttentionIO& io, const codec::Rotation& rotation, std::size_t first,
                     std::size_t last, float* rotated);
 
-// On the CPU, of arguments that are checked.
+// Attention on the CPU; its arguments have been checked.
 void run(const Plan& plan, std::span<const SequenceAttention> sequences,
          const AttentionParams& params, AttentionWorkspace& workspace, Executor& executor);
 void run_mass(const Plan& plan, const SequenceAttention& sequence, const AttentionParams& params,

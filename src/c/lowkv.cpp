@@ -19,9 +19,9 @@ using lowkv::Error;
 using lowkv::ErrorCode;
 
 struct lowkv_cache {
-    explicit lowkv_cache(const lowkv::KvCacheConfig& config) : its(config) {}
+    explicit lowkv_cache(const lowkv::KvCacheConfig& config) : kv(config) {}
 
-    lowkv::KvCache its;
+    lowkv::KvCache kv;
     std::unique_ptr<lowkv::Executor> pool;     // null: the caller's thread alone
     std::vector<lowkv::KvAttention> attended;  // kept so that a step allocates nothing
 
@@ -128,9 +128,9 @@ struct Strides {
 lowkv::Rows rows_of(const lowkv_rows& rows, const char* name, std::uint32_t tokens,
                     const lowkv::Shape& shape) {
     if (rows.data == nullptr) refuse(std::string(name) + ".data is NULL");
-    const Strides its(name, rows.token_stride, rows.head_stride, tokens, shape.kv_heads,
-                      shape.head_dim);
-    return {rows.data, row_type(rows.dtype), its.head, its.token};
+    const Strides strides(name, rows.token_stride, rows.head_stride, tokens, shape.kv_heads,
+                          shape.head_dim);
+    return {rows.data, row_type(rows.dtype), strides.head, strides.token};
 }
 
 lowkv::KvAttention attention_of(const lowkv_attention& given, std::uint32_t head_dim) {
@@ -162,13 +162,13 @@ lowkv::KvAttention attention_of(const lowkv_attention& given, std::uint32_t head
 void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list,
             std::uint32_t count, const lowkv_attention_params* given) {
     lowkv::AttentionParams params;
-    params.scale = 1.0f / std::sqrt(static_cast<float>(cache.its.shape().head_dim));
+    params.scale = 1.0f / std::sqrt(static_cast<float>(cache.kv.shape().head_dim));
     if (given != nullptr) {
-        const lowkv_attention_params& its = sized(given, "params");
-        if (its.scale != 0) params.scale = its.scale;
-        params.softcap = its.softcap;
-        params.alibi_slopes = its.alibi_slopes;
-        params.sink_logits = its.sink_logits;
+        const lowkv_attention_params& from = sized(given, "params");
+        if (from.scale != 0) params.scale = from.scale;
+        params.softcap = from.softcap;
+        params.alibi_slopes = from.alibi_slopes;
+        params.sink_logits = from.sink_logits;
     }
     if (count == 0) return;
     // A caller's are as far apart as its own version of the structure is long.
@@ -178,9 +178,9 @@ void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list
         const auto& one = *reinterpret_cast<const lowkv_attention*>(
             reinterpret_cast<const std::byte*>(list) + i * apart);
         if (one.size != apart) refuse("attentions of several sizes: set each to sizeof");
-        cache.attended.push_back(attention_of(one, cache.its.shape().head_dim));
+        cache.attended.push_back(attention_of(one, cache.kv.shape().head_dim));
     }
-    cache.its.attend(layer, cache.attended, params, cache.executor());
+    cache.kv.attend(layer, cache.attended, params, cache.executor());
 }
 
 void to_floats(const std::vector<std::byte>& rows, lowkv::RowType type, float* out) {
@@ -195,13 +195,13 @@ void to_floats(const std::vector<std::byte>& rows, lowkv::RowType type, float* o
     }
 }
 
-void read(const lowkv::Sequence& its, std::uint32_t first, std::uint32_t tokens, float* keys,
+void read(const lowkv::Sequence& all, std::uint32_t first, std::uint32_t tokens, float* keys,
           float* values, lowkv::Executor& executor) {
-    if (std::uint64_t{first} + tokens > its.size())
+    if (std::uint64_t{first} + tokens > all.size())
         refuse("tokens " + std::to_string(first) + " to " +
-               std::to_string(std::uint64_t{first} + tokens) + " of " + std::to_string(its.size()));
-    const lowkv::RowType type = its.plan().rows();
-    const lowkv::Shape shape = its.plan().shape();
+               std::to_string(std::uint64_t{first} + tokens) + " of " + std::to_string(all.size()));
+    const lowkv::RowType type = all.plan().rows();
+    const lowkv::Shape shape = all.plan().shape();
     const std::size_t bytes = std::size_t{tokens} * shape.channels() * lowkv::element_bytes(type);
     std::vector<std::byte> both[2];
     lowkv::RowsOut out[2];
@@ -210,7 +210,7 @@ void read(const lowkv::Sequence& its, std::uint32_t first, std::uint32_t tokens,
         both[part].resize(bytes);
         out[part] = {both[part].data(), shape.head_dim, shape.channels()};
     }
-    its.read(first, tokens, out[0], out[1], executor);
+    all.read(first, tokens, out[0], out[1], executor);
     if (keys != nullptr) to_floats(both[0], type, keys);
     if (values != nullptr) to_floats(both[1], type, values);
 }
@@ -233,42 +233,42 @@ void lowkv_cache_free(lowkv_cache* cache) { delete cache; }
 
 lowkv_status lowkv_sequence_add(lowkv_cache* cache, lowkv_sequence* sequence) {
     return guarded([&] {
-        lowkv::KvCache& its = required(cache, "cache").its;
+        lowkv::KvCache& kv = required(cache, "cache").kv;
         lowkv_sequence& number = required(sequence, "sequence");
-        number = its.add();
+        number = kv.add();
     });
 }
 
 lowkv_status lowkv_sequence_fork(lowkv_cache* cache, lowkv_sequence from,
                                  lowkv_sequence* sequence) {
     return guarded([&] {
-        lowkv::KvCache& its = required(cache, "cache").its;
+        lowkv::KvCache& kv = required(cache, "cache").kv;
         lowkv_sequence& number = required(sequence, "sequence");
-        number = its.fork(from);
+        number = kv.fork(from);
     });
 }
 
 lowkv_status lowkv_sequence_remove(lowkv_cache* cache, lowkv_sequence sequence) {
-    return guarded([&] { required(cache, "cache").its.remove(sequence); });
+    return guarded([&] { required(cache, "cache").kv.remove(sequence); });
 }
 
 lowkv_status lowkv_sequence_tokens(const lowkv_cache* cache, lowkv_sequence sequence,
                                    uint32_t layer, uint32_t* tokens) {
     return guarded([&] {
-        required(tokens, "tokens") = required(cache, "cache").its.at(sequence, layer).size();
+        required(tokens, "tokens") = required(cache, "cache").kv.at(sequence, layer).size();
     });
 }
 
 lowkv_status lowkv_sequence_truncate(lowkv_cache* cache, lowkv_sequence sequence, uint32_t tokens) {
-    return guarded([&] { required(cache, "cache").its.truncate(sequence, tokens); });
+    return guarded([&] { required(cache, "cache").kv.truncate(sequence, tokens); });
 }
 
 lowkv_status lowkv_append(lowkv_cache* cache, lowkv_sequence sequence, uint32_t layer,
                           lowkv_rows keys, lowkv_rows values, uint32_t tokens) {
     return guarded([&] {
-        lowkv::Sequence& its = required(cache, "cache").its.at(sequence, layer);
-        const lowkv::Shape& shape = its.plan().shape();
-        its.append(rows_of(keys, "keys", tokens, shape), rows_of(values, "values", tokens, shape),
+        lowkv::Sequence& all = required(cache, "cache").kv.at(sequence, layer);
+        const lowkv::Shape& shape = all.plan().shape();
+        all.append(rows_of(keys, "keys", tokens, shape), rows_of(values, "values", tokens, shape),
                    tokens);
     });
 }
@@ -279,20 +279,20 @@ lowkv_status lowkv_attend(lowkv_cache* cache, uint32_t layer, const lowkv_attent
 }
 
 lowkv_status lowkv_pack(lowkv_cache* cache) {
-    return guarded([&] { required(cache, "cache").its.pack(cache->executor()); });
+    return guarded([&] { required(cache, "cache").kv.pack(cache->executor()); });
 }
 
 lowkv_status lowkv_read(const lowkv_cache* cache, lowkv_sequence sequence, uint32_t layer,
                         uint32_t first, uint32_t tokens, float* keys, float* values) {
     return guarded([&] {
         const lowkv_cache& all = required(cache, "cache");
-        read(all.its.at(sequence, layer), first, tokens, keys, values, all.executor());
+        read(all.kv.at(sequence, layer), first, tokens, keys, values, all.executor());
     });
 }
 
 lowkv_status lowkv_cache_bytes(const lowkv_cache* cache, lowkv_bytes* bytes) {
     return guarded([&] {
-        const lowkv::StoreStats stats = required(cache, "cache").its.store().stats();
+        const lowkv::StoreStats stats = required(cache, "cache").kv.store().stats();
         required(bytes, "bytes") = {stats.exact_bytes, stats.packed_bytes, stats.peak_bytes};
     });
 }
@@ -302,7 +302,7 @@ lowkv_status lowkv_save(const lowkv_cache* cache, lowkv_sequence sequence, void*
     return guarded([&] {
         void*& out = required(data, "data");
         size_t& bytes = required(size, "size");
-        const std::vector<std::byte> image = required(cache, "cache").its.save(sequence);
+        const std::vector<std::byte> image = required(cache, "cache").kv.save(sequence);
         void* memory = std::malloc(image.size());
         if (memory == nullptr) throw std::bad_alloc();
         std::memcpy(memory, image.data(), image.size());
@@ -314,10 +314,10 @@ lowkv_status lowkv_save(const lowkv_cache* cache, lowkv_sequence sequence, void*
 lowkv_status lowkv_load(lowkv_cache* cache, const void* data, size_t size,
                         lowkv_sequence* sequence) {
     return guarded([&] {
-        lowkv::KvCache& its = required(cache, "cache").its;
+        lowkv::KvCache& kv = required(cache, "cache").kv;
         lowkv_sequence& number = required(sequence, "sequence");
         if (data == nullptr) refuse("data is NULL");
-        number = its.load({static_cast<const std::byte*>(data), size});
+        number = kv.load({static_cast<const std::byte*>(data), size});
     });
 }
 

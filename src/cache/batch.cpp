@@ -28,7 +28,7 @@ Batch::Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Pl
     if (plan != nullptr) retention = batch_retention(*plan, retention);
     sequences_.reserve(sequences);
     while (sequences_.size() < sequences) sequences_.emplace_back(store, plan, retention);
-    for (const auto& its : finer_) sequences_.front().check_rows(Sequence(store, its, retention));
+    for (const auto& rung : finer_) sequences_.front().check_rows(Sequence(store, rung, retention));
     if (!finer_.empty() && &device() != cpu_device().get())
         refuse("finer plans are for the CPU alone");
     state_.packed_first = state_.packed_end = retention.sinks;
@@ -97,12 +97,12 @@ void Batch::mark_padding(std::span<const std::uint8_t> seen, std::uint32_t count
     then.padding.resize(size());
     for (std::size_t i = 0; i < seen.size(); ++i) {
         if (seen[i] != 0) continue;
-        std::vector<Range>& its = then.padding[i / count];
+        std::vector<Range>& ranges = then.padding[i / count];
         const auto token = static_cast<std::uint32_t>(state_.tokens - count + i % count);
-        if (its.empty() || its.back().end < token)
-            its.push_back({token, token + 1});
+        if (ranges.empty() || ranges.back().end < token)
+            ranges.push_back({token, token + 1});
         else
-            its.back().end = token + 1;
+            ranges.back().end = token + 1;
     }
     state_ = std::move(then);
 }
@@ -111,12 +111,12 @@ Batch::Due Batch::due(std::size_t sequence, std::uint32_t spared) const noexcept
     std::span<const Range> padding;
     if (!state_.padding.empty()) padding = state_.padding[sequence];
     std::uint32_t seen = state_.tokens;
-    for (const Range& its : padding) seen -= its.end - its.first;
+    for (const Range& gap : padding) seen -= gap.end - gap.first;
     // Where token number `number` is of those that are no padding.
     const auto place = [&](std::uint64_t number) {
-        for (const Range& its : padding) {
-            if (number < its.first) break;
-            number += its.end - its.first;
+        for (const Range& gap : padding) {
+            if (number < gap.first) break;
+            number += gap.end - gap.first;
         }
         return std::min<std::uint64_t>(number, state_.tokens);
     };
@@ -208,9 +208,9 @@ void Batch::truncate(std::uint32_t tokens) {
                 cut.push_back({&sequence, last});
         if (!cut.empty()) Sequence::make_writable(cut, 0);
     }
-    for (std::vector<Range>& its : then.padding) {
-        std::erase_if(its, [&](const Range& range) { return range.first >= tokens; });
-        if (!its.empty()) its.back().end = std::min(its.back().end, tokens);
+    for (std::vector<Range>& ranges : then.padding) {
+        std::erase_if(ranges, [&](const Range& range) { return range.first >= tokens; });
+        if (!ranges.empty()) ranges.back().end = std::min(ranges.back().end, tokens);
     }
     for (Sequence& sequence : sequences_) sequence.truncate(tokens);
     state_ = std::move(then);

@@ -33,7 +33,7 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
     };
     std::vector<Item> items;
     std::uint32_t end = state_.packed_end / tokens;
-    for (const Due& its : due) end = std::max(end, its.end);
+    for (const Due& entry : due) end = std::max(end, entry.end);
     end = std::min(end, sequences_.front().blocks());  // packed_end may lie behind, where none is
     for (std::uint32_t b = state_.first / tokens; b < end; ++b) {
         const auto begin = static_cast<std::ptrdiff_t>(items.size());
@@ -41,7 +41,7 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
             const cache::Block* block = sequences_[s].blocks_[b];
             if (!block->packed && !due[s].has(b)) continue;
             auto found = std::find_if(items.begin() + begin, items.end(),
-                                      [&](const Item& its) { return its.block == block; });
+                                      [&](const Item& item) { return item.block == block; });
             if (found == items.end()) {
                 const auto plan_of = std::ranges::find(finer_, block->finer) - finer_.begin();
                 const std::size_t rung = block->packed ? static_cast<std::size_t>(plan_of) + 1 : 0;
@@ -63,10 +63,10 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
     // From the oldest on, so that packed tokens stay side by side if a rung fails.
     for (std::size_t rung = last; rung > 0; --rung) {
         std::vector<Sequence::Packing> places;
-        for (const Item& its : items)
-            for (Sequence* sequence : its.holders)
-                if (its.then == rung && its.rung != rung)
-                    places.push_back({{sequence, its.number}});
+        for (const Item& item : items)
+            for (Sequence* sequence : item.holders)
+                if (item.then == rung && item.rung != rung)
+                    places.push_back({{sequence, item.number}});
         std::ranges::stable_sort(places, {}, &Sequence::Packing::sequence);
         Sequence::pack(places, true, executor, std::nullopt, finer(rung));
         for (const Sequence::Packing& place : places)
@@ -79,8 +79,8 @@ std::vector<Batch::Run> Batch::runs(const Sequence& sequence) const {
     if (finer_.empty()) return runs;
     for (std::uint32_t first = 0; first < tokens(); first += plan().block_tokens()) {
         const cache::Block* block = sequence.blocks_[first / plan().block_tokens()];
-        const Plan& its = block != nullptr ? block->plan(plan()) : plan();
-        if (runs.empty() || runs.back().plan != &its) runs.push_back({&its, first, first});
+        const Plan& rung = block != nullptr ? block->plan(plan()) : plan();
+        if (runs.empty() || runs.back().plan != &rung) runs.push_back({&rung, first, first});
         runs.back().end = std::min(first + plan().block_tokens(), tokens());
     }
     return runs;

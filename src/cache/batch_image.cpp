@@ -27,7 +27,7 @@ std::vector<std::byte> Batch::save(std::uint32_t first, std::uint32_t last) cons
         throw Error(ErrorCode::invalid_argument,
                     "Batch: can't save " + range_text(first, last) + ": " + why);
     };
-    if (std::ranges::any_of(state_.padding, [](const auto& its) { return !its.empty(); }))
+    if (std::ranges::any_of(state_.padding, [](const auto& ranges) { return !ranges.empty(); }))
         refuse_range("its padding can't be saved; compute the prompts without padding");
     if (first < state_.first || first > last || last > state_.tokens)
         refuse_range("it holds " + range_text(state_.first, state_.tokens));

@@ -60,13 +60,13 @@ bool is_varied(const Device& device, const Plan& plan, const std::byte* exact) {
     convert(plan.kernels(), type, rows.data(), RowType::f32,
             reinterpret_cast<std::byte*>(numbers.data()), all);
     for (std::uint32_t t = 0; t < tokens; ++t) {
-        const float* its = numbers.data() + std::size_t{t} * channels;
+        const float* from = numbers.data() + std::size_t{t} * channels;
         std::fill(row.begin(), row.end(), 0.0f);
         for (std::uint32_t c = 0; c < channels; c += half) {
             float* sum = row.data() + c / head_dim * parts;
             for (std::uint32_t i = 0; i < half / parts; ++i) {
                 for (std::uint32_t part = 0; part < parts; ++part) {
-                    const float x = its[c + part * (half / parts) + i];
+                    const float x = from[c + part * (half / parts) + i];
                     sum[part] += x * x;
                 }
             }
@@ -142,9 +142,9 @@ std::vector<Source> find_sources(const Device& device, const Plan& plan,
             const std::size_t number = chain.back();
             if (known(number)) continue;
             const std::size_t before = blocks[number].before;
-            const Source its = before != none ? sources[before] : Source{};
-            if (its != Source{} && (its.leader == none || blocks[its.leader].leads)) {
-                sources[number] = its;
+            const Source source = before != none ? sources[before] : Source{};
+            if (source != Source{} && (source.leader == none || blocks[source.leader].leads)) {
+                sources[number] = source;
             } else {
                 sources[number].leader = number;
                 blocks[number].leads = is_varied(device, plan, blocks[number].exact);
@@ -160,7 +160,7 @@ std::vector<Source> find_sources(const Device& device, const Plan& plan,
 constexpr std::uint32_t sampled = 16, quarters = 4, left_out = 2;
 // It makes its own statistics if they would lose so many times less: half of the error in scores.
 constexpr float limit = 4.0f;
-// Of N(0, 1), by codes of so many bits.
+// The squared error of codes of so many bits for N(0, 1).
 constexpr float lost[] = {1.0f, 0.36f, 0.12f, 0.035f, 0.0095f, 0.0025f};
 
 // Of a head's sampled rows, by channel: squares, less the mean's. Without the tokens farthest from
@@ -196,7 +196,7 @@ void find_energies(const float* rows, std::size_t stride, std::size_t channels,
             energy[c] += (row[t][c] - mean[c]) * (row[t][c] - mean[c]);
 }
 
-// Of these blocks, by channel.
+// The keys' energies in these blocks, by channel.
 std::vector<float> energies(const Device& device, const Plan& plan,
                             std::span<const Encoding> blocks, std::span<const std::size_t> numbers,
                             Executor& executor) {
@@ -266,8 +266,8 @@ std::set<std::size_t> find_misfits(const Device& device, const Plan& plan,
     std::vector<const std::byte*> header_of;
     const std::uint32_t heads = plan.shape().kv_heads, head_dim = plan.shape().head_dim;
     for (const std::size_t i : numbers) {
-        const Source& its = sources[i];
-        const std::byte* from = its.packed != nullptr ? its.packed : blocks[its.leader].packed;
+        const Source& one = sources[i];
+        const std::byte* from = one.packed != nullptr ? one.packed : blocks[one.leader].packed;
         const auto [header, is_new] = headers.try_emplace(from);
         if (is_new) {
             header->second.resize(plan.keys().section_offset(heads - 1) + sorted->section.largest);
@@ -305,16 +305,16 @@ void encode_blocks(Device& device, const Plan& plan, std::span<Encoding> blocks,
         std::vector<std::size_t> following;
         for (const bool follow : {false, true}) {
             for (const std::size_t i : left) {
-                const Encoding& its = blocks[i];
+                const Encoding& encoding = blocks[i];
                 const std::size_t leader = sources[i].leader;
                 const bool follows = leader != Encoding::none && leader != i;
                 if (follows != follow) continue;
                 const std::byte* stats_from = follows ? blocks[leader].packed : sources[i].packed;
-                if (stats_from == nullptr && its.queries != nullptr && plan.wants_queries())
-                    queries[i] = its.queries->means();
+                if (stats_from == nullptr && encoding.queries != nullptr && plan.wants_queries())
+                    queries[i] = encoding.queries->means();
                 if (stats_from != nullptr) following.push_back(i);
-                copies.push_back(
-                    {its.exact, its.packed, stats_from, queries[i] ? queries[i]->data() : nullptr});
+                copies.push_back({encoding.exact, encoding.packed, stats_from,
+                                  queries[i] ? queries[i]->data() : nullptr});
             }
         }
         device.encode(plan, copies, executor, only);

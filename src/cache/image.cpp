@@ -101,7 +101,7 @@ void check_zeros(std::span<const std::byte> bytes, std::size_t begin, std::size_
         refuse("its padding at byte " + std::to_string(begin) + " is not zero");
 }
 
-// Of one sequence.
+// The bytes of one sequence's query statistics.
 std::size_t query_bytes(const ImageHeader& header) {
     const Shape& shape = header.identity.shape;
     return plus(sizeof(QueryRecord), times(times(shape.kv_heads, shape.head_dim), sizeof(float)));
@@ -234,9 +234,9 @@ void seal_image(const ImageHeader& header, std::span<std::byte> image) {
     });
     std::byte* at = image.data() + sizeof fixed;
     for (const ImageSpan& span : header.spans) {
-        const FixedSpan its{span.first, span.tokens, span.packed ? 1u : 0u};
-        std::memcpy(at, &its, sizeof its);
-        at += sizeof its;
+        const FixedSpan stored{span.first, span.tokens, span.packed ? 1u : 0u};
+        std::memcpy(at, &stored, sizeof stored);
+        at += sizeof stored;
     }
     std::memcpy(at, identity.scheme.data(), identity.scheme.size());
     std::memcpy(image.data(), &fixed, sizeof fixed);
@@ -298,8 +298,8 @@ std::uint64_t image_checksum(std::span<const std::byte> bytes) noexcept { return
 
 void check_image(const ImageHeader& header, const ImageIdentity& wanted) {
     const ImageIdentity& found = header.identity;
-    const auto same = [](const std::string& what, const auto& its, const auto& other) {
-        if (its != other) refuse(what + " " + its + ", not " + other);
+    const auto same = [](const std::string& what, const auto& got, const auto& other) {
+        if (got != other) refuse(what + " " + got + ", not " + other);
     };
     const auto number = [](std::uint64_t value) { return std::to_string(value); };
     try {

@@ -100,23 +100,15 @@ void require_same_length(const Sequence& first, const Sequence& other) {
 KvCache::KvCache(const KvCacheConfig& config)
     : scheme_(config.scheme),
       store_(config.store != nullptr ? config.store : std::make_shared<Store>()) {
-    if (scheme_.needs_calibration() || scheme_.retention.filter != Filter::none)
-        throw Error(ErrorCode::unsupported,
-                    "schemes that need a calibration, and filters, are not served in a whole "
-                    "model's cache: " +
-                        to_string(scheme_));
+    require_served(scheme_, Host::model_cache);
     if (config.layers == 0 || config.layers > 4096)
         refuse(std::to_string(config.layers) + " layers; legal: 1 to 4096");
     require_layers(scheme_, config.layers);
     LayerInputs inputs;
     inputs.rows = config.rows;
-    for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
+    for (std::uint32_t layer = 0; layer < config.layers; ++layer)
         plans_.push_back(std::make_shared<const Plan>(scheme_.layer(layer), config.shape,
                                                       std::string_view{}, layer, inputs));
-        if (plans_.back()->has_positions())
-            throw Error(ErrorCode::unsupported,
-                        "keys before RoPE are not served in a whole model's cache");
-    }
 }
 
 const KvCache::Layers& KvCache::layers_of(std::uint32_t sequence) const {
@@ -126,10 +118,10 @@ const KvCache::Layers& KvCache::layers_of(std::uint32_t sequence) const {
 }
 
 const Sequence& KvCache::at(std::uint32_t sequence, std::uint32_t layer) const {
-    const Layers& its = layers_of(sequence);
-    if (layer >= its.size())
-        refuse("layer " + std::to_string(layer) + " of " + std::to_string(its.size()));
-    return its[layer];
+    const Layers& layers = layers_of(sequence);
+    if (layer >= layers.size())
+        refuse("layer " + std::to_string(layer) + " of " + std::to_string(layers.size()));
+    return layers[layer];
 }
 
 Sequence& KvCache::at(std::uint32_t sequence, std::uint32_t layer) {
@@ -173,35 +165,35 @@ void KvCache::attend(std::uint32_t layer, std::span<const KvAttention> sequences
     work.sequences.clear();
     std::size_t blocks = 0;
     for (const KvAttention& asked : sequences) {
-        const Sequence& its = at(asked.sequence, layer);
+        const Sequence& stored = at(asked.sequence, layer);
         SequenceAttention& one = work.sequences.emplace_back();
         one.io = asked.io;
-        one.io.n_cells = its.size();
+        one.io.n_cells = stored.size();
         one.mask = asked.mask;
-        blocks += its.blocks();
+        blocks += stored.blocks();
     }
     work.views.resize(blocks);
     std::span<BlockView> left(work.views);
     for (std::size_t i = 0; i < sequences.size(); ++i) {
-        const Sequence& its = at(sequences[i].sequence, layer);
-        work.sequences[i].blocks = left.first(its.blocks());
-        its.views(left.first(its.blocks()));
-        left = left.subspan(its.blocks());
+        const Sequence& stored = at(sequences[i].sequence, layer);
+        work.sequences[i].blocks = left.first(stored.blocks());
+        stored.views(left.first(stored.blocks()));
+        left = left.subspan(stored.blocks());
     }
     lowkv::attend(store_->device(), *plans_[layer], work.sequences, params, workspace_, executor);
     for (const KvAttention& asked : sequences) {
-        Sequence& its = at(asked.sequence, layer);
+        Sequence& stored = at(asked.sequence, layer);
         const AttentionIO& io = asked.io;
-        if (its.wants_queries())
-            its.update_query_stats(
+        if (stored.wants_queries())
+            stored.update_query_stats(
                 {io.q, io.q_token_stride, io.q_head_stride, io.tokens, io.heads});
     }
 }
 
 void KvCache::pack(Executor& executor) {
-    for (auto& its : sequences_)
-        if (its)
-            for (Sequence& layer : *its) layer.pack(executor);
+    for (auto& layers : sequences_)
+        if (layers)
+            for (Sequence& layer : *layers) layer.pack(executor);
 }
 
 std::vector<std::byte> KvCache::save(std::uint32_t sequence) const {

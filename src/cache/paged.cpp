@@ -58,10 +58,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
       memory_(memory),
       opened_(first_mark()) {
     store_->device().check(*plan_);
-    if (retention.filter != Filter::none || retention.flush != 0 || plan_->has_positions()) {
-        throw Error(ErrorCode::unsupported,
-                    "filters, flush= and keys before RoPE are not served in a host's pages");
-    }
+    require_served({plan_->scheme(), retention, {}}, Host::pages);
     if (plan_->shape().latent())
         throw Error(ErrorCode::unsupported,
                     "multi-head latent attention is not served in a host's pages");
@@ -130,12 +127,12 @@ void PagedLayer::check_runs(std::span<const Run> runs) const {
             return earlier.page == run.page && earlier.first + earlier.count == run.first;
         });
         if (run.first == 0 || follows) continue;
-        const Beside* its = beside_[run.page].get();
-        if (its == nullptr && !in_place()) require_seal(run.page);
-        if (its == nullptr || its->exact == nullptr) continue;
-        if (run.first > its->rows)
+        const Beside* beside = beside_[run.page].get();
+        if (beside == nullptr && !in_place()) require_seal(run.page);
+        if (beside == nullptr || beside->exact == nullptr) continue;
+        if (run.first > beside->rows)
             refuse("row " + std::to_string(run.first) + " of page " + std::to_string(run.page) +
-                   ", of which " + std::to_string(its->rows) + " have been written");
+                   ", of which " + std::to_string(beside->rows) + " have been written");
     }
 }
 
@@ -180,9 +177,9 @@ void PagedLayer::open(std::span<const Run> runs) {
     for (std::size_t i = 0; i < opened.size(); ++i) {
         const std::uint32_t number = opened[i];
         if (beside[i] != nullptr) beside_[number] = std::move(beside[i]);
-        Beside& its = *beside_[number];
-        its.exact = slots.take();
-        its.rows = page_tokens_;  // of a page that was decoded; a new one is cleared by write()
+        Beside& of_page = *beside_[number];
+        of_page.exact = slots.take();
+        of_page.rows = page_tokens_;  // of a page that was decoded; a new one is cleared by write()
         mark_open(number);
         exact_.push_back(number);
     }
@@ -222,18 +219,18 @@ void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std
     }
     for (const Run& run : runs) {
         if (in_place()) break;
-        Beside& its = *beside_[run.page];
-        its.rows = run.first + run.count;
-        if (its.packed) mark_open(run.page);
-        its.used = step_ + 1;
+        Beside& beside = *beside_[run.page];
+        beside.rows = run.first + run.count;
+        if (beside.packed) mark_open(run.page);
+        beside.used = step_ + 1;
         // A new page begins another sequence, or none.
         if (run.first == 0) {
-            its.first = false;
-            its.queries.reset();
+            beside.first = false;
+            beside.queries.reset();
         }
         if (run.first < sinks_) {
-            stats_.sink_bytes -= its.sinks.size();
-            its.sinks = {};
+            stats_.sink_bytes -= beside.sinks.size();
+            beside.sinks = {};
         }
     }
     store_->device().finish();
@@ -258,12 +255,12 @@ PagedLayer::Mark PagedLayer::mark_of(std::uint32_t number) const noexcept {
 
 // The page's bytes are no packed page any more, and others than any that someone might bring.
 void PagedLayer::mark_open(std::uint32_t number) noexcept {
-    Beside& its = *beside_[number];
-    its.packed = false;
+    Beside& beside = *beside_[number];
+    beside.packed = false;
     if (own()) return;
     break_seal(number);  // first: a piece may lie on it
     std::uint64_t word = ++opened_ * 0x9e3779b97f4a7c15;
-    each_piece(number, its.mark, [&](std::byte* from, std::byte* to, std::size_t bytes) {
+    each_piece(number, beside.mark, [&](std::byte* from, std::byte* to, std::size_t bytes) {
         std::memcpy(from, &++word, bytes);
         store_->device().copy_in(to, from, bytes);
     });
@@ -271,8 +268,8 @@ void PagedLayer::mark_open(std::uint32_t number) noexcept {
 
 // What is beside a page, or null; it is forgotten where someone else has written the page.
 PagedLayer::Beside* PagedLayer::valid(std::uint32_t number) {
-    Beside* its = beside_[number].get();
-    if (its == nullptr || own() || mark_of(number) == its->mark) return its;
+    Beside* beside = beside_[number].get();
+    if (beside == nullptr || own() || mark_of(number) == beside->mark) return beside;
     ++stats_.replaced;
     forget(number);
     return nullptr;
@@ -288,11 +285,11 @@ void PagedLayer::drop_exact(Beside& beside) noexcept {
 }
 
 void PagedLayer::forget(std::uint32_t number) noexcept {
-    Beside* its = beside_[number].get();
-    if (its == nullptr) return;
-    if (its->exact != nullptr) std::erase(exact_, number);
-    drop_exact(*its);
-    stats_.sink_bytes -= its->sinks.size();
+    Beside* beside = beside_[number].get();
+    if (beside == nullptr) return;
+    if (beside->exact != nullptr) std::erase(exact_, number);
+    drop_exact(*beside);
+    stats_.sink_bytes -= beside->sinks.size();
     beside_[number].reset();
 }
 

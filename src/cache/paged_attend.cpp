@@ -21,21 +21,21 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
         if (number < 0 || static_cast<std::uint32_t>(number) >= memory_.pages)
             refuse("page " + std::to_string(number) + " of " + std::to_string(memory_.pages));
         const std::size_t end = std::min<std::size_t>((p + 1) * page_tokens_, sequence.cells);
-        Beside* its = in_place() ? nullptr : valid(static_cast<std::uint32_t>(number));
-        const std::byte* exact = its != nullptr ? its->exact : nullptr;
+        Beside* beside = in_place() ? nullptr : valid(static_cast<std::uint32_t>(number));
+        const std::byte* exact = beside != nullptr ? beside->exact : nullptr;
         if (exact != nullptr) {
-            if (end - p * page_tokens_ > its->rows) {
+            if (end - p * page_tokens_ > beside->rows) {
                 refuse("cell " + std::to_string(end - 1) + " of a sequence is row " +
                        std::to_string((end - 1) % page_tokens_) + " of page " +
-                       std::to_string(number) + ", of which " + std::to_string(its->rows) +
+                       std::to_string(number) + ", of which " + std::to_string(beside->rows) +
                        " have been written");
             }
-            its->used = step_;
-            if (!its->packed) its->first = p == 0 && sinks_ > 0;
-            if ((p + 1) * page_tokens_ > window_first) its->seen = step_;
+            beside->used = step_;
+            if (!beside->packed) beside->first = p == 0 && sinks_ > 0;
+            if ((p + 1) * page_tokens_ > window_first) beside->seen = step_;
         }
         const bool packed = exact == nullptr && !in_place();
-        if (packed && its == nullptr) require_seal(static_cast<std::uint32_t>(number));
+        if (packed && beside == nullptr) require_seal(static_cast<std::uint32_t>(number));
         const std::byte* block =
             exact != nullptr ? exact : page(static_cast<std::uint32_t>(number));
         const std::size_t values = packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
@@ -54,7 +54,7 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
                    std::to_string(sequence.queries) + " queries for " +
                    std::to_string(sequence.cells) + " cells");
         Step::Part part;
-        // By the first query, and before.
+        // The cells from the first on that the first query of the step sees.
         const std::uint64_t seen = std::uint64_t{sliding_} + sequence.queries - 1;
         if (sliding_ > 0 && sequence.queries > 0 && sequence.cells > seen)
             part.first_cell = sequence.cells - static_cast<std::uint32_t>(seen);
@@ -63,8 +63,8 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
         set_views(sequence, part.first_page, step);
         if (sinks_ > 0 && sequence.cells >= page_tokens_) {
             const auto first = static_cast<std::uint32_t>(sequence.pages[0]);
-            const Beside* its = beside_[first].get();
-            if ((its == nullptr || its->exact == nullptr) && has_sinks(first)) {
+            const Beside* beside = beside_[first].get();
+            if ((beside == nullptr || beside->exact == nullptr) && has_sinks(first)) {
                 part.sinks = first;
                 part.first_cell = sinks_;
             }
@@ -107,16 +107,16 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const Attentio
         const std::size_t views =
             (s + 1 < step.parts.size() ? step.parts[s + 1].first_view : step.views.size()) -
             part.first_view;
-        SequenceAttention& its = parts.emplace_back();
-        its.blocks = std::span(step.views).subspan(part.first_view, views);
-        its.mask = {.kind = Mask::Kind::causal, .window = sliding_};
-        its.io = io;
-        its.io.q = io.q + sequence.first_query * io.q_token_stride;
-        its.io.out = io.out + sequence.first_query * io.out_token_stride;
-        its.io.tokens = sequence.queries;
-        its.io.n_cells = sequence.cells - before;
-        its.io.first_cell = part.first_cell - before;
-        if (part.sinks) its.io.lse = lse;
+        SequenceAttention& attended = parts.emplace_back();
+        attended.blocks = std::span(step.views).subspan(part.first_view, views);
+        attended.mask = {.kind = Mask::Kind::causal, .window = sliding_};
+        attended.io = io;
+        attended.io.q = io.q + sequence.first_query * io.q_token_stride;
+        attended.io.out = io.out + sequence.first_query * io.out_token_stride;
+        attended.io.tokens = sequence.queries;
+        attended.io.n_cells = sequence.cells - before;
+        attended.io.first_cell = part.first_cell - before;
+        if (part.sinks) attended.io.lse = lse;
         lse += std::size_t{sequence.queries} * io.heads;
     }
     step.attended = std::move(parts);

@@ -26,8 +26,8 @@ void PagedLayer::pack_full(std::span<const PagedSequence> sequences, const Step&
 
 // What the host's memory has is packed.
 bool PagedLayer::is_packed(std::uint32_t number) const noexcept {
-    const Beside* its = beside_[number].get();
-    return its == nullptr || its->exact == nullptr || its->packed;
+    const Beside* beside = beside_[number].get();
+    return beside == nullptr || beside->exact == nullptr || beside->packed;
 }
 
 // The last block of a page that is packed, if the next page of its sequence may take its statistics
@@ -51,8 +51,8 @@ std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence>
         const std::size_t first = (sequence.cells - sequence.queries) / page_tokens_;
         for (std::size_t p = std::max(first, seen); p < end; ++p) {
             const auto number = static_cast<std::uint32_t>(sequence.pages[p]);
-            const Beside* its = beside_[number].get();
-            if (its == nullptr || its->exact == nullptr || its->packed || its->rows < page_tokens_)
+            const Beside* row = beside_[number].get();
+            if (row == nullptr || row->exact == nullptr || row->packed || row->rows < page_tokens_)
                 continue;
             Due next{number};
             // A page out of sight may be another sequence's by now.
@@ -64,7 +64,7 @@ std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence>
     }
     // Pages that sequences share are due once.
     std::set<std::uint32_t> known;
-    std::erase_if(due, [&](const Due& its) { return !known.insert(its.page).second; });
+    std::erase_if(due, [&](const Due& entry) { return !known.insert(entry.page).second; });
     return due;
 }
 
@@ -75,37 +75,37 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     for (std::size_t i = 0; i < due.size(); ++i)
         last_blocks[due[i].page] = (i + 1) * page_blocks_ - 1;
     std::vector<cache::Encoding> encodings;
-    for (const Due& its : due) {
+    for (const Due& entry : due) {
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
             cache::Encoding& block = encodings.emplace_back();
-            block.exact = beside_[its.page]->exact + b * plan_->exact_bytes();
-            block.packed = page(its.page) + b * plan_->packed_bytes();
-            block.queries = its.queries;
+            block.exact = beside_[entry.page]->exact + b * plan_->exact_bytes();
+            block.packed = page(entry.page) + b * plan_->packed_bytes();
+            block.queries = entry.queries;
             if (b > 0) {
                 block.before = encodings.size() - 2;
-            } else if (its.before && plan_->has_statistics()) {
-                const auto found = last_blocks.find(*its.before);
+            } else if (entry.before && plan_->has_statistics()) {
+                const auto found = last_blocks.find(*entry.before);
                 if (found != last_blocks.end())
                     block.before = found->second;
-                else if (is_packed(*its.before))
-                    block.stats_from = statistics_of(*its.before);
+                else if (is_packed(*entry.before))
+                    block.stats_from = statistics_of(*entry.before);
             }
         }
     }
     cache::encode_blocks(device, *plan_, encodings, executor);
     device.finish();
-    for (const Due& its : due) {
+    for (const Due& entry : due) {
         // Who reads a whole page may know better where it lies in a sequence.
-        Beside& beside = *beside_[its.page];
-        if (memory_.whole || beside.first) keep_sinks(its.page);
+        Beside& beside = *beside_[entry.page];
+        if (memory_.whole || beside.first) keep_sinks(entry.page);
         beside.packed = true;
-        if (!own()) beside.mark = mark_of(its.page);
+        if (!own()) beside.mark = mark_of(entry.page);
     }
     stats_.packed += due.size();
     const std::scoped_lock lock(store_->impl().mutex);
     store_->impl().stats.encoded_blocks += encodings.size();
-    for (const cache::Encoding& its : encodings)
-        store_->impl().stats.restarted_statistics += its.anew ? 1 : 0;
+    for (const cache::Encoding& encoding : encodings)
+        store_->impl().stats.restarted_statistics += encoding.anew ? 1 : 0;
 }
 
 // Exact rows of packed pages that this step has read, in no sequence's window. A sequence's first
@@ -113,15 +113,15 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
 void PagedLayer::drop_unseen() noexcept {
     for (std::size_t i = 0; i < exact_.size();) {
         const std::uint32_t number = exact_[i];
-        Beside& its = *beside_[number];
-        if (!its.packed || its.used != step_ || its.seen == step_ || its.first) {
+        Beside& beside = *beside_[number];
+        if (!beside.packed || beside.used != step_ || beside.seen == step_ || beside.first) {
             ++i;
             continue;
         }
         exact_[i] = exact_.back();
         exact_.pop_back();
-        drop_exact(its);
-        if (its.sinks.empty()) beside_[number].reset();
+        drop_exact(beside);
+        if (beside.sinks.empty()) beside_[number].reset();
     }
 }
 
@@ -133,33 +133,33 @@ void PagedLayer::evict(Executor& executor) {
     constexpr std::uint64_t patience = 64;  // steps
     std::vector<std::uint32_t> idle;
     for (const std::uint32_t number : exact_) {
-        const Beside& its = *beside_[number];
-        if (its.used != step_ || (its.packed && its.seen != step_)) idle.push_back(number);
+        const Beside& beside = *beside_[number];
+        if (beside.used != step_ || (beside.packed && beside.seen != step_)) idle.push_back(number);
     }
     if (idle.size() <= spare_) return;
     std::erase_if(idle, [&](std::uint32_t number) { return valid(number) == nullptr; });
     if (idle.size() <= spare_) return;
     std::ranges::sort(idle, [&](std::uint32_t a, std::uint32_t b) {
         const auto rank = [&](std::uint32_t number) {
-            const Beside& its = *beside_[number];
-            const bool read = its.used == step_;
-            return std::tuple(read || !its.packed, its.used + (read ? 0 : patience), number);
+            const Beside& beside = *beside_[number];
+            const bool read = beside.used == step_;
+            return std::tuple(read || !beside.packed, beside.used + (read ? 0 : patience), number);
         };
         return rank(a) < rank(b);
     });
     idle.resize(idle.size() - spare_);
     std::vector<Due> due;
     for (const std::uint32_t number : idle) {
-        Beside& its = *beside_[number];
-        if (its.packed) continue;
+        Beside& beside = *beside_[number];
+        if (beside.packed) continue;
         // As pack_from() does: what is missing repeats the row before it.
         const std::uint32_t tokens = plan_->block_tokens();
-        for (std::uint32_t cell = its.rows; cell < page_tokens_; ++cell) {
+        for (std::uint32_t cell = beside.rows; cell < page_tokens_; ++cell) {
             const auto block = [&](std::uint32_t of) {
-                return its.exact + of / tokens * plan_->exact_bytes();
+                return beside.exact + of / tokens * plan_->exact_bytes();
             };
-            store_->device().copy_rows(*plan_, block(cell), cell % tokens, block(its.rows - 1),
-                                       (its.rows - 1) % tokens, 1, true);
+            store_->device().copy_rows(*plan_, block(cell), cell % tokens, block(beside.rows - 1),
+                                       (beside.rows - 1) % tokens, 1, true);
         }
         due.push_back({number});
     }

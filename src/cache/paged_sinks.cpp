@@ -62,10 +62,10 @@ void PagedLayer::break_seal(std::uint32_t number) noexcept {
     if (memory_.whole) store_->device().clear(seal(number), sizeof seal_);
 }
 
-// Of a page that is packed.
+// Whether a packed page has sinks.
 bool PagedLayer::has_sinks(std::uint32_t number) const noexcept {
-    const Beside* its = beside_[number].get();
-    return sinks_ > 0 && (memory_.whole || (its != nullptr && !its->sinks.empty()));
+    const Beside* beside = beside_[number].get();
+    return sinks_ > 0 && (memory_.whole || (beside != nullptr && !beside->sinks.empty()));
 }
 
 std::vector<std::byte> PagedLayer::sinks_of(std::uint32_t number) const {
@@ -132,7 +132,7 @@ void PagedLayer::sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& vi
     std::byte* block = sink_memory_.data();
     std::vector<std::byte> all;
     std::vector<BlockRows<std::byte>> keys, values;
-    for (auto& [number, its] : views) {
+    for (auto& [number, found] : views) {
         const std::vector<std::byte> rows = sinks_of(number);
         const std::size_t row = all.size() / row_bytes;
         all.insert(all.end(), rows.begin(), rows.end());
@@ -141,7 +141,7 @@ void PagedLayer::sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& vi
             const std::uint32_t count = std::min(sinks_ - first, block_tokens);
             keys.push_back({block, 0, count, (row + first) * channels});
             values.push_back({block, 0, count, (row + sinks_ + first) * channels});
-            its.push_back({block, block + sink_plan_->exact_part_bytes(), false});
+            found.push_back({block, block + sink_plan_->exact_part_bytes(), false});
         }
     }
     const Rows rows{all.data(), plan_->rows(), plan_->shape().head_dim, channels};

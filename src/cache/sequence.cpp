@@ -20,12 +20,8 @@ Sequence::Sequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> pla
     if (!store_ || !plan_) {
         throw Error(ErrorCode::invalid_argument, "a sequence needs a store and a plan, not null");
     }
-    if (retention_.filter != Filter::none) {
-        throw Error(ErrorCode::invalid_argument,
-                    "a Sequence packs all tokens that leave its window and can't follow the "
-                    "scheme's filter=; use a FilteredSequence, or leave filter=, keep= and evict= "
-                    "out");
-    }
+    // A FilteredSequence serves filters.
+    require_served({plan_->scheme(), retention_, {}}, Host::sequence);
     store_->device().check(*plan_);
     // From here on the pools exist, and looking one up can't fail.
     Store::Impl& impl = store_->impl();

@@ -96,13 +96,13 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
             if (block != nullptr) number = numbers.try_emplace(block, number).first->second;
             if (number == due.size()) {
                 due.emplace_back().block = block;
-                cache::Encoding& its = encodings.emplace_back();
-                its.exact = block != nullptr ? block->data : place.rows;
-                its.queries = &sequence.queries_;
+                cache::Encoding& encoding = encodings.emplace_back();
+                encoding.exact = block != nullptr ? block->data : place.rows;
+                encoding.queries = &sequence.queries_;
                 if (plan.has_statistics() && place.stats_from == first_packed) {
-                    its.before = before;
+                    encoding.before = before;
                     if (before == cache::Encoding::none)
-                        its.stats_from = sequence.statistics(finer);
+                        encoding.stats_from = sequence.statistics(finer);
                 }
             }
             before = number;
@@ -126,9 +126,9 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     if (due.empty()) return;
     // Others than the holders may be in a step, or need the block for their rollback.
     apart |= store.open_steps > 0;
-    for (Due& its : due) {
-        its.replaced |= apart && its.block != nullptr && its.block->refs > its.holders;
-        if (its.replaced) its.fresh = std::make_unique<cache::Block>();
+    for (Due& entry : due) {
+        entry.replaced |= apart && entry.block != nullptr && entry.block->refs > entry.holders;
+        if (entry.replaced) entry.fresh = std::make_unique<cache::Block>();
     }
     lock.unlock();
 
@@ -158,15 +158,15 @@ void Sequence::pack(std::span<const Packing> places, bool apart, Executor& execu
     lock.lock();
     for (std::size_t i = 0; i < due.size() && !booked; ++i) store.hold(true, packed_bytes);
     for (std::size_t i = 0; i < due.size(); ++i) {
-        Due& its = due[i];
-        cache::Block& block = its.replaced ? *its.fresh : *its.block;
-        if (its.replaced) {
-            block.refs = its.holders;
-            block.keys =
-                its.block != nullptr ? its.block->keys : cache::cell_range(0, plan.block_tokens());
+        Due& entry = due[i];
+        cache::Block& block = entry.replaced ? *entry.fresh : *entry.block;
+        if (entry.replaced) {
+            block.refs = entry.holders;
+            block.keys = entry.block != nullptr ? entry.block->keys
+                                                : cache::cell_range(0, plan.block_tokens());
             if (only != Part::keys)
-                block.values = its.block != nullptr ? its.block->values : block.keys;
-            its.made = its.fresh.release();
+                block.values = entry.block != nullptr ? entry.block->values : block.keys;
+            entry.made = entry.fresh.release();
         } else {
             store.pool(block.bytes(own)).deallocate(block.data);
             store.drop(block.packed, block.bytes(own));

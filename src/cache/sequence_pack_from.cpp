@@ -257,8 +257,8 @@ void Sequence::put_packed(std::span<const std::uint32_t> blocks,
         absent += is_absent ? 1 : 0;
         end = std::max(end, (b + 1) * plan_->block_tokens());
     }
-    for (const std::byte* its : bytes)
-        if (only != Part::values && !cache::names_all_channels(*plan_, its))
+    for (const std::byte* codes : bytes)
+        if (only != Part::values && !cache::names_all_channels(*plan_, codes))
             throw Error(ErrorCode::invalid_image, "its codes lack channels of the keys");
     open_cut(end);
     std::vector<std::unique_ptr<cache::Block>> fresh(absent);

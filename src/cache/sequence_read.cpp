@@ -19,7 +19,7 @@ namespace {
 // That are decoded at a time, which bounds the scratch memory.
 constexpr std::size_t most_tokens = 4096;
 
-// Of a head's key or value.
+// The channels of a head's key or value.
 std::size_t channels_of(const Shape& shape, Part part) noexcept {
     return part == Part::keys ? shape.head_dim : shape.out_dim();
 }
@@ -100,7 +100,7 @@ void Sequence::read(std::span<const Sequence> sequences, std::uint32_t first, st
     }
     Store::Impl& store = sequences.front().store_->impl();
     std::vector<BlockRows<const std::byte>> runs;
-    const auto give = [&](const Plan& its, std::span<const Piece> pieces) {
+    const auto give = [&](const Plan& stored, std::span<const Piece> pieces) {
         for (const Part part : {Part::keys, Part::values}) {
             const BatchRowsOut& all = part == Part::keys ? keys : values;
             if (all.data == nullptr || pieces.empty()) continue;
@@ -111,7 +111,7 @@ void Sequence::read(std::span<const Sequence> sequences, std::uint32_t first, st
                                 piece.sequence * all.strides.sequence +
                                     (piece.cell - first) * all.strides.token});
             if (pieces.front().exact != nullptr) {
-                store.device.read_rows(its, part, runs, rows, executor);
+                store.device.read_rows(stored, part, runs, rows, executor);
                 continue;
             }
             executor.parallel_for(runs.size(), [&](std::size_t i, unsigned) noexcept {

@@ -34,9 +34,9 @@ void Sequence::check_cell(std::uint64_t cell) const {
 
 // Rows can't be written in place: others, or a rollback, need the block as it is.
 bool Sequence::needs_copy(std::uint32_t block, std::uint32_t first_cell) const noexcept {
-    const cache::Block* its = block < blocks_.size() ? blocks_[block] : nullptr;
-    if (its == nullptr || its->refs > 1) return true;
-    return guarded(block) && (its->packed || first_cell < step_.size);
+    const cache::Block* held = block < blocks_.size() ? blocks_[block] : nullptr;
+    if (held == nullptr || held->refs > 1) return true;
+    return guarded(block) && (held->packed || first_cell < step_.size);
 }
 
 void Sequence::make_writable(std::span<const Place> places, std::uint32_t first_cell) {
@@ -57,10 +57,10 @@ bool Sequence::try_to_make_writable(std::span<const Place> places, std::uint32_t
         bool operator==(const Need&) const = default;
     };
     const auto needed = [&](const Place& place) {
-        const Sequence& its = *place.sequence;
-        const bool copy = its.needs_copy(place.block, first_cell);
-        if (!its.packed(place.block)) return Need{copy, nullptr, nullptr};
-        const cache::Block& block = *its.blocks_[place.block];
+        const Sequence& owner = *place.sequence;
+        const bool copy = owner.needs_copy(place.block, first_cell);
+        if (!owner.packed(place.block)) return Need{copy, nullptr, nullptr};
+        const cache::Block& block = *owner.blocks_[place.block];
         return Need{copy, block.data, block.finer};
     };
     std::vector<Need> needs;
@@ -166,13 +166,13 @@ void Sequence::note_written(Part part, std::uint32_t cell, std::uint32_t count,
     if (part == Part::keys || latent) block.keys |= written;
     if (part == Part::values || latent) block.values |= written;
     if (part != Part::keys || !plan_->has_positions()) return;
-    std::array<std::int32_t, cache::max_block_tokens> its;
+    std::array<std::int32_t, cache::max_block_tokens> numbers;
     if (positions != nullptr)
-        std::copy_n(positions, count, its.begin());
+        std::copy_n(positions, count, numbers.begin());
     else
-        std::iota(its.begin(), its.begin() + count, static_cast<std::int32_t>(cell));
-    device().copy_in(block.data + cache::exact_position_offset(*plan_, first), its.data(),
-                     count * sizeof its[0]);
+        std::iota(numbers.begin(), numbers.begin() + count, static_cast<std::int32_t>(cell));
+    device().copy_in(block.data + cache::exact_position_offset(*plan_, first), numbers.data(),
+                     count * sizeof numbers[0]);
 }
 
 void Sequence::check_positions(std::span<const std::int32_t> positions, std::size_t tokens) {

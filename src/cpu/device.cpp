@@ -91,9 +91,9 @@ class CpuDevice final : public Device {
         const auto store = part == Part::keys ? cpu::store_keys : cpu::store_values;
         executor.parallel_for(to.size(), [&](std::size_t i, unsigned) noexcept {
             const auto& [block, first, count, at] = to[i];
-            const Rows its = cache::rows_at(rows, at);
+            const Rows source = cache::rows_at(rows, at);
             count_saturated(store(plan.kernels(), cpu::exact_part(plan, part, block),
-                                  cpu::exact_shape(plan), first, count, its));
+                                  cpu::exact_shape(plan), first, count, source));
         });
     }
     void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
@@ -104,8 +104,8 @@ class CpuDevice final : public Device {
         if (part == Part::values) shape.head_dim = plan.shape().out_dim();
         executor.parallel_for(from.size(), [&](std::size_t i, unsigned) noexcept {
             const auto& [block, first, count, at] = from[i];
-            const RowsOut its = cache::rows_at(rows, plan.rows(), at);
-            load(cpu::exact_part(plan, stored, block), shape, first, count, its);
+            const RowsOut target = cache::rows_at(rows, plan.rows(), at);
+            load(cpu::exact_part(plan, stored, block), shape, first, count, target);
         });
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
@@ -121,10 +121,10 @@ class CpuDevice final : public Device {
         copy(plan, to, to_first, from, from_first, count, repeat);
         if (!plan.has_positions()) return;
         constexpr std::size_t bytes = sizeof(std::int32_t);
-        const std::byte* its = from + plan.exact_positions_offset() + bytes * from_first;
+        const std::byte* source = from + plan.exact_positions_offset() + bytes * from_first;
         std::byte* positions = to + plan.exact_positions_offset() + bytes * to_first;
         for (std::size_t t = 0; t < count; ++t)
-            std::memcpy(positions + bytes * t, its + bytes * (repeat ? 0 : t), bytes);
+            std::memcpy(positions + bytes * t, source + bytes * (repeat ? 0 : t), bytes);
     }
 
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,

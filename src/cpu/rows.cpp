@@ -30,10 +30,10 @@ Pieces pieces(const ExactShape& shape, std::size_t head_stride) noexcept {
 // Calls f(channel, channels, offset in a host's row), channel by channel tile.
 template <class F>
 void each_tile(const ExactShape& shape, std::size_t head_stride, F f) noexcept {
-    const Pieces its = pieces(shape, head_stride);
-    for (std::uint32_t head = 0; head < its.heads; ++head) {
-        for (std::uint32_t c = 0; c < its.channels; c += tile_channels)
-            f(head * its.channels + c, std::min(tile_channels, its.channels - c),
+    const Pieces split = pieces(shape, head_stride);
+    for (std::uint32_t head = 0; head < split.heads; ++head) {
+        for (std::uint32_t c = 0; c < split.channels; c += tile_channels)
+            f(head * split.channels + c, std::min(tile_channels, split.channels - c),
               head * head_stride + c);
     }
 }
@@ -91,18 +91,18 @@ std::size_t saturate_as(T* x, std::size_t count, T largest, T infinity, T counte
     constexpr T magnitude = std::numeric_limits<T>::max();
     T top = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const T its = static_cast<T>(x[i] & magnitude);
-        top = its > top ? its : top;
+        const T size = static_cast<T>(x[i] & magnitude);
+        top = size > top ? size : top;
     }
     if (top < counted) [[likely]]
         return 0;
     std::size_t changed = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        const T its = static_cast<T>(x[i] & magnitude);
-        if (its < counted) continue;
+        const T size = static_cast<T>(x[i] & magnitude);
+        if (size < counted) continue;
         ++changed;
         const T sign = static_cast<T>(x[i] & ~magnitude);
-        x[i] = static_cast<T>(sign | (its > infinity ? T{0} : largest));
+        x[i] = static_cast<T>(sign | (size > infinity ? T{0} : largest));
     }
     return changed;
 }
@@ -129,15 +129,15 @@ std::size_t store_keys(const kernels::Table& table, std::byte* keys, const Exact
 
 std::size_t store_values(const kernels::Table& table, std::byte* values, const ExactShape& shape,
                          std::uint32_t first, std::uint32_t count, const Rows& rows) noexcept {
-    const Pieces its = pieces(shape, rows.head_stride);
+    const Pieces split = pieces(shape, rows.head_stride);
     std::size_t changed = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
         std::byte* to = values + std::size_t{first + i} * shape.channels() * shape.bytes();
         const auto* from = static_cast<const std::byte*>(rows_from(rows, i).data);
-        for (std::uint32_t head = 0; head < its.heads; ++head) {
+        for (std::uint32_t head = 0; head < split.heads; ++head) {
             convert(table, rows.type, from + head * rows.head_stride * bytes_of(rows.type),
-                    shape.type, to + std::size_t{head} * its.channels * shape.bytes(),
-                    its.channels);
+                    shape.type, to + std::size_t{head} * split.channels * shape.bytes(),
+                    split.channels);
         }
         changed += saturate(shape.type, to, shape.channels());
     }
@@ -154,14 +154,14 @@ void load_keys(const std::byte* keys, const ExactShape& shape, std::uint32_t fir
 
 void load_values(const std::byte* values, const ExactShape& shape, std::uint32_t first,
                  std::uint32_t count, const RowsOut& rows) noexcept {
-    const Pieces its = pieces(shape, rows.head_stride);
+    const Pieces split = pieces(shape, rows.head_stride);
     const std::size_t bytes = shape.bytes();
     auto* data = static_cast<std::byte*>(rows.data);
     for (std::uint32_t i = 0; i < count; ++i) {
         const std::byte* from = values + std::size_t{first + i} * shape.channels() * bytes;
-        for (std::uint32_t head = 0; head < its.heads; ++head) {
+        for (std::uint32_t head = 0; head < split.heads; ++head) {
             std::memcpy(data + (i * rows.token_stride + head * rows.head_stride) * bytes,
-                        from + std::size_t{head} * its.channels * bytes, its.channels * bytes);
+                        from + std::size_t{head} * split.channels * bytes, split.channels * bytes);
         }
     }
 }

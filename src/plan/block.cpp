@@ -35,11 +35,11 @@ void codec::encode_shared_part(const Plan& plan, Part part, const std::byte* f16
 void codec::encode_part(const Plan& plan, Part part, const std::byte* f16, std::byte* packed,
                         std::uint32_t first_head, std::uint32_t last_head,
                         const EncodeHints& hints) noexcept {
-    EncodeHints its = hints;
-    if (its.stats_from != nullptr) its.stats_from += packed_offset(plan, part);
+    EncodeHints own_hints = hints;
+    if (own_hints.stats_from != nullptr) own_hints.stats_from += packed_offset(plan, part);
     for (std::uint32_t head = first_head; head < last_head; ++head) {
         plan.part(part).encode_head(f16_rows(plan, part, f16), head,
-                                    packed + packed_offset(plan, part), its);
+                                    packed + packed_offset(plan, part), own_hints);
     }
 }
 

@@ -85,7 +85,7 @@ void check_latent(const Shape& shape, const PackedPart& keys, const Codec& codec
                         "use exact, sorted keys, as of lowkv3, or channel keys, as of int8");
 }
 
-// Of values that are in their keys.
+// The part of values that lie in their keys.
 class NoPart final : public PackedPart {
   public:
     explicit NoPart(const PartShape& its_shape) : PackedPart(its_shape) {}

@@ -21,8 +21,8 @@ std::size_t parse_size(std::string_view text, std::string_view name) {
                                                                            {"KB", 1e3},
                                                                            {"MB", 1e6},
                                                                            {"GB", 1e9}}};
-    for (const auto& [its, bytes] : units)
-        if (error == std::errc{} && unit == its && size * bytes >= 1 && size * bytes < 0x1p60)
+    for (const auto& [symbol, bytes] : units)
+        if (error == std::errc{} && unit == symbol && size * bytes >= 1 && size * bytes < 0x1p60)
             return static_cast<std::size_t>(size * bytes);
     throw Error(ErrorCode::invalid_argument, std::string(name) + "=" + std::string(text) +
                                                  " is no size: say 24MiB, 1.5GiB or 2000000000");
@@ -39,7 +39,7 @@ std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name)
         for (const auto& [end, finer] : ladders) {
             if (!(scheme.base == parse_scheme(end).base)) continue;
             std::vector<LayerScheme> schemes;
-            for (const char* its : finer) schemes.push_back(parse_scheme(its).base);
+            for (const char* preset : finer) schemes.push_back(parse_scheme(preset).base);
             return schemes;
         }
     throw Error(ErrorCode::unsupported,

@@ -36,7 +36,9 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 class Parser {
   public:
-    explicit Parser(std::string_view text) : text_(text) {}
+    Parser(std::string_view text, const Retention* unnamed) : text_(text), unnamed_(unnamed) {
+        if (unnamed_ != nullptr) scheme_.retention = *unnamed_;
+    }
 
     Scheme parse() {
         if (trimmed(text_).empty()) {
@@ -53,6 +55,7 @@ class Parser {
                 option(word.substr(0, equals), word.substr(equals + 1));
             } else if (first) {
                 scheme_ = preset(word).scheme;
+                if (unnamed_ != nullptr) scheme_.retention = *unnamed_;
                 from_preset_ = true;
             } else {
                 reject(word, "is not an option", "options are name=value; a preset comes first");
@@ -66,6 +69,7 @@ class Parser {
 
   private:
     std::string_view text_;
+    const Retention* unnamed_;
     Scheme scheme_;
     bool from_preset_ = false;
     std::vector<std::string_view> given_;
@@ -263,6 +267,8 @@ class Parser {
 
 }  // namespace
 
-Scheme parse_scheme(std::string_view text) { return Parser(text).parse(); }
+Scheme parse_scheme(std::string_view text, const Retention* unnamed) {
+    return Parser(text, unnamed).parse();
+}
 
 }  // namespace lowkv

@@ -90,7 +90,7 @@ def test_layers_of_two_caches_are_one_models(tmp_path):
 def test_a_filter_is_refused_not_ignored():
     run = complete(tokens=2, scheme="kivi2,filter=heavy,keep=5%")
     assert run.code != 0
-    run.said(r"filter=, keep= and evict= can't be followed here")
+    run.said(r"filter=, keep= and evict= are not served in llama.cpp")
     assert "is not a scheme" not in run.both
     assert "active: scheme" not in run.both
 

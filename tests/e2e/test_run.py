@@ -178,8 +178,8 @@ def test_an_override_beyond_the_model_starts_nothing(words, env):
     (("--scheme", "kivi3"), {"LOWKV_SCHEME": "kivi2"}, 'scheme "kivi3"'),
     ((), {"LOWKV_SCHEME": "kivi2,layer.40=kivi4"}, "LOWKV_SCHEME: kivi2,layer.40=kivi4 has an override of layer 40"),
     ((), {"LOWKV_SCHEME": "kivi2,filter=heavy,keep=50%"},
-     "LOWKV_SCHEME=kivi2,filter=heavy,keep=50%: llama.cpp decides"),
-    (("--scheme", "kivi2,filter=heavy,keep=50%"), {}, "--scheme kivi2,filter=heavy,keep=50%: llama.cpp decides"),
+     "LOWKV_SCHEME=kivi2,filter=heavy,keep=50%: filter=, keep= and"),
+    (("--scheme", "kivi2,filter=heavy,keep=50%"), {}, "--scheme kivi2,filter=heavy,keep=50%: filter=, keep= and"),
     ((), {"LOWKV_STATES": "F16"}, "LOWKV_STATES=F16 is neither packed nor f16"),
     (("--scheme", "delegate"), {"LOWKV_BUDGET": "1GiB"}, "delegate keeps f16 rows, which no budget shrinks; "
      "leave LOWKV_BUDGET out"),

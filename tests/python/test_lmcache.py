@@ -119,7 +119,7 @@ def test_sinks_and_window_are_followed_where_they_are_named(scheme, first, last)
     same = (got == source.tensor).all(3).all(1).all(0)
     assert same[:first].all() and same[TOKENS - last :].all()
     assert first == TOKENS or not same[first]
-    with pytest.raises(lowkv.Error, match="flush= says how often"):
+    with pytest.raises(lowkv.Error, match="flush= is not served in LMCache's chunks; leave it out"):
         lowkv.lmcache.Codec("kivi2,flush=64", HEAD_DIM)
 
 
@@ -134,7 +134,7 @@ def test_wrong_configurations_are_refused():
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(source, short, None)
     with pytest.raises(lowkv.Error, match="no 'scehme'; it takes scheme, head_dim"):
         create_serde_processor(SerdeConfig("lowkv", {"scehme": "kivi2", "head_dim": HEAD_DIM}))
-    with pytest.raises(lowkv.Error, match=r"a chunk of torch\.uint8; lowkv takes float32"):
+    with pytest.raises(lowkv.Error, match=r"rows of torch\.uint8; lowkv takes float32"):
         numbers = memory(SHAPES["KV_2TD"], torch.uint8, "KV_2TD")
         lowkv.lmcache.LowKVSerializer(lowkv.lmcache.Codec("kivi4", HEAD_DIM)).serialize(numbers, short, None)
     codec = lowkv.lmcache.Codec("kivi2", 48)

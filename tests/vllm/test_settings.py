@@ -128,7 +128,7 @@ def config(**changed):
     ({"head_size": 72}, "head_dim 72"),
     ({"scheme": "lowkv2.8,layer.2=lowkv4"}, None),
     ({"scheme": "lowkv2.8,layer.3=lowkv4"}, "layer.3"),
-    ({"dtype": torch.float64}, "a model of torch.float64"),
+    ({"dtype": torch.float64}, "rows of torch.float64; lowkv takes float32"),
 ])
 def test_engines(changed, words):
     scheme = parse_scheme(changed.pop("scheme", "lowkv2.8"))

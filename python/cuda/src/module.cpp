@@ -16,8 +16,8 @@ NB_MODULE(_device, m) {
             const nb::gil_scoped_release unlocked;
             auto made = std::make_unique<std::shared_ptr<lowkv::Device>>(lowkv::cuda_device(name));
             const nb::gil_scoped_acquire locked;
-            return nb::capsule(made.release(), "lowkv.Device", [](void* its) noexcept {
-                delete static_cast<std::shared_ptr<lowkv::Device>*>(its);
+            return nb::capsule(made.release(), "lowkv.Device", [](void* device) noexcept {
+                delete static_cast<std::shared_ptr<lowkv::Device>*>(device);
             });
         },
         nb::arg("name"),

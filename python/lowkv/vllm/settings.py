@@ -10,13 +10,14 @@ import torch
 
 from lowkv._core import (
     Error,
+    Host,
     Plan,
-    RowType,
     Scheme,
     Store,
     page_bytes,
     parse_scheme,
     presets,
+    unserved,
     whole_page_bytes,
 )
 from lowkv.vllm import VARIABLE
@@ -26,7 +27,6 @@ WORKER = "lowkv.vllm.worker.Worker"
 PAGE_TOKENS = 128  # vLLM's blocks on the CPU, unless it is told otherwise, and lowkv's
 SPECULATIVE = ("ngram",)  # methods whose guesses need no cache of their own, tested
 CONNECTORS = ("ExampleConnector",)  # that write a request's pages before the step that reads them, tested
-_DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
 _used: Scheme | None = None
 _whole = False
 
@@ -58,23 +58,10 @@ def asked(config) -> Scheme:
 @functools.cache
 def _scheme(text: str) -> Scheme:
     try:
-        found = parse_scheme(text)
+        return parse_scheme(text, Host.vllm)
     except Error as error:
-        raise Error(f"{VARIABLE}={text}: {error}. Schemes: {', '.join(_served_presets())}") from None
-    if any(word.startswith("flush=") for word in str(found).split(",")):
-        raise Error(f"{VARIABLE}={text}: flush= is not served in vLLM; leave it out")
-    return found
-
-
-def _served_presets() -> list[str]:
-    found = []
-    for name in presets():
-        try:
-            parse_scheme(name)
-        except Error:
-            continue  # by row, or with a calibration
-        found.append(name)
-    return found
+        served = (name for name in presets() if not unserved(name, Host.vllm))
+        raise Error(f"{VARIABLE}={text}: {error}. Schemes: {', '.join(served)}") from None
 
 
 def use(config) -> None:
@@ -109,17 +96,15 @@ def store() -> Store:
 @functools.cache
 def plan(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> Plan:
     """A layer's codecs. Raises Error for a shape or dtype that they can't serve."""
-    if dtype not in _DTYPES:
-        raise Error(f"a model of {dtype}; lowkv takes float32, float16 and bfloat16 (--dtype)")
-    return Plan(scheme, layer, kv_heads, head_size, _DTYPES[dtype])
+    return Plan(scheme, layer, kv_heads, head_size, dtype)
 
 
 def cell_bytes(scheme: Scheme, layer: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
     """Of one token of one head, as vLLM counts: a page is so many times its tokens and heads."""
-    its = plan(scheme, layer, kv_heads, head_size, dtype)
+    codecs = plan(scheme, layer, kv_heads, head_size, dtype)
     # Of layers with sliding windows, too, which have no sinks: then all layers have pages of one size.
-    size = (whole_page_bytes(its, PAGE_TOKENS, scheme.retention(layer, False).sinks) if whole()
-            else page_bytes(its, PAGE_TOKENS))
+    size = (whole_page_bytes(codecs, PAGE_TOKENS, scheme.retention(layer, False).sinks) if whole()
+            else page_bytes(codecs, PAGE_TOKENS))
     return math.ceil(size / (kv_heads * PAGE_TOKENS))
 
 

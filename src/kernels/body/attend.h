@@ -256,7 +256,7 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
                                  ProductMemory* memory, float* scratch) {
     const bool keys = x.is_keys();
     const PartKernels& kernels = x.part.kernels();
-    // Not the last few rows of a prompt where the others are expanded: how it is cut up would show.
+    // The last few rows of a prompt are expanded as the others: results must not depend on chunks.
     const bool whole = !f32 && kernels.multiply != nullptr && kernels.most_rows > decode_max_rows &&
                        rows <= kernels.most_rows;
     Products products;

@@ -88,9 +88,9 @@ class SortedEncoder {
     void load_undamped(unsigned channel, float* x) const noexcept;
     // A factor for each token that makes its numbers N(0, 1).
     void find_reaches(const SortedStatistics& statistics, float* to_normal) const noexcept;
-    // Of each token's numbers times such a factor.
+    // Chooses codes for each token's numbers times such a factor.
     void choose_codes(const SortedStatistics& statistics, const float* to_normal) noexcept;
-    // Of a group's.
+    // The codes of one group.
     void choose_nearest(unsigned group, const float (*x)[sorted_tokens]) noexcept;
     void choose_path(unsigned group, const float (*x)[sorted_tokens]) noexcept;
 };
@@ -312,7 +312,7 @@ ExactRows SortedEncoder::shortest() const noexcept {
     return shortest(length);
 }
 
-// Of equal ones the first.
+// The rows with the shortest keys; among equal ones the first.
 ExactRows SortedEncoder::shortest(const float* length) const noexcept {
     bool chosen[sorted_tokens] = {};
     for (unsigned n = 0; n < part_.head.rows; ++n) {

@@ -127,10 +127,10 @@ LOWKV_INLINE UnitView open_group(const lowkv_sorted& part, const std::uint8_t* c
                                  unsigned group, unsigned lane) {
     const unsigned unit = lane / 16, at = lane % 16 * 4;
     if constexpr (L == Look::fifth) {
-        const std::uint8_t* its = codes + lowkv_sorted_group_bytes(part.head.tokens, 5) * group;
-        UnitView view = open_unit<W>(its, unit, at);
+        const std::uint8_t* own = codes + lowkv_sorted_group_bytes(part.head.tokens, 5) * group;
+        UnitView view = open_unit<W>(own, unit, at);
         view.third =
-            open_unit<Width::one>(its + lowkv_sorted_fifth_bits(part.head.tokens), unit, at).third;
+            open_unit<Width::one>(own + lowkv_sorted_fifth_bits(part.head.tokens), unit, at).third;
         return view;
     } else {
         return open_unit<W>(codes, group * (part.head.tokens / 16) + unit, at);
@@ -270,16 +270,16 @@ void multiply_few(const Product* products, unsigned count, unsigned rows, std::s
     Product wide[max_products];
     const unsigned tokens = part.head.tokens, group_size = tokens * LOWKV_SORTED_GROUP;
     for (unsigned p = 0; p < count; ++p) {
-        std::uint8_t* its = levels + std::size_t{p} * part.coded_groups * group_size;
+        std::uint8_t* own = levels + std::size_t{p} * part.coded_groups * group_size;
         wide[p] = products[p];
-        wide[p].levels = its;
+        wide[p].levels = own;
         for (unsigned n = 0; n < part.run_count; ++n) {
             const lowkv_sorted_run& run = part.runs[n];
             const std::uint8_t* codes = sorted_bytes(products[p].x.section, run.codes);
             with_bits(part, run.bits, [&]<Width W, Look L>() LOWKV_INLINE_LAMBDA {
                 const LevelTables tables = load_level_tables<W, L>(part.levels[run.bits].bytes);
                 for (unsigned g = 0; g < run.groups; ++g) {
-                    std::uint8_t* group = its + std::size_t{run.first_group + g} * group_size;
+                    std::uint8_t* group = own + std::size_t{run.first_group + g} * group_size;
                     for (unsigned lane = 0; lane < tokens; lane += lanes)
                         widen<W, L>(open_group<W, L>(part, codes, g, lane), tables,
                                     group + unit_offset(Width::eight, lane / 16) + lane % 16 * 4);

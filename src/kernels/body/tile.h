@@ -1,7 +1,7 @@
 // Many query rows share a tile: exact rows, and codes that aren't multiplied as integers then, are
 // expanded to f32 once, in scratch that stays in the nearest caches, and multiplied by all rows.
 
-// Some cells of a span, tile by tile.
+// A span's cells: which tiles of them some query sees.
 struct Tiles {
     bool visible[span_tokens / tile_tokens] = {};
     const BlockView* blocks;  // the span's first

@@ -5,7 +5,7 @@ namespace {
 
 constexpr std::uint32_t sorted_tokens = kernels::max_block_tokens;
 
-// As the codes of a head of 16 channels.
+// A group's codes lie as those of a head of 16 channels.
 constexpr HeadShape group_shape{sorted_group, sorted_tokens, sorted_tokens};
 
 Width width_of(std::uint32_t bits) noexcept {

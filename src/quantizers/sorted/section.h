@@ -25,8 +25,8 @@ void unpack_group(const std::uint8_t* codes, std::uint32_t bits, bool trellis,
 // `exact`: the head's rows.
 void carry(const SortedPart& part, const std::byte* section, std::uint16_t* exact) noexcept;
 
-// Into the section, its codes apart. False, and nothing is written, if these rows carry nothing, or
-// rows of several blocks do.
+// Writes the section, all but its codes. False, and nothing is written, if these rows carry
+// nothing, or rows of several blocks do.
 bool take_carried(const SortedPart& part, const std::uint16_t* exact, std::byte* section) noexcept;
 
 }  // namespace lowkv::codec

@@ -20,13 +20,12 @@ from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
 from lmcache.v1.distributed.serde.base import Deserializer, Serializer
 from lmcache.v1.distributed.serde.factory import register_serde_factory
 from lmcache.v1.memory_management import MemoryFormat
-
 from lowkv._core import (
     Batch,
     Error,
+    Host,
     Plan,
     Retention,
-    RowType,
     Store,
     default_scheme,
     image_bytes,
@@ -36,19 +35,13 @@ from lowkv._core import (
 
 _LAYERS, _TOKENS_FIRST, _ONE_LAYER = MemoryFormat.KV_2LTD, MemoryFormat.KV_T2D, MemoryFormat.KV_2TD
 _FUSED, _UNNAMED = MemoryFormat.KV_MLA_FMT, MemoryFormat.UNDEFINED
-_DTYPES = {torch.float32: RowType.float32, torch.float16: RowType.float16, torch.bfloat16: RowType.bfloat16}
 
 
 class Codec:
     """What both directions share. scheme: its text form; head_dim: channels of one head."""
 
     def __init__(self, scheme: str, head_dim: int):
-        self.scheme, self.head_dim = parse_scheme(scheme), head_dim
-        words = [word.strip().partition("=")[0] for word in scheme.split(",")]
-        if "flush" in words:
-            raise Error("flush= says how often rows are packed, and a chunk is packed at once: leave it out")
-        self._named = {"sinks", "window"} & set(words)
-        self._layers = any(word.startswith("layer.") for word in words)
+        self.scheme, self.head_dim = parse_scheme(scheme, Host.lmcache), head_dim
         self._plan = functools.cache(functools.partial(Plan, self.scheme))
         self.plan(0, head_dim, torch.float16)  # raises Error for a head_dim that can't be
 
@@ -56,15 +49,11 @@ class Codec:
         """The layer's codecs, compiled for a chunk's rows. Raises Error for channels that are not whole heads, and for
         other dtypes."""
         self.require_heads(channels, 1)
-        if dtype not in _DTYPES:
-            raise Error(f"a chunk of {dtype}; lowkv takes float32, float16 and bfloat16")
-        return self._plan(layer, channels // self.head_dim, self.head_dim, _DTYPES[dtype])
+        return self._plan(layer, channels // self.head_dim, self.head_dim, dtype)
 
     def retention(self, layer: int) -> Retention:
         """What of a chunk's layer stays exact."""
-        its = self.scheme.retention(layer, False)
-        return Retention(window=its.window if "window" in self._named else 0,
-                         sinks=its.sinks if "sinks" in self._named else 0, flush=0)
+        return self.scheme.retention(layer, False)
 
     def size(self, layer: int, tokens: int, channels: int, dtype: torch.dtype) -> int:
         """Bytes that one layer of a chunk takes."""
@@ -72,7 +61,7 @@ class Codec:
 
     def require_one_codec(self) -> None:
         """Raises Error where a chunk of one layer, which does not say of which, could be of several codecs."""
-        if self._layers:
+        if self.scheme.by_layer:
             raise Error("a chunk of one layer (KV_2TD, KV_T2D) does not say of which, so layer.N= can't be followed: "
                         "leave it out, or have LMCache store all layers in a chunk (KV_2LTD)")
 

@@ -100,9 +100,8 @@ def _in_own_process(args, name: str) -> dict:
 def _measure(args, name: str) -> dict:
     """Runs in a process of its own."""
     import torch
-    from transformers.generation.streamers import BaseStreamer
-
     from lowkv.names import cache_argument
+    from transformers.generation.streamers import BaseStreamer
 
     class Clock(BaseStreamer):
         def __init__(self):
@@ -147,9 +146,8 @@ def load(model: str):
 
 
 def _cache(name: str, model):
-    from transformers import DynamicCache, QuantizedCache
-
     import lowkv
+    from transformers import DynamicCache, QuantizedCache
 
     if name == REFERENCE:
         return DynamicCache(config=model.config)
