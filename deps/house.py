@@ -28,8 +28,8 @@ PRODUCT = {
     "python/src/openmp.cpp": "vLLM and LMCache", "python/lowkv/lmcache.py": "vLLM and LMCache",
     "cli": "command",
 }
-LINES = {"core": 13615, "devices": 6181, "llama.cpp": 5258, "transformers": 2648, "vLLM and LMCache": 853,
-         "command": 6575, "guests": 3740}
+LINES = {"core": 13629, "devices": 6181, "llama.cpp": 5258, "transformers": 2648, "vLLM and LMCache": 853,
+         "command": 6550, "guests": 3740}
 TOKENS = 482424
 BARS = {"files of the product under 30 lines": 48, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
