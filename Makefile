@@ -357,7 +357,7 @@ compile-macos: ## everything but the tests for macOS on Apple's processors, by z
 .PHONY: bench
 bench: build ## attention kernels against ggml's, then stock llama-bench with and without the plug-in
 	@mkdir -p build/bench
-	$(BIN)/lowkv bench attention --refcheck --json build/bench/attention.json
+	$(BIN)/lowkv-bench attention --refcheck --json build/bench/attention.json
 	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
 
 .PHONY: bench-shapes
@@ -366,7 +366,7 @@ bench-shapes: build ## decoding at 4k to 32k tokens in the shapes of three real 
 
 .PHONY: bench-length
 bench-length: build ## one sequence of a million tokens in all layers: memory, packing, decoding (three minutes, 5 GiB)
-	"$(call dep,LOWKV_PYTHON)" bench/long_context.py --lowkv $(BIN)/lowkv $(BENCH_ARGS)
+	"$(call dep,LOWKV_PYTHON)" bench/long_context.py --bench $(BIN)/lowkv-bench $(BENCH_ARGS)
 
 .PHONY: bench-batch
 bench-batch: build ## sequences and tokens a second at equal memory, by stock llama-batched-bench (15 minutes)

@@ -4,10 +4,10 @@
     bench/compare_builds.py OLD/build/release build/release
     bench/compare_builds.py OLD/build/release build/release --schemes lowkv2.8,kivi2 --rounds 9 --json out.json
 
-Each round runs `lowkv bench attention` of the old build and of the new one, for each scheme, one right after the other;
-who is first changes from round to round. Printed are medians, the median of each round's ratio new/old with the quarter
-of the rounds below and above, and the ratio of the best rounds, which a noisy machine moves least. Schemes that one of
-the builds does not know are named and left out."""
+Each round runs `lowkv-bench attention` (older builds: `lowkv bench attention`) of the old build and of the new one, for
+each scheme, one right after the other; who is first changes from round to round. Printed are medians, the median of
+each round's ratio new/old with the quarter of the rounds below and above, and the ratio of the best rounds, which a
+noisy machine moves least. Schemes that one of the builds does not know are named and left out."""
 
 import argparse
 import json
@@ -40,10 +40,16 @@ def arguments():
     return parser.parse_args()
 
 
+def bench(build):
+    """The program that measures. It was a command of lowkv itself once."""
+    own = build / "bin/lowkv-bench"
+    return [own] if own.exists() else [build / "bin/lowkv", "bench"]
+
+
 def milliseconds(build, scheme, options, folder):
     """Of each operation; or the message of a build that cannot run the scheme."""
     file = folder / "figures.json"
-    command = [build / "bin/lowkv", "bench", "attention", "--peers", "none", "--schemes", scheme, "--json", file]
+    command = [*bench(build), "attention", "--peers", "none", "--schemes", scheme, "--json", file]
     for option in ("head_dim", "heads", "tokens", "op"):
         command += ["--" + option.replace("_", "-"), getattr(options, option)]
     ran = subprocess.run([*command, "-t", str(options.threads)], capture_output=True, text=True)
@@ -84,8 +90,8 @@ def compare(scheme, options, folder):
 def main():
     options = arguments()
     for build in (options.old, options.new):
-        if not (build / "bin/lowkv").exists():
-            sys.exit(f"There is no {build}/bin/lowkv: give two build folders.")
+        if not bench(build)[0].exists():
+            sys.exit(f"There is no {bench(build)[0]}: give two build folders.")
     if options.rounds < 2:
         sys.exit("--rounds must be 2 or more: a quarter of one round says nothing.")
     all_rows = []

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One sequence of a million tokens, really held in all layers of SmolLM2's shape: `lowkv bench length`, as a picture.
+"""One sequence of a million tokens, really held in all layers of SmolLM2's shape: `lowkv-bench length`, as a picture.
 
     bench/long_context.py                                     three minutes, 5 GiB
     bench/long_context.py --tokens 64Ki --schemes lowkv2      shorter
@@ -22,7 +22,8 @@ GIB = 1 << 30
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lowkv", type=Path, default=ROOT / "build/release/bin/lowkv", help="default: %(default)s")
+    parser.add_argument("--bench", type=Path, default=ROOT / "build/release/bin/lowkv-bench",
+                        help="default: %(default)s")
     parser.add_argument("--tokens", default="1Mi", help="at the end (default: %(default)s)")
     parser.add_argument("--schemes", default="lowkv2.8", help="one after the other (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/performance", help="default: %(default)s")
@@ -32,10 +33,10 @@ def arguments():
 def measure(options, scheme):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "length.json"
-        done = subprocess.run([options.lowkv, "bench", "length", "--tokens", options.tokens, "--scheme", scheme,
+        done = subprocess.run([options.bench, "length", "--tokens", options.tokens, "--scheme", scheme,
                                "--json", file])
         if done.returncode != 0:
-            sys.exit(f"long_context.py: `lowkv bench length` failed ({done.returncode})")
+            sys.exit(f"long_context.py: `lowkv-bench length` failed ({done.returncode})")
         return json.loads(file.read_text())
 
 

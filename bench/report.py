@@ -21,23 +21,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = "bench attention --op decode --heads 32/8 --tokens 4096,16384 --threads 2 --schemes " \
+KERNELS = "attention --op decode --heads 32/8 --tokens 4096,16384 --threads 2 --schemes " \
           "lowkv2.8,lowkv2,lowkv4,kivi2,kivi4 --peers f16,q8_0 --head-dim 64,128,256"
 
 
 class Step(NamedTuple):
     name: str
     title: str
-    command: str  # {lowkv}, {model}, {text} and {python} stand for the build's and the set-up's
+    command: str  # {lowkv}, {bench}, {model}, {text} and {python} stand for the build's and the set-up's
     minutes: int
     implementation: str = ""  # of the kernels; empty: the best of this CPU
 
 
 STEPS = (
-    Step("attention", "One attention of a decode step, beside ggml's kernels", "{lowkv} " + KERNELS, 3),
-    Step("attention-avx2", "The same with AVX2 alone", "{lowkv} " + KERNELS, 2, "avx2"),
+    Step("attention", "One attention of a decode step, beside ggml's kernels", "{bench} " + KERNELS, 3),
+    Step("attention-avx2", "The same with AVX2 alone", "{bench} " + KERNELS, 2, "avx2"),
     Step("encode", "Packing a token, and reading one back",
-         "{lowkv} bench encode --schemes lowkv2.8,lowkv2,lowkv4,kivi2,kivi4 --head-dim 64,128,256", 1),
+         "{bench} encode --schemes lowkv2.8,lowkv2,lowkv4,kivi2,kivi4 --head-dim 64,128,256", 1),
     Step("llama-bench", "Prompts and answers of SmolLM2-135M: stock llama-bench",
          "{python} bench/llama_bench.py --depths 0,4096,8000 --schemes lowkv2.8,lowkv2,kivi2 -n 64", 6),
     Step("shapes", "Decoding at depth in the shape of Qwen3-4B: stock llama-server",
@@ -89,7 +89,8 @@ def run(step, names, folder):
 
 def shown(step):
     """The command as its reader would type it."""
-    names = {"lowkv": "lowkv", "model": "SmolLM2-135M.gguf", "text": "handbook.txt", "python": "python3"}
+    names = {"lowkv": "lowkv", "bench": "lowkv-bench", "model": "SmolLM2-135M.gguf", "text": "handbook.txt",
+             "python": "python3"}
     begin = f"LOWKV_IMPLEMENTATION={step.implementation} " if step.implementation else ""
     return begin + step.command.format_map(names)
 
@@ -134,7 +135,7 @@ def main():
     date = f"{datetime.date.today()}"
     folder = options.out / date
     folder.mkdir(parents=True, exist_ok=True)
-    names = paths() | {"lowkv": str(options.build / "bin/lowkv")}
+    names = paths() | {"lowkv": str(options.build / "bin/lowkv"), "bench": str(options.build / "bin/lowkv-bench")}
     kept = folder / "steps.json"
     records = json.loads(kept.read_text()) if kept.exists() else {}
     for step in STEPS:

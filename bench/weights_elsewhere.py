@@ -4,7 +4,7 @@
     bench/weights_elsewhere.py                              the table of docs/weights-on-a-gpu.md
     bench/weights_elsewhere.py --gpu-gbs 960 --cores 16     another machine
 
-Measured here, by `lowkv bench attention` (2 threads): how long attention to the cache takes on this CPU, lowkv's and
+Measured here, by `lowkv-bench attention` (2 threads): how long attention to the cache takes on this CPU, lowkv's and
 ggml's to f16 rows. Reckoned from that: other core counts (in proportion, and never below the time that the bytes take
 at --ram-gbs), a GPU that reads its weights and a cache of its own at --gpu-gbs, and what crosses the bus for each layer
 and token (q, k and v there, the output back, f32) at its rate and --latency-us each way. With a packed cache in the
@@ -43,7 +43,7 @@ def arguments():
 def attention(options, heads, kv_heads, head_dim, depth):
     """A layer's attention for one token on this machine, two threads: milliseconds and bytes, by scheme."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        command = [options.build / "bin/lowkv", "bench", "attention", "--op", "decode", "--peers", "f16", "-t", 2,
+        command = [options.build / "bin/lowkv-bench", "attention", "--op", "decode", "--peers", "f16", "-t", 2,
                    "--heads", f"{heads}/{kv_heads}", "--head-dim", head_dim, "--tokens", depth,
                    "--schemes", options.scheme, "--json", out.name]
         subprocess.run(list(map(str, command)), check=True, capture_output=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""docs/reference/command*.md: what `lowkv COMMAND --help` prints, for every command. Writes the pages, or with --check
-says which differ. `deps/lint.py --check tables` runs this. Needs `make build`."""
+"""docs/reference/command*.md: what `lowkv COMMAND --help` prints, for every command, and lowkv-bench's. Writes the
+pages, or with --check says which differ. `deps/lint.py --check tables` runs this. Needs `make build`."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from scheme_tables import ROOT, write_or_check
 
 FOLDER = ROOT / "docs/reference"
 # The pages and their commands; those that are not named are on the first one.
-FIRST = "command"
+FIRST, BENCH = "command", "command-measuring"
 PAGES = {FIRST: (), "command-models": ("generate", "compare", "calibrate"), "command-plans": ("plan",),
-         "command-measuring": ("bench",), "command-files": ("devices", "plugin", "shrink")}
+         BENCH: ("lowkv-bench",), "command-files": ("devices", "plugin", "shrink")}
 
 
 def help_of(command, words):
@@ -40,12 +40,12 @@ def pages(command):
         out[name] += ["Written by `deps/command_reference.py` from `lowkv --help`. Other pages: " + ", ".join(
             link for other, link in links.items() if other != name) + ".", ""]
     out[FIRST] += ["```text", first, "```", ""]
-    for name in subcommands(first):
-        page = out[next((page for page, names in PAGES.items() if name in names), FIRST)]
-        text = help_of(command, [name])
-        inner = subcommands(text)
-        for words in [[name, word] for word in inner] or [[name]]:
-            page += [f"## lowkv {' '.join(words)}", "", "```text", help_of(command, words), "```", ""]
+    bench = command.with_name("lowkv-bench")
+    named = [(command, name, next((page for page, names in PAGES.items() if name in names), FIRST))
+             for name in subcommands(first)]
+    named += [(bench, name, BENCH) for name in subcommands(help_of(bench, []))]
+    for program, name, page in named:
+        out[page] += [f"## {program.name} {name}", "", "```text", help_of(program, [name]), "```", ""]
     return {name: "\n".join(lines) for name, lines in out.items()}
 
 

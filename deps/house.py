@@ -25,11 +25,12 @@ PRODUCT = {
     "python/lowkv/vllm": "vLLM", "python/src/paged.cpp": "vLLM", "python/src/openmp.cpp": "vLLM",
     "python/extras": "extras",
     "cli": "command",
+    "bench/kernels": "benchmarks",
 }
 GUESTS_INCLUDE = sorted(path.relative_to(ROOT) for path in (ROOT / "guests").glob("*/include"))
-LINES = {"core": 13556, "devices": 6255, "llama.cpp": 5230, "transformers": 2476, "vLLM": 675,
-         "command": 6525, "guests": 3817, "extras": 319}
-TOKENS = 482400
+LINES = {"core": 13570, "devices": 6255, "llama.cpp": 5230, "transformers": 2476, "vLLM": 675,
+         "command": 5797, "guests": 3815, "extras": 319, "benchmarks": 716}
+TOKENS = 481967
 BARS = {"files of the product under 30 lines": 46, "files of the product over 400 lines": 0,
         "public headers of the core": 24, "includes of what comes after": 0,
         "parts of the plug-in in a circle of includes": 0}
@@ -42,8 +43,7 @@ BEYOND = {f"src/{name}": {*(f"include/lowkv/{header}.h" for header in CACHE), "s
 
 def product():
     """Its files: their paths and their lines."""
-    folders = [name for name in PRODUCT if "/" not in name]
-    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(["git", "ls-files", *PRODUCT], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in listed.stdout.splitlines():
         path = Path(name)
         is_test = path.parts[0] == "guests" and "tests" in path.parts

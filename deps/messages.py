@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("cli", "plugins", "src", "guests", "include", "python", "devices",
-           "deps/plugin_for.py")  # of `lowkv plugin`
+SOURCES = ("cli", "bench/kernels", "plugins", "src", "guests", "include", "python", "devices",
+           "deps/plugin_for.py")  # the last: `lowkv plugin`
 PAGES = "docs/troubleshooting"
 SPEAKERS = {"Error", "Failure", "FileInUse", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
             "report_once", "first_broken", "learn_refusal", "learn_unsupported"}

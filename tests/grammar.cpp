@@ -70,5 +70,54 @@ TEST_CASE("the options that are refused otherwise list these") {
     }
 }
 
+TEST_CASE("sizes: one grammar for budgets, memories and weights") {
+    struct Row {
+        const char* text;
+        double bytes;  // 0: refused
+    };
+    for (const auto& [text, bytes] : std::initializer_list<Row>{{"1", 1},
+                                                                {"2000000000", 2e9},
+                                                                {"1000B", 1000},
+                                                                {"2k", 2000},
+                                                                {"2K", 2000},
+                                                                {"2KB", 2000},
+                                                                {"2KiB", 2048},
+                                                                {"24MiB", 24 * 0x1p20},
+                                                                {"24M", 24e6},
+                                                                {"1.5GiB", 1.5 * 0x1p30},
+                                                                {"16G", 16e9},
+                                                                {"16Gi", 16 * 0x1p30},
+                                                                {"2GB", 2e9},
+                                                                {"3TB", 3e12},
+                                                                {"3TiB", 3 * 0x1p40},
+                                                                {"1e3kB", 1e6},
+                                                                {"1000000T", 1e18},
+                                                                {"1000001T", 0},
+                                                                {"", 0},
+                                                                {"0", 0},
+                                                                {"0.4", 0},
+                                                                {"-1G", 0},
+                                                                {"nanG", 0},
+                                                                {"infG", 0},
+                                                                {"1e400GiB", 0},
+                                                                {"G", 0},
+                                                                {"lots", 0},
+                                                                {"16Gb", 0},
+                                                                {"16GBs", 0},
+                                                                {"16iB", 0},
+                                                                {"16 GB", 0},
+                                                                {"12P", 0}}) {
+        CAPTURE(text);
+        if (bytes > 0)
+            CHECK(parse_size(text, "budget") == static_cast<std::size_t>(bytes));
+        else
+            CHECK_THROWS_WITH_AS(static_cast<void>(parse_size(text, "budget")),
+                                 doctest::Contains("is no size: say 24MiB"), Error);
+    }
+    CHECK(parse_quantity("51.2")->value == 51.2);
+    CHECK(parse_quantity("2Kitokens")->unit == "tokens");
+    CHECK(!parse_quantity("3 x")->prefixed);
+}
+
 }  // namespace
 }  // namespace lowkv

@@ -221,12 +221,10 @@ int run(Options options) {
     if (options.output.empty() && !rotations)
         options.output = default_output(options.model, scheme);
     route_logs(options.verbose);
-    if (!options.output.empty()) {
-        require_writable(options.output, {options.model, options.text, options.fisher});
-        const std::filesystem::path file = platform::path_of(options.output);
-        if (exists(file) && !is_regular_file(file))
-            throw Failure("can't write " + options.output + ": it is a device or a pipe, no file");
-    }
+    require_writable(options.output, {options.model, options.text, options.fisher});
+    const std::filesystem::path file = platform::path_of(options.output);
+    if (exists(file) && !is_regular_file(file))
+        throw Failure("can't write " + options.output + ": it is a device or a pipe, no file");
     const Model model(options.model);
     require_layers(scheme, model.layers());
     if (!options.fisher.empty()) require_early_keys(scheme, model.layers());
@@ -253,7 +251,7 @@ int run(Options options) {
         const RotationReport report = choose(std::move(samples), scheme, options);
         const std::string chosen = to_string(chosen_scheme(report));
         show(table(report) + "\n" + legend(report) + "\n" + chosen + "\n");
-        if (!options.output.empty()) write_file(options.output, chosen + "\n");
+        write_file(options.output, chosen + "\n");
         return 0;
     }
     const Shape shape = samples.front().shape;

@@ -1,5 +1,5 @@
 #pragma once
-// The command's shared border: one function per subcommand.
+// The command's shared border: one function per subcommand, and the one that runs them.
 
 #include <string>
 #include <vector>
@@ -22,9 +22,12 @@ void add_schemes(Command app, int& status);
 void add_doctor(Command app, int& status, const std::vector<std::string>& words);
 void add_devices(Command app, int& status);
 void add_plan(Command app, int& status);
-void add_bench(Command app, int& status);
 void add_calibrate(Command app, int& status);
 void add_plugin(Command app);
 void add_shrink(Command app);
+
+// Runs the command that argv[1] names, and returns the exit status: what the command set, or that
+// of a failure, which it has said on stderr. Of a program: at the end of main().
+int run(CommandLine& line, int argc, char** argv, const int& status);
 
 }  // namespace lowkv::cli

@@ -22,28 +22,21 @@ namespace {
 
 // Columns that a terminal uses for `text`: one per UTF-8 character.
 std::size_t width(std::string_view text) {
-    return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-        return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U;
-    }));
+    return static_cast<std::size_t>(std::ranges::count_if(
+        text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+}
+
+std::string printed(const char* format, int digits, double value) {
+    std::array<char, 64> text{};
+    std::snprintf(text.data(), text.size(), format, digits, value);
+    return text.data();
 }
 
 }  // namespace
 
-std::string fixed(double value, int digits) {
-    std::array<char, 64> buffer{};
-    std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-    return buffer.data();
-}
-
-std::string signed_fixed(double value, int digits) {
-    return (value >= 0 ? "+" : "") + fixed(value, digits);
-}
-
-std::string scientific(double value) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%.1e", value);
-    return text.data();
-}
+std::string fixed(double value, int digits) { return printed("%.*f", digits, value); }
+std::string signed_fixed(double value, int digits) { return printed("%+.*f", digits, value); }
+std::string scientific(double value) { return printed("%.*e", 1, value); }
 
 std::string shortest(double value, int digits) {
     std::string text = fixed(value, digits);
@@ -196,7 +189,7 @@ void Countdown::advance(std::uint64_t by, const std::string& what) {
 
 double median(std::vector<double> values) {
     if (values.empty()) return 0;
-    std::sort(values.begin(), values.end());
+    std::ranges::sort(values);
     const std::size_t half = values.size() / 2;
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
@@ -257,6 +250,7 @@ std::string read_text(const std::string& path) {
 }
 
 void require_writable(const std::string& path, const Inputs& inputs) {
+    if (path.empty()) return;
     const std::filesystem::path file = platform::path_of(path);
     const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
     if (std::filesystem::is_directory(file))
@@ -274,6 +268,7 @@ void require_writable(const std::string& path, const Inputs& inputs) {
 }
 
 void write_file(const std::string& path, const std::string& text) {
+    if (path.empty()) return;
     std::ofstream file(platform::path_of(path), std::ios::binary);
     file << text;
     if (!file.flush()) throw Failure("can't write " + path);

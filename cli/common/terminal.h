@@ -142,7 +142,7 @@ std::string read_text(const std::string& path);
 using Inputs = std::vector<std::string>;
 
 // Throws Failure when a file can't be written there, and UsageError when it is one of the inputs:
-// to know before the work.
+// to know before the work. Both do nothing where the path is empty, since no output was asked for.
 void require_writable(const std::string& path, const Inputs& inputs = {});
 void write_file(const std::string& path, const std::string& text);
 

@@ -277,7 +277,7 @@ int compare(Options options) {
     read_schemes(options.schemes);
     for (const std::string& name : options.stock) static_cast<void>(cache_type("--stock", name));
     const Inputs inputs{options.model, options.file};
-    if (!options.json.empty()) require_writable(options.json, inputs);
+    require_writable(options.json, inputs);
     const std::string text = read_text(options.file);
     const Model model(options.model);
     model.use_calibrations(options.calibrations,
@@ -307,7 +307,7 @@ int compare(Options options) {
     }
     comparison.positions = rows.front().distance.positions();
     show("\n" + notes(comparison) + "\n" + summary(comparison));
-    if (!options.json.empty()) write_file(options.json, json(comparison));
+    write_file(options.json, json(comparison));
     return 0;
 }
 

@@ -39,10 +39,9 @@ std::string notes(const Comparison& comparison) {
     const auto number = [](std::size_t value) { return count(value); };
     std::string text =
         "KLD, top-1 and perplexity change: against the scheme exact, over " +
-        number(comparison.positions) + " positions (" + number(comparison.windows) +
-        (comparison.windows == 1 ? " window of " : " windows of ") + number(comparison.tokens) +
-        " tokens, the first " + number(comparison.skip) + " not counted; chunks of " +
-        number(comparison.chunk) +
+        number(comparison.positions) + " positions (" + plural(comparison.windows, "window") +
+        " of " + number(comparison.tokens) + " tokens, the first " + number(comparison.skip) +
+        " not counted; chunks of " + number(comparison.chunk) +
         "; a token sees its own chunk exactly, as when an engine prefills, so a smaller --chunk "
         "shows larger losses). "
         "KV MiB: held for " +
@@ -52,8 +51,7 @@ std::string notes(const Comparison& comparison) {
     if (comparison.decoded > 0) {
         text += " Speed: prefill without logits over the first window; decode the median of " +
                 number(comparison.decoded) + " tokens at its end; caches took turns, " +
-                std::to_string(comparison.threads) +
-                (comparison.threads == 1 ? " thread." : " threads.");
+                plural(comparison.threads, "thread") + ".";
     }
     text += "\n";
     for (const ComparedRow& row : comparison.rows)

@@ -1,7 +1,6 @@
 // lowkv doctor: what this machine, this build and this model give, and what to do where it is
 // wrong.
 
-#include <array>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -10,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/attention_case.h"
 #include "common/app.h"
 #include "common/machine.h"
 #include "common/model.h"
@@ -20,6 +18,7 @@
 #include "common/programs.h"
 #include "common/terminal.h"
 #include "devices/names.h"
+#include "doctor/attention_case.h"
 #include "doctor/checks.h"
 #include "ggml-backend.h"
 #include "lowkv/calibration_file.h"
@@ -102,9 +101,7 @@ void look_at_device(Findings& findings, const std::string& name) {
         const std::string wrong = compute(scheme, device, worst);
         if (!wrong.empty()) return findings.bad("device", name + " " + wrong, remedy);
     }
-    std::array<char, 64> text{};
-    std::snprintf(text.data(), text.size(), ": codes are right, attention is within %.0e", worst);
-    findings.good("device", name + text.data());
+    findings.good("device", name + ": codes are right, attention is within " + scientific(worst));
 }
 
 // Has every device, and the one that LOWKV_DEVICE names, compute an example: codes must be the

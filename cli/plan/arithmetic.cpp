@@ -1,12 +1,12 @@
 #include "plan/arithmetic.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 #include <string_view>
 
 #include "common/terminal.h"
+#include "lowkv/error.h"
 
 namespace lowkv::cli {
 
@@ -36,37 +36,6 @@ double fullest_bytes(const StoredLayers& stored, std::uint64_t tokens) {
     for (std::uint64_t time = last; time > 0 && time + times > last; --time)
         most = std::max(most, held_bytes(stored, retention.window + time * every - 1));
     return most;
-}
-
-struct Quantity {
-    double value = 0;       // the prefix applied
-    std::string_view unit;  // what follows the prefix
-    bool prefixed = false;
-};
-
-std::optional<Quantity> read_quantity(std::string_view text) {
-    constexpr std::string_view prefixes = "KMGT";
-    constexpr double most = 1e18;
-    Quantity out;
-    const char* end = text.data() + text.size();
-    const auto [at, error] = std::from_chars(text.data(), end, out.value);
-    if (error != std::errc() || !(out.value >= 0 && out.value <= most)) return std::nullopt;
-    out.unit = text.substr(static_cast<std::size_t>(at - text.data()));
-    if (out.unit.empty()) return out;
-    const std::size_t power = prefixes.find(out.unit[0] == 'k' ? 'K' : out.unit[0]);
-    if (power == std::string_view::npos) return out;
-    out.prefixed = true;
-    out.unit.remove_prefix(1);
-    const bool binary = out.unit.substr(0, 1) == "i";
-    if (binary) out.unit.remove_prefix(1);
-    out.value *= std::pow(binary ? 1024.0 : 1000.0, static_cast<double>(power + 1));
-    return out.value <= most ? std::optional(out) : std::nullopt;
-}
-
-std::optional<double> read_bytes(std::string_view text) {
-    const std::optional<Quantity> size = read_quantity(text);
-    if (!size || !(size->unit == "B" || (size->unit.empty() && size->prefixed))) return {};
-    return size->value;
 }
 
 }  // namespace
@@ -140,20 +109,24 @@ std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, do
 }
 
 double read_size(const std::string& option, const std::string& text) {
-    const std::optional<double> size = read_bytes(text);
-    if (size) return *size;
-    throw UsageError(option + " " + text +
-                     ": a size is a number and a unit: 16G or 16GB (16 billion bytes), 16GiB (16 x "
-                     "1024^3), 512MiB, 1000B");
+    const std::optional<Quantity> size = parse_quantity(text);
+    if (size && size->unit.empty() && !size->prefixed)
+        throw UsageError(option + " " + text + ": of what unit? " + text + "GB, or " + text +
+                         "GiB");
+    try {
+        return static_cast<double>(parse_size(text, option));
+    } catch (const Error& error) {
+        throw UsageError(error.what());
+    }
 }
 
 double read_bandwidth(const std::string& option, const std::string& text) {
-    std::string_view rest = text;
-    if (rest.ends_with("/s")) rest.remove_suffix(2);
-    const std::optional<Quantity> plain = read_quantity(rest);
-    const bool bare = plain && plain->unit.empty() && !plain->prefixed;
-    const std::optional<double> rate = bare ? plain->value * 1e9 : read_bytes(rest);
-    if (rate && *rate > 0) return *rate;
+    std::string_view number = text;
+    if (number.ends_with("/s")) number.remove_suffix(2);
+    const std::optional<Quantity> rate = parse_quantity(number);
+    const bool bare = rate && rate->unit.empty() && !rate->prefixed;
+    if (rate && rate->value > 0 && (rate->unit.empty() || rate->unit == "B"))
+        return rate->value * (bare ? 1e9 : 1);
     throw UsageError(
         option + " " + text +
         ": a bandwidth is a positive number of GB/s (billion bytes a second), as 51.2, "
@@ -162,7 +135,7 @@ double read_bandwidth(const std::string& option, const std::string& text) {
 
 std::uint64_t read_tokens(const std::string& option, const std::string& text) {
     constexpr double most = 1e12;
-    const std::optional<Quantity> tokens = read_quantity(text);
+    const std::optional<Quantity> tokens = parse_quantity(text);
     if (tokens && tokens->unit.empty() && tokens->value >= 1 && tokens->value <= most)
         return static_cast<std::uint64_t>(std::llround(tokens->value));
     throw UsageError(option + " " + text +

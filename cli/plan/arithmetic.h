@@ -62,8 +62,8 @@ std::uint64_t most_that(const std::function<bool(std::uint64_t)>& fits);
 // even one does, all_tokens when any number does.
 std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory);
 
-// k, M, G, T are decimal (1,000 ...), Ki, Mi, Gi, Ti binary (1,024 ...). What can't be read throws
-// UsageError, which names the option.
+// In parse_quantity()'s words. Each throws UsageError, with the option, for a text that it can't
+// read.
 double read_size(const std::string& option, const std::string& text);           // "80GB", bytes
 double read_bandwidth(const std::string& option, const std::string& text);      // bytes/s
 std::uint64_t read_tokens(const std::string& option, const std::string& text);  // "128k"

@@ -114,7 +114,7 @@ std::vector<std::string> read_names(const Options& options) {
 }
 
 int plan(const Options& options) {
-    if (!options.json.empty()) require_writable(options.json, {options.model});
+    require_writable(options.json, {options.model});
     const std::vector<std::string> names = read_names(options);
     Planned planned;
     planned.shape = read_shape(options);
@@ -158,7 +158,7 @@ int plan(const Options& options) {
     const bool chosen = options.all || !options.schemes.empty();
     show(heading(planned) + "\n" + table(planned) + what_is_not_shown(chosen) + "\n" +
          notes(planned));
-    if (!options.json.empty()) write_file(options.json, json(planned));
+    write_file(options.json, json(planned));
     return 0;
 }
 

@@ -282,12 +282,12 @@ void add_schemes(Command app, int& status) {
     command.option("--json", &options->json, "Write all presets and words to this file",
                    {excludes(scheme)});
     command.callback([options, &status] {
-        if (!options->json.empty()) require_writable(options->json);
+        require_writable(options->json);
         if (options->scheme.empty())
             std::fputs(scheme_list(options->all).c_str(), stdout);
         else
             explain(options->scheme);
-        if (!options->json.empty()) write_file(options->json, scheme_json());
+        write_file(options->json, scheme_json());
         status = 0;
     });
 }

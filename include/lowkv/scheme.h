@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -242,8 +243,15 @@ struct Scheme {
 // What a budget of memory packs by before it packs by the scheme: the most bits first. Throws
 // Error(unsupported), with the budget's name, for a scheme that no budget ends with.
 std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name);
-// "24MiB", "1.5GiB", "2GB", "1000000" in bytes. Throws Error(invalid_argument), with the size's
-// name.
+// A number, its prefix applied: k or K, M, G, T of 1000, Ki, Mi, Gi, Ti of 1024.
+struct Quantity {
+    double value = 0;
+    std::string_view unit;  // the text behind the prefix
+    bool prefixed = false;
+};
+std::optional<Quantity> parse_quantity(std::string_view text);  // up to 1e18
+// "24MiB", "1.5GiB", "2GB", "16G", "1000000" in bytes, at least 1. Throws Error(invalid_argument),
+// with the size's name.
 std::size_t parse_size(std::string_view text, std::string_view name);
 
 struct Preset {

@@ -88,7 +88,7 @@ void bind_scheme(nb::module_& m) {
         .def("__str__", [](const Scheme& s) { return to_string(s); });
     m.def(
         "parse_size", [](const std::string& text) { return parse_size(text, "budget"); }, "text"_a,
-        "Bytes: '24MiB', '1.5GiB', '2000000000'. Raises Error for anything else.");
+        "Bytes: '24MiB', '1.5GiB', '16G', '2000000000'. Raises Error for anything else.");
     nb::enum_<Host>(m, "Host", "Who is to serve a scheme.")
         .value("python", Host::python)
         .value("vllm", Host::vllm)

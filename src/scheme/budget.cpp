@@ -1,7 +1,8 @@
 // What a budget of memory is given as, and what tokens are packed by as it fills.
 
-#include <array>
 #include <charconv>
+#include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,22 +11,31 @@
 
 namespace lowkv {
 
+std::optional<Quantity> parse_quantity(std::string_view text) {
+    constexpr std::string_view prefixes = "KMGT";
+    constexpr double most = 1e18;
+    Quantity out;
+    const char* const end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, out.value);
+    if (error != std::errc()) return {};
+    out.unit = text.substr(static_cast<std::size_t>(at - text.data()));
+    const char prefix = out.unit.starts_with('k') ? 'K' : out.unit.empty() ? 'B' : out.unit[0];
+    if (const std::size_t power = prefixes.find(prefix); power != std::string_view::npos) {
+        const bool binary = out.unit.substr(1).starts_with('i');
+        out.unit.remove_prefix(binary ? 2 : 1);
+        out.value *= std::pow(binary ? 1024.0 : 1000.0, static_cast<double>(power + 1));
+        out.prefixed = true;
+    }
+    return out.value >= 0 && out.value <= most ? std::optional(out) : std::nullopt;
+}
+
 std::size_t parse_size(std::string_view text, std::string_view name) {
-    double size = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
-    const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-    constexpr std::array<std::pair<std::string_view, double>, 7> units = {{{"", 1},
-                                                                           {"KiB", 0x1p10},
-                                                                           {"MiB", 0x1p20},
-                                                                           {"GiB", 0x1p30},
-                                                                           {"KB", 1e3},
-                                                                           {"MB", 1e6},
-                                                                           {"GB", 1e9}}};
-    for (const auto& [symbol, bytes] : units)
-        if (error == std::errc{} && unit == symbol && size * bytes >= 1 && size * bytes < 0x1p60)
-            return static_cast<std::size_t>(size * bytes);
-    throw Error(ErrorCode::invalid_argument, std::string(name) + "=" + std::string(text) +
-                                                 " is no size: say 24MiB, 1.5GiB or 2000000000");
+    const std::optional<Quantity> size = parse_quantity(text);
+    if (size && size->value >= 1 && (size->unit.empty() || size->unit == "B"))
+        return static_cast<std::size_t>(size->value);
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + "=" + std::string(text) +
+                    " is no size: say 24MiB, 1.5GiB, 16GB or 2000000000");
 }
 
 std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name) {
@@ -39,7 +49,7 @@ std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name)
         for (const auto& [end, finer] : ladders) {
             if (!(scheme.base == parse_scheme(end).base)) continue;
             std::vector<LayerScheme> schemes;
-            for (const char* preset : finer) schemes.push_back(parse_scheme(preset).base);
+            for (const char* rung : finer) schemes.push_back(parse_scheme(rung).base);
             return schemes;
         }
     throw Error(ErrorCode::unsupported,

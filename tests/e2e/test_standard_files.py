@@ -16,14 +16,16 @@ WORDS = [(name, "--help") for name in COMMANDS] + [
     ("--help",), ("--version",), ("schemes",), ("schemes", "--all"), ("schemes", "lowkv2"), ("plan", "-m", MODEL),
     ("devices",), ("doctor",), ("shrink", "{saved}"),
     ("plugin", "--for", PATHS["LOWKV_LLAMA_BUILD"], "--source", "/no"),
-    ("bench", "attention", *MEASURED, "--peers", "none"), ("bench", "encode", *MEASURED, "--rounds", 1),
+    ("attention", *MEASURED, "--peers", "none"),
     ("generate", "-m", MODEL, "-p", "Once", "-n", 2, "--no-chat", "-t", 1),
     ("compare", "-m", MODEL, "-f", TEXT, "--schemes", "kivi2", "--tokens", 300, "--chunk", 64, "--no-speed", "-t", 1)]
 
 
 def with_output(words, stdout, **more):
-    return subprocess.run([str(BUILD / "bin/lowkv"), *map(str, words)], env=environment(None), stdin=subprocess.DEVNULL,
-                          stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, **more)
+    program = "lowkv-bench" if words[0] == "attention" else "lowkv"
+    return subprocess.run([str(BUILD / "bin" / program), *map(str, words)], env=environment(None),
+                          stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120,
+                          **more)
 
 
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: " ".join(map(str, words[:2])))

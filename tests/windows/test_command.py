@@ -95,10 +95,9 @@ def test_generate_from_a_file(home, tmp_path):
     assert packed.code == 0 and packed.out.strip(), packed.both
 
 
-def test_bench_writes_a_file_by_an_awkward_name(home, tmp_path):
+def test_plan_writes_a_file_by_an_awkward_name(home, tmp_path):
     out = tmp_path / "Maße 尺.json"
-    told = lowkv(home, "bench", "attention", "--head-dim", 64, "--heads", "9/3", "--tokens", 1024, "--schemes",
-                 "kivi2", "--peers", "none", "--json", windows(out), timeout=200)
+    told = lowkv(home, "plan", "-m", model(home), "--json", windows(out))
     assert told.code == 0, told.both
     assert json.loads(out.read_text())
 

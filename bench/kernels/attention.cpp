@@ -1,9 +1,10 @@
-// lowkv bench attention: our fused attention against ggml's FLASH_ATTN_EXT, in one process, the
+// lowkv-bench attention: our fused attention against ggml's FLASH_ATTN_EXT, in one process, the
 // cases taking turns on cold caches, beside the floor that memory sets.
 
 #include <omp.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -12,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/attention_case.h"
-#include "bench/bench.h"
+#include "bench.h"
 #include "common/app.h"
 #include "common/machine.h"
 #include "common/model.h"
@@ -30,12 +30,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
-  lowkv bench attention --quick
-  lowkv bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
-  lowkv bench attention --op decode --refcheck --json attention.json
-  lowkv bench attention --op decode --queries 1,2,4,8,16 --tokens 4096
-  lowkv bench attention --schemes kivi2,kivi2+window=256
-  lowkv bench attention --device opencl --schemes kivi2 --tokens 4096
+  lowkv-bench attention --quick
+  lowkv-bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
+  lowkv-bench attention --op decode --refcheck --json attention.json
+  lowkv-bench attention --op decode --queries 1,2,4,8,16 --tokens 4096
+  lowkv-bench attention --schemes kivi2,kivi2+window=256
+  lowkv-bench attention --device opencl --schemes kivi2 --tokens 4096
 
 Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
 
@@ -138,7 +138,7 @@ class Bench {
     using Cases = std::vector<std::unique_ptr<AttentionCase>>;
 
     bool wants(const char* op) const {
-        return std::find(options_.ops.begin(), options_.ops.end(), op) != options_.ops.end();
+        return std::ranges::find(options_.ops, op) != options_.ops.end();
     }
 
     static void fill(Cases& cases, const RandomTokens& random, std::uint32_t from,
@@ -181,7 +181,7 @@ class Bench {
                 repetitions[c] = static_cast<std::size_t>(std::clamp(wish, 3.0, 31.0));
                 item.prepare(queries, threads);
             }
-            const std::size_t rounds = *std::max_element(repetitions.begin(), repetitions.end());
+            const std::size_t rounds = std::ranges::max(repetitions);
             for (std::size_t round = 0; round < rounds; ++round) {
                 for (std::size_t c = 0; c < cases.size(); ++c)
                     if (round < repetitions[c]) seconds[c].push_back(time(*cases[c], threads));
@@ -275,7 +275,7 @@ int bench_attention(Options options) {
         std::fprintf(stderr, "lowkv: %u threads on %d processors: they will wait for each other\n",
                      threads, omp_get_num_procs());
     }
-    if (!options.json.empty()) require_writable(options.json);
+    require_writable(options.json);
     for (const AttentionShape& shape : shapes) require_caches(options, shape);
     Bench bench(options);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -283,15 +283,28 @@ int bench_attention(Options options) {
         bench.shape(shapes[i]);
     }
     show(table(bench.found(), options.refcheck) + "\n" + bench.notes());
-    if (!options.json.empty()) write_file(options.json, bench.found().dump(1) + "\n");
+    write_file(options.json, bench.found().dump(1) + "\n");
     return 0;
 }
 
 }  // namespace
 
-void add_bench_attention(Command group, int& status) {
+std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text) {
+    std::uint32_t q = 0, kv = 0;
+    const char* end = text.data() + text.size();
+    const auto [slash, bad] = std::from_chars(text.data(), end, q);
+    const bool split = bad == std::errc{} && slash != end && *slash == '/';
+    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 ||
+        q % kv != 0) {
+        throw UsageError("--heads " + text +
+                         ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
+    }
+    return {q, kv};
+}
+
+void add_attention(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    Command command = group.add_command(
+    Command command = app.add_command(
         "attention", "Our attention against ggml's, and against the memory's floor", footer);
     command.defaulted("--head-dim", &options->head_dims, "Head dimensions", {range(16, 576)});
     command.defaulted("--heads", &options->heads, "Query heads / kv heads");

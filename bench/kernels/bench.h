@@ -1,18 +1,28 @@
 #pragma once
-// The subcommands of `lowkv bench`, a file each; and what reading this machine's memory takes: the
-// floor of attention to a cache.
+// The commands of lowkv-bench, a file each, ggml's attention as a case, and how fast this machine
+// reads its memory: the floor of attention to a cache.
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "common/command_line.h"
+#include "doctor/attention_case.h"
+#include "ggml.h"
 
 namespace lowkv::cli {
 
-void add_bench_attention(Command group, int& status);
-void add_bench_encode(Command group, int& status);
-void add_bench_length(Command group, int& status);
+void add_attention(Command app, int& status);
+void add_encode(Command app, int& status);
+void add_length(Command app, int& status);
+
+std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
+
+// {query heads, kv heads} of "32/8". Throws UsageError, which names --heads.
+std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text);
 
 // Reads memory with all threads: for bandwidth, and to drive everything else out of the caches.
 class MemoryReader {

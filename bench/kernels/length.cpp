@@ -1,4 +1,4 @@
-// lowkv bench length: one sequence in all layers of a model's shape, really held, and what a
+// lowkv-bench length: one sequence in all layers of a model's shape, really held, and what a
 // token's attention takes as it grows.
 
 #include <algorithm>
@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/attention_case.h"
-#include "bench/bench.h"
+#include "bench.h"
 #include "common/machine.h"
 #include "common/options.h"
 #include "common/terminal.h"
@@ -26,9 +25,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
-  lowkv bench length
-  lowkv bench length --tokens 1Mi --refcheck --json length.json
-  lowkv bench length --layers 32 --heads 32/8 --head-dim 128 --scheme lowkv2 --tokens 64k
+  lowkv-bench length
+  lowkv-bench length --tokens 1Mi --refcheck --json length.json
+  lowkv-bench length --layers 32 --heads 32/8 --head-dim 128 --scheme lowkv2 --tokens 64k
 
 No model: random keys and values, the same in all layers, each layer with blocks of its own. At 1,024
 tokens and each doubling, one query token attends in all layers; before it, a buffer larger than the
@@ -134,7 +133,7 @@ int bench_length(const Options& options) {
     const AttentionShape shape{options.head_dim, q_heads, kv_heads,
                                static_cast<std::uint32_t>(tokens)};
     require_cache(options, shape);
-    if (!options.json.empty()) require_writable(options.json);
+    require_writable(options.json);
 
     MemoryReader reader(bandwidth_bytes());
     const double bandwidth = reader.bandwidth(options.threads);
@@ -169,15 +168,15 @@ int bench_length(const Options& options) {
         show(
             "max error: of one layer, against attention in double precision over its decoded "
             "cache, relative to a head's largest value.\n");
-    if (!options.json.empty()) write_file(options.json, found.dump(1) + "\n");
+    write_file(options.json, found.dump(1) + "\n");
     return 0;
 }
 
 }  // namespace
 
-void add_bench_length(Command group, int& status) {
+void add_length(Command app, int& status) {
     auto options = std::make_shared<Options>();
-    Command command = group.add_command(
+    Command command = app.add_command(
         "length", "One long sequence in all layers: memory, packing, decoding as it grows", footer);
     command.defaulted("--tokens", &options->tokens, "Tokens at the end: 64Ki, 1M ...");
     command.defaulted("--layers", &options->layers, "Layers", {range(1, 1024)});

@@ -1,12 +1,11 @@
 #pragma once
-// One cache and one attention over it, ours or ggml's, for `lowkv bench attention`. All cases of a
-// shape hold the same tokens and answer the same queries under the same masks.
+// One cache and one attention over it: ours for `lowkv doctor`, ours and ggml's for lowkv-bench.
+// All cases of a shape hold the same tokens and answer the same queries under the same masks.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ggml.h"
@@ -54,9 +53,6 @@ struct Queries {
 };
 Queries make_queries(const AttentionShape& shape, const RandomTokens& random, std::uint32_t count);
 
-// {query heads, kv heads} of "32/8". Throws UsageError, which names --heads.
-std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text);
-
 class AttentionCase {
   public:
     explicit AttentionCase(AttentionShape shape) : shape_(shape) {}
@@ -87,7 +83,6 @@ class AttentionCase {
 std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
                                                const std::string& scheme,
                                                const std::shared_ptr<Store>& store);
-std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
 
 // The largest error of the case's output, relative to the head's largest value, against attention
 // in double precision over the tokens as the case holds them. Looks at the first and the last

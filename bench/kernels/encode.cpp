@@ -1,4 +1,4 @@
-// lowkv bench encode: what packing a token costs, and reading one back, the schemes taking turns.
+// lowkv-bench encode: what packing a token costs, and reading one back, the schemes taking turns.
 
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/attention_case.h"
-#include "bench/bench.h"
+#include "bench.h"
 #include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/codec.h"
@@ -22,8 +21,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
-  lowkv bench encode
-  lowkv bench encode --head-dim 64 --kv-heads 3 --schemes lowkv2.8,kivi2 --threads 2
+  lowkv-bench encode
+  lowkv-bench encode --head-dim 64 --kv-heads 3 --schemes lowkv2.8,kivi2 --threads 2
 
 Blocks of f16 rows are packed as a cache packs them when they leave its window, and decoded as it does
 to save a state. Microseconds are of one token of one layer, all kv heads, keys and values: times the
@@ -135,7 +134,7 @@ Json measure(const Options& options, std::uint32_t head_dim) {
 
 int bench_encode(Options options) {
     read_schemes(options.schemes);
-    if (!options.json.empty()) require_writable(options.json);
+    require_writable(options.json);
     Table table({"scheme", "head_dim", "bits", "encode us", "ns a number", "decode us"});
     Json rows = Json::array();
     for (const std::uint32_t head_dim : options.head_dims) {
@@ -150,16 +149,16 @@ int bench_encode(Options options) {
     show(table.text() + "\nus: of a token of one layer with " + std::to_string(options.kv_heads) +
          " kv heads; " + plural(options.threads, "thread") + ", implementation " +
          std::string(active_implementation().name) + "\n");
-    if (!options.json.empty()) write_file(options.json, rows.dump(1) + "\n");
+    write_file(options.json, rows.dump(1) + "\n");
     return 0;
 }
 
 }  // namespace
 
-void add_bench_encode(Command group, int& status) {
+void add_encode(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command =
-        group.add_command("encode", "What packing a token costs, and reading one back", footer);
+        app.add_command("encode", "What packing a token costs, and reading one back", footer);
     command.defaulted("--head-dim", &options->head_dims, "Head dimensions", {range(16, 576)});
     command.defaulted("--kv-heads", &options->kv_heads, "Kv heads", {range(1, 256)});
     command.defaulted("--tokens", &options->tokens, "Tokens that are packed at once",

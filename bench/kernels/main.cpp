@@ -1,19 +1,14 @@
 #include <algorithm>
 #include <fstream>
+#include <string>
+#include <vector>
 
-#include "bench/bench.h"
+#include "bench.h"
 #include "common/app.h"
 #include "common/terminal.h"
+#include "platform/command.h"
 
 namespace lowkv::cli {
-
-void add_bench(Command app, int& status) {
-    Command group = app.add_command("bench", "Measures kernels: attention, encode, length");
-    group.require_command();
-    add_bench_attention(group, status);
-    add_bench_encode(group, status);
-    add_bench_length(group, status);
-}
 
 void MemoryReader::read(unsigned threads) {
     const auto n = static_cast<std::int64_t>(words_.size());
@@ -45,3 +40,18 @@ std::size_t bandwidth_bytes() {
 }
 
 }  // namespace lowkv::cli
+
+int main(int argc, char** argv) {
+    using namespace lowkv::cli;
+    begin(argc, argv);
+    CommandLine line("lowkv-bench", "Measures lowkv's kernels on this machine, without a model.",
+                     std::string("lowkv-bench ") + LOWKV_VERSION,
+                     "Each command explains itself: lowkv-bench COMMAND --help.");
+    Command app = line.root();
+    app.require_command();
+    int status = 0;
+    add_attention(app, status);
+    add_encode(app, status);
+    add_length(app, status);
+    return run(line, argc, argv, status);
+}

@@ -1,0 +1,67 @@
+"""lowkv-bench: its figures as JSON, and what it refuses."""
+
+import json
+import subprocess
+
+import pytest
+from plugin_tools import BUILD, Run, environment
+
+
+def bench(*args):
+    done = subprocess.run([str(BUILD / "bin/lowkv-bench"), *map(str, args)], env=environment(None), capture_output=True,
+                          text=True, timeout=300)
+    return Run(done)
+
+
+@pytest.mark.parametrize("args, words", [
+    (("attention", "--heads", "7/2"), "7/2"),
+    (("attention", "--device", "gpu"), "device 'gpu'"),
+    (("length", "--heads", "7/2"), "7/2"),
+    (("length", "--tokens", "100"), "100: 1Ki to 1Gi"),
+    (("nonsense",), "there is no command nonsense; there are attention, encode, length"),
+])
+def test_wrong_arguments_say_what_is_right(args, words):
+    run = bench(*args)
+    assert run.code in (1, 2) and words in run.err, run.both
+
+
+def test_attention_checks_its_results(tmp_path):
+    file = tmp_path / "bench.json"
+    run = bench("attention", "--head-dim", 64, "--heads", "9/3", "--tokens", 512,
+                "--threads", 1, "--schemes", "kivi2", "--peers", "f16", "--op", "decode",
+                "--refcheck", "--json", file, "--device", "cpu")
+    assert run.code == 0, run.both
+    rows = json.loads(file.read_text())
+    assert [row["scheme"] for row in rows] == ["kivi2", "ggml-f16"]
+    expected = {"op", "head_dim", "q_heads", "kv_heads", "tokens", "threads", "scheme", "ms",
+                "floor_ms", "bytes", "device"}
+    assert all(expected <= set(row) for row in rows)
+    assert rows[0]["bytes"] < rows[1]["bytes"]
+
+
+def test_encode_counts_bits_and_time(tmp_path):
+    file = tmp_path / "encode.json"
+    run = bench("encode", "--head-dim", 64, "--kv-heads", 2, "--tokens", 256, "--rounds", 1,
+                "--schemes", "lowkv2.8,kvquant3,kivi2+window=0", "--json", file)
+    assert run.code == 0, run.both
+    rows = json.loads(file.read_text())
+    assert [row["scheme"] for row in rows] == ["lowkv2.8", "kvquant3", "kivi2,window=0"]
+    assert rows[2]["bits"] == 3 and all(row["encode_us"] > 0 < row["decode_us"] for row in rows)
+    nothing = bench("encode", "--schemes", "exact")
+    assert nothing.code == 2 and "exact: it packs nothing" in nothing.err, nothing.both
+
+
+@pytest.mark.long
+def test_length_holds_all_layers(tmp_path):
+    file = tmp_path / "length.json"
+    run = bench("length", "--tokens", 3000, "--layers", 2, "--heads", "4/2", "--scheme", "lowkv2.8",
+                "--threads", 1, "--refcheck", "--json", file)
+    assert run.code == 0, run.both
+    rows = json.loads(file.read_text())
+    assert [row["tokens"] for row in rows] == [1024, 2048, 3000]
+    assert [row["f16_bytes"] for row in rows] == [4 * 2 * 64 * 2 * tokens for tokens in (1024, 2048, 3000)]
+    assert rows[0]["bytes"] < rows[1]["bytes"] < rows[2]["bytes"] < rows[2]["f16_bytes"] / 3
+    assert all(0 < row["max_error"] < 0.02 and row["ms"] > 0 < row["pack_us"] for row in rows)
+    one = bench("length", "--tokens", 3000, "--layers", 1, "--heads", "4/2", "--threads", 1, "--json", file)
+    assert one.code == 0, one.both
+    assert 2 * json.loads(file.read_text())[-1]["bytes"] == rows[-1]["bytes"]
