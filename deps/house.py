@@ -2,9 +2,9 @@
 """The house's bars: what includes what, and how much of the product there is, by room. CI runs it.
 
 A folder of src/ includes those before it in ROOMS only; the core includes no guest, and devices nothing of src/;
-src/isa and src/kernels reach the cache by no path of includes. A room has at most so many lines (LINES) and tokens: a bar in lines alone is met by a
-wider page. A room's bar rises only in a change that lowers another by as much: their sum may not exceed that of the
-commit in .ci/landed. Whoever needs less writes the new number here."""
+src/isa and src/kernels reach the cache by no path of includes. A room has at most so many lines (LINES) and tokens: a
+bar in lines alone is met by a wider page. A room's bar rises only in a change that lowers another by as much: their
+sum may not exceed that of the commit in .ci/landed. Whoever needs less writes the new number here."""
 
 import ast
 import re

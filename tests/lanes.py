@@ -25,7 +25,7 @@ class Lane(NamedTuple):
 LANES = (
     Lane("long", "test-long", 760, ("plugins", "cli", "python", "src/cache", "tests/e2e", "tests/python")),
     Lane("tidy", "lint-tidy", 560, ("include", "src", "guests", "cli", "plugins", "python", "devices", "examples")),
-    Lane("core", "test-core", 900, ("include", "src", "guests", "cmake", "tests/CMakeLists.txt")),
+    Lane("core", "test-core", 600, ("include", "src", "guests", "cmake", "tests/CMakeLists.txt")),
     Lane("asan", "test-asan", 950, ("include", "src", "guests", "cmake", "tests/CMakeLists.txt")),
     Lane("tsan", "test-tsan", 850,
          ("plugins", "src/cache", "src/executor.cpp", "src/attention", "include/lowkv/executor.h")),

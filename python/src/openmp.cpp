@@ -49,10 +49,10 @@ class OpenMP final : public Executor {
         }
         parallel_(
             [](void* data) noexcept {
-                Loop& loop = *static_cast<Loop*>(data);
-                const auto thread = static_cast<unsigned>(loop.thread_number());
-                for (std::size_t i = loop.next++; i < loop.items; i = loop.next++)
-                    loop.task(loop.context, i, thread);
+                Loop& shared = *static_cast<Loop*>(data);
+                const auto thread = static_cast<unsigned>(shared.thread_number());
+                for (std::size_t i = shared.next++; i < shared.items; i = shared.next++)
+                    shared.task(shared.context, i, thread);
             },
             &loop, threads, 0);
     }

@@ -23,8 +23,8 @@ def lloyd_max(count):
 
 
 def rotation(n, seed=42):
-    """diag(signs) H / sqrt(n), as include/lowkv/rotation.h defines it: H is Sylvester's matrix, and a sign is minus where
-    a draw of splitmix64 has its top bit set."""
+    """diag(signs) H / sqrt(n), as include/lowkv/rotation.h defines it: H is Sylvester's matrix, and a sign is minus
+    where a draw of splitmix64 has its top bit set."""
     matrix = np.ones((1, 1))
     while len(matrix) < n:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
