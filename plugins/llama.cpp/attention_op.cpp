@@ -51,6 +51,10 @@ bool AttentionOp::mask_is_input() const {
            (operation(*source) == Operation::none && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
 }
 
+bool AttentionOp::mask_is_there() const {
+    return mask == nullptr || operation(*root(mask)) == Operation::none;
+}
+
 bool AttentionOp::served_layout() const {
     const ggml_tensor* keys = root(k);
     const ggml_tensor* values = root(v);

@@ -84,8 +84,9 @@ ggml_status Backend::compute(ggml_cgraph* graph) {
     // The delegate scheme, and state that is not a key/value cache: plain memory.
     if (ours == nullptr) return cpu_.compute(graph);
 
-    for (int i = 0; i < nodes; ++i) {
-        ggml_tensor& node = *ggml_graph_node(graph, i);
+    graph_ = graph;
+    for (node_ = 0; node_ < nodes; ++node_) {
+        ggml_tensor& node = *ggml_graph_node(graph, node_);
         if (is_view(node) || (node.flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
         const ggml_status status = compute_node(node);
         if (status != GGML_STATUS_SUCCESS) return status;
@@ -160,7 +161,8 @@ void Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
                                     std::to_string(cell) + ", where it stored no keys");
         if (target.part == Part::keys && layer.stream(stream).written_step == tracker.step()) {
             target.buffer->follow(stream, *executor_);
-            tracker.begin_step(cells_, this);
+            const auto mask = mask_ahead(layer, stream, cells_.size());
+            tracker.begin_step(cells_, this, mask ? &*mask : nullptr);
             known.clear();
         }
         // From the first layer that turns its keys, because a later one may find them overwritten:
@@ -174,6 +176,25 @@ void Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
                 : std::span<const std::int32_t>{};
         layer.write_step(target.part, stream, cells_, from, stride, positions);
     }
+}
+
+// What the tokens that are about to be written will see: the mask of the layer's attention, where
+// that comes in the same graph and the mask is not made by it. Older llama.cpp casts it first.
+std::optional<MaskRows> Backend::mask_ahead(const LayerCache& layer, std::uint32_t stream,
+                                            std::size_t tokens) const {
+    for (int i = node_ + 1; i < ggml_graph_n_nodes(graph_); ++i) {
+        const ggml_tensor& node = *ggml_graph_node(graph_, i);
+        if (operation(node) != Operation::flash_attn_ext) continue;
+        const AttentionOp op(node);
+        const CacheTensor* keys = cache_tensor(op.k);
+        if (keys == nullptr || keys->layer != &layer) continue;
+        const std::int64_t index = std::int64_t{stream} - op.first_stream(layer);
+        if (!op.mask_is_there() || index < 0 || index >= op.q->ne[3] ||
+            op.q->ne[1] != static_cast<std::int64_t>(tokens))
+            return std::nullopt;
+        return op.mask_rows(index);
+    }
+    return std::nullopt;
 }
 
 void Backend::read_positions(const ggml_tensor& keys, std::vector<std::int32_t>& known) {
@@ -269,8 +290,7 @@ void Backend::finish_layer(CacheTensor& keys, const AttentionOp& op, std::uint32
         const bool ranks = op.unsupported_mask().empty();
         if (ranks && tracker.pending() > 0 &&
             tracker.pending() == static_cast<std::size_t>(op.q->ne[1])) {
-            const MaskRows mask = op.mask_rows(s);
-            tracker.see_mask(mask.data, mask.stride, mask.visible);
+            tracker.see_mask(op.mask_rows(s));
         }
         if (tracker.pending() > 0) continue;
         keys.layer->update_query_stats(stream, op.queries(s));

@@ -39,11 +39,17 @@ class Backend {
     std::vector<SequenceAttention> attended_;
     MixedAttention mixed_;
 
+    // The graph that is computed, and its node.
+    ggml_cgraph* graph_ = nullptr;
+    int node_ = 0;
+
     ggml_status compute_node(ggml_tensor& node);
     ggml_status compute_operation(ggml_tensor& node);
 
     // The operations on packed layers, in the forms that are served (served.h).
     void set_rows(const ggml_tensor& node, CacheTensor& target);
+    std::optional<MaskRows> mask_ahead(const LayerCache& layer, std::uint32_t stream,
+                                       std::size_t tokens) const;
     static void read_positions(const ggml_tensor& keys, std::vector<std::int32_t>& known);
     void attention(const ggml_tensor& node);
     ggml_status shift_keys(const ggml_tensor& node, CacheTensor& target);

@@ -16,25 +16,34 @@ void make_room(std::vector<std::uint32_t>& list, std::size_t size) {
 
 }  // namespace
 
-CellGroups::CellGroups(std::uint32_t cells, std::uint32_t block)
+CellGroups::CellGroups(std::uint32_t cells, std::uint32_t block, std::uint32_t first_ranks)
     : block_(block),
       state_(cells, State::empty),
       group_(cells, no_cell),
       slot_(cells, 0),
-      exact_rows_((cells + block - 1) / block, 0) {}
+      row_(cells, no_cell),
+      row_cells_(std::size_t{(cells + block - 1) / block} * block, no_cell),
+      exact_rows_((cells + block - 1) / block, 0),
+      owner_((cells + block - 1) / block, 0),
+      first_ranks_(first_ranks) {}
 
 void CellGroups::clear() noexcept {
     std::fill(state_.begin(), state_.end(), State::empty);
     std::fill(group_.begin(), group_.end(), no_cell);
+    std::fill(row_.begin(), row_.end(), no_cell);
+    std::fill(row_cells_.begin(), row_cells_.end(), no_cell);
     std::fill(exact_rows_.begin(), exact_rows_.end(), 0);
+    std::fill(owner_.begin(), owner_.end(), 0);
+    open_ = no_cell;
     list_.clear();
     free_groups_.clear();
     generations_.clear();
     unit_group_.clear();
     free_units_.clear();
     tiers_.clear();
-    top_rank_.clear();
+    histories_.clear();
     version_ = 0;
+    ++arrangement_;
     packed_count_ = exact_count_ = 0;
 }
 
@@ -45,7 +54,10 @@ void CellGroups::leave(std::uint32_t cell) noexcept {
     CellGroup& group = list_[number];
     group.cells[slot_[cell]] = no_cell;
     group_[cell] = no_cell;
+    if (group.first_rank + slot_[cell] <= first_ranks_)
+        histories_[group.history].first_seen = group.last_seen;
     if (group.unit != no_cell) ++version_;
+    ++arrangement_;
     if (--group.live > 0) return;
     if (group.unit != no_cell) {
         ++generations_[group.unit];
@@ -57,11 +69,66 @@ void CellGroups::leave(std::uint32_t cell) noexcept {
 
 void CellGroups::write(std::uint32_t cell) noexcept {
     leave(cell);
+    if (state_[cell] != State::empty) {  // else a host's write may have brought its row already
+        leave_row(cell);
+        row_[cell] = no_cell;
+    }
     if (state_[cell] == State::exact) return;
     if (state_[cell] == State::packed) --packed_count_;
     state_[cell] = State::exact;
     ++exact_count_;
-    if (exact_rows_[cell / block_]++ == 0) ++version_;
+}
+
+// Its row is free, unless it was already: a packed cell still knows where its row was.
+void CellGroups::leave_row(std::uint32_t cell) noexcept {
+    const std::uint32_t row = row_[cell];
+    if (row == no_cell || row_cells_[row] != cell) return;
+    row_cells_[row] = no_cell;
+    ++arrangement_;
+    if (--exact_rows_[row / block_] > 0) return;
+    ++version_;
+    owner_[row / block_] = 0;
+    if (open_ == row / block_) open_ = no_cell;
+}
+
+void CellGroups::place(std::uint32_t cell) noexcept {
+    if (row_[cell] != no_cell) return;
+    const std::uint32_t row = free_row(cell);
+    row_[cell] = row;
+    row_cells_[row] = cell;
+    ++exact_rows_[row / block_];
+    ++arrangement_;
+}
+
+// There are as many rows as cells.
+std::uint32_t CellGroups::free_row(std::uint32_t cell) noexcept {
+    const auto first_free = [&](std::uint32_t exact_block) {
+        const auto cells = row_cells(exact_block);
+        return exact_block * block_ +
+               static_cast<std::uint32_t>(std::ranges::find(cells, no_cell) - cells.begin());
+    };
+    const auto empty = [&] {
+        const auto found = std::ranges::find(exact_rows_, 0u);
+        return found == exact_rows_.end() ? no_cell
+                                          : static_cast<std::uint32_t>(found - exact_rows_.begin());
+    };
+    if (const std::uint32_t number = group_[cell]; number != no_cell) {
+        CellGroup& group = list_[number];
+        if (!has_rows(group)) {
+            group.rows = empty();
+            if (group.rows != no_cell) owner_[group.rows] = group.id;
+        }
+        if (group.rows != no_cell) {
+            const std::uint32_t row = group.rows * block_ + slot_[cell];
+            if (row_cells_[row] == no_cell) return row;
+        }
+    }
+    if (open_ == no_cell || exact_rows_[open_] == block_) open_ = empty();
+    if (open_ == no_cell)
+        open_ = static_cast<std::uint32_t>(
+            std::ranges::find_if(exact_rows_, [&](auto rows) { return rows < block_; }) -
+            exact_rows_.begin());
+    return first_free(open_);
 }
 
 bool CellGroups::has_room(std::uint32_t group, std::uint32_t rank) const noexcept {
@@ -74,14 +141,20 @@ void CellGroups::join(std::uint32_t cell, std::uint32_t rank, std::uint32_t pare
                       std::uint64_t now) {
     const std::uint32_t group = parent != no_cell ? group_[parent] : no_cell;
     const bool stays = group != no_cell && has_room(group, rank);
-    if (stays && rank + most_taken_back <= top_rank_[list_[group].history])
-        list_[group].history = new_history();
+    if (stays && rank + most_taken_back <= histories_[list_[group].history].top_rank)
+        list_[group].history = new_history(list_[group].history);
     put(cell, rank, stays ? group : no_cell, group, now);
 }
 
-std::uint32_t CellGroups::new_history() {
-    top_rank_.push_back(0);
-    return static_cast<std::uint32_t>(top_rank_.size() - 1);
+std::uint32_t CellGroups::new_history(std::uint32_t from) {
+    histories_.push_back({.from = from});
+    return static_cast<std::uint32_t>(histories_.size() - 1);
+}
+
+bool CellGroups::has_ended(const CellGroup& group) const noexcept {
+    for (std::uint32_t h = group.history; h != no_cell; h = histories_[h].from)
+        if (group.last_seen <= histories_[h].first_seen) return true;
+    return false;
 }
 
 std::uint32_t CellGroups::before(std::uint32_t group) const noexcept {
@@ -100,7 +173,7 @@ bool CellGroups::has_history(std::uint32_t history) const noexcept {
 bool CellGroups::branches(const CellGroup& group, std::uint32_t number) const noexcept {
     const CellGroup& its = list_[number];
     if (group.first_rank <= its.first_rank) return true;  // the rest of `its` is another's
-    if (group.first_rank + most_taken_back <= top_rank_[its.history]) return true;
+    if (group.first_rank + most_taken_back <= histories_[its.history].top_rank) return true;
     return std::ranges::any_of(list_, [&](const CellGroup& other) {
         return other.live > 0 && other.before == number && other.before_id == its.id;
     });
@@ -123,12 +196,14 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
             fresh.before = before;
             fresh.before_id = list_[before].id;
         }
+        const std::uint32_t history = before != no_cell ? list_[before].history : no_cell;
         fresh.history =
-            before != no_cell && !branches(fresh, before) ? list_[before].history : new_history();
+            before != no_cell && !branches(fresh, before) ? history : new_history(history);
         list_[group] = std::move(fresh);
     }
     CellGroup& g = list_[group];
-    top_rank_[g.history] = std::max(top_rank_[g.history], rank);
+    std::uint32_t& top_rank = histories_[g.history].top_rank;
+    top_rank = std::max(top_rank, rank);
     g.cells[slot] = cell;
     ++g.live;
     g.last_write = g.last_seen = now;
@@ -166,10 +241,11 @@ void CellGroups::pack(std::uint32_t number) {
     tiers_[unit] = 0;
     ++generations_[unit];
     ++version_;
+    ++arrangement_;
     for (const std::uint32_t cell : group.cells) {
         if (cell == no_cell) continue;
         state_[cell] = State::packed;
-        --exact_rows_[cell / block_];
+        leave_row(cell);
         --exact_count_;
         ++packed_count_;
     }
@@ -178,6 +254,7 @@ void CellGroups::pack(std::uint32_t number) {
 void CellGroups::coarsen(std::uint32_t unit) noexcept {
     ++tiers_[unit];
     ++version_;
+    ++arrangement_;
 }
 
 std::uint32_t CellGroups::packed_row(std::uint32_t cell) const noexcept {
@@ -186,7 +263,7 @@ std::uint32_t CellGroups::packed_row(std::uint32_t cell) const noexcept {
 }
 
 void CellGroups::make_layout(Layout& layout) const {
-    layout.version = version_;
+    layout.arrangement = arrangement_;
     layout.units.clear();
     layout.exact_blocks.clear();
     layout.cells.clear();
@@ -201,9 +278,8 @@ void CellGroups::make_layout(Layout& layout) const {
     for (std::uint32_t b = 0; b < exact_rows_.size(); ++b) {
         if (exact_rows_[b] == 0) continue;
         layout.exact_blocks.push_back(b);
-        // A cell that is yet to be written is hidden by every mask.
-        for (std::uint32_t c = b * block_; c < (b + 1) * block_; ++c)
-            layout.cells.push_back(c < cells() && state_[c] != State::packed ? c : no_cell);
+        const auto cells = row_cells(b);
+        layout.cells.insert(layout.cells.end(), cells.begin(), cells.end());
     }
 }
 

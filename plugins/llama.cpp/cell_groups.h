@@ -11,8 +11,11 @@
 // by more than a few tokens: a prompt that shares a prefix with an earlier one goes on by itself,
 // while draft tokens that were rejected change nothing.
 //
-// An exact row lies at its cell. A group that is packed gets a unit: `block` consecutive rows of
-// the packed area. A row whose cell is written again is dead; a unit without live rows is free.
+// Exact rows lie by group, too: each has a block of the exact area for its rows, so that a block is
+// free as soon as one conversation is done with it. Rows whose group is not known when they are
+// written, and those for which no block is left, lie where there is room; the exact area is never
+// larger than llama.cpp's. A group that is packed gets a unit: `block` consecutive rows of the
+// packed area. A row whose cell is written again is dead; a unit without live rows is free.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,9 +27,9 @@ namespace lowkv::ggml {
 inline constexpr std::uint32_t no_cell = 0xFFFFFFFF;
 
 // All rows of a stream in the order in which attention reads them: the units in use, then the
-// blocks of cells that hold exact rows.
+// exact blocks in use.
 struct Layout {
-    std::uint64_t version = 0;  // CellGroups::version() when it was made
+    std::uint64_t arrangement = 0;  // CellGroups::arrangement() when it was made
     std::vector<std::uint32_t> units;
     std::vector<std::uint32_t> exact_blocks;
     std::vector<std::uint32_t> cells;  // of each row; no_cell: nothing to see
@@ -37,6 +40,7 @@ struct CellGroup {
     std::uint32_t first_rank = 0;      // of slot 0
     std::uint32_t live = 0;            // 0: this group is free
     std::uint32_t unit = no_cell;      // no_cell: exact
+    std::uint32_t rows = no_cell;      // its exact block, as long as has_rows()
     std::uint32_t history = 0;         // groups that continue each other have the same
     std::uint64_t id = 0;              // no other group has had it
     std::uint32_t before = no_cell;    // the group that it continues, while that has `before_id`
@@ -48,15 +52,19 @@ struct CellGroup {
 
 class CellGroups {
   public:
-    CellGroups(std::uint32_t cells, std::uint32_t block);
+    // `first_ranks`: those without which a conversation has ended; at least one.
+    CellGroups(std::uint32_t cells, std::uint32_t block, std::uint32_t first_ranks);
 
     std::uint32_t block() const noexcept { return block_; }
     std::uint32_t cells() const noexcept { return static_cast<std::uint32_t>(group_.size()); }
     void clear() noexcept;
     void keep_room();  // after a copy
 
-    // A row is written to the cell: it is exact, and in no group yet.
+    // A row is written to the cell: it is exact, in no group, and lies nowhere yet.
     void write(std::uint32_t cell) noexcept;
+    // Gives the cell an exact row, if it has none: in its group's block where it is in a group.
+    // Layers must have followed: what a packed group's rows were may be another's now.
+    void place(std::uint32_t cell) noexcept;
     // Puts a written cell into the group of `parent`, the token before it, if its slot there is
     // free, else into a new one. no_cell: it has no parent. `now`: rows written so far.
     void join(std::uint32_t cell, std::uint32_t rank, std::uint32_t parent, std::uint64_t now);
@@ -79,8 +87,10 @@ class CellGroups {
     std::uint32_t group_of(std::uint32_t cell) const noexcept { return group_[cell]; }
     bool exact(std::uint32_t cell) const noexcept { return state_[cell] == State::exact; }
 
-    // A packed row: its place in the packed area. no_cell: it lies at its cell.
+    // A packed row: its place in the packed area. no_cell: it is exact.
     std::uint32_t packed_row(std::uint32_t cell) const noexcept;
+    // Its place in the exact area, for layers that have not packed it. no_cell: it has none.
+    std::uint32_t exact_row(std::uint32_t cell) const noexcept { return row_[cell]; }
 
     // How often a unit was taken or given back: odd while it is in use. A layer follows by
     // comparing with what it has done.
@@ -93,10 +103,24 @@ class CellGroups {
     std::uint32_t before(std::uint32_t group) const noexcept;
     // Whether any row is of that history.
     bool has_history(std::uint32_t history) const noexcept;
-    // Exact rows among the cells [block * block(), ...), live or dead.
+    // The first token of the group's conversation was written over, and nobody has seen the group
+    // since that token was last seen: it is gone. (A sliding window leaves its first tokens behind
+    // as well, but goes on seeing the others.)
+    bool has_ended(const CellGroup& group) const noexcept;
+    // Whether a block of the exact area is kept for the group's rows.
+    bool has_rows(const CellGroup& group) const noexcept {
+        return group.rows != no_cell && owner_[group.rows] == group.id;
+    }
+    // Exact rows in each block of the exact area, live or dead.
     std::span<const std::uint32_t> exact_rows() const noexcept { return exact_rows_; }
-    // Counts the changes of all that.
+    // The cells of such a block's rows; no_cell: none.
+    std::span<const std::uint32_t> row_cells(std::uint32_t exact_block) const noexcept {
+        return std::span(row_cells_).subspan(std::size_t{exact_block} * block_, block_);
+    }
+    // Counts the changes that layers follow.
     std::uint64_t version() const noexcept { return version_; }
+    // Counts those of the rows' order, too.
+    std::uint64_t arrangement() const noexcept { return arrangement_; }
     // Rows that have a unit, and those that have none.
     std::size_t packed_count() const noexcept { return packed_count_; }
     std::size_t exact_count() const noexcept { return exact_count_; }
@@ -110,18 +134,30 @@ class CellGroups {
     std::vector<State> state_;               // per cell
     std::vector<std::uint32_t> group_;       // per cell; no_cell: none
     std::vector<std::uint8_t> slot_;         // per cell: in its group
-    std::vector<std::uint32_t> exact_rows_;  // per block of cells
+    std::vector<std::uint32_t> row_;         // per cell
+    std::vector<std::uint32_t> row_cells_;   // per exact row
+    std::vector<std::uint32_t> exact_rows_;  // per exact block
+    std::vector<std::uint64_t> owner_;       // per exact block: the group's id; 0: none
+    std::uint32_t open_ = no_cell;           // the block for rows of no group
     std::vector<CellGroup> list_;
     std::vector<std::uint32_t> free_groups_;
     std::vector<std::uint32_t> generations_, unit_group_, free_units_;  // per unit
     std::vector<std::uint8_t> tiers_;                                   // per unit
     std::uint64_t ids_ = 0;
-    std::vector<std::uint32_t> top_rank_;  // per history: the highest rank so far
-    std::uint64_t version_ = 0;
+    struct History {
+        std::uint32_t top_rank = 0;    // the highest so far
+        std::uint32_t from = no_cell;  // the history that it left
+        std::uint64_t first_seen = 0;  // when its first token was last seen, if that is gone
+    };
+    std::vector<History> histories_;
+    std::uint32_t first_ranks_;
+    std::uint64_t version_ = 0, arrangement_ = 0;
     std::size_t packed_count_ = 0, exact_count_ = 0;
 
     void leave(std::uint32_t cell) noexcept;
-    std::uint32_t new_history();
+    void leave_row(std::uint32_t cell) noexcept;
+    std::uint32_t free_row(std::uint32_t cell) noexcept;
+    std::uint32_t new_history(std::uint32_t from);
     bool branches(const CellGroup& group, std::uint32_t before) const noexcept;
 };
 

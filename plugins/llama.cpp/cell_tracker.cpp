@@ -15,13 +15,17 @@ bool shows(const std::uint16_t* row, std::uint32_t cell) {
     return row == nullptr || row[cell] != hidden;
 }
 
+const std::uint16_t* row_of(const MaskRows& mask, std::size_t token) {
+    return mask.data == nullptr ? nullptr : mask.data + token * mask.stride;
+}
+
 }  // namespace
 
 CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention,
                          bool packs)
     : retention_(retention),
       packs_(packs),
-      groups_(cells, block),
+      groups_(cells, block, std::max(retention.sinks, 1u)),
       rank_(cells, 0),
       old_(cells, 0),
       poisoned_(cells, 0),
@@ -87,7 +91,8 @@ std::uint32_t CellTracker::newest_visible(const std::uint16_t* row, std::uint32_
     return newest;
 }
 
-void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* owner) {
+void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* owner,
+                             const MaskRows* mask) {
     pending_.assign(cells.begin(), cells.end());
     static std::atomic<std::uint64_t> steps{0};
     serial_ = ++steps;
@@ -95,13 +100,30 @@ void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* o
     owner_ = owner;
     step_version_ = groups_.version();
     placed_version_ = 0;
+    ranked_ = false;
     for (const std::uint32_t cell : cells) written(cell, 0);
     writes_ += cells.size();
+    if (mask != nullptr) rank_pending(*mask);
+    for (const std::uint32_t cell : cells) groups_.place(cell);
+}
+
+// begin_step() took the ranks of the step's own cells away, so a row's own cell and the rows after
+// it don't count.
+void CellTracker::rank_pending(const MaskRows& mask) {
+    const std::uint32_t visible = std::min(mask.visible, static_cast<std::uint32_t>(rank_.size()));
+    for (std::size_t i = 0; i < pending_.size(); ++i) {
+        const std::uint32_t parent = newest_visible(row_of(mask, i), visible, i);
+        const std::uint32_t rank = 1 + (parent == no_cell ? 0 : rank_[parent]);
+        set_rank(pending_[i], rank);
+        groups_.join(pending_[i], rank, parent, writes_);
+    }
+    ranked_ = true;
 }
 
 void CellTracker::restore(std::uint32_t cell, const std::optional<RowMark>& mark) {
     restored_.emplace_back(cell, mark);
     written(cell, 0);
+    groups_.place(cell);
 }
 
 void CellTracker::copy(const CellTracker& other) {
@@ -191,30 +213,18 @@ bool CellTracker::coded(std::uint32_t number) const noexcept {
            group.live >= groups_.block() / 8 && group.first_rank > retention_.sinks;
 }
 
-void CellTracker::see_mask(const std::uint16_t* mask, std::size_t row_stride,
-                           std::uint32_t visible) {
-    visible = std::min(visible, static_cast<std::uint32_t>(rank_.size()));
-    const auto row = [&](std::size_t token) {
-        return mask == nullptr ? nullptr : mask + token * row_stride;
-    };
+void CellTracker::see_mask(const MaskRows& mask) {
+    if (!ranked_) rank_pending(mask);
+    const std::uint32_t visible = std::min(mask.visible, static_cast<std::uint32_t>(rank_.size()));
     const std::size_t tokens = pending_.size();
-
-    // begin_step() took the ranks of the step's own cells away, so a row's own cell and the rows
-    // after it don't count.
-    for (std::size_t i = 0; i < tokens; ++i) {
-        const std::uint32_t parent = newest_visible(row(i), visible, i);
-        const std::uint32_t rank = 1 + (parent == no_cell ? 0 : rank_[parent]);
-        set_rank(pending_[i], rank);
-        groups_.join(pending_[i], rank, parent, writes_);
-    }
 
     // A sequence's newest token decides what is old for it: the row that no later row sees.
     seen_later_.assign(tokens, 0);
     for (std::size_t j = tokens; j-- > 0;) {
-        if (!seen_later_[j]) age(row(j), visible, rank_[pending_[j]]);
+        if (!seen_later_[j]) age(row_of(mask, j), visible, rank_[pending_[j]]);
         for (std::size_t i = 0; i < j; ++i) {
             const std::uint32_t cell = pending_[i];
-            if (cell < visible && shows(row(j), cell)) seen_later_[i] = 1;
+            if (cell < visible && shows(row_of(mask, j), cell)) seen_later_[i] = 1;
         }
     }
     previous_.swap(pending_);
@@ -226,12 +236,12 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
     // Ranks count from 1: it is the highest that has left the window.
     const auto boundary = static_cast<std::uint32_t>(left_window(retention_, newest));
     const std::uint32_t block = groups_.block();
-    for (std::uint32_t b = 0; b * block < visible; ++b) {
+    for (std::uint32_t b = 0; b < groups_.exact_rows().size(); ++b) {
         if (groups_.exact_rows()[b] == 0) continue;
-        const std::uint32_t end = std::min((b + 1) * block, visible);
-        for (std::uint32_t c = b * block; c < end; ++c) {
+        for (const std::uint32_t c : groups_.row_cells(b)) {
+            if (c >= visible) continue;  // no_cell, too
             const std::uint32_t number = groups_.group_of(c);
-            if (number == no_cell || !groups_.exact(c) || !shows(row, c)) continue;
+            if (number == no_cell || !shows(row, c)) continue;
             CellGroup& group = groups_.group(number);
             group.last_seen = writes_;
             if (rank_[c] <= boundary) old_[c] = 1;
@@ -242,8 +252,11 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
 
 bool CellTracker::is_ready(const CellGroup& group) const noexcept {
     if (group.live == 0 || group.unit != no_cell) return false;
-    // A unit holds codes for a whole block: more bytes than so few unquantized rows.
-    if (group.live < groups_.block() / 8) return false;
+    // A unit holds codes for a whole block: more bytes than so few unquantized rows among others.
+    if (group.live < groups_.block() / 8 && !groups_.has_rows(group)) return false;
+    // Before that its cells are likely to be written again.
+    if (writes_ - group.last_seen >= std::uint64_t{4} * groups_.block() && groups_.has_ended(group))
+        return true;
     // A sink stays exact as long as its sequence lives; a sequence that nobody has continued while
     // the whole stream was written once more is taken for dead.
     if (group.first_rank <= retention_.sinks) return writes_ - group.last_seen >= rank_.size();
@@ -347,7 +360,7 @@ void CellTracker::make_room() {
 }
 
 const Layout& CellTracker::newest_layout() {
-    if (now_made_ && now_.version == groups_.version()) return now_;
+    if (now_made_ && now_.arrangement == groups_.arrangement()) return now_;
     now_made_ = false;
     groups_.make_layout(now_);
     now_made_ = true;

@@ -20,6 +20,17 @@ namespace lowkv::ggml {
 
 inline constexpr std::uint16_t hidden = 0xFC00;  // a mask's f16 -inf
 
+// A stream's attention mask: f16, one row per query token, one value per cell; null: every cell is
+// visible.
+struct MaskRows {
+    const std::uint16_t* data = nullptr;
+    std::size_t stride = 0;
+    std::uint32_t visible = 0;  // cells
+    // Of a graph's input, which keeps its values for the whole step. Null: each layer may have a
+    // mask of its own, computed into the same memory.
+    const void* tensor = nullptr;
+};
+
 class CellTracker {
   public:
     // `block`: rows that are packed together; a multiple of every layer's block. `packs`: whether
@@ -37,7 +48,9 @@ class CellTracker {
     std::size_t held_bytes() const noexcept;
 
     // A graph writes these cells, in the order of its tokens. Begins a new step; `owner` runs it.
-    void begin_step(std::span<const std::uint32_t> cells, const void* owner);
+    // Layers have followed the step before. `mask`: the step's, where it is known already, so that
+    // rows are written where they belong (cell_groups.h); null: they lie anywhere.
+    void begin_step(std::span<const std::uint32_t> cells, const void* owner, const MaskRows* mask);
     std::uint64_t step() const noexcept { return step_; }
     const void* owner() const noexcept { return owner_; }
     // Of the step; no other step of any tracker in this process has it, also after clear().
@@ -46,9 +59,9 @@ class CellTracker {
     // The step's tokens that no mask has been seen for yet: one row of the mask each.
     std::size_t pending() const noexcept { return pending_.size(); }
 
-    // The step's attention mask: f16, one row per pending token, `visible` cells wide. Ranks the
-    // new cells and packs the groups that have left the window. Null: every cell is visible.
-    void see_mask(const std::uint16_t* mask, std::size_t row_stride, std::uint32_t visible);
+    // The step's attention mask, one row per pending token. Ranks the new cells and packs the
+    // groups that have left the window.
+    void see_mask(const MaskRows& mask);
 
     // The step's cells in the order of its tokens, once see_mask() has seen its mask.
     std::span<const std::uint32_t> observed() const noexcept { return previous_; }
@@ -70,6 +83,8 @@ class CellTracker {
 
     bool packs() const noexcept { return packs_; }
     const CellGroups& groups() const noexcept { return groups_; }
+    // The cell's row lies somewhere: a host may write what no step and no state has brought.
+    void place(std::uint32_t cell) noexcept { groups_.place(cell); }
     // The rows as a layer sees them that has followed groups() up to `version`, which must not be
     // older than this step. Layers pack one after the other, so both the arrangement that the step
     // began with and the one that it leaves are needed.
@@ -97,6 +112,7 @@ class CellTracker {
     std::size_t poison_count_ = 0;
     std::vector<std::uint32_t> top_rank_;  // per block of cells: the highest rank in it
     std::vector<std::uint32_t> pending_;
+    bool ranked_ = false;                  // the pending ones are
     std::vector<std::uint32_t> previous_;  // the cells of the step before
     std::vector<std::pair<std::uint32_t, std::optional<RowMark>>> restored_;
     std::vector<std::uint8_t> seen_later_;  // scratch, per pending token
@@ -108,6 +124,7 @@ class CellTracker {
     bool now_made_ = false;
 
     void written(std::uint32_t cell, std::uint32_t rank) noexcept;
+    void rank_pending(const MaskRows& mask);
     void set_rank(std::uint32_t cell, std::uint32_t rank) noexcept;
     // The visible cell of the highest rank, or no_cell.
     std::uint32_t newest_visible(const std::uint16_t* row, std::uint32_t visible,

@@ -205,14 +205,18 @@ void LayerCache::write_step(Part part, std::uint32_t stream_index,
                             std::span<const std::uint32_t> cells, const float* rows,
                             std::size_t stride, std::span<const std::int32_t> positions) {
     StreamState& s = state(stream_index);
+    const CellGroups& groups = trackers_[stream_index].groups();
+    places_.resize(cells.size());
+    std::ranges::transform(cells, places_.begin(),
+                           [&](std::uint32_t cell) { return groups.exact_row(cell); });
     if (part == Part::values) {
-        s.exact.write_values(cells, rows, stride);
+        s.exact.write_values(places_, rows, stride);
         return;
     }
     // First, so that the next graph begins a step of its own whatever happens.
     s.written_step = trackers_[stream_index].step();
     count_readers(s);
-    s.exact.write_keys(cells, rows, stride, positions);
+    s.exact.write_keys(places_, rows, stride, positions);
 }
 
 // A graph does not say how many layers read a cache. The step before does, llama.cpp's warm-up too.

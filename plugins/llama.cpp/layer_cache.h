@@ -1,8 +1,8 @@
 #pragma once
 // One layer of llama.cpp's cache: the tensors cache_k_l<N> and cache_v_l<N>, nominally f16
 // [channels, cells, streams]; of multi-head latent attention the first alone. Per stream it is two
-// lowkv::Sequences instead: exact rows, each at its cell, and packed rows, where the stream's
-// CellGroups put them.
+// lowkv::Sequences instead, of exact rows and of packed ones, both where the stream's CellGroups
+// put them.
 //
 // What a layer is gets known in two steps. Its tensors come when the buffer is filled; the split of
 // the channels into heads is only seen in FLASH_ATTN_EXT, when the host asks whether we support it.
@@ -211,6 +211,7 @@ class LayerCache {
     mutable const std::byte* decoded_from_ = nullptr;
     mutable std::uint64_t decoded_blocks_ = 0;
     mutable std::vector<std::uint16_t> rows_;  // scratch: rows on their way in or out
+    std::vector<std::uint32_t> places_;        // scratch: where they lie
 
     Half& half(Part part) noexcept { return halves_[static_cast<int>(part)]; }
     const Half& half(Part part) const noexcept { return halves_[static_cast<int>(part)]; }
@@ -252,7 +253,7 @@ class LayerCache {
     std::vector<std::uint32_t> blocks_of(const CellGroups& groups,
                                          std::span<const std::uint32_t> units) const;
     void drop_unused(std::uint32_t stream);
-    bool holds_exact(const StreamState& s, std::uint32_t cell) const;
+    bool holds_exact(const StreamState& s, std::uint32_t row) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit, std::uint8_t tier,
                              std::span<const std::uint32_t> others) const;

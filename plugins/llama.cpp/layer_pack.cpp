@@ -37,7 +37,7 @@ class LentQueries {
 
 }  // namespace
 
-// Units and blocks of cells are as long as the longest block of any layer.
+// Units and blocks of the exact area are as long as the longest block of any layer.
 std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
     return groups.block() / plan().block_tokens();
 }
@@ -89,22 +89,24 @@ void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint
     const std::uint8_t tier = s.tiers[units[0]];
     Sequence& packed = s.packed[tier];
     const std::vector<std::uint32_t> blocks = blocks_of(groups, units);
-    std::vector<std::uint32_t> cells, sources;
+    std::vector<std::uint32_t> rows, sources;
     for (std::size_t i = 0; i < units.size(); ++i) {
         sources.insert(sources.end(), blocks_each,
                        stats_from(stream_index, units[i], tier, units.first(i)));
-        for (const std::uint32_t cell : groups.unit_cells(units[i]))
-            cells.push_back(holds_exact(s, cell) ? cell : no_cell);
+        for (const std::uint32_t cell : groups.unit_cells(units[i])) {
+            const std::uint32_t row = cell == no_cell ? no_cell : groups.exact_row(cell);
+            rows.push_back(holds_exact(s, row) ? row : no_cell);
+        }
     }
     if (portion == Portion::values) {
-        packed.pack_values_from(s.exact, blocks, cells, executor);
+        packed.pack_values_from(s.exact, blocks, rows, executor);
     } else {
         const LentQueries queries(packed, s.queries,
                                   groups.group(groups.unit_group(units[0])).history);
         if (portion == Portion::keys)
-            packed.pack_keys_from(s.exact, blocks, cells, executor, sources);
+            packed.pack_keys_from(s.exact, blocks, rows, executor, sources);
         else
-            packed.pack_from(s.exact, blocks, cells, executor, sources);
+            packed.pack_from(s.exact, blocks, rows, executor, sources);
     }
     s.keys_wait |= portion == Portion::keys;
     for (const std::uint32_t unit : units)
@@ -208,7 +210,7 @@ void LayerCache::coarsen(std::uint32_t stream_index, Executor& executor) {
     }
 }
 
-// Blocks of cells without exact rows. One whose values belong to keys that wait stays.
+// Blocks of the exact area without rows. One whose values belong to keys that wait stays.
 void LayerCache::drop_unused(std::uint32_t stream_index) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
@@ -246,9 +248,9 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
 }
 
 // A graph that was aborted may have written a cell in some layers only.
-bool LayerCache::holds_exact(const StreamState& s, std::uint32_t cell) const {
-    if (cell == no_cell) return false;
-    const std::uint32_t block = cell / plan().block_tokens();
+bool LayerCache::holds_exact(const StreamState& s, std::uint32_t row) const {
+    if (row == no_cell) return false;
+    const std::uint32_t block = row / plan().block_tokens();
     return block < s.exact.blocks() && s.exact.view(block).keys != nullptr;
 }
 

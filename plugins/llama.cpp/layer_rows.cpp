@@ -34,24 +34,22 @@ void each_row(std::size_t offset, std::size_t size, std::size_t bytes, Whole who
 
 }  // namespace
 
-// A unit that this layer has not packed yet is still at its cells.
+// The rows of a unit that this layer has not packed yet are still exact.
 LayerCache::Place LayerCache::place(Part part, std::uint32_t stream_index, std::uint32_t cell,
                                     std::uint32_t limit) const {
     const CellGroups& groups = trackers_[stream_index].groups();
     const StreamState& s = stream(stream_index);
-    const auto packed_row = [&](std::uint32_t c) {
+    const auto at = [&](std::uint32_t c) {
         const std::uint32_t row = groups.packed_row(c);
         const bool packed = row != no_cell && has_packed(part, s, groups, row / groups.block());
-        return packed ? row : no_cell;
+        return std::pair(packed, packed ? row : groups.exact_row(c));
     };
     limit = std::min(limit, cells_ - cell);
-    const std::uint32_t row = packed_row(cell);
-    Place found{.packed = row != no_cell, .row = row != no_cell ? row : cell, .run = 1};
+    const auto [packed, row] = at(cell);
+    Place found{.packed = packed, .row = row, .run = 1};
     // The unit behind may lie in another tier.
-    if (found.packed && plans_.size() > 1)
-        limit = std::min(limit, groups.block() - row % groups.block());
-    while (found.run < limit &&
-           packed_row(cell + found.run) == (found.packed ? row + found.run : no_cell))
+    if (packed && plans_.size() > 1) limit = std::min(limit, groups.block() - row % groups.block());
+    while (found.run < limit && at(cell + found.run) == std::pair(packed, row + found.run))
         ++found.run;
     return found;
 }
@@ -173,8 +171,11 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
     std::vector<std::uint32_t> places;
     while (rows > 0) {
         const auto s = static_cast<std::uint32_t>(row / cells_);
-        const Place at = place(part, s, static_cast<std::uint32_t>(row % cells_),
-                               static_cast<std::uint32_t>(std::min(rows, batch)));
+        const auto cell = static_cast<std::uint32_t>(row % cells_);
+        const auto limit =
+            static_cast<std::uint32_t>(std::min({rows, batch, cells_ - row % cells_}));
+        for (std::uint32_t i = 0; i < limit; ++i) trackers_[s].place(cell + i);
+        const Place at = place(part, s, cell, limit);
         lowkv::Rows from{in, RowType::f16, shape_.head_dim, channels};
         const bool turns = part == Part::keys && at.packed && !state(s).moved.empty();
         const bool is_odd = reinterpret_cast<std::uintptr_t>(in) % sizeof rows_[0] != 0;

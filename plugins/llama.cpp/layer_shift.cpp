@@ -58,7 +58,8 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
     }
     rest.clear();
     for (std::uint32_t cell = 0; cell < cells_; ++cell)
-        if (distances[cell] != 0 && done[cell] == 0) rest.push_back(cell);
+        if (distances[cell] != 0 && done[cell] == 0 && groups.exact_row(cell) != no_cell)
+            rest.push_back(cell);
 }
 
 // With a budget it is packed again at once.

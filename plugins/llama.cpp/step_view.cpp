@@ -9,7 +9,7 @@ void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& 
     const Layout& layout = tracker.layout(version);
     const Key key{.tracker = &tracker,
                   .step = tracker.serial(),
-                  .layout = layout.version,
+                  .layout = layout.arrangement,
                   .tensor = mask.tensor,
                   .mask = mask.data,
                   .stride = mask.stride,

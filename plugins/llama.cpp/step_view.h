@@ -11,16 +11,6 @@
 
 namespace lowkv::ggml {
 
-// f16, one row per query token, one value per cell; null: every cell is visible.
-struct MaskRows {
-    const std::uint16_t* data = nullptr;
-    std::size_t stride = 0;
-    std::uint32_t visible = 0;  // cells
-    // Of a graph's input, which keeps its values for the whole step. Null: each layer may have a
-    // mask of its own, computed into the same memory.
-    const void* tensor = nullptr;
-};
-
 class StepView {
   public:
     // Brings the mask into the order of the rows of a layer that has followed the stream's groups

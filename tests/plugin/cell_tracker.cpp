@@ -24,14 +24,14 @@ constexpr std::uint16_t hidden = 0xFC00;
 // (at most the newest `window` of all those).
 void step(CellTracker& tracker, const std::vector<std::uint32_t>& where,
           std::vector<std::uint32_t> before, std::size_t window = cells) {
-    tracker.begin_step(where, nullptr);
+    tracker.begin_step(where, nullptr, nullptr);
     std::vector<std::uint16_t> mask(where.size() * cells, hidden);
     for (std::size_t i = 0; i < where.size(); ++i) {
         before.push_back(where[i]);
         const std::size_t first = before.size() > window ? before.size() - window : 0;
         for (std::size_t k = first; k < before.size(); ++k) mask[i * cells + before[k]] = 0;
     }
-    tracker.see_mask(mask.data(), cells, cells);
+    tracker.see_mask({.data = mask.data(), .stride = cells, .visible = cells});
 }
 
 std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t last) {
@@ -222,12 +222,12 @@ TEST_CASE("a unit whose rows were all written again is free, and taken again") {
 
 TEST_CASE("a step's layout stays as it began for layers that have not followed yet") {
     CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
-    tracker.begin_step(range(0, 96), nullptr);
+    tracker.begin_step(range(0, 96), nullptr, nullptr);
     const std::uint64_t before = tracker.groups().version();
     CHECK(tracker.layout(before).units.empty());
     std::vector<std::uint16_t> mask(96 * cells, hidden);
     for (std::size_t i = 0; i < 96; ++i) std::fill_n(mask.begin() + i * cells, i + 1, 0);
-    tracker.see_mask(mask.data(), cells, cells);
+    tracker.see_mask({.data = mask.data(), .stride = cells, .visible = cells});
     CHECK(tracker.layout(before).units.empty());
     CHECK(tracker.layout(before).exact_blocks == Blocks{0, 1, 2});
     CHECK(tracker.layout(tracker.groups().version()).units == Blocks{0, 1});

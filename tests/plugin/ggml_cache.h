@@ -149,11 +149,31 @@ class Cache {
     // Tokens written to `where` in stream 0, each seeing `before` and the tokens up to itself, in
     // all layers.
     ggml_status step(const Cells& where, const Cells& before) {
+        std::mt19937 random(where.front());
+        std::normal_distribution<float> normal;
+        Cells seen = before;
+        return step(
+            where,
+            [&](std::size_t, std::span<float> input) {
+                for (float& x : input) x = normal(random);
+            },
+            [&](std::size_t token, ggml_fp16_t* row) {
+                seen.push_back(where[token]);
+                for (const std::uint32_t cell : seen) row[cell] = 0;
+            });
+    }
+
+    // The same of any tokens. fill(input, numbers): of each layer keys and values,
+    // [token][channel], and queries, [head][token][channel]. show(token, row): the cells that it
+    // sees, as zeros.
+    template <class Fill, class Show>
+    ggml_status step(const Cells& where, Fill fill, Show show) {
         const auto tokens = static_cast<std::int64_t>(where.size());
         const Context context = new_context();
         ggml_context* c = context.get();
         ggml_cgraph* graph = ggml_new_graph(c);
         ggml_tensor* mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, cells_, tokens);
+        ggml_set_input(mask);
         ggml_tensor* numbers = ggml_new_tensor_1d(c, GGML_TYPE_I64, tokens);
         std::vector<ggml_tensor*> inputs, outputs;
         for (std::size_t layer = 0; layer < keys_.size(); ++layer) {
@@ -170,18 +190,14 @@ class Cache {
         }
         const Buffer memory = host_memory(c);
 
-        std::mt19937 random(where.front());
-        std::normal_distribution<float> normal;
-        for (ggml_tensor* input : inputs)
-            for (std::int64_t i = 0; i < ggml_nelements(input); ++i)
-                static_cast<float*>(input->data)[i] = normal(random);
-        Cells seen = before;
+        for (std::size_t i = 0; i < inputs.size(); ++i)
+            fill(i, std::span(static_cast<float*>(inputs[i]->data),
+                              static_cast<std::size_t>(ggml_nelements(inputs[i]))));
         auto* row = static_cast<ggml_fp16_t*>(mask->data);
         std::fill_n(row, ggml_nelements(mask), ggml_fp32_to_fp16(-INFINITY));
         for (std::size_t i = 0; i < where.size(); ++i, row += cells_) {
             static_cast<std::int64_t*>(numbers->data)[i] = where[i];
-            seen.push_back(where[i]);
-            for (const std::uint32_t cell : seen) row[cell] = 0;
+            show(i, row);
         }
         for (const ggml_tensor* out : outputs)
             REQUIRE(ggml_backend_dev_supports_op(lowkv::ggml::device(), out));
