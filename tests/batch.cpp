@@ -1,4 +1,5 @@
-// Batches: budgets, attention to them, threads, and steps of plain sequences.
+// Batches: rows of other types, threads, and steps of plain sequences. blocks_batch.cpp has the
+// rest.
 
 #include <doctest/doctest.h>
 
@@ -38,94 +39,6 @@ TEST_CASE("rows of other types are rounded to the plan's") {
     CHECK(read[0] == 1.0f);
     CHECK(read[1] == 1.015625f);
     CHECK(read[2] == 0.0f);
-}
-
-TEST_CASE("attention to a batch is that over the rows that it reads back") {
-    const auto threads = make_thread_executor(2);
-    AttentionWorkspace workspace;
-    Rng rng(5);
-    for (const char* scheme : {"int8,window=20,sinks=4", "int8,window=20,sinks=0", "exact"}) {
-        for (const RowType type : types) {
-            for (unsigned kind = 0; kind < 9; ++kind) {
-                Held held(scheme, type, 3);
-                fill(held.batch, 1 + kind, 180);
-                held.batch.pack();
-                const bool dropped = kind == 4 && held.retention.sinks == 0;
-                if (dropped) held.batch.drop_before(100);
-                const std::uint32_t queries = kind % 2 == 0 ? 1 : 40, heads = 4;
-                BatchAttention a;
-                a.io.tokens = queries;
-                a.io.heads = heads;
-                a.params.scale = 0.2f;
-                const std::uint32_t first_token = kind == 3 ? 50 : 0;
-                a.io.first_cell = first_token;
-                const std::uint32_t window = kind == 2 ? 60 : kind == 8 ? UINT32_MAX : 0;
-                const std::uint32_t first = std::max(held.batch.first(), first_token);
-                std::vector<float> mask(3 * queries * (180 - first_token));
-                for (float& x : mask)
-                    x = rng() % 3 == 0 ? -INFINITY : static_cast<float>(rng() % 5);
-                const std::size_t cells = 180 - first_token;
-                const bool masked = kind >= 3 && kind < 6;
-                const bool causal = kind != 1 && !masked;
-                if (masked) {
-                    a.params.mask = {
-                        .kind = Mask::Kind::additive_f32, .data = mask.data(), .row_stride = cells};
-                    a.mask_sequence_stride = queries * cells;
-                } else if (causal) {
-                    a.params.mask = {.kind = Mask::Kind::causal, .window = window};
-                }
-                const Row sinks{0.5f, -1.0f, 2.0f, 0.0f};
-                if (kind == 5) a.params.sink_logits = sinks.data();
-                const Row slopes{0.5f, 0.25f, 0.125f, 0.0625f};
-                if (kind >= 6) a.params.alibi_slopes = slopes.data();
-                std::vector<float> q(3 * heads * queries * shape.head_dim), out(q.size(), NAN);
-                for (float& x : q) x = static_cast<float>(rng() % 17) / 16 - 0.5f;
-                a.io.q = q.data();
-                a.io.out = out.data();
-                a.q_sequence_stride = a.out_sequence_stride = heads * queries * shape.head_dim;
-                a.io.q_head_stride = a.io.out_head_stride = queries * shape.head_dim;
-                a.io.q_token_stride = a.io.out_token_stride = shape.head_dim;
-                held.batch.attend(a, workspace, *threads);
-                const std::vector<Row> rows = all_rows(held.batch);
-                const std::size_t count = 180 - held.batch.first();
-                double worst = 0;
-                for (std::size_t at = 0; at < q.size(); at += shape.head_dim) {
-                    const std::size_t s = at / a.q_sequence_stride,
-                                      head = at / a.io.q_head_stride % heads,
-                                      query = at / shape.head_dim % queries;
-                    const std::size_t own = 180 - queries + query;
-                    std::vector<double> want(shape.head_dim);
-                    double sum = kind == 5 ? std::exp(double{sinks[head]}) : 0;
-                    for (std::size_t t = first; t < 180; ++t) {
-                        double added = 0;
-                        if (masked)
-                            added = mask[(s * queries + query) * cells + t - first_token];
-                        else if (causal && (t > own || (window && own - t >= window)))
-                            continue;
-                        if (kind >= 6) added = -double{slopes[head]} * static_cast<double>(own - t);
-                        const Row* row = &rows[2 * (s * count + t - held.batch.first())];
-                        const float* key = row[0].data() + head / 2 * shape.head_dim;
-                        const float* value = row[1].data() + head / 2 * shape.head_dim;
-                        double score = 0;
-                        for (std::size_t c = 0; c < shape.head_dim; ++c)
-                            score += double{q[at + c]} * key[c];
-                        const double weight = std::exp(0.2 * score + added);
-                        sum += weight;
-                        for (std::size_t c = 0; c < shape.head_dim; ++c)
-                            want[c] += weight * value[c];
-                    }
-                    for (std::size_t c = 0; c < shape.head_dim; ++c)
-                        worst = std::max(worst, std::fabs(out[at + c] - want[c] / sum));
-                }
-                INFO(scheme, " rows ", static_cast<int>(type), " kind ", kind);
-                // What is read back of packed blocks is rounded to the rows' type.
-                CHECK(worst <
-                      (type == RowType::bf16
-                           ? 0.05
-                           : 0.005));  // of values up to 8; the decoded rows are rounded, too
-            }
-        }
-    }
 }
 
 TEST_CASE("forks in two threads do not disturb each other") {
@@ -224,37 +137,5 @@ TEST_CASE("a step of a sequence that is rolled back has not been") {
                     CHECK((sequence.packed(b) || !sequence.full(b)));
             }
         }
-    }
-}
-
-TEST_CASE("a batch over its budget stays as it was") {
-    const auto plan = batch_test::make_plan("kivi2,window=20,sinks=4", shape, RowType::f32);
-    const std::size_t exact = plan->exact_bytes(), packed = plan->packed_bytes();
-    for (const bool in_step : {false, true}) {
-        const auto store = lowkv::test::make_store(2 * 4 * exact);
-        Batch batch(store, plan, {.window = 20, .sinks = 4}, 2);
-        fill(batch, 1, 128);
-        if (in_step) batch.begin();
-        const auto image = batch.save();
-        CHECK(refused(ErrorCode::over_budget, "over budget", [&] { fill(batch, 2, 1); }));
-        CHECK(batch.save() == image);
-        CHECK(store->stats().exact_bytes == 8 * exact);
-        batch.pack();
-        CHECK(batch.packed_end() == 96);
-        // A step holds both states of what it has packed.
-        CHECK(store->stats().exact_bytes == (in_step ? 8 : 4) * exact);
-        CHECK(store->stats().packed_bytes == 4 * packed);
-        if (in_step) CHECK_THROWS_AS(fill(batch, 2, 1), Error);
-        batch.commit();
-        CHECK(store->stats().exact_bytes == 4 * exact);
-        fill(batch, 2, 1);
-        // Reopening a packed block for each sequence is too much.
-        fill(batch, 3, 31);
-        CHECK(store->stats().exact_bytes == 6 * exact);
-        Batch fork = batch.fork();
-        const auto before = batch.save();
-        CHECK(refused(ErrorCode::over_budget, "over budget", [&] { batch.truncate(40); }));
-        CHECK(batch.save() == before);
-        CHECK(batch.packed_end() == 96);
     }
 }

@@ -1,4 +1,5 @@
-// Images of batches: whole, of a range, and what is refused.
+// Images of batches: what is refused, positions, sequences as a batch. blocks_batch.cpp has the
+// rest.
 
 #include <doctest/doctest.h>
 
@@ -11,63 +12,6 @@
 
 using namespace lowkv;
 using namespace batch_test;
-
-TEST_CASE("a batch's image gives the batch back, and it goes on as the other would") {
-    for (const char* scheme : {"kivi2,window=20,sinks=4", "lowkv2.8,window=5,sinks=0", "exact"}) {
-        for (const RowType type : types) {
-            // A bf16 is too short for 255 times a bf16: codes may move by one.
-            Held held(scheme, type, 3);
-            fill(held.batch, 1, 150);
-            held.batch.pack();
-            Batch again = Batch::load(held.batch.save(), held.store, held.plan, held.retention);
-            CHECK(again.size() == 3);
-            for (unsigned i = 0; i < 3; ++i) {
-                CHECK(again.save() == held.batch.save());
-                CHECK(all_rows(again) == all_rows(held.batch));
-                fill(held.batch, 10 + i, 30);
-                fill(again, 10 + i, 30);
-                held.batch.pack();
-                again.pack();
-                CHECK(again.packed_end() == held.batch.packed_end());
-                again.truncate(again.tokens() - 11);
-                held.batch.truncate(held.batch.tokens() - 11);
-            }
-        }
-    }
-}
-
-TEST_CASE("an image of a range is the batch without the tokens before it") {
-    Held held("kivi2,window=20,sinks=4", RowType::bf16, 2);
-    fill(held.batch, 1, 200);
-    held.batch.pack();  // [32, 160) is packed
-    CHECK(held.batch.packed_end() == 160);
-    const std::vector<Row> all = all_rows(held.batch);
-    const std::pair<std::uint32_t, std::uint32_t> ranges[] = {
-        {0, 32}, {0, 200}, {32, 160}, {64, 190}, {170, 181}, {2, 96}, {40, 40}, {0, 0}};
-    for (const auto& [first, last] : ranges) {
-        INFO(first, " to ", last);
-        if (first == 40 || (first == 2 && last == 96)) {
-            CHECK(refused(ErrorCode::invalid_argument, "inside of a packed block",
-                          [&] { held.batch.save(first, last + 1); }));
-            if (first == 40) continue;
-        }
-        Batch again =
-            Batch::load(held.batch.save(first, last), held.store, held.plan, held.retention);
-        CHECK(again.first() == first);
-        CHECK(again.tokens() == last);
-        const std::vector<Row> rows = all_rows(again);
-        REQUIRE(rows.size() == std::size_t{4} * (last - first));
-        for (std::uint32_t s = 0; s < 2; ++s) {
-            CHECK(std::equal(rows.begin() + s * 2 * (last - first),
-                             rows.begin() + (s + 1) * 2 * (last - first),
-                             all.begin() + (s * 200 + first) * 2));
-        }
-        fill(again, 3, 50);
-        again.pack();
-        CHECK(again.tokens() == last + 50);
-    }
-    CHECK(refused(ErrorCode::invalid_argument, "it holds", [&] { held.batch.save(0, 201); }));
-}
 
 TEST_CASE("an image whose tokens a batch does not have so is refused") {
     Held held("kivi2,window=20,sinks=4", RowType::f16, 2);
@@ -140,4 +84,19 @@ TEST_CASE("sequences with the same spans are one image, whatever the rows") {
         CHECK(refused(ErrorCode::invalid_argument, "other plans, sizes",
                       [&] { save_sequences(pointers); }));
     }
+}
+
+TEST_CASE("what padding is refused for") {
+    Held held("kivi2", RowType::f32, 2);
+    fill(held.batch, 1, 4);
+    const std::vector<std::uint8_t> seen{1, 1, 0, 1};
+    CHECK(refused(ErrorCode::invalid_argument, "4 marks for 3 of 4 tokens of 2 sequences",
+                  [&] { held.batch.mark_padding(seen, 3); }));
+    CHECK(refused(ErrorCode::invalid_argument, "4 marks for 5 of 4 tokens",
+                  [&] { held.batch.mark_padding(seen, 5); }));
+    held.batch.mark_padding(seen, 2);
+    CHECK(refused(ErrorCode::invalid_argument, "its padding can't be saved",
+                  [&] { held.batch.save(); }));
+    held.batch.truncate(2);
+    CHECK(!held.batch.save().empty());
 }

@@ -1,4 +1,4 @@
-"""The pages of a host's own table, as vLLM uses them: what Python adds to tests/cache_paged.cpp."""
+"""The pages of a host's own table, as vLLM uses them: what Python adds to tests/blocks_pages.cpp."""
 
 import os
 
