@@ -162,6 +162,14 @@ void limit_threads(Program& program) {
     if (threads < machine_cores()) add_options(program, {"-t", std::to_string(threads)});
 }
 
+// How many conversations may share a cache, as the program reckons it: llama-server has four slots.
+std::string conversations_of(const Program& program) {
+    const std::string given = setting_of(program, {"-np", "--parallel"}, "LLAMA_ARG_N_PARALLEL");
+    const bool is_number = given.find_first_not_of("0123456789") == std::string::npos;
+    if (!given.empty() && is_number) return given;
+    return program.name == "llama-server" ? "4" : "1";
+}
+
 // llama-server's warm-up, or else its look whether a cache can drop tokens, computes before it
 // listens; but neither with --no-warmup and a draft that rolls a recurrent state back.
 bool starts_late(const Program& program) {
@@ -285,6 +293,8 @@ int run(Options& options) {
     platform::set_environment("GGML_BACKEND_PATH",
                               platform::plain_name(std::filesystem::absolute(plugin_path)));
     platform::set_environment("LOWKV_SCHEME", options.scheme);
+    if (environment("LOWKV_CONVERSATIONS").empty())
+        platform::set_environment("LOWKV_CONVERSATIONS", conversations_of(program));
     std::string calibrations = environment("LOWKV_CALIBRATION");
     for (const std::string& path : options.calibrations) {
         if (!calibrations.empty()) calibrations += platform::list_separator;

@@ -73,7 +73,7 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
 }  // namespace
 
 std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
-                         std::uint32_t channels, std::size_t cells) {
+                         std::uint32_t channels, std::size_t cells, std::size_t conversations) {
     const LayerScheme& codecs = scheme.layer(layer);
     const BlockSizes sizes = block_sizes(codecs, channels);
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
@@ -82,7 +82,8 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     const std::size_t blocks = (cells + tokens - 1) / tokens;
     const Retention& keep = scheme.retention;
     const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
-    const std::size_t exact_blocks = std::min(blocks, (exact_tokens + tokens - 1) / tokens + 1);
+    const std::size_t exact_blocks =
+        std::min(blocks, conversations * ((exact_tokens + tokens - 1) / tokens + 1));
     return blocks * packed + exact_blocks * sizes.exact;
 }
 
@@ -92,9 +93,11 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     if (!name || !packable(tensor, setting) || host_asserts()) return nominal;
     const auto layer = static_cast<std::uint32_t>(name->layer);
     if (setting.scheme.layer(layer).exact()) return nominal;
+    // A conversation each, where there are several streams.
+    const std::size_t conversations = tensor.ne[2] > 1 ? 1 : setting.conversations;
     const std::size_t per_stream =
         packed_bytes(setting.scheme, layer, name->part, static_cast<std::uint32_t>(tensor.ne[0]),
-                     static_cast<std::size_t>(tensor.ne[1]));
+                     static_cast<std::size_t>(tensor.ne[1]), conversations);
     if (per_stream == 0) return nominal;
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }

@@ -13,10 +13,10 @@ struct ggml_tensor;
 
 namespace lowkv::ggml {
 
-// Bytes that the keys or values of a layer take once they are packed, at most: of one sequence in
-// so many cells, the exact window included. 0: no head size fits.
+// Bytes that the keys or values of a layer take once they are packed, at most: of conversations
+// that share so many cells, the exact window of each included. 0: no head size fits.
 std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
-                         std::uint32_t channels, std::size_t cells);
+                         std::uint32_t channels, std::size_t cells, std::size_t conversations = 1);
 
 // Bytes that a tensor takes once it is packed, the exact window included; the nominal size for what
 // is not packed, as far as the tensor tells.

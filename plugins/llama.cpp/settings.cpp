@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <charconv>
 #include <exception>
 #include <mutex>
 #include <sstream>
@@ -75,6 +76,17 @@ bool read_packed_states() {
     return text == "packed";
 }
 
+std::size_t read_conversations() {
+    const std::string text = platform::environment("LOWKV_CONVERSATIONS");
+    if (text.empty()) return 1;
+    std::size_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc{} || end != text.data() + text.size() || number == 0)
+        throw Error(ErrorCode::invalid_argument,
+                    "LOWKV_CONVERSATIONS=" + text + " is not a number of conversations: say 4");
+    return number;
+}
+
 }  // namespace
 
 void add_calibration(Calibration calibration) {
@@ -105,6 +117,7 @@ std::vector<std::string> calibration_paths() {
 void choose(const std::string& text, const std::string& calibration_named_in) {
     auto next = std::make_shared<Setting>();
     next->packed_states = read_packed_states();
+    next->conversations = read_conversations();
     const std::string budget = platform::environment("LOWKV_BUDGET");
     if (text == "delegate") {
         next->text = text;

@@ -27,6 +27,8 @@ struct Setting {
     std::vector<LayerScheme> finer;
     std::string device;         // LOWKV_DEVICE, where packed caches are (devices.h)
     bool packed_states = true;  // LOWKV_STATES: saved states hold codes (unit_codes.h), not numbers
+    // LOWKV_CONVERSATIONS: so many share a unified cache at once, each with its own window.
+    std::size_t conversations = 1;
 };
 
 // For the schemes that are chosen from now on; lowkv_ggml.h's add_calibration() reads it from a

@@ -58,6 +58,12 @@ struct Token {
     std::int32_t moved = 0;  // by context shifts
 };
 
+// Before a cache is made: its size is that of so many conversations.
+std::string shared_by(std::uint32_t slots, const char* scheme) {
+    setenv("LOWKV_CONVERSATIONS", std::to_string(slots).c_str(), 1);
+    return scheme;
+}
+
 struct Slot {
     std::vector<Token> tokens;
     std::uint32_t prompt = 0, answer = 0;  // tokens that are yet to come
@@ -65,9 +71,9 @@ struct Slot {
 
 class Server {
   public:
-    Server(const std::string& scheme, std::uint32_t slots, std::uint32_t cells, unsigned seed,
+    Server(const char* scheme, std::uint32_t slots, std::uint32_t cells, unsigned seed,
            double tolerance)
-        : cache_(scheme, cells),
+        : cache_(shared_by(slots, scheme), cells),
           owners_(cells, 0),
           slots_(slots),
           random_(seed),
@@ -275,6 +281,8 @@ class Server {
                 if (!std::exchange(counted[slot.tokens[b * block].cell], std::uint8_t{1}))
                     ++(b > 0 && b < old ? packed : exact);
         }
+        const auto told = static_cast<double>(ggml_backend_buffer_get_size(cache_.buffer()));
+        CHECK(stats.held_bytes() <= told);
         const auto unquantized = static_cast<double>(exact * block * f16_bytes);
         const double codes = static_cast<double>(packed * block) * stats.packed_bytes_per_token;
         if (used_ > window * slots_.size()) {
