@@ -14,7 +14,7 @@ namespace {
 
 double as_double(std::uint64_t value) { return static_cast<double>(value); }
 
-// One layer.
+// The bytes of one layer.
 double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
     tokens = std::min(tokens, stored.most_tokens);
     const PackedTokens range = packed_tokens(stored.retention, stored.block_tokens, tokens);
