@@ -105,7 +105,8 @@ void check_settings(const Options& options) {
     }
 }
 
-// As CLI11's validators: what is wrong, or nothing. (CLI11's own tells the largest double.)
+// A validator for CLI11: returns the fault, or an empty text. (CLI11's own names the largest
+// double.)
 std::string not_seconds(const std::string& text) {
     char* end = nullptr;
     const double seconds = std::strtod(text.c_str(), &end);
@@ -198,7 +199,7 @@ void show_message(const std::string& text) {
     std::fflush(stderr);
 }
 
-// What nobody can guess who sends something to a server.
+// A mark that nobody can guess who sends something to a server.
 std::string new_mark() {
     std::random_device random;
     std::array<char, 20> text{};
@@ -253,6 +254,27 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
     return ending;
 }
 
+// The variables by which the plug-in is loaded, and told what to do.
+void set_environment(const Program& program, const Options& options) {
+    const std::string plugin = options.plugin.empty()
+                                   ? plugin_for_program(program.command[0], options.build_plugin)
+                                   : options.plugin;
+    const std::filesystem::path plugin_path = platform::path_of(plugin);
+    if (!std::filesystem::exists(plugin_path)) {
+        throw Failure("the plug-in " + plugin +
+                      " is not there: build it (make build), or name it with --plugin");
+    }
+    platform::set_environment("GGML_BACKEND_PATH",
+                              platform::plain_name(std::filesystem::absolute(plugin_path)));
+    platform::set_environment("LOWKV_SCHEME", options.scheme);
+    std::string calibrations = environment("LOWKV_CALIBRATION");
+    for (const std::string& path : options.calibrations) {
+        if (!calibrations.empty()) calibrations += platform::list_separator;
+        calibrations += platform::text_of(std::filesystem::absolute(platform::path_of(path)));
+    }
+    if (!calibrations.empty()) platform::set_environment("LOWKV_CALIBRATION", calibrations);
+}
+
 int run(Options& options) {
     if (options.command.empty())
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
@@ -272,26 +294,9 @@ int run(Options& options) {
         for (const Obstacle& found : obstacles(program, options.partial))
             throw UsageError(found.text());
         check_models(program, options);
+        limit_threads(program);
     }
-    if (demand) limit_threads(program);
-    const std::string plugin = options.plugin.empty()
-                                   ? plugin_for_program(program.command[0], options.build_plugin)
-                                   : options.plugin;
-    const std::filesystem::path plugin_path = platform::path_of(plugin);
-    if (!std::filesystem::exists(plugin_path)) {
-        throw Failure("the plug-in " + plugin +
-                      " is not there: build it (make build), or name it with --plugin");
-    }
-    platform::set_environment("GGML_BACKEND_PATH",
-                              platform::plain_name(std::filesystem::absolute(plugin_path)));
-    platform::set_environment("LOWKV_SCHEME", options.scheme);
-    std::string calibrations = environment("LOWKV_CALIBRATION");
-    for (const std::string& path : options.calibrations) {
-        if (!calibrations.empty()) calibrations += platform::list_separator;
-        calibrations += platform::text_of(std::filesystem::absolute(platform::path_of(path)));
-    }
-    if (!calibrations.empty()) platform::set_environment("LOWKV_CALIBRATION", calibrations);
-
+    set_environment(program, options);
     const std::string mark = new_mark();
     platform::set_environment("LOWKV_RUN_MARK", mark);
     int messages = -1;
