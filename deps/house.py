@@ -29,8 +29,8 @@ PRODUCT = {
     "cli": "command",
     "bench/kernels": "benchmarks",
 }
-LINES = {"core": 13629, "devices": 6181, "llama.cpp": 5258, "transformers": 2664, "vLLM and LMCache": 853,
-         "command": 5833, "guests": 3712, "benchmarks": 716}
+LINES = {"core": 13630, "devices": 6181, "llama.cpp": 5258, "transformers": 2664, "vLLM and LMCache": 853,
+         "command": 5826, "guests": 3712, "benchmarks": 716}
 TOKENS = 482424
 BARS = {"files of the product under 30 lines": 48, "files of the product over 400 lines": 0,
         "public headers": 25, "upward includes": 0}
