@@ -114,7 +114,7 @@ class Bench {
 
     const Json& found() const { return found_; }
 
-    // What stands below the table.
+    // The text below the table.
     std::string notes() const {
         std::string text = "device " + std::string(device_->name()) + ", implementation " +
                            std::string(active_implementation().name) + ", ggml " + ggml_version() +

@@ -37,10 +37,11 @@ class MemoryReader {
     volatile std::uint64_t sink_ = 0;
 };
 
-// In bytes. From Linux: sysconf repeats what a virtual machine's CPUID claims for the whole host.
+// Its size in bytes, read from Linux: sysconf repeats what a virtual machine's CPUID claims for the
+// whole host.
 std::size_t last_level_cache();
 
-// As many that reading them measures the memory, not the caches.
+// So many bytes that reading them measures the memory, not the caches.
 std::size_t bandwidth_bytes();
 
 }  // namespace lowkv::cli

@@ -72,7 +72,7 @@ class Case {
 
     const std::string& name() const { return name_; }
     double bits() const { return plan_.bits_per_element(); }
-    // That are timed: the first block, which the others are packed like, is not.
+    // The tokens that are timed. The first block is not: the others take its statistics.
     std::uint32_t tokens() const { return (blocks_ - 1) * plan_.block_tokens(); }
 
     void encode_all(unsigned threads) {

@@ -215,6 +215,30 @@ RotationReport choose(std::vector<calibration::LayerSamples> samples, const Sche
     return report;
 }
 
+std::vector<calibration::LayerSamples> read_samples(
+    const Model& model, const std::vector<std::vector<llama_token>>& windows, const Scheme& scheme,
+    const Options& options) {
+    const auto count =
+        static_cast<std::uint32_t>(std::min<std::size_t>(windows.size(), all_queries));
+    CaptureOptions capturing{.threads = options.threads};
+    capturing.first_query = first_query(scheme);
+    capturing.queries = all_queries / count;
+    Countdown countdown("reading the text:", windows.size() * windows.front().size());
+    return capture(model, windows, scheme, capturing,
+                   [&](std::size_t tokens) { countdown.advance(tokens); });
+}
+
+std::optional<calibration::FisherWeights> read_fisher(
+    const Options& options, const std::vector<calibration::LayerSamples>& samples) {
+    if (options.fisher.empty()) return {};
+    // A layer that doesn't store keys before RoPE has none here.
+    const auto turned = std::ranges::find_if(
+        samples, [](const auto& layer) { return !layer.rope.frequencies.empty(); });
+    return calibration::load_fisher(options.fisher, static_cast<std::uint32_t>(samples.size()),
+                                    samples.front().shape,
+                                    turned == samples.end() ? Rope{} : turned->rope);
+}
+
 int run(Options options) {
     const Scheme scheme = read_scheme(options);
     const bool rotations = !scheme.needs_calibration();
@@ -235,17 +259,7 @@ int run(Options options) {
                  count(length).c_str());
 
     const Stopwatch watch;
-    std::vector<calibration::LayerSamples> samples;
-    {
-        Countdown countdown("reading the text:", total);
-        CaptureOptions capturing{.threads = options.threads};
-        capturing.first_query = first_query(scheme);
-        capturing.queries = std::max(
-            1u, all_queries /
-                    static_cast<std::uint32_t>(std::min<std::size_t>(windows.size(), all_queries)));
-        samples = capture(model, windows, scheme, capturing,
-                          [&](std::size_t tokens) { countdown.advance(tokens); });
-    }
+    std::vector<calibration::LayerSamples> samples = read_samples(model, windows, scheme, options);
     const double reading = watch.seconds();
     if (rotations) {
         const RotationReport report = choose(std::move(samples), scheme, options);
@@ -255,16 +269,7 @@ int run(Options options) {
         return 0;
     }
     const Shape shape = samples.front().shape;
-    std::optional<calibration::FisherWeights> fisher;
-    if (!options.fisher.empty()) {
-        // A layer that doesn't store keys before RoPE has none here.
-        const auto turned = std::ranges::find_if(
-            samples, [](const auto& layer) { return !layer.rope.frequencies.empty(); });
-        fisher =
-            calibration::load_fisher(options.fisher, static_cast<std::uint32_t>(samples.size()),
-                                     shape, turned == samples.end() ? Rope{} : turned->rope);
-    }
-
+    const std::optional<calibration::FisherWeights> fisher = read_fisher(options, samples);
     CalibrateReport report = solve(std::move(samples), scheme, options, fisher);
     report.calibration.scheme = to_string(scheme);
     report.calibration.model = model.fingerprint();

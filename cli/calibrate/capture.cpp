@@ -136,7 +136,7 @@ class Recorder {
             if (cell != static_cast<std::int64_t>(position))
                 throw Failure("llama.cpp put token " + std::to_string(position) + " into cell " +
                               std::to_string(cell) + ": such a cache can't be read along");
-            // What is beyond f16's range, as the cache stores it.
+            // The cache stores numbers beyond f16's range saturated.
             const auto* row = reinterpret_cast<const float*>(at(rows, r));
             std::vector<float> within(row, row + channels);
             for (float& x : within) x = std::isnan(x) ? 0 : std::clamp(x, -65504.0f, 65504.0f);

@@ -1,6 +1,7 @@
 #include "calibrate/report.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@ constexpr std::size_t most_rows = 8;
 
 std::string percent(double share) { return fixed(100 * share, 2) + " %"; }
 
-// Of a mean of squares.
+// The square root of a mean of squares, in percent.
 std::string root_percent(double squared) { return percent(std::sqrt(squared)); }
 
 template <class F>
@@ -48,14 +49,7 @@ struct Side {
 constexpr Side sides[] = {{"keys", &LayerScheme::key, &RotationChoice::key},
                           {"values", &LayerScheme::value, &RotationChoice::value}};
 
-const char* name_of(Rotate rotation) {
-    switch (rotation) {
-        case Rotate::none: break;
-        case Rotate::hadamard: return "hadamard";
-        case Rotate::random: return "random";
-    }
-    return "none";
-}
+constexpr std::array rotation_names = {"none", "hadamard", "random"};  // by Rotate
 
 bool rotates(const RotationReport& report, const Side& side) {
     for (const RotationChoice& layer : report.layers)
@@ -134,7 +128,8 @@ std::string table(const RotationReport& report) {
     for (const Side& side : sides) {
         if (!rotates(report, side)) continue;
         for (const Rotate rotation : all_rotations)
-            header.push_back(std::string(side.name) + " " + name_of(rotation));
+            header.push_back(std::string(side.name) + " " +
+                             rotation_names[static_cast<std::size_t>(rotation)]);
     }
     Table out(header);
     for (std::size_t i = 0; i < report.layers.size(); ++i) {

@@ -16,7 +16,7 @@ struct CalibrateReport {
 
 // A row for every few layers.
 std::string table(const CalibrateReport& report);
-// What the columns are.
+// Explains the columns.
 std::string legend(const CalibrateReport& report);
 
 struct RotationReport {
@@ -30,7 +30,7 @@ Scheme chosen_scheme(const RotationReport& report);
 
 // A row for every layer: what each rotation loses, the chosen one marked.
 std::string table(const RotationReport& report);
-// What the columns are, and what was gained.
+// Explains the columns, and says what was gained.
 std::string legend(const RotationReport& report);
 
 }  // namespace lowkv::cli

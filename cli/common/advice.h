@@ -25,7 +25,7 @@ struct Advice {
     std::vector<std::string> lines;  // why, and what it costs
 };
 
-// Of a model that was read from a file.
+// Advice for a model that was read from a file.
 Advice advise(const ModelShape& shape);
 
 }  // namespace lowkv::cli

@@ -27,7 +27,7 @@ void add_plugin(Command app);
 void add_shrink(Command app);
 
 // Runs the command that argv[1] names, and returns the exit status: what the command set, or that
-// of a failure, which it has said on stderr. Of a program: at the end of main().
+// of a failure, which it has said on stderr. Both programs end main() with it.
 int run(CommandLine& line, int argc, char** argv, const int& status);
 
 }  // namespace lowkv::cli

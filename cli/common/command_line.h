@@ -23,7 +23,7 @@ using OptionRule = std::function<void(CLI::Option*)>;
 using OptionRules = std::initializer_list<OptionRule>;
 
 OptionRule required();
-OptionRule hidden();  // from the help
+OptionRule hidden();  // left out of the help
 OptionRule commas();  // several values in one word
 OptionRule excludes(CLI::Option* other);
 // From `least` to `most`; the type, one of int, std::uint64_t, float and double, is how the help
@@ -36,7 +36,7 @@ OptionRule one_of(const std::vector<std::string>& words);
 OptionRule check(const std::function<std::string(const std::string&)>& fault,
                  const std::string& meaning);
 
-// Where an option's value goes.
+// The variable that takes an option's value.
 using Value = std::variant<std::string*, std::vector<std::string>*, std::vector<double>*,
                            std::vector<std::uint32_t>*, std::uint32_t*, std::uint64_t*, int*,
                            float*, double*>;
@@ -49,7 +49,7 @@ class Command {
     // Without a footer, the help ends with this command's.
     Command add_command(const std::string& name, const std::string& meaning,
                         const std::string& footer = "");
-    void require_command();  // of a group: one of its commands must be named
+    void require_command();  // the user must name one of this group's commands
 
     CLI::Option* option(const std::string& names, Value value, const std::string& meaning,
                         OptionRules rules = {});

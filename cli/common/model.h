@@ -87,8 +87,8 @@ void each_chunk(Tokens text, std::size_t chunk, F&& f) {
         f(at, text.subspan(at, std::min(chunk, text.size() - at)));
 }
 
-// What f16 caches of these layers would hold for so many tokens of one sequence: layers that slide
-// hold at most as many as they have cells.
+// The bytes that f16 caches of these layers would hold for so many tokens of one sequence: layers
+// that slide hold at most as many as they have cells.
 double f16_bytes(std::span<const ggml::LayerReport> layers, std::size_t tokens);
 
 // One context with one sequence, written front to back.

@@ -102,7 +102,7 @@ class Header {
     }
     std::uint64_t files() const { return value("split.count", 0).value_or(1); }
 
-    // Whether a key of the architecture starts so.
+    // Whether any key of the architecture starts with `start`.
     bool any(const std::string& start) const {
         const std::string prefix = architecture_ + "." + start;
         for (std::int64_t key = 0; key < gguf_get_n_kv(get()); ++key)
@@ -179,7 +179,7 @@ void refuse_other_caches(const Header& header, const std::string& path) {
     }
 }
 
-// Whether the file says so; layers without kv heads are found by these.
+// Whether the file calls the layer recurrent. Layers without kv heads are found by those.
 bool recurrent(const Header& header, std::size_t layer) {
     if (const auto listed = header.number("attention.recurrent_layers", layer)) return *listed != 0;
     const std::uint64_t interval = header.number("full_attention_interval").value_or(1);
@@ -219,9 +219,8 @@ std::vector<bool> sliding_layers(const Header& header, std::size_t layers) {
                                                                                     {"gpt-oss", 2},
                                                                                     {"cohere2", 4},
                                                                                     {"olmo2", 4}}};
-    const auto* const known = std::find_if(periods.begin(), periods.end(), [&](const auto& entry) {
-        return entry.first == header.architecture();
-    });
+    const auto* const known =
+        std::ranges::find(periods, header.architecture(), [](const auto& of) { return of.first; });
     const bool listed = header.per_layer(pattern);
     const std::uint64_t period =
         known == periods.end() ? 0 : header.number(pattern).value_or(known->second);
@@ -258,12 +257,9 @@ Shape layer_shape(const Header& header, const std::string& path, std::size_t lay
 }  // namespace
 
 std::string shape_names() {
-    std::string names;
-    for (const Known& model : known_models) {
-        if (!names.empty()) names += ", ";
-        names += model.name;
-    }
-    return names;
+    std::vector<std::string> names;
+    for (const Known& model : known_models) names.emplace_back(model.name);
+    return joined(names);
 }
 
 std::uint64_t sliding_cells(std::uint64_t window) {

@@ -27,7 +27,7 @@ struct ModelShape {
 // micro-batch, by default of 512 tokens, need.
 std::uint64_t sliding_cells(std::uint64_t window);
 
-// Its weights are f16. Throws UsageError, which lists the names.
+// A model by name, with f16 weights. Throws UsageError, which lists the names.
 ModelShape named_shape(const std::string& name);
 std::string shape_names();
 

@@ -22,7 +22,7 @@ void add_verbose(Command command, bool& verbose);
 
 // Schemes as commands read and list them.
 
-// What quality is measured against.
+// The scheme that quality is measured against.
 inline constexpr std::string_view reference_scheme = "exact";
 
 std::string chosen_scheme();  // LOWKV_SCHEME, else the default

@@ -36,7 +36,7 @@ Output output_of(const std::vector<std::string>& words, bool quiet);
 // end of the pipe that its stderr is. A `deaf` one reads and writes nothing else. Throws Failure.
 pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf = false);
 
-// What has come within so many milliseconds, maybe nothing; no value at the end.
+// Returns the text that came within so many milliseconds, maybe none; no value at the end.
 std::optional<std::string> read_some(int descriptor, int milliseconds);
 void stop_reading(int descriptor);
 

@@ -123,8 +123,8 @@ void read_file(const std::filesystem::path& path, Values& values) {
         for (const auto& [key, value] : found) values[key] = value;
 }
 
-// By key: an option without its leading dashes, or its variable. What a later file or section
-// overrides is left out. A file that can't be read is left to the program.
+// Settings by key: an option without its leading dashes, or its variable. What a later file or
+// section overrides is left out. A file that can't be read is left to the program.
 Values config_values() {
     Values values;
     for (const std::filesystem::path& path : configuration_files()) read_file(path, values);
@@ -264,7 +264,7 @@ std::string draft_model_source(const Program& program) {
 }
 
 std::string reason_elsewhere(const Program& program) {
-    // Of an option that is a number, or a list of them.
+    // The option takes a number, or a list of numbers.
     const auto source = [&](const Words& names, const char* variable) {
         const std::vector<Setting> found = settings_of(program, names, variable);
         const bool number =

@@ -21,7 +21,7 @@ bool has_any(const Program& program, const Words& names);
 // Takes the options out of the command line, and returns their values.
 std::vector<std::string> take_values(Program& program, const Words& names);
 
-// What keeps llama.cpp's cache away from lowkv, or makes the program abort.
+// A setting that keeps llama.cpp's cache away from lowkv, or makes the program abort.
 struct Obstacle {
     std::string what;     // "-fa off", "LLAMA_ARG_FLASH_ATTN=off", "FILE: flash-attn = off"
     std::string harm;     // "keeps the cache away from lowkv"
@@ -29,23 +29,23 @@ struct Obstacle {
     std::string text() const { return what + ' ' + harm + ": " + instead; }
 };
 
-// On the command line; and where the program reads them and the command line does not say
+// Obstacles on the command line; and where the program reads them and the command line does not say
 // otherwise, in the environment and in configuration files. A `partial` cache may leave a draft
 // model's out.
 std::vector<Obstacle> obstacles(const Program& program, bool partial);
 
-// The value that an option has there; empty: none.
+// The value that an option has in any of these places; empty: none.
 std::string setting_of(const Program& program, const Words& names, const char* variable);
 
-// Where it comes from: "-ngl 3", "LLAMA_ARG_N_GPU_LAYERS=3", "FILE: ngl = 3"; empty: none.
+// The source of a setting: "-ngl 3", "LLAMA_ARG_N_GPU_LAYERS=3", "FILE: ngl = 3"; empty: none.
 std::string source_of(const Program& program, const Words& names, const char* variable);
 
-// What gives it a draft model, as source_of() has it; empty: it has none.
+// The source of the setting that gives it a draft model; empty if it has none.
 std::string draft_model_source(const Program& program);
 
-// Adds to the command what puts its weights on these devices ("CUDA0", "CUDA0=2,CUDA1": two layers
-// there for one here) and leaves attention and its cache to LOWKV. Throws UsageError for a device
-// that the program does not see, and where the command has options that say otherwise.
+// Adds the options to the command that put its weights on these devices ("CUDA0", "CUDA0=2,CUDA1":
+// two layers there for one here) and leaves attention and its cache to LOWKV. Throws UsageError for
+// a device that the program does not see, and where the command has options that say otherwise.
 void put_weights_on(Program& program, const std::string& devices);
 
 // Why layers of a cache are in other memory than lowkv's, as far as the options tell; else empty.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <vector>
@@ -35,15 +36,15 @@ std::vector<std::string> split(const std::string& text) {
     return words;
 }
 
-// What starts the program: "llama-server", "llama serve".
+// The words that start the program: "llama-server", "llama serve".
 std::vector<std::string> program_words(const Program& program) {
     const auto first = program.command.begin();
     return {first, first + static_cast<std::ptrdiff_t>(program.options)};
 }
 
-// Those that the program lists: "  CUDA0: NVIDIA H100 (81079 MiB, 80563 MiB free)". Of a device
-// behind RPC, "  RPC1: 127.0.0.1:50052 (...)", the buffers are called "RPC0[127.0.0.1:50052]", by
-// its number on that server.
+// The devices that the program lists: "  CUDA0: NVIDIA H100 (81079 MiB, 80563 MiB free)". Of a
+// device behind RPC, "  RPC1: 127.0.0.1:50052 (...)", the buffers are called
+// "RPC0[127.0.0.1:50052]", by its number on that server.
 std::vector<Device> devices_of(const Program& program) {
     std::vector<std::string> ask = program_words(program);
     for (const std::string& servers : values_of(program, {"--rpc"}))
@@ -139,6 +140,44 @@ void put_projector_on(Program& program, const std::string& device) {
         program.command.insert(program.command.end(), {"-mmdev", device});
 }
 
+std::vector<Device> chosen_devices(const Program& program, const std::string& names) {
+    const std::vector<Device> all = devices_of(program);
+    std::vector<Device> devices;
+    for (const std::string& word : split(names)) {
+        devices.push_back(device_in(word, all, program));
+        if (std::ranges::count(devices, devices.back().name, &Device::name) > 1)
+            throw UsageError("--weights-on names " + devices.back().name + " twice");
+    }
+    if (devices.empty()) throw UsageError("--weights-on names no device");
+    return devices;
+}
+
+// The patterns by which -ot puts each device's share of the layers there; 0 layers: not known.
+std::vector<std::string> weight_patterns(const std::vector<Device>& devices,
+                                         const std::optional<Model>& model, std::uint32_t layers) {
+    std::vector<std::string> patterns;
+    // Layers that read another's cache are attended to where their queries' norm is.
+    const std::uint32_t own_cache = model ? model->layers_with_cache() : 0;
+    if (own_cache < layers)
+        patterns.push_back(layers_pattern(own_cache, layers, "attn_q_norm") + "=CPU");
+    double total = 0, before = 0;
+    for (const Device& device : devices) total += device.share;
+    std::uint32_t first = 0;
+    for (const Device& device : devices) {
+        before += device.share;
+        const auto end = static_cast<std::uint32_t>(std::lround(layers * before / total));
+        if (layers > 0 && end == first)
+            throw UsageError("--weights-on gives " + device.name + " none of the " +
+                             std::to_string(layers) + " layers: leave it out, or raise its share");
+        // The last pattern takes what is left: blocks that are no layers, too.
+        const bool last = &device == &devices.back();
+        patterns.push_back(layers_pattern(first, last ? 0 : end, "") + "=" + device.buffers);
+        first = end;
+    }
+    if (layers == 0) patterns.push_back("output.*=" + devices[0].buffers);
+    return patterns;
+}
+
 }  // namespace
 
 void put_weights_on(Program& program, const std::string& names) {
@@ -148,17 +187,7 @@ void put_weights_on(Program& program, const std::string& names) {
             "options, not for " +
             program.name);
     require_nothing_else(program);
-    const std::vector<Device> all = devices_of(program);
-    std::vector<Device> devices;
-    double total = 0;
-    for (const std::string& word : split(names)) {
-        const Device device = device_in(word, all, program);
-        if (std::ranges::count(devices, device.name, &Device::name) > 0)
-            throw UsageError("--weights-on names " + device.name + " twice");
-        devices.push_back(device);
-        total += device.share;
-    }
-    if (devices.empty()) throw UsageError("--weights-on names no device");
+    const std::vector<Device> devices = chosen_devices(program, names);
     const std::string path = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
     const std::optional<Model> model = model_without_weights(path);
     const std::uint32_t layers = model ? model->layers() : 0;
@@ -174,35 +203,18 @@ void put_weights_on(Program& program, const std::string& names) {
     // llama.cpp puts a layer's cache on the layer's device: by their shares all layers are LOWKV's,
     // and the output, which comes behind them, is on the first of the others. -ot moves weights.
     std::string list = "LOWKV", shares = layers == 0 ? "1,0" : std::to_string(layers) + ",1";
-    std::vector<std::string> patterns;
-    // Layers that read another's cache are attended to where their queries' norm is.
-    const std::uint32_t own_cache = model ? model->layers_with_cache() : 0;
-    if (own_cache < layers)
-        patterns.push_back(layers_pattern(own_cache, layers, "attn_q_norm") + "=CPU");
-    std::uint32_t first = 0;
-    double before = 0;
     for (const Device& device : devices) {
         list += "," + device.name;
-        if (device.name != devices[0].name) shares += ",0";
-        before += device.share;
-        const auto end = static_cast<std::uint32_t>(std::lround(layers * before / total));
-        if (layers > 0 && end == first)
-            throw UsageError("--weights-on gives " + device.name + " none of the " +
-                             std::to_string(layers) + " layers: leave it out, or raise its share");
-        // The last pattern takes what is left: blocks that are no layers, too.
-        const bool last = device.name == devices.back().name;
-        patterns.push_back(layers_pattern(first, last ? 0 : end, "") + "=" + device.buffers);
-        first = end;
+        if (&device != devices.data()) shares += ",0";
     }
-    if (layers == 0) patterns.push_back("output.*=" + devices[0].buffers);
     // The first pattern that fits a weight counts: the user's own come first.
     const Words ot = {"-ot", "--override-tensor"};
-    std::vector<std::string> own = {setting_of(program, ot, "LLAMA_ARG_OVERRIDE_TENSOR")};
-    if (has_any(program, ot)) own = take_values(program, ot);
+    std::vector<std::string> patterns = {setting_of(program, ot, "LLAMA_ARG_OVERRIDE_TENSOR")};
+    if (has_any(program, ot)) patterns = take_values(program, ot);
+    std::ranges::copy(weight_patterns(devices, model, layers), std::back_inserter(patterns));
     std::string overrides;
-    for (const auto* list_of : {&own, &patterns})
-        for (const std::string& pattern : *list_of)
-            if (!pattern.empty()) overrides += (overrides.empty() ? "" : ",") + pattern;
+    for (const std::string& pattern : patterns)
+        if (!pattern.empty()) overrides += (overrides.empty() ? "" : ",") + pattern;
     program.command.insert(program.command.end(),
                            {"-dev", list, "-ngl", "all", "-ts", shares, "-ot", overrides});
     put_projector_on(program, devices[0].name);

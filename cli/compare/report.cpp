@@ -36,21 +36,20 @@ std::vector<std::string> cells(const Comparison& comparison, const ComparedRow& 
 }
 
 std::string notes(const Comparison& comparison) {
-    const auto number = [](std::size_t value) { return count(value); };
     std::string text =
         "KLD, top-1 and perplexity change: against the scheme exact, over " +
-        number(comparison.positions) + " positions (" + plural(comparison.windows, "window") +
-        " of " + number(comparison.tokens) + " tokens, the first " + number(comparison.skip) +
-        " not counted; chunks of " + number(comparison.chunk) +
+        count(comparison.positions) + " positions (" + plural(comparison.windows, "window") +
+        " of " + count(comparison.tokens) + " tokens, the first " + count(comparison.skip) +
+        " not counted; chunks of " + count(comparison.chunk) +
         "; a token sees its own chunk exactly, as when an engine prefills, so a smaller --chunk "
         "shows larger losses). "
         "KV MiB: held for " +
-        number(comparison.tokens) +
+        count(comparison.tokens) +
         " tokens, exact window and metadata included; lowkv's by its own count, stock ones by "
         "llama_state_seq_get_size.";
     if (comparison.decoded > 0) {
         text += " Speed: prefill without logits over the first window; decode the median of " +
-                number(comparison.decoded) + " tokens at its end; caches took turns, " +
+                count(comparison.decoded) + " tokens at its end; caches took turns, " +
                 plural(comparison.threads, "thread") + ".";
     }
     text += "\n";

@@ -66,7 +66,7 @@ class AttentionCase {
     virtual std::size_t bytes() const = 0;   // of the store, for ours
     virtual std::uint32_t size() const = 0;  // tokens held
 
-    // Before attend(), over what is held then; the queries must outlive it.
+    // Call before attend(), which then reads the tokens held now. The queries must outlive it.
     virtual void prepare(const Queries& queries, unsigned threads) = 0;
     virtual void attend() = 0;
     virtual const float* output() const = 0;  // [token][head][head_dim]

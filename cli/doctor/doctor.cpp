@@ -53,7 +53,8 @@ struct Options {
 };
 
 constexpr AttentionShape shape{.head_dim = 64, .q_heads = 4, .kv_heads = 2, .tokens = 300};
-// Of a head's largest value: the integer path's 2e-3, and as much for what decoding rounds.
+// Tolerance, relative to a head's largest value: 2e-3 for the integer path, and as much for
+// decoding.
 constexpr double most_error = 4e-3;
 
 // A cache with most tokens packed.
@@ -72,7 +73,7 @@ bool same_rows(const AttentionCase& a, const AttentionCase& b) {
     return true;
 }
 
-// What is wrong, or nothing; `worst`: the largest error.
+// Returns the fault found, or an empty text. Raises `worst` to the largest error.
 std::string compute(const std::string& scheme, const std::shared_ptr<Device>& device,
                     double& worst) {
     const RandomTokens random(shape);

@@ -28,7 +28,7 @@ namespace {
 
 using Layers = std::vector<ggml::LayerReport>;
 
-// What the model reads, over and over: a repetition is what a wrong cache garbles first.
+// The model reads this text over and over: a wrong cache garbles repetitions first.
 constexpr const char* text =
     "The harbour master kept a ledger of every boat that came in: its name, the hour, how deep it "
     "lay in the water, and what the crew said about the weather. On the ninth of March the "
@@ -80,7 +80,8 @@ Proof run_through(const Model& model, const ContextOptions& options, Tokens toke
     return proof;
 }
 
-// Of logits less their mean, which no probability depends on; the mean over the tokens.
+// The cosine of two runs' logits, averaged over the tokens. Each token's logits are taken less
+// their mean, which no probability depends on.
 double cosine(const Proof& one, const Proof& other) {
     const auto mean = [](const std::vector<float>& row) {
         double sum = 0;
@@ -125,7 +126,7 @@ std::string layer_table(const Layers& layers) {
     return table.text();
 }
 
-// What is wrong with how the layers came out; empty: nothing.
+// Returns the fault of how the layers came out, or an empty text.
 std::string wrong_with(const Layers& layers) {
     std::size_t plain = 0;
     std::string why;
@@ -242,7 +243,7 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     show("\n" + preset_table(model, check, proof.layers, options.cells));
 }
 
-// What the file tells: which scheme to choose, and what LOWKV_BUDGET does.
+// Prints what the model's file tells: which scheme to choose, and what LOWKV_BUDGET does.
 void look_at_file(Findings& findings, const ModelCheck& check) {
     const std::string budget = platform::environment("LOWKV_BUDGET");
     // Below it is the scheme itself that is proved: within a budget nothing may become packed.

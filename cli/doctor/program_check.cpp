@@ -26,7 +26,7 @@ namespace {
 
 using Layers = std::set<unsigned>;
 
-// What follows the mark; empty where the line lacks it.
+// Returns the text behind the mark, empty if the line lacks it.
 std::string_view behind(std::string_view line, std::string_view mark) {
     const std::size_t at = line.find(mark);
     return at == std::string_view::npos ? "" : line.substr(at + mark.size());
@@ -184,7 +184,7 @@ void look_at_program(Findings& findings, const ProgramCheck& check) {
         unread += *text;
         take_lines(unread, [&](std::string_view line) { log.read(line); });
         quiet = text->empty() ? quiet + 1 : 0;
-        // Of a server whose messages are turned off there are the plug-in's alone.
+        // A server whose messages are turned off still shows the plug-in's.
         enough = log.complete() || (log.packed > 0 && log.weights.empty() && quiet > 10);
     }
     stop_reading(messages);

@@ -1,5 +1,5 @@
 #pragma once
-// What an answer took, of one cache or of two side by side.
+// Shows what an answer took, with one cache or with two side by side.
 
 #include <cstddef>
 #include <string>

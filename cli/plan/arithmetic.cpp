@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "common/terminal.h"
-#include "lowkv/error.h"
 
 namespace lowkv::cli {
 
@@ -14,7 +13,7 @@ namespace {
 
 double as_double(std::uint64_t value) { return static_cast<double>(value); }
 
-// One layer.
+// The bytes of one layer.
 double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
     tokens = std::min(tokens, stored.most_tokens);
     const PackedTokens range = packed_tokens(stored.retention, stored.block_tokens, tokens);
@@ -110,23 +109,16 @@ std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, do
 
 double read_size(const std::string& option, const std::string& text) {
     const std::optional<Quantity> size = parse_quantity(text);
-    if (size && size->unit.empty() && !size->prefixed)
-        throw UsageError(option + " " + text + ": of what unit? " + text + "GB, or " + text +
-                         "GiB");
-    try {
-        return static_cast<double>(parse_size(text, option));
-    } catch (const Error& error) {
-        throw UsageError(error.what());
-    }
+    if (size && size->in_bytes() && !size->bare()) return size->value;
+    throw UsageError(option + " " + text +
+                     ": a size is a number and a unit: 16GB (16 billion bytes), 16GiB, 512MiB");
 }
 
 double read_bandwidth(const std::string& option, const std::string& text) {
     std::string_view number = text;
     if (number.ends_with("/s")) number.remove_suffix(2);
     const std::optional<Quantity> rate = parse_quantity(number);
-    const bool bare = rate && rate->unit.empty() && !rate->prefixed;
-    if (rate && rate->value > 0 && (rate->unit.empty() || rate->unit == "B"))
-        return rate->value * (bare ? 1e9 : 1);
+    if (rate && rate->value > 0 && rate->in_bytes()) return rate->value * (rate->bare() ? 1e9 : 1);
     throw UsageError(
         option + " " + text +
         ": a bandwidth is a positive number of GB/s (billion bytes a second), as 51.2, "

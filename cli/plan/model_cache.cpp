@@ -17,7 +17,7 @@ std::uint64_t most_tokens(const ModelShape& shape, std::size_t layer) {
                                                                 : all_tokens;
 }
 
-// What the plug-in announces of one sequence's caches; it refuses a budget below that.
+// The bytes that the plug-in announces for one sequence's caches. It refuses a smaller budget.
 double told_bytes(const ModelShape& shape, const Scheme& scheme, std::uint64_t context) {
     double sum = 0;
     for (std::uint32_t layer = 0; layer < shape.layers.size(); ++layer) {

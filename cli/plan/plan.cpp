@@ -1,5 +1,6 @@
 // lowkv plan: what each scheme needs for a model, a context and a batch, before anything is loaded.
 
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -48,11 +49,10 @@ struct Options {
 };
 
 ModelShape spelled_shape(const Options& options) {
-    if (options.layers == 0 || options.kv_heads == 0 || options.head_dim == 0) {
+    if (options.layers == 0 || options.kv_heads == 0 || options.head_dim == 0)
         throw UsageError(
             "which model? -m model.gguf, --shape NAME, or --layers, --kv-heads and --head-dim "
             "together");
-    }
     ModelShape out;
     out.name = "as given";
     out.layers.assign(options.layers, {options.kv_heads, options.head_dim});
@@ -76,11 +76,10 @@ void require_storable(const ModelShape& shape) {
 
 ModelShape read_shape(const Options& options) {
     const bool spelled = options.layers + options.kv_heads + options.head_dim > 0;
-    if ((options.model.empty() ? 0 : 1) + (options.name.empty() ? 0 : 1) + (spelled ? 1 : 0) > 1) {
+    if ((options.model.empty() ? 0 : 1) + (options.name.empty() ? 0 : 1) + (spelled ? 1 : 0) > 1)
         throw UsageError(
             "the model is given more than once: -m, --shape, or --layers with --kv-heads and "
             "--head-dim, but only one of them");
-    }
     ModelShape shape = !options.model.empty()  ? gguf_shape(options.model)
                        : !options.name.empty() ? named_shape(options.name)
                                                : spelled_shape(options);
@@ -97,11 +96,17 @@ ModelShape read_shape(const Options& options) {
 }
 
 PlannedRow row(const std::string& name, const StoredCache& cache, const Planned& planned) {
-    return {.name = name,
-            .bits = bits_per_element(cache),
-            .cache_bytes = cache_bytes(cache, planned.demand),
-            .access_bytes = access_bytes(cache, planned.demand),
-            .longest_context = longest_context(cache, planned.demand, planned.memory)};
+    const double held = cache_bytes(cache, planned.demand),
+                 read = access_bytes(cache, planned.demand);
+    const std::uint64_t longest = longest_context(cache, planned.demand, planned.memory);
+    return {.scheme = name,
+            .bits_per_element = bits_per_element(cache),
+            .kv_bytes = held,
+            .total_bytes = planned.demand.weights + held,
+            .fits = planned.demand.context <= longest,
+            .longest_context = longest,
+            .access_bytes = read,
+            .seconds_per_step = planned.bandwidth > 0 ? read / planned.bandwidth : NAN};
 }
 
 std::vector<std::string> read_names(const Options& options) {
@@ -141,7 +146,7 @@ int plan(const Options& options) {
             planned.rows.push_back(
                 row(name, packed_cache(planned.shape, parse_scheme(name)), planned));
         } catch (const Error& error) {
-            // Of all presets, those that this shape is too wide for are left out.
+            // The list of all presets leaves out those that this shape is too wide for.
             if (!options.schemes.empty() || error.code() != ErrorCode::unsupported) throw;
         }
     }

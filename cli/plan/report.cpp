@@ -11,15 +11,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double total_bytes(const Planned& planned, const PlannedRow& row) {
-    return planned.demand.weights + row.cache_bytes;
-}
-
-bool fits(const Planned& planned, const PlannedRow& row) {
-    return planned.demand.context <= row.longest_context;
-}
-
 }  // namespace
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(PlannedRow, scheme, bits_per_element, kv_bytes,
+                                                  total_bytes, fits, longest_context, access_bytes,
+                                                  seconds_per_step)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(BudgetStep, scheme, tokens)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(Advice, scheme, measured_on, lines)
 
 std::string heading(const Planned& planned) {
     const ModelShape& shape = planned.shape;
@@ -46,17 +44,17 @@ std::string table(const Planned& planned) {
     const PlannedRow& f16 = planned.rows.front();
     for (const PlannedRow& row : planned.rows) {
         std::vector<std::string> cells = {
-            row.name,
-            fixed(row.bits, 2),
-            bytes(row.cache_bytes),
-            fixed(f16.cache_bytes / row.cache_bytes, 2) + "x",
-            bytes(total_bytes(planned, row)),
-            fits(planned, row) ? "yes" : "no",
+            row.scheme,
+            fixed(row.bits_per_element, 2),
+            bytes(row.kv_bytes),
+            fixed(f16.kv_bytes / row.kv_bytes, 2) + "x",
+            bytes(row.total_bytes),
+            row.fits ? "yes" : "no",
             row.longest_context == all_tokens ? "any" : count(row.longest_context)};
         if (timed) {
-            cells.insert(cells.end(), {bytes(row.access_bytes),
-                                       fixed(1e3 * row.access_bytes / planned.bandwidth, 2),
-                                       fixed(f16.access_bytes / row.access_bytes, 2) + "x"});
+            cells.insert(cells.end(),
+                         {bytes(row.access_bytes), fixed(1e3 * row.seconds_per_step, 2),
+                          fixed(f16.access_bytes / row.access_bytes, 2) + "x"});
         }
         table.add(cells);
     }
@@ -91,18 +89,6 @@ std::string notes(const Planned& planned) {
 
 std::string json(const Planned& planned) {
     const bool timed = planned.bandwidth > 0;
-    Json rows = Json::array();
-    for (const PlannedRow& row : planned.rows) {
-        rows.push_back({{"scheme", row.name},
-                        {"bits_per_element", row.bits},
-                        {"kv_bytes", row.cache_bytes},
-                        {"total_bytes", total_bytes(planned, row)},
-                        {"fits", fits(planned, row)},
-                        {"longest_context", row.longest_context},
-                        {"access_bytes", row.access_bytes},
-                        {"seconds_per_step",
-                         timed ? Json(row.access_bytes / planned.bandwidth) : Json(nullptr)}});
-    }
     Json layers = Json::array();
     for (std::size_t i = 0; i < planned.shape.layers.size(); ++i) {
         const Shape& layer = planned.shape.layers[i];
@@ -112,10 +98,7 @@ std::string json(const Planned& planned) {
             row["window"] = planned.shape.window;
         layers.push_back(row);
     }
-    Json steps = Json::array();
-    for (const BudgetStep& step : planned.budget.steps)
-        steps.push_back({{"scheme", step.scheme}, {"tokens", step.tokens}});
-    const Advice& advice = planned.advice;
+    const Budget& budget = planned.budget;
     const Json out = {
         {"model", planned.shape.name},
         {"layers", layers},
@@ -123,15 +106,12 @@ std::string json(const Planned& planned) {
         {"context", planned.demand.context},
         {"batch", planned.demand.batch},
         {"memory_bytes", planned.memory},
-        {"bandwidth_bytes_per_s", timed ? Json(planned.bandwidth) : Json(nullptr)},
+        {"bandwidth_bytes_per_s", timed ? Json(planned.bandwidth) : Json()},
         {"unfused", planned.unfused},
-        {"rows", rows},
+        {"rows", planned.rows},
         {"budget",
-         steps.empty() ? Json(nullptr) : Json{{"bytes", planned.budget.bytes}, {"steps", steps}}},
-        {"advice", advice.lines.empty() ? Json(nullptr)
-                                        : Json{{"scheme", advice.scheme},
-                                               {"measured_on", advice.measured_on},
-                                               {"lines", advice.lines}}}};
+         budget.steps.empty() ? Json() : Json{{"bytes", budget.bytes}, {"steps", budget.steps}}},
+        {"advice", planned.advice.lines.empty() ? Json() : Json(planned.advice)}};
     return out.dump(2) + "\n";
 }
 

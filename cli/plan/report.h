@@ -12,11 +12,15 @@
 
 namespace lowkv::cli {
 
+// Named as in the JSON.
 struct PlannedRow {
-    std::string name;  // "f16", a scheme, or "2.125 bits"
-    double bits = 0;   // per element, once packed
-    double cache_bytes = 0, access_bytes = 0;
+    std::string scheme;                    // or "f16", or "2.125 bits"
+    double bits_per_element = 0;           // once packed
+    double kv_bytes = 0, total_bytes = 0;  // the latter with the weights
+    bool fits = false;
     std::uint64_t longest_context = 0;  // tokens per sequence
+    double access_bytes = 0;            // of a step
+    double seconds_per_step = 0;        // NaN, and null in JSON: no bandwidth is given
 };
 
 struct Planned {

@@ -22,12 +22,13 @@ struct Processors {
     unsigned cores = 1, processors = 1, usable_cores = 1;
 };
 Processors processors();
-// Those that other programs keep busy, looked at for up to 20 ms; 0 where the system doesn't say.
+// Processors that other programs keep busy, watched for up to 20 ms; 0 where the system doesn't
+// say.
 int busy_processors();
 
 bool is_terminal(std::FILE* file);
 
-// What this process and its libraries write to stderr goes to stdout from now on.
+// From now on stdout gets what this process and its libraries write to stderr.
 void send_messages_to_stdout();
 
 // Whether this process may write a file, or make one in a folder.
@@ -38,7 +39,7 @@ bool may_run(const std::filesystem::path& program);
 extern const std::string_view plugin_file;
 std::string program_file(const std::string& name);
 
-// Of the libraries that a program is linked with the file of ggml-base; empty without one.
+// The file of ggml-base that a program is linked with; empty without one.
 std::filesystem::path ggml_of(const std::filesystem::path& program);
 
 // deps/plugin_for.py makes plug-ins for other versions of ggml here.

@@ -105,7 +105,8 @@ void check_settings(const Options& options) {
     }
 }
 
-// As CLI11's validators: what is wrong, or nothing. (CLI11's own tells the largest double.)
+// A validator for CLI11: returns the fault, or an empty text. (CLI11's own names the largest
+// double.)
 std::string not_seconds(const std::string& text) {
     char* end = nullptr;
     const double seconds = std::strtod(text.c_str(), &end);
@@ -206,7 +207,7 @@ void show_message(const std::string& text) {
     std::fflush(stderr);
 }
 
-// What nobody can guess who sends something to a server.
+// A mark that nobody can guess who sends something to a server.
 std::string new_mark() {
     std::random_device random;
     std::array<char, 20> text{};
@@ -261,27 +262,8 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
     return ending;
 }
 
-int run(Options& options) {
-    if (options.command.empty())
-        throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
-    if (!options.budget.empty()) platform::set_environment("LOWKV_BUDGET", options.budget);
-    if (!options.cache_on.empty()) platform::set_environment("LOWKV_DEVICE", options.cache_on);
-    check_settings(options);
-    refuse_wrappers(options.command);
-    Program program = program_of(options.command);
-    const std::string name = program_name(program.command[0]);
-    const bool demand = !program.only_asks;
-    program.command[0] = find_program(program.command[0]);
-    if (demand && options.weights_on != "CPU")
-        put_weights_on(program, options.weights_on);
-    else if (program.common)
-        name_device(program);
-    if (demand) {
-        for (const Obstacle& found : obstacles(program, options.partial))
-            throw UsageError(found.text());
-        check_models(program, options);
-    }
-    if (demand) limit_threads(program);
+// The variables by which the plug-in is loaded, and told what to do.
+void set_environment(const Program& program, const Options& options) {
     const std::string plugin = options.plugin.empty()
                                    ? plugin_for_program(program.command[0], options.build_plugin)
                                    : options.plugin;
@@ -301,7 +283,30 @@ int run(Options& options) {
         calibrations += platform::text_of(std::filesystem::absolute(platform::path_of(path)));
     }
     if (!calibrations.empty()) platform::set_environment("LOWKV_CALIBRATION", calibrations);
+}
 
+int run(Options& options) {
+    if (options.command.empty())
+        throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
+    if (!options.budget.empty()) platform::set_environment("LOWKV_BUDGET", options.budget);
+    if (!options.cache_on.empty()) platform::set_environment("LOWKV_DEVICE", options.cache_on);
+    check_settings(options);
+    refuse_wrappers(options.command);
+    Program program = program_of(options.command);
+    const std::string name = program_name(program.command[0]);
+    const bool demand = !program.only_asks;
+    program.command[0] = find_program(program.command[0]);
+    if (demand && options.weights_on != "CPU")
+        put_weights_on(program, options.weights_on);
+    else if (program.common)
+        name_device(program);
+    if (demand) {
+        for (const Obstacle& found : obstacles(program, options.partial))
+            throw UsageError(found.text());
+        check_models(program, options);
+        limit_threads(program);
+    }
+    set_environment(program, options);
     const std::string mark = new_mark();
     platform::set_environment("LOWKV_RUN_MARK", mark);
     int messages = -1;

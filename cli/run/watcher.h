@@ -29,8 +29,8 @@ class Watcher {
     // Why the program should not go on; empty: nothing is wrong so far. A `partial` cache may have
     // layers that stay f16, beside others.
     std::string problem(bool partial) const;
-    // What was missing from a program that has ended; empty: nothing. One that failed before it
-    // made a cache has said why by itself.
+    // Returns what was missing from a program that has ended, or an empty text. One that failed
+    // before it made a cache has said why by itself.
     std::string lack(bool succeeded) const;
 
   private:

@@ -17,6 +17,11 @@
 #include "lowkv/scheme.h"
 #include "nlohmann/json.hpp"
 
+namespace lowkv {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(SchemeWord, word, meaning)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(CodecPlace, name, optional, words)
+}  // namespace lowkv
+
 namespace lowkv::cli {
 
 namespace {
@@ -211,13 +216,6 @@ std::string grammar() {
     return text;
 }
 
-Json words_json(const std::vector<SchemeWord>& words) {
-    Json out = Json::array();
-    for (const SchemeWord& word : words)
-        out.push_back({{"word", word.word}, {"meaning", word.meaning}});
-    return out;
-}
-
 Json preset_json(const Preset& preset) {
     const LayerScheme& base = preset.scheme.base;
     Json sizes = Json::array();
@@ -250,17 +248,12 @@ std::string scheme_list(bool all) {
 }
 
 std::string scheme_json() {
-    Json list = Json::array(), places = Json::array();
+    Json list = Json::array();
     for (const Preset& preset : presets()) list.push_back(preset_json(preset));
-    for (const CodecPlace& place : codec_places()) {
-        places.push_back({{"name", place.name},
-                          {"optional", place.optional},
-                          {"words", words_json(place.words)}});
-    }
     const Json out = {{"default", default_scheme},
                       {"presets", list},
-                      {"options", words_json(scheme_options())},
-                      {"codec", places}};
+                      {"options", scheme_options()},
+                      {"codec", codec_places()}};
     return out.dump(2) + "\n";
 }
 

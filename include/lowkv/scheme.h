@@ -248,6 +248,9 @@ struct Quantity {
     double value = 0;
     std::string_view unit;  // the text behind the prefix
     bool prefixed = false;
+
+    bool in_bytes() const { return unit.empty() || unit == "B"; }
+    bool bare() const { return unit.empty() && !prefixed; }
 };
 std::optional<Quantity> parse_quantity(std::string_view text);  // up to 1e18
 // "24MiB", "1.5GiB", "2GB", "16G", "1000000" in bytes, at least 1. Throws Error(invalid_argument),

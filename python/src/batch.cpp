@@ -250,84 +250,8 @@ void bind_images(nb::module_& m) {
           "Bytes of the image of one sequence that was given so many tokens at once, and packed.");
 }
 
-}  // namespace
-
-void bind_batch(nb::module_& m) {
-    nb::class_<Store>(m, "Store", "The memory of a cache's blocks, and of its forks'.")
-        .def(
-            "__init__",
-            [](Store* self, const std::string& name) {
-                const std::shared_ptr<Device> device = [&] {
-                    const nb::gil_scoped_release unlocked;
-                    return device_by_name(name);
-                }();
-                new (self) Store(0, device);
-            },
-            "device"_a = "cpu",
-            "device: 'cpu', 'opencl', 'opencl:NAME', 'cuda' or 'cuda:NUMBER'. Raises Error where "
-            "there is none such.")
-        .def(
-            "use_stream",
-            [](Store& s, std::uintptr_t stream) {
-                s.device().use_stream(reinterpret_cast<void*>(stream));
-            },
-            "stream"_a,
-            "Has the device's work done in the order of a CUDA stream, such as torch's current one "
-            "(its cuda_stream), from here on. Raises Error for a device without streams.")
-        .def_prop_ro(
-            "device", [](const Store& s) { return std::string(s.device().name()); },
-            "The device that the blocks lie on, by its whole name.")
-        .def_prop_ro("exact_bytes", [](const Store& s) { return s.stats().exact_bytes; })
-        .def_prop_ro("packed_bytes", [](const Store& s) { return s.stats().packed_bytes; })
-        .def_prop_ro("encoded_blocks", [](const Store& s) { return s.stats().encoded_blocks; })
-        .def_prop_ro(
-            "reopened_blocks", [](const Store& s) { return s.stats().reopened_blocks; },
-            "Decoded again because a crop cut them in two.")
-        .def_prop_ro(
-            "restarted_statistics", [](const Store& s) { return s.stats().restarted_statistics; },
-            "Blocks whose keys did not fit the statistics of those before, and made their own.")
-        .def_prop_ro(
-            "coarsened_blocks", [](const Store& s) { return s.stats().coarsened_blocks; },
-            "Packed once more with fewer bits, because a budget was full.")
-        .def_prop_ro(
-            "saturated", [](const Store& s) { return s.device().saturated(); },
-            "Numbers written that were NaN (0 now) or ended at +-65504: of all stores on this "
-            "device, in this process.");
-
-    nb::class_<Batch>(m, "Batch", "The rows of one layer, for every sequence of a batch.")
-        .def(
-            "__init__",
-            [](Batch* self, const std::shared_ptr<Store>& store, const std::shared_ptr<Plan>& plan,
-               const Retention& retention, std::uint32_t sequences,
-               const std::vector<std::shared_ptr<Plan>>& finer) {
-                new (self) Batch(store, plan, retention, sequences, {finer.begin(), finer.end()});
-            },
-            "store"_a, "plan"_a, "retention"_a, "sequences"_a,
-            "finer"_a = std::vector<std::shared_ptr<Plan>>(),
-            "finer: plans for pack() within a budget, the most bits first.")
-        .def_prop_ro(
-            "shape",
-            [](const Batch& b) {
-                const Shape& shape = b.plan().shape();
-                return std::tuple(b.size(), shape.kv_heads, shape.head_dim);
-            },
-            "Sequences, kv_heads, head_dim.")
-        .def_prop_ro(
-            "dtype", [](const Batch& b) { return b.plan().rows(); }, "Of exact rows.")
-        .def_prop_ro("tokens", &Batch::tokens)
-        .def_prop_ro("first", &Batch::first, "Tokens before it have been dropped.")
-        .def_prop_ro(
-            "packed", [](const Batch& b) { return std::pair(b.packed_first(), b.packed_end()); },
-            "The first packed token, and the first behind them.")
-        .def_prop_ro(
-            "bytes",
-            [](const Batch& b) {
-                const BatchBytes bytes = b.bytes();
-                return std::pair(bytes.exact, bytes.packed);
-            },
-            "Held exact and packed, blocks that are shared with forks included.")
-        .def_prop_ro("exact_tokens", &Batch::exact_tokens,
-                     "Held exact, in the sequence that holds most so.")
+void bind_rows(nb::class_<Batch>& batch) {
+    batch
         .def("mark_padding", &mark_padding, "seen"_a.noconvert(),
              "Which of the newest tokens are padding, False in [sequences, tokens]: they are in "
              "nobody's window, and no sinks.")
@@ -366,7 +290,11 @@ void bind_batch(nb::module_& m) {
         .def("read", &read, "first"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "threads"_a,
              "sequence"_a = 0,
              "Writes the rows of tokens from `first` on, of sequences from `sequence` on, decoded "
-             "where they are packed: on the CPU, or on the batch's CUDA device.")
+             "where they are packed: on the CPU, or on the batch's CUDA device.");
+}
+
+void bind_steps(nb::class_<Batch>& batch) {
+    batch
         .def(
             "select", [](Batch& b, const std::vector<std::uint32_t>& rows) { b.select(rows); },
             "rows"_a, "Sequence i becomes what rows[i] was.")
@@ -394,6 +322,48 @@ void bind_batch(nb::module_& m) {
             "image"_a.noconvert(), "store"_a, "plan"_a, "retention"_a,
             "The batch that save() wrote. Raises Error for an image that is damaged, of another "
             "plan or retention, or has its tokens elsewhere.");
+}
+
+}  // namespace
+
+void bind_batch(nb::module_& m) {
+    nb::class_<Batch> batch(m, "Batch", "The rows of one layer, for every sequence of a batch.");
+    batch
+        .def(
+            "__init__",
+            [](Batch* self, const std::shared_ptr<Store>& store, const std::shared_ptr<Plan>& plan,
+               const Retention& retention, std::uint32_t sequences,
+               const std::vector<std::shared_ptr<Plan>>& finer) {
+                new (self) Batch(store, plan, retention, sequences, {finer.begin(), finer.end()});
+            },
+            "store"_a, "plan"_a, "retention"_a, "sequences"_a,
+            "finer"_a = std::vector<std::shared_ptr<Plan>>(),
+            "finer: plans for pack() within a budget, the most bits first.")
+        .def_prop_ro(
+            "shape",
+            [](const Batch& b) {
+                const Shape& shape = b.plan().shape();
+                return std::tuple(b.size(), shape.kv_heads, shape.head_dim);
+            },
+            "Sequences, kv_heads, head_dim.")
+        .def_prop_ro(
+            "dtype", [](const Batch& b) { return b.plan().rows(); }, "Of exact rows.")
+        .def_prop_ro("tokens", &Batch::tokens)
+        .def_prop_ro("first", &Batch::first, "Tokens before it have been dropped.")
+        .def_prop_ro(
+            "packed", [](const Batch& b) { return std::pair(b.packed_first(), b.packed_end()); },
+            "The first packed token, and the first behind them.")
+        .def_prop_ro(
+            "bytes",
+            [](const Batch& b) {
+                const BatchBytes bytes = b.bytes();
+                return std::pair(bytes.exact, bytes.packed);
+            },
+            "Held exact and packed, blocks that are shared with forks included.")
+        .def_prop_ro("exact_tokens", &Batch::exact_tokens,
+                     "Held exact, in the sequence that holds most so.");
+    bind_rows(batch);
+    bind_steps(batch);
     bind_images(m);
 }
 

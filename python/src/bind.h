@@ -13,7 +13,9 @@ namespace lowkv::python {
 
 // parse_scheme() and what it gives, presets, plans.
 void bind_scheme(nanobind::module_& m);
-// Stores, batches and their images.
+// Stores, on devices by name.
+void bind_store(nanobind::module_& m);
+// Batches and their images.
 void bind_batch(nanobind::module_& m);
 // A layer in pages of a host's memory.
 void bind_paged(nanobind::module_& m);

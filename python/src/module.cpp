@@ -16,6 +16,7 @@ NB_MODULE(_core, m) {
         "What lowkv can't do or was not given: the message says what was wrong and what would be "
         "right.";
     lowkv::python::bind_scheme(m);
+    lowkv::python::bind_store(m);
     lowkv::python::bind_batch(m);
     lowkv::python::bind_paged(m);
     lowkv::python::bind_quantize(m);

@@ -47,6 +47,28 @@ RowType row_type_named(const nb::object& given) {
     return nb::cast<RowType>(types.attr(word.c_str()));
 }
 
+void bind_plan(nb::module_& m) {
+    nb::enum_<RowType>(m, "RowType", "Of the elements of exact rows, named as torch does.")
+        .value("float32", RowType::f32)
+        .value("float16", RowType::f16)
+        .value("bfloat16", RowType::bf16);
+    nb::class_<Plan>(m, "Plan", "A layer's codecs compiled for one shape and one type of rows.")
+        .def(nb::new_([](const Scheme& scheme, std::uint32_t layer, std::uint32_t kv_heads,
+                         std::uint32_t head_dim, const nb::object& rows) {
+                 return std::make_shared<Plan>(scheme.layer(layer), Shape{kv_heads, head_dim},
+                                               std::string_view{}, layer,
+                                               LayerInputs{.rows = row_type_named(rows)});
+             }),
+             "scheme"_a, "layer"_a, "kv_heads"_a, "head_dim"_a, "rows"_a,
+             "rows: the type of those that stay exact, a RowType or torch's of that name. Raises "
+             "Error for others.")
+        .def_prop_ro("block_tokens", &Plan::block_tokens)
+        .def_prop_ro("packed_bytes", &Plan::packed_bytes)
+        .def_prop_ro("exact_bytes", &Plan::exact_bytes)
+        .def_prop_ro("implementation",
+                     [](const Plan& p) { return std::string(p.implementation()); });
+}
+
 }  // namespace
 
 void bind_scheme(nb::module_& m) {
@@ -78,8 +100,8 @@ void bind_scheme(nb::module_& m) {
             "finer",
             [](const Scheme& s) {
                 std::vector<Scheme> schemes;
-                for (const LayerScheme& codecs : finer_than(s, "budget"))
-                    schemes.push_back({codecs, s.retention, {}});
+                for (const LayerScheme& rung : finer_than(s, "budget"))
+                    schemes.push_back({rung, s.retention, {}});
                 return schemes;
             },
             "What tokens are packed by before it, within a budget: the most bits first. Raises "
@@ -104,9 +126,8 @@ void bind_scheme(nb::module_& m) {
         "presets",
         [] {
             nb::dict found;
-            for (const Preset& p : presets()) {
+            for (const Preset& p : presets())
                 found[nb::cast(std::string(p.name))] = nb::cast(std::string(p.summary));
-            }
             return found;
         },
         "Every preset's name and what it is for.");
@@ -114,27 +135,7 @@ void bind_scheme(nb::module_& m) {
     m.def(
         "implementation", [] { return std::string(active_implementation().name); },
         "The instruction set whose kernels run; LOWKV_IMPLEMENTATION forces one.");
-
-    nb::enum_<RowType>(m, "RowType", "Of the elements of exact rows, named as torch does.")
-        .value("float32", RowType::f32)
-        .value("float16", RowType::f16)
-        .value("bfloat16", RowType::bf16);
-    nb::class_<Plan>(m, "Plan", "A layer's codecs compiled for one shape and one type of rows.")
-        .def(nb::new_([](const Scheme& scheme, std::uint32_t layer, std::uint32_t kv_heads,
-                         std::uint32_t head_dim, const nb::object& rows) {
-                 return std::make_shared<Plan>(scheme.layer(layer), Shape{kv_heads, head_dim},
-                                               std::string_view{}, layer,
-                                               LayerInputs{.rows = row_type_named(rows)});
-             }),
-             "scheme"_a, "layer"_a, "kv_heads"_a, "head_dim"_a, "rows"_a,
-             "rows: the type of those that stay exact, a RowType or torch's of that name. Raises "
-             "Error "
-             "for others.")
-        .def_prop_ro("block_tokens", &Plan::block_tokens)
-        .def_prop_ro("packed_bytes", &Plan::packed_bytes)
-        .def_prop_ro("exact_bytes", &Plan::exact_bytes)
-        .def_prop_ro("implementation",
-                     [](const Plan& p) { return std::string(p.implementation()); });
+    bind_plan(m);
 }
 
 }  // namespace lowkv::python

@@ -31,8 +31,7 @@ std::optional<Quantity> parse_quantity(std::string_view text) {
 
 std::size_t parse_size(std::string_view text, std::string_view name) {
     const std::optional<Quantity> size = parse_quantity(text);
-    if (size && size->value >= 1 && (size->unit.empty() || size->unit == "B"))
-        return static_cast<std::size_t>(size->value);
+    if (size && size->value >= 1 && size->in_bytes()) return static_cast<std::size_t>(size->value);
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + "=" + std::string(text) +
                     " is no size: say 24MiB, 1.5GiB, 16GB or 2000000000");

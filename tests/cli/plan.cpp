@@ -147,10 +147,12 @@ TEST_CASE("numbers with units") {
         CAPTURE(wrong);
         CHECK_THROWS_AS(static_cast<void>(read_tokens("--context", wrong)), UsageError);
     }
-    CHECK_THROWS_WITH_AS(static_cast<void>(read_size("--memory", "16")),
-                         "--memory 16: of what unit? 16GB, or 16GiB", UsageError);
-    CHECK_THROWS_WITH_AS(static_cast<void>(read_size("--memory", "16Gb")),
-                         doctest::Contains("--memory=16Gb is no size"), UsageError);
+    CHECK(read_size("--weights", "0B") == 0);
+    for (const char* wrong : {"16", "0", "G", "16Gb", "-1G", "nanG"}) {
+        CAPTURE(wrong);
+        CHECK_THROWS_WITH_AS(static_cast<void>(read_size("--memory", wrong)),
+                             doctest::Contains("a size is a number and a unit"), UsageError);
+    }
     CHECK_THROWS_AS(static_cast<void>(read_bandwidth("--bandwidth", "0")), UsageError);
 }
 

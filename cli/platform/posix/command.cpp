@@ -29,7 +29,7 @@ namespace {
 // SmolLM2 with 2 threads, 2000 took 40 % of the speed and 10000 6 %.
 constexpr const char* spins = "2000";
 
-// What follows `key` on the first line of a file that begins with it; empty if none does. Only
+// Returns the text behind `key` on the first line that begins with it; empty if none does. Only
 // Linux has such files.
 std::string value_in(const char* path, std::string_view key) {
     std::ifstream file(path);
@@ -153,7 +153,7 @@ const std::string_view plugin_file = "libggml-lowkv.so";
 
 std::string program_file(const std::string& name) { return name; }
 
-// As the loader finds it.
+// Searches as the loader does.
 std::filesystem::path ggml_of(const std::filesystem::path& program) {
     const std::string listing = output_of({"ldd", program.string()}, true).text;
     const std::size_t line = listing.find("libggml-base.so");

@@ -48,7 +48,7 @@ class Leased {
   public:
     explicit Leased(const std::string& path) : file_(open(path.c_str(), O_RDWR | O_CLOEXEC)) {
         if (file_ < 0) fail(path, std::strerror(errno));
-        // In place of SIGIO, which would end us.
+        // Replaces SIGIO, which would end this process.
         fcntl(file_, F_SETSIG, SIGURG);
         if (fcntl(file_, F_SETLEASE, F_WRLCK) == 0) return;
         const int error = errno;

@@ -41,7 +41,7 @@ struct Pipe {
     HANDLE read = nullptr, write = nullptr;
 };
 
-// Its end for writing goes to a child.
+// A pipe whose writing end goes to a child.
 Pipe make_pipe() {
     Pipe pipe;
     SECURITY_ATTRIBUTES inherited{sizeof inherited, nullptr, TRUE};

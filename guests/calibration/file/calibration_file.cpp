@@ -64,13 +64,6 @@ std::string hash_of(const TensorFile& file) {
     return text.data();
 }
 
-std::size_t elements_of(const TensorFile& file, const std::string& name) {
-    const auto found = file.tensors.find(name);
-    return found == file.tensors.end() || found->second.shape.empty()
-               ? 0
-               : static_cast<std::size_t>(found->second.shape[0]);
-}
-
 Calibration calibration_of(const TensorFile& file) {
     if (file.metadata.find("format") == file.metadata.end() || file.meta("format") != format)
         throw std::runtime_error("it is no calibration of lowkv: its metadata has no format \"" +
@@ -94,8 +87,9 @@ Calibration calibration_of(const TensorFile& file) {
     each_part(out, scheme, [&](const std::string& name, const Codec& codec, PartCalibration& part) {
         each_array(part, [&](const char* array, auto& values) {
             const std::string tensor = name + array;
-            if (file.tensors.find(tensor) == file.tensors.end()) return;
-            file.read(tensor, elements_of(file, tensor), values);
+            const auto found = file.tensors.find(tensor);
+            if (found == file.tensors.end()) return;
+            file.read(tensor, found->second.elements(), values);
             ++used;
         });
         check_calibration(part, codec, out.shape, name);

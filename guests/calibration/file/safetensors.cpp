@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <limits>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -35,16 +35,14 @@ std::uint64_t element_bytes(const std::string& dtype) {
 
 template <class T>
 Tensor tensor_of(const char* dtype, const std::vector<T>& values) {
-    Tensor tensor{.dtype = dtype, .shape = {values.size()}, .data = {}};
-    tensor.data.resize(values.size() * sizeof(T));
-    if (!values.empty()) std::memcpy(tensor.data.data(), values.data(), tensor.data.size());
-    return tensor;
+    const auto bytes = std::as_bytes(std::span(values));
+    return {.dtype = dtype, .data = {bytes.begin(), bytes.end()}};
 }
 
 template <class T>
 std::vector<T> elements(const Tensor& tensor) {
     std::vector<T> out(tensor.data.size() / sizeof(T));
-    if (!out.empty()) std::memcpy(out.data(), tensor.data.data(), out.size() * sizeof(T));
+    if (!out.empty()) std::memcpy(out.data(), tensor.data.data(), tensor.data.size());
     return out;
 }
 
@@ -65,7 +63,7 @@ std::string read_bytes(const std::string& name) {
     return bytes;
 }
 
-std::size_t header_length(const std::string& bytes) {
+std::size_t header_length(std::string_view bytes) {
     if (bytes.size() < length_bytes)
         fail("it ends after " + std::to_string(bytes.size()) +
              " bytes, within the length of its header");
@@ -86,48 +84,35 @@ struct Place {
     std::string name;
 };
 
-std::uint64_t whole_number(const Json& value, const std::string& what) {
-    if (!value.is_number_unsigned()) fail(what + " is no whole number from 0 on");
-    return value.get<std::uint64_t>();
+// So many whole numbers under a key of a tensor's entry.
+std::vector<std::uint64_t> numbers(const std::string& name, const Json& entry, const char* key,
+                                   std::size_t count) {
+    const Json list = entry.value(key, Json());
+    if (!list.is_array() || list.size() != count ||
+        !std::ranges::all_of(list, &Json::is_number_unsigned))
+        fail("tensor " + name + " has no " + key + " of " + std::to_string(count) +
+             (count == 1 ? " whole number" : " whole numbers"));
+    return list.get<std::vector<std::uint64_t>>();
 }
 
-Place place_of(const std::string& name, const Json& entry, std::size_t data_bytes) {
-    const auto offsets = entry.find("data_offsets");
-    if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2)
-        fail("tensor " + name + " has no data_offsets [begin, end]");
-    const Place place{whole_number((*offsets)[0], "tensor " + name + ": data_offsets[0]"),
-                      whole_number((*offsets)[1], "tensor " + name + ": data_offsets[1]"), name};
-    if (place.begin > place.end || place.end > data_bytes)
-        fail("tensor " + name + " lies at " + std::to_string(place.begin) + " to " +
-             std::to_string(place.end) + "; the file has " + std::to_string(data_bytes) +
+Tensor tensor_at(Place& place, const Json& entry, std::string_view data) {
+    const std::vector<std::uint64_t> at = numbers(place.name, entry, "data_offsets", 2);
+    const std::uint64_t elements = numbers(place.name, entry, "shape", 1)[0];
+    const Json dtype = entry.value("dtype", Json());
+    place.begin = at[0], place.end = at[1];
+    if (place.begin > place.end || place.end > data.size())
+        fail("tensor " + place.name + " lies at " + std::to_string(place.begin) + " to " +
+             std::to_string(place.end) + "; the file has " + std::to_string(data.size()) +
              " bytes of data");
-    return place;
-}
-
-Tensor tensor_at(const Place& place, const Json& entry, const char* data) {
-    Tensor tensor;
-    const auto dtype = entry.find("dtype");
-    if (dtype == entry.end() || !dtype->is_string()) fail("tensor " + place.name + " has no dtype");
-    tensor.dtype = dtype->get<std::string>();
-    const std::uint64_t size = element_bytes(tensor.dtype);
+    const std::size_t bytes = place.end - place.begin;
+    const std::uint64_t size = dtype.is_string() ? element_bytes(dtype.get<std::string>()) : 0;
     if (size == 0)
-        fail("tensor " + place.name + " has dtype " + tensor.dtype + "; legal: F32, U16");
-    const auto shape = entry.find("shape");
-    if (shape == entry.end() || !shape->is_array()) fail("tensor " + place.name + " has no shape");
-    std::uint64_t bytes = size;
-    for (const Json& dimension : *shape) {
-        const std::uint64_t n = whole_number(dimension, "tensor " + place.name + ": its shape");
-        if (n > 0 && bytes > std::numeric_limits<std::uint64_t>::max() / n)
-            fail("tensor " + place.name + " has too large a shape");
-        bytes *= n;
-        tensor.shape.push_back(n);
-    }
-    if (bytes != place.end - place.begin)
-        fail("tensor " + place.name + " has " + std::to_string(place.end - place.begin) +
-             " bytes; its shape and dtype need " + std::to_string(bytes));
-    const auto* first = reinterpret_cast<const std::byte*>(data + place.begin);
-    tensor.data.assign(first, first + bytes);
-    return tensor;
+        fail("tensor " + place.name + " has dtype " + dtype.dump() + "; legal: F32, U16");
+    if (bytes % size != 0 || bytes / size != elements)
+        fail("tensor " + place.name + " has " + std::to_string(bytes) + " bytes; legal: those of " +
+             std::to_string(elements) + " elements of dtype " + dtype.dump());
+    const auto of_it = std::as_bytes(std::span(data.substr(place.begin, bytes)));
+    return {.dtype = dtype, .data = {of_it.begin(), of_it.end()}};
 }
 
 // Arrays fill the data without gaps and without overlaps.
@@ -146,11 +131,10 @@ void check_places(std::vector<Place> places, std::size_t data_bytes) {
              std::to_string(data_bytes));
 }
 
-TensorFile parse(const std::string& bytes) {
+TensorFile parse(std::string_view bytes) {
     const std::size_t length = header_length(bytes);
-    const char* data = bytes.data() + length_bytes + length;
-    const std::size_t data_bytes = bytes.size() - length_bytes - length;
-    const Json header = Json::parse(bytes.data() + length_bytes, data, nullptr, false);
+    const std::string_view data = bytes.substr(length_bytes + length);
+    const Json header = Json::parse(bytes.substr(length_bytes, length), nullptr, false);
     if (!header.is_object()) fail("its header is no JSON object");
     TensorFile file;
     std::vector<Place> places;
@@ -159,14 +143,14 @@ TensorFile parse(const std::string& bytes) {
         if (name == "__metadata__") {
             for (const auto& [key, value] : entry.items()) {
                 if (!value.is_string()) fail("its metadata " + key + " is no text");
-                file.metadata[key] = value.get<std::string>();
+                file.metadata[key] = value;
             }
             continue;
         }
-        places.push_back(place_of(name, entry, data_bytes));
+        places.push_back({.name = name});
         file.tensors[name] = tensor_at(places.back(), entry, data);
     }
-    check_places(std::move(places), data_bytes);
+    check_places(std::move(places), data.size());
     return file;
 }
 
@@ -181,7 +165,7 @@ std::string header_of(const TensorFile& file, std::string& data) {
             const std::size_t begin = data.size();
             data.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
             header[name] = {{"dtype", tensor.dtype},
-                            {"shape", tensor.shape},
+                            {"shape", {tensor.elements()}},
                             {"data_offsets", {begin, data.size()}}};
         }
     }
@@ -191,6 +175,8 @@ std::string header_of(const TensorFile& file, std::string& data) {
 }
 
 }  // namespace
+
+std::size_t Tensor::elements() const { return data.size() / element_bytes(dtype); }
 
 Tensor Tensor::of(const std::vector<float>& values) { return tensor_of("F32", values); }
 Tensor Tensor::of(const std::vector<std::uint16_t>& values) { return tensor_of("U16", values); }
@@ -202,13 +188,9 @@ const Tensor& TensorFile::find(const std::string& name, std::string_view dtype,
     const Tensor& tensor = found->second;
     if (tensor.dtype != dtype)
         fail("tensor " + name + " has dtype " + tensor.dtype + "; legal: " + std::string(dtype));
-    if (tensor.shape.size() != 1 || tensor.shape[0] != size) {
-        std::string shape;
-        for (const std::uint64_t n : tensor.shape)
-            shape += (shape.empty() ? "" : ", ") + std::to_string(n);
-        fail("tensor " + name + " has shape [" + shape + "]; legal: [" + std::to_string(size) +
-             "]");
-    }
+    if (tensor.elements() != size)
+        fail("tensor " + name + " has " + std::to_string(tensor.elements()) +
+             " elements; legal: " + std::to_string(size));
     return tensor;
 }
 

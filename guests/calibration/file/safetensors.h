@@ -1,7 +1,7 @@
 #pragma once
-// Files of named arrays: https://github.com/huggingface/safetensors. Eight bytes with the length of
-// a JSON header, the header, then the arrays, back to back. Read with suspicion: a file comes from
-// anywhere.
+// Files of named arrays of one dimension: https://github.com/huggingface/safetensors. Eight bytes
+// with the length of a JSON header, the header, then the arrays, back to back. Read with suspicion:
+// a file comes from anywhere.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,9 @@ namespace lowkv::calibration {
 
 struct Tensor {
     std::string dtype;  // "F32", "U16"
-    std::vector<std::uint64_t> shape;
     std::vector<std::byte> data;
+
+    std::size_t elements() const;
 
     static Tensor of(const std::vector<float>& values);
     static Tensor of(const std::vector<std::uint16_t>& values);
