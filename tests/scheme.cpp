@@ -355,10 +355,10 @@ TEST_CASE("each host refuses the words that it can't serve, and says what to do 
         Host host;
         std::string text, words;  // none: it is served
     } rows[] = {
-        {Host::sequence, filter, "are not served in a Sequence; leave it out, or take another"},
+        {Host::sequence, filter, "are not served in a Sequence; leave that out, or take another"},
         {Host::sequence, "kvquant3,flush=64", ""},
         {Host::pages, filter, "filter="},
-        {Host::pages, "kivi2,flush=64", "flush= is not served in a PagedLayer; leave it out, or"},
+        {Host::pages, "kivi2,flush=64", "flush= is not served in a PagedLayer; leave that out, or"},
         {Host::pages, "kvquant3", "keys before RoPE"},
         {Host::pages, "k=token-2-row,v=exact", ""},
         {Host::model_cache, filter, "filter="},

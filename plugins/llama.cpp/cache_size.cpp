@@ -79,12 +79,13 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return 0;
     const std::size_t tokens = block_tokens(codecs);
-    const std::size_t blocks = (cells + tokens - 1) / tokens;
+    const auto blocks_of = [&](std::size_t count) { return (count + tokens - 1) / tokens; };
+    const std::size_t blocks = blocks_of(cells);
     const Retention& keep = scheme.retention;
-    const std::size_t exact_tokens = std::size_t{keep.window} + keep.sinks + keep.flush;
+    // The last one is that of the newest token, which is not full yet.
     const std::size_t exact_blocks =
-        std::min(blocks, conversations * ((exact_tokens + tokens - 1) / tokens + 1));
-    return blocks * packed + exact_blocks * sizes.exact;
+        blocks_of(keep.sinks) + blocks_of(std::size_t{keep.window} + keep.flush) + 1;
+    return blocks * packed + std::min(blocks, conversations * exact_blocks) * sizes.exact;
 }
 
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {

@@ -52,7 +52,7 @@ std::string unserved(const Scheme& scheme, Host host) {
     for (const Row& row : rows)
         if (std::ranges::count(row.by, host) > 0 && row.used(scheme))
             return std::string(row.words).append(where[static_cast<std::size_t>(host)]) +
-                   "; leave it out, or take another scheme";
+                   "; leave that out, or take another scheme";
     return {};
 }
 

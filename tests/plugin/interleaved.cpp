@@ -22,7 +22,6 @@ namespace {
 
 using namespace lowkv::test;
 
-constexpr std::uint32_t block = 128, window = 128;         // of all schemes here
 constexpr std::size_t f16_bytes = 2 * layers * row_bytes;  // of a token
 
 // Numbers without end, the same for the same seed.
@@ -71,12 +70,12 @@ struct Slot {
 
 class Server {
   public:
-    Server(const char* scheme, std::uint32_t slots, std::uint32_t cells, unsigned seed,
-           double tolerance)
+    Server(const char* scheme, std::uint32_t slots, std::uint32_t cells, std::uint32_t block,
+           std::uint32_t window, double tolerance)
         : cache_(shared_by(slots, scheme), cells),
           owners_(cells, 0),
           slots_(slots),
-          random_(seed),
+          random_(11 + slots), block_(block), window_(window),
           tolerance_(tolerance) {}
 
     // Requests until so many have begun, and their answers.
@@ -107,6 +106,7 @@ class Server {
     std::vector<int> owners_;  // per cell: conversations with a token there
     std::vector<Slot> slots_;
     std::mt19937 random_;
+    std::uint32_t block_, window_;
     double tolerance_, held_ = 0, unquantized_ = 0;
     std::uint32_t head_ = 0, used_ = 0, seeds_ = 0;
 
@@ -276,16 +276,16 @@ class Server {
         std::size_t exact = 0, packed = 0;
         for (const Slot& slot : slots_) {
             const std::size_t size = slot.tokens.size();
-            const std::size_t old = size > window ? (size - window) / block : 0;
-            for (std::size_t b = 0; b * block < size; ++b)
-                if (!std::exchange(counted[slot.tokens[b * block].cell], std::uint8_t{1}))
+            const std::size_t old = size > window_ ? (size - window_) / block_ : 0;
+            for (std::size_t b = 0; b * block_ < size; ++b)
+                if (!std::exchange(counted[slot.tokens[b * block_].cell], std::uint8_t{1}))
                     ++(b > 0 && b < old ? packed : exact);
         }
         const auto told = static_cast<double>(ggml_backend_buffer_get_size(cache_.buffer()));
         CHECK(stats.held_bytes() <= told);
-        const auto unquantized = static_cast<double>(exact * block * f16_bytes);
-        const double codes = static_cast<double>(packed * block) * stats.packed_bytes_per_token;
-        if (used_ > window * slots_.size()) {
+        const auto unquantized = static_cast<double>(exact * block_ * f16_bytes);
+        const double codes = static_cast<double>(packed * block_) * stats.packed_bytes_per_token;
+        if (used_ > 128 * slots_.size()) {
             held_ = std::max(held_, stats.held_bytes() / (unquantized + codes));
             unquantized_ =
                 std::max(unquantized_, static_cast<double>(stats.exact_bytes) / unquantized);
@@ -304,6 +304,7 @@ TEST_CASE("a conversation between others is what it is alone") {
         const char* scheme;
         std::uint32_t slots, cells, prompt, answer;  // tokens, at most
         double tolerance;
+        std::uint32_t block = 128, window = 128;
     };
     for (const Load& load :
          {Load{"exact", 1, 2048, 400, 60, 2e-3}, Load{"exact", 8, 8192, 400, 60, 2e-3},
@@ -311,7 +312,8 @@ TEST_CASE("a conversation between others is what it is alone") {
           Load{"lowkv4", 8, 16384, 1500, 500, 0.3}, Load{"lowkv2.8", 32, 16384, 300, 100, 0.5}}) {
         CAPTURE(load.scheme);
         CAPTURE(load.slots);
-        Server server(load.scheme, load.slots, load.cells, 11 + load.slots, load.tolerance);
+        Server server(load.scheme, load.slots, load.cells, load.block, load.window,
+                      load.tolerance);
         server.serve(static_cast<int>(3 * load.slots), load.prompt, load.answer);
         MESSAGE("held: ", server.held(), " of what is needed, unquantized: ", server.unquantized());
         if (std::string(load.scheme) == "exact") continue;  // rows that ended are not packed

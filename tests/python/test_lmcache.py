@@ -119,7 +119,7 @@ def test_sinks_and_window_are_followed_where_they_are_named(scheme, first, last)
     same = (got == source.tensor).all(3).all(1).all(0)
     assert same[:first].all() and same[TOKENS - last :].all()
     assert first == TOKENS or not same[first]
-    with pytest.raises(lowkv.Error, match="flush= is not served in LMCache's chunks; leave it out"):
+    with pytest.raises(lowkv.Error, match="flush= is not served in LMCache's chunks; leave that out"):
         lowkv.lmcache.Codec("kivi2,flush=64", HEAD_DIM)
 
 
