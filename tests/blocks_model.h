@@ -180,11 +180,13 @@ class Model {
                 const bool shared =
                     old != nullptr && its.table->slots[its.slot].use_count() > holders[old];
                 const Bytes* stats = stats_for(its, rung, due, due_at);
-                if (stats != nullptr && !cache::leads(plan(rung), stats->data())) stats = nullptr;
                 Block now{old != nullptr ? old->tokens : its.gathered, rung};
-                now.bytes = encoded(plan(rung), now.tokens, stats);
+                // Its codes may have others: those that its rows were decoded from.
+                Bytes statistics = stats != nullptr ? *stats : Bytes();
+                now.bytes = encoded(plan(rung), now.tokens, statistics);
                 now.tokens = decoded(plan(rung), now.bytes);
-                due.push_back({old, old == nullptr || (apart && shared), std::move(now)});
+                due.push_back({old, old == nullptr || (apart && shared), std::move(now),
+                               std::move(statistics)});
                 ++encodings;
             }
             due_at[{its.table, its.slot}] = number;
@@ -222,6 +224,7 @@ class Model {
         Block* block;  // null: it is absent
         bool replaced;
         Block now;
+        Bytes statistics;  // a block that has those that it took over, or made
     };
     using DueAt = std::map<std::pair<Table*, std::uint32_t>, std::size_t>;
 
@@ -237,7 +240,7 @@ class Model {
     const Bytes* stats_for(const Packing& its, std::size_t rung, const std::vector<Due>& due,
                            const DueAt& due_at) const {
         const auto bytes_of = [&](DueAt::const_iterator place) {
-            return &due[place->second].now.bytes;
+            return &due[place->second].statistics;
         };
         if (its.stats_from == Packing::first_packed) {
             const auto next = due_at.lower_bound({its.table, its.slot});
