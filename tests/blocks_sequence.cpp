@@ -277,6 +277,7 @@ class Sequences : public Sides<Sequence, State> {
         std::vector<Block> put;
         for (std::size_t i = 0; i < slots.size(); ++i) {
             put.push_back(*blocks[below(blocks.size())]);
+            put.back().leads = cache::leads(model.plan(side.now.rung), put.back().bytes.data());
             bytes.push_back(put.back().bytes.data());  // which stay where they are
             values.push_back(bytes.back() + model.plan(side.now.rung).keys().bytes());
         }
@@ -331,6 +332,8 @@ class Sequences : public Sides<Sequence, State> {
         const auto& its_plan = model.ladder()[side.now.rung - 1];
         for (std::uint32_t slot = 0; slot < table.slots.size(); ++slot) {
             Entry& entry = table.slots[slot];
+            if (entry && entry->rung > 0)  // what the bytes say
+                entry->leads = cache::leads(*its_plan, entry->bytes.data());
             if (!entry || entry->rung > 0) continue;
             const auto shown = std::min(model.tokens(), table.size - slot * model.tokens());
             std::fill(entry->tokens.begin() + shown, entry->tokens.end(), Token());
@@ -377,8 +380,6 @@ class Sequences : public Sides<Sequence, State> {
     }
 };
 
-// Without those whose blocks share statistics: sorted_sequences.cpp, and the exact models of
-// batches, pages and filtered sequences.
 const Case cases[] = {
     {"kivi2", {2, 16}, "kivi2,window=32,sinks=5"},
     {"kivi2", {1, 16}, "kivi2,window=40,sinks=0,flush=64"},
@@ -389,6 +390,8 @@ const Case cases[] = {
     {"k=exact,v=token-2-g64", {3, 16}, "kivi2,window=64,sinks=33,flush=32", {}, 0, RowType::bf16},
     {"exact", {2, 16}, "exact,window=0,sinks=0"},
     {"exact", {2, 16}, "exact,window=0,sinks=0", {}, 6, RowType::f32},
+    {"lowkv2.8", {2, 64}, "kivi2,window=10,sinks=1"},
+    {"lowkv2", {1, 64}, "kivi2,window=10,sinks=1", {"lowkv4", "lowkv2.8"}, 0, RowType::f32},
 };
 
 }  // namespace
