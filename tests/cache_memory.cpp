@@ -7,6 +7,7 @@
 
 #include "cache/pool.h"
 #include "cache_common.h"
+#include "lowkv/error.h"
 #include "sealed_device.h"
 
 using namespace lowkv;
@@ -135,26 +136,17 @@ TEST_CASE("layers of one store: reserved bytes stay bounded over many cycles") {
     CHECK(after_first <= 4 * cache::Pool::slab_target);  // a spare for each slot size
 }
 
-TEST_CASE("forks share: a copied block costs only itself") {
-    const auto plan = make_plan(kivi2, shape);
-    const std::uint32_t tokens = plan->block_tokens();
+TEST_CASE("cells out of range and null parts are refused by name") {
+    const auto plan = make_plan(exact, shape);
     const auto store = lowkv::test::make_store();
     Sequence sequence(store, plan, window);
-    Rng rng(4);
-    append(sequence, rng, 10 * tokens + 5);
-    sequence.pack();
-    const StoreStats before = store->stats();
-    Sequence fork = sequence.fork();
-    CHECK(store->stats().exact_bytes == before.exact_bytes);
-    append(fork, rng, 1);
-    CHECK(store->stats().exact_bytes == before.exact_bytes + plan->exact_bytes());
-    CHECK(store->stats().packed_bytes == before.packed_bytes);
-    CHECK(sequence.size() == 10 * tokens + 5);
-
-    // Packed by one, seen by both, encoded once.
-    append(sequence, rng, 2 * tokens);
-    sequence.pack();
-    CHECK(fork.packed(9));
-    fork.pack();
-    CHECK(store->stats().encoded_blocks == before.encoded_blocks + 2);
+    const Row row(shape.channels(), 1.0f);
+    const std::uint32_t cell = Sequence::max_cells;
+    CHECK_THROWS_WITH_AS(sequence.write_keys({&cell, 1}, row.data(), 0),
+                         "cell 2147483648 is out of range: a sequence has cells 0 to 2147483647",
+                         Error);
+    CHECK(sequence.blocks() == 0);
+    CHECK(store->stats().exact_blocks == 0);
+    CHECK_THROWS_AS(Sequence(nullptr, plan, window), Error);
+    CHECK_THROWS_AS(Sequence(store, nullptr, window), Error);
 }
