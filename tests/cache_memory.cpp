@@ -7,7 +7,6 @@
 
 #include "cache/pool.h"
 #include "cache_common.h"
-#include "lowkv/error.h"
 #include "sealed_device.h"
 
 using namespace lowkv;
@@ -134,19 +133,4 @@ TEST_CASE("layers of one store: reserved bytes stay bounded over many cycles") {
         CHECK(stats.reserved_bytes == after_first);
     }
     CHECK(after_first <= 4 * cache::Pool::slab_target);  // a spare for each slot size
-}
-
-TEST_CASE("cells out of range and null parts are refused by name") {
-    const auto plan = make_plan(exact, shape);
-    const auto store = lowkv::test::make_store();
-    Sequence sequence(store, plan, window);
-    const Row row(shape.channels(), 1.0f);
-    const std::uint32_t cell = Sequence::max_cells;
-    CHECK_THROWS_WITH_AS(sequence.write_keys({&cell, 1}, row.data(), 0),
-                         "cell 2147483648 is out of range: a sequence has cells 0 to 2147483647",
-                         Error);
-    CHECK(sequence.blocks() == 0);
-    CHECK(store->stats().exact_blocks == 0);
-    CHECK_THROWS_AS(Sequence(nullptr, plan, window), Error);
-    CHECK_THROWS_AS(Sequence(store, nullptr, window), Error);
 }
