@@ -1,15 +1,12 @@
-// Batches: rows of other types, threads, and steps of plain sequences. blocks_batch.cpp has the
-// rest.
+// Batches: rows of other types, and threads. blocks_batch.cpp has the rest.
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <thread>
 
 #include "batch_common.h"
-#include "cache_common.h"
 #include "sealed_device.h"
 
 using namespace lowkv;
@@ -78,64 +75,4 @@ TEST_CASE("forks in two threads do not disturb each other") {
     other.join();
     CHECK(held.batch.save() == alone.save());
     CHECK(fork.save() == reference.save());
-}
-
-TEST_CASE("a step of a sequence that is rolled back has not been") {
-    for (const RowType type : types) {
-        for (unsigned seed = 0; seed < 40; ++seed) {
-            const auto store = lowkv::test::make_store();
-            const auto plan = batch_test::make_plan("kivi2,window=20,sinks=4", {1, 32}, type);
-            Sequence sequence(store, plan, {.window = 20, .sinks = 4});
-            cache_test::Rng rng(seed);
-            const auto below = [&](std::uint32_t n) {
-                return static_cast<std::uint32_t>(rng() % n);
-            };
-            const auto change = [&] {
-                const std::uint32_t dice = below(7), size = sequence.size();
-                const std::uint32_t b = below(sequence.blocks() + 1);
-                if (dice <= 1) cache_test::append(sequence, rng, 1 + below(70));
-                if (dice == 2) sequence.pack();
-                if (dice == 3) sequence.pack(std::span(&b, 1));
-                if (dice == 4 && size > 0) sequence.truncate(size - below(std::min(size, 50u)));
-                if (dice == 5) sequence.drop(std::span(&b, 1));
-                if (dice == 6) {
-                    const std::uint32_t cell = below(size + 40);
-                    const auto row = cache_test::random_rows(rng, 1, 32);
-                    sequence.write_keys(std::span(&cell, 1), row.data(), 32);
-                    sequence.write_values(std::span(&cell, 1), row.data(), 32);
-                }
-            };
-            for (int i = 0; i < 6; ++i) change();
-            std::optional<Sequence> fork;  // with shared blocks, and without
-            if (seed % 2 == 0) fork = sequence.fork();
-            for (int round = 0; round < 6; ++round) {
-                const auto image = save_sequence(sequence);
-                const StoreStats before = store->stats();
-                sequence.begin();
-                const bool both = fork && round >= 4;  // the fork packs what both have
-                for (int i = 0; i < 8; ++i) {
-                    const std::uint32_t b = below(sequence.blocks() + 1);
-                    if (both) fork->pack(std::span(&b, 1));
-                    change();
-                }
-                if (round % 3 == 2) {
-                    sequence.commit();
-                    continue;
-                }
-                sequence.rollback();
-                INFO("seed ", seed, " round ", round);
-                CHECK(save_sequence(sequence) == image);
-                if (!both) {
-                    CHECK(store->stats().exact_bytes == before.exact_bytes);
-                    CHECK(store->stats().packed_bytes == before.packed_bytes);
-                }
-                if (round < 4) continue;
-                // It knows what it has not packed yet.
-                sequence.pack();
-                const std::uint32_t left = sequence.size() - std::min(sequence.size(), 20u);
-                for (std::uint32_t b = 1; b < left / 32; ++b)
-                    CHECK((sequence.packed(b) || !sequence.full(b)));
-            }
-        }
-    }
 }

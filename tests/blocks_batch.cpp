@@ -300,6 +300,8 @@ class Batches : public Sides<Batch, State> {
                 for (std::uint32_t t = 0; block && block->rung == 0 && t < tokens; ++t)
                     if (begin + t < first || begin + t >= last) block->tokens[t] = {};
                 if (block && block->tokens == Tokens(tokens)) block = nullptr;
+                if (block && block->rung > 0)  // what the bytes say
+                    block->leads = cache::leads(*plan, block->bytes.data());
                 growth += block ? static_cast<long>(model.cost(block->rung)) : 0;
             }
             table.slots.resize(ceil_div(last, tokens));

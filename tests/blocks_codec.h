@@ -33,9 +33,16 @@ inline void put(Buffer& keys, Buffer& values, std::size_t sequence, std::span<co
     }
 }
 
-// Missing rows are zeros. Without statistics to take over, or where they don't fit, it makes its
-// own.
-inline Bytes encoded(const Plan& plan, std::span<const Token> tokens, const Bytes* stats_from) {
+// What a block's statistics are, and whether others may take them over.
+struct Statistics {
+    Bytes from;  // a packed block that has them; empty: none
+    bool leads = false;
+};
+
+// Missing rows are zeros. It takes statistics over; without any, or where they don't lead or don't
+// fit, it makes its own, and they become those. (Codes of rows that were decoded keep those that
+// they had, with their mark, whatever the block does for others.)
+inline Bytes encoded(const Plan& plan, std::span<const Token> tokens, Statistics& statistics) {
     Device& device = *cpu_device();
     const auto count = static_cast<std::uint32_t>(tokens.size());
     const std::uint32_t channels = plan.shape().channels(), head_dim = plan.shape().head_dim;
@@ -53,11 +60,14 @@ inline Bytes encoded(const Plan& plan, std::span<const Token> tokens, const Byte
                       serial_executor());
     device.write_rows(plan, Part::values, to, {rows[1].data(), RowType::f32, head_dim, channels},
                       serial_executor());
-    if (stats_from != nullptr) std::ranges::copy(*stats_from, before.data());
+    const bool follows = !statistics.from.empty() && statistics.leads;
+    if (follows) std::ranges::copy(statistics.from, before.data());
     cache::Encoding its{.exact = exact.data(), .packed = packed.data()};
-    if (stats_from != nullptr) its.stats_from = before.data();
+    if (follows) its.stats_from = before.data();
     cache::encode_blocks(device, plan, std::span(&its, 1), serial_executor());
-    return {packed.data(), packed.data() + plan.packed_bytes()};
+    Bytes bytes{packed.data(), packed.data() + plan.packed_bytes()};
+    if (!follows || its.anew) statistics = {bytes, its.leads};
+    return bytes;
 }
 
 inline Tokens decoded(const Plan& plan, const Bytes& bytes) {

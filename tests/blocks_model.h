@@ -18,6 +18,7 @@ struct Block {
     Tokens tokens;         // as they are read
     std::size_t rung = 0;  // 0: rows; n: codes by the n-th plan of the ladder
     Bytes bytes = {};      // those codes
+    bool leads = true;     // of a packed one: others may take its statistics over
 };
 using Entry = std::shared_ptr<Block>;
 
@@ -179,12 +180,13 @@ class Model {
             if (number == due.size()) {
                 const bool shared =
                     old != nullptr && its.table->slots[its.slot].use_count() > holders[old];
-                const Bytes* stats = stats_for(its, rung, due, due_at);
-                if (stats != nullptr && !cache::leads(plan(rung), stats->data())) stats = nullptr;
+                Statistics statistics = stats_for(its, rung, due, due_at);
                 Block now{old != nullptr ? old->tokens : its.gathered, rung};
-                now.bytes = encoded(plan(rung), now.tokens, stats);
+                now.bytes = encoded(plan(rung), now.tokens, statistics);
                 now.tokens = decoded(plan(rung), now.bytes);
-                due.push_back({old, old == nullptr || (apart && shared), std::move(now)});
+                now.leads = statistics.leads;
+                due.push_back({old, old == nullptr || (apart && shared), std::move(now),
+                               std::move(statistics)});
                 ++encodings;
             }
             due_at[{its.table, its.slot}] = number;
@@ -222,6 +224,7 @@ class Model {
         Block* block;  // null: it is absent
         bool replaced;
         Block now;
+        Statistics statistics;  // that it took over, or made
     };
     using DueAt = std::map<std::pair<Table*, std::uint32_t>, std::size_t>;
 
@@ -234,29 +237,21 @@ class Model {
         return made;
     }
     // Those of the slot before it that is due too, or the newest there are; or as it is told.
-    const Bytes* stats_for(const Packing& its, std::size_t rung, const std::vector<Due>& due,
-                           const DueAt& due_at) const {
-        const auto bytes_of = [&](DueAt::const_iterator place) {
-            return &due[place->second].now.bytes;
-        };
+    Statistics stats_for(const Packing& its, std::size_t rung, const std::vector<Due>& due,
+                         const DueAt& due_at) const {
         if (its.stats_from == Packing::first_packed) {
             const auto next = due_at.lower_bound({its.table, its.slot});
-            const bool follows =
-                next != due_at.begin() && std::prev(next)->first.first == its.table;
-            if (follows) return bytes_of(std::prev(next));
+            if (next != due_at.begin() && std::prev(next)->first.first == its.table)
+                return due[std::prev(next)->second].statistics;
             for (auto slot = its.table->slots.rbegin(); slot != its.table->slots.rend(); ++slot)
-                if (leads(slot->get()) && (*slot)->rung == rung) return &(*slot)->bytes;
-            return nullptr;
+                if (*slot && (*slot)->rung == rung && (*slot)->leads) return {(*slot)->bytes, true};
+            return {};
         }
-        if (!its.stats_from) return nullptr;
+        if (!its.stats_from) return {};
         const Block* named = block(*its.table, *its.stats_from);
-        if (leads(named)) return &named->bytes;
+        if (named != nullptr && named->rung > 0 && named->leads) return {named->bytes, true};
         const auto found = due_at.find({its.table, *its.stats_from});
-        return found != due_at.end() ? bytes_of(found) : nullptr;
-    }
-    bool leads(const Block* block) const {
-        return block != nullptr && block->rung > 0 &&
-               cache::leads(plan(block->rung), block->bytes.data());
+        return found != due_at.end() ? due[found->second].statistics : Statistics();
     }
 };
 

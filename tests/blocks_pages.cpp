@@ -28,7 +28,9 @@ struct Page {
     bool exact = false, packed = false, first = false;
     std::uint64_t used = 0;
     Tokens sinks = {};
-    Bytes bytes = {};  // once packed
+    Bytes bytes = {};            // once packed
+    Statistics statistics = {};  // that it took over or made, in the step that packed it
+    std::uint64_t packed_in = 0;
 };
 
 struct Grown {
@@ -354,17 +356,22 @@ class Pages : public Owned {
     // With the statistics of the page before it, if that leads.
     void pack(Page& page, const Page* before) {
         page.bytes.clear();
-        Bytes stats;
-        if (before != nullptr)
-            stats.assign(before->bytes.end() - static_cast<std::ptrdiff_t>(plan->packed_bytes()),
-                         before->bytes.end());
+        Statistics& stats = page.statistics;
+        stats = {};
+        if (before != nullptr && before->packed_in == now_)
+            stats = before->statistics;
+        else if (before != nullptr) {
+            const auto last = static_cast<std::ptrdiff_t>(plan->packed_bytes());
+            stats.from.assign(before->bytes.end() - last, before->bytes.end());
+            stats.leads = cache::leads(*plan, stats.from.data());
+        }
         for (std::uint32_t t = 0; t < page_tokens; t += plan->block_tokens()) {
-            const bool leads = !stats.empty() && cache::leads(*plan, stats.data());
-            stats = encoded(*plan, std::span(page.tokens).subspan(t, plan->block_tokens()),
-                            leads ? &stats : nullptr);
-            page.bytes.insert(page.bytes.end(), stats.begin(), stats.end());
+            const Bytes block =
+                encoded(*plan, std::span(page.tokens).subspan(t, plan->block_tokens()), stats);
+            page.bytes.insert(page.bytes.end(), block.begin(), block.end());
         }
         page.packed = true;
+        page.packed_in = now_;
         ++done_.packed;
         if (page.first || case_.whole)
             page.sinks.assign(page.tokens.begin(), page.tokens.begin() + sinks());

@@ -134,27 +134,3 @@ TEST_CASE("layers of one store: reserved bytes stay bounded over many cycles") {
     }
     CHECK(after_first <= 4 * cache::Pool::slab_target);  // a spare for each slot size
 }
-
-TEST_CASE("forks share: a copied block costs only itself") {
-    const auto plan = make_plan(kivi2, shape);
-    const std::uint32_t tokens = plan->block_tokens();
-    const auto store = lowkv::test::make_store();
-    Sequence sequence(store, plan, window);
-    Rng rng(4);
-    append(sequence, rng, 10 * tokens + 5);
-    sequence.pack();
-    const StoreStats before = store->stats();
-    Sequence fork = sequence.fork();
-    CHECK(store->stats().exact_bytes == before.exact_bytes);
-    append(fork, rng, 1);
-    CHECK(store->stats().exact_bytes == before.exact_bytes + plan->exact_bytes());
-    CHECK(store->stats().packed_bytes == before.packed_bytes);
-    CHECK(sequence.size() == 10 * tokens + 5);
-
-    // Packed by one, seen by both, encoded once.
-    append(sequence, rng, 2 * tokens);
-    sequence.pack();
-    CHECK(fork.packed(9));
-    fork.pack();
-    CHECK(store->stats().encoded_blocks == before.encoded_blocks + 2);
-}

@@ -112,29 +112,15 @@ TEST_CASE("every preset comes back and goes on where it was") {
     }
 }
 
-TEST_CASE("short ones, and none at all") {
-    for (const std::uint32_t tokens : {0u, 1u, 31u, 32u, 33u}) {
-        Rng rng(2);
-        Cache cache(parse_scheme("kivi2").base);
-        cache.append(rng, tokens);
-        check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
-    }
-}
-
-TEST_CASE("cells in any order, blocks that are absent, forks") {
-    Rng rng(3);
-    Cache cache(parse_scheme("kivi2").base);
-    cache.append(rng, 300);
-    const std::vector<std::uint32_t> cells{5, 100, 101, 700, 433}, dropped{2, 5};
-    const Row rows = cache_test::random_rows(rng, cells.size(), shape.channels());
-    const Sequence fork = cache.sequence.fork();
-    cache.sequence.write_keys(cells, rows.data(), shape.channels());
-    CHECK_THROWS_WITH_AS(save_sequence(cache.sequence),
-                         doctest::Contains("save a sequence between"), Error);
-    cache.sequence.write_values(cells, rows.data(), shape.channels());
-    cache.sequence.drop(dropped);
+TEST_CASE("positions come back") {
+    Rng rng(4);
+    Cache cache(parse_scheme("kvquant2").base);
+    const Row rows = cache_test::random_rows(rng, 200, shape.channels());
+    std::vector<std::int32_t> positions(200);
+    for (int i = 0; i < 200; ++i) positions[static_cast<std::size_t>(i)] = 3 * i - 7;
+    cache.sequence.append(rows.data(), rows.data(), 200, positions);
+    cache.sequence.pack();
     check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
-    check_same(fork, cache.reloaded(save_sequence(fork)));
 }
 
 TEST_CASE("what means something else is refused") {
@@ -217,24 +203,6 @@ TEST_CASE("a block that waits for its values can't be saved") {
     CHECK_THROWS_AS(save_sequence(cache.sequence), Error);
     cache.sequence.pack_values_from(source, blocks, cells);
     CHECK_FALSE(save_sequence(cache.sequence).empty());
-}
-
-TEST_CASE("a budget that is too small leaves the store as it was") {
-    Rng rng(7);
-    Cache cache(parse_scheme("kivi2").base);
-    cache.append(rng, 1000);
-    const Bytes image = save_sequence(cache.sequence);
-    const StoreStats held = cache.store->stats();
-    const auto enough = lowkv::test::make_store(held.exact_bytes + held.packed_bytes);
-    const auto load = [&](auto store) {
-        return load_sequence(image, store, cache.plan, retention);
-    };
-    CHECK(load(enough).size() == 1000);
-    for (const std::size_t less : {std::size_t{1}, held.packed_bytes, held.packed_bytes + 1}) {
-        const auto store = lowkv::test::make_store(held.exact_bytes + held.packed_bytes - less);
-        CHECK_THROWS_WITH_AS(load(store), doctest::Contains("over budget"), Error);
-        CHECK(store->stats().exact_bytes + store->stats().packed_bytes == 0);
-    }
 }
 
 TEST_CASE("every truncation is refused") {

@@ -1,10 +1,9 @@
-// Blocks of a sequence have the same statistics, however it came to be: at once or in steps,
-// forked, rolled back, loaded, in a batch, or beside others in one Sequence.
+// Blocks of a sequence have the same statistics: many at once, beside others in one Sequence, and
+// weighed by queries. However else it came to be: blocks_*.cpp.
 
 #include <doctest/doctest.h>
 
 #include <array>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <vector>
@@ -12,7 +11,6 @@
 #include "lowkv/batch.h"
 #include "lowkv/cache.h"
 #include "lowkv/error.h"
-#include "lowkv/serial.h"
 #include "quantizers/sorted/sorted_part.h"
 #include "sealed_device.h"
 
@@ -95,37 +93,6 @@ Bytes statistics(const Sequence& sequence, std::uint32_t block) {
 
 }  // namespace
 
-TEST_CASE("at once, in steps and after a rollback: the same bytes, one block's statistics") {
-    const Tokens rows(6 * n, 1);
-    for (const RowType type : {RowType::f16, RowType::f32, RowType::bf16}) {
-        const auto plan = make_plan(type);
-        const auto store = make_store();
-        Sequence whole(store, plan, no_window), steps(store, plan, no_window);
-        rows.append(whole, 0, 6 * n);
-        whole.pack();
-        for (std::uint32_t t = 0; t < 6 * n; t += 48) {
-            steps.begin();
-            rows.append(steps, t, 48);
-            steps.pack();
-            steps.rollback();
-            rows.append(steps, t, 48);
-            steps.pack();
-        }
-        for (std::uint32_t b = 0; b < 6; ++b) {
-            CHECK(packed_bytes(whole, b) == packed_bytes(steps, b));
-            CHECK(statistics(whole, b) == statistics(whole, 0));
-        }
-        // Block 0 makes them of its own rows.
-        Sequence alone(store, plan, no_window);
-        rows.append(alone, 0, n);
-        alone.pack();
-        CHECK(packed_bytes(alone, 0) == packed_bytes(whole, 0));
-        rows.append(alone, 3 * n, n);
-        alone.pack();
-        CHECK(statistics(alone, 1) == statistics(whole, 0));
-    }
-}
-
 TEST_CASE("many blocks at once, more than are rounded to f16 together") {
     const Tokens rows(70 * n, 2);
     const auto plan = make_plan(RowType::f32);
@@ -134,87 +101,6 @@ TEST_CASE("many blocks at once, more than are rounded to f16 together") {
     sequence.pack();
     for (std::uint32_t b = 1; b < 70; ++b)
         CHECK(statistics(sequence, b) == statistics(sequence, 0));
-}
-
-TEST_CASE("forks, reopened and dropped blocks") {
-    const Tokens rows(8 * n, 3), others(4 * n, 4);
-    const auto plan = make_plan();
-    Sequence sequence(make_store(), plan, no_window);
-    rows.append(sequence, 0, 3 * n);
-    sequence.pack();
-    const Bytes its = statistics(sequence, 0);
-    Sequence fork = sequence.fork();
-    others.append(fork, 0, 2 * n);
-    fork.pack();
-    CHECK(statistics(fork, 4) == its);
-    // A block that is written again.
-    const std::uint32_t cell = n + 5;
-    fork.write_keys({&cell, 1}, others.keys.data(), shape.channels());
-    REQUIRE(!fork.packed(1));
-    const std::uint32_t again = 1;
-    fork.pack({&again, 1});
-    CHECK(statistics(fork, 1) == its);
-    // The first one is gone, as behind a sliding window.
-    const std::array<std::uint32_t, 2> gone{0, 1};
-    fork.drop(gone);
-    others.append(fork, 2 * n, n);
-    fork.pack();
-    CHECK(statistics(fork, 5) == its);
-    // Nothing is left of a sequence that begins anew.
-    fork.truncate(0);
-    others.append(fork, 0, n);
-    fork.pack();
-    CHECK(statistics(fork, 0) != its);
-}
-
-TEST_CASE("sequences of a batch have their own, forks of one share them") {
-    const auto plan = make_plan(RowType::f32);
-    const Tokens rows(2 * 8 * n, 5);
-    Batch batch(make_store(), plan, no_window, 2);
-    const auto append = [&](std::uint32_t first, std::uint32_t tokens) {
-        const std::size_t channels = shape.channels();
-        const BatchStrides strides{8 * n * channels, shape.head_dim, channels};
-        const std::size_t at = std::size_t{first} * channels;
-        batch.append({rows.keys.data() + at, RowType::f32, strides},
-                     {rows.values.data() + at, RowType::f32, strides}, tokens);
-        batch.pack();
-    };
-    const auto its = [&](std::uint32_t sequence, std::uint32_t block) {
-        Batch copy = batch.fork();
-        copy.select({&sequence, 1});
-        const Bytes image = copy.save(block * n, (block + 1) * n);
-        const ImageHeader header = read_image(image);
-        std::vector<std::byte> packed(plan->packed_bytes());
-        const ImageLayout layout = lay_out(header);
-        std::memcpy(packed.data(), image.data() + layout.parts.front().begin, packed.size());
-        return statistics(*plan, packed);
-    };
-    append(0, 3 * n);
-    CHECK(its(0, 0) == its(0, 2));
-    CHECK(its(1, 0) == its(1, 2));
-    CHECK(its(0, 0) != its(1, 0));
-    const Bytes second = its(1, 0);
-    const std::array<std::uint32_t, 2> both{1, 1};
-    batch.select(both);
-    append(3 * n, 2 * n);
-    CHECK(its(0, 4) == second);
-    CHECK(its(1, 4) == second);
-}
-
-TEST_CASE("a loaded sequence goes on with its statistics") {
-    const auto plan = make_plan();
-    const Tokens rows(6 * n, 6);
-    Sequence sequence(make_store(), plan, no_window);
-    rows.append(sequence, 0, 3 * n);
-    sequence.pack();
-    Sequence loaded = load_sequence(save_sequence(sequence), make_store(), plan, no_window);
-    CHECK(packed_bytes(loaded, 2) == packed_bytes(sequence, 2));
-    rows.append(sequence, 3 * n, n);
-    rows.append(loaded, 3 * n, n);
-    sequence.pack();
-    loaded.pack();
-    CHECK(packed_bytes(loaded, 3) == packed_bytes(sequence, 3));
-    CHECK(statistics(loaded, 3) == statistics(sequence, 0));
 }
 
 TEST_CASE("hosts say which blocks belong together") {
