@@ -75,7 +75,9 @@ class Server {
         : cache_(shared_by(slots, scheme), cells),
           owners_(cells, 0),
           slots_(slots),
-          random_(11 + slots), block_(block), window_(window),
+          random_(11 + slots),
+          block_(block),
+          window_(window),
           tolerance_(tolerance) {}
 
     // Requests until so many have begun, and their answers.
@@ -309,11 +311,12 @@ TEST_CASE("a conversation between others is what it is alone") {
     for (const Load& load :
          {Load{"exact", 1, 2048, 400, 60, 2e-3}, Load{"exact", 8, 8192, 400, 60, 2e-3},
           Load{"int8,window=128,sinks=4", 4, 8192, 800, 200, 0.04},
-          Load{"lowkv4", 8, 16384, 1500, 500, 0.3}, Load{"lowkv2.8", 32, 16384, 300, 100, 0.5}}) {
+          Load{"lowkv4", 8, 16384, 1500, 500, 0.3},
+          Load{"kivi4,window=16,sinks=5", 4, 8192, 800, 200, 0.5, 32, 16},
+          Load{"lowkv2.8", 32, 16384, 300, 100, 0.5}}) {
         CAPTURE(load.scheme);
         CAPTURE(load.slots);
-        Server server(load.scheme, load.slots, load.cells, load.block, load.window,
-                      load.tolerance);
+        Server server(load.scheme, load.slots, load.cells, load.block, load.window, load.tolerance);
         server.serve(static_cast<int>(3 * load.slots), load.prompt, load.answer);
         MESSAGE("held: ", server.held(), " of what is needed, unquantized: ", server.unquantized());
         if (std::string(load.scheme) == "exact") continue;  // rows that ended are not packed
