@@ -54,12 +54,12 @@ class CountingDevice final : public lowkv::test::SealedDevice {
     }
 };
 
-struct Host {
+struct Loader {
     std::shared_ptr<const Plan> plan;
     Retention retention;
     std::vector<ImageHeader> good;
 
-    explicit Host(const char* name) {
+    explicit Loader(const char* name) {
         const Scheme scheme = parse_scheme(name);
         plan = std::make_shared<const Plan>(plan_of(scheme.base, {2, 64}));
         retention = batch_retention(*plan, {.window = 40, .sinks = 4});
@@ -195,14 +195,14 @@ TEST_CASE("a crafted image allocates at most four times its bytes, whole blocks,
     const auto end = std::chrono::steady_clock::now() +
                      std::chrono::duration<double>(seconds == nullptr ? 1.0 : std::atof(seconds));
     std::mt19937 random(seconds == nullptr ? 1 : std::random_device{}());
-    std::vector<Host> hosts;
+    std::vector<Loader> hosts;
     for (const char* name : {"lowkv2.8", "kivi2", "exact", "turboquant3"}) hosts.emplace_back(name);
 #ifdef LOWKV_GUESTS
     hosts.emplace_back("kvquant2");
 #endif
     std::size_t tried = 0, read = 0, loaded = 0;
     double worst = 0;
-    const auto use = [&](const Host& host, const Bytes& image, const auto& load) {
+    const auto use = [&](const Loader& host, const Bytes& image, const auto& load) {
         std::size_t limit = 4 * image.size() + constant;
         try {
             limit += block_bytes(read_image(image), *host.plan);
@@ -224,7 +224,7 @@ TEST_CASE("a crafted image allocates at most four times its bytes, whole blocks,
         return false;
     };
     while (std::chrono::steady_clock::now() < end) {
-        const Host& host = hosts[random() % hosts.size()];
+        const Loader& host = hosts[random() % hosts.size()];
         const Bytes image = crafted(random, host.good[random() % host.good.size()]);
         ++tried;
         if (!use(host, image, [](const auto&... its) { return load_sequences(its...); })) break;
@@ -237,7 +237,7 @@ TEST_CASE("a crafted image allocates at most four times its bytes, whole blocks,
 }
 
 TEST_CASE("a header without rows allocates nothing by its counts") {
-    const Host host("lowkv2.8");
+    const Loader host("lowkv2.8");
     ImageHeader header = host.good.back();
     REQUIRE(header.spans.empty());
     header.queries = false;
