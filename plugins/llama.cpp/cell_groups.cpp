@@ -270,7 +270,8 @@ void CellGroups::make_layout(Layout& layout) const {
     for (std::uint32_t unit = 0; unit < generations_.size(); ++unit)
         if (generations_[unit] % 2 == 1) layout.units.push_back(unit);
     // Those of a tier side by side: attention takes them at once.
-    std::ranges::stable_sort(layout.units, {}, [&](std::uint32_t unit) { return tiers_[unit]; });
+    std::ranges::sort(layout.units, {},
+                      [&](std::uint32_t unit) { return std::pair(tiers_[unit], unit); });
     for (const std::uint32_t unit : layout.units) {
         const auto cells = unit_cells(unit);
         layout.cells.insert(layout.cells.end(), cells.begin(), cells.end());
