@@ -31,23 +31,13 @@ std::string range_text(std::uint32_t first, std::uint64_t end) {
 // the image has bytes, and 1 MiB.
 void check_lists(const ImageHeader& header, const ImageLayout& layout, const Plan& plan,
                  ErrorCode code) {
-    const std::uint64_t blocks = ceil_div<std::uint64_t>(header.tokens, plan.block_tokens());
-    const std::uint64_t bytes = header.batch * (sizeof(Sequence) + blocks * sizeof(cache::Block*));
+    const std::uint64_t bytes =
+        header.batch *
+        (sizeof(Sequence) +
+         ceil_div<std::uint64_t>(header.tokens, plan.block_tokens()) * sizeof(cache::Block*));
     if (bytes > layout.bytes + (1 << 20))
         refuse(code, "its sequences take " + std::to_string(bytes) +
                          " bytes without a row, and its rows only " + std::to_string(layout.bytes));
-}
-
-// Of all blocks at once, so that what is over budget is refused with the bytes that it needs.
-void check_budget(const ImageHeader& header, const Plan& plan, Store::Impl& store) {
-    const std::uint32_t tokens = plan.block_tokens();
-    std::size_t bytes = 0;
-    for (const auto& [first, count, packed] : header.spans) {
-        const std::size_t blocks = ceil_div(first + count, tokens) - first / tokens;
-        bytes += blocks * header.batch * (packed ? plan.packed_bytes() : plan.exact_bytes());
-    }
-    const std::scoped_lock lock(store.mutex);
-    store.check_budget(bytes, 0);
 }
 
 // The tokens of an image: unquantized sinks, packed ones, unquantized ones.
@@ -56,9 +46,9 @@ struct Order {
 };
 
 // Checks that the spans are what a sequence has that was appended to and packed in order.
-Order order_of(const ImageHeader& header, const Plan& plan, const Retention& retention,
-               ErrorCode code) {
-    const std::uint32_t tokens = plan.block_tokens(), sinks = whole_sinks(retention, tokens).sinks;
+Order order_of(const ImageHeader& header, const Sequence& sequence, ErrorCode code) {
+    const std::uint32_t tokens = sequence.plan().block_tokens();
+    const std::uint32_t sinks = whole_sinks(sequence.retention(), tokens).sinks;
     if (header.tokens >= Sequence::max_cells)
         refuse(code, std::to_string(header.tokens) + " tokens are too many");
     const std::uint32_t first = header.spans.empty() ? header.tokens : header.spans.front().first;
@@ -74,14 +64,14 @@ Order order_of(const ImageHeader& header, const Plan& plan, const Retention& ret
         // Exact tokens before packed ones are sinks, all of them up to the last.
         if (span.first != std::max(first, sinks) || (span.first - sinks) % tokens != 0)
             refuse(code, "packed " + range_text(span.first, order.packed_end) +
-                             ", but its scheme has " + std::to_string(retention.sinks) +
+                             ", but its scheme has " + std::to_string(sequence.retention().sinks) +
                              " sinks and blocks of " + std::to_string(tokens));
     }
     return order;
 }
 
-std::size_t queries_at(const ImageLayout& layout, std::size_t number, std::size_t channels) {
-    return layout.queries + number * (sizeof(QueryRecord) + channels * sizeof(float));
+std::size_t record_bytes(std::size_t channels) {
+    return sizeof(QueryRecord) + channels * sizeof(float);
 }
 
 void write_queries(const QueryState& state, std::byte* at) {
@@ -116,9 +106,8 @@ struct SequenceImage {
         for (std::uint32_t cell = first, count = 0; cell < end; cell += count) {
             const cache::Block* block = sequence.blocks_[cell / tokens];
             const bool packed = block != nullptr && block->packed;
-            const std::uint32_t at = cell % tokens;
-            count = packed ? tokens : std::min(tokens - at, end - cell);
-            const cache::Cells wanted = cache::cell_range(at, count);
+            count = packed ? tokens : std::min(tokens - cell % tokens, end - cell);
+            const auto wanted = cache::cell_range(cell % tokens, count);
             if (block == nullptr || (block->keys & block->values & wanted) != wanted)
                 refuse(saving,
                        range_text(cell, cell + count) +
@@ -149,7 +138,7 @@ struct SequenceImage {
             });
         const ImageLayout layout = lay_out(header);
         // A range that begins inside of a block is the reader's to refuse.
-        if (first == 0) order_of(header, plan, one.retention(), saving);
+        if (first == 0) order_of(header, one, saving);
         check_lists(header, layout, plan, saving);
         std::vector<std::byte> image(layout.bytes);
         for (std::size_t i = 0; i < header.spans.size(); ++i)
@@ -157,7 +146,7 @@ struct SequenceImage {
         const std::size_t channels = plan.shape().channels();
         for (std::size_t s = 0; header.queries && s < sequences.size(); ++s)
             write_queries(sequences[s].queries_.state(),
-                          image.data() + queries_at(layout, s, channels));
+                          image.data() + layout.queries + s * record_bytes(channels));
         one.device().finish();
         seal_image(header, image);
         return image;
@@ -179,15 +168,16 @@ struct SequenceImage {
         }
         const std::size_t channels = shape.channels();
         const BatchStrides strides{span.tokens * channels, shape.head_dim, channels};
-        const BatchRowsOut keys{image + part.begin, strides}, values{image + part.values, strides};
-        Sequence::read(sequences, span.first, span.tokens, keys,
+        const BatchRowsOut values{image + part.values, strides};
+        Sequence::read(sequences, span.first, span.tokens, {image + part.begin, strides},
                        shape.latent() ? BatchRowsOut{} : values, serial_executor());
         if (!plan.has_positions()) return;
         std::byte* at = image + part.positions;
         for (const Sequence& sequence : sequences)
-            for (std::uint32_t t = 0; t < span.tokens; ++t, at += sizeof(std::int32_t)) {
+            for (std::uint32_t t = 0; t < span.tokens; ++t) {
                 const std::int32_t position = sequence.position(span.first + t);
                 std::memcpy(at, &position, sizeof position);
+                at += sizeof position;
             }
     }
 
@@ -198,25 +188,34 @@ struct SequenceImage {
         const ImageHeader header = read_image(image);
         check_image(header, image_identity(plan, empty.retention()));
         const ImageLayout layout = lay_out(header);
-        const Order order = order_of(header, plan, empty.retention(), loading);
+        const Order order = order_of(header, empty, loading);
         check_lists(header, layout, plan, loading);
         if (header.queries && !plan.wants_queries())
             refuse(loading, "it has query energies, and its scheme weighs no keys by them");
-        check_budget(header, plan, empty.store_->impl());
+        const std::uint32_t tokens = plan.block_tokens();
+        std::size_t bytes = 0;  // of all blocks, so that what is over budget is refused at once
+        for (const auto& [first, count, packed] : header.spans)
+            bytes += (ceil_div(first + count, tokens) - first / tokens) * header.batch *
+                     (packed ? plan.packed_bytes() : plan.exact_bytes());
+        {
+            Store::Impl& store = empty.store_->impl();
+            const std::scoped_lock lock(store.mutex);
+            store.check_budget(bytes, 0);
+        }
         const std::size_t channels = plan.shape().channels();
         std::vector<Sequence> sequences;
         sequences.reserve(header.batch);
         for (std::size_t s = 0; s < header.batch; ++s) {
             Sequence& sequence = sequences.emplace_back(empty.fork());
-            sequence.blocks_.reserve(ceil_div(header.tokens, plan.block_tokens()));
-            sequence.blocks_.resize(ceil_div(order.first, plan.block_tokens()));
+            sequence.blocks_.reserve(ceil_div(header.tokens, tokens));
+            sequence.blocks_.resize(ceil_div(order.first, tokens));
             sequence.size_ = order.first;
             for (std::size_t i = 0; i < header.spans.size(); ++i)
                 load(sequence, header.spans[i], layout.parts[i], image.data(), s);
             sequence.truncate(header.tokens);  // may cut the last packed block
             if (header.queries)
-                sequence.queries_.restore(
-                    read_queries(image.data() + queries_at(layout, s, channels), channels));
+                sequence.queries_.restore(read_queries(
+                    image.data() + layout.queries + s * record_bytes(channels), channels));
         }
         return {std::move(sequences), order};
     }
@@ -263,20 +262,16 @@ Sequence load_sequence(std::span<const std::byte> image, const std::shared_ptr<S
 }
 
 std::vector<std::byte> Batch::save(std::uint32_t first, std::uint32_t last) const {
-    const auto refuse_range = [&](const std::string& why) {
-        throw Error(ErrorCode::invalid_argument,
-                    "Batch: can't save " + range_text(first, last) + ": " + why);
-    };
     if (std::ranges::any_of(state_.padding, [](const auto& ranges) { return !ranges.empty(); }))
-        refuse_range("its padding can't be saved; compute the prompts without padding");
+        refuse(saving, "its padding can't be saved; compute the prompts without padding");
     if (first < state_.first || first > last || last > state_.tokens)
-        refuse_range("it holds " + range_text(state_.first, state_.tokens));
-    for (const std::uint32_t end : {first, last}) {
+        refuse(saving, range_text(first, last) + " of a batch that holds " +
+                           range_text(state_.first, state_.tokens));
+    for (const std::uint32_t end : {first, last})
         if (end > state_.packed_first && end < state_.packed_end &&
             (end - state_.packed_first) % plan().block_tokens() != 0)
-            refuse_range("token " + std::to_string(end) + " is inside of a packed block of " +
-                         std::to_string(plan().block_tokens()));
-    }
+            refuse(saving, "token " + std::to_string(end) + " is inside of a packed block of " +
+                               std::to_string(plan().block_tokens()));
     return SequenceImage::save(sequences_, first, last);
 }
 
