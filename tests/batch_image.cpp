@@ -1,12 +1,8 @@
-// Images of batches: what is refused, positions, sequences as a batch. blocks_batch.cpp has the
-// rest.
+// Images of batches: what is refused, sequences as a batch of one. blocks_batch.cpp has the rest.
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
-
 #include "batch_common.h"
-#include "cache_common.h"
 #include "image_case.h"
 #include "sealed_device.h"
 
@@ -60,29 +56,21 @@ TEST_CASE("an image whose tokens a batch does not have so is refused") {
                   [&] { Batch::load(image, other.store, other.plan, other.retention); }));
 }
 
-TEST_CASE("sequences with the same spans are one image, whatever the rows") {
+TEST_CASE("a batch of one and a sequence have the same images, whatever the rows") {
     for (const RowType type : types) {
-        const auto store = lowkv::test::make_store();
-        const auto plan = batch_test::make_plan("kivi2,window=20,sinks=4", shape, type);
-        const Retention retention{.window = 20, .sinks = 4};
-        std::vector<Sequence> sequences;
-        cache_test::Rng rng(7);
-        for (int i = 0; i < 3; ++i) {
-            Sequence& its = sequences.emplace_back(store, plan, retention);
-            cache_test::append(its, rng, 133);
-            its.pack();
-        }
-        const Sequence* pointers[] = {&sequences[0], &sequences[1], &sequences[2]};
-        const auto image = save_sequences(pointers);
-        const auto again = load_sequences(image, store, plan, retention);
-        REQUIRE(again.size() == 3);
-        for (std::size_t i = 0; i < 3; ++i)
-            CHECK(save_sequence(again[i]) == save_sequence(sequences[i]));
-        CHECK(refused(ErrorCode::invalid_image, "a Sequence is one",
-                      [&] { load_sequence(image, store, plan, retention); }));
-        cache_test::append(sequences[1], rng, 1);
-        CHECK(refused(ErrorCode::invalid_argument, "other plans, sizes",
-                      [&] { save_sequences(pointers); }));
+        Held held("kivi2,window=20,sinks=4", type, 2);
+        fill(held.batch, 1, 150);
+        held.batch.pack();
+        const auto load = [&](const std::vector<std::byte>& image) {
+            return load_sequence(image, held.store, held.plan, held.batch.retention());
+        };
+        CHECK(refused(ErrorCode::invalid_image, "a batch of 2 from token 0 on; a Sequence is one",
+                      [&] { load(held.batch.save()); }));
+        const std::uint32_t second = 1;
+        held.batch.select({&second, 1});
+        CHECK(save_sequence(load(held.batch.save())) == held.batch.save());
+        CHECK(refused(ErrorCode::invalid_image, "a batch of 1 from token 32 on",
+                      [&] { load(held.batch.save(32, 150)); }));
     }
 }
 

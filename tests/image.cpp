@@ -33,8 +33,8 @@ ImageHeader sample() {
                        .rows = RowType::f16,
                        .positions = true};
     header.batch = 2;
-    header.tokens = 140;
-    header.spans = {{0, 5, false}, {5, 64, true}, {70, 1, false}, {96, 64, true}};
+    header.tokens = 120;
+    header.spans = {{0, 5, false}, {5, 64, true}, {69, 1, false}, {70, 64, true}};
     return header;
 }
 
@@ -91,8 +91,8 @@ TEST_CASE("every byte is where docs/images.md says") {
     CHECK(number<std::uint64_t>(image, 24) == xxh64(std::span(image).subspan(32)));
     CHECK(number<std::uint64_t>(image, 32) == 0x0123456789abcdef);
     CHECK(number<std::uint64_t>(image, 40) == 200);
-    const std::uint32_t words[] = {32, 3, 16, 7, 2,  140, 2,  1, 4, 15,          // fields
-                                   0,  5, 0,  5, 64, 1,   70, 1, 0, 96, 64, 1};  // spans
+    const std::uint32_t words[] = {32, 3, 16, 7, 2,  120, 2,  1, 4, 15,          // fields
+                                   0,  5, 0,  5, 64, 1,   69, 1, 0, 70, 64, 1};  // spans
     for (std::size_t i = 0; i < std::size(words); ++i)
         CHECK(number<std::uint32_t>(image, 48 + 4 * i) == words[i]);
     CHECK(std::memcmp(image.data() + 136, "k=exact,v=exact", 15) == 0);
@@ -253,11 +253,14 @@ TEST_CASE("what can't be an image is named") {
         {"tokens; legal: up to", [](auto& h) { h.tokens = Sequence::max_cells + 1; }},
         {"exact cells [0, 0)", [](auto& h) { h.spans[0].tokens = 0; }},
         {"packed cells [4, 68) after", [](auto& h) { h.spans[1].first = 4; }},
+        {"packed cells [6, 70) after those before 5; an image has its cells in order, without gaps",
+         [](auto& h) { h.spans[1].first = 6; }},
         {"packed cells [5, 68) are no whole", [](auto& h) { h.spans[1].tokens = 63; }},
-        {"packed cells [96, 160) of 128", [](auto& h) { h.tokens = 128; }},
-        {"exact cells [70, 141) of 140",
+        {"its rows end at 134, its tokens at 102", [](auto& h) { h.tokens = 102; }},
+        {"its rows end at 134, its tokens at 135", [](auto& h) { h.tokens = 135; }},
+        {"its rows end at 121, its tokens at 120",
          [](auto& h) {
-             h.spans[2].tokens = 71;
+             h.spans[2].tokens = 52;
              h.spans.pop_back();
          }},
         {"more bytes than there can be",

@@ -54,12 +54,12 @@ class CountingDevice final : public lowkv::test::SealedDevice {
     }
 };
 
-struct Loader {
+struct Reader {
     std::shared_ptr<const Plan> plan;
     Retention retention;
     std::vector<ImageHeader> good;
 
-    explicit Loader(const char* name) {
+    explicit Reader(const char* name) {
         const Scheme scheme = parse_scheme(name);
         plan = std::make_shared<const Plan>(plan_of(scheme.base, {2, 64}));
         retention = batch_retention(*plan, {.window = 40, .sinks = 4});
@@ -111,7 +111,7 @@ std::uint32_t odd_number(std::mt19937& random, std::uint32_t was) {
 void change(std::mt19937& random, ImageHeader& header) {
     ImageIdentity& identity = header.identity;
     const auto at = header.spans.empty() ? 0 : random() % header.spans.size();
-    switch (random() % 14) {
+    switch (random() % 13) {
         case 0: header.batch = odd_number(random, header.batch); break;
         case 1: header.tokens = odd_number(random, header.tokens); break;
         case 2: header.spans.clear(); break;
@@ -126,13 +126,6 @@ void change(std::mt19937& random, ImageHeader& header) {
         case 8:
             header.spans.push_back(
                 {header.tokens - 1 - static_cast<std::uint32_t>(random() % 3), 1, false});
-            break;
-        case 9:  // lone rows, far from each other
-            for (std::uint32_t i = 0, cell = header.tokens; i < random() % 20; ++i) {
-                cell += static_cast<std::uint32_t>(random()) >> random() % 32;
-                header.spans.push_back({cell, 1, false});
-                header.tokens = cell + 1;
-            }
             break;
         default:  // most images that hold together differ in cells
             if (header.spans.empty()) break;
@@ -150,6 +143,11 @@ Bytes crafted(std::mt19937& random, const ImageHeader& good) {
     constexpr std::size_t most = 1 << 20;
     ImageHeader header = good;
     for (auto n = 2 + random() % 4; n > 0; --n) change(random, header);
+    if (random() % 2 == 0 && !header.spans.empty()) {  // without gaps
+        for (std::size_t i = 1; i < header.spans.size(); ++i)
+            header.spans[i].first = header.spans[i - 1].first + header.spans[i - 1].tokens;
+        header.tokens = header.spans.back().first + header.spans.back().tokens;
+    }
     std::size_t size = 0;
     try {
         size = lay_out(header).bytes;
@@ -195,24 +193,25 @@ TEST_CASE("a crafted image allocates at most four times its bytes, whole blocks,
     const auto end = std::chrono::steady_clock::now() +
                      std::chrono::duration<double>(seconds == nullptr ? 1.0 : std::atof(seconds));
     std::mt19937 random(seconds == nullptr ? 1 : std::random_device{}());
-    std::vector<Loader> hosts;
-    for (const char* name : {"lowkv2.8", "kivi2", "exact", "turboquant3"}) hosts.emplace_back(name);
+    std::vector<Reader> readers;
+    for (const char* name : {"lowkv2.8", "kivi2", "exact", "turboquant3"})
+        readers.emplace_back(name);
 #ifdef LOWKV_GUESTS
-    hosts.emplace_back("kvquant2");
+    readers.emplace_back("kvquant2");
 #endif
     std::size_t tried = 0, read = 0, loaded = 0;
     double worst = 0;
-    const auto use = [&](const Loader& host, const Bytes& image, const auto& load) {
+    const auto use = [&](const Reader& reader, const Bytes& image, const auto& load) {
         std::size_t limit = 4 * image.size() + constant;
         try {
-            limit += block_bytes(read_image(image), *host.plan);
+            limit += block_bytes(read_image(image), *reader.plan);
             ++read;
         } catch (const Error&) {
         }
         const auto store = std::make_shared<Store>(0, std::make_shared<CountingDevice>());
         allocated = 0;
         try {
-            load(image, store, host.plan, host.retention);
+            load(image, store, reader.plan, reader.retention);
             ++loaded;
         } catch (const Error&) {
         } catch (const std::bad_alloc&) {
@@ -224,11 +223,11 @@ TEST_CASE("a crafted image allocates at most four times its bytes, whole blocks,
         return false;
     };
     while (std::chrono::steady_clock::now() < end) {
-        const Loader& host = hosts[random() % hosts.size()];
-        const Bytes image = crafted(random, host.good[random() % host.good.size()]);
+        const Reader& reader = readers[random() % readers.size()];
+        const Bytes image = crafted(random, reader.good[random() % reader.good.size()]);
         ++tried;
-        if (!use(host, image, [](const auto&... its) { return load_sequences(its...); })) break;
-        if (!use(host, image, [](const auto&... its) { return Batch::load(its...); })) break;
+        if (!use(reader, image, [](const auto&... its) { return load_sequence(its...); })) break;
+        if (!use(reader, image, [](const auto&... its) { return Batch::load(its...); })) break;
     }
     MESSAGE(tried, " images, ", read, " read, ", loaded, " loaded; at most ", worst,
             " of the limit");
@@ -237,8 +236,8 @@ TEST_CASE("a crafted image allocates at most four times its bytes, whole blocks,
 }
 
 TEST_CASE("a header without rows allocates nothing by its counts") {
-    const Loader host("lowkv2.8");
-    ImageHeader header = host.good.back();
+    const Reader reader("lowkv2.8");
+    ImageHeader header = reader.good.back();
     REQUIRE(header.spans.empty());
     header.queries = false;
     const std::pair<std::uint32_t, std::uint32_t> counts[] = {{1, Sequence::max_cells - 200},
@@ -256,7 +255,7 @@ TEST_CASE("a header without rows allocates nothing by its counts") {
         allocated = 0;
         std::string error;
         try {
-            Batch::load(image, store, host.plan, host.retention);
+            Batch::load(image, store, reader.plan, reader.retention);
         } catch (const Error& refused) {
             error = refused.what();
         } catch (const std::bad_alloc&) {
@@ -271,6 +270,6 @@ TEST_CASE("a header without rows allocates nothing by its counts") {
     header.tokens = 1 << 20;
     Bytes image(lay_out(header).bytes);
     seal_image(header, image);
-    CHECK(Batch::load(image, lowkv::test::make_store(), host.plan, host.retention).first() ==
+    CHECK(Batch::load(image, lowkv::test::make_store(), reader.plan, reader.retention).first() ==
           1 << 20);
 }

@@ -125,26 +125,32 @@ TEST_CASE("sequences of one image have seen their own queries, or none") {
     std::mt19937 random(2);
     const auto plan = std::make_shared<const Plan>(plan_of(parse_scheme("lowkv2.8").base, shape));
     const Retention retention{.window = 0, .sinks = 0};
-    const Text text(random, 2, 256);
-    std::vector<Sequence> sequences;
-    for (int i = 0; i < 3; ++i) {
-        Sequence& its = sequences.emplace_back(lowkv::test::make_store(), plan, retention);
-        its.append(text.keys.data(), text.values.data(), 100);
-        const std::size_t q = std::size_t{heads} * shape.head_dim;
-        if (i > 0)
-            its.update_query_stats(
-                {text.queries.data() + i * 50 * q, q, shape.head_dim, 100, heads});
+    const Text text(random, 1, 256);
+    Batch batch(lowkv::test::make_store(), plan, retention, 3);
+    const std::size_t row = shape.channels(), q = std::size_t{heads} * shape.head_dim;
+    const auto append = [&](Batch& its, std::uint32_t first, std::uint32_t count) {
+        const BatchStrides strides{0, shape.head_dim, row};  // the same rows in each
+        its.append({text.keys.data() + first * row, RowType::f32, strides},
+                   {text.values.data() + first * row, RowType::f32, strides}, count);
+    };
+    append(batch, 0, 100);
+    for (std::uint32_t i = 1; i < 3; ++i)
+        batch.update_query_stats(i,
+                                 {text.queries.data() + i * 50 * q, q, shape.head_dim, 100, heads});
+    Batch loaded = Batch::load(batch.save(), lowkv::test::make_store(), plan, retention);
+    for (Batch* its : {&batch, &loaded}) {
+        append(*its, 100, 28);
+        its->pack();
+        REQUIRE(its->packed_end() == 128);
     }
-    const Sequence* pointers[] = {&sequences[0], &sequences[1], &sequences[2]};
-    std::vector<Sequence> loaded =
-        load_sequences(save_sequences(pointers), lowkv::test::make_store(), plan, retention);
-    for (std::size_t i = 0; i < 3; ++i) {
-        text.step(sequences[i], 100, 28);
-        text.step(loaded[i], 100, 28);
-        REQUIRE(loaded[i].packed(0));
-        CHECK(save_sequence(loaded[i]) == save_sequence(sequences[i]));
-    }
-    CHECK(save_sequence(loaded[0]) != save_sequence(loaded[1]));
+    CHECK(loaded.save() == batch.save());
+    const auto alone = [&](std::uint32_t sequence) {
+        Batch copy = loaded.fork();
+        copy.select({&sequence, 1});
+        return copy.save();
+    };
+    CHECK(alone(0) != alone(1));
+    CHECK(alone(1) != alone(2));
 }
 
 TEST_CASE("an image of version 2 has no queries and is read; records that can't be are refused") {

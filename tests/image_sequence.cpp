@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -112,15 +113,55 @@ TEST_CASE("every preset comes back and goes on where it was") {
     }
 }
 
-TEST_CASE("positions come back") {
+TEST_CASE("short ones, and none at all") {
+    for (const std::uint32_t tokens : {0u, 1u, 31u, 32u, 33u}) {
+        Rng rng(2);
+        Cache cache(parse_scheme("kivi2").base);
+        cache.append(rng, tokens);
+        check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
+    }
+}
+
+TEST_CASE("a sequence whose tokens lack rows is not saved, its fork is") {
+    Rng rng(3);
+    Cache cache(parse_scheme("kivi2").base);
+    cache.append(rng, 300);
+    const std::vector<std::uint32_t> last{299}, far{700}, dropped{2};
+    const Row rows = cache_test::random_rows(rng, 1, shape.channels());
+    const Sequence fork = cache.sequence.fork();
+    const auto is_refused = [&](const Sequence& sequence, const char* words) {
+        CHECK_THROWS_WITH_AS(save_sequence(sequence), doctest::Contains(words), Error);
+    };
+    Sequence later = fork.fork();
+    later.write_keys(std::vector<std::uint32_t>{300}, rows.data(), shape.channels());
+    is_refused(later, "save a sequence between steps");
+    later.write_values(std::vector<std::uint32_t>{300}, rows.data(), shape.channels());
+    check_same(later, cache.reloaded(save_sequence(later)));
+    later.write_keys(far, rows.data(), shape.channels());
+    later.write_values(far, rows.data(), shape.channels());
+    is_refused(later, "tokens were appended in order");
+    cache.sequence.write_keys(last, rows.data(), shape.channels());
+    cache.sequence.drop(dropped);
+    is_refused(cache.sequence, "save: tokens [64, 96) have not all keys and values");
+    check_same(fork, cache.reloaded(save_sequence(fork)));
+}
+
+TEST_CASE("an image with gaps, as older versions could save it, is refused") {
     Rng rng(4);
-    Cache cache(parse_scheme("kvquant2").base);
-    const Row rows = cache_test::random_rows(rng, 200, shape.channels());
-    std::vector<std::int32_t> positions(200);
-    for (int i = 0; i < 200; ++i) positions[static_cast<std::size_t>(i)] = 3 * i - 7;
-    cache.sequence.append(rows.data(), rows.data(), 200, positions);
-    cache.sequence.pack();
-    check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
+    Cache cache(parse_scheme("kivi2").base);
+    cache.append(rng, 300);
+    Bytes image = save_sequence(cache.sequence);
+    const ImageHeader header = read_image(image);
+    REQUIRE(header.spans.size() == 3);
+    const auto put = [&](std::size_t at, std::uint32_t value) {
+        std::memcpy(image.data() + at, &value, sizeof value);
+    };
+    put(68, header.tokens + 32);
+    put(88 + 2 * 12, header.spans[2].first + 32);
+    reseal(image);
+    CHECK(refusal([&] { cache.reloaded(image); }) ==
+          "image: exact cells [288, 332) after those before 256; an image has its cells in order, "
+          "without gaps");
 }
 
 TEST_CASE("what means something else is refused") {
@@ -167,8 +208,14 @@ TEST_CASE("what a sequence can't hold is refused") {
     };
     CHECK(changed([](ImageHeader&) {}).empty());
     CHECK(changed([](ImageHeader& h) { h.batch = 2; }).find("a batch of 2") != std::string::npos);
-    const std::string shifted = changed([](ImageHeader& h) { h.spans = {{3, 64, true}}; });
-    CHECK(shifted.find("a packed block at cell 3") != std::string::npos);
+    const auto only = [&](std::uint32_t first) {
+        return changed([&](ImageHeader& h) {
+            h.spans = {{first, 64, true}};
+            h.tokens = first + 64;
+        });
+    };
+    CHECK(only(3).find("packed tokens [3, 67), but its scheme has 5 sinks") != std::string::npos);
+    CHECK(only(64).find("from token 64 on; a Sequence is one") != std::string::npos);
     CHECK(changed([](ImageHeader& h) { h.identity.rows = RowType::bf16; }).find("bf16, not f16") !=
           std::string::npos);
 }
@@ -187,7 +234,7 @@ TEST_CASE("an order of channels that lacks one is refused") {
                               cache.plan->keys().sorted_table()->section.order;
     image[order + 1] = image[order];
     reseal(image);
-    CHECK(refusal([&] { cache.reloaded(image); }).find("does not have every channel") !=
+    CHECK(refusal([&] { cache.reloaded(image); }).find("lack channels of the keys") !=
           std::string::npos);
 }
 
@@ -196,7 +243,8 @@ TEST_CASE("a block that waits for its values can't be saved") {
     Cache cache(parse_scheme("kivi2").base);
     Sequence source(cache.store, cache.plan, retention);
     cache_test::append(source, rng, 64);
-    const std::uint32_t blocks[] = {0};
+    cache_test::append(cache.sequence, rng, 32);  // the sinks' block
+    const std::uint32_t blocks[] = {1};
     std::vector<std::uint32_t> cells(32);
     std::iota(cells.begin(), cells.end(), 0);
     cache.sequence.pack_keys_from(source, blocks, cells);

@@ -210,9 +210,6 @@ class Batch {
                      AttentionParams params, AttentionWorkspace& workspace,
                      Executor& executor) const;
 
-    // Checks that the image's spans are what a batch has, and returns where.
-    State state_of(const ImageHeader& header) const;
-
     std::vector<Sequence> sequences_;
     std::vector<std::shared_ptr<const Plan>> finer_;
     State state_;

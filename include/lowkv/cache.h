@@ -339,7 +339,7 @@ class Sequence {
     void let_go(std::uint32_t block) noexcept;
     void release() noexcept;
     friend class Batch;
-    friend struct SequenceImage;  // src/cache/sequence_image.cpp
+    friend struct SequenceImage;  // src/cache/batch_image.cpp
 };
 
 }  // namespace lowkv

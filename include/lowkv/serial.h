@@ -59,7 +59,8 @@ struct ImageHeader {
     ImageIdentity identity;
     std::uint32_t batch = 1;   // sequences, with the same spans
     std::uint32_t tokens = 0;  // one past the highest cell
-    // Ascending; cells between them are absent. The last block may go past `tokens`.
+    // One behind the other, up to `tokens`; the last packed block may go past it. Cells before the
+    // first are dropped ones.
     std::vector<ImageSpan> spans;
     // Behind the parts: what the sequences have seen of their queries (query_energy.h).
     bool queries = false;
@@ -109,20 +110,14 @@ std::uint64_t image_checksum(std::span<const std::byte> bytes) noexcept;
 // Throws Error(invalid_image) where the image means something else, saying what.
 void check_image(const ImageHeader& header, const ImageIdentity& wanted);
 
-// All cells of sequences of one plan and one retention, whose cells are packed, exact and absent
-// alike. Throws Error(invalid_argument) where they are not, and for a cell that has a key and no
-// value, or the other way round: save between steps.
-std::vector<std::byte> save_sequences(std::span<const Sequence* const> sequences);
+// A sequence whose tokens were appended and packed in order, from 0 on. Throws
+// Error(invalid_argument) where one lacks its key or its value: save between steps.
 std::vector<std::byte> save_sequence(const Sequence& sequence);
 
-// The sequences again, which go on as the saved ones would have, bit for bit. Throws as
-// read_image(), check_image() and Sequence do. load_sequence() takes an image of one. Beside the
-// rows themselves, what is allocated for sequences and their lists of blocks is at most the image's
-// size and 1 MiB: images of more absent cells or empty sequences are refused, and are not saved.
-std::vector<Sequence> load_sequences(std::span<const std::byte> image,
-                                     const std::shared_ptr<Store>& store,
-                                     const std::shared_ptr<const Plan>& plan,
-                                     const Retention& retention);
+// The sequence again, which goes on as the saved one would have, bit for bit. Throws as
+// read_image(), check_image() and Sequence do. Beside the rows themselves, what is allocated for
+// sequences and their lists of blocks is at most the image's size and 1 MiB: batches of more empty
+// sequences or dropped tokens are refused, and are not saved.
 Sequence load_sequence(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
                        const std::shared_ptr<const Plan>& plan, const Retention& retention);
 

@@ -80,19 +80,21 @@ void check_spans(const ImageHeader& header) {
     if (header.tokens > Sequence::max_cells)
         refuse(std::to_string(header.tokens) + " tokens; legal: up to " +
                std::to_string(Sequence::max_cells));
-    std::uint64_t end = 0;
+    if (header.spans.empty()) return;
+    std::uint64_t end = header.spans.front().first;
     for (const ImageSpan& span : header.spans) {
-        if (span.tokens == 0 || span.first < end)
+        if (span.tokens == 0 || span.first != end)
             refuse(span_text(span) + " after those before " + std::to_string(end) +
-                   "; spans have cells, and ascend");
+                   "; an image has its cells in order, without gaps");
         if (span.packed && (identity.block_tokens == 0 || span.tokens % identity.block_tokens != 0))
             refuse(span_text(span) + " are no whole blocks of " +
                    std::to_string(identity.block_tokens));
         end = std::uint64_t{span.first} + span.tokens;
-        const std::uint64_t room = span.packed ? identity.block_tokens - 1 : 0;
-        if (span.first >= header.tokens || end > header.tokens + room)
-            refuse(span_text(span) + " of " + std::to_string(header.tokens));
     }
+    const std::uint64_t room = header.spans.back().packed ? identity.block_tokens - 1 : 0;
+    if (end < header.tokens || end > header.tokens + room)
+        refuse("its rows end at " + std::to_string(end) + ", its tokens at " +
+               std::to_string(header.tokens));
 }
 
 void check_zeros(std::span<const std::byte> bytes, std::size_t begin, std::size_t end) {
