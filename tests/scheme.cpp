@@ -355,7 +355,8 @@ TEST_CASE("each host refuses the words that it can't serve, and says what to do 
         Host host;
         std::string text, words;  // none: it is served
     } rows[] = {
-        {Host::sequence, filter, "are not served in a Sequence (use a FilteredSequence); leave that out, or take another"},
+        {Host::sequence, filter,
+         "are not served in a Sequence (use a FilteredSequence); leave that out, or take another"},
         {Host::sequence, "kvquant3,flush=64", ""},
         {Host::pages, filter, "filter="},
         {Host::pages, "kivi2,flush=64", "flush= is not served in a PagedLayer; leave that out, or"},

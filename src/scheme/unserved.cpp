@@ -41,8 +41,12 @@ const Row rows[] = {
 };
 
 // In the order of Host.
-constexpr std::string_view where[] = {"in a Sequence (use a FilteredSequence)", "in a PagedLayer", "in a KvCache",
-                                      "in llama.cpp",       "in Python",       "in vLLM",
+constexpr std::string_view where[] = {"in a Sequence (use a FilteredSequence)",
+                                      "in a PagedLayer",
+                                      "in a KvCache",
+                                      "in llama.cpp",
+                                      "in Python",
+                                      "in vLLM",
                                       "in LMCache's chunks"};
 static_assert(std::size(where) == static_cast<std::size_t>(lmcache) + 1);
 
