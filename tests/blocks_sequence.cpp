@@ -317,13 +317,27 @@ class Sequences : public Sides<Sequence, State> {
         side.object = std::move(other);
     }
 
-    // Through an image, where nothing waits for its other half.
+    // Whether it looks like one that was appended to and packed in order: no row is missing, and what
+    // is packed follows the sinks without a gap.
+    bool is_in_order(const Table& table) const {
+        std::uint32_t packed = (retention_.sinks + model.tokens() - 1) / model.tokens();
+        for (std::uint32_t cell = 0; cell < table.size; ++cell) {
+            const std::uint32_t slot = cell / model.tokens(), row = cell % model.tokens();
+            const Block* block = model.block(table, slot);
+            if (block == nullptr || block->tokens[row].key.empty() ||
+                block->tokens[row].value.empty())
+                return false;
+            if (block->rung == 0 || row > 0) continue;
+            if (slot != packed) return false;
+            ++packed;
+        }
+        return true;
+    }
+
+    // Through an image, where it has one.
     void load() {
         Side& side = any();
-        for (std::uint32_t cell = 0; cell < side.now.table.size; ++cell) {
-            const Block* block = model.block(side.now.table, cell / model.tokens());
-            const Token* token = block != nullptr ? &block->tokens[cell % model.tokens()] : nullptr;
-            if (token == nullptr || token->key.empty() == token->value.empty()) continue;
+        if (!is_in_order(side.now.table)) {
             CHECK_THROWS_AS(save_sequence(side.object), Error);
             return;
         }
