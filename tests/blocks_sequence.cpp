@@ -317,8 +317,8 @@ class Sequences : public Sides<Sequence, State> {
         side.object = std::move(other);
     }
 
-    // Whether it looks like one that was appended to and packed in order: no row is missing, and what
-    // is packed follows the sinks without a gap.
+    // Whether it looks like one that was appended to and packed in order: no row is missing, and
+    // what is packed follows the sinks without a gap.
     bool is_in_order(const Table& table) const {
         std::uint32_t packed = (retention_.sinks + model.tokens() - 1) / model.tokens();
         for (std::uint32_t cell = 0; cell < table.size; ++cell) {
