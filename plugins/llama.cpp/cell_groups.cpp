@@ -151,9 +151,13 @@ std::uint32_t CellGroups::new_history(std::uint32_t from) {
     return static_cast<std::uint32_t>(histories_.size() - 1);
 }
 
+void CellGroups::see(std::uint32_t group, std::uint64_t now) noexcept {
+    list_[group].last_seen = histories_[list_[group].history].last_seen = now;
+}
+
 bool CellGroups::has_ended(const CellGroup& group) const noexcept {
     for (std::uint32_t h = group.history; h != no_cell; h = histories_[h].from)
-        if (group.last_seen <= histories_[h].first_seen) return true;
+        if (histories_[group.history].last_seen <= histories_[h].first_seen) return true;
     return false;
 }
 
@@ -202,8 +206,9 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
         list_[group] = std::move(fresh);
     }
     CellGroup& g = list_[group];
-    std::uint32_t& top_rank = histories_[g.history].top_rank;
-    top_rank = std::max(top_rank, rank);
+    History& history = histories_[g.history];
+    history.top_rank = std::max(history.top_rank, rank);
+    history.last_seen = now;
     g.cells[slot] = cell;
     ++g.live;
     g.last_write = g.last_seen = now;

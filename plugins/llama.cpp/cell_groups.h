@@ -103,9 +103,11 @@ class CellGroups {
     std::uint32_t before(std::uint32_t group) const noexcept;
     // Whether any row is of that history.
     bool has_history(std::uint32_t history) const noexcept;
-    // The first token of the group's conversation was written over, and nobody has seen the group
-    // since that token was last seen: it is gone. (A sliding window leaves its first tokens behind
-    // as well, but goes on seeing the others.)
+    // A sequence's newest token sees the group.
+    void see(std::uint32_t group, std::uint64_t now) noexcept;
+    // The first token of the group's conversation was written over, and nobody has seen any of its
+    // history since that token was last seen: it is gone. (A sliding window leaves its first tokens
+    // behind as well, but goes on seeing others.)
     bool has_ended(const CellGroup& group) const noexcept;
     // Whether a block of the exact area is kept for the group's rows.
     bool has_rows(const CellGroup& group) const noexcept {
@@ -147,6 +149,7 @@ class CellGroups {
     struct History {
         std::uint32_t top_rank = 0;    // the highest so far
         std::uint32_t from = no_cell;  // the history that it left
+        std::uint64_t last_seen = 0;   // any of its groups
         std::uint64_t first_seen = 0;  // when its first token was last seen, if that is gone
     };
     std::vector<History> histories_;

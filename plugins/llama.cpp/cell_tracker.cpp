@@ -243,7 +243,7 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
             const std::uint32_t number = groups_.group_of(c);
             if (number == no_cell || !shows(row, c)) continue;
             CellGroup& group = groups_.group(number);
-            group.last_seen = writes_;
+            groups_.see(number, writes_);
             if (rank_[c] <= boundary) old_[c] = 1;
             if (group.first_rank + block - 1 <= boundary) group.passed = true;
         }

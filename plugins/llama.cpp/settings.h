@@ -25,7 +25,7 @@ struct Setting {
     // by the first of `finer`, then by the next, and in the end by the scheme.
     std::size_t budget = 0;
     std::vector<LayerScheme> finer;
-    std::string device;         // LOWKV_DEVICE, where packed caches are (devices.h)
+    std::string device = "cpu";  // LOWKV_DEVICE, where packed caches are (devices.h)
     bool packed_states = true;  // LOWKV_STATES: saved states hold codes (unit_codes.h), not numbers
     // LOWKV_CONVERSATIONS: so many share a unified cache at once, each with its own window.
     std::size_t conversations = 1;

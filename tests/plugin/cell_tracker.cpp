@@ -334,3 +334,31 @@ TEST_CASE("restored rows of a stranger's marks take no unit for a few rows each"
         CHECK(rows + tracker.groups().exact_count() == cells);
     }
 }
+
+TEST_CASE("a conversation whose first token was written over has ended, and is packed soon") {
+    for (const bool ended : {false, true}) {
+        CellTracker tracker(cells, block, {.window = 32, .sinks = 4, .flush = 0}, true);
+        step(tracker, range(0, 60), {});
+        const std::uint32_t first = ended ? 0 : 60;
+        std::vector<std::uint32_t> others = range(first, first + 20);
+        step(tracker, others, {});
+        for (std::uint32_t c = 100; c < 100 + 4 * block; c += block) {
+            const std::vector<std::uint32_t> next = range(c, c + block);
+            step(tracker, next, others);
+            others.insert(others.end(), next.begin(), next.end());
+        }
+        for (const std::uint32_t c : {25u, 40u, 59u}) CHECK(tracker.groups().exact(c) != ended);
+    }
+}
+
+TEST_CASE("what a sliding window leaves behind has not ended") {
+    CellTracker tracker(cells, block, {.window = 96, .sinks = 4, .flush = 0}, true);
+    constexpr std::uint32_t ring = 192, batch = 64;
+    std::vector<std::uint32_t> seen;
+    for (std::uint32_t first = 0; first < 8 * ring; first += batch) {
+        const std::vector<std::uint32_t> next = range(first % ring, first % ring + batch);
+        step(tracker, next, seen, batch);
+        seen = next;
+    }
+    CHECK(tracker.groups().packed_count() == 0);
+}
