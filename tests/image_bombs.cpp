@@ -222,7 +222,8 @@ TEST_CASE("a crafted image allocates at most four times its bytes, whole blocks,
         FAIL_CHECK(image.size(), " bytes allocate ", took, ", and at most ", limit, " is right");
         return false;
     };
-    while (std::chrono::steady_clock::now() < end) {
+    // However slow the machine is, some get through.
+    while (std::chrono::steady_clock::now() < end || (loaded <= 100 && tried < 100000)) {
         const Reader& reader = readers[random() % readers.size()];
         const Bytes image = crafted(random, reader.good[random() % reader.good.size()]);
         ++tried;

