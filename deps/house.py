@@ -28,9 +28,9 @@ PRODUCT = {
     "bench/kernels": "benchmarks",
 }
 GUESTS_INCLUDE = sorted(path.relative_to(ROOT) for path in (ROOT / "guests").glob("*/include"))
-LINES = {"core": 13438, "devices": 6255, "llama.cpp": 5393, "transformers": 2491, "vLLM": 675,
+LINES = {"core": 13438, "devices": 6255, "llama.cpp": 5393, "transformers": 2493, "vLLM": 675,
          "command": 5785, "guests": 3789, "extras": 319, "benchmarks": 716}
-TOKENS = 482084
+TOKENS = 482153
 BARS = {"files of the product under 30 lines": 46, "files of the product over 400 lines": 0,
         "public headers of the core": 24, "includes of what comes after": 0,
         "parts of the plug-in in a circle of includes": 0}
