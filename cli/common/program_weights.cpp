@@ -44,7 +44,7 @@ std::vector<std::string> program_words(const Program& program) {
 
 // The devices that the program lists: "  CUDA0: NVIDIA H100 (81079 MiB, 80563 MiB free)". Of a
 // device behind RPC, "  RPC1: 127.0.0.1:50052 (...)", the buffers are called
-// "RPC0[127.0.0.1:50052]", by its number on that server.
+// "RPC0[127.0.0.1:50052]": the number is the device's on that server.
 std::vector<Device> devices_of(const Program& program) {
     std::vector<std::string> ask = program_words(program);
     for (const std::string& servers : values_of(program, {"--rpc"}))

@@ -102,11 +102,6 @@ void CellGroups::place(std::uint32_t cell) noexcept {
 
 // There are as many rows as cells.
 std::uint32_t CellGroups::free_row(std::uint32_t cell) noexcept {
-    const auto first_free = [&](std::uint32_t exact_block) {
-        const auto cells = row_cells(exact_block);
-        return exact_block * block_ +
-               static_cast<std::uint32_t>(std::ranges::find(cells, no_cell) - cells.begin());
-    };
     const auto empty = [&] {
         const auto found = std::ranges::find(exact_rows_, 0u);
         return found == exact_rows_.end() ? no_cell
@@ -128,7 +123,9 @@ std::uint32_t CellGroups::free_row(std::uint32_t cell) noexcept {
         open_ = static_cast<std::uint32_t>(
             std::ranges::find_if(exact_rows_, [&](auto rows) { return rows < block_; }) -
             exact_rows_.begin());
-    return first_free(open_);
+    const auto cells = row_cells(open_);
+    return open_ * block_ +
+           static_cast<std::uint32_t>(std::ranges::find(cells, no_cell) - cells.begin());
 }
 
 bool CellGroups::has_room(std::uint32_t group, std::uint32_t rank) const noexcept {

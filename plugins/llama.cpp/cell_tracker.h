@@ -83,7 +83,7 @@ class CellTracker {
 
     bool packs() const noexcept { return packs_; }
     const CellGroups& groups() const noexcept { return groups_; }
-    // The cell's row lies somewhere: a host may write what no step and no state has brought.
+    // Gives the cell a row if it has none: a host may write to one that no step has written.
     void place(std::uint32_t cell) noexcept { groups_.place(cell); }
     // The rows as a layer sees them that has followed groups() up to `version`, which must not be
     // older than this step. Layers pack one after the other, so both the arrangement that the step

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<char, 8> magic{'L', '~', 'O', '~', 'W', '~', 'K', '~'};
 
-// The header of codes, as it lies in memory.
+// What codes begin with, as bytes in memory.
 struct Header {
     std::array<char, 8> magic;
     std::uint64_t checksum;
