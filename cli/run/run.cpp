@@ -65,7 +65,7 @@ struct Options {
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = not_given;
-    bool build_plugin = false;
+    bool build_plugin = false, no_trial = false;
     std::vector<std::string> command;
 };
 
@@ -264,9 +264,10 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
 
 // The variables by which the plug-in is loaded, and told what to do.
 void set_environment(const Program& program, const Options& options) {
-    const std::string plugin = options.plugin.empty()
-                                   ? plugin_for_program(program.command[0], options.build_plugin)
-                                   : options.plugin;
+    const std::string plugin =
+        options.plugin.empty()
+            ? plugin_for_program(program.command[0], options.build_plugin, !options.no_trial)
+            : options.plugin;
     const std::filesystem::path plugin_path = platform::path_of(plugin);
     if (!std::filesystem::exists(plugin_path)) {
         throw Failure("the plug-in " + plugin +
@@ -359,6 +360,8 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                    "ggml, see `lowkv plugin`)");
     command.flag("--build-plugin", &options->build_plugin,
                  "Build the plug-in first if none fits the program's ggml");
+    command.flag("--no-trial", &options->no_trial,
+                 "Refuse a ggml that is newer than this lowkv knows, without trying it");
     command.option(
         "--timeout", &options->timeout,
         "Stop the program when it isn't active after so many seconds; 0: never (default: "
