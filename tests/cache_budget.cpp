@@ -25,8 +25,7 @@ std::vector<Row> contents(const Sequence& sequence) {
         rows.push_back(read_value(sequence, cell));
     }
     for (std::uint32_t b = 0; b < sequence.blocks(); ++b) {
-        rows.push_back(
-            {static_cast<float>(sequence.packed(b)), static_cast<float>(sequence.full(b))});
+        rows.push_back({static_cast<float>(sequence.packed(b))});
     }
     return rows;
 }
@@ -80,52 +79,31 @@ TEST_CASE("append over budget changes nothing, and works after packing") {
     CHECK(sequence.size() == 3 * tokens + 1);
 }
 
-TEST_CASE("a write over budget names several blocks and changes none") {
-    const auto plan = make_plan(kivi2, shape);
-    const std::uint32_t tokens = plan->block_tokens();
-    const auto store = lowkv::test::make_store(2 * plan->exact_bytes());
-    Sequence sequence(store, plan, no_window);
-    Rng rng(2);
-    append(sequence, rng, 5);
-    const std::uint32_t cells[] = {0, 7 * tokens, 3 * tokens, 1};
-    const Row rows = random_rows(rng, 4, shape.channels());
-    check_refused(*store, sequence,
-                  [&] { sequence.write_keys(cells, rows.data(), shape.channels()); });
-    check_refused(*store, sequence,
-                  [&] { sequence.write_values(cells, rows.data(), shape.channels()); });
-    CHECK(sequence.blocks() == 1);
-}
-
 TEST_CASE("copying and reopening count against the budget") {
     const auto plan = make_plan(kivi2, shape);
     const std::uint32_t tokens = plan->block_tokens();
     const auto store = lowkv::test::make_store(plan->exact_bytes() + 1);
     Sequence sequence(store, plan, no_window);
     Rng rng(3);
-    const std::uint32_t cell = 4;
-    const Row row = random_rows(rng, 1, shape.channels());
 
-    append(sequence, rng, tokens);
+    append(sequence, rng, tokens - 1);
     {
         Sequence fork = sequence.fork();
-        check_refused(*store, fork,
-                      [&] { fork.write_keys({&cell, 1}, row.data(), shape.channels()); });
-        check_refused(*store, sequence,
-                      [&] { sequence.write_keys({&cell, 1}, row.data(), shape.channels()); });
+        check_refused(*store, fork, [&] { append(fork, rng, 1); });
+        check_refused(*store, sequence, [&] { append(sequence, rng, 1); });
     }
-    sequence.write_keys({&cell, 1}, row.data(), shape.channels());  // no longer shared
+    append(sequence, rng, 1);  // no longer shared
 
     sequence.pack();
-    append(sequence, rng, 0);
     // A packed block swaps its bytes for exact ones: there is room for exactly that.
-    sequence.write_keys({&cell, 1}, row.data(), shape.channels());
+    sequence.truncate(tokens - 1);
     CHECK(store->stats().reopened_blocks == 1);
     CHECK(store->stats().packed_blocks == 0);
 
+    append(sequence, rng, 1);
     sequence.pack();
     const Sequence fork = sequence.fork();  // keeps the packed one
-    check_refused(*store, sequence,
-                  [&] { sequence.write_keys({&cell, 1}, row.data(), shape.channels()); });
+    check_refused(*store, sequence, [&] { sequence.truncate(1); });
 }
 
 TEST_CASE("a freed sequence makes room for another") {
@@ -145,17 +123,8 @@ TEST_CASE("a freed sequence makes room for another") {
     CHECK(contents(kept) == rows);
 }
 
-TEST_CASE("cells out of range and null parts are refused by name") {
+TEST_CASE("null parts are refused") {
     const auto plan = make_plan(exact, shape);
-    const auto store = lowkv::test::make_store();
-    Sequence sequence(store, plan, no_window);
-    const Row row(shape.channels(), 1.0f);
-    const std::uint32_t cell = Sequence::max_cells;
-    CHECK_THROWS_WITH_AS(sequence.write_keys({&cell, 1}, row.data(), 0),
-                         "cell 2147483648 is out of range: a sequence has cells 0 to 2147483647",
-                         Error);
-    CHECK(sequence.blocks() == 0);
-    CHECK(store->stats().exact_blocks == 0);
     CHECK_THROWS_AS(Sequence(nullptr, plan, no_window), Error);
-    CHECK_THROWS_AS(Sequence(store, nullptr, no_window), Error);
+    CHECK_THROWS_AS(Sequence(lowkv::test::make_store(), nullptr, no_window), Error);
 }
