@@ -228,7 +228,7 @@ class Model {
         }
         if (!its.stats_from) return {};
         const Block* named = block(*its.table, *its.stats_from);
-        if (named != nullptr && named->rung > 0 && named->leads) return {named->bytes, true};
+        if (named != nullptr && named->rung == rung && named->leads) return {named->bytes, true};
         const auto found = due_at.find({its.table, *its.stats_from});
         return found != due_at.end() ? due[found->second].statistics : Statistics();
     }
