@@ -74,16 +74,24 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
     }
 }
 
-std::vector<Batch::Run> Batch::runs(const Sequence& sequence) const {
-    std::vector<Run> runs;
-    if (finer_.empty()) return runs;
-    for (std::uint32_t first = 0; first < tokens(); first += plan().block_tokens()) {
-        const cache::Block* block = sequence.blocks_[first / plan().block_tokens()];
-        const Plan& rung = block != nullptr ? block->plan(plan()) : plan();
-        if (runs.empty() || runs.back().plan != &rung) runs.push_back({&rung, first, first});
-        runs.back().end = std::min(first + plan().block_tokens(), tokens());
+// Unquantized blocks belong to the piece that they are next to: their rows are alike in all plans.
+void Batch::add_pieces(const Sequence& sequence, std::span<const BlockView> views,
+                       std::vector<AttentionPiece>& pieces) const {
+    const std::size_t first = pieces.size();
+    const std::uint32_t block_tokens = plan().block_tokens();
+    pieces.push_back({.blocks = views, .cells = tokens()});
+    for (std::uint32_t b = 0; b < (finer_.empty() ? 0 : sequence.blocks()); ++b) {
+        const cache::Block* block = sequence.blocks_[b];
+        if (block == nullptr || !block->packed) continue;
+        const Plan* its = &block->plan(plan());
+        AttentionPiece& last = pieces.back();
+        if (last.plan == nullptr) last.plan = its;
+        if (last.plan == its) continue;
+        const std::uint32_t cell = b * block_tokens;
+        last.cells = cell - last.first_cell;
+        pieces.push_back({its, views.subspan(b), cell, tokens() - cell});
     }
-    return runs;
+    if (pieces[first].plan == nullptr) pieces[first].plan = &plan();
 }
 
 }  // namespace lowkv
