@@ -99,8 +99,7 @@ class Batch {
               std::size_t budget = 0);
 
     // Attends to tokens [max(io.first_cell, first()), tokens()), all sequences in one parallel
-    // loop. Where some are packed by finer plans, a causal mask has neither a window nor ALiBi, and
-    // the queries are of unpacked tokens.
+    // loop for each plan.
     void attend(const BatchAttention& attention, AttentionWorkspace& workspace,
                 Executor& executor = serial_executor()) const;
 
@@ -206,18 +205,9 @@ class Batch {
     void pack_due(std::uint32_t spared, bool apart, Executor& executor);
     Due due(std::size_t sequence, std::uint32_t spared) const noexcept;
     void pack_within(std::size_t budget, std::span<const Due> due, Executor& executor);
-    // Tokens that one plan has packed, or that are exact: [first, end).
-    struct Run {
-        const Plan* plan;
-        std::uint32_t first, end;
-
-        friend bool operator==(const Run&, const Run&) = default;
-    };
-    std::vector<Run> runs(const Blocks& sequence) const;
-    // Of sequences that all have these runs.
-    void attend_runs(std::span<const Run> runs, std::span<const SequenceAttention> sequences,
-                     AttentionParams params, AttentionWorkspace& workspace,
-                     Executor& executor) const;
+    // Tokens that one plan has packed, with unquantized ones around them.
+    void add_pieces(const Blocks& sequence, std::span<const BlockView> views,
+                    std::vector<AttentionPiece>& pieces) const;
 
     // An image's tokens: unquantized sinks, packed ones, unquantized ones.
     struct Order {

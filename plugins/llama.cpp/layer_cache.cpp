@@ -112,6 +112,7 @@ void LayerCache::clear() {
         static_cast<StreamNotes&>(s) = {.expected_readers = s.expected_readers};
     }
     shift_rope_.reset();
+    back_.clear();
 }
 
 void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
@@ -154,18 +155,47 @@ void LayerCache::attended(std::uint32_t stream_index, Executor& executor) {
 
 void LayerCache::copied_by_graph(std::uint32_t stream_index) { ++state(stream_index).readers; }
 
-void LayerCache::views(std::uint32_t stream_index, std::span<const std::uint32_t> units,
-                       std::span<const std::uint32_t> exact_blocks,
-                       std::vector<BlockView>& out) const {
+// Exact blocks belong to the unit before them, unless that was moved: their rows are alike in all
+// plans.
+void LayerCache::see(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+                     std::span<const std::uint32_t> exact_blocks, Seen& seen) {
     const StreamState& s = stream(stream_index);
     const std::uint32_t blocks_each = ratio(trackers_[stream_index].groups());
-    out.clear();
-    const auto add = [&](const Blocks& table, std::uint32_t number) {
+    const std::uint32_t rows = trackers_[stream_index].groups().block();
+    seen.blocks.clear();
+    seen.blocks.reserve((units.size() + exact_blocks.size()) * blocks_each);
+    seen.pieces.clear();
+    const auto add = [&](const Blocks& table, std::uint32_t number, const Plan* packed_by,
+                         const KeyShift* back) {
+        AttentionPiece* last = seen.pieces.empty() ? nullptr : &seen.pieces.back();
+        const bool alike =
+            packed_by == nullptr || (last != nullptr && last->plan == packed_by);
+        if (last == nullptr || last->back != back || !alike) {
+            const std::uint32_t first = last == nullptr ? 0 : last->first_cell + last->cells;
+            last = &seen.pieces.emplace_back();
+            last->plan = packed_by != nullptr ? packed_by : &plan();
+            last->first_cell = first;
+            last->back = back;
+        }
+        last->cells += rows;
         for (std::uint32_t b = number * blocks_each; b < (number + 1) * blocks_each; ++b)
-            out.push_back(table.view(b));
+            seen.blocks.push_back(table.view(b));
     };
-    for (const std::uint32_t unit : units) add(s.packed, unit);
-    for (const std::uint32_t b : exact_blocks) add(s.exact, b);
+    for (const std::uint32_t unit : units) {
+        const std::int32_t moved = moved_by(s, unit);
+        const KeyShift* back =
+            moved == 0 ? nullptr
+                       : &back_.try_emplace(moved, *shift_rope_, shape_, -moved).first->second;
+        std::uint8_t rung = 0;  // of its blocks, those apart that are unquantized again
+        for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
+            rung = std::max(rung, s.packed.rung(b));
+        add(s.packed, unit, rung > 0 ? plans()[rung - 1u].get() : nullptr, back);
+    }
+    for (const std::uint32_t b : exact_blocks) add(s.exact, b, nullptr, nullptr);
+    for (AttentionPiece& piece : seen.pieces)
+        piece.blocks = std::span(seen.blocks)
+                           .subspan(piece.first_cell / plan().block_tokens(),
+                                    piece.cells / plan().block_tokens());
 }
 
 void LayerCache::write_step(Part part, std::uint32_t stream_index,

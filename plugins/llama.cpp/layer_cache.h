@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cell_tracker.h"
+#include "lowkv/attention.h"
 #include "lowkv/cache.h"
 #include "lowkv/codec.h"
 #include "lowkv/device.h"
@@ -69,8 +70,6 @@ class LayerCache {
     const std::string& reason() const noexcept { return reason_; }
     const Plan& plan() const noexcept { return *ladder_->back(); }
     std::span<const std::shared_ptr<const Plan>> plans() const noexcept { return *ladder_; }
-    // Of a packed unit: the plan's place among them.
-    std::uint8_t tier(std::uint32_t stream, std::uint32_t unit) const noexcept;
     Device& device() const noexcept { return store_->device(); }
 
     // The f16 memory of a plain layer.
@@ -113,16 +112,10 @@ class LayerCache {
                    std::int32_t position);
     std::int32_t position(std::uint32_t stream, std::uint32_t cell) const;
 
-    // A context shift by `distances`, one per cell, with keys turned by `rope` (key_shift.h): units
+    // A context shift by `distances`, one per cell, with keys turned by `rope` (shift_of()): units
     // whose rows move alike keep their codes. The cells left, which move one by one, go to `rest`.
     void move_units(std::uint32_t stream, const std::optional<Rope>& rope,
                     const std::int32_t* distances, std::vector<std::uint32_t>& rest);
-    // How far a unit's keys were moved since they were packed, by which RoPE.
-    std::int32_t moved_by(std::uint32_t stream, std::uint32_t unit) const noexcept;
-    std::uint32_t unit_rows(std::uint32_t stream) const noexcept {
-        return trackers_[stream].groups().block();
-    }
-    const Rope& shift_rope() const noexcept { return *shift_rope_; }
     // Packed blocks that were moved so, each time.
     std::uint64_t moved_blocks() const noexcept { return moved_blocks_; }
     // Packed once more in a coarser tier, each time.
@@ -146,9 +139,13 @@ class LayerCache {
     // its channels by its own.
     void update_query_stats(std::uint32_t stream, const QueryRows& queries);
 
-    // The blocks of `layout`'s units and exact rows, in its order.
-    void views(std::uint32_t stream, std::span<const std::uint32_t> units,
-               std::span<const std::uint32_t> exact_blocks, std::vector<BlockView>& out) const;
+    // The blocks of `layout`'s units and exact rows, in its order, and the pieces that they are.
+    struct Seen {
+        std::vector<BlockView> blocks;
+        std::vector<AttentionPiece> pieces;
+    };
+    void see(std::uint32_t stream, std::span<const std::uint32_t> units,
+             std::span<const std::uint32_t> exact_blocks, Seen& seen);
 
     // Written rows, those that nobody sees any more included.
     struct Rows {
@@ -197,6 +194,7 @@ class LayerCache {
     Half halves_[2];
     Shape shape_;
     std::optional<Rope> rope_, shift_rope_;
+    std::map<std::int32_t, KeyShift> back_;  // by the distances of units that were moved
     std::uint64_t moved_blocks_ = 0;
     std::string refusal_;
     Mode mode_ = Mode::undecided;
@@ -255,6 +253,10 @@ class LayerCache {
                              std::span<const std::uint32_t> others) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void read_run(Part part, std::uint32_t stream, const Place& at, std::byte* out) const;
+    // How far a unit's keys were moved since they were packed.
+    static std::int32_t moved_by(const StreamState& s, std::uint32_t unit) noexcept {
+        return unit < s.moved.size() ? s.moved[unit] : 0;
+    }
     void turn_rows(std::uint32_t stream, std::uint32_t first, std::uint32_t count, int direction,
                    float* rows) const;
     void write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in);

@@ -19,7 +19,7 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
     const CellGroups& groups = trackers_[stream_index].groups();
     const Plan& its = plan();
     if (its.scheme().exact() || !has_packed(Part::values, s, groups, unit) ||
-        moved_by(stream_index, unit) != 0)
+        moved_by(s, unit) != 0)
         return {};
     both = both || shape_.latent();
     const bool keys = both || part == Part::keys, values = both || part == Part::values;

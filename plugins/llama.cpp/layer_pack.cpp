@@ -33,12 +33,6 @@ std::uint8_t LayerCache::wanted_rung(const CellGroups& groups, std::uint32_t uni
     return plan().scheme().exact() ? 0 : static_cast<std::uint8_t>(groups.tier(unit) + 1);
 }
 
-std::uint8_t LayerCache::tier(std::uint32_t stream_index, std::uint32_t unit) const noexcept {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    const std::uint8_t rung = stream(stream_index).packed.rung(unit * ratio(groups));
-    return static_cast<std::uint8_t>((rung > 0 ? rung : wanted_rung(groups, unit)) - 1);
-}
-
 // The block whose statistics a unit takes over: that of the nearest packed group before it in its
 // sequence, or of one among `others`, which are packed with it: on its own rung. no_cell: its own.
 // So what another sequence has in the stream does not matter. Layers with statistics have blocks as

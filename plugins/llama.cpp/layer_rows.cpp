@@ -139,7 +139,7 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     device().read_rows(plan(), part, std::span(&run, 1),
                        {rows_.data(), shape_.head_dim, shape_.channels()}, serial_executor());
     const std::uint32_t unit = at.row / groups.block();
-    if (part == Part::keys && at.packed && moved_by(stream_index, unit) != 0) {
+    if (part == Part::keys && at.packed && moved_by(s, unit) != 0) {
         std::vector<float> values(rows_.size());
         std::ranges::transform(rows_, values.begin(), lowkv_f16_to_f32);
         turn_rows(stream_index, at.row, at.run, 1, values.data());

@@ -65,17 +65,23 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
     }
 }
 
-std::vector<Batch::Run> Batch::runs(const Blocks& sequence) const {
-    std::vector<Run> runs;
-    if (last_rung() == 1) return runs;
-    for (std::uint32_t first = 0; first < tokens(); first += plan().block_tokens()) {
-        const std::uint8_t rung = sequence.rung(first / plan().block_tokens());
-        const Plan* packed_by = rung > 0 ? sequence.ladder()[rung - 1u].get() : &plan();
-        if (runs.empty() || runs.back().plan != packed_by)
-            runs.push_back({packed_by, first, first});
-        runs.back().end = std::min(first + plan().block_tokens(), tokens());
+// Unquantized blocks belong to the piece that they are next to: their rows are alike in all plans.
+void Batch::add_pieces(const Blocks& sequence, std::span<const BlockView> views,
+                       std::vector<AttentionPiece>& pieces) const {
+    const std::size_t first = pieces.size();
+    const std::uint32_t block_tokens = plan().block_tokens();
+    pieces.push_back({.blocks = views, .cells = tokens()});
+    for (std::uint32_t b = 0; b < (last_rung() == 1 ? 0 : sequence.slots()); ++b) {
+        if (!sequence.packed(b)) continue;
+        const Plan* its = sequence.ladder()[sequence.rung(b) - 1u].get();
+        AttentionPiece& last = pieces.back();
+        if (last.plan == nullptr) last.plan = its;
+        if (last.plan == its) continue;
+        const std::uint32_t cell = b * block_tokens;
+        last.cells = cell - last.first_cell;
+        pieces.push_back({its, views.subspan(b), cell, tokens() - cell});
     }
-    return runs;
+    if (pieces[first].plan == nullptr) pieces[first].plan = &plan();
 }
 
 }  // namespace lowkv
