@@ -71,8 +71,8 @@ class Tables : public Sides<Blocks, Table> {
         std::set<std::uint32_t> slots;
         for (const std::uint32_t cell : cells) slots.insert(cell / model.tokens());
         if (!succeeds(model.cost_of_writing(side.now, slots), [&] {
-                side.object.write(cells, parts != 2 ? &its[0] : nullptr,
-                                  parts != 1 ? &its[1] : nullptr, {}, executor());
+                side.object.write(cells, parts != 2 ? its[0] : Rows{}, parts != 1 ? its[1] : Rows{},
+                                  {}, executor());
             }))
             return;
         for (std::size_t i = 0; i < cells.size(); ++i) {

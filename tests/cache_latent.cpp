@@ -79,7 +79,7 @@ TEST_CASE("what can't be a latent layer is refused by name") {
     const Rows values{row.data(), RowType::f32, row.size(), row.size()};
     Blocks table(lowkv::test::make_store(),
                  std::make_shared<const Blocks::Ladder>(Blocks::Ladder{plan}));
-    CHECK(error_of([&] { table.write({&cell, 1}, nullptr, &values); }) ==
+    CHECK(error_of([&] { table.write({&cell, 1}, {}, values); }) ==
           "a latent layer's values are in its keys: write those alone");
     CHECK(error_of([&] {
               PagedLayer(lowkv::test::make_store(), plan, retention, 0, 128, PageMemory{}, 0);

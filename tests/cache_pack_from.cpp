@@ -32,10 +32,9 @@ std::shared_ptr<const Blocks::Ladder> ladder_of(std::initializer_list<const char
 }
 
 void write(Blocks& table, std::span<const float> keys, std::span<const float> values) {
-    const Rows rows[] = {{keys.data(), RowType::f32, shape.head_dim, shape.channels()},
-                         {values.data(), RowType::f32, shape.head_dim, shape.channels()}};
-    table.write(range(0, static_cast<std::uint32_t>(keys.size() / shape.channels())), &rows[0],
-                &rows[1]);
+    table.write(range(0, static_cast<std::uint32_t>(keys.size() / shape.channels())),
+                {keys.data(), RowType::f32, shape.head_dim, shape.channels()},
+                {values.data(), RowType::f32, shape.head_dim, shape.channels()});
 }
 
 // Two blocks, the first packed; and nothing.
@@ -104,7 +103,7 @@ TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     CHECK_THROWS_AS(Blocks(tables.store, ladder_of({"lowkv2.8", "kivi2"})), Error);
     const std::uint32_t far = Blocks::max_cells;
     const Rows none;
-    CHECK_THROWS_WITH_AS(tables.to.write({&far, 1}, &none, &none),
+    CHECK_THROWS_WITH_AS(tables.to.write({&far, 1}, none, none),
                          "cell 2147483648 is out of range: a sequence has cells 0 to 2147483647",
                          Error);
 }

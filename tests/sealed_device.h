@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lowkv/batch.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
 #include "platform/memory.h"

@@ -114,7 +114,7 @@ TEST_CASE("hosts say which blocks belong together") {
         std::iota(all.begin(), all.end(), rows == &a ? 0 : 3 * n);
         const Rows keys{rows->keys.data(), RowType::f32, shape.head_dim, shape.channels()};
         const Rows values{rows->values.data(), RowType::f32, shape.head_dim, shape.channels()};
-        from.write(all, &keys, &values);
+        from.write(all, keys, values);
     }
     const auto bytes = [&](std::uint32_t slot) {
         std::vector<std::byte> copy;

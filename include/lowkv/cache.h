@@ -92,6 +92,12 @@ struct BatchRowsOut {
     void* data = nullptr;
     BatchStrides strides;
 };
+inline BatchRows of_one(const Rows& rows) noexcept {
+    return {rows.data, rows.type, {0, rows.head_stride, rows.token_stride}};
+}
+inline BatchRowsOut of_one(const RowsOut& rows) noexcept {
+    return {rows.data, {0, rows.head_stride, rows.token_stride}};
+}
 
 // Every operation that throws leaves the tables and the store as they were.
 //
@@ -128,19 +134,17 @@ class Blocks {
     bool packed(std::uint32_t slot) const noexcept { return rung(slot) > 0; }
     // Every cell of the block has both its rows.
     bool full(std::uint32_t slot) const noexcept;
-    // Cells [first, first + count), all of one block, have both their rows.
-    bool has(std::uint32_t first, std::uint32_t count) const noexcept;
     // Any cell of the block has its value row.
     bool has_values(std::uint32_t slot) const noexcept;
     // Of a written cell's key; the cell's number where the plan keeps no positions.
     std::int32_t position(std::uint32_t cell) const noexcept;
 
     // Writes row i of the tokens to cells[i], by the executor's threads: any order, any cell, none
-    // twice. Rows of the plan's own type are copied as they are. Null: not that part; a latent
-    // layer has keys alone. Both are written, or neither where it throws. A packed block is
+    // twice. Rows of the plan's own type are copied as they are. Without data: not that part; a
+    // latent layer has keys alone. Both are written, or neither where it throws. A packed block is
     // reopened, a block shared with a fork is copied first. `positions`, one per token, are those
     // of the keys' RoPE, for plans that undo it (Plan::has_positions()); empty: the cells' numbers.
-    void write(std::span<const std::uint32_t> cells, const Rows* keys, const Rows* values,
+    void write(std::span<const std::uint32_t> cells, const Rows& keys, const Rows& values,
                std::span<const std::int32_t> positions = {},
                Executor& executor = serial_executor());
 
@@ -153,7 +157,7 @@ class Blocks {
     };
     // The same for several tables, of equal plans. `appended`: no rows behind those written are
     // wanted any more.
-    static void write(std::span<const Run> runs, const BatchRows* keys, const BatchRows* values,
+    static void write(std::span<const Run> runs, const BatchRows& keys, const BatchRows& values,
                       bool appended, Executor& executor);
     // Makes the runs' blocks exact and unshared, as a write to the cells would.
     static void open(std::span<const Run> runs, bool appended = false);

@@ -208,13 +208,13 @@ void LayerCache::write_step(Part part, std::uint32_t stream_index,
                            [&](std::uint32_t cell) { return groups.exact_row(cell); });
     const lowkv::Rows from{rows, RowType::f32, shape_.head_dim, stride};
     if (part == Part::values) {
-        s.exact.write(places_, nullptr, &from);
+        s.exact.write(places_, {}, from);
         return;
     }
     // First, so that the next graph begins a step of its own whatever happens.
     s.written_step = trackers_[stream_index].step();
     count_readers(s);
-    s.exact.write(places_, &from, nullptr, positions);
+    s.exact.write(places_, from, {}, positions);
 }
 
 // A graph does not say how many layers read a cache. The step before does, llama.cpp's warm-up too.

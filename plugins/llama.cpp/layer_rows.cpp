@@ -190,8 +190,8 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
         to_write(part, s, at)
-            .write(places, part == Part::keys ? &from : nullptr,
-                   part == Part::values ? &from : nullptr, {}, executor);
+            .write(places, part == Part::keys ? from : lowkv::Rows{},
+                   part == Part::values ? from : lowkv::Rows{}, {}, executor);
         in += at.run * row_bytes(part);
         row += at.run;
         rows -= at.run;
@@ -206,7 +206,7 @@ void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const
     const Place at = place(Part::keys, stream_index, cell, 1);
     if (at.packed) turn_rows(stream_index, at.row, 1, -1, values.data());
     const lowkv::Rows from{values.data(), RowType::f32, shape_.head_dim, values.size()};
-    to_write(Part::keys, stream_index, at).write({&at.row, 1}, &from, nullptr, {&position, 1});
+    to_write(Part::keys, stream_index, at).write({&at.row, 1}, from, {}, {&position, 1});
 }
 
 std::int32_t LayerCache::position(std::uint32_t stream_index, std::uint32_t cell) const {

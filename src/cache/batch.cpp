@@ -93,7 +93,7 @@ void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t
             runs.push_back({&sequences_[s], cell, n, s, done,
                             positions.empty() ? nullptr : &positions[s * tokens + done]});
         }
-    Blocks::write(runs, &keys, &values, true, serial_executor());
+    Blocks::write(runs, keys, values, true, serial_executor());
     state_.tokens += tokens;
 }
 

@@ -107,14 +107,8 @@ std::uint8_t Blocks::rung(std::uint32_t slot) const noexcept {
 }
 
 bool Blocks::full(std::uint32_t slot) const noexcept {
-    return has(slot * plan().block_tokens(), plan().block_tokens());
-}
-
-bool Blocks::has(std::uint32_t first, std::uint32_t count) const noexcept {
-    const cache::Block* block = at(first / plan().block_tokens());
-    if (block == nullptr) return false;
-    const cache::Cells cells = cache::cell_range(first % plan().block_tokens(), count);
-    return (block->keys & block->values & cells) == cells;
+    const cache::Block* block = at(slot);
+    return block != nullptr && (block->keys & block->values).count() == plan().block_tokens();
 }
 
 bool Blocks::has_values(std::uint32_t slot) const noexcept {

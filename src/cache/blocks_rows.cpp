@@ -146,10 +146,10 @@ void Blocks::note_written(Part part, const Run& run) noexcept {
                      run.count * sizeof numbers[0]);
 }
 
-void Blocks::write(std::span<const Run> runs, const BatchRows* keys, const BatchRows* values,
+void Blocks::write(std::span<const Run> runs, const BatchRows& keys, const BatchRows& values,
                    bool appended, Executor& executor) {
-    for (const BatchRows* rows : {keys, values})
-        if (rows != nullptr) element_bytes(rows->type);  // throws for a type that there is not
+    for (const BatchRows* rows : {&keys, &values})
+        element_bytes(rows->type);  // throws for a type that there is not
     if (runs.empty()) return;
     const Plan& plan = runs.front().table->plan();
     for (const Run& run : runs)
@@ -158,23 +158,23 @@ void Blocks::write(std::span<const Run> runs, const BatchRows* keys, const Batch
     to.reserve(runs.size());
     open(runs, appended);
     for (const Part part : {Part::keys, Part::values}) {
-        const BatchRows* rows = part == Part::keys ? keys : values;
-        if (rows == nullptr || (part == Part::values && plan.shape().latent())) continue;
+        const BatchRows& rows = part == Part::keys ? keys : values;
+        if (rows.data == nullptr || (part == Part::values && plan.shape().latent())) continue;
         to.clear();
         for (const Run& run : runs)
             to.push_back({run.table->at(run.cell / plan.block_tokens())->data,
                           run.cell % plan.block_tokens(), run.count,
-                          offset(rows->strides, run.sequence, run.token)});
+                          offset(rows.strides, run.sequence, run.token)});
         runs.front().table->device().write_rows(
-            plan, part, to, {rows->data, rows->type, rows->strides.head, rows->strides.token},
+            plan, part, to, {rows.data, rows.type, rows.strides.head, rows.strides.token},
             executor);
         for (const Run& run : runs) run.table->note_written(part, run);
     }
 }
 
-void Blocks::write(std::span<const std::uint32_t> cells, const Rows* keys, const Rows* values,
+void Blocks::write(std::span<const std::uint32_t> cells, const Rows& keys, const Rows& values,
                    std::span<const std::int32_t> positions, Executor& executor) {
-    if (keys == nullptr && plan().shape().latent())
+    if (keys.data == nullptr && plan().shape().latent())
         throw Error(ErrorCode::invalid_argument,
                     "a latent layer's values are in its keys: write those alone");
     if (!positions.empty() && positions.size() != cells.size())
@@ -188,15 +188,7 @@ void Blocks::write(std::span<const std::uint32_t> cells, const Rows* keys, const
         runs.push_back({this, cells[i], static_cast<std::uint32_t>(n), 0, i,
                         positions.empty() ? nullptr : &positions[i]});
     }
-    BatchRows of_cells[2];
-    const BatchRows* given[2] = {};
-    for (const bool second : {false, true}) {
-        const Rows* rows = second ? values : keys;
-        if (rows == nullptr) continue;
-        of_cells[second] = {rows->data, rows->type, {0, rows->head_stride, rows->token_stride}};
-        given[second] = &of_cells[second];
-    }
-    write(runs, given[0], given[1], false, executor);
+    write(runs, of_one(keys), of_one(values), false, executor);
 }
 
 void Blocks::read(std::span<const Blocks> tables, std::uint32_t first, std::uint32_t count,

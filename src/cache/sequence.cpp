@@ -25,10 +25,7 @@ void Sequence::append(const float* keys, const float* values, std::uint32_t toke
 
 void Sequence::append(const Rows& keys, const Rows& values, std::uint32_t tokens,
                       std::span<const std::int32_t> positions) {
-    const auto of_batch = [](const Rows& rows) {
-        return BatchRows{rows.data, rows.type, {0, rows.head_stride, rows.token_stride}};
-    };
-    batch_.append(of_batch(keys), of_batch(values), tokens, positions);
+    batch_.append(of_one(keys), of_one(values), tokens, positions);
 }
 
 void Sequence::read_row(Part part, std::uint32_t token, float* row) const {
@@ -44,10 +41,7 @@ void Sequence::read_row(Part part, std::uint32_t token, float* row) const {
 
 void Sequence::read(std::uint32_t first, std::uint32_t count, const RowsOut& keys,
                     const RowsOut& values, Executor& executor) const {
-    const auto of_batch = [](const RowsOut& rows) {
-        return BatchRowsOut{rows.data, {0, rows.head_stride, rows.token_stride}};
-    };
-    batch_.read(first, count, of_batch(keys), of_batch(values), executor);
+    batch_.read(first, count, of_one(keys), of_one(values), executor);
 }
 
 void Sequence::pack(std::span<const std::uint32_t> blocks, Executor& executor) {
